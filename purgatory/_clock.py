@@ -1,0 +1,71 @@
+"""Seconds and ticks: the only place that knows how one becomes the other.
+
+The event loop counts seconds in floats, the wheel counts ticks in integers. A deadline is rounded *up* to the next tick
+and the present is rounded *down* to the last one, so that a tick which has come implies that its deadlines have come:
+
+    tick = 0.001    deadline 7.0423 s -> due tick 7043      now 7.0429 s -> tick 7042      tick 7043 -> 7.043 s
+
+Floats make this delicate (Kafka counts integer milliseconds and never meets it). uvloop's clock shows whole
+milliseconds, n / 1000, and 0.001 * n is often another float: `int(now * 1000)` misses some 1 of 200 exact wake-ups. So
+where a second has a whole number of ticks an instant is computed by one division, which is correctly rounded and meets
+the loop's own value, and rounding down is checked against it.
+"""
+
+from math import ceil, isfinite
+from typing import Final, final
+
+MAX_TICK: Final = 2**53
+"""Ticks further away than this cannot be told apart in a float: 285,000 years of milliseconds. They count as never."""
+
+
+@final
+class TickClock:
+    """Converts between the loop's seconds and a wheel's ticks.
+
+    Args:
+        tick: the length of one tick in seconds, positive and finite.
+
+    Raises:
+        ValueError: `tick` is not positive and finite.
+    """
+
+    __slots__ = ("_whole", "rate", "tick")
+
+    tick: float
+    rate: float
+    """Ticks in a second."""
+
+    def __init__(self, tick: float) -> None:
+        if not (tick > 0.0 and isfinite(tick) and isfinite(1.0 / tick)):
+            raise ValueError(f"tick must be a positive, finite number of seconds, not {tick!r}")
+        rate = 1.0 / tick
+        self._whole = rate >= 1.0 and abs(rate - round(rate)) <= 1e-9 * rate
+        self.tick = float(tick)
+        self.rate = float(round(rate)) if self._whole else rate
+
+    def instant(self, tick_number: int) -> float:
+        """The moment at which a tick begins, in seconds of the loop's time."""
+        return tick_number / self.rate if self._whole else tick_number * self.tick
+
+    def due_tick(self, when: float) -> int:
+        """The first tick that does not begin before `when`; beyond `MAX_TICK` either way, that limit.
+
+        The product may be rounded past an integer, down or up by one unit in the last place. Up costs one tick of
+        lateness; down would fire early by as little, so whoever fires an entry compares `when` with the clock again.
+
+        Raises:
+            ValueError: `when` is NaN.
+        """
+        ticks = when * self.rate
+        if ticks != ticks:
+            raise ValueError("a deadline cannot be NaN")
+        return ceil(max(-MAX_TICK, min(ticks, MAX_TICK)))
+
+    def tick_at(self, now: float) -> int:
+        """The last tick that has begun at `now`."""
+        tick_number = int(now * self.rate)
+        if self.instant(tick_number) > now:
+            return tick_number - 1
+        if self.instant(tick_number + 1) <= now:
+            return tick_number + 1
+        return tick_number

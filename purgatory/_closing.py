@@ -1,0 +1,70 @@
+"""The end of a purgatory: it refuses new work, gives what is pending time to end by itself, and answers everybody else."""
+
+from asyncio import sleep
+from itertools import islice
+
+from anyio import move_on_after
+
+from purgatory._engine import Engine, Operation
+from purgatory._timer import PORTION
+from purgatory._wheel import SNAPSHOT
+
+
+async def close(engine: Engine, drain: float) -> list[Operation]:
+    """Closes `engine`: see `Purgatory.aclose`. What it returns are the operations that it cancelled."""
+    engine.closed = True
+    try:
+        await _let_end(engine, drain)
+    except BaseException:
+        await _cancel_rest(engine, at_once=True)
+        raise
+    return await _cancel_rest(engine, at_once=False)
+
+
+async def _let_end(engine: Engine, drain: float) -> None:
+    """Waits until nothing is pending, for at most `drain` seconds."""
+    if engine.by_key and drain > 0.0:
+        drained = engine.wheel.loop.create_future()
+        engine.drained.append(drained)
+        engine.observed = True
+        try:
+            with move_on_after(drain):
+                await drained
+        finally:
+            engine.drained.remove(drained)
+
+
+async def _cancel_rest(engine: Engine, at_once: bool) -> list[Operation]:
+    """Cancels what is pending, and sees to it that the hooks of what has ended have run: a portion per turn of the loop.
+
+    If its task is cancelled meanwhile, it does the rest at once, and then raises.
+    """
+    cancelled: list[Operation] = []
+    interrupted: BaseException | None = None
+    left = PORTION
+    while engine.by_key or engine.unfinished:
+        for key in list(islice(engine.by_key, SNAPSHOT)):
+            for operation in engine.watchers.of(key):
+                if operation.cancel():
+                    cancelled.append(operation)
+                left -= 1
+                if left <= 0 and not at_once:
+                    left = PORTION
+                    try:
+                        await sleep(0)
+                    except BaseException as error:
+                        interrupted, at_once = error, True
+        if engine.current is None:
+            engine.finish_claimed()
+        elif at_once:
+            # Inside a hook, where no other hook can run, and its task is cancelled: the loop will run them.
+            engine.continue_later()
+            break
+        if engine.unfinished and not at_once:
+            try:
+                await sleep(0)
+            except BaseException as error:
+                interrupted, at_once = error, True
+    if interrupted is not None:
+        raise interrupted
+    return cancelled

@@ -1,0 +1,45 @@
+"""Every error that purgatory raises of its own accord.
+
+    PurgatoryError
+    ├── OperationTimeout    (also a TimeoutError)   nothing came before the deadline
+    ├── OperationCancelled                          the operation was cancelled, so it has no result
+    ├── OperationReused     (also a RuntimeError)   an operation serves once
+    ├── PurgatoryFull                               max_pending operations wait already
+    ├── PurgatoryClosed     (also a RuntimeError)   aclose() was called
+    └── WrongLoop           (also a RuntimeError)   used from another event loop or thread
+
+A message says what could not be done, the value, and the state that forbids it. Arguments that are wrong in themselves
+(NaN, no keys, a negative size) are a `ValueError` or a `TypeError`, as in the standard library; a result that is asked
+for too early is `asyncio.InvalidStateError`, as with `asyncio.Future`.
+"""
+
+
+class PurgatoryError(Exception):
+    """The root: `except PurgatoryError` catches whatever this library has to say."""
+
+
+class OperationTimeout(PurgatoryError, TimeoutError):
+    """The deadline came first. It is a `TimeoutError`, so code written for asyncio's timeouts catches it."""
+
+
+class OperationCancelled(PurgatoryError):
+    """Raised to whoever awaits an operation that was cancelled.
+
+    It is not an `asyncio.CancelledError`: the operation was cancelled, the task that awaits it was not.
+    """
+
+
+class OperationReused(PurgatoryError, RuntimeError):
+    """An operation was given to a purgatory a second time, or after it had ended."""
+
+
+class PurgatoryFull(PurgatoryError):
+    """As many operations wait as `max_pending` allows."""
+
+
+class PurgatoryClosed(PurgatoryError, RuntimeError):
+    """The purgatory accepts no operations any more."""
+
+
+class WrongLoop(PurgatoryError, RuntimeError):
+    """An object that is bound to one event loop was used from another loop, from another thread, or outside any loop."""

@@ -1,0 +1,375 @@
+"""What users hold: `Purgatory`, where operations wait for the keys that may complete them or for their deadline.
+
+The two hot paths are written out here, in the order in which the profiler counts: a check of the loop, one call of
+`try_complete`, one dictionary operation for the watch list, one for the bucket. Everything that is rare is in `_engine`.
+
+Kafka's counterpart is `DelayedOperationPurgatory`. `try_complete_else_watch` tries once where Kafka tries twice: on one
+thread nothing happens between the check and the watch, and what the check itself sets off is put off until after it.
+"""
+
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from math import ceil, isnan
+from operator import index
+from threading import get_ident
+from types import TracebackType
+from typing import Any, Generic, TypeVar, cast, final
+from warnings import warn
+
+from purgatory._closing import close
+from purgatory._engine import Engine, Observer
+from purgatory._errors import OperationTimeout, WrongLoop
+from purgatory._operation import COMPLETED, EXPIRED, PENDING, DelayedOperation
+from purgatory._timer import LoopWheel
+from purgatory._watchers import distinct
+from purgatory._wheel import DEFAULT_WHEEL_SIZE
+
+Op = TypeVar("Op", bound=DelayedOperation[Any])
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PurgatoryStatistics:
+    """What a purgatory has done so far, and what is in it now."""
+
+    name: str
+    pending: int
+    """Operations that wait."""
+    watched: int
+    """Pairs of an operation that waits and a key that it watches."""
+    keys: int
+    """Keys that somebody watches."""
+    completed: int
+    """Operations that have completed, at their first try or later."""
+    expired: int
+    cancelled: int
+    missed_triggers: int
+    """Of the completed ones, those whose condition was found to hold only when their deadline came: nobody had called
+    `check_and_complete`."""
+    wake_ups: int
+    """Callbacks that the buckets of the wheel had from the loop."""
+    moves: int
+    """How often an operation was moved to a narrower bucket."""
+
+
+@final
+class Purgatory(Generic[Op]):
+    """Holds operations until a key completes them or their deadline comes, whichever is first, exactly once.
+
+    Bound to the running event loop at first use; every method but `check_and_complete_threadsafe` belongs on its thread.
+    As an async context manager it is closed on exit. Dropping it while operations wait warns with `ResourceWarning`;
+    they still complete or expire.
+
+    Args:
+        name: for errors, logs and statistics.
+        tick: the grain of deadlines in seconds, positive and finite: an operation expires at most so late.
+        wheel_size: how many buckets a level of the timing wheel has in reach, at least 2.
+        max_pending: how many operations may wait at once; `None` for no limit.
+        observer: is told of each operation that has ended and of each check.
+
+    Raises:
+        ValueError, TypeError: an argument is out of its bounds or of another type.
+    """
+
+    __slots__ = ("__weakref__", "_engine")
+
+    def __init__(
+        self,
+        name: str = "purgatory",
+        *,
+        tick: float = 0.001,
+        wheel_size: int = DEFAULT_WHEEL_SIZE,
+        max_pending: int | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        if max_pending is not None and index(max_pending) < 1:
+            raise ValueError(f"max_pending must be at least 1, or None for no limit, not {max_pending!r}")
+        self._engine = Engine(name, LoopWheel(tick, wheel_size), max_pending, observer)
+
+    def try_complete_else_watch(self, operation: Op, keys: Iterable[Hashable]) -> bool:
+        """Tries `operation`, and has it wait if its condition does not hold yet.
+
+        Args:
+            operation: a new operation.
+            keys: what may complete it; at least one, and a repeated key counts once.
+
+        Returns:
+            Whether the operation has ended: completed, or expired if its deadline had passed. False if it waits.
+
+        Cost: O(number of keys), whatever is pending.
+
+        Raises:
+            OperationReused: the operation was given to a purgatory before, or has ended.
+            PurgatoryClosed: `aclose` was called.
+            PurgatoryFull: it would have to wait, and `max_pending` operations do already.
+            ValueError, TypeError: there are no keys, or one is not hashable, or `keys` is a string.
+            WrongLoop: called from another loop or thread than the first time, or outside any loop.
+            In each case nothing has changed, and the operation can be given to a purgatory again.
+        """
+        engine = self._engine
+        is_running = engine.is_running
+        if get_ident() != engine.thread_id or not is_running():
+            engine.bind(f"watch {operation!r}")
+        try:
+            timeout = operation._op_timeout
+        except AttributeError:
+            engine.refuse(operation)
+            raise
+        if operation._op_engine is not None or operation._op_state is not PENDING or engine.closed:
+            engine.refuse(operation)
+        try:
+            common = len(keys) == 1 and engine.max_pending is None  # type: ignore[arg-type]
+        except TypeError:  # an iterable without a length
+            common = False
+        if timeout is None or not common:
+            return engine.try_else_watch(operation, distinct(keys))
+
+        # From here on the common case: one key, a timeout, no limit. It does what `try_else_watch` does.
+        [key] = keys
+        operation._op_engine = engine
+        outer = engine.current
+        engine.current = operation
+        try:
+            if operation.try_complete() and operation._op_state is PENDING:
+                engine.refuse_true(operation)
+        except BaseException as error:
+            engine.try_failed(operation, error)
+        finally:
+            engine.current = outer
+        if operation._op_state is not PENDING:
+            engine.ended_at_once(operation)
+            return True
+        time = engine.time
+        when = time() + timeout
+        try:
+            bucket = engine.recent[ceil(when * engine.rate)]
+            waiting = engine.by_key.setdefault(key, operation)
+            bucket[operation] = None
+        except (KeyError, OverflowError):
+            return engine.watch(operation, key)
+        except TypeError:
+            engine.forget(operation)
+            raise
+        if waiting is not operation:
+            engine.watchers.join(key, operation)
+        operation._op_keys = key
+        operation._wheel_when = when
+        operation._wheel_bucket = bucket
+        if engine.unsettled and outer is None:
+            engine.settle()
+            return operation._op_state is not PENDING
+        return False
+
+    def check_and_complete(self, key: Hashable) -> int:
+        """Tries the operations that watch `key`, in the order in which they came; call it when their condition may hold.
+
+        Returns:
+            How many operations this call completed. With very many waiters a portion is tried at once and the rest in
+            the next turns of the loop, in order; called from a hook, the check begins when the hook has returned. What
+            is put off is not counted here, but for checks by hooks, which the call that set them off counts as its own.
+
+        Cost: a dictionary look-up, and a call of `try_complete` for each operation that watches `key`.
+
+        Raises:
+            WrongLoop: called from another loop or thread than the first time, or outside any loop.
+            TypeError: `key` is not hashable.
+        """
+        engine = self._engine
+        is_running = engine.is_running
+        if get_ident() != engine.thread_id or not is_running():
+            engine.bind(f"check {key!r}")
+        operation = engine.by_key.get(key)
+        if operation is None:
+            return 0
+        if engine.current is not None:
+            engine.check_later(key)
+            return 0
+        if isinstance(operation, dict) or engine.observed:
+            return engine.check(key)
+
+        # From here on the common case: one operation, and no observer. It does what `check` does.
+        engine.current = operation
+        try:
+            try:
+                if operation.try_complete() and operation._op_state is PENDING:
+                    engine.refuse_true(operation)
+            except BaseException as error:
+                engine.try_failed(operation, error)
+            if operation._op_state is COMPLETED:
+                completed = 1
+                try:
+                    operation._op_result = operation.on_complete()
+                except BaseException as error:
+                    operation._op_failed(error)
+                if operation._op_waiters is not None:
+                    operation._op_answer()
+            else:
+                completed = 0
+        finally:
+            engine.current = None
+        return completed + engine.settle() if engine.unsettled else completed
+
+    checkAndComplete = check_and_complete  # noqa: N815  # Kafka's name
+
+    def check_and_complete_threadsafe(self, key: Hashable) -> None:
+        """Has `check_and_complete(key)` called on the loop soon; to be called from any thread.
+
+        However many calls come before the loop wakes up, it is woken once and checks each key once. Without effect if
+        nothing can wait: before first use, after `aclose`, when the loop is closed.
+
+        Raises:
+            TypeError: `key` is not hashable.
+        """
+        self._engine.signals.put(key)
+
+    async def wait(self, operation: DelayedOperation[R], keys: Iterable[Hashable]) -> R:
+        """Tries `operation`, waits until it has ended, and returns its result. The operation belongs to the call:
+        cancelling the task cancels the operation.
+
+        Args:
+            operation: a new operation.
+            keys: what may complete it; at least one.
+
+        Raises:
+            OperationCancelled: the operation was cancelled, by `cancel`, `cancel_for_key` or `aclose`.
+            BaseException: what a hook raised; and the errors of `try_complete_else_watch`.
+        """
+        self.try_complete_else_watch(cast(Op, operation), keys)
+        try:
+            if operation._op_state is PENDING and operation._op_waiters is None:
+                # What `await operation` does, without its generator.
+                operation._op_waiters = future = self._engine.wheel.loop.create_future()
+                await future
+                return operation.result()
+            return await operation
+        except BaseException:
+            if operation._op_state is PENDING:
+                # If this is a generator being closed when its loop is gone, there is nothing left to clean up.
+                with suppress(WrongLoop):
+                    operation.cancel()
+            raise
+
+    async def wait_for(self, predicate: Callable[[], T], keys: Iterable[Hashable], timeout: float | None = None) -> T:
+        """Waits until `predicate()` is true: it is called now, at each `check_and_complete` of a key, and at the deadline.
+
+        Args:
+            predicate: a plain function, called on the loop's thread.
+            keys: what may make it true; at least one.
+            timeout: in seconds; `None` for no limit, zero and less to call `predicate` once.
+
+        Returns:
+            The first true value.
+
+        Raises:
+            OperationTimeout: a `TimeoutError`; nothing true came in time.
+            OperationCancelled: the wait was ended by `cancel_for_key` or `aclose`.
+            BaseException: what `predicate` raised; and the errors of `try_complete_else_watch`.
+        """
+        return await self.wait(_Condition(predicate, timeout), keys)
+
+    def cancel_for_key(self, key: Hashable) -> list[Op]:
+        """Cancels the operations that watch `key`, whatever else they watch; whoever awaits one is told.
+
+        Returns:
+            Those that it cancelled, in the order in which they came.
+
+        Cost: O(operations that watch `key`), at once.
+
+        Raises:
+            WrongLoop: called from another loop or thread than the first time, or outside any loop.
+        """
+        self._engine.bind(f"cancel what watches {key!r}")
+        return [cast(Op, operation) for operation in self._engine.watchers.of(key) if operation.cancel()]
+
+    async def aclose(self, drain: float = 0.0) -> list[Op]:
+        """Refuses new operations, lets what is pending end by itself for a while, then cancels the rest.
+
+        When it returns, nothing is pending and everybody who awaited an operation has been answered. If its own task is
+        cancelled, it cancels the rest at once before it raises. Calling it again is allowed, also while it drains.
+
+        Args:
+            drain: how long pending operations may take to complete or expire, in seconds; zero and more.
+
+        Returns:
+            The operations that this call cancelled.
+
+        Raises:
+            ValueError: `drain` is negative or NaN; nothing has changed.
+            WrongLoop: called from another loop or thread than the first time.
+        """
+        if isnan(drain) or drain < 0.0:
+            raise ValueError(f"drain must be zero or more seconds, not {drain!r}")
+        engine = self._engine
+        engine.bind(f"close {engine.name}")
+        return cast("list[Op]", await close(engine, drain))
+
+    async def __aenter__(self) -> "Purgatory[Op]":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def pending(self) -> int:
+        """How many operations wait. Exact. Cost: O(1)."""
+        return len(self._engine.watchers)
+
+    @property
+    def watched(self) -> int:
+        """How many pairs of a waiting operation and a key that it watches there are. Exact. Cost: O(1)."""
+        return self._engine.watchers.registrations
+
+    def statistics(self) -> PurgatoryStatistics:
+        """A snapshot. Cost: O(1)."""
+        engine = self._engine
+        return PurgatoryStatistics(
+            name=engine.name,
+            pending=len(engine.watchers),
+            watched=engine.watchers.registrations,
+            keys=len(engine.by_key),
+            completed=engine.completed,
+            expired=engine.expired,
+            cancelled=engine.cancelled,
+            missed_triggers=engine.missed_triggers,
+            wake_ups=engine.wheel.wake_ups,
+            moves=engine.wheel.moves,
+        )
+
+    def __repr__(self) -> str:
+        state = "closed" if self._engine.closed else "open"
+        return f"<Purgatory {self._engine.name!r} {state} pending={self.pending} watched={self.watched}>"
+
+    def __del__(self) -> None:
+        # An instance whose __init__ raised has no engine.
+        engine = getattr(self, "_engine", None)
+        if engine is not None and engine.by_key:
+            warn(f"{self!r} was dropped while operations wait; close it with aclose()", ResourceWarning, 2, self)
+
+    def _check(self) -> None:
+        """Asserts the whole invariant. For tests."""
+        self._engine._check()
+
+
+class _Condition(DelayedOperation[T]):
+    """The operation of `wait_for`: a predicate and its first true value."""
+
+    __slots__ = ("predicate", "timeout", "value")
+
+    def __init__(self, predicate: Callable[[], T], timeout: float | None) -> None:
+        super().__init__(timeout)
+        self.predicate = predicate
+        self.timeout = timeout
+
+    def try_complete(self) -> bool:
+        self.value = self.predicate()
+        return bool(self.value) and self.force_complete()
+
+    def on_complete(self) -> T:
+        if self.state is EXPIRED:
+            raise OperationTimeout(f"{self.predicate!r} was not true within {self.timeout} s")
+        return self.value

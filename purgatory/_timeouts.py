@@ -1,0 +1,360 @@
+"""`timeout`, `timeout_at` and `wait_for` as in asyncio, on one wheel per event loop instead of one timer each.
+
+A `Timeout` is itself the entry that waits in the wheel:
+
+    async with timeout(30):     joins the bucket in which others of that time wait: one dictionary operation
+        ...                     due: the task is cancelled, and the timeout is EXPIRING
+                                left before: out of the bucket again, and the loop has heard nothing of it
+
+             __aenter__          due              __aexit__
+    CREATED ────────────> ENTERED ────> EXPIRING ───────────> EXPIRED
+                             │   __aexit__
+                             └──────────────────────────────> EXITED
+
+The wheel is an attribute of its loop, so it is gone when the loop is. A table of wheels by loop, weak or not, would keep
+both for ever, because a wheel knows its loop.
+
+A deadline that has passed when a timeout is entered does not go by the wheel: it strikes at the very next turn of the
+loop, before whatever the body starts, as in asyncio.
+
+Source: `asyncio/timeouts.py`, and `wait_for` of `asyncio/tasks.py` as it is since Python 3.12. What differs: deadlines are
+rounded up to the next millisecond, NaN is an error, and so is the use of one timeout from two loops.
+"""
+
+import sys
+from asyncio import CancelledError, Future, Handle, Task, current_task, ensure_future, get_running_loop, wait
+from collections.abc import Awaitable
+from contextvars import Context
+from enum import Enum
+from math import ceil, inf
+from threading import get_ident
+from types import TracebackType
+from typing import Any, Final, TypeVar, final
+
+from purgatory._errors import WrongLoop
+from purgatory._timer import LoopWheel
+from purgatory._wheel import Entry
+
+T = TypeVar("T")
+
+TICK: Final = 0.001
+"""The grain of timeouts, in seconds."""
+
+BUSY: Final = 128
+QUIET: Final = 100 * TICK
+"""A wheel that has fallen empty `BUSY` times, each within `QUIET` seconds of the last, is busy."""
+
+
+class TimeoutState(Enum):
+    """Where a timeout stands; the words are asyncio's."""
+
+    CREATED = "created"
+    ENTERED = "active"
+    EXPIRING = "expiring"
+    EXPIRED = "expired"
+    EXITED = "finished"
+
+
+CREATED: Final = TimeoutState.CREATED
+ENTERED: Final = TimeoutState.ENTERED
+EXPIRING: Final = TimeoutState.EXPIRING
+EXPIRED: Final = TimeoutState.EXPIRED
+EXITED: Final = TimeoutState.EXITED
+
+
+@final
+class TimeoutWheel(LoopWheel):
+    """The wheel of a loop's timeouts; the loop has it as its attribute `_purgatory_timeouts`.
+
+    Tasks that go through one timeout after another leave the wheel empty for an instant in each turn of the loop. To look
+    in each of these whether it stays empty, and to take the timer off the loop, would cost more than the timeouts. So a
+    busy wheel is looked at once per tick, and keeps a timer for at most a tick when nothing waits any more.
+    """
+
+    __slots__ = ("_looked_at", "_looks")
+
+    def __init__(self) -> None:
+        super().__init__(TICK)
+        self._looks = 0
+        self._looked_at = -inf
+        self.bind("start a timeout")
+
+    def emptied(self) -> None:
+        try:
+            loop = get_running_loop()
+        except RuntimeError:
+            return  # a coroutine that nobody finished is being closed; its loop may be gone
+        if loop is self.loop:
+            if self._looks < BUSY:
+                super().emptied()
+            else:
+                self.resting = True
+                loop.call_at(self.time() + TICK, self._rest, context=Context())
+
+    def _rest(self) -> None:
+        now = self.time()
+        self._looks = self._looks + 1 if now < self._looked_at + QUIET else 0
+        self._looked_at = now
+        super()._rest()
+
+
+def running_wheel() -> TimeoutWheel:
+    """The wheel of the running loop, a new one if it has none."""
+    loop: Any = get_running_loop()
+    try:
+        wheel: TimeoutWheel = loop._purgatory_timeouts
+    except AttributeError:
+        wheel = loop._purgatory_timeouts = TimeoutWheel()
+    wheel.thread_id = get_ident()  # a loop may be run here today and there tomorrow
+    return wheel
+
+
+@final
+class Timeout(Entry):
+    """An asynchronous context manager that limits the time its body may take. It serves once. See `asyncio.Timeout`.
+
+    When the deadline comes, the task that runs the body is cancelled; the `CancelledError` that leaves the body becomes
+    a `TimeoutError`, unless somebody else has cancelled the task as well.
+
+    Args:
+        when: the deadline, in seconds of the loop's time; `None` for none. If it has passed when the timeout is
+            entered, it strikes in the next turn of the loop.
+
+    Cost: to enter and to leave are O(1); the loop is touched once for each bucket.
+
+    Raises:
+        TimeoutError: when it is left, if the deadline has come first.
+        RuntimeError: when it is entered, if that is outside a task or was done before.
+        ValueError: when it is entered, if `when` is NaN.
+    """
+
+    __slots__ = ("__weakref__", "_cancelling", "_soon", "_state", "_task")
+
+    _cancelling: int
+    _soon: Handle | None
+    _state: TimeoutState
+    _task: Task[Any]
+
+    def __init__(self, when: float | None) -> None:
+        self._state = CREATED
+        self._wheel_when = when
+        self._wheel_bucket = None
+        self._soon = None
+        """What lets it strike in the next turn, if its time had already come."""
+
+    def when(self) -> float | None:
+        """The deadline, in seconds of the loop's time; `None` if there is none."""
+        when: float | None = self._wheel_when
+        return when
+
+    def reschedule(self, when: float | None) -> None:
+        """Moves the deadline.
+
+        Cost: O(1). Postponing reads the clock and assigns one attribute; the loop's timers are not touched.
+
+        Args:
+            when: the new deadline, in seconds of the loop's time; `None` for none; a time that has passed means the
+                next turn of the loop.
+
+        Raises:
+            RuntimeError: the timeout is not active, or no event loop is running here.
+            ValueError: `when` is NaN; nothing has changed.
+            WrongLoop: called from another loop than that of the task inside; nothing has changed.
+        """
+        if self._state is not ENTERED:
+            if self._state is CREATED:
+                raise RuntimeError("Timeout has not been entered")
+            raise RuntimeError(f"Cannot change state of {self._state.value} Timeout")
+        bucket = self._wheel_bucket
+        if when is None:
+            self._leave()
+            self._wheel_when = None
+        elif bucket is not None and when >= self._wheel_when:
+            wheel: Any = bucket.wheel
+            if when > wheel.time():
+                self._wheel_when = when
+            else:
+                self._join(when)
+        else:
+            self._join(when)
+
+    def expired(self) -> bool:
+        """Whether the deadline came before the end of the body; true from when the task was cancelled."""
+        return self._state is EXPIRING or self._state is EXPIRED
+
+    async def __aenter__(self) -> "Timeout":
+        self._enter()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._exit(error)
+
+    def _enter(self) -> None:
+        if self._state is not CREATED:
+            raise RuntimeError("Timeout has already been entered")
+        loop: Any = get_running_loop()
+        task = current_task(loop)
+        if task is None:
+            raise RuntimeError("Timeout should be used inside a task")
+        self._task = task
+        when = self._wheel_when
+        if when is not None:
+            bucket = None
+            try:
+                wheel = loop._purgatory_timeouts
+                time = wheel.time
+                if when > time():
+                    bucket = wheel.recent[ceil(when * wheel.rate)]
+            except (AttributeError, KeyError, OverflowError):
+                pass
+            if bucket is None:
+                self._join(when)
+            else:
+                bucket[self] = None
+                self._wheel_bucket = bucket
+        self._cancelling = task.cancelling()
+        self._state = ENTERED
+
+    def _exit(self, error: BaseException | None) -> None:
+        bucket = self._wheel_bucket
+        if bucket is not None:  # then it has not struck
+            del bucket[self]
+            self._wheel_bucket = None
+            self._state = EXITED
+            if not bucket and not bucket.wheel.resting:
+                bucket.wheel.emptied()
+        elif self._state is ENTERED:
+            self._leave()
+            self._state = EXITED
+        elif self._state is EXPIRING:
+            self._state = EXPIRED
+            if self._task.uncancel() <= self._cancelling and error is not None:
+                _raise_timeout(error)
+        else:
+            raise RuntimeError(f"Cannot leave {self._state.value} Timeout")
+
+    def _join(self, when: float) -> None:
+        """Waits for `when`, wherever it waited before."""
+        loop = get_running_loop()
+        if loop is not self._task.get_loop():
+            raise WrongLoop(f"cannot reschedule {self!r} to {when!r}: its task is {self._task!r}, the running loop is {loop!r}")
+        wheel = running_wheel()
+        if when <= wheel.time():
+            self._leave()
+            self._soon = loop.call_soon(self._wheel_due, context=Context())
+        else:
+            bucket = wheel.bucket_at(when)
+            self._leave()
+            bucket[self] = None
+            self._wheel_bucket = bucket
+        self._wheel_when = when
+
+    def _leave(self) -> None:
+        """Waits for nothing any more."""
+        bucket = self._wheel_bucket
+        if bucket is not None:
+            bucket.wheel.remove(self)
+        elif self._soon is not None:
+            self._soon.cancel()
+            self._soon = None
+
+    def _wheel_due(self) -> None:
+        self._soon = None
+        self._task.cancel()
+        self._state = EXPIRING
+
+    def __repr__(self) -> str:
+        if self._state is not ENTERED:
+            return f"<Timeout [{self._state.value}]>"
+        when = self._wheel_when
+        return f"<Timeout [active] when={None if when is None else round(when, 3)}>"
+
+
+def _raise_timeout(error: BaseException) -> None:
+    """Makes a `TimeoutError` of the cancellation that leaves the body of an expired timeout, or that caused what does.
+
+    The latter since Python 3.13: an exception raised while the cancellation was being handled says that it was a timeout.
+    """
+    if isinstance(error, CancelledError):
+        raise TimeoutError from error
+    if sys.version_info >= (3, 13):
+        _explain(error)
+        if isinstance(error, ExceptionGroup):
+            for member in error.exceptions:
+                _explain(member)
+
+
+def _explain(error: BaseException) -> None:
+    while (context := error.__context__) is not None:
+        if isinstance(context, CancelledError):
+            explanation = TimeoutError()
+            explanation.__context__ = explanation.__cause__ = context
+            error.__context__ = explanation
+            break
+        error = context
+
+
+def timeout(delay: float | None) -> Timeout:
+    """Limits the time that the body of an `async with` may take. See `asyncio.timeout`.
+
+        async with purgatory.timeout(10):
+            await long_running()                 # cancelled after ten seconds; the block then raises TimeoutError
+
+    Args:
+        delay: seconds from now; zero and less mean the next turn of the loop, `None` and `inf` no limit.
+
+    Raises:
+        RuntimeError: no event loop is running.
+    """
+    loop = get_running_loop()
+    return Timeout(None if delay is None else loop.time() + delay)
+
+
+def timeout_at(when: float | None) -> Timeout:
+    """As `timeout`, with a deadline in seconds of the loop's time. See `asyncio.timeout_at`."""
+    return Timeout(when)
+
+
+async def wait_for(awaitable: Awaitable[T], timeout: float | None) -> T:
+    """Awaits something for a limited time. See `asyncio.wait_for`.
+
+    As in Python 3.12 and newer, a coroutine is awaited by the task that calls, not by one of its own, and what it
+    returns counts, even if it had been told to stop.
+
+    Args:
+        awaitable: a coroutine, a future, or any other awaitable.
+        timeout: in seconds; `None` and `inf` for no limit. With zero and less, what is done already gives its result,
+            anything else is cancelled, and a coroutine is not even started.
+
+    Raises:
+        TimeoutError: it took too long, and was cancelled.
+        BaseException: whatever the awaitable raises.
+        ValueError: `timeout` is NaN.
+        RuntimeError: called outside a task.
+    """
+    if timeout is not None and timeout <= 0:
+        return await _result_or_cancel(ensure_future(awaitable))
+    loop = get_running_loop()
+    limit = Timeout(None if timeout is None else loop.time() + timeout)
+    # An `async with`, without its two coroutines.
+    limit._enter()
+    try:
+        result = await awaitable
+    except BaseException as error:
+        limit._exit(error)
+        raise
+    limit._exit(None)
+    return result
+
+
+async def _result_or_cancel(future: Future[T]) -> T:
+    if not future.done():
+        future.cancel()
+        await wait((future,))
+        try:
+            return future.result()
+        except CancelledError as error:
+            raise TimeoutError from error
+    return future.result()

@@ -1,0 +1,299 @@
+"""The wheel on an event loop: one `loop.call_at` for each open bucket, and `WheelTimer` for those who want just timers.
+
+A bucket that opens arms one callback of the loop, whatever joins it later. The callback runs what is due, a portion per
+turn of the loop; what is left follows in the next turns, in order, so ten thousand timers of one instant do not hold up
+a socket. A callback that comes early (uvloop rounds to milliseconds, deadlines beyond a day are asked for in stages)
+arms the bucket again. A bucket whose last entry was removed stays armed, because the next entry will often want it: at
+most one idle callback for each bucket, and none once nothing waits at all, which is seen to at the end of the turn.
+
+Callbacks run in an empty `contextvars.Context` of the bucket, not in that of whoever happened to arm it, which would be
+kept alive and shown to strangers.
+
+This is the only module that calls the loop's clock and timers.
+"""
+
+from asyncio import AbstractEventLoop, get_running_loop
+from collections.abc import Callable
+from contextvars import Context
+from functools import partial
+from math import ceil, inf, nextafter
+from threading import get_ident
+from typing import Any, Final, NoReturn, cast, final
+
+from purgatory._errors import WrongLoop
+from purgatory._wheel import DEFAULT_WHEEL_SIZE, Bucket, Entry, Wheel
+
+PORTION: Final = 512
+"""How many entries are run, or moved, in one turn of the loop: about a millisecond of them."""
+
+LONGEST_WAIT: Final = 86_400.0
+"""Loops refuse or truncate very far deadlines (asyncio sleeps for a day at most), so they are approached in days."""
+
+
+class LoopWheel(Wheel):
+    """A wheel that wakes itself up on an event loop, to which it is bound at first use."""
+
+    __slots__ = ("_continuing", "_running", "is_running", "loop", "thread_id", "time", "wake_ups")
+
+    loop: AbstractEventLoop
+
+    def __init__(self, tick: float, wheel_size: int = DEFAULT_WHEEL_SIZE) -> None:
+        super().__init__(tick, wheel_size)
+        self.thread_id: int | None = None
+        """The thread of the loop; `None` until bound."""
+        self.is_running: Callable[[], bool] = bool
+        self.time: Callable[[], float] = float
+        self.wake_ups = 0
+        """How many callbacks of the loop a bucket has had."""
+        self._running = False
+        self._continuing = False
+
+    def bind(self, doing: str) -> None:
+        """Binds the wheel to the running loop, or checks that it is the one that it is bound to.
+
+        The hot paths make the same check with `thread_id` and `is_running`, which cost half of `get_running_loop` on
+        Python 3.11, and come here when it fails.
+
+        Raises:
+            WrongLoop: no loop is running here, or it is not the one. `doing` says what could not be done.
+        """
+        try:
+            loop = get_running_loop()
+        except RuntimeError:
+            loop = None
+        if self.thread_id is None:
+            if loop is None:
+                raise WrongLoop(f"cannot {doing}: no event loop is running in this thread to be bound to")
+            self.loop = loop
+            self.time = loop.time
+            self.is_running = loop.is_running
+            self.thread_id = get_ident()
+        elif loop is not self.loop:
+            self._refuse(doing, loop)
+
+    def _refuse(self, doing: str, loop: AbstractEventLoop | None) -> NoReturn:
+        if get_ident() != self.thread_id:
+            why = "this is another thread; from there only the *_threadsafe methods may be called"
+        elif loop is None:
+            why = "no event loop is running"
+        else:
+            why = f"the running loop is {loop!r}"
+        raise WrongLoop(f"cannot {doing}: bound to {self.loop!r}, but {why}")
+
+    def add_at(self, entry: Entry, when: float) -> None:
+        """`add`, by the loop's clock."""
+        self.add(entry, when, self.time())
+
+    def bucket_at(self, when: float) -> Bucket:
+        """`bucket_for`, by the loop's clock."""
+        return self.bucket_for(when, self.time())
+
+    # -- being woken
+
+    def opened(self, bucket: Bucket) -> None:
+        if not (self._running and bucket.start_tick <= self.tick_now):
+            self._arm(bucket, self.clock.instant(bucket.start_tick))
+
+    def closed(self, bucket: Bucket) -> None:
+        if bucket.handle is not None:
+            bucket.handle.cancel()
+            bucket.handle = None
+
+    def emptied(self) -> None:
+        self.resting = True
+        # A loop that was closed with timers pending will not call anything, and has nothing to be told.
+        if not self.loop.is_closed():
+            self.loop.call_soon(self._rest, context=Context())
+
+    def _rest(self) -> None:
+        self.resting = False
+        if self.is_empty():
+            self.clear()
+
+    def _arm(self, bucket: Bucket, when: float) -> None:
+        """Has the loop call at `when` for `bucket`."""
+        bucket.armed_for = when = min(when, self.time() + LONGEST_WAIT)
+        bucket.handle = self.loop.call_at(when, self._wake, bucket, context=Context())
+
+    def _wake(self, bucket: Bucket) -> None:
+        self.wake_ups += 1
+        bucket.handle = None
+        if not self._continuing:
+            self._run()
+        if bucket.start_tick > self.tick_now:
+            self._wake_again(bucket)
+
+    def _wake_again(self, bucket: Bucket) -> None:
+        """Arms a bucket whose callback came before its time, if it is still open."""
+        now = self.time()
+        if bucket.start_tick > self.clock.tick_at(now) and bucket in self:
+            # What it was short of is added to what was asked for, and be it one unit in the last place: a loop that
+            # always calls early is asked for later and later until it is right.
+            short = self.clock.instant(bucket.start_tick) - now
+            self._arm(bucket, max(bucket.armed_for + short, nextafter(bucket.armed_for, inf)))
+
+    def _run(self) -> None:
+        """Expires a portion of what is due, and comes back in the next turn for the rest."""
+        self._continuing = False
+        self._running = True
+        self.begin_turn(PORTION)
+        now = self.time()
+        try:
+            while entries := self.due(now):
+                bucket = cast(Bucket, self._current)
+                for entry in entries:
+                    if entry._wheel_bucket is not bucket:
+                        continue
+                    if entry._wheel_when > now:
+                        self.put_back(entry)
+                        continue
+                    del bucket[entry]
+                    entry._wheel_bucket = None
+                    try:
+                        entry._wheel_due()
+                    except (SystemExit, KeyboardInterrupt):
+                        self.rewind()
+                        raise
+                    except BaseException as error:
+                        self.loop.call_exception_handler({"message": f"exception when {entry!r} was due", "exception": error})
+        finally:
+            self._running = False
+            if self.is_behind():
+                self._continuing = True
+                self.loop.call_soon(self._run, context=Context())
+            elif self.is_empty():
+                self.clear()
+
+
+@final
+class TimerTask(Entry):
+    """A callback that waits in a `WheelTimer`; made by its `call_later` and `call_at`. Compare `asyncio.TimerHandle`."""
+
+    __slots__ = ("__weakref__", "_callback")
+
+    _callback: Callable[[], object] | None
+
+    def cancel(self) -> None:
+        """Sees to it that the callback is not called; without effect once it was. Cost: O(1)."""
+        self._callback = None
+        bucket = self._wheel_bucket
+        if bucket is not None:
+            del bucket[self]
+            self._wheel_bucket = None
+            if not bucket and not bucket.wheel.resting:
+                bucket.wheel.emptied()
+
+    def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._callback is None
+
+    def when(self) -> float:
+        """The time at which the callback is due, in seconds of the loop's time."""
+        return float(self._wheel_when)
+
+    def reschedule(self, when: float) -> None:
+        """Moves the callback to another time.
+
+        Cost: O(1). Postponing is one assignment and does not touch the loop: the task is looked at when its old time
+        has come. A task that is postponed takes its turn among those of its new time from then on.
+
+        Args:
+            when: the new time, in seconds of the loop's time; a time in the past means the next turn of the loop.
+
+        Raises:
+            ValueError: `when` is NaN; the task stays where it is.
+            RuntimeError: the task was cancelled, or its callback has been called.
+            WrongLoop: called from another loop or thread than its timer's.
+        """
+        bucket = self._wheel_bucket
+        if bucket is None:
+            state = "it was cancelled" if self._callback is None else "its callback has been called"
+            raise RuntimeError(f"cannot reschedule {self!r} to {when!r}: {state}")
+        wheel = cast(LoopWheel, bucket.wheel)
+        if get_ident() != wheel.thread_id or not wheel.is_running():
+            wheel.bind(f"reschedule {self!r}")
+        if when >= self._wheel_when:
+            self._wheel_when = when
+            return
+        target = wheel.bucket_at(when)
+        wheel.remove(self)
+        self._wheel_when = when
+        self._wheel_bucket = target
+        target[self] = None
+
+    def _wheel_due(self) -> None:
+        if self._callback is not None:
+            self._callback()
+
+    def __repr__(self) -> str:
+        if self._callback is None:
+            return f"<TimerTask cancelled when={self._wheel_when}>"
+        state = "pending" if self._wheel_bucket is not None else "called"
+        return f"<TimerTask {state} when={self._wheel_when} {self._callback!r}>"
+
+
+@final
+class WheelTimer:
+    """Timers on a hierarchical timing wheel: `loop.call_later` for a hundred thousand timers of which few ever fire.
+
+    Bound to the running event loop at first use. Callbacks of one tick are called in the order in which they were
+    scheduled, never early by the loop's clock, late by at most one tick beyond what the loop itself is held up. An
+    exception of a callback goes to the loop's exception handler. Unlike those of `loop.call_later`, callbacks run in an
+    empty context; to keep yours, schedule `contextvars.copy_context().run` with the callback as its argument.
+
+    Args:
+        tick: the grain of time in seconds, positive and finite.
+        wheel_size: how many buckets of a level are in reach, at least 2.
+
+    Raises:
+        ValueError, TypeError: an argument is out of its bounds, or `wheel_size` is not an integer.
+    """
+
+    __slots__ = ("__weakref__", "_wheel")
+
+    def __init__(self, *, tick: float = 0.001, wheel_size: int = DEFAULT_WHEEL_SIZE) -> None:
+        self._wheel = LoopWheel(tick, wheel_size)
+
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> TimerTask:
+        """Calls `callback(*args)` once `delay` seconds have passed. Cost: O(1); the loop is touched once for each bucket.
+
+        Args:
+            delay: seconds from now; zero and less mean the next turn of the loop, `inf` means never.
+
+        Raises:
+            ValueError: `delay` is NaN.
+            WrongLoop: called from another loop or thread than the first time, or outside any loop.
+        """
+        wheel = self._wheel
+        # Calling an attribute that holds a function is dear in CPython 3.11; calling a local is not.
+        is_running = wheel.is_running
+        if get_ident() != wheel.thread_id or not is_running():
+            wheel.bind("schedule a callback")
+        time = wheel.time
+        task = TimerTask()
+        task._wheel_when = when = time() + delay
+        try:
+            bucket = wheel.recent[ceil(when * wheel.rate)]
+        except (KeyError, ValueError, OverflowError):
+            bucket = wheel.bucket_at(when)
+        task._callback = partial(callback, *args) if args else callback
+        task._wheel_bucket = bucket
+        bucket[task] = None
+        return task
+
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> TimerTask:
+        """As `call_later`, at an absolute time of the loop's clock."""
+        wheel = self._wheel
+        wheel.bind("schedule a callback")
+        task = TimerTask()
+        task._callback = partial(callback, *args) if args else callback
+        wheel.add_at(task, when)
+        return task
+
+    @property
+    def size(self) -> int:
+        """How many callbacks wait. Cost: the number of open buckets."""
+        return len(self._wheel)
+
+    def __repr__(self) -> str:
+        return f"<WheelTimer tick={self._wheel.clock.tick} size={self.size}>"

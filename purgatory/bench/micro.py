@@ -1,0 +1,242 @@
+"""``python -m purgatory.bench micro``: one operation at a time, against what the event loop offers for the same work.
+
+`purgatory.bench._measure` tells how a comparison is made fair; the functions of the rows tell what each of them does. To add
+a row, write such a function and list it here with what must be reached.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import time
+from collections.abc import Sequence
+from functools import partial
+
+from rich.console import Console
+
+from purgatory.bench import _idle_rows as idle
+from purgatory.bench import _operation_rows as operations
+from purgatory.bench import _threshold_rows as thresholds
+from purgatory.bench import _timeout_rows as timeouts
+from purgatory.bench import _timer_rows as timers
+from purgatory.bench._cases import QUICK_DIVISOR, Case, LoopName, Outcome, Setting, loop_factory
+from purgatory.bench._measure import BATCH, SETTLING_TURNS, Unmeasurable
+from purgatory.bench._program import Program, add_common_options
+from purgatory.bench._report import RowProgress, as_json, environment, figures_table, legend_table, outcome_line
+
+LIMIT_OF_THE_LOOPS_OWN: dict[LoopName, float] = {"asyncio": 0.4, "uvloop": 1.0}
+
+
+def on_both(limit: float) -> dict[LoopName, float]:
+    return {"asyncio": limit, "uvloop": limit}
+
+
+CASES = (
+    Case(
+        name="timer-0",
+        work="WheelTimer: call_later(30) + cancel, with nothing pending",
+        against="the loop's own",
+        at_most=LIMIT_OF_THE_LOOPS_OWN,
+        unit="×",
+        measure=partial(timers.start_and_cancel_among, 0),
+    ),
+    Case(
+        name="timer-100k",
+        work="WheelTimer: call_later(30) + cancel, with 100,000 pending",
+        against="the loop's own",
+        at_most=LIMIT_OF_THE_LOOPS_OWN,
+        unit="×",
+        measure=partial(timers.start_and_cancel_among, 100_000),
+    ),
+    Case(
+        name="timer-1m",
+        work="WheelTimer: call_later(30) + cancel, with 1,000,000 pending",
+        against="the loop's own",
+        at_most=LIMIT_OF_THE_LOOPS_OWN,
+        unit="×",
+        measure=partial(timers.start_and_cancel_among, 1_000_000),
+    ),
+    Case(
+        name="timer-flat",
+        work="WheelTimer: call_later(30) + cancel, with 1,000,000 pending",
+        against="WheelTimer with nothing pending",
+        at_most=on_both(1.3),
+        unit="×",
+        measure=partial(timers.start_and_cancel_full_against_empty, 1_000_000),
+    ),
+    Case(
+        name="timer-random",
+        work="WheelTimer: cancel a random one of 1,000,000, call_later(30)",
+        against="the loop's own",
+        at_most={"uvloop": 0.8},
+        unit="×",
+        measure=partial(timers.replace_at_random_among, 1_000_000, (30.0, 30.0)),
+    ),
+    Case(
+        name="timer-varied",
+        work="the same, with a delay of its own for each: 20 to 50",
+        against="the loop's own",
+        at_most={},
+        unit="×",
+        measure=partial(timers.replace_at_random_among, 1_000_000, (20.0, 50.0)),
+    ),
+    Case(
+        name="cycle",
+        work="construct an operation, watch it, make its condition true, complete its key",
+        against="the loop's own call_later + cancel",
+        at_most={"uvloop": 2.2},
+        unit="×",
+        measure=operations.cycle,
+    ),
+    Case(
+        name="wait",
+        work="1,000 tasks each wait for a key and are completed by it; per task",
+        against="asyncio.timeout around a future",
+        at_most=on_both(0.75),
+        unit="×",
+        measure=operations.wait,
+    ),
+    Case(
+        name="cancel-crowd",
+        work="cancel one of 100,000 operations on one key",
+        against="one alone on its key",
+        at_most=on_both(1.5),
+        unit="×",
+        measure=partial(operations.cancel_in_a_crowd, 100_000),
+    ),
+    Case(
+        name="idle-touch",
+        work="IdleTracker: touch a random one of 1,000,000",
+        against="the loop's own cancel + call_later",
+        at_most={"uvloop": 0.3},
+        unit="×",
+        measure=partial(idle.touch_among, 1_000_000),
+    ),
+    Case(
+        name="idle-tick",
+        work="IdleTracker: one tick of 100,000, of which 0.1 % fall idle",
+        against="a scan of all",
+        at_most=on_both(0.02),
+        unit="×",
+        measure=partial(idle.tick_among, 100_000),
+    ),
+    Case(
+        name="burst",
+        work="200,000 operations due in one tick: longest hold of the loop",
+        against="",
+        at_most=on_both(10),
+        unit="ms",
+        measure=partial(operations.burst, 200_000),
+    ),
+    Case(
+        name="memory",
+        work="resident memory of a pending operation, of 1,000,000 on a key each",
+        against="",
+        at_most=on_both(320),
+        unit="bytes",
+        measure=partial(operations.memory, 1_000_000),
+    ),
+    Case(
+        name="timeout",
+        work="async with timeout(30): pass",
+        against="asyncio.timeout",
+        at_most={"asyncio": 0.6, "uvloop": 0.7},
+        unit="×",
+        measure=timeouts.enter_and_leave,
+    ),
+    Case(
+        name="wait-for",
+        work="await wait_for(coroutine, 30), whose coroutine does one sleep(0)",
+        against="asyncio.wait_for",
+        at_most=on_both(0.8),
+        unit="×",
+        measure=timeouts.wait_for_a_turn,
+    ),
+    Case(
+        name="advance-crowd",
+        work="ThresholdPurgatory: advance that completes one of 100,000 waiters of a key",
+        against="one of one",
+        at_most=on_both(1.5),
+        unit="×",
+        measure=partial(thresholds.complete_one_of, 100_000),
+    ),
+    Case(
+        name="advance-below",
+        work="the same that completes nobody, below 100,000 waiters of its key",
+        against="a key that nobody waits for",
+        at_most={},
+        unit="×",
+        measure=partial(thresholds.advance_below, 100_000),
+    ),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_common_options(parser)
+    parser.add_argument(
+        "--only",
+        dest="cases",
+        action="append",
+        type=case_named,
+        metavar="NAME",
+        help="only the row of this name; may be repeated. Rows: " + ", ".join(case.name for case in CASES),
+    )
+
+
+def case_named(name: str) -> Case:
+    for case in CASES:
+        if case.name == name:
+            return case
+    raise argparse.ArgumentTypeError(f"no row is named {name!r}; rows: {', '.join(case.name for case in CASES)}")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure the chosen rows on the chosen loops, print the table, write the JSON."""
+    console = Console(highlight=False)
+    cases: Sequence[Case] = options.cases or CASES
+    where = environment()
+    console.print(f"micro: {len(cases)} rows on {' and '.join(options.loops)}, batches of {BATCH:,} operations in turns")
+    console.print(", ".join(f"{name} {value}" for name, value in where.items()), style="dim")
+    outcomes: list[Outcome] = []
+    progress = RowProgress(console)
+    with progress.shown():
+        for case in cases:
+            for loop_name in options.loops:
+                progress.start(f"{case.name} on {loop_name}")
+                setting = Setting(loop_name, random.Random(options.seed), options.quick, progress.track)
+                start = time.monotonic()
+                outcome = measure(case, setting)
+                console.print(outcome_line(outcome, time.monotonic() - start))
+                outcomes.append(outcome)
+    console.print(legend_table(cases))
+    console.print(figures_table(outcomes, title="purgatory, one operation at a time", caption=caption(options.quick)))
+    if options.json:
+        rows = [as_json(outcome) for outcome in outcomes]
+        head = {"program": "micro", "environment": where, "seed": options.seed, "quick": options.quick, "batch": BATCH}
+        options.json.write_text(json.dumps({**head, "rows": rows}, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        console.print(f"written to {options.json}")
+    return 0
+
+
+def measure(case: Case, setting: Setting) -> Outcome:
+    """Run a case on a fresh loop of its kind."""
+    with asyncio.Runner(loop_factory=loop_factory(setting.loop_name)) as runner:
+        try:
+            return Outcome(case, setting.loop_name, runner.run(case.measure(setting)))
+        except Unmeasurable as error:
+            return Outcome(case, setting.loop_name, None, str(error))
+
+
+def caption(quick: bool) -> str:
+    text = (
+        "Medians. Ratios are of paired batches and judged by their median. CPU time, the garbage collector on."
+        f"\nsettled: with the {SETTLING_TURNS} loop turns after each batch, in which what was cancelled is cleaned up."
+    )
+    if quick:
+        text += f"\nQUICK: done with one {QUICK_DIVISOR}th of everything; these verdicts prove nothing."
+    return text
+
+
+PROGRAM = Program(
+    "micro", "What one operation costs, against what the event loop offers for the same work.", add_arguments, run
+)

@@ -1,0 +1,77 @@
+"""What users can name, and what `import purgatory` costs them."""
+
+import inspect
+import subprocess
+import sys
+from enum import Enum
+from pathlib import Path
+
+import pytest
+
+import purgatory
+import purgatory.testing
+
+EXTRAS = ["pyspark", "rich", "starlette", "uvicorn", "matplotlib", "pyarrow", "pandas", "prometheus_client", "uvloop", "pytest"]
+
+
+@pytest.mark.parametrize("module", [purgatory, purgatory.testing], ids=lambda module: module.__name__)
+def test_all_is_sorted_and_names_what_is_public(module):
+    def is_ours(value: object) -> bool:
+        return getattr(value, "__module__", "").partition(".")[0] == "purgatory"
+
+    public = {name for name, value in vars(module).items() if not name.startswith("_") and is_ours(value)}
+    assert module.__all__ == sorted(public)
+
+
+@pytest.mark.parametrize("name", purgatory.__all__)
+def test_everything_public_is_documented_and_says_where_it_is_imported_from(name):
+    value = getattr(purgatory, name)
+    assert inspect.getdoc(value)
+    assert value.__module__.partition(".")[0] == "purgatory"
+
+
+def may_be_subclassed(value: type) -> bool:
+    is_protocol = getattr(value, "_is_protocol", False)
+    return value is purgatory.DelayedOperation or is_protocol or issubclass(value, (BaseException, Enum))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        value
+        for module in (purgatory, purgatory.testing)
+        for value in map(vars(module).get, module.__all__)
+        if isinstance(value, type) and not may_be_subclassed(value)
+    ],
+    ids=lambda value: value.__name__,
+)
+def test_only_the_delayed_operation_is_made_to_be_subclassed(value):
+    assert getattr(value, "__final__", False), f"{value.__name__} is not @final"
+
+
+def test_the_errors_form_the_tree_that_is_promised():
+    from purgatory import (
+        OperationCancelled,
+        OperationReused,
+        OperationTimeout,
+        PurgatoryClosed,
+        PurgatoryError,
+        PurgatoryFull,
+        WrongLoop,
+    )
+
+    for error in (OperationCancelled, OperationReused, OperationTimeout, PurgatoryClosed, PurgatoryFull, WrongLoop):
+        assert issubclass(error, PurgatoryError)
+    assert issubclass(OperationTimeout, TimeoutError)
+    assert not issubclass(OperationCancelled, TimeoutError)
+
+
+def test_importing_purgatory_imports_no_extra():
+    program = f"import purgatory, sys; print([name for name in {EXTRAS!r} if name in sys.modules])"
+    root = Path(purgatory.__file__).parent.parent
+    child = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
+    assert child.stdout.strip() == "[]"
+
+
+def test_the_package_is_marked_as_typed():
+    assert (Path(purgatory.__file__).parent / "py.typed").exists()

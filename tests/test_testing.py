@@ -1,0 +1,863 @@
+"""`VirtualTimeLoop`, and the pytest plugin that hands it out.
+
+Threads, sockets and children are real here, and so are the few hundredths of a second that they take to answer: long
+enough to catch a loop that does not wait for them. No test depends on how long it really is.
+"""
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import math
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+import pytest
+
+import purgatory
+from purgatory.testing import DeadlockError, VirtualTimeLoop
+
+pytestmark = pytest.mark.timeout(60)  # what breaks here mostly hangs
+
+T = TypeVar("T")
+
+A_WHILE = 0.05  # real seconds
+STARTS = [0.0, 2e7, 1e9]
+
+at_any_loop_time = pytest.mark.parametrize("start", STARTS)
+with_any_tasks = pytest.mark.parametrize(
+    "task_factory", [None, *([asyncio.eager_task_factory] if sys.version_info >= (3, 12) else [])]
+)
+
+
+def run(main: Coroutine[Any, Any, T], start: float = 0.0, task_factory: Any = None) -> T:
+    with asyncio.Runner(loop_factory=functools.partial(VirtualTimeLoop, start=start)) as runner:
+        runner.get_loop().set_task_factory(task_factory)
+        return runner.run(main)
+
+
+def answer_late(answer: T, after: float = A_WHILE) -> T:
+    """Work for a thread."""
+    time.sleep(after)
+    return answer
+
+
+def virtual_loop() -> VirtualTimeLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualTimeLoop)
+    return loop
+
+
+# Time
+
+
+@with_any_tasks
+def test_an_hour_of_sleeping_takes_no_real_time(task_factory: Any) -> None:
+    async def main() -> float:
+        for _ in range(3600):
+            await asyncio.sleep(1)
+        return virtual_loop().time()
+
+    before = time.monotonic()
+    assert run(main(), task_factory=task_factory) == 3600.0
+    assert time.monotonic() - before < 30
+
+
+def test_time_starts_at_zero_or_where_it_is_told() -> None:
+    for loop, start in [(VirtualTimeLoop(), 0.0), (VirtualTimeLoop(start=1e9), 1e9)]:
+        with contextlib.closing(loop):
+            assert loop.time() == start
+
+
+@pytest.mark.parametrize("start", [math.inf, -math.inf, math.nan])
+def test_time_does_not_start_at_infinity(start: float) -> None:
+    with pytest.raises(ValueError, match=r"start must be a finite number of seconds, not -?(inf|nan)"):
+        VirtualTimeLoop(start=start)
+
+
+def test_time_stands_still_while_a_callback_runs() -> None:
+    async def main() -> float:
+        time.sleep(A_WHILE)  # noqa: ASYNC251  what blocks the loop must not move its clock
+        return virtual_loop().time()
+
+    assert run(main()) == 0.0
+
+
+def test_time_stands_still_while_anything_is_ready() -> None:
+    async def main() -> float:
+        loop = virtual_loop()
+        loop.call_later(1, pytest.fail, "the clock moved")
+        for _ in range(100):
+            await asyncio.sleep(0)
+        return loop.time()
+
+    assert run(main()) == 0.0
+
+
+@at_any_loop_time
+def test_a_timer_runs_exactly_when_it_is_due_and_in_order(start: float) -> None:
+    chance = random.Random(1)
+    whens = [start + chance.choice([1e-9, 1e-6, 0.1, 3.0, 1e5]) * chance.random() for _ in range(2000)]
+    ran: list[tuple[float, float]] = []
+
+    async def main() -> None:
+        loop = virtual_loop()
+
+        def note(when: float) -> None:
+            ran.append((when, loop.time()))
+
+        for when in whens:
+            loop.call_at(when, note, when)
+        await asyncio.sleep(2e5)
+
+    run(main(), start)
+    assert ran == [(when, when) for when in sorted(whens)]
+
+
+def test_a_jump_lands_on_the_instant_itself_however_the_difference_is_rounded() -> None:
+    chance = random.Random(1)
+    jumps = [(-1000 * chance.random(), chance.random()) for _ in range(100)]
+    assert any(start + (when - start) > when for start, when in jumps)
+
+    async def main(when: float) -> float:
+        loop = virtual_loop()
+        reached: asyncio.Future[float] = loop.create_future()
+        loop.call_at(when, lambda: reached.set_result(loop.time()))
+        return await reached
+
+    for start, when in jumps:
+        assert run(main(when), start) == when
+
+
+@at_any_loop_time
+def test_a_timer_for_this_very_instant_or_the_past_runs_at_once(start: float) -> None:
+    async def main() -> None:
+        loop = virtual_loop()
+        for when in (start, start - 1, math.nextafter(start, -math.inf), -math.inf):
+            turn = loop.create_future()
+            loop.call_at(when, turn.set_result, None)
+            await turn
+            assert loop.time() == start
+        await asyncio.sleep(1e-9)  # far from zero this is the same instant
+        assert loop.time() == start + 1e-9
+
+    run(main(), start)
+
+
+@at_any_loop_time
+def test_timers_next_to_each_other_stay_apart(start: float) -> None:
+    async def main() -> list[float]:
+        loop = virtual_loop()
+        ran: list[float] = []
+        first = start + 1
+        second = math.nextafter(first, math.inf)
+        for when in (second, first):
+            loop.call_at(when, lambda: ran.append(loop.time()))
+        await asyncio.sleep(2)
+        return [when - first for when in ran] + [first - second]
+
+    at_first, at_second, apart = run(main(), start)
+    assert (at_first, at_second) == (0.0, -apart)
+
+
+@at_any_loop_time
+@pytest.mark.parametrize("ahead", [86_400.0 * 3, 1e9, 1e22, 1e300])
+def test_no_deadline_is_too_far(start: float, ahead: float) -> None:
+    async def main() -> float:
+        loop = virtual_loop()
+        await asyncio.sleep(ahead)
+        reached = loop.time()
+        await asyncio.sleep(1)
+        return reached
+
+    assert run(main(), start) == start + ahead
+
+
+@at_any_loop_time
+def test_a_cancelled_timer_does_not_move_the_clock(start: float) -> None:
+    async def main() -> float:
+        loop = virtual_loop()
+        loop.call_later(1, pytest.fail, "it was cancelled").cancel()
+        await asyncio.sleep(2)
+        for _ in range(1000):
+            loop.call_later(1, pytest.fail, "it was cancelled").cancel()
+        loop.call_soon(loop.call_later(3, pytest.fail, "it was cancelled").cancel)
+        await asyncio.sleep(5)
+        return loop.time()
+
+    assert run(main(), start) == start + 7
+
+
+@at_any_loop_time
+@with_any_tasks
+def test_timeouts_strike_when_they_should(start: float, task_factory: Any) -> None:
+    async def main() -> None:
+        loop = virtual_loop()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 3600)
+        assert loop.time() == start + 3600
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout_at(start + 7200):
+                await asyncio.sleep(1e6)
+        assert loop.time() == start + 7200
+        async with asyncio.timeout(2):
+            await asyncio.sleep(1)
+        assert await asyncio.wait_for(asyncio.sleep(0, "done"), 0.001) == "done"
+        assert loop.time() == start + 7201
+
+    run(main(), start, task_factory)
+
+
+@with_any_tasks
+def test_the_same_program_gives_the_same_trace_twice(task_factory: Any) -> None:
+    def trace(seed: int) -> list[tuple[float, int, str]]:
+        chance = random.Random(seed)
+        lines: list[tuple[float, int, str]] = []
+
+        async def worker(number: int, queue: asyncio.Queue[float], lock: asyncio.Lock) -> None:
+            def note(what: object) -> None:
+                lines.append((virtual_loop().time(), number, str(what)))
+
+            while True:
+                delay = await queue.get()
+                try:
+                    async with asyncio.timeout(chance.random()), lock:
+                        note("locked")
+                        await asyncio.sleep(delay)
+                    note(await asyncio.to_thread(answer_late, "from a thread", delay / 1000))
+                except TimeoutError:
+                    note("timed out")
+                queue.task_done()
+
+        async def main() -> None:
+            queue: asyncio.Queue[float] = asyncio.Queue()
+            lock = asyncio.Lock()
+            workers = [asyncio.create_task(worker(number, queue, lock)) for number in range(10)]
+            for _ in range(200):
+                queue.put_nowait(chance.random())
+            await queue.join()
+            for task in workers:
+                task.cancel()
+
+        run(main(), task_factory=task_factory)
+        return lines
+
+    first = trace(7)
+    assert {what for _, _, what in first} == {"locked", "from a thread", "timed out"}
+    assert trace(7) == first
+    assert trace(8) != first
+
+
+# Threads
+
+
+async def to_thread(work: Callable[[], T]) -> T:
+    return await asyncio.to_thread(work)
+
+
+async def to_executor(work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+async def to_anyio_thread(work: Callable[[], T]) -> T:
+    return await anyio.to_thread.run_sync(work)
+
+
+async def to_anyio_thread_with_own_limiter(work: Callable[[], T]) -> T:
+    return await anyio.to_thread.run_sync(work, limiter=anyio.CapacityLimiter(1))
+
+
+async def to_own_thread(work: Callable[[], T]) -> T:
+    loop = virtual_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def answer() -> None:
+        try:
+            loop.call_soon_threadsafe(future.set_result, work())
+        except Exception as exc:
+            loop.call_soon_threadsafe(future.set_exception, exc)
+
+    with loop.hold_time():
+        threading.Thread(target=answer).start()
+        return await future
+
+
+in_any_thread = pytest.mark.parametrize(
+    "in_thread", [to_thread, to_executor, to_anyio_thread, to_anyio_thread_with_own_limiter, to_own_thread]
+)
+InThread = Callable[[Callable[[], object]], Awaitable[object]]
+
+
+@in_any_thread
+@at_any_loop_time
+@with_any_tasks
+def test_the_clock_does_not_jump_past_the_answer_of_a_thread(in_thread: InThread, start: float, task_factory: Any) -> None:
+    async def main() -> None:
+        for turn in range(2):  # the second time, a pool has an idle thread to offer
+            async with asyncio.timeout(1):
+                assert await in_thread(lambda: answer_late("answer")) == "answer"
+            assert virtual_loop().time() == start + turn * 3600
+            await asyncio.sleep(3600)  # and idle threads hold nobody up
+
+    run(main(), start, task_factory)
+
+
+@in_any_thread
+def test_time_stands_still_until_the_last_of_many_threads_has_answered(in_thread: InThread) -> None:
+    async def main() -> list[object]:
+        loop = virtual_loop()
+
+        def work(number: int) -> float:
+            time.sleep(A_WHILE * number)
+            return loop.time()
+
+        async with asyncio.timeout(1):
+            return await asyncio.gather(*(in_thread(functools.partial(work, number)) for number in range(4)))
+
+    assert run(main()) == [0.0] * 4
+
+
+@in_any_thread
+def test_a_thread_that_fails_has_answered(in_thread: InThread) -> None:
+    async def main() -> float:
+        with pytest.raises(ZeroDivisionError):
+            await in_thread(lambda: 1 // 0)
+        await asyncio.sleep(10)
+        return virtual_loop().time()
+
+    assert run(main()) == 10.0
+
+
+def test_a_thread_whose_await_is_cancelled_holds_nobody_up() -> None:
+    release = threading.Event()
+
+    async def main() -> float:
+        task = asyncio.create_task(asyncio.to_thread(release.wait, 30))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(10)
+        release.set()
+        return virtual_loop().time()
+
+    assert run(main()) == 10.0
+
+
+def test_closing_the_runner_waits_for_threads_that_still_run() -> None:
+    ended: list[bool] = []
+
+    async def main() -> None:
+        task = asyncio.create_task(asyncio.to_thread(lambda: ended.append(answer_late(True))))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        task.cancel()
+
+    run(main())  # would be a deadlock on 3.11, and a warning after 300 virtual seconds from 3.12 on
+    assert ended == [True]
+
+
+def test_the_anyio_threads_of_another_loop_hold_nobody_up() -> None:
+    at_work, release = threading.Event(), threading.Event()
+
+    def work() -> None:
+        at_work.set()
+        release.wait()
+
+    other = threading.Thread(target=lambda: asyncio.run(to_anyio_thread(work)))
+    other.start()
+    try:
+        at_work.wait()
+        assert run(asyncio.sleep(3600, "done")) == "done"
+    finally:
+        release.set()
+        other.join()
+
+
+def test_an_anyio_thread_abandoned_by_an_earlier_run_holds_nobody_up() -> None:
+    release = threading.Event()
+
+    async def abandon() -> None:
+        loop = virtual_loop()
+
+        def work() -> None:
+            loop.call_soon_threadsafe(scope.cancel)
+            release.wait(30)
+
+        with anyio.CancelScope() as scope:
+            await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+        assert scope.cancelled_caught
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        try:
+            runner.run(abandon())
+            assert runner.run(asyncio.sleep(3600, "done")) == "done"
+        finally:
+            release.set()
+
+
+def test_held_time_runs_what_is_due_and_nothing_else() -> None:
+    async def main() -> list[str]:
+        loop = virtual_loop()
+        ran: list[str] = []
+        loop.call_later(1, ran.append, "a second later")
+        with loop.hold_time(), loop.hold_time():
+            loop.call_at(loop.time(), ran.append, "at once")
+            await to_own_thread(lambda: time.sleep(A_WHILE))
+            ran.append("answered")
+        assert loop.time() == 0.0
+        await asyncio.sleep(2)
+        return ran
+
+    assert run(main()) == ["at once", "answered", "a second later"]
+
+
+def test_time_moves_on_when_the_last_of_overlapping_holds_is_left() -> None:
+    async def main() -> None:
+        loop = virtual_loop()
+        first, second = loop.hold_time(), loop.hold_time()
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        timer = asyncio.create_task(asyncio.sleep(1))
+        await to_own_thread(lambda: time.sleep(A_WHILE))
+        assert loop.time() == 0.0
+        second.__exit__(None, None, None)
+        await timer
+        with contextlib.suppress(ZeroDivisionError), loop.hold_time():
+            raise ZeroDivisionError
+        await asyncio.sleep(1)
+        assert loop.time() == 2.0
+
+    run(main())
+
+
+# Sockets and children
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.setblocking(False)
+        yield ours, theirs
+
+
+def after_a_while(action: Callable[..., object], *args: object) -> None:
+    """Do it on a thread that the loop knows nothing of, when the loop has long been asleep."""
+    threading.Timer(A_WHILE, action, args).start()
+
+
+def test_io_that_is_ready_is_served_before_the_clock_moves(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+
+    async def main() -> None:
+        loop = virtual_loop()
+        readable = asyncio.Event()
+        loop.add_reader(ours, readable.set)
+        for _ in range(100):
+            async with asyncio.timeout(1):
+                theirs.send(b"a line")
+                await readable.wait()
+            assert ours.recv(10) == b"a line"
+            readable.clear()
+        loop.remove_reader(ours)
+        assert loop.time() == 0.0
+
+    run(main())
+
+
+def test_the_clock_does_not_wait_for_io_that_is_not_ready(pair: tuple[socket.socket, socket.socket]) -> None:
+    async def main() -> float:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(virtual_loop().sock_recv(pair[0], 10), 3600)
+        return virtual_loop().time()
+
+    assert run(main()) == 3600.0
+
+
+def test_without_a_timer_the_loop_waits_for_io_in_real_time(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+
+    async def main() -> bytes:
+        after_a_while(theirs.send, b"at last")
+        return await virtual_loop().sock_recv(ours, 10)
+
+    assert run(main()) == b"at last"
+
+
+def test_held_time_waits_for_io(pair: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = pair
+
+    async def main() -> bytes:
+        loop = virtual_loop()
+        after_a_while(theirs.send, b"at last")
+        with loop.hold_time():
+            answer = await asyncio.wait_for(loop.sock_recv(ours, 10), 1)
+        assert loop.time() == 0.0
+        return answer
+
+    assert run(main()) == b"at last"
+
+
+@at_any_loop_time
+def test_streams_over_the_loopback_work_between_sleeps(start: float) -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line.upper())
+        writer.close()
+
+    async def main() -> None:
+        loop = virtual_loop()
+        async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            for minute in itertools.count(1):
+                await asyncio.sleep(60)
+                writer.write(b"is anybody there\n")
+                with loop.hold_time():  # the kernel may take its time
+                    assert await asyncio.wait_for(reader.readline(), 1) == b"IS ANYBODY THERE\n"
+                assert loop.time() == start + 60 * minute
+                if minute == 10:
+                    break
+            writer.close()
+            await writer.wait_closed()
+
+    run(main(), start)
+
+
+def in_a_child(*, shell: bool) -> Awaitable[asyncio.subprocess.Process]:
+    arguments = [sys.executable, "-c", f"import time; time.sleep({A_WHILE})"]
+    if shell:
+        return asyncio.create_subprocess_shell(subprocess.list2cmdline(arguments))
+    return asyncio.create_subprocess_exec(*arguments)
+
+
+@pytest.mark.parametrize("shell", [False, True])
+def test_a_loop_that_waits_for_a_child_is_not_deadlocked(shell: bool) -> None:
+    async def main() -> int:
+        child = await in_a_child(shell=shell)  # no pipe gives it away, and on 3.11 a thread waits for it
+        return await child.wait()
+
+    assert run(main()) == 0
+
+
+@pytest.mark.parametrize("shell", [False, True])
+def test_held_time_waits_for_a_child(shell: bool) -> None:
+    async def main() -> float:
+        with virtual_loop().hold_time():
+            child = await in_a_child(shell=shell)
+            assert await asyncio.wait_for(child.wait(), 1) == 0
+        return virtual_loop().time()
+
+    assert run(main()) == 0.0
+
+
+# Signals
+
+
+def interrupt(number: int = signal.SIGINT) -> None:
+    signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+
+async def wait_in_real_time() -> None:
+    with virtual_loop().hold_time():
+        await asyncio.Event().wait()
+
+
+async def jump_for_ever() -> None:
+    while True:
+        await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize("endless", [wait_in_real_time, jump_for_ever])
+def test_control_c_ends_a_run_and_lets_it_clean_up(endless: Callable[[], Awaitable[None]]) -> None:
+    cleaned_up: list[bool] = []
+
+    async def main() -> None:
+        after_a_while(interrupt)
+        try:
+            await endless()
+        finally:
+            cleaned_up.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(main())
+    assert cleaned_up == [True]
+
+
+def test_control_c_ends_a_loop_that_runs_without_a_runner() -> None:
+    with contextlib.closing(VirtualTimeLoop()) as loop:
+        task = loop.create_task(wait_in_real_time())
+        loop.call_soon(after_a_while, interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_forever()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            loop.run_until_complete(task)
+
+
+def test_a_loop_with_a_signal_handler_waits_for_the_signal() -> None:
+    signals: list[int] = []
+
+    async def main() -> None:
+        loop = virtual_loop()
+        number = signal.SIGWINCH  # one that does no harm if nobody handles it
+        came = asyncio.Event()
+        loop.add_signal_handler(number, came.set)
+        after_a_while(interrupt, number)
+        await came.wait()
+        signals.append(number)
+        assert loop.remove_signal_handler(number)
+        assert not loop.remove_signal_handler(number)
+        await asyncio.Event().wait()
+
+    with pytest.raises(DeadlockError):
+        run(main())
+    assert signals == [signal.SIGWINCH]
+
+
+# Deadlocks
+
+
+@at_any_loop_time
+@with_any_tasks
+def test_a_run_that_can_never_end_is_an_error_that_names_the_tasks(start: float, task_factory: Any) -> None:
+    async def wait_for_godot() -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        await asyncio.sleep(5)
+        await asyncio.create_task(wait_for_godot(), name="Vladimir")
+
+    with pytest.raises(DeadlockError) as caught:
+        run(main(), start, task_factory)
+    message = str(caught.value)
+    assert f"at loop time {start + 5!r}: no timer is set" in message
+    assert "tasks that wait for ever: 2\n" in message
+    assert "name='Vladimir'" in message
+    assert f"wait_for_godot() running at {__file__}:" in message
+
+
+def test_a_crowd_of_stuck_tasks_is_counted_and_not_all_listed() -> None:
+    async def main() -> None:
+        await asyncio.gather(*(asyncio.Event().wait() for _ in range(500)))
+
+    with pytest.raises(DeadlockError) as caught:
+        run(main())
+    lines = str(caught.value).splitlines()
+    assert lines[0].endswith("tasks that wait for ever: 501")
+    assert "main() running" in lines[1]
+    assert lines[-1] == "  and 491 more"
+    assert len(lines) == 12
+
+
+def test_a_timer_at_infinity_wakes_nobody() -> None:
+    with pytest.raises(DeadlockError, match="no timer is set"):
+        run(asyncio.sleep(math.inf))
+
+
+def test_to_run_for_ever_with_nothing_to_do_is_a_deadlock() -> None:
+    with contextlib.closing(VirtualTimeLoop()) as loop:
+        with pytest.raises(DeadlockError, match=r"tasks that wait for ever: 0$"):
+            loop.run_forever()
+        loop.call_later(3600, loop.stop)
+        loop.run_forever()
+        assert loop.time() == 3600.0
+
+
+def test_after_a_deadlock_the_runner_cancels_what_was_stuck_and_can_go_on() -> None:
+    ends: list[str] = []
+
+    async def main() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(1)
+            ends.append("cancelled")
+            raise
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        with pytest.raises(DeadlockError):
+            runner.run(main())
+        assert runner.run(asyncio.sleep(1, "still alive")) == "still alive"
+        assert ends == []
+    assert ends == ["cancelled"]
+
+
+@in_any_thread
+def test_threads_that_have_answered_do_not_hide_a_deadlock(in_thread: InThread) -> None:
+    async def main() -> None:
+        await in_thread(lambda: None)
+        await asyncio.Event().wait()
+
+    with pytest.raises(DeadlockError):
+        run(main())
+
+
+def test_io_that_is_no_longer_watched_does_not_hide_a_deadlock(pair: tuple[socket.socket, socket.socket]) -> None:
+    async def main() -> None:
+        pair[1].send(b"the last of it")
+        await virtual_loop().sock_recv(pair[0], 100)
+        child = await in_a_child(shell=False)
+        await child.wait()
+        await asyncio.Event().wait()
+        del child  # it was there to the end
+
+    with pytest.raises(DeadlockError):
+        run(main())
+
+
+# The pytest plugin, each time in a pytest of its own
+
+
+def pytest_passes(tmp_path: Path, *plugins: str, conftest: str = "", tests: str, options: tuple[str, ...] = ()) -> int:
+    """Run `tests` with our plugin and `plugins` alone, warnings as errors; return how many passed, or fail."""
+    settings = "asyncio_default_fixture_loop_scope = function" if "pytest_asyncio.plugin" in plugins else ""
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\nfilterwarnings = error\n{settings}\n", encoding="utf-8")
+    prelude = "import asyncio, sys\nimport pytest\nfrom purgatory.testing import VirtualTimeLoop\n"
+    (tmp_path / "conftest.py").write_text(prelude + textwrap.dedent(conftest), encoding="utf-8")
+    (tmp_path / "test_inner.py").write_text(prelude + textwrap.dedent(tests), encoding="utf-8")
+    here = str(Path(purgatory.__file__).parents[1])
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", "-q", "-p", "purgatory._pytest_plugin"),
+            *itertools.chain.from_iterable(("-p", plugin) for plugin in plugins),
+            *options,
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTHONPATH": here},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return int(done.stdout.splitlines()[-1].split(" passed")[0])
+
+
+def test_the_fixture_runs_coroutines_in_plain_tests(tmp_path: Path) -> None:
+    tests = """
+        def test_an_hour_passes(virtual_time_runner):
+            virtual_time_runner.run(asyncio.sleep(3600))
+            assert virtual_time_runner.get_loop().time() == 3600.0
+
+        def test_each_test_has_its_own_time(virtual_time_runner):
+            assert type(virtual_time_runner.get_loop()) is VirtualTimeLoop
+            assert virtual_time_runner.get_loop().time() == 0.0
+
+        @pytest.mark.parametrize("virtual_time_runner", [0.0, 2e7, 1e9], indirect=True)
+        def test_time_starts_where_it_is_told(virtual_time_runner, request):
+            start = request.node.callspec.params["virtual_time_runner"]
+            assert virtual_time_runner.get_loop().time() == start
+
+        def test_the_loop_is_closed_in_the_end(virtual_time_runner):
+            test_the_loop_is_closed_in_the_end.loop = virtual_time_runner.get_loop()
+
+        def test_it_was(virtual_time_runner):
+            assert test_the_loop_is_closed_in_the_end.loop.is_closed()
+    """
+    assert pytest_passes(tmp_path, tests=tests) == 7
+
+
+PYTEST_ASYNCIO_TESTS = """
+    @pytest.mark.asyncio
+    async def test_an_hour_passes():
+        loop = asyncio.get_running_loop()
+        assert type(loop) is VirtualTimeLoop
+        await asyncio.sleep(3600)
+        assert loop.time() == 3600.0
+        assert await asyncio.wait_for(asyncio.to_thread(str, 1), 1) == "1"
+"""
+
+
+def test_pytest_asyncio_takes_the_loop_by_its_hook(tmp_path: Path) -> None:
+    conftest = """
+        def pytest_asyncio_loop_factories(config, item):
+            return {"virtual_time": VirtualTimeLoop}
+    """
+    assert pytest_passes(tmp_path, "pytest_asyncio.plugin", conftest=conftest, tests=PYTEST_ASYNCIO_TESTS) == 1
+
+
+def test_pytest_asyncio_takes_the_loop_for_the_tests_that_ask_for_it(tmp_path: Path) -> None:
+    conftest = """
+        def pytest_asyncio_loop_factories(config, item):
+            return {"real_time": asyncio.SelectorEventLoop, "virtual_time": VirtualTimeLoop}
+    """
+    tests = PYTEST_ASYNCIO_TESTS.replace("mark.asyncio", 'mark.asyncio(loop_factories=["virtual_time"])')
+    assert pytest_passes(tmp_path, "pytest_asyncio.plugin", conftest=conftest, tests=tests) == 1
+
+
+def test_pytest_asyncio_before_hooks_takes_the_loop_by_its_policy(tmp_path: Path) -> None:
+    conftest = """
+        class VirtualTimePolicy(asyncio.DefaultEventLoopPolicy):
+            def new_event_loop(self):
+                return VirtualTimeLoop()
+
+        @pytest.fixture
+        def event_loop_policy():
+            return VirtualTimePolicy()
+    """
+    options = ("-W", "ignore::pytest.PytestDeprecationWarning", "-W", "ignore::DeprecationWarning")
+    assert pytest_passes(tmp_path, "pytest_asyncio.plugin", conftest=conftest, tests=PYTEST_ASYNCIO_TESTS, options=options) == 1
+
+
+def test_anyio_takes_the_loop_as_an_option_of_its_backend(tmp_path: Path) -> None:
+    conftest = """
+        @pytest.fixture
+        def anyio_backend():
+            return "asyncio", {"loop_factory": VirtualTimeLoop}
+    """
+    tests = PYTEST_ASYNCIO_TESTS.replace("mark.asyncio", "mark.anyio")
+    assert pytest_passes(tmp_path, "anyio.pytest_plugin", conftest=conftest, tests=tests) == 1
+
+
+def test_tests_that_do_not_ask_for_virtual_time_do_not_get_it(tmp_path: Path) -> None:
+    tests = """
+        @pytest.mark.asyncio
+        async def test_asyncio():
+            assert type(asyncio.get_running_loop()) is not VirtualTimeLoop
+
+        @pytest.mark.anyio
+        async def test_anyio(anyio_backend_name):
+            if anyio_backend_name == "asyncio":
+                assert type(asyncio.get_running_loop()) is not VirtualTimeLoop
+
+        def test_plain(virtual_time_runner):
+            assert type(virtual_time_runner.get_loop()) is VirtualTimeLoop
+    """
+    conftest = """
+        @pytest.fixture
+        def anyio_backend():
+            return "asyncio"
+    """
+    assert pytest_passes(tmp_path, "pytest_asyncio.plugin", "anyio.pytest_plugin", conftest=conftest, tests=tests) == 3
+
+
+def test_the_plugin_imports_nothing_but_the_loop() -> None:
+    code = """
+        import sys
+        import purgatory, pytest
+        before = set(sys.modules)
+        import purgatory._pytest_plugin
+        print(sorted(set(sys.modules) - before))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "PYTHONPATH": str(Path(purgatory.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    assert done.stdout.strip() == "['purgatory._pytest_plugin', 'purgatory.testing']"

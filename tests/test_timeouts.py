@@ -1,0 +1,1203 @@
+"""`timeout`, `timeout_at`, `wait_for` and `Timeout`: that they are asyncio's, and what they ask of the loop.
+
+CPython's own tests of these come first: they are loaded from where Python has them, with `asyncio` replaced by a stand-in
+that has ours, and each is a test here, once on asyncio's loop and once on uvloop. Debian and others install Python without
+its tests; then the report says so at its end.
+"""
+
+# what raises is the end of an `async with`, whose body may be any block
+
+import asyncio
+import gc
+import inspect
+import math
+import random
+import sys
+import threading
+import time
+import unittest
+import weakref
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import ContextVar
+from functools import partial
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from types import ModuleType
+from typing import Any
+
+import anyio
+import pytest
+import uvloop
+from conftest import Run, Spy, outcome, turns
+
+import purgatory
+from purgatory import Timeout, WrongLoop, timeout, timeout_at, wait_for
+from purgatory._timeouts import BUSY, QUIET, TICK, TimeoutWheel
+from purgatory.testing import VirtualTimeLoop
+
+STARTS = [0.0, 2e7, 1e9]
+at_any_loop_time = pytest.mark.parametrize("start", STARTS)
+
+# CPython's own tests
+
+CPYTHON_TESTS = ["test_timeouts", "test_waitfor"]
+
+DIFFERENT: dict[str, str] = {}
+"""The tests of CPython that ours do not pass, with the reason."""
+if sys.version_info < (3, 12):
+    DIFFERENT["test_wait_for_self_cancellation"] = (
+        "the wait_for of 3.11 waits in a task beside the one it waits for, and raises CancelledError although that one has"
+        " swallowed the cancellation and returned; 3.12 repaired such races (cpython#86296) and removed this test: the"
+        " result counts, as with asyncio.timeout"
+    )
+
+
+class StandIn(ModuleType):
+    """`asyncio` with our timeouts in it."""
+
+    timeout = staticmethod(purgatory.timeout)
+    timeout_at = staticmethod(purgatory.timeout_at)
+    wait_for = staticmethod(purgatory.wait_for)
+    Timeout = purgatory.Timeout
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("tasks", "timeouts"):
+            return self
+        return getattr(asyncio, name)
+
+
+def load_cpython_tests(name: str) -> list[type[unittest.IsolatedAsyncioTestCase]]:
+    """The test cases of a module of `test.test_asyncio`, for ours; empty if this Python comes without it."""
+    try:
+        found = find_spec(f"test.test_asyncio.{name}")
+    except ModuleNotFoundError:
+        found = None
+    if found is None or found.origin is None:
+        return []
+    spec = spec_from_file_location(f"cpython_{name}", found.origin)
+    assert spec is not None and spec.loader is not None
+    module: Any = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.asyncio = StandIn("asyncio")
+    if hasattr(module, "tasks"):
+        module.tasks = module.asyncio
+    return [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, unittest.IsolatedAsyncioTestCase)
+    ]
+
+
+def on_loop(
+    case: type[unittest.IsolatedAsyncioTestCase], loop_factory: Callable[[], asyncio.AbstractEventLoop]
+) -> dict[str, Any]:
+    """What makes a subclass of `case` run on that loop, with the tests marked that differ."""
+
+    def set_up_runner(self: Any) -> None:
+        self._asyncioRunner = asyncio.Runner(debug=True, loop_factory=loop_factory)
+
+    body: dict[str, Any] = {"_setupAsyncioRunner": set_up_runner, "__module__": __name__}
+    for name in DIFFERENT.keys() & vars(case).keys():
+        body[name] = pytest.mark.xfail(strict=True, reason=DIFFERENT[name])(copy_of(vars(case)[name]))
+    return body
+
+
+def copy_of(test: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+    async def copy(self: Any) -> None:
+        await test(self)
+
+    return copy
+
+
+MISSING: list[str] = []
+for module_name in CPYTHON_TESTS:
+    cases = load_cpython_tests(module_name)
+    if not cases:
+        MISSING.append(module_name)
+    for case in cases:
+        for loop_name, loop_factory in {"Asyncio": asyncio.new_event_loop, "Uvloop": uvloop.new_event_loop}.items():
+            class_name = f"{case.__name__}On{loop_name}"
+            globals()[class_name] = type(class_name, (case,), on_loop(case, loop_factory))
+case = cases = None  # type: ignore[assignment]  # or pytest would collect them once more
+
+
+class Missing:
+    """A pytest plugin that says at the end which of CPython's tests are not there."""
+
+    def __init__(self, names: list[str]) -> None:
+        self.names = names
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        terminalreporter.section("CPython's own tests of timeouts were NOT run")
+        for name in self.names:
+            terminalreporter.line(f"This Python ({sys.version.split()[0]}) was installed without test.test_asyncio.{name}.")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def say_what_is_missing(request: pytest.FixtureRequest) -> None:
+    if MISSING:
+        request.config.pluginmanager.register(Missing(MISSING))
+
+
+def test_a_python_without_its_tests_is_reported() -> None:
+    class Reporter:
+        text = ""
+
+        def line(self, line: str) -> None:
+            self.text += line + "\n"
+
+        section = line
+
+    assert load_cpython_tests("test_no_such_thing") == []
+    Missing(["test_no_such_thing"]).pytest_terminal_summary(reporter := Reporter())
+    assert "NOT run" in reporter.text and "without test.test_asyncio.test_no_such_thing" in reporter.text
+
+
+def test_cpythons_tests_are_run_against_ours() -> None:
+    cases = [value for name, value in globals().items() if name.endswith(("OnAsyncio", "OnUvloop"))]
+    assert bool(cases) == (len(MISSING) < len(CPYTHON_TESTS))
+    for case in cases:
+        stand_in = vars(sys.modules[__name__])[case.__name__].__mro__[1].__dict__
+        functions = [value for name, value in stand_in.items() if name.startswith("test_")]
+        assert functions and all(function.__globals__["asyncio"].timeout is timeout for function in functions)
+
+
+# Random programs, on asyncio's and on ours
+
+
+class Script:
+    """Runs a random program of nested timeouts, and writes down what happened when.
+
+    Deadlines are whole ticks, and no two are the same, as the order of equal ones is nobody's promise.
+    """
+
+    def __init__(self, seed: int, timeout_at: Callable[[float | None], Any]) -> None:
+        self.chance = random.Random(seed)
+        self.timeout_at = timeout_at
+        self.whens: list[float | None] = [tick / 1000 for tick in range(-20, 60)]
+        self.chance.shuffle(self.whens)
+        self.active: list[Any] = []
+        self.trace: list[Any] = []
+
+    def note(self, *words: object) -> None:
+        self.trace.append((asyncio.get_running_loop().time(), *words))
+
+    async def run(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        for _ in range(self.chance.randrange(3)):
+            asyncio.get_running_loop().call_later(0.06 * self.chance.random(), task.cancel)
+        while len(self.whens) > 20:
+            try:
+                await self.body(0)
+            except BaseException as error:
+                self.note("left", repr(error), repr(error.__cause__), repr(error.__context__), task.cancelling())
+
+    async def body(self, depth: int) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        for _ in range(self.chance.randrange(1, 4)):
+            match self.chance.choice(["sleep", "turn", "limit", "limit", "move", "swallow", "fail"]):
+                case "limit" if depth < 5:
+                    limit = self.timeout_at(self.chance.choice([self.whens.pop(), self.whens.pop(), None]))
+                    self.active.append(limit)
+                    try:
+                        async with limit:
+                            await self.body(depth + 1)
+                    except TimeoutError:
+                        self.note("timed out", task.cancelling())
+                    finally:
+                        self.active.remove(limit)
+                        self.note(repr(limit), limit.when(), limit.expired())
+                case "move" if self.active:
+                    limit = self.chance.choice(self.active)
+                    try:
+                        limit.reschedule(self.chance.choice([self.whens.pop(), self.whens.pop(), None]))
+                    except RuntimeError as error:
+                        self.note(str(error))
+                    self.note(repr(limit), limit.when(), limit.expired())
+                case "swallow":
+                    try:
+                        await self.body(depth + 1)
+                    except asyncio.CancelledError:
+                        self.note("swallowed", task.cancelling())
+                case "fail" if self.chance.random() < 0.1:
+                    raise KeyError(depth)
+                case "turn":
+                    await asyncio.sleep(0)
+                case _:
+                    await asyncio.sleep(0.02 * self.chance.random())
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11, 7), reason="asyncio's own were still being repaired (cpython#102780)")
+@pytest.mark.parametrize("seed", range(200))
+def test_a_random_program_goes_as_it_goes_with_asyncios_timeouts(virtual: Run, seed: int) -> None:
+    ours, theirs = Script(seed, timeout_at), Script(seed, asyncio.timeout_at)
+    virtual(ours.run)
+    virtual(theirs.run)
+    assert ours.trace == theirs.trace
+
+
+# The body and its deadline
+
+
+def test_the_signatures_are_asyncios() -> None:
+    for name in ("timeout", "timeout_at", "wait_for", "Timeout"):
+        ours, theirs = (inspect.signature(getattr(module, name)) for module in (purgatory, asyncio))
+        assert [parameter.kind for parameter in ours.parameters.values()] == [
+            parameter.kind for parameter in theirs.parameters.values()
+        ]
+    assert list(inspect.signature(wait_for).parameters) == ["awaitable", "timeout"]
+    public = {name for name in dir(asyncio.Timeout) if not name.startswith("_")}
+    assert public == {name for name in dir(Timeout) if not name.startswith("_")}
+
+
+def test_what_takes_too_long_is_cancelled_and_raises_a_timeout_error(run: Run) -> None:
+    async def main() -> None:
+        cancelled = False
+        with pytest.raises(TimeoutError) as raised:
+            async with timeout(0.01) as limit:
+                assert not limit.expired()
+                try:
+                    await asyncio.sleep(10)
+                except asyncio.CancelledError:
+                    cancelled = True
+                    assert limit.expired()
+                    raise
+        assert cancelled
+        assert isinstance(raised.value.__cause__, asyncio.CancelledError)
+        assert limit.expired()
+        task = asyncio.current_task()
+        assert task is not None and task.cancelling() == 0
+
+    run(main)
+
+
+@pytest.mark.parametrize("delay", [10, 10.0, None, math.inf, 1e300, 1e9])
+def test_what_is_done_in_time_is_left_alone(run: Run, delay: float | None) -> None:
+    async def main() -> None:
+        async with timeout(delay) as limit:
+            await asyncio.sleep(0.001)
+        assert not limit.expired()
+        await turns(3)
+
+    run(main)
+
+
+@pytest.mark.parametrize("delay", [0, 0.0, -1, -math.inf])
+def test_no_time_at_all_ends_in_the_first_await(run: Run, delay: float) -> None:
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with timeout(delay):
+                await asyncio.sleep(0)
+        async with timeout(delay) as limit:
+            pass  # never gave way
+        await turns(3)
+        assert not limit.expired()
+
+    run(main)
+
+
+def test_a_deadline_that_passes_before_the_timeout_is_entered_ends_in_the_first_await(run: Run) -> None:
+    async def main() -> None:
+        limit = timeout(0.002)
+        await asyncio.sleep(0.005)
+        with pytest.raises(TimeoutError):
+            async with limit:
+                await asyncio.sleep(0)
+
+    run(main)
+
+
+def test_a_deadline_that_has_passed_does_not_wait_for_the_end_of_its_tick(virtual: Run) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        async with timeout_at(now + TICK / 2):  # due at the end of this tick, as the next would be
+            with pytest.raises(TimeoutError):
+                async with timeout_at(now):
+                    await asyncio.sleep(0)
+        assert loop.time() == now
+
+    virtual(main, start=TICK / 4)
+
+
+@at_any_loop_time
+def test_never_early_and_late_by_a_tick_at_most(virtual: Run, start: float) -> None:
+    chance = random.Random(3)
+
+    async def strike(when: float) -> None:
+        limit = timeout_at(when)
+        with pytest.raises(TimeoutError):
+            async with limit:
+                await asyncio.sleep(1e9)
+        late = asyncio.get_running_loop().time() - when
+        assert 0 <= late <= TICK + 2 * math.ulp(when)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        whens = [loop.time() + chance.choice([1e-9, 0.001, 0.5, 1.0, 700.0]) * chance.random() for _ in range(300)]
+        await asyncio.gather(*map(strike, whens), *map(strike, (loop.time() + number / 1000 for number in range(1, 50))))
+
+    virtual(main, start=start)
+
+
+def test_never_early_by_the_loops_own_clock(run: Run) -> None:
+    async def strike(delay: float) -> None:
+        loop = asyncio.get_running_loop()
+        with pytest.raises(TimeoutError):
+            async with timeout(delay) as limit:
+                await asyncio.sleep(100)
+        when = limit.when()
+        assert when is not None and loop.time() >= when
+
+    async def strike_wait_for(delay: float) -> None:
+        loop = asyncio.get_running_loop()
+        when = loop.time() + delay
+        with pytest.raises(TimeoutError):
+            await wait_for(asyncio.sleep(100), delay)
+        assert loop.time() >= when
+
+    async def main() -> None:
+        delays = [0.05 * number / 300 for number in range(300)]
+        await asyncio.gather(*map(strike, delays), *map(strike_wait_for, delays))
+
+    run(main)
+
+
+@pytest.mark.parametrize("bad", [math.nan, "soon"])
+def test_a_deadline_that_is_none_is_an_error_and_changes_nothing(run: Run, bad: Any) -> None:
+    async def main() -> None:
+        limit = timeout_at(bad)
+        with pytest.raises((ValueError, TypeError)):
+            await limit.__aenter__()
+        assert repr(limit) == "<Timeout [created]>"
+        async with timeout(5) as limit:
+            before = limit.when()
+            with pytest.raises((ValueError, TypeError)):
+                limit.reschedule(bad)
+            assert limit.when() == before
+        coroutine = asyncio.sleep(0)
+        with pytest.raises((ValueError, TypeError)):
+            await wait_for(coroutine, bad)
+        coroutine.close()
+
+    run(main)
+
+
+def test_the_inner_of_two_strikes_alone_and_the_outer_through_it(run: Run) -> None:
+    async def main() -> None:
+        async with timeout(30) as outer:
+            with pytest.raises(TimeoutError):
+                async with timeout(0.005) as inner:
+                    await asyncio.sleep(10)
+        assert inner.expired() and not outer.expired()
+
+        with pytest.raises(TimeoutError):
+            async with timeout(0.005) as outer:
+                try:
+                    async with timeout(30) as inner:
+                        await asyncio.sleep(10)
+                except TimeoutError:
+                    pytest.fail("the inner one raised")
+        assert outer.expired() and not inner.expired()
+
+    run(main)
+
+
+def test_of_two_that_strike_together_only_the_outer_raises(run: Run) -> None:
+    async def main() -> None:
+        when = asyncio.get_running_loop().time() + 0.005
+        with pytest.raises(TimeoutError):
+            async with timeout_at(when) as outer:
+                with pytest.raises(asyncio.CancelledError):
+                    async with timeout_at(when) as inner:
+                        await asyncio.sleep(10)
+                raise asyncio.CancelledError
+        assert outer.expired() and inner.expired()
+        task = asyncio.current_task()
+        assert task is not None and task.cancelling() == 0
+
+    run(main)
+
+
+def test_a_body_that_swallows_its_cancellation_goes_on_and_nothing_is_raised(run: Run) -> None:
+    async def main() -> None:
+        async with timeout(0.005) as limit:
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.sleep(10)
+            with pytest.raises(RuntimeError, match="Cannot change state of expiring Timeout"):
+                limit.reschedule(None)
+            await asyncio.sleep(0.01)
+        assert limit.expired()
+        task = asyncio.current_task()
+        assert task is not None and task.cancelling() == 0
+
+    run(main)
+
+
+def test_who_cancels_the_task_wins_over_the_deadline(run: Run) -> None:
+    async def main() -> None:
+        async def body() -> None:
+            async with timeout(0.005):
+                try:
+                    await asyncio.sleep(10)
+                except asyncio.CancelledError:
+                    task.cancel()
+                    raise
+
+        task = asyncio.create_task(body())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelling() == 1
+
+    run(main)
+
+
+def test_a_task_that_was_cancelled_before_may_still_limit_its_cleaning_up(run: Run) -> None:
+    async def main() -> str:
+        async def body() -> str:
+            try:
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                with pytest.raises(TimeoutError):
+                    async with timeout(0.005):
+                        await asyncio.sleep(10)
+            return "cleaned up"
+
+        task = asyncio.create_task(body())
+        await turns()
+        task.cancel()
+        assert await task == "cleaned up"
+        assert task.cancelling() == 1
+        return "done"
+
+    assert run(main) == "done"
+
+
+@pytest.mark.parametrize("strikes", [True, False])
+def test_other_exceptions_pass_through(run: Run, strikes: bool) -> None:
+    async def main() -> None:
+        with pytest.raises(KeyError):
+            async with timeout(0.005) as limit:
+                try:
+                    await asyncio.sleep(10 if strikes else 0)
+                finally:
+                    raise KeyError
+        assert limit.expired() is strikes
+
+    run(main)
+
+
+def test_a_subclass_of_the_cancelled_error_counts_as_one(run: Run) -> None:
+    class Cancelled(asyncio.CancelledError):
+        pass
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            async with timeout(0.005):
+                try:
+                    await asyncio.sleep(10)
+                except asyncio.CancelledError:
+                    raise Cancelled from None
+
+    run(main)
+
+
+# Moving the deadline
+
+
+def test_a_deadline_can_be_moved_either_way_put_off_for_ever_and_set_again(run: Run) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with timeout(0.002) as limit:
+            limit.reschedule(loop.time() + 30)
+            await asyncio.sleep(0.005)
+            limit.reschedule(None)
+            assert limit.when() is None
+            limit.reschedule(loop.time() + 0.002)
+            limit.reschedule(math.inf)
+            await asyncio.sleep(0.005)
+        assert not limit.expired()
+        for first in (None, loop.time() + 30, math.inf):
+            with pytest.raises(TimeoutError):
+                async with timeout_at(first) as limit:
+                    limit.reschedule(when := loop.time() + 0.003)
+                    await asyncio.sleep(10)
+            assert limit.when() == when <= loop.time()
+
+    run(main)
+
+
+@pytest.mark.parametrize("ahead", [None, 30.0, 0.0, 0.001])
+def test_a_deadline_moved_to_the_past_strikes_in_the_next_turn(run: Run, ahead: float | None) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        with pytest.raises(TimeoutError):
+            async with timeout(ahead) as limit:
+                if ahead == 0.001 and not isinstance(loop, VirtualTimeLoop):
+                    time.sleep(0.003)  # noqa: ASYNC251  # so that the new time is later than the old, and past
+                limit.reschedule(loop.time())
+                await asyncio.sleep(0)
+        async with timeout(ahead) as limit:
+            limit.reschedule(loop.time() - 1)
+            limit.reschedule(loop.time() + 30)
+            await turns(3)
+        assert not limit.expired()
+
+    run(main)
+
+
+def test_to_postpone_does_not_touch_the_loop(run: Run) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with timeout(30) as limit:
+            when = limit.when()
+            assert when is not None
+            spy = Spy(loop)
+            for number in range(1000):
+                limit.reschedule(when + number)
+            assert not spy.calls
+
+    run(main)
+
+
+def test_only_a_timeout_that_is_active_can_be_moved_or_left_and_it_serves_once(run: Run) -> None:
+    async def main() -> None:
+        limit = timeout(30)
+        with pytest.raises(RuntimeError, match="Timeout has not been entered"):
+            limit.reschedule(None)
+        with pytest.raises(RuntimeError, match="Cannot leave created Timeout"):
+            await limit.__aexit__(None, None, None)
+        async with limit:
+            with pytest.raises(RuntimeError, match="Timeout has already been entered"):
+                await limit.__aenter__()
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="Cannot change state of finished Timeout"):
+                limit.reschedule(None)
+            with pytest.raises(RuntimeError, match="Timeout has already been entered"):
+                await limit.__aenter__()
+            with pytest.raises(RuntimeError, match="Cannot leave finished Timeout"):
+                await limit.__aexit__(None, None, None)
+
+    run(main)
+
+
+def test_its_repr_has_asyncios_words(virtual: Run) -> None:
+    async def words(module: Any) -> list[str]:
+        said = []
+        for delay in (1.23456, None, 0):
+            limit = module.timeout(delay)
+            said.append(repr(limit))
+            with pytest.raises(TimeoutError):
+                async with limit:
+                    said.append(repr(limit))
+                    try:
+                        await asyncio.sleep(2)
+                    finally:
+                        said.append(repr(limit))
+                    raise TimeoutError
+            said.append(repr(limit))
+        return said
+
+    ours, theirs = virtual(partial(words, purgatory)), virtual(partial(words, asyncio))
+    assert ours == theirs
+    assert ours[1] == "<Timeout [active] when=1.235>"
+
+
+# wait_for
+
+
+@pytest.mark.parametrize("limit", [None, 30, math.inf])
+def test_wait_for_gives_the_result_or_raises_the_exception(run: Run, limit: float | None) -> None:
+    async def give(value: object) -> object:
+        await asyncio.sleep(0)
+        return value
+
+    async def fail() -> None:
+        raise KeyError("mine")
+
+    class Answer:
+        def __await__(self) -> Iterator[Any]:
+            yield from asyncio.sleep(0).__await__()
+            return "answer"
+
+    async def main() -> None:
+        assert await wait_for(give(42), limit) == 42
+        assert await wait_for(asyncio.create_task(give(43)), timeout=limit) == 43
+        assert await wait_for(Answer(), limit) == "answer"  # type: ignore[arg-type]
+        with pytest.raises(KeyError, match="mine"):
+            await wait_for(fail(), limit)
+
+    run(main)
+
+
+def test_wait_for_cancels_what_takes_too_long_and_waits_until_it_has_ended(run: Run) -> None:
+    async def main() -> None:
+        ended = False
+
+        async def slow() -> None:
+            nonlocal ended
+            try:
+                await asyncio.sleep(10)
+            finally:
+                await asyncio.sleep(0.002)
+                ended = True
+
+        for awaitable in (slow(), asyncio.create_task(slow())):
+            ended = False
+            with pytest.raises(TimeoutError) as raised:
+                await wait_for(awaitable, 0.003)
+            assert ended
+            assert isinstance(raised.value.__cause__, asyncio.CancelledError)
+
+    run(main)
+
+
+@pytest.mark.parametrize("limit", [0, -1, -math.inf])
+def test_wait_for_without_time_takes_what_is_done_and_cancels_what_is_not(run: Run, limit: float) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        done, pending = loop.create_future(), loop.create_future()
+        done.set_result("done")
+        assert await wait_for(done, limit) == "done"
+        failed = loop.create_future()
+        failed.set_exception(KeyError)
+        with pytest.raises(KeyError):
+            await wait_for(failed, limit)
+        with pytest.raises(TimeoutError) as raised:
+            await wait_for(pending, limit)
+        assert isinstance(raised.value.__cause__, asyncio.CancelledError)
+        assert pending.cancelled()
+
+        async def stubborn() -> str:
+            try:
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                return "all the same"
+            return "in time"
+
+        task = asyncio.create_task(stubborn())
+        await turns()
+        assert await wait_for(task, limit) == "all the same"
+
+    run(main)
+
+
+def test_wait_for_without_time_does_not_start_a_coroutine(virtual: Run) -> None:
+    async def main() -> None:
+        async def never() -> None:
+            pytest.fail("it was started")
+
+        with pytest.raises(TimeoutError):
+            await wait_for(never(), 0)
+
+    virtual(main)
+
+
+def test_a_result_counts_although_it_comes_after_the_cancellation(run: Run) -> None:
+    async def main() -> None:
+        async def stubborn() -> str:
+            try:
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                await asyncio.sleep(0.001)
+            return "all the same"
+
+        assert await wait_for(stubborn(), 0.003) == "all the same"
+        inner = asyncio.create_task(stubborn())
+        waiter = asyncio.create_task(wait_for(inner, 30))
+        await turns(2)
+        waiter.cancel()
+        assert await waiter == "all the same"  # with 3.11's own, a CancelledError
+
+    run(main)
+
+
+def test_cancelling_wait_for_cancels_what_it_waits_for_but_not_behind_a_shield(run: Run) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        inner, shielded = loop.create_future(), loop.create_future()
+        for awaitable in (inner, asyncio.shield(shielded)):
+            waiter = asyncio.create_task(wait_for(awaitable, 30))
+            await turns(2)
+            waiter.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiter
+        assert inner.cancelled() and not shielded.done()
+        with pytest.raises(TimeoutError):
+            await wait_for(asyncio.shield(shielded), 0.002)
+        assert not shielded.done()
+
+    run(main)
+
+
+def test_a_wait_that_is_cancelled_when_its_future_is_done_does_not_swallow_the_cancellation(run: Run) -> None:
+    async def main() -> None:
+        future = asyncio.get_running_loop().create_future()
+        reached_end = False
+
+        async def body() -> None:
+            nonlocal reached_end
+            await wait_for(future, 30)
+            await asyncio.sleep(0)
+            reached_end = True
+
+        task = asyncio.create_task(body())
+        await turns(2)
+        future.set_result(None)
+        task.cancel()
+        assert isinstance(await outcome(task), asyncio.CancelledError)
+        assert not reached_end
+
+    run(main)
+
+
+def test_wait_for_awaits_in_the_task_and_the_context_of_the_caller(run: Run) -> None:
+    variable: ContextVar[str] = ContextVar("variable")
+
+    async def look() -> asyncio.Task[Any] | None:
+        variable.set("set inside")
+        return asyncio.current_task()
+
+    async def main() -> None:
+        assert await wait_for(look(), 30) is asyncio.current_task()
+        assert variable.get() == "set inside"
+
+    run(main)
+
+
+# Outside
+
+
+def test_outside_a_loop_or_a_task_it_says_so(run: Run) -> None:
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        timeout(30)
+    limit = timeout_at(30)
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        limit.__aenter__().send(None)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        answer = loop.create_future()
+
+        def enter() -> None:
+            try:
+                timeout(30).__aenter__().send(None)
+            except RuntimeError as error:
+                answer.set_result(str(error))
+
+        loop.call_soon(enter)
+        assert await answer == "Timeout should be used inside a task"
+
+    run(main)
+
+
+def test_moving_the_timeout_of_another_loop_is_refused_and_changes_nothing(run: Run) -> None:
+    refused: list[BaseException] = []
+
+    def elsewhere(limit: Timeout) -> None:
+        async def move() -> None:
+            for when in (0.0, 1.0):
+                with pytest.raises(WrongLoop, match="cannot reschedule") as raised:
+                    limit.reschedule(when)
+                refused.append(raised.value)
+
+        asyncio.run(move())
+
+    async def main() -> None:
+        for delay in (1e9, None):
+            async with timeout(delay) as limit:
+                when = limit.when()
+                thread = threading.Thread(target=elsewhere, args=(limit,))
+                thread.start()
+                thread.join()
+                assert limit.when() == when
+                await turns(3)
+
+    run(main)
+    assert len(refused) == 4
+
+
+def test_a_coroutine_that_is_closed_when_its_loop_is_gone_makes_no_noise(run: Run) -> None:
+    for delay in (30, 0, None):
+
+        async def body(delay: float | None = delay) -> None:
+            async with timeout(delay):
+                await asyncio.Event().wait()
+
+        coroutine = body()
+
+        async def main() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            await asyncio.sleep(0)
+
+        # Driven by hand from inside a task, so that the loop does not know of it and closes without it.
+        async def drive(coroutine: Any = coroutine) -> None:
+            coroutine.send(None)
+
+        run(drive)
+        run(main)
+        coroutine.close()
+
+
+# What it asks of the loop
+
+
+def test_a_thousand_timeouts_of_one_time_are_one_timer_and_none_when_they_are_done(run: Run) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        spy = Spy(loop)
+        when = loop.time() + 30
+        done = asyncio.Event()
+
+        async def body() -> None:
+            async with timeout_at(when):
+                await done.wait()
+
+        tasks = [asyncio.create_task(body()) for _ in range(1000)]
+        await turns(2)
+        assert spy.calls["call_at"] == spy.armed == 1
+        done.set()
+        await asyncio.gather(*tasks)
+        await turns(2)
+        assert spy.calls["call_at"] == 1
+        assert spy.armed == 0
+
+    run(main)
+
+
+def test_as_many_timers_as_buckets(run: Run) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        spy = Spy(loop)
+        start = loop.time()
+        done = asyncio.Event()
+
+        async def body(number: int) -> None:
+            async with timeout_at(start + 1000 + number % 10 * 500):
+                await done.wait()
+
+        tasks = [asyncio.create_task(body(number)) for number in range(1000)]
+        await turns(2)
+        assert spy.calls["call_at"] == spy.armed == 10
+        done.set()
+        await asyncio.gather(*tasks)
+        await turns(2)
+        assert spy.calls["call_at"] == 10
+        assert spy.armed == 0
+
+    run(main)
+
+
+@pytest.mark.parametrize("enough", [1, 100, 10 * BUSY])
+def test_one_timeout_after_another_touches_the_loop_rarely_and_leaves_nothing_on_it(run: Run, enough: int) -> None:
+    async def main() -> None:
+        spy = Spy(asyncio.get_running_loop())
+        await asyncio.sleep(0)
+        for _ in range(enough):
+            await wait_for(asyncio.sleep(0), 30)
+        if isinstance(asyncio.get_running_loop(), VirtualTimeLoop):  # whose time stands still
+            assert spy.calls["call_at"] <= 2  # the bucket, and one look
+        if enough > BUSY:
+            await asyncio.sleep(2 * TICK)
+        await turns(3)
+        assert spy.armed == 0
+        wheel: TimeoutWheel = asyncio.get_running_loop()._purgatory_timeouts  # type: ignore[attr-defined]
+        assert wheel.is_empty() and not wheel.recent and not wheel.resting
+        wheel._check()
+
+    run(main)
+
+
+def test_a_wheel_that_was_busy_is_looked_at_once_per_tick_until_it_was_quiet_for_a_while(virtual: Run) -> None:
+    async def main() -> None:
+        spy = Spy(asyncio.get_running_loop())
+        for _ in range(BUSY + 10):
+            await wait_for(asyncio.sleep(0), 30)
+        await turns(5)
+        assert spy.armed == 2  # the bucket, and the look
+        await asyncio.sleep(TICK)
+        assert spy.armed == 0
+        await asyncio.sleep(QUIET)
+        for armed in (2, 0):  # the look that comes late finds that it was quiet
+            await wait_for(asyncio.sleep(0), 30)
+            await turns(5)
+            assert spy.armed == armed
+            await asyncio.sleep(TICK)
+
+    virtual(main)
+
+
+def test_nothing_is_left_when_timeouts_have_struck(run: Run) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        spy = Spy(loop)
+        wheel = None
+
+        async def body(number: int) -> None:
+            async with timeout(0.0001 * number):
+                await asyncio.Event().wait()
+
+        outcomes = await asyncio.gather(*(body(number) for number in range(700)), return_exceptions=True)
+        assert {type(error) for error in outcomes} == {TimeoutError}
+        await turns(3)
+        assert spy.armed == 0
+        wheel = loop._purgatory_timeouts  # type: ignore[attr-defined]
+        assert wheel.is_empty()
+        wheel._check()
+
+    run(main)
+
+
+def test_a_timeout_that_was_left_is_held_by_nothing(run: Run) -> None:
+    async def main() -> None:
+        gc.disable()
+        try:
+            async with timeout(30) as waiting:
+                async with timeout(30) as limit:
+                    pass
+                reference = weakref.ref(limit)
+                del limit
+                assert reference() is None
+            assert waiting is not None
+        finally:
+            gc.enable()
+
+    run(main)
+
+
+def test_a_bucket_keeps_nobodys_context(run: Run) -> None:
+    class Secret:
+        pass
+
+    variable: ContextVar[Secret] = ContextVar("variable")
+
+    async def first() -> weakref.ref[Secret]:
+        variable.set(secret := Secret())
+        async with timeout(30):  # opens the bucket
+            pass
+        with pytest.raises(TimeoutError):
+            async with timeout(0):
+                await asyncio.sleep(0)
+        return weakref.ref(secret)
+
+    async def main() -> None:
+        started = asyncio.Event()
+
+        async def second() -> None:
+            async with timeout(30.001):
+                await started.wait()
+
+        reference = await asyncio.create_task(first())
+        task = asyncio.create_task(second())
+        await turns(3)
+        gc.collect()
+        assert reference() is None
+        started.set()
+        await task
+
+    run(main)
+
+
+# One wheel per loop
+
+
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_a_loop_is_not_kept_alive_by_its_wheel(loop_factory: Callable[[], asyncio.AbstractEventLoop], unfinished: bool) -> None:
+    class Marker:
+        pass
+
+    async def body() -> None:
+        async with timeout(30):
+            await asyncio.sleep(0)
+        if unfinished:
+            await timeout(40).__aenter__()
+
+    loop = loop_factory()
+    loop.marker = marker = Marker()  # type: ignore[attr-defined]
+    reference = weakref.ref(marker)
+    loop.run_until_complete(loop.create_task(body()))
+    wheel = loop._purgatory_timeouts  # type: ignore[attr-defined]
+    assert isinstance(wheel, TimeoutWheel) and bool(len(wheel)) is unfinished
+    loop.close()
+    del loop, marker, wheel
+    gc.collect()
+    assert reference() is None
+
+
+def test_each_loop_has_a_wheel_of_its_own_and_keeps_it(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def wheel() -> TimeoutWheel:
+        async with timeout(30):
+            return asyncio.get_running_loop()._purgatory_timeouts  # type: ignore[attr-defined,no-any-return]
+
+    with asyncio.Runner(loop_factory=loop_factory) as one, asyncio.Runner(loop_factory=loop_factory) as other:
+        first, second = one.run(wheel()), other.run(wheel())
+        assert first is not second
+        assert one.run(wheel()) is first and other.run(wheel()) is second
+
+
+def test_a_loop_may_be_run_by_one_thread_after_another(loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    loop = loop_factory()
+    spy = Spy(loop)
+
+    async def strike() -> str:
+        async with timeout(30):
+            await asyncio.sleep(0)
+        with pytest.raises(TimeoutError):
+            async with timeout(0.003):
+                await asyncio.sleep(10)
+        async with timeout(10) as limit:
+            limit.reschedule(asyncio.get_running_loop().time() + 5)
+            await asyncio.sleep(0)
+        await turns(3)
+        assert spy.armed == 0
+        return "struck"
+
+    results: list[object] = []
+    for _ in range(3):
+        thread = threading.Thread(target=lambda: results.append(loop.run_until_complete(outcome(strike()))))
+        thread.start()
+        thread.join()
+    loop.close()
+    assert results == ["struck"] * 3
+
+
+def test_many_loops_in_threads_do_not_meet() -> None:
+    async def work(number: int) -> int:
+        chance, struck = random.Random(number), 0
+
+        async def one() -> None:
+            nonlocal struck
+            with pytest.raises(TimeoutError):
+                async with timeout(chance.random()):
+                    await wait_for(asyncio.Event().wait(), 50)
+            struck += 1
+            assert await wait_for(asyncio.sleep(chance.random(), "slept"), 30) == "slept"
+
+        await asyncio.gather(*(one() for _ in range(100)))
+        return struck
+
+    def in_thread(number: int) -> None:
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+            results[number] = runner.run(work(number))
+
+    results: dict[int, int] = {}
+    threads = [threading.Thread(target=in_thread, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == dict.fromkeys(range(8), 100)
+
+
+# With others
+
+
+def test_a_task_group_inside_is_cancelled_as_a_whole(run: Run) -> None:
+    async def main() -> None:
+        ended: list[int] = []
+
+        async def child(number: int) -> None:
+            try:
+                await asyncio.sleep(10)
+            finally:
+                ended.append(number)
+
+        with pytest.raises(TimeoutError):
+            async with timeout(0.005), asyncio.TaskGroup() as group:
+                for number in range(3):
+                    group.create_task(child(number))
+        assert sorted(ended) == [0, 1, 2]
+
+        with pytest.raises(ExceptionGroup) as raised:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(wait_for(asyncio.Event().wait(), 0.002))
+                group.create_task(asyncio.sleep(10))
+        assert [type(error) for error in raised.value.exceptions] == [TimeoutError]
+
+    run(main)
+
+
+def test_anyios_scopes_around_and_inside_know_their_own_cancellations(run: Run) -> None:
+    async def main() -> None:
+        with anyio.move_on_after(0.003) as scope:
+            async with timeout(30) as limit:
+                await asyncio.sleep(10)
+        assert scope.cancelled_caught and not limit.expired()
+
+        with anyio.fail_after(30) as scope, pytest.raises(TimeoutError):
+            async with timeout(0.003) as limit:
+                await asyncio.sleep(10)
+        assert limit.expired() and not scope.cancelled_caught
+
+        with pytest.raises(TimeoutError):
+            async with timeout(0.003) as limit:
+                with anyio.CancelScope() as scope:
+                    await asyncio.sleep(10)
+        assert limit.expired() and not scope.cancelled_caught
+
+    run(main)
+
+
+def test_where_anyio_cancels_again_and_again_it_goes_as_with_asyncios_timeout(run: Run) -> None:
+    async def scene(timeout: Callable[[float], Any], first: str, swallow: bool) -> list[object]:
+        task = asyncio.current_task()
+        assert task is not None
+        seen: list[object] = []
+        try:
+            with anyio.CancelScope() as scope:
+                async with timeout(0.003 if first == "timeout" else 30) as limit:
+                    try:
+                        if first == "scope":
+                            scope.cancel()
+                        await asyncio.sleep(10)
+                    except asyncio.CancelledError:
+                        if first == "timeout":
+                            scope.cancel()
+                        seen.append(await outcome(turns()))
+                        if not swallow:
+                            raise
+        except BaseException as error:
+            seen.append(error)
+        return [list(map(type, seen)), scope.cancelled_caught, limit.expired(), repr(limit), task.cancelling()]
+
+    async def main() -> None:
+        for first in ("timeout", "scope"):
+            for swallow in (True, False):
+                ours = await asyncio.create_task(scene(timeout, first, swallow))
+                assert ours == await asyncio.create_task(scene(asyncio.timeout, first, swallow))
+
+    run(main)
+
+
+def test_a_task_that_starts_at_once_may_enter_a_timeout_before_it_first_gives_way(run: Run) -> None:
+    async def main() -> None:
+        async def at_once(delay: float) -> str:
+            async with timeout(delay):
+                return "at once"
+
+        async def strike() -> None:
+            async with timeout(0.003):
+                await asyncio.sleep(10)
+
+        outer = asyncio.current_task()
+        assert outer is not None
+        assert await asyncio.gather(*(asyncio.create_task(at_once(delay)) for delay in (30, 0))) == ["at once"] * 2
+        async with timeout(30) as limit:
+            with pytest.raises(TimeoutError):
+                await asyncio.create_task(strike())
+        assert not limit.expired() and outer.cancelling() == 0
+
+    run(main)
+
+
+def test_typed_results_pass_through_wait_for() -> None:
+    async def number() -> int:
+        return 1
+
+    async def main() -> int:
+        awaitable: Awaitable[int] = number()
+        return await wait_for(awaitable, 1) + 1
+
+    assert asyncio.run(main()) == 2

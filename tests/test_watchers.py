@@ -1,0 +1,130 @@
+"""The watch lists by themselves."""
+
+import pytest
+from conftest import Probe
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from purgatory._watchers import Watchers, distinct
+
+
+def watch(watchers: Watchers, *keys: object) -> Probe:
+    operation = Probe(name=keys)
+    operation._op_keys = distinct(keys)
+    watchers.add(operation, operation._op_keys)
+    return operation
+
+
+def unwatch(watchers: Watchers, operation: Probe) -> None:
+    watchers.remove(operation, operation._op_keys)
+
+
+# Keys
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (["a"], ["a"]),
+        (("a", "a"), ["a"]),
+        ({"a": 1}, ["a"]),
+        ((key for key in ["b", "a", "b"]), ["b", "a"]),
+        ([1, 1.0, True, 2], [1, 2]),
+        ([None], [None]),
+        ([("a", "b")], [("a", "b")]),
+        (["a", None], ["a", None]),
+    ],
+)
+def test_keys_are_counted_once_and_keep_their_order(keys, expected):
+    watchers = Watchers()
+    operation = watch(watchers, *keys)
+    assert list(watchers.by_key) == expected and watchers.registrations == len(expected) and len(watchers) == 1
+    unwatch(watchers, operation)
+    assert watchers.by_key == {} and watchers.registrations == len(watchers) == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        ([], ValueError, "at least one key"),
+        (iter(()), ValueError, "at least one key"),
+        ("orders", TypeError, r"not one string: pass \['orders'\]"),
+        (b"orders", TypeError, r"not one string: pass \[b'orders'\]"),
+        ([[]], TypeError, "unhashable"),
+        (3, TypeError, "not iterable"),
+    ],
+)
+def test_keys_that_cannot_be_watched_are_refused(keys, error, message):
+    with pytest.raises(error, match=message):
+        distinct(keys)
+
+
+def test_several_keys_are_not_taken_for_a_key():
+    several = distinct(["a", "b"])
+    assert several != distinct(["a", "b"]) and several not in {("a", "b"): 1, "a": 2}
+
+
+# Lists
+
+
+def test_watchers_of_a_key_come_in_the_order_in_which_they_joined_whoever_leaves():
+    watchers = Watchers()
+    operations = [watch(watchers, "a") for _ in range(5)]
+    unwatch(watchers, operations.pop(2))
+    unwatch(watchers, operations.pop(0))
+    operations.append(watch(watchers, "a"))
+    assert watchers.of("a") == operations and watchers.of("b") == []
+    watchers._check()
+
+
+def test_the_last_one_to_leave_a_key_takes_the_list_along():
+    watchers = Watchers()
+    first, second = watch(watchers, "a"), watch(watchers, "b", "a")
+    for operation in (first, second):
+        unwatch(watchers, operation)
+        watchers._check()
+    assert watchers.by_key == {} and len(watchers) == watchers.registrations == 0
+
+
+class Counted:
+    """Stands for an operation, and counts how often it is looked at."""
+
+    looks = 0
+
+    def __hash__(self):
+        Counted.looks += 1
+        return id(self)
+
+    def __eq__(self, other):
+        Counted.looks += 1
+        return self is other
+
+
+@pytest.mark.parametrize("count", [2, 100, 10_000])
+@pytest.mark.parametrize("place", [0.0, 0.5, 1.0], ids=["first", "middle", "last"])
+def test_leaving_a_hot_key_looks_at_nobody_else(count, place):
+    watchers = Watchers()
+    operations = [Counted() for _ in range(count)]
+    for operation in operations:
+        watchers.add(operation, "hot")
+    Counted.looks = 0
+    watchers.remove(operations[round(place * (count - 1))], "hot")
+    assert 0 < Counted.looks <= 3
+    assert watchers.registrations == len(watchers) == count - 1
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=150)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.lists(st.integers(0, 4), min_size=1, max_size=4))))
+def test_the_lists_agree_with_a_naive_list_of_registrations(steps):
+    watchers = Watchers()
+    model: list[tuple[Probe, list[int]]] = []
+    for joins, number, keys in steps:
+        if joins or not model:
+            model.append((watch(watchers, *keys), keys))
+        else:
+            unwatch(watchers, model.pop(number % len(model))[0])
+        watchers._check()
+        assert len(watchers) == len(model)
+        assert watchers.registrations == sum(len(set(keys)) for _, keys in model)
+        for key in range(5):
+            assert watchers.of(key) == [operation for operation, keys in model if key in keys]
