@@ -1,0 +1,174 @@
+"""The load behind `python examples/long_poll.py --demo`: real HTTP clients against a board in a process of its own.
+
+Every tenth of the pollers shares a topic. One publisher a topic writes about once a second, and a poll waits for 0.2 to
+2 seconds, so that polls end both ways; every fifth poller hangs up before its time. What the server says of itself
+comes from `GET /stats` and from its answers; all else is measured here, on the clients' side of the wire.
+"""
+
+import asyncio
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+
+POLLERS_PER_TOPIC = 10
+SHORTEST_POLL, LONGEST_POLL = 0.2, 2.0  # seconds
+LEAVER_EVERY = 5
+
+
+@dataclass
+class Seen:
+    """What the clients saw. Times are in seconds."""
+
+    endings: Counter[str] = field(default_factory=Counter)
+    latencies: list[float] = field(default_factory=list)  # from publishing a message to reading it in an answer
+    late_by_server: list[float] = field(default_factory=list)  # from deadline to answer, by the server's clock
+    late_by_client: list[float] = field(default_factory=list)  # the same by ours: from asking and timeout to reading
+
+
+async def keep_polling(session: aiohttp.ClientSession, topic: str, until: float, leaves: bool, seen: Seen) -> None:
+    """Polls one topic again and again; one that leaves closes its connection in the middle of each poll."""
+    await asyncio.sleep(random.random())  # 500 clients that connect in one moment would measure just that
+    offset = 0
+    while (asked := time.monotonic()) < until:
+        wait = random.uniform(SHORTEST_POLL, LONGEST_POLL)
+        patience = random.uniform(0.1, wait) if leaves else None
+        try:
+            async with (
+                asyncio.timeout(patience),
+                session.get(f"/topics/{topic}?offset={offset}&timeout={wait}") as response,
+            ):
+                answer = await response.json()
+        except TimeoutError:
+            seen.endings["gone"] += 1
+            continue
+        answered = time.monotonic()
+        offset = answer["next"]
+        seen.endings[answer["ending"]] += 1
+        if answer["ending"] == "deadline":
+            seen.late_by_server.append(answer["late"])
+            seen.late_by_client.append(answered - (asked + wait))
+        else:
+            published = float(answer["messages"][-1])
+            if published >= asked:  # otherwise the message was there before the poll
+                seen.latencies.append(answered - published)
+
+
+async def keep_publishing(session: aiohttp.ClientSession, topic: str, until: float) -> None:
+    """Publishes about once a second; the message is the time at which it was sent."""
+    while time.monotonic() < until:
+        await asyncio.sleep(random.expovariate(1.0))
+        async with session.post(f"/topics/{topic}", data=str(time.monotonic())):
+            pass
+
+
+async def read_stats(session: aiohttp.ClientSession) -> Any:
+    async with session.get("/stats") as response:
+        return await response.json()
+
+
+async def show_progress(session: aiohttp.ClientSession, seconds: float, console: Console) -> None:
+    """What the server says of itself, four times a second."""
+    columns = (BarColumn(30), TextColumn("{task.completed:.1f} of {task.total:g} s  {task.description}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        started, bar = time.monotonic(), progress.add_task("", total=seconds)
+        while (passed := time.monotonic() - started) < seconds:
+            stats = await read_stats(session)
+            endings = ", ".join(f"{count} {ending}" for ending, count in stats["endings"].items() if count)
+            progress.update(bar, completed=passed, description=f"{stats['purgatory']['pending']} pending, {endings}")
+            await asyncio.sleep(0.25)
+
+
+async def wait_until_pending(session: aiohttp.ClientSession, count: int) -> Any:
+    """The statistics as soon as so many operations are pending; after five seconds, whatever they are."""
+    for _ in range(100):
+        if (await read_stats(session))["purgatory"]["pending"] == count:
+            break
+        await asyncio.sleep(0.05)
+    return await read_stats(session)  # an operation is gone a moment before its handler has counted it
+
+
+async def stop_with_open_polls(
+    session: aiohttp.ClientSession, server: asyncio.subprocess.Process, pollers: int
+) -> tuple[int, float]:
+    """Opens a poll of half a minute for each poller and sends SIGTERM: how many were answered, how long it took."""
+
+    async def poll_to_the_end(topic: str) -> bool:
+        async with session.get(f"/topics/{topic}?timeout=30") as response:
+            return response.status == 503
+
+    polls = [asyncio.create_task(poll_to_the_end(f"quiet-{number}")) for number in range(pollers)]
+    await wait_until_pending(session, pollers)
+    stopping = time.monotonic()
+    server.terminate()
+    answers = await asyncio.gather(*polls, return_exceptions=True)
+    await server.wait()
+    return answers.count(True), time.monotonic() - stopping
+
+
+async def put_load_on(command: Sequence[str], pollers: int, seconds: float, console: Console) -> Table:
+    """Starts the server, lets everybody loose on it, stops it, and makes the report."""
+    server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    try:
+        assert server.stdout is not None
+        url = (await server.stdout.readline()).decode().split()[-1]
+        topics = [f"topic-{number}" for number in range(math.ceil(pollers / POLLERS_PER_TOPIC))]
+        seen = Seen()
+        async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as session:
+            until = time.monotonic() + seconds
+            async with asyncio.TaskGroup() as group:
+                group.create_task(show_progress(session, seconds, console))
+                for topic in topics:
+                    group.create_task(keep_publishing(session, topic, until))
+                for number in range(pollers):
+                    leaves = number % LEAVER_EVERY == 0
+                    group.create_task(keep_polling(session, topics[number % len(topics)], until, leaves, seen))
+            stats = await wait_until_pending(session, 0)
+            stopped, stop_seconds = await stop_with_open_polls(session, server, pollers)
+    finally:
+        if server.returncode is None:
+            server.kill()
+            await server.wait()
+
+    table = Table(title=f"{pollers} pollers on {len(topics)} topics for {seconds:g} s", title_justify="left")
+    table.add_column("")
+    table.add_column("server", justify="right")
+    table.add_column("clients", justify="right")
+    for ending, name in (("event", "answered by event"), ("deadline", "answered by deadline"), ("gone", "gone")):
+        table.add_row(name, str(stats["endings"][ending]), str(seen.endings[ending]))
+    table.add_section()
+    table.add_row("from publish to answer, p50", "", milliseconds(percentile(seen.latencies, 0.50)))
+    table.add_row("from publish to answer, p99", "", milliseconds(percentile(seen.latencies, 0.99)))
+    earliest = [milliseconds(percentile(late, 0)) for late in (seen.late_by_server, seen.late_by_client)]
+    table.add_row("earliest answer by deadline, after its deadline", *earliest)
+    table.add_section()
+    table.add_row("operations still pending at the end", str(stats["purgatory"]["pending"]), "")
+    table.add_row(f"SIGTERM with {pollers} polls open: answered", "", str(stopped))
+    table.add_row("SIGTERM to end of process", "", f"{stop_seconds:.2f} s")
+    return table
+
+
+def percentile(values: list[float], fraction: float) -> float:
+    """The value below which this fraction lies; nan if there are none."""
+    return sorted(values)[int(fraction * (len(values) - 1))] if values else math.nan
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.2f} ms"
+
+
+def run_demo(command: Sequence[str], pollers: int, seconds: float) -> None:
+    """Runs the demo against the server that `command` starts, and prints its table."""
+    console = Console()
+    with suppress(KeyboardInterrupt):
+        console.print(uvloop.run(put_load_on(command, pollers, seconds, console)))
