@@ -1,7 +1,6 @@
 """``python -m purgatory.bench micro``: that it runs, and tells what it should. How fast anything is, is not tested here."""
 
 import asyncio
-import importlib.util
 import itertools
 import json
 import random
@@ -13,16 +12,12 @@ from pathlib import Path
 
 import pytest
 
-if importlib.util.find_spec("rich") is None:
-    pytest.skip("the benchmark needs the extra 'bench'", allow_module_level=True)
-
 from purgatory.bench import _measure, _program, _timer_rows, micro
 from purgatory.bench.__main__ import main
 from purgatory.bench._cases import Case, LoopName, Outcome, Setting
 from purgatory.bench._measure import Contest, LoopProbe, Measured, Spread, Unmeasurable
 
-HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
-LOOPS = ["asyncio", pytest.param("uvloop", marks=pytest.mark.skipif(not HAS_UVLOOP, reason="uvloop is not installed"))]
+LOOPS = ["asyncio", "uvloop"]
 
 
 @pytest.mark.parametrize("loop_name", LOOPS)
@@ -41,6 +36,10 @@ def test_a_quick_run_measures_every_row_prints_it_and_writes_it_as_json(
     assert [row["name"] for row in report["rows"]] == [case.name for case in micro.CASES]
     for row, case in zip(report["rows"], micro.CASES, strict=True):
         assert row["loop"] == loop_name
+        if row["verdict"] == "not measured":
+            # A machine may be too busy for a row; it then says so, and the others are there all the same.
+            assert "too busy" in row["reason"]
+            continue
         assert row["verdict"] in ("met", "missed") if loop_name in case.at_most else row["verdict"] == "no target"
         assert row["target"] == case.at_most.get(loop_name)
         for spread in row["bare"].values():
