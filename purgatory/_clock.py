@@ -50,8 +50,7 @@ class TickClock:
     def due_tick(self, when: float) -> int:
         """The first tick that does not begin before `when`; beyond `MAX_TICK` either way, that limit.
 
-        The product may be rounded past an integer, down or up by one unit in the last place. Up costs one tick of
-        lateness; down would fire early by as little, so whoever fires an entry compares `when` with the clock again.
+        The product may have been rounded down past an integer, by one unit in the last place, so the result is checked.
 
         Raises:
             ValueError: `when` is NaN.
@@ -59,7 +58,8 @@ class TickClock:
         ticks = when * self.rate
         if ticks != ticks:
             raise ValueError("a deadline cannot be NaN")
-        return ceil(max(-MAX_TICK, min(ticks, MAX_TICK)))
+        due_tick = ceil(max(-MAX_TICK, min(ticks, MAX_TICK)))
+        return due_tick + 1 if self.instant(due_tick) < when and due_tick < MAX_TICK else due_tick
 
     def tick_at(self, now: float) -> int:
         """The last tick that has begun at `now`."""

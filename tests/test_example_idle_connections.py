@@ -47,7 +47,8 @@ def is_dropped(connection: socket.socket) -> bool:
         return False
 
 
-def test_a_silent_connection_is_dropped_and_a_talking_one_is_kept() -> None:
+def keep_one_talking_beside_a_silent_one() -> bool:
+    """Whether that could be shown: not if this machine was too busy to let the one talk in time."""
     idle = 2.0
     with program("--port", "0", "--idle", str(idle)) as server, connect(port := port_of(server)) as talking:
         begun = time.monotonic()
@@ -61,7 +62,7 @@ def test_a_silent_connection_is_dropped_and_a_talking_one_is_kept() -> None:
                 packets += 1
                 time.sleep(0.1)
                 if time.monotonic() - last_sent > idle / 2:
-                    pytest.skip("this machine is too busy to keep talking")
+                    return False
                 try:
                     if not dropped_after and silent.recv(1) == b"":
                         dropped_after = time.monotonic() - begun
@@ -78,6 +79,11 @@ def test_a_silent_connection_is_dropped_and_a_talking_one_is_kept() -> None:
         assert output == f"packets: {packets}, dropped: 2, still open: 0\n"
         assert errors == ""
         assert server.returncode == 0
+    return True
+
+
+def test_a_silent_connection_is_dropped_and_a_talking_one_is_kept() -> None:
+    assert any(keep_one_talking_beside_a_silent_one() for _ in range(20))
 
 
 def test_what_the_client_closes_is_not_dropped_and_what_is_open_at_the_end_is_closed() -> None:

@@ -318,25 +318,6 @@ def test_an_entry_that_is_not_to_fire_after_all_is_put_back_to_its_new_tick(port
     assert wheel.all_turns(7) == list(range(5))
 
 
-def test_an_entry_whose_tick_begins_a_hair_before_its_deadline_is_put_back_by_one_tick() -> None:
-    wheel = WatchedWheel(tick=0.001)
-    clock = wheel.clock
-    when = next(
-        when
-        for when in (math.nextafter(clock.instant(number), math.inf) for number in range(10_000))
-        if clock.instant(clock.due_tick(when)) < when
-    )
-    entry = wheel.put("short", when)
-    now = clock.instant(clock.due_tick(when))
-    while not (returned := wheel.due(now)):
-        wheel.begin_turn(512)
-    assert returned == [entry]
-    wheel.put_back(entry)
-    wheel._check()
-    assert wheel.all_turns(now) == []
-    assert wheel.all_turns(now + 0.001) == ["short"]
-
-
 def test_postponing_in_place_moves_an_entry_only_when_its_old_bucket_is_due() -> None:
     wheel = WatchedWheel(wheel_size=10)
     entry = wheel.put("postponed", 88)
