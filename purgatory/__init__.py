@@ -1,6 +1,5 @@
 """Await delayed operations on asyncio: each is completed early by a key, or expires at its deadline, exactly once."""
 
-from purgatory._engine import Observer
 from purgatory._errors import (
     OperationCancelled,
     OperationReused,
@@ -11,6 +10,7 @@ from purgatory._errors import (
     WrongLoop,
 )
 from purgatory._idle import IdleTracker
+from purgatory._observer import Observer
 from purgatory._operation import DelayedOperation, OperationState
 from purgatory._purgatory import Purgatory, PurgatoryStatistics
 from purgatory._threshold import ThresholdPurgatory, ThresholdStatistics

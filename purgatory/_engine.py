@@ -22,40 +22,27 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from contextvars import Context
 from threading import get_ident
-from typing import Any, Final, NoReturn, Protocol, cast
+from typing import Any, NoReturn
 
 from purgatory._errors import OperationReused, PurgatoryClosed, PurgatoryFull
+from purgatory._observer import DEADLINE, LONG_TIMEOUT, NOBODY, NOTHING, Among, Notes, Observer
 from purgatory._operation import CANCELLED, COMPLETED, EXPIRED, PENDING, DelayedOperation
 from purgatory._signals import Signals
 from purgatory._timer import PORTION, LoopWheel
-from purgatory._watchers import Several, Watchers
+from purgatory._watchers import Watched, Watchers
 
 Operation = DelayedOperation[Any]
-
-NOBODY: Final = cast(Operation, object())
-"""What is `current` while an observer is told of a check: what that sets off is put off, as for a hook."""
-
-
-class Observer(Protocol):
-    """Is told what happens in a purgatory; journals and metrics are observers. An exception goes to the loop's handler."""
-
-    def operation_finished(self, operation: DelayedOperation[Any]) -> None:
-        """Called once for each operation, when it has ended and been answered."""
-
-    def keys_checked(self, key: Hashable, tried: int, completed: int) -> None:
-        """Called once for each check that found waiters, when all have been tried."""
 
 
 class Check:
     """A `check_and_complete` that was put off, or that has more waiters than fit into one turn."""
 
-    __slots__ = ("completed", "key", "position", "tried", "waiting")
+    __slots__ = ("completed", "key", "tried", "waiting")
 
-    def __init__(self, key: Hashable, waiting: list[Operation] | None = None) -> None:
+    def __init__(self, key: Hashable) -> None:
         self.key = key
-        self.waiting = waiting
-        """Who was watching the key when the check began; `None` until then."""
-        self.position = 0
+        self.waiting: list[Operation] | None = None
+        """Who was watching the key when the check began, and is yet to be tried, the next one last; `None` until then."""
         self.tried = 0
         self.completed = 0
 
@@ -80,6 +67,7 @@ class Engine:
         "max_pending",
         "missed_triggers",
         "name",
+        "notes",
         "observed",
         "rate",
         "recent",
@@ -97,6 +85,7 @@ class Engine:
         self.max_pending = max_pending
         self.wheel = wheel
         self.watchers = Watchers()
+        wheel.when_cleared = self.watchers.shrink
         # What the hot paths need of the wheel and the watch lists, one step nearer.
         self.by_key = self.watchers.by_key
         self.recent = wheel.recent
@@ -124,6 +113,7 @@ class Engine:
         """Keys that other threads have named, and that have yet to be checked."""
         self._continuing = False
         self._observer = observer
+        self.notes = Notes()
         self.drained: list[Future[None]] = []
         """Of those who wait until nothing is pending any more; whoever adds one also sets `observed`."""
         self.observed = observer is not None
@@ -153,7 +143,7 @@ class Engine:
             why = "it is being watched" if operation._op_state is PENDING else "it has ended"
             raise OperationReused(f"cannot watch {operation!r}: {why}, and an operation serves once")
 
-    def try_else_watch(self, operation: Operation, watched: Hashable | Several) -> bool:
+    def try_else_watch(self, operation: Operation, watched: Watched) -> bool:
         """`Purgatory.try_complete_else_watch` for any operation and any keys."""
         operation._op_engine = self
         outer, self.current = self.current, operation
@@ -163,10 +153,10 @@ class Engine:
             self.current = outer
         if operation._op_state is PENDING:
             return self.watch(operation, watched)
-        self.ended_at_once(operation)
+        self.ended_at_once(operation, watched)
         return True
 
-    def watch(self, operation: Operation, watched: Hashable | Several) -> bool:
+    def watch(self, operation: Operation, watched: Watched) -> bool:
         """Has an operation that was tried wait; whether it has ended all the same."""
         try:
             now = self.time()
@@ -175,6 +165,7 @@ class Engine:
             if when is not None and when <= now:
                 operation._wheel_when = max(when, now)
                 operation._op_claim(EXPIRED)
+                operation._op_keys = watched
                 self.expired += 1
                 self.finish_soon(operation)
                 return True
@@ -189,6 +180,8 @@ class Engine:
                 self.continue_if_unsettled()
             raise
         self.watchers.add(operation, watched)
+        if self._observer is not None and (timeout is None or timeout > LONG_TIMEOUT):
+            self.notes.started[operation] = now
         operation._wheel_when = when
         operation._op_keys = watched
         if bucket is None or bucket is self.wheel.never:
@@ -207,8 +200,11 @@ class Engine:
         for watched in [watched for watched, waiting in self.by_key.items() if waiting is operation]:
             del self.by_key[watched]
 
-    def ended_at_once(self, operation: Operation) -> None:
+    def ended_at_once(self, operation: Operation, watched: Watched) -> None:
         """Finishes an operation that ended at its first try."""
+        operation._op_keys = watched
+        if operation._op_timeout is not None:
+            operation._wheel_when = None
         if operation._op_state is COMPLETED:
             self.finish_soon(operation)
         elif self.unsettled and self.current is None:
@@ -235,14 +231,14 @@ class Engine:
                 operation._op_answer()
             self.cancelled_one(operation)
 
-    def finish(self, operation: Operation) -> None:
+    def finish(self, operation: Operation, cause: Hashable = NOTHING) -> None:
         """Runs the hooks of the `current` operation, which has been claimed, and tells the observer."""
         try:
             if operation._op_state is not CANCELLED:
                 operation._op_finish()
         finally:
             if self.observed:
-                self._tell(operation)
+                self._tell(operation, cause)
 
     def finish_soon(self, operation: Operation) -> None:
         """Runs the hooks of an operation that was claimed: now, or after the hook that is running."""
@@ -262,17 +258,27 @@ class Engine:
         """Ends an operation whose deadline has come: a last try, and only then expiry."""
         self.current = operation
         try:
-            self._try(operation)
+            try:
+                if operation.try_complete() and operation._op_state is PENDING:
+                    self.refuse_true(operation)
+            except BaseException as error:
+                self.try_failed(operation, error)
             if operation._op_state is COMPLETED:
                 self.missed_triggers += 1
-                self.finish(operation)
+                self.finish(operation, DEADLINE)
             elif operation._op_claim(EXPIRED):
                 self.expired += 1
-                self.finish(operation)
+                if self.observed:
+                    self.finish(operation, DEADLINE)
+                else:
+                    operation._op_finish()
+            elif self._observer is not None:
+                self.notes.retried(operation)
         finally:
             self.current = None
         # Others may be due in this turn as well, so what the hooks have set off is left to the next one.
-        self.continue_if_unsettled()
+        if self.unsettled:
+            self.continue_later()
 
     def cancelled_one(self, operation: Operation) -> None:
         """Counts an operation that was cancelled."""
@@ -288,24 +294,57 @@ class Engine:
         except BaseException as error:
             self.try_failed(operation, error)
 
-    def _tell(self, operation: Operation) -> None:
+    def _tell(self, operation: Operation, cause: Hashable) -> None:
         if self._observer is not None:
+            self.notes.cause = cause
             try:
                 self._observer.operation_finished(operation)
             except BaseException as error:
                 self._report(f"operation_finished of {self._observer!r} raised", error)
+            finally:
+                self.notes.forget(operation)
         if self.drained and not self.by_key:
             for future in self.drained:
                 if not future.done():
                     future.set_result(None)
 
-    def _tell_checked(self, check: Check) -> None:
+    def _tell_checked(self, key: Hashable, tried: int, completed: int) -> None:
         assert self._observer is not None
         self.current = NOBODY
         try:
-            self._observer.keys_checked(check.key, check.tried, check.completed)
+            self._observer.keys_checked(key, tried, completed)
         except BaseException as error:
             self._report(f"keys_checked of {self._observer!r} raised", error)
+        finally:
+            self.current = None
+
+    def tell_of_one(self, operation: Operation, key: Hashable, completed: int) -> None:
+        """Tells of a check of `key` that tried one operation, the `current` one."""
+        observer, notes = self._observer, self.notes
+        if observer is None or self.drained or notes.retries or notes.started or not completed:
+            try:
+                if completed:
+                    self._tell(operation, key)
+                elif observer is not None:
+                    notes.retried(operation)
+            finally:
+                self.current = None
+                if observer is not None:
+                    self._tell_checked(key, 1, completed)
+            return
+
+        # From here on the common case, in fewer calls.
+        notes.cause = key
+        try:
+            try:
+                observer.operation_finished(operation)
+            except BaseException as error:
+                self._report(f"operation_finished of {observer!r} raised", error)
+            self.current = NOBODY
+            try:
+                observer.keys_checked(key, 1, 1)
+            except BaseException as error:
+                self._report(f"keys_checked of {observer!r} raised", error)
         finally:
             self.current = None
 
@@ -319,7 +358,8 @@ class Engine:
 
     def check(self, key: Hashable) -> int:
         """Tries who waits for `key`, a portion now and the rest in the next turns; how many completed now."""
-        check = Check(key, self.watchers.of(key))
+        check = Check(key)
+        check.waiting = self.watchers.of(key)[::-1]
         self._advance(check, PORTION)
         completed = check.completed
         return completed + self.settle() if self.unsettled else completed
@@ -400,12 +440,12 @@ class Engine:
         waiting = check.waiting
         if waiting is None:
             self._queued.discard(check.key)
-            waiting = check.waiting = self.watchers.of(check.key)
+            waiting = check.waiting = self.watchers.of(check.key)[::-1]
+        cause = NOTHING if self._observer is None else Among(check.key)
         done = 1
         try:
-            while check.position < len(waiting) and done <= portion:
-                operation = waiting[check.position]
-                check.position += 1
+            while waiting and done <= portion:
+                operation = waiting.pop()
                 done += 1
                 if operation.is_completed:
                     continue
@@ -414,17 +454,19 @@ class Engine:
                 self._try(operation)
                 if operation._op_state is COMPLETED:
                     check.completed += 1
-                    self.finish(operation)
+                    self.finish(operation, cause)
+                elif self._observer is not None:
+                    self.notes.retried(operation)
                 if self.unfinished:
                     done += self.finish_claimed(portion - done)
         finally:
             self.current = None
-            if check.position < len(waiting):
+            if waiting:
                 self._checks.append(check)
                 self.unsettled = True
                 self.continue_later()
             elif check.tried and self._observer is not None:
-                self._tell_checked(check)
+                self._tell_checked(check.key, check.tried, check.completed)
         return done
 
     def _check(self) -> None:

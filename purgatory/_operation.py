@@ -20,7 +20,7 @@ Kafka's counterpart is `DelayedOperation`, whose `completed` is an `AtomicBoolea
 from abc import ABC, abstractmethod
 from asyncio import Future, InvalidStateError, get_running_loop
 from collections import deque
-from collections.abc import Generator, Hashable
+from collections.abc import Generator
 from contextlib import suppress
 from contextvars import Context
 from enum import Enum
@@ -29,7 +29,7 @@ from threading import get_ident, local
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from purgatory._errors import OperationCancelled, WrongLoop
-from purgatory._watchers import NO_KEYS, Several
+from purgatory._watchers import NO_KEYS, Watched
 from purgatory._wheel import Entry
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
     _op_state: OperationState
     _op_timeout: float | None
     _op_engine: "Engine | None"
-    _op_keys: Hashable | Several
+    _op_keys: Watched
     _op_result: Any  # the result or a Failure; unset until the hooks have run
     _op_waiters: "Future[None] | dict[Future[None], None] | None"
 
@@ -160,12 +160,33 @@ class DelayedOperation(Entry, ABC, Generic[R]):
             WrongLoop: called from another loop or thread than the purgatory's; nothing has changed.
         """
         engine = self._op_engine
-        if engine is None or engine.current is not self or get_ident() != engine.thread_id:
+        if engine is None or get_ident() != engine.thread_id:
             return self._op_complete_from_outside()
-        # Its own try: whoever called that runs the hooks.
+        if engine.current is self:  # its own try: whoever called that runs the hooks
+            if not self._op_claim(COMPLETED):
+                return False
+            engine.completed += 1
+            return True
+        is_running = engine.is_running
+        if engine.current is not None or engine.unsettled or engine.observed or not is_running():
+            return self._op_complete_from_outside()
+
+        # From here on the common case: no hook is running, nothing was put off, and nobody observes.
         if not self._op_claim(COMPLETED):
             return False
         engine.completed += 1
+        engine.current = self
+        try:
+            try:
+                self._op_result = self.on_complete()
+            except BaseException as error:
+                self._op_failed(error)
+            if self._op_waiters is not None:
+                self._op_answer()
+        finally:
+            engine.current = None
+        if engine.unsettled:
+            engine.settle()
         return True
 
     def cancel(self) -> bool:
@@ -271,6 +292,9 @@ class DelayedOperation(Entry, ABC, Generic[R]):
                 self._wheel_bucket = None
                 if not bucket and not bucket.wheel.resting:
                     bucket.wheel.emptied()
+            if type(watched) is tuple:
+                engine.watchers.remove(self, watched)
+                return True
             waiting = engine.by_key.pop(watched, None)
             if waiting is not self:
                 if waiting is not None:

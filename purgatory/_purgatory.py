@@ -18,11 +18,12 @@ from typing import Any, Generic, TypeVar, cast, final
 from warnings import warn
 
 from purgatory._closing import close
-from purgatory._engine import Engine, Observer
+from purgatory._engine import Engine
 from purgatory._errors import OperationTimeout, WrongLoop
+from purgatory._observer import Observer
 from purgatory._operation import COMPLETED, EXPIRED, PENDING, DelayedOperation
 from purgatory._timer import LoopWheel
-from purgatory._watchers import distinct
+from purgatory._watchers import Watched, distinct
 from purgatory._wheel import DEFAULT_WHEEL_SIZE
 
 Op = TypeVar("Op", bound=DelayedOperation[Any])
@@ -120,15 +121,20 @@ class Purgatory(Generic[Op]):
             raise
         if operation._op_engine is not None or operation._op_state is not PENDING or engine.closed:
             engine.refuse(operation)
-        try:
-            common = len(keys) == 1 and engine.max_pending is None  # type: ignore[arg-type]
-        except TypeError:  # an iterable without a length
-            common = False
-        if timeout is None or not common:
-            return engine.try_else_watch(operation, distinct(keys))
+        number = len(keys) if type(keys) is list or type(keys) is tuple else 0
+        if number == 1:
+            watched: Watched
+            [watched] = keys
+            if type(watched) is tuple:
+                watched = (watched,)
+        elif number and len({*keys}) == number:
+            watched = tuple(keys)
+        else:
+            watched = distinct(keys)
+        if timeout is None or engine.max_pending is not None:
+            return engine.try_else_watch(operation, watched)
 
-        # From here on the common case: one key, a timeout, no limit. It does what `try_else_watch` does.
-        [key] = keys
+        # From here on the common case: a timeout and no limit. It does what `try_else_watch` does.
         operation._op_engine = engine
         outer = engine.current
         engine.current = operation
@@ -140,22 +146,26 @@ class Purgatory(Generic[Op]):
         finally:
             engine.current = outer
         if operation._op_state is not PENDING:
-            engine.ended_at_once(operation)
+            engine.ended_at_once(operation, watched)
             return True
         time = engine.time
         when = time() + timeout
         try:
             bucket = engine.recent[ceil(when * engine.rate)]
-            waiting = engine.by_key.setdefault(key, operation)
-            bucket[operation] = None
+            if type(watched) is tuple:
+                bucket[operation] = None
+                engine.watchers.add(operation, watched)
+            else:
+                waiting = engine.by_key.setdefault(watched, operation)
+                bucket[operation] = None
+                if waiting is not operation:
+                    engine.watchers.join(watched, operation)
         except (KeyError, OverflowError):
-            return engine.watch(operation, key)
+            return engine.watch(operation, watched)
         except TypeError:
             engine.forget(operation)
             raise
-        if waiting is not operation:
-            engine.watchers.join(key, operation)
-        operation._op_keys = key
+        operation._op_keys = watched
         operation._wheel_when = when
         operation._wheel_bucket = bucket
         if engine.unsettled and outer is None:
@@ -187,10 +197,11 @@ class Purgatory(Generic[Op]):
         if engine.current is not None:
             engine.check_later(key)
             return 0
-        if isinstance(operation, dict) or engine.observed:
+        if isinstance(operation, dict):
             return engine.check(key)
 
-        # From here on the common case: one operation, and no observer. It does what `check` does.
+        # From here on the common case: one operation. It does what `check` does.
+        completed = 0
         engine.current = operation
         try:
             try:
@@ -206,10 +217,11 @@ class Purgatory(Generic[Op]):
                     operation._op_failed(error)
                 if operation._op_waiters is not None:
                     operation._op_answer()
-            else:
-                completed = 0
         finally:
-            engine.current = None
+            if engine.observed:
+                engine.tell_of_one(operation, key, completed)
+            else:
+                engine.current = None
         return completed + engine.settle() if engine.unsettled else completed
 
     checkAndComplete = check_and_complete  # noqa: N815  # Kafka's name

@@ -243,7 +243,7 @@ class Timeout(Entry):
         wheel = running_wheel()
         if when <= wheel.time():
             self._leave()
-            self._soon = loop.call_soon(self._wheel_due, context=Context())
+            self._soon = loop.call_soon(self._wheel_due)
         else:
             bucket = wheel.bucket_at(when)
             self._leave()

@@ -33,7 +33,7 @@ LONGEST_WAIT: Final = 86_400.0
 class LoopWheel(Wheel):
     """A wheel that wakes itself up on an event loop, to which it is bound at first use."""
 
-    __slots__ = ("_continuing", "_running", "is_running", "loop", "thread_id", "time", "wake_ups")
+    __slots__ = ("_continuing", "_running", "is_running", "loop", "thread_id", "time", "wake_ups", "when_cleared")
 
     loop: AbstractEventLoop
 
@@ -45,6 +45,8 @@ class LoopWheel(Wheel):
         self.time: Callable[[], float] = float
         self.wake_ups = 0
         """How many callbacks of the loop a bucket has had."""
+        self.when_cleared: Callable[[], object] = bool
+        """For the owner: called when nothing waits any more, at the end of the turn in which the last entry left."""
         self._running = False
         self._continuing = False
 
@@ -110,6 +112,10 @@ class LoopWheel(Wheel):
         if self.is_empty():
             self.clear()
 
+    def clear(self) -> None:
+        super().clear()
+        self.when_cleared()
+
     def _arm(self, bucket: Bucket, when: float) -> None:
         """Has the loop call at `when` for `bucket`."""
         bucket.armed_for = when = min(when, self.time() + LONGEST_WAIT)
@@ -124,12 +130,14 @@ class LoopWheel(Wheel):
             self._wake_again(bucket)
 
     def _wake_again(self, bucket: Bucket) -> None:
-        """Arms a bucket whose callback came before its time, if it is still open."""
-        now = self.time()
-        if bucket.start_tick > self.clock.tick_at(now) and bucket in self:
+        """Arms a bucket whose callback came before its time, if it is still open.
+
+        Also if its time has come by now: `_run` went by an earlier reading of the clock, and nobody else will look.
+        """
+        if bucket in self:
             # What it was short of is added to what was asked for, and be it one unit in the last place: a loop that
             # always calls early is asked for later and later until it is right.
-            short = self.clock.instant(bucket.start_tick) - now
+            short = self.clock.instant(bucket.start_tick) - self.time()
             self._arm(bucket, max(bucket.armed_for + short, nextafter(bucket.armed_for, inf)))
 
     def _run(self) -> None:

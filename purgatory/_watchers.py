@@ -5,14 +5,14 @@ entry; the second one turns the entry into a dictionary of watchers, ordered, fr
 
     by_key = {"orders-0": <Fetch A>, "orders-1": {<Fetch A>: None, <Fetch B>: None}}
 
-An operation remembers what it watches as the bare key, or as `Several`.
+An operation remembers what it watches as the bare key, or as a tuple of keys: of several, or of one that is itself a tuple.
 
 Kafka's counterpart, the `Watchers` of `DelayedOperationPurgatory`, keeps completed operations until a purge finds them
 (KAFKA-19928: until the memory is gone). Here an operation leaves all its lists when it ends.
 """
 
 from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING, Any, Final, cast, final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
     from purgatory._operation import DelayedOperation
@@ -20,25 +20,15 @@ if TYPE_CHECKING:
     Operation = DelayedOperation[Any]
 
 
-@final
-class Several:
-    """What an operation watches that does not watch exactly one key.
+Watched = Hashable | tuple[Hashable, ...]
+"""What an operation watches: one key, or a tuple of keys."""
 
-    It can be looked up among keys without being found, as it is equal to nothing but itself.
-    """
-
-    __slots__ = ("keys",)
-
-    def __init__(self, keys: Iterable[Hashable]) -> None:
-        self.keys = tuple(keys)
-
-
-NO_KEYS: Final = Several(())
+NO_KEYS: Final[Watched] = object()
 """What an operation watches that is not watched, or not yet."""
 
 
-def distinct(keys: Iterable[Hashable]) -> Hashable | Several:
-    """The different keys among `keys`, in order: the key itself if there is just one.
+def distinct(keys: Iterable[Hashable]) -> Watched:
+    """The different keys among `keys`, in order, as an operation remembers them.
 
     Raises:
         ValueError: there is none.
@@ -49,7 +39,7 @@ def distinct(keys: Iterable[Hashable]) -> Hashable | Several:
     different = list(dict.fromkeys(keys))
     if not different:
         raise ValueError("keys must name at least one key: without one, only the deadline could end the wait")
-    return Several(different) if len(different) > 1 else different[0]
+    return tuple(different) if len(different) > 1 or type(different[0]) is tuple else different[0]
 
 
 class Watchers:
@@ -74,14 +64,23 @@ class Watchers:
         """How many operations watch anything. Cost: O(1)."""
         return len(self.by_key) + self._shared - self._spread
 
-    def add(self, operation: "Operation", watched: Hashable | Several) -> None:
+    def add(self, operation: "Operation", watched: Watched) -> None:
         """Puts `operation` at the end of the list of each key that it watches. Cost: O(its keys)."""
-        if type(watched) is Several:
-            for key in watched.keys:
-                self.join(key, operation)
-            self._spread += len(watched.keys) - 1
-        else:
+        if type(watched) is not tuple:
             self.join(watched, operation)
+            return
+        # What `join` does, for each key.
+        by_key, shared = self.by_key, 0
+        for key in watched:
+            waiting = by_key.setdefault(key, operation)
+            if waiting is not operation:
+                shared += 1
+                if type(waiting) is dict:
+                    waiting[operation] = None
+                else:
+                    by_key[key] = {cast("Operation", waiting): None, operation: None}
+        self._shared += shared
+        self._spread += len(watched) - 1
 
     def join(self, key: Hashable, operation: "Operation") -> None:
         """Puts `operation` at the end of the list of `key`, if it is not the only one on it already."""
@@ -93,23 +92,25 @@ class Watchers:
             else:
                 self.by_key[key] = {cast("Operation", waiting): None, operation: None}
 
-    def remove(self, operation: "Operation", watched: Hashable | Several) -> None:
+    def remove(self, operation: "Operation", watched: Watched) -> None:
         """Takes `operation` out of the list of each key that it watches. Cost: O(its keys)."""
-        if type(watched) is Several:
-            for key in watched.keys:
-                self._leave(key, operation)
-            self._spread -= len(watched.keys) - 1
-        else:
-            self._leave(watched, operation)
+        by_key, shared = self.by_key, 0
+        for key in watched if type(watched) is tuple else (watched,):
+            waiting = by_key[key]
+            if type(waiting) is dict:
+                del waiting[operation]
+                if waiting:
+                    shared += 1
+                    continue
+            del by_key[key]
+        self._shared -= shared
+        if type(watched) is tuple:
+            self._spread -= len(watched) - 1
 
-    def _leave(self, key: Hashable, operation: "Operation") -> None:
-        waiting = self.by_key[key]
-        if type(waiting) is dict:
-            del waiting[operation]
-            if waiting:
-                self._shared -= 1
-                return
-        del self.by_key[key]
+    def shrink(self) -> None:
+        """Gives back the memory of the dictionary, which keeps the size that it once had, if it is empty."""
+        if not self.by_key:
+            self.by_key.clear()
 
     def of(self, key: Hashable) -> "list[Operation]":
         """The operations that watch `key`, in order. Cost: one pointer for each."""
@@ -125,7 +126,7 @@ class Watchers:
         expected = {
             (operation, key)
             for operation in operations
-            for key in (operation._op_keys.keys if type(operation._op_keys) is Several else (operation._op_keys,))
+            for key in (operation._op_keys if type(operation._op_keys) is tuple else (operation._op_keys,))
         }
         assert len(actual) == len(expected) and set(actual) == expected
         assert self.registrations == len(actual) and len(self) == len(operations)

@@ -12,21 +12,28 @@
 A test that does not ask for `reports` fails if anything was reported to the loop's exception handler.
 
 `Probe` is the operation that most tests use, `Spy` counts what is asked of a loop, `profiled` what is called.
+
+`spark` is the one Spark session of the tests in `pipeline`. It starts with the first that asks for it, and they all run in
+one process, however many run tests.
 """
 
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from functools import partial
 from inspect import iscoroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 import uvloop
+from xdist.scheduler import LoadScopeScheduling
 
 from purgatory import DelayedOperation
 from purgatory.testing import VirtualTimeLoop
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 T = TypeVar("T")
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
@@ -216,3 +223,35 @@ def profiled(function: Callable[[], object]) -> int:
     finally:
         sys.setprofile(before)
     return count
+
+
+SPARK_SETTINGS = {
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.driver.memory": "1g",
+    "spark.sql.codegen.wholeStage": "false",  # compiling takes longer than so few rows
+    "spark.python.authenticate.socketTimeout": "120s",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def spark() -> "Iterator[SparkSession]":
+    """Spark on two threads of this process."""
+    from purgatory.pipeline._session import spark_session
+
+    with spark_session("purgatory tests", "local[2]", SPARK_SETTINGS) as session:
+        yield session
+
+
+class OneProcessForSpark(LoadScopeScheduling):
+    """Hands out tests one by one, but those on Spark as one; pytest-xdist's groups do not get through to pytest 9.2."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if nodeid.startswith("tests/pipeline/") else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return OneProcessForSpark(config, log)

@@ -9,12 +9,25 @@ from pathlib import Path
 import pytest
 
 import purgatory
+import purgatory.asgi
 import purgatory.testing
 
-EXTRAS = ["pyspark", "rich", "starlette", "uvicorn", "matplotlib", "pyarrow", "pandas", "prometheus_client", "uvloop", "pytest"]
+EXTRAS = [
+    "pyspark",
+    "rich",
+    "starlette",
+    "sse_starlette",
+    "uvicorn",
+    "matplotlib",
+    "pyarrow",
+    "pandas",
+    "prometheus_client",
+    "uvloop",
+    "pytest",
+]
 
 
-@pytest.mark.parametrize("module", [purgatory, purgatory.testing], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [purgatory, purgatory.asgi, purgatory.testing], ids=lambda module: module.__name__)
 def test_all_is_sorted_and_names_what_is_public(module):
     def is_ours(value: object) -> bool:
         return getattr(value, "__module__", "").partition(".")[0] == "purgatory"
@@ -39,7 +52,7 @@ def may_be_subclassed(value: type) -> bool:
     "value",
     [
         value
-        for module in (purgatory, purgatory.testing)
+        for module in (purgatory, purgatory.asgi, purgatory.testing)
         for value in map(vars(module).get, module.__all__)
         if isinstance(value, type) and not may_be_subclassed(value)
     ],

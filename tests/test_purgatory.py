@@ -9,6 +9,7 @@ from collections import Counter, deque
 from contextvars import ContextVar
 from functools import partial
 from math import inf, nan, ulp
+from sys import getsizeof
 
 import pytest
 from conftest import Probe, Spy, outcome, profiled, raiser, turns
@@ -47,8 +48,14 @@ class Journal:
 # The fast paths and the general ones must not differ: whatever takes one of them is tried on each.
 on_every_path = pytest.mark.parametrize(
     ("options", "keys"),
-    [({}, ["key"]), ({}, ("key", "second")), ({"max_pending": 100_000}, ["key"]), ({"observer": Journal()}, {"key"})],
-    ids=["one key", "two keys", "limited", "observed"],
+    [
+        ({}, ("key",)),
+        ({}, ["key"]),
+        ({}, ("key", "second")),
+        ({"max_pending": 100_000}, ["key"]),
+        ({"observer": Journal()}, {"key"}),
+    ],
+    ids=["one key", "a list", "two keys", "limited", "observed"],
 )
 
 
@@ -1371,3 +1378,19 @@ def test_the_same_run_twice_gives_the_same_trace(virtual):
         return log, purgatory.statistics()
 
     assert virtual(main) == virtual(main)
+
+
+def test_when_nothing_waits_any_more_the_memory_of_the_table_of_keys_is_given_back(run):
+    async def main():
+        purgatory = Purgatory()
+        operations = [Probe(timeout=30) for _ in range(1000)]
+        for number, operation in enumerate(operations):
+            purgatory.try_complete_else_watch(operation, (number,))
+        full = getsizeof(purgatory._engine.by_key)
+        for operation in operations:
+            operation.force_complete()
+        await turns(2)
+        assert getsizeof(purgatory._engine.by_key) < full / 100
+        purgatory._check()
+
+    run(main)

@@ -158,7 +158,7 @@ def test_of_an_end_and_the_deadline_in_one_turn_exactly_one_wins(run, ending, ex
 @pytest.mark.parametrize("hook", ["trying", "completing", "expiring"])
 def test_an_end_inside_a_hook_of_the_operation_itself_loses_or_wins_once(run, hook, ending):
     async def main():
-        race = Race(asyncio.get_running_loop(), "answer")
+        race = Race(asyncio.get_running_loop(), "answer", timeout=None if hook == "expiring" else 60)
         await race.begin()
 
         def hooked(_):
@@ -186,7 +186,7 @@ def test_an_end_inside_a_hook_of_the_operation_itself_loses_or_wins_once(run, ho
 @pytest.mark.parametrize("hook", ["trying", "completing"])
 def test_an_end_inside_a_hook_of_another_waiter_of_the_same_key(run, hook, ending):
     async def main():
-        race = Race(asyncio.get_running_loop(), "answer")
+        race = Race(asyncio.get_running_loop(), "answer", timeout=60)
         neighbour = Probe(30, name="neighbour")
         race.purgatory.try_complete_else_watch(neighbour, ["key"])
         await race.begin()

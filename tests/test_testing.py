@@ -580,6 +580,15 @@ async def jump_for_ever() -> None:
         await asyncio.sleep(3600)
 
 
+@pytest.fixture
+def control_c_interrupts() -> Iterator[None]:
+    """As in a terminal; a shell has its background jobs, these tests perhaps, ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("control_c_interrupts")
 @pytest.mark.parametrize("endless", [wait_in_real_time, jump_for_ever])
 def test_control_c_ends_a_run_and_lets_it_clean_up(endless: Callable[[], Awaitable[None]]) -> None:
     cleaned_up: list[bool] = []
@@ -596,6 +605,7 @@ def test_control_c_ends_a_run_and_lets_it_clean_up(endless: Callable[[], Awaitab
     assert cleaned_up == [True]
 
 
+@pytest.mark.usefixtures("control_c_interrupts")
 def test_control_c_ends_a_loop_that_runs_without_a_runner() -> None:
     with contextlib.closing(VirtualTimeLoop()) as loop:
         task = loop.create_task(wait_in_real_time())

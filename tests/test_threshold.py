@@ -24,12 +24,13 @@ from purgatory import (
     ThresholdPurgatory,
     ThresholdStatistics,
     WrongLoop,
+    _lines,
+    _waits,
 )
-from purgatory import _threshold as module
-from purgatory._threshold import UNKNOWN, Line, Waiter
+from purgatory._lines import UNKNOWN, Line
+from purgatory._timer import PORTION
+from purgatory._waits import Waiter
 from purgatory.testing import VirtualTimeLoop
-
-PORTION = module.PORTION
 
 
 class Broken(Exception):
@@ -157,7 +158,7 @@ def test_thresholds_that_are_equal_in_order_alone_share_a_place(virtual):
         log = []
         async with ThresholdPurgatory() as purgatory:
             await start(purgatory, *[("key", Opaque(number)) for number in (2, 1, 2, 1)], log=log)
-            assert [len(run) for run in purgatory._lines["key"].runs] == [2]
+            assert [len(run) for run in purgatory._waits.lines["key"].runs] == [2]
             assert purgatory.advance("key", Opaque(1)) == 2
             assert purgatory.advance("key", Opaque(3)) == 2
             await turns(2)
@@ -413,12 +414,12 @@ def test_a_task_that_is_cancelled_leaves_no_trace(run):
                 assert isinstance(await task, asyncio.CancelledError)
                 purgatory._check()
             assert counts(purgatory, "pending", "cancelled") == (1, 4)
-            assert [list(run) for run in purgatory._lines["key"].runs] == [[2]]
+            assert [list(run) for run in purgatory._waits.lines["key"].runs] == [[2]]
             tasks[3].cancel()
             await turns(2)
             assert counts(purgatory, "pending", "cancelled", "keys") == (0, 5, 0)
             purgatory._check()
-            assert purgatory._wheel.is_empty()
+            assert purgatory._waits.wheel.is_empty()
 
     run(main)
 
@@ -732,7 +733,7 @@ def test_what_is_decided_stays_decided_until_it_is_woken(virtual):
                 size + 1, 0, 0, 1, 0, 1,
             )  # fmt: skip
             purgatory._check()
-            assert len(purgatory._wheel) == 0
+            assert len(purgatory._waits.wheel) == 0
 
     virtual(main)
 
@@ -983,7 +984,7 @@ def test_after_the_loop_is_closed_threads_advance_nothing_and_keep_nothing():
 
     asyncio.run(main())
     purgatory.advance_threadsafe("key", 2)
-    assert purgatory.value("key") == 1 and not purgatory._arrived
+    assert purgatory.value("key") == 1 and not purgatory._waits._arrived
 
 
 def test_a_value_from_a_thread_that_is_refused_is_reported_and_the_others_count(run, reports):
@@ -1044,7 +1045,7 @@ def test_it_says_what_it_is(virtual):
 @given(st.lists(st.tuples(st.sampled_from(["join", "leave", "advance", "clear"]), st.integers(0, 30)), max_size=80))
 def test_a_line_does_what_a_sorted_list_does(steps):
     line, waiting, value = Line("key"), [], None
-    with patch.object(module, "LONGEST_RUN", 4):
+    with patch.object(_lines, "LONGEST_RUN", 4):
         for step, number in steps:
             if step == "join" and (value is None or number > value):
                 waiter = Standing(line, number)
@@ -1065,7 +1066,7 @@ def test_a_line_does_what_a_sorted_list_does(steps):
                     number, taken = inf, line.clear()
                 expected = [waiter for waiter in waiting if waiter.threshold <= number]
                 waiting = waiting[len(expected) :]
-                assert (taken[0], list(module._one_by_one(taken[1]))) == (len(expected), expected)
+                assert (taken[0], list(_waits._one_by_one(taken[1]))) == (len(expected), expected)
                 assert not any(map(line.leave, expected))
             if line.runs or line.value is not UNKNOWN:
                 line._check(standing := [])
@@ -1176,8 +1177,8 @@ def test_any_history_ends_as_in_the_model(history, drain):
         purgatory._check()
         assert counts(purgatory, *model.counts) == tuple(model.counts.values())
         assert counts(purgatory, "pending", "unanswered", "keys") == (0, 0, len(model.values))
-        assert len(purgatory._wheel) == 0
+        assert len(purgatory._waits.wheel) == 0
 
-    small = patch.multiple(module, PORTION=3, LONGEST_RUN=4)
-    with small, asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+    small, short = patch.object(_waits, "PORTION", 3), patch.object(_lines, "LONGEST_RUN", 4)
+    with small, short, asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         runner.run(main())

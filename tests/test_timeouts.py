@@ -90,22 +90,50 @@ def load_cpython_tests(name: str) -> list[type[unittest.IsolatedAsyncioTestCase]
 def on_loop(
     case: type[unittest.IsolatedAsyncioTestCase], loop_factory: Callable[[], asyncio.AbstractEventLoop]
 ) -> dict[str, Any]:
-    """What makes a subclass of `case` run on that loop, with the tests marked that differ."""
+    """What makes a subclass of `case` run on that loop, undisturbed, with the tests marked that differ."""
 
     def set_up_runner(self: Any) -> None:
         self._asyncioRunner = asyncio.Runner(debug=True, loop_factory=loop_factory)
 
     body: dict[str, Any] = {"_setupAsyncioRunner": set_up_runner, "__module__": __name__}
-    for name in DIFFERENT.keys() & vars(case).keys():
-        body[name] = pytest.mark.xfail(strict=True, reason=DIFFERENT[name])(copy_of(vars(case)[name]))
+    for name, test in vars(case).items():
+        if name.startswith("test_"):
+            body[name] = without_hold_ups(test)
+            if name in DIFFERENT:
+                body[name] = pytest.mark.xfail(strict=True, reason=DIFFERENT[name])(body[name])
     return body
 
 
-def copy_of(test: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+def without_hold_ups(test: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+    """`test`, begun anew if it failed while the loop was held up for half of what CPython's tests call a short time.
+
+    They tell what comes first by tenths of a second. A loop that is held up for as long finds all of it due at once, and
+    uvloop runs what is due before what is ready: then asyncio's own functions do not pass them either.
+    """
+
     async def copy(self: Any) -> None:
-        await test(self)
+        for _ in range(20):
+            held_up = asyncio.create_task(until_held_up(limit=0.05))
+            try:
+                return await test(self)
+            except AssertionError:
+                await asyncio.sleep(0.02)
+                if not held_up.done():
+                    raise
+            finally:
+                held_up.cancel()
+        raise AssertionError("the machine was too busy for CPython's tests, twenty times over")
 
     return copy
+
+
+async def until_held_up(limit: float) -> None:
+    """Returns when the loop has been held up for `limit` seconds."""
+    loop = asyncio.get_running_loop()
+    before = loop.time()
+    while loop.time() < before + limit:
+        before = loop.time()
+        await asyncio.sleep(0.005)
 
 
 MISSING: list[str] = []
@@ -376,6 +404,11 @@ def test_a_deadline_that_is_none_is_an_error_and_changes_nothing(run: Run, bad: 
             with pytest.raises((ValueError, TypeError)):
                 limit.reschedule(bad)
             assert limit.when() == before
+        with pytest.raises(TimeoutError):
+            async with timeout(0.003) as limit:
+                with pytest.raises((ValueError, TypeError)):
+                    limit.reschedule(bad)
+                await asyncio.sleep(10)
         coroutine = asyncio.sleep(0)
         with pytest.raises((ValueError, TypeError)):
             await wait_for(coroutine, bad)
@@ -668,6 +701,8 @@ def test_wait_for_without_time_takes_what_is_done_and_cancels_what_is_not(run: R
             await wait_for(pending, limit)
         assert isinstance(raised.value.__cause__, asyncio.CancelledError)
         assert pending.cancelled()
+        with pytest.raises(asyncio.CancelledError):  # it was so before, and time had no part in it
+            await wait_for(pending, limit)
 
         async def stubborn() -> str:
             try:
@@ -967,16 +1002,17 @@ def test_a_timeout_that_was_left_is_held_by_nothing(run: Run) -> None:
     run(main)
 
 
-def test_a_bucket_keeps_nobodys_context(run: Run) -> None:
+@pytest.mark.parametrize("often", [1, 2 * BUSY])
+def test_a_bucket_keeps_nobodys_context(run: Run, often: int) -> None:
     class Secret:
         pass
 
     variable: ContextVar[Secret] = ContextVar("variable")
 
-    async def first() -> weakref.ref[Secret]:
+    async def first(often: int) -> weakref.ref[Secret]:
         variable.set(secret := Secret())
-        async with timeout(30):  # opens the bucket
-            pass
+        for _ in range(often):
+            await wait_for(asyncio.sleep(0), 30)  # opens the bucket, and sees to its being closed
         with pytest.raises(TimeoutError):
             async with timeout(0):
                 await asyncio.sleep(0)
@@ -989,7 +1025,7 @@ def test_a_bucket_keeps_nobodys_context(run: Run) -> None:
             async with timeout(30.001):
                 await started.wait()
 
-        reference = await asyncio.create_task(first())
+        reference = await asyncio.create_task(first(often))
         task = asyncio.create_task(second())
         await turns(3)
         gc.collect()

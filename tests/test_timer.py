@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextvars import ContextVar, copy_context
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any
 
 import pytest
@@ -152,6 +152,21 @@ def test_a_deadline_on_the_border_of_a_tick_is_met_exactly(start: float, tick: f
             assert lateness == 0 or math.ceil(when * per_second) > number  # the product was rounded up past the border
 
     run_virtually(main, start)
+
+
+def test_a_timer_whose_time_comes_while_its_early_callback_runs_is_not_lost() -> None:
+    """The clock moves on between two looks at it: by the first the callback was early, by the second it was not."""
+
+    async def main(spy: Any) -> None:
+        timer, moves_on = WheelTimer(tick=0.01), cycle([0.0, 0.0006])
+        spy.shift = lambda: -0.0005
+        when = spy.time() + 1.0
+        woken = asyncio.ensure_future(fired(timer, when))
+        await turns(2)
+        timer._wheel.time = lambda: spy.time() + next(moves_on)
+        assert when - 0.0006 <= await woken <= when + 0.01
+
+    run_virtually(main)
 
 
 @pytest.mark.parametrize("tick", [0.001, 0.0001, 0.01])
@@ -850,3 +865,21 @@ def test_a_timer_starts_no_thread(run: Any) -> None:
         assert threading.active_count() == before
 
     run(main)
+
+
+def test_the_owner_is_told_once_when_nothing_waits_any_more(spy_run: Any) -> None:
+    async def main(spy: Any) -> None:
+        timer, told = WheelTimer(), list[int]()
+        timer._wheel.when_cleared = lambda: told.append(timer.size)
+        first, second = timer.call_later(10, nothing), timer.call_later(20, nothing)
+        first.cancel()
+        await turns(2)
+        assert told == []
+        second.cancel()
+        assert told == []
+        await turns(2)
+        assert told == [0]
+        await fired(timer, spy.time() + 0.001)
+        assert told == [0, 0]
+
+    spy_run(main)

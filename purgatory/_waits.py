@@ -1,0 +1,329 @@
+"""The engine room of a `ThresholdPurgatory`: its lines, its wheel, and waking those whose wait has ended.
+
+An advance takes all that it reaches out of their line in one go; waking them is bounded work per turn of the loop, so of
+very many the rest is woken in the next turns, in order. They are *unanswered* until then, but their outcome is decided,
+so neither a deadline nor a `fail` that comes meanwhile changes it.
+
+    advance("orders", 47) takes out 2,000    pending -2,000; 512 are woken, 1,488 unanswered
+    their deadline comes                     they are in no line any more, so nothing happens
+    the next three turns                     wake 512, 512 and 464, before any value that other threads have named
+"""
+
+from asyncio import Future, sleep
+from asyncio import wait as until_done
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
+from contextvars import Context
+from itertools import islice
+from math import ceil
+from threading import Lock
+from typing import Any, cast, final
+
+from purgatory._errors import PurgatoryFull
+from purgatory._lines import UNKNOWN, Line, Place, check_advance, has_reached
+from purgatory._operation import CANCELLED, EXPIRED
+from purgatory._signals import Signals
+from purgatory._timer import PORTION, LoopWheel
+from purgatory._wheel import Entry
+
+
+@final
+class Waiter(Entry):
+    """One `wait`, while it waits."""
+
+    __slots__ = ("future", "line", "threshold", "waits")
+
+    def __init__(self, waits: "Waits", line: Line, threshold: Any) -> None:
+        self.waits = waits
+        self.line = line
+        self.threshold = threshold
+        self.future: Future[Any] = waits.wheel.loop.create_future()
+        """Its result is the value, a `Failure`, or how else it ended: `EXPIRED` or `CANCELLED`."""
+        self._wheel_bucket = None
+
+    def _wheel_due(self) -> None:
+        self.waits.expire(self)
+
+    def wake(self, outcome: Any) -> None:
+        """Lets `wait` return, or raise; the waiter is out of its line."""
+        bucket = self._wheel_bucket
+        if bucket is not None:
+            del bucket[self]
+            self._wheel_bucket = None
+            if not bucket and not bucket.wheel.resting:
+                bucket.wheel.emptied()
+        future = self.future
+        if not future.done():  # as it is if the task that waits was cancelled
+            future.set_result(outcome)
+
+
+@final
+class Waits:
+    """What a threshold purgatory consists of, but for the object that users hold: see there for the arguments."""
+
+    __slots__ = (
+        "_arrived",
+        "_continuing",
+        "_drained",
+        "_lock",
+        "_max_keys",
+        "_max_pending",
+        "_received",
+        "_signals",
+        "_to_wake",
+        "cancelled",
+        "completed",
+        "expired",
+        "failed",
+        "lines",
+        "name",
+        "pending",
+        "unanswered",
+        "wheel",
+    )
+
+    def __init__(self, name: str, wheel: LoopWheel, max_pending: int | None, max_keys: int | None) -> None:
+        self.name = name
+        self.wheel = wheel
+        self._max_pending = max_pending
+        self._max_keys = max_keys
+        self.lines: dict[Hashable, Line] = {}
+        """Those that have a value or waiters."""
+        self.pending = self.completed = self.failed = self.expired = self.cancelled = 0
+        self._to_wake: deque[tuple[Iterator[Waiter], Any]] = deque()
+        """Waiters that are out of their line, with their outcome."""
+        self.unanswered = 0
+        """How many that are."""
+        self._continuing = False
+        self._drained: Future[None] | None = None
+        """Is done when nothing is pending or unanswered any more; set by whoever waits for that."""
+        self._lock = Lock()
+        self._arrived: dict[Any, Any] = {}
+        """Under the lock: the values that other threads have named."""
+        self._received: deque[tuple[Any, Any]] = deque()
+        """The same on the loop, to be applied."""
+        self._signals = Signals(wheel, self._receive)
+
+    def bind(self, doing: str) -> None:
+        """Binds the wheel to the running loop, or raises `WrongLoop` if it is bound to another one."""
+        is_new = self.wheel.thread_id is None
+        self.wheel.bind(doing)
+        if is_new:
+            self._receive()
+
+    # -- beginning to wait
+
+    def join(self, key: Any, line: Line | None, threshold: Any, when: float | None) -> Waiter:
+        """Has a new waiter wait for `key`, whose line is `line` if it has one, until the loop's time is `when`.
+
+        Raises:
+            PurgatoryFull, TypeError: see `ThresholdPurgatory.wait`; nothing has changed.
+        """
+        if self._max_pending is not None and self.pending >= self._max_pending:
+            raise PurgatoryFull(
+                f"cannot wait for {key!r} to reach {threshold!r}: {self._max_pending} waits are pending in {self.name}"
+            )
+        is_new = line is None
+        if line is None:
+            line = self._new_line(f"wait for {key!r} to reach {threshold!r}", key)
+        waiter = Waiter(self, line, threshold)
+        line.join(waiter)
+        if is_new:
+            self.lines[key] = line
+        self.pending += 1
+        if when is not None:
+            wheel = self.wheel
+            try:
+                bucket = wheel.recent[ceil(when * wheel.rate)]
+            except (KeyError, OverflowError):
+                bucket = wheel.bucket_at(when)
+            waiter._wheel_when = when
+            waiter._wheel_bucket = bucket
+            bucket[waiter] = None
+        return waiter
+
+    def _new_line(self, doing: str, key: Any) -> Line:
+        """A line that is yet to be put into `lines`."""
+        if self._max_keys is not None and len(self.lines) >= self._max_keys:
+            raise PurgatoryFull(f"cannot {doing}: {self._max_keys} other keys are in {self.name}")
+        return Line(key)
+
+    # -- ending
+
+    def advance(self, key: Any, value: Any) -> int:
+        """`ThresholdPurgatory.advance`, on its loop."""
+        line = self.lines.get(key)
+        if line is None:
+            check_advance(key, value, UNKNOWN)
+            line = self.lines[key] = self._new_line(f"advance {key!r} to {value!r}", key)
+            line.value = value
+            return 0
+        count, places = line.advance(value)
+        if count:
+            self.completed += count
+            self._end(count, places, value)
+        return count
+
+    def end_all(self, line: Line, outcome: Any) -> int:
+        """Ends every wait in `line`; how many there were."""
+        count, places = line.clear()
+        if count:
+            self.drop_if_vacant(line)
+            self._end(count, places, outcome)
+        return count
+
+    def expire(self, waiter: Waiter) -> None:
+        """Ends a wait whose deadline has come, unless it has ended and is only yet to be woken."""
+        self.expired += self._end_one(waiter, EXPIRED)
+
+    def abandon(self, waiter: Waiter) -> None:
+        """Ends a wait whose task was cancelled, unless it has ended."""
+        self.cancelled += self._end_one(waiter, CANCELLED)
+
+    def drop_if_vacant(self, line: Line) -> None:
+        """Forgets a line that has neither a value nor waiters."""
+        if line.value is UNKNOWN and not line.runs:
+            del self.lines[line.key]
+
+    def _end(self, count: int, places: list[Place], outcome: Any) -> None:
+        """Wakes `count` waiters that were taken out of their line: a portion now, unless others are to be woken before."""
+        self.pending -= count
+        if count <= PORTION and not self.unanswered:
+            for waiting in places:
+                for waiter in waiting if type(waiting) is dict else (waiting,):
+                    cast(Waiter, waiter).wake(outcome)
+        else:
+            is_first = not self.unanswered
+            self._to_wake.append((_one_by_one(places), outcome))
+            self.unanswered += count
+            if is_first:
+                self._wake(PORTION)
+            self._continue_later()
+        self._tell_if_drained()
+
+    def _end_one(self, waiter: Waiter, outcome: Any) -> bool:
+        if not waiter.line.leave(waiter):
+            return False
+        self.pending -= 1
+        self.drop_if_vacant(waiter.line)
+        waiter.wake(outcome)
+        self._tell_if_drained()
+        return True
+
+    def _wake(self, portion: int) -> None:
+        """Wakes the next `portion` of those that have ended."""
+        while self._to_wake and portion > 0:
+            waiters, outcome = self._to_wake[0]
+            woken = 0
+            for waiter in islice(waiters, portion):
+                waiter.wake(outcome)
+                woken += 1
+            self.unanswered -= woken
+            if woken < portion:
+                self._to_wake.popleft()
+            portion -= woken
+        self._tell_if_drained()
+
+    async def close(self, drain: float) -> int:
+        """`ThresholdPurgatory.aclose`, when new waits are refused already."""
+        ended = 0
+        try:
+            if drain > 0.0:
+                await self._until_drained(drain)
+            portion = PORTION
+            for line in list(self.lines.values()) if self.pending else ():
+                count = self._cancel_all(line)
+                ended += count
+                portion -= count or 1
+                if portion <= 0:
+                    portion = PORTION
+                    await sleep(0)
+            await self._until_drained()
+        except BaseException:
+            for line in list(self.lines.values()):
+                self._cancel_all(line)
+            self._wake(self.unanswered)
+            raise
+        return ended
+
+    def _cancel_all(self, line: Line) -> int:
+        """The same with `CANCELLED`, which is counted."""
+        count = self.end_all(line, CANCELLED)
+        self.cancelled += count
+        return count
+
+    async def _until_drained(self, timeout: float | None = None) -> None:
+        """Waits until nothing is pending and everybody has been woken, for at most `timeout` seconds."""
+        if self.pending or self.unanswered:
+            if self._drained is None:
+                self._drained = self.wheel.loop.create_future()
+            await until_done((self._drained,), timeout=timeout)
+
+    def _tell_if_drained(self) -> None:
+        if self._drained is not None and not (self.pending or self.unanswered or self._drained.done()):
+            self._drained.set_result(None)
+
+    # -- in the next turns of the loop
+
+    def _continue_later(self) -> None:
+        if (self._to_wake or self._received) and not self._continuing:
+            self._continuing = True
+            self.wheel.loop.call_soon(self._continue, context=Context())
+
+    def _continue(self) -> None:
+        """Does a portion of what was put off; those who have ended come first."""
+        self._continuing = False
+        portion = PORTION
+        if self._to_wake:
+            self._wake(portion)
+        else:
+            while self._received and portion > 0:
+                portion -= self._advance_received(*self._received.popleft()) or 1
+        self._continue_later()
+
+    # -- from other threads
+
+    def advance_soon(self, key: Any, value: Any) -> None:
+        """`ThresholdPurgatory.advance_threadsafe`."""
+        check_advance(key, value, UNKNOWN)
+        if self.wheel.thread_id is not None and self.wheel.loop.is_closed():
+            return
+        with self._lock:
+            if not has_reached(key, self._arrived.get(key, UNKNOWN), value):
+                self._arrived[key] = value
+        self._signals.put(self.name)
+
+    def _receive(self, _: Iterable[Hashable] = ()) -> None:
+        """Takes over what other threads have named."""
+        with self._lock:
+            arrived, self._arrived = self._arrived, {}
+        self._received.extend(arrived.items())
+        if not self._continuing:
+            self._continue()
+
+    def _advance_received(self, key: Any, value: Any) -> int:
+        try:
+            line = self.lines.get(key)
+            return 0 if line is not None and has_reached(key, line.value, value) else self.advance(key, value)
+        except Exception as error:
+            message = f"{self.name}: cannot advance {key!r} to {value!r}, as another thread asked for"
+            self.wheel.loop.call_exception_handler({"message": message, "exception": error})
+            return 0
+
+    def _check(self) -> None:
+        """Asserts the whole invariant between turns of the loop. For tests. Cost: everything that waits."""
+        waiters: list[Waiter] = []
+        for key, line in self.lines.items():
+            assert line.key is key
+            line._check(waiters)
+        assert self.pending == len(waiters)
+        assert all(waiter._wheel_bucket is None or waiter in waiter._wheel_bucket for waiter in waiters)
+        in_wheel = sum(waiter._wheel_bucket is not None for waiter in waiters)
+        assert in_wheel <= len(self.wheel) <= in_wheel + self.unanswered
+        assert bool(self._to_wake) >= bool(self.unanswered) and self._continuing >= bool(self._to_wake or self._received)
+        self.wheel._check()
+
+
+def _one_by_one(places: list[Place]) -> Iterator[Waiter]:
+    for waiting in places:
+        yield from cast("Iterable[Waiter]", waiting if type(waiting) is dict else (waiting,))
