@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import httpx
+import pyarrow.parquet as pq
 import pytest
 
 from purgatory.testing import VirtualTimeLoop
@@ -264,13 +265,126 @@ def test_the_statistics_say_how_the_polls_ended() -> None:
     in_virtual_time(main())
 
 
+def test_a_message_that_is_sent_again_with_its_key_is_there_once() -> None:
+    async def main() -> None:
+        board = long_poll.Board()
+        async with client_of(board) as client:
+            answers = [
+                await client.post(f"/topics/{topic}", content=content, headers={"Idempotency-Key": key})
+                for topic, content, key in (
+                    ("news", "a", "k1"),
+                    ("news", "b", "k2"),
+                    ("news", "a", "k1"),
+                    ("weather", "a", "k1"),
+                )
+            ]
+            assert [(answer.status_code, answer.json()["offset"]) for answer in answers] == [
+                (201, 0),
+                (201, 1),
+                (200, 0),
+                (201, 0),
+            ]
+        assert board.topics == {"news": ["a", "b"], "weather": ["a"]}
+
+    in_virtual_time(main())
+
+
+def test_a_client_may_name_what_it_has_seen_by_the_tag_of_the_last_answer() -> None:
+    async def main() -> None:
+        async with client_of(long_poll.Board()) as client:
+
+            async def poll(tag: str) -> httpx.Response:
+                return await client.get("/topics/news", headers={"If-None-Match": tag, "Prefer": "wait=9"})
+
+            await client.post("/topics/news", content="one")
+            first = await poll('""')
+            assert first.json()["messages"] == ["one"]
+            await client.post("/topics/news", content="two")
+            second = await poll(first.headers["etag"])
+            assert second.json()["messages"] == ["two"]
+            assert second.headers["preference-applied"] == "wait=9"
+            started = asyncio.get_running_loop().time()
+            third = await poll(second.headers["etag"])
+            assert (third.status_code, third.content, third.headers["etag"]) == (304, b"", second.headers["etag"])
+            assert asyncio.get_running_loop().time() - started >= 9
+
+    in_virtual_time(main())
+
+
+def test_to_a_client_of_an_earlier_board_all_is_new() -> None:
+    async def main() -> None:
+        tags = []
+        for messages in (["old", "older"], ["new", "newer"]):
+            async with client_of(long_poll.Board()) as client:
+                for message in messages:
+                    await client.post("/topics/news", content=message)
+                answer = await client.get("/topics/news", headers={"If-None-Match": tags[0] if tags else '""'})
+                assert answer.json()["messages"] == messages
+                tags.append(answer.headers["etag"])
+        assert len(set(tags)) == 2
+
+    in_virtual_time(main())
+
+
+def test_a_board_with_a_file_is_the_same_board_after_a_restart(tmp_path: Path) -> None:
+    async def main() -> None:
+        file = tmp_path / "board.jsonl"
+        tag = '""'
+        for message in ("one", "zwei\n", "three"):
+            board = long_poll.Board(file)
+            async with board.lifespan(board.app), client_of(board) as client:
+                send = {"content": message.encode(), "headers": {"Idempotency-Key": message.strip()}}
+                assert (await client.post("/topics/news", **send)).status_code == 201
+                assert (await client.post("/topics/news", **send)).status_code == 200
+                answer = await client.get("/topics/news", headers={"If-None-Match": tag})
+                assert answer.json()["messages"] == [message]
+                tag = answer.headers["etag"]
+                assert board.versions.version("news") == len(board.topics["news"])
+
+    in_virtual_time(main())
+
+
+def test_what_a_killed_board_had_half_written_is_cut_off(tmp_path: Path) -> None:
+    file = tmp_path / "board.jsonl"
+    with closing(long_poll.Topics(file)) as topics:
+        topics.append("news", "one", None)
+    whole = file.read_bytes()
+    for length in range(1, len(whole)):
+        file.write_bytes(whole[:length])
+        with closing(long_poll.Topics(file)) as topics:
+            assert topics.messages == {}
+            topics.append("news", "two", "key")
+        with closing(long_poll.Topics(file)) as again:
+            assert again.messages == {"news": ["two"]}
+            assert again.board == topics.board
+
+
+def test_server_sent_events_bring_the_messages_that_the_client_does_not_have() -> None:
+    async def main() -> None:
+        board = long_poll.Board()
+        async with client_of(board) as client:
+            for message in ("one", "two"):
+                await client.post("/topics/news", content=message)
+        scope = {"type": "http", "method": "GET", "path": "/topics/news/events", "query_string": b""}
+        scope["headers"] = [(b"last-event-id", board.versions.tag(1).encode())]
+        messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        answer: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        stream = asyncio.create_task(board.app(scope, messages.get, answer.put))
+        assert (await answer.get())["status"] == 200
+        assert (await answer.get())["body"].decode() == f"id: {board.versions.tag(2)}\r\ndata: two\r\n\r\n"
+        messages.put_nowait({"type": "http.disconnect"})
+        await stream
+
+    asyncio.run(main())
+
+
 # The program, as a process
 
 
 @contextmanager
-def board_process() -> Iterator[tuple["subprocess.Popen[str]", str]]:
+def board_process(*options: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
     """The example on a free port of the loopback interface, and its address."""
-    command = [sys.executable, str(EXAMPLE), "--port", "0"]
+    command = [sys.executable, str(EXAMPLE), "--port", "0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
         try:
             assert process.stdout is not None
@@ -360,13 +474,33 @@ def test_a_signal_stops_the_server_soon_and_the_open_polls_are_answered_first(si
             process.send_signal(signal_number)
             for response in await asyncio.gather(*polls):
                 assert response.status_code == 503
-                assert response.text == "the board is stopping"
+                assert response.text == "the server is stopping"
 
     with board_process() as (process, url):
         asyncio.run(main(process, url))
         output, _ = process.communicate(timeout=PATIENCE)  # the polls themselves would have gone on for a minute
         assert process.returncode == status
         assert "event: 0, deadline: 0, gone: 0, stopped: 50" in output
+
+
+def test_with_a_journal_it_is_written_down_how_the_polls_ended(tmp_path: Path) -> None:
+    async def main(process: "subprocess.Popen[str]", url: str) -> None:
+        async with client_at(url) as client:
+            polls = [asyncio.create_task(client.get(f"/topics/{topic}?timeout=60")) for topic in ("news", "other")]
+            await until_the_server_has(client, 2)
+            await client.post("/topics/news", content="hello")
+            await client.get("/topics/other?timeout=0.001")
+            await until_the_server_has(client, 1)
+            process.terminate()
+            await asyncio.gather(*polls)
+
+    with board_process("--journal", str(tmp_path)) as (process, url):
+        asyncio.run(main(process, url))
+        process.wait(PATIENCE)
+    rows = pq.read_table(tmp_path / "operations").to_pylist()
+    endings = [(row["keys"], row["outcome"], row["ended_by"]) for row in sorted(rows, key=lambda row: row["ended_at"])]
+    assert endings == [(["news"], "completed", "news"), (["other"], "expired", None), (["other"], "cancelled", None)]
+    assert {(row["purgatory"], row["kind"]) for row in rows} == {("polls", "Poll")}
 
 
 def test_the_demo_reports_that_nothing_was_early_and_nothing_is_left() -> None:

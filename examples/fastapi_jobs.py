@@ -1,0 +1,98 @@
+"""Jobs over HTTP: submit one, then ask for its result with a wait. The typical handler that waits for a condition or a time.
+
+    python examples/fastapi_jobs.py --port 8000
+    curl -i -d '{"password": "secret", "rounds": 5000000}' -H 'Content-Type: application/json' http://127.0.0.1:8000/jobs
+    curl -i -H 'Prefer: wait=20' http://127.0.0.1:8000/jobs/1
+
+`POST /jobs`
+    begins to derive a key from a password, in as many rounds as are asked for, and answers 202 at once. `Location` says where
+    to ask for the key.
+`GET /jobs/{number}`
+    answers as soon as the job has ended, with `{"state": "done", "result": ...}` or `{"state": "failed", ...}`; after the wait
+    that `Prefer: wait=S` or `?wait=S` names (20 seconds, if none does) with 202 and `{"state": "running"}`. 404 for a job that
+    was never submitted, or whose end was ten minutes ago.
+
+Needs the extra `examples`.
+"""
+
+import argparse
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from itertools import count
+from typing import Annotated, Any
+
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request, Response
+from pydantic import BaseModel, Field
+
+from purgatory import Purgatory, WheelTimer
+from purgatory.asgi import Ending, LongPolls
+
+KEPT_FOR = 600.0  # seconds, from the end of a job
+
+app = FastAPI(title="Jobs")
+polls = LongPolls(max_wait=60, default_wait=20, spread=1 / 16, max_per_client=100)
+ends: Purgatory[Any] = Purgatory("ends of jobs", max_pending=10_000)
+forgetting = WheelTimer(tick=1.0)
+numbers = count(1)
+jobs: dict[int, dict[str, Any]] = {}
+running: set[asyncio.Task[None]] = set()
+
+
+class Order(BaseModel):
+    """What a client submits."""
+
+    password: str
+    rounds: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1_000_000
+
+
+async def run(number: int, order: Order) -> None:
+    """Does the job in a thread, then tells those who wait for its end."""
+    try:
+        key = await asyncio.to_thread(hashlib.pbkdf2_hmac, "sha256", order.password.encode(), b"salt", order.rounds)
+        jobs[number] = {"state": "done", "result": key.hex()}
+    except Exception as error:
+        jobs[number] = {"state": "failed", "reason": repr(error)}
+    ends.check_and_complete(number)
+    forgetting.call_later(KEPT_FOR, jobs.pop, number, None)
+
+
+@app.post("/jobs", status_code=202)
+async def submit(order: Order, response: Response) -> dict[str, Any]:
+    number = next(numbers)
+    jobs[number] = {"state": "running"}
+    task = asyncio.create_task(run(number, order))
+    running.add(task)  # the loop itself holds tasks only weakly
+    task.add_done_callback(running.discard)
+    response.headers["Location"] = f"/jobs/{number}"
+    return {"number": number, "state": "running"}
+
+
+@app.get("/jobs/{number}", response_model=None)
+async def result(number: int, request: Request, response: Response) -> dict[str, Any] | Response:
+    if number not in jobs:
+        raise HTTPException(404, f"there is no job {number}")
+    job = jobs[number]
+    outcome = await polls.poll(request.scope).wait_for(ends, lambda: jobs.get(number, job)["state"] != "running", [number])
+    if outcome.ending not in (Ending.SATISFIED, Ending.DEADLINE):
+        return Response(outcome.reason, outcome.status, outcome.headers)
+    response.headers.update(outcome.headers)
+    response.status_code = 200 if outcome.is_satisfied else 202
+    return jobs.get(number, job)
+
+
+app.add_middleware(polls.middleware)  # as the last one, and so the outermost
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Jobs over HTTP, with a purgatory for those who wait for their end.")
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: loopback only)")
+    parser.add_argument("--port", type=int, default=8000, help="port to serve on (default: 8000)")
+    options = parser.parse_args(arguments)
+    uvicorn.run(app, host=options.host, port=options.port)
+
+
+if __name__ == "__main__":
+    main()

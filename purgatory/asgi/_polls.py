@@ -1,0 +1,252 @@
+"""What an application holds: `LongPolls`, its polls' limits, its middleware, and the stop that answers them first.
+
+    the server ─> LongPolls.middleware ─> any other middleware ─> the endpoint ─> polls.poll(scope).wait_for(...)
+                      │                                                               │
+                      └── puts the Client of the request into the scope ──────────────┘ finds it there
+
+So a poll hears the server itself, whatever other middleware makes of `receive` on the way.
+"""
+
+from asyncio import Future, get_running_loop
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Hashable
+from functools import partial
+from math import ceil, isnan
+from random import random
+from signal import SIGINT, SIGTERM
+from typing import Any, Final, final
+
+from purgatory.asgi._client import Client
+from purgatory.asgi._outcome import Ending, Outcome
+from purgatory.asgi._poll import Poll
+from purgatory.asgi._preferences import applied, wish
+from purgatory.asgi._shutdown import SignalChain
+from purgatory.asgi._types import ASGIApp, Message, Receive, Scope, Send
+
+CLIENT: Final = "purgatory.asgi.client"
+"""Where the `Client` of a request is in its scope."""
+
+PORTION: Final = 512
+"""How many polls the stop ends in one turn of the loop."""
+
+STATUS: Final = {Ending.SATISFIED: 200, Ending.DEADLINE: 204, Ending.GONE: 499, Ending.STOPPING: 503, Ending.REFUSED: 503}
+
+
+def host_of(scope: Scope) -> Hashable:
+    """The address of a request's client, without its port; `None` if the server does not know it."""
+    client = scope.get("client")
+    return client[0] if client else None
+
+
+@final
+class LongPolls:
+    """The long polls of one application: how long and how many may wait, and their end when the server stops.
+
+    Serves one event loop at a time. `middleware` has to be the outermost layer around what polls.
+
+    Args:
+        max_wait: the longest wait in seconds, whatever a request asks for; more than zero.
+        default_wait: the wait of a request that asks for none, in seconds; `None` for `max_wait`.
+        spread: up to this share is taken off each wait, at random, from 0 to 1: polls that began together do not all end
+            together.
+        wait_parameter: the parameter of the query that names a wait.
+        max_open: how many may be open at once, `None` for no limit; one more is refused.
+        max_per_client: the same for each client.
+        client_of: whom a request counts for; who has `None` is not limited. The peer's address, if not given: behind a proxy
+            that is the proxy's, unless the server puts the client's own in its place.
+        retry_after: what `Retry-After` tells those who are refused, in seconds, rounded up.
+        grace: how long open polls may go on when the server is to stop, in seconds, before they are answered.
+        signals: at which the polls are stopped, before the server hears of them; empty if `stop` is called by other means.
+            Heard from the beginning of the lifespan protocol to its end; under a server that does without it, call `stop`.
+
+    Raises:
+        ValueError: an argument is out of its bounds.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_wait: float = 60.0,
+        default_wait: float | None = None,
+        spread: float = 0.0,
+        wait_parameter: str = "wait",
+        max_open: int | None = None,
+        max_per_client: int | None = None,
+        client_of: Callable[[Scope], Hashable] = host_of,
+        retry_after: float = 1.0,
+        grace: float = 0.0,
+        signals: Collection[int] = (SIGTERM, SIGINT),
+    ) -> None:
+        if not 0.0 < max_wait < float("inf"):
+            raise ValueError(f"max_wait must be a finite number of seconds above zero, not {max_wait!r}")
+        if default_wait is not None and not 0.0 <= default_wait <= max_wait:
+            raise ValueError(f"default_wait must be from 0 to max_wait, {max_wait!r}, not {default_wait!r}")
+        if not 0.0 <= spread <= 1.0:
+            raise ValueError(f"spread must be a share from 0 to 1, not {spread!r}")
+        for name, limit in (("max_open", max_open), ("max_per_client", max_per_client)):
+            if limit is not None and limit < 1:
+                raise ValueError(f"{name} must be at least 1, or None for no limit, not {limit!r}")
+        for name, seconds in (("retry_after", retry_after), ("grace", grace)):
+            if isnan(seconds) or seconds < 0.0:
+                raise ValueError(f"{name} must be zero or more seconds, not {seconds!r}")
+        self.max_wait = max_wait
+        self.default_wait = max_wait if default_wait is None else default_wait
+        self.spread = spread
+        self.wait_parameter = wait_parameter
+        self.max_open = max_open
+        self.max_per_client = max_per_client
+        self.retry_after = retry_after
+        self.grace = grace
+        self.is_stopping = False
+        """Whether new polls are answered with 503, as the open ones soon are."""
+        self.endings: Counter[Ending] = Counter()
+        """How the waits have ended so far."""
+        self._client_of = client_of
+        self._open: dict[Poll, Hashable] = {}
+        """With whom each counts for."""
+        self._per_client: Counter[Hashable] = Counter()
+        self._to_stop: deque[Poll] = deque()
+        self._drained: list[Future[None]] = []
+        self._signals = SignalChain(signals, self.stop)
+
+    @property
+    def open(self) -> int:
+        """How many polls wait. Exact. Cost: O(1)."""
+        return len(self._open)
+
+    # -- for the author of an endpoint
+
+    def poll(self, scope: Scope, wait: float | None = None) -> Poll:
+        """A poll for the request of `scope`. It takes a place among the open ones only while it waits.
+
+        Args:
+            scope: of a request that came through `middleware`.
+            wait: its timeout in seconds, if the author has settled that; otherwise it is what the request asks for, capped.
+
+        Raises:
+            RuntimeError: the request did not come through `middleware`.
+        """
+        client = scope.get(CLIENT)
+        if client is None:
+            raise RuntimeError(
+                "cannot poll: the request did not come through LongPolls.middleware, which has to be around the app"
+            )
+        if wait is not None:
+            return Poll(self, scope, client, wait, None, None)
+        try:
+            asked = wish(scope, self.wait_parameter)
+        except ValueError as error:
+            return Poll(self, scope, client, 0.0, None, str(error))
+        timeout = self.default_wait if asked is None else min(asked.seconds, self.max_wait)
+        if self.spread:
+            timeout *= 1.0 - self.spread * random()
+        told = None if asked is None else applied(timeout, asked.by_header)
+        return Poll(self, scope, client, timeout, told, None)
+
+    def middleware(self, app: ASGIApp) -> ASGIApp:
+        """Wraps an application: `app = polls.middleware(app)`, or `app.add_middleware(polls.middleware)` as the last call."""
+
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:  # servers know ASGI 3 by its coroutine function
+            if scope["type"] == "http":
+                scope[CLIENT] = client = Client(receive)
+                try:
+                    await app(scope, client.receive, send)
+                finally:
+                    client.close()
+            elif scope["type"] == "lifespan":
+                self.is_stopping = False
+                self._signals.install(get_running_loop())
+                await app(scope, partial(self._receive_lifespan, receive), send)
+            else:
+                await app(scope, receive, send)
+
+        return serve
+
+    # -- the stop
+
+    def stop(self) -> None:
+        """Refuses new polls from now on, and answers the open ones: after `grace`, and 512 in each turn of the loop.
+
+        Called at a signal, or at the latest when the server tells the application to stop. Calling it again is allowed.
+        """
+        if not self.is_stopping:
+            self.is_stopping = True
+            loop = get_running_loop()
+            if self.grace:
+                loop.call_later(self.grace, self._stop_open)
+            else:
+                self._stop_open()
+
+    async def aclose(self) -> None:
+        """Calls `stop`, and returns when no poll waits any more."""
+        self.stop()
+        if self._open:
+            drained = get_running_loop().create_future()
+            self._drained.append(drained)
+            await drained
+
+    def _stop_open(self) -> None:
+        self._to_stop.extend(self._open)
+        self._stop_some()
+
+    def _stop_some(self) -> None:
+        for _ in range(min(PORTION, len(self._to_stop))):
+            self._to_stop.popleft().server_stops()
+        if self._to_stop:
+            get_running_loop().call_soon(self._stop_some)
+
+    # -- for a poll
+
+    def enter(self, poll: Poll) -> str | None:
+        """Takes a place for `poll`, or says why there is none."""
+        if poll in self._open:
+            return None
+        if self.max_open is not None and len(self._open) >= self.max_open:
+            return f"{self.max_open} polls are open already"
+        whose = None
+        if self.max_per_client is not None:
+            whose = self._client_of(poll.scope)
+            if whose is not None:
+                if self._per_client[whose] >= self.max_per_client:
+                    return f"{self.max_per_client} polls of this client are open already"
+                self._per_client[whose] += 1
+        self._open[poll] = whose
+        return None
+
+    def leave(self, poll: Poll) -> None:
+        """Frees the place of `poll`, if it has one."""
+        whose = self._open.pop(poll, None)
+        if whose is not None:
+            self._per_client[whose] -= 1
+            if not self._per_client[whose]:
+                del self._per_client[whose]
+        if self._drained and not self._open:
+            drained, self._drained = self._drained, []
+            for future in drained:
+                if not future.done():
+                    future.set_result(None)
+
+    def outcome(
+        self, poll: Poll, ending: Ending, value: Any, told: str | None, status: int | None, reason: str | None
+    ) -> Outcome[Any]:
+        """The outcome of a wait, with what HTTP has to say of it."""
+        self.endings[ending] += 1
+        headers: dict[str, str] = {}
+        if ending is Ending.SATISFIED or ending is Ending.DEADLINE:
+            if told is not None:
+                headers["Preference-Applied"] = told
+        elif ending is not Ending.GONE and status != 400:
+            headers["Retry-After"] = str(ceil(self.retry_after))
+            reason = reason or ("the server is stopping" if ending is Ending.STOPPING else "too many operations wait already")
+            if ending is Ending.STOPPING and poll.scope.get("http_version", "1.1").startswith("1"):
+                headers["Connection"] = "close"  # a server that stops would cut it off under the next request
+        return Outcome(ending, value, status or STATUS[ending], headers, reason or "")
+
+    # -- for the server
+
+    async def _receive_lifespan(self, receive: Receive) -> Message:
+        message = await receive()
+        if message["type"] == "lifespan.shutdown":
+            await self.aclose()
+            self._signals.remove()
+        return message

@@ -1,0 +1,136 @@
+"""Versions, so that nothing is lost between two polls: who asks again names what he has seen, and the answer is at once if
+there is more.
+
+    GET /news                                     200, ETag: "8f3a21c0-41"     at once: he has seen nothing
+    GET /news   If-None-Match: "8f3a21c0-41"      waits; at the deadline 304, ETag: "8f3a21c0-41"
+                              an update: bump     200, ETag: "8f3a21c0-42"
+                              an update: bump     nobody waits
+    GET /news   If-None-Match: "8f3a21c0-42"      200, ETag: "8f3a21c0-43"     at once
+                              the server starts anew, and counts from 0
+    GET /news   If-None-Match: "8f3a21c0-43"      200, ETag: "b07c55d9-0"      at once: not a version of this server
+
+A tag is a version behind an epoch, which is the server's. Tags are compared for being equal and nothing else, as entity tags
+are (RFC 9110): whatever the client has is either the version that there is now, and then the poll waits for the next one, or
+it is not. So a client that knows an earlier server does not sleep until the new one has counted that far.
+
+Without `If-None-Match` the same tag is taken from a parameter of the query, `?index=8f3a21c0-41`, as in Consul's blocking
+queries.
+"""
+
+from collections.abc import Hashable
+from re import compile as regex
+from secrets import token_hex
+from typing import Generic, Literal, TypeVar, final
+
+from purgatory import ThresholdPurgatory
+from purgatory.asgi._outcome import Ending, Outcome
+from purgatory.asgi._poll import Poll
+from purgatory.asgi._preferences import query_parameter
+from purgatory.asgi._types import Scope, header_values
+
+K = TypeVar("K", bound=Hashable)
+
+_ENTITY_TAG = regex(r'(?:W/)?"([^"]*)"')
+
+
+@final
+class Versions(Generic[K]):
+    """The versions of resources, each a whole number under a key, zero until its first `bump`.
+
+    Args:
+        thresholds: what keeps the numbers, and those who wait for the next one; a new one if not given.
+        epoch: what tells these numbers from those of an earlier server; at random if not given. Where numbers outlive the
+            server, being offsets in a file for instance, so may the epoch. Letters, digits and underscores.
+        unchanged: the status at the deadline: 304, or 204 where clients do not expect that.
+        index_parameter: the parameter of the query that may stand for `If-None-Match`.
+
+    Raises:
+        ValueError: an argument is out of its bounds.
+    """
+
+    __slots__ = ("epoch", "index_parameter", "thresholds", "unchanged")
+
+    def __init__(
+        self,
+        thresholds: ThresholdPurgatory[K, int] | None = None,
+        *,
+        epoch: str | None = None,
+        unchanged: Literal[204, 304] = 304,
+        index_parameter: str = "index",
+    ) -> None:
+        if epoch is None:
+            epoch = token_hex(4)
+        elif not (epoch.isascii() and epoch.replace("_", "a").isalnum()):
+            raise ValueError(f"epoch must consist of letters, digits and underscores, not {epoch!r}")
+        if unchanged not in (204, 304):
+            raise ValueError(f"unchanged must be 204 or 304, not {unchanged!r}")
+        self.thresholds: ThresholdPurgatory[K, int] = ThresholdPurgatory("versions") if thresholds is None else thresholds
+        self.epoch = epoch
+        self.unchanged = unchanged
+        self.index_parameter = index_parameter
+
+    def version(self, key: K) -> int:
+        """The version of `key`: how often it was bumped. Cost: O(1)."""
+        return self.thresholds.value(key) or 0
+
+    def bump(self, key: K) -> int:
+        """Goes on to the next version of `key`, and answers all who wait for it.
+
+        Returns:
+            That version.
+
+        Raises:
+            PurgatoryFull, WrongLoop, TypeError: as `ThresholdPurgatory.advance`.
+        """
+        version = self.version(key) + 1
+        self.thresholds.advance(key, version)
+        return version
+
+    def tag(self, version: int) -> str:
+        """A version as clients are told it: `8f3a21c0-41`. In `ETag` it stands in quotes."""
+        return f"{self.epoch}-{version}"
+
+    def parse(self, tag: str) -> int | None:
+        """The version of a tag; `None` if it is none of this epoch, or none at all."""
+        epoch, _, digits = tag.rpartition("-")
+        return int(digits) if epoch == self.epoch and digits.isascii() and digits.isdigit() and len(digits) < 20 else None
+
+    def seen(self, scope: Scope) -> int | None:
+        """The version of this epoch that the client of a request names, by `If-None-Match`, or else by the parameter of the
+        query; `None` if it names none. For answers that begin where the client has left off."""
+        conditions = header_values(scope, b"if-none-match")
+        if not conditions:
+            return self.parse(query_parameter(scope, self.index_parameter) or "")
+        named = (self.parse(tag) for value in conditions for tag in _ENTITY_TAG.findall(value))
+        return next((version for version in named if version is not None), None)
+
+    def has_seen(self, scope: Scope, version: int) -> bool:
+        """Whether the client of a request has `version`, by `If-None-Match`, or else by the parameter of the query."""
+        tag = self.tag(version)
+        conditions = header_values(scope, b"if-none-match")
+        if not conditions:
+            return query_parameter(scope, self.index_parameter) == tag
+        return any(value.strip() == "*" or tag in _ENTITY_TAG.findall(value) for value in conditions)
+
+    async def changed(self, poll: Poll, key: K) -> Outcome[int]:
+        """Waits until `key` has another version than the one that the client of the request has seen, which may be now.
+
+        Returns:
+            `SATISFIED` with the version that there is when it returns: what is read before the next `await` belongs to it. At
+            the `DEADLINE` the status is `unchanged`. Both with an `ETag`.
+
+        Raises:
+            RuntimeError, PurgatoryFull: as `Poll.reach`.
+        """
+        version = self.version(key)
+        if self.has_seen(poll.scope, version):
+            outcome = await poll.reach(self.thresholds, key, version + 1)
+        else:
+            outcome = poll.at_once(version)
+        if outcome.ending is not Ending.SATISFIED and outcome.ending is not Ending.DEADLINE:
+            return outcome
+        now = self.version(key)
+        headers = {**outcome.headers, "ETag": f'"{self.tag(now)}"'}
+        if now == version and outcome.ending is Ending.DEADLINE:
+            return Outcome(Ending.DEADLINE, None, self.unchanged, headers)
+        return Outcome(Ending.SATISFIED, now, 200, headers)

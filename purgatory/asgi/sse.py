@@ -1,0 +1,76 @@
+"""Server-sent events over the same watch: a stream of what each version has brought, which goes on where it was broken off.
+
+    event_source(polls.poll(request.scope), versions, "news", lambda seen: enumerate(news[seen:], seen + 1))
+
+    GET /news/events                              id: 8f3a21c0-1   data: hello
+                                                  id: 8f3a21c0-2   data: again
+    the connection breaks, two more come
+    GET /news/events  Last-Event-ID: 8f3a21c0-2   id: 8f3a21c0-3 ...
+
+The stream itself is `sse-starlette`'s: its format, its pings, and what it does when a client is slow. It ends when the client
+has left and when the server stops; browsers then come back by themselves.
+"""
+
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from math import inf
+from typing import Any, TypeVar
+
+try:
+    from sse_starlette import EventSourceResponse, ServerSentEvent
+except ImportError as error:
+    raise ImportError("purgatory.asgi.sse needs sse-starlette: pip install 'asyncio-purgatory[asgi]'") from error
+from starlette.responses import PlainTextResponse, Response
+
+from purgatory.asgi._poll import Poll
+from purgatory.asgi._types import header_values
+from purgatory.asgi._versions import Versions
+
+__all__ = ["event_source"]
+
+K = TypeVar("K", bound=Hashable)
+
+
+def event_source(
+    poll: Poll,
+    versions: Versions[K],
+    key: K,
+    read: Callable[[int], Iterable[tuple[int, Any]]],
+    *,
+    ping: float = 15.0,
+) -> Response:
+    """A response that sends an event for each version of `key`, from where the client has left off.
+
+    Args:
+        poll: of the request; for as long as the stream lasts it is one of the open polls.
+        versions: what `key` belongs to.
+        key: whose versions.
+        read: is called with the last version that the client has, 0 if it has none of this epoch, and returns what came after
+            it: pairs of a version and the data of its event, in order.
+        ping: seconds between two comments that keep the connection alive; 0 for none.
+
+    Returns:
+        An `EventSourceResponse`, or, if there is no place for another poll, the refusal: 503 with `Retry-After`.
+    """
+    refusal = poll.hold()
+    if refusal is not None:
+        return PlainTextResponse(refusal.reason, refusal.status, refusal.headers)
+    [last, *_] = header_values(poll.scope, b"last-event-id") or [""]
+    seen = versions.parse(last) or 0
+    if seen > versions.version(key):  # it was forgotten, and has begun anew
+        seen = 0
+    return EventSourceResponse(_events(poll, versions, key, read, seen), ping=ping)
+
+
+async def _events(
+    poll: Poll, versions: Versions[K], key: K, read: Callable[[int], Iterable[tuple[int, Any]]], seen: int
+) -> AsyncIterator[ServerSentEvent]:
+    poll.timeout = inf
+    while True:
+        now = versions.version(key)
+        for version, data in read(seen):
+            seen = version
+            yield ServerSentEvent(data, id=versions.tag(version))
+        seen = max(seen, now)  # a version need not bring anything
+        outcome = await poll.reach(versions.thresholds, key, seen + 1)
+        if not outcome.is_satisfied:
+            return

@@ -1,0 +1,144 @@
+"""The service that the tests against real servers run, in a process of its own:
+
+    python asgi_service.py uvicorn --loop uvloop --http httptools
+    python asgi_service.py hypercorn --loop asyncio
+
+It prints the address that it serves on. `GET /poll?key=K` waits for `POST /check?key=K`, `GET /news` for the next version of
+the news, `GET /stats` says what is open. What goes wrong on the way is printed, so a test sees it.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import socket
+import sys
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from purgatory import Purgatory
+from purgatory.asgi import LongPolls, Versions
+
+purgatory: Purgatory[Any] = Purgatory()
+versions: Versions[str] = Versions(unchanged=304)
+polls = LongPolls(max_wait=300)
+values: dict[str, str] = {}
+bodies: list[str] = []
+
+
+async def poll(request: Request) -> Response:
+    key = request.query_params.get("key", "")
+    outcome = await polls.poll(request.scope).wait_for(purgatory, lambda: values.get(key), [key])
+    if request.method == "POST" and outcome.is_satisfied:
+        bodies.append((await request.body()).decode())
+    if not outcome.is_satisfied:
+        return Response(outcome.reason, outcome.status, outcome.headers)
+    return JSONResponse({"value": outcome.value}, headers=outcome.headers)
+
+
+async def check(request: Request) -> Response:
+    key = request.query_params.get("key", "")
+    values[key] = (await request.body()).decode() or "1"
+    return JSONResponse({"completed": purgatory.check_and_complete(key)})
+
+
+async def news(request: Request) -> Response:
+    outcome = await versions.changed(polls.poll(request.scope), "news")
+    if not outcome.is_satisfied:
+        return Response(outcome.reason, outcome.status, outcome.headers)
+    return JSONResponse({"version": outcome.value}, headers=outcome.headers)
+
+
+async def bump(_: Request) -> Response:
+    return JSONResponse({"version": versions.bump("news")})
+
+
+async def stats(_: Request) -> Response:
+    answer = {
+        "open": polls.open,
+        "pending": purgatory.pending + versions.thresholds.pending,
+        "watched": purgatory.watched,
+        "tasks": len(asyncio.all_tasks()),
+        "bodies": bodies,
+        "endings": {ending.value: number for ending, number in polls.endings.items()},
+    }
+    return JSONResponse(answer)
+
+
+async def through(request: Request, call_next: Any) -> Response:
+    response: Response = await call_next(request)
+    return response
+
+
+@contextlib.asynccontextmanager
+async def lifespan(_: Starlette) -> AsyncIterator[None]:
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: print("unhandled:", json.dumps(context, default=repr), file=sys.stderr, flush=True)
+    )
+    yield
+    await purgatory.aclose()
+    print("endings:", json.dumps({ending.value: number for ending, number in polls.endings.items()}), flush=True)
+
+
+routes = [
+    Route("/poll", poll, methods=["GET", "POST"]),
+    Route("/check", check, methods=["POST"]),
+    Route("/news", news),
+    Route("/news", bump, methods=["POST"]),
+    Route("/stats", stats),
+]
+
+
+def application(*, behind_base_middleware: bool) -> Any:
+    middleware = [Middleware(BaseHTTPMiddleware, dispatch=through)] if behind_base_middleware else []
+    return polls.middleware(Starlette(routes=routes, middleware=middleware, lifespan=lifespan))
+
+
+def serve_uvicorn(app: Any, listener: socket.socket, loop: str, http: str) -> None:
+    import uvicorn
+
+    config = uvicorn.Config(app, loop=loop, http=http, log_level="warning", backlog=8192)  # type: ignore[arg-type]
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def serve_hypercorn(app: Any, listener: socket.socket, loop: str) -> None:
+    import uvloop
+    from hypercorn.asyncio import serve
+    from hypercorn.config import Config
+
+    config = Config()
+    config.bind = [f"fd://{listener.detach()}"]
+    config.graceful_timeout = 30
+    config.keep_alive_timeout = 30
+    config.errorlog = "-"
+    config.loglevel = "WARNING"
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop == "uvloop" else None) as runner:
+        runner.run(serve(app, config))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("server", choices=["uvicorn", "hypercorn"])
+    parser.add_argument("--loop", default="asyncio")
+    parser.add_argument("--http", default="h11")
+    parser.add_argument("--base-middleware", action="store_true")
+    options = parser.parse_args()
+    app = application(behind_base_middleware=options.base_middleware)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=8192)
+    print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
+    if options.server == "uvicorn":
+        serve_uvicorn(app, listener, options.loop, options.http)
+    else:
+        serve_hypercorn(app, listener, options.loop)
+
+
+if __name__ == "__main__":
+    main()

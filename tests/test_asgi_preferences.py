@@ -1,0 +1,92 @@
+"""`purgatory.asgi._preferences`: the wait that a request asks for."""
+
+from typing import Any
+
+import pytest
+
+from purgatory.asgi._preferences import applied, preferred_wait, query_parameter, wish
+
+
+def scope(query: bytes = b"", *prefer: bytes) -> dict[str, Any]:
+    return {"type": "http", "query_string": query, "headers": [(b"prefer", value) for value in prefer]}
+
+
+@pytest.mark.parametrize(
+    ("values", "seconds"),
+    [
+        (["wait=20"], 20.0),
+        (["wait=0"], 0.0),
+        (["respond-async, wait=100"], 100.0),
+        (["respond-async", "wait=7"], 7.0),
+        (["WAIT = 20 "], 20.0),
+        (["handling=lenient; foo, wait=3; bar=4"], 3.0),
+        (["wait=5, wait=9"], 5.0),
+        (['note="a, wait=1", wait=2'], 2.0),
+        (['note="a \\" , wait=1", wait=2'], 2.0),
+        (['note="never closed, wait=1'], None),
+        (["wait=999999999999999999"], 999999999999999999.0),
+        (["wait=-1"], None),
+        (["wait=1.5"], None),
+        (["wait=soon"], None),
+        (["wait"], None),
+        (["wait="], None),
+        (["wait=1" + "0" * 400], None),
+        (["wait=٣"], None),
+        (["waiting=5"], None),
+        (["return=minimal"], None),
+        (["", ",", ";;==,,"], None),
+        ([], None),
+    ],
+)
+def test_the_first_wait_of_all_prefer_fields_counts_and_a_malformed_one_is_none(values, seconds):
+    assert preferred_wait(values) == seconds
+
+
+def test_a_hostile_header_costs_no_more_than_its_length():
+    assert preferred_wait(['"\\"' * 100_000 + "\\", '"' * 100_001, "a=" * 100_000]) is None
+
+
+def test_the_parameter_counts_more_than_the_header():
+    assert wish(scope(b"x=1&wait=0.25", b"wait=9"), "wait") == (0.25, False)
+    assert wish(scope(b"x=1", b"wait=9"), "wait") == (9.0, True)
+    assert wish(scope(b"x=1"), "wait") is None
+    assert wish(scope(b"patience=3&wait=4"), "patience") == (3.0, False)
+    assert wish({"type": "http"}, "wait") is None
+
+
+@pytest.mark.parametrize("text", [b"soon", b"", b"-1", b"-0.001", b"nan", b"-inf", b"1,5", b"%00"])
+def test_a_malformed_parameter_is_refused_with_what_is_wrong(text):
+    with pytest.raises(ValueError, match="wait must be a number of seconds, zero or more, not '"):
+        wish(scope(b"wait=" + text), "wait")
+
+
+def test_a_complaint_does_not_repeat_a_whole_megabyte():
+    with pytest.raises(ValueError, match="wait must be") as raised:
+        wish(scope(b"wait=" + b"x" * 1_000_000), "wait")
+    assert len(str(raised.value)) < 120
+
+
+def test_an_endless_wait_may_be_asked_for_and_is_for_others_to_cap():
+    assert wish(scope(b"wait=inf"), "wait") == (float("inf"), False)
+
+
+def test_the_last_of_repeated_parameters_counts():
+    assert query_parameter(scope(b"a=1&a=2&b="), "a") == "2"
+    assert query_parameter(scope(b"a=1&a=2&b="), "b") == ""
+    assert query_parameter(scope(b"a=%20x%C3%A9"), "a") == " xé"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "by_header", "told"),
+    [
+        (20.0, True, "wait=20"),
+        (19.01, True, "wait=20"),
+        (0.0, True, "wait=0"),
+        (20.0, False, "wait=20"),
+        (0.25, False, "wait=0.25"),
+        (100.0, False, "wait=100"),
+        (0.0, False, "wait=0"),
+    ],
+)
+def test_what_is_told_back_is_in_whole_seconds_where_the_header_asked(seconds, by_header, told):
+    assert applied(seconds, by_header) == told

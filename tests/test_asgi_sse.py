@@ -1,0 +1,148 @@
+"""`purgatory.asgi.sse`: streams that go on where they were broken off."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from asgi_requests import Request
+from sse_starlette.sse import AppStatus
+from starlette.applications import Starlette
+from starlette.requests import Request as StarletteRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from purgatory.asgi import Ending, LongPolls, Versions
+from purgatory.asgi.sse import event_source
+
+
+@pytest.fixture(autouse=True)
+def no_watcher_of_sse_starlettes() -> Iterator[None]:
+    """Its task looks twice a second for a uvicorn that is to stop, for ever: on virtual time, two jumps a second."""
+    AppStatus.disable_automatic_graceful_drain()
+    yield
+    AppStatus.enable_automatic_graceful_drain_mode()
+
+
+class News:
+    def __init__(self, **options: Any) -> None:
+        self.versions: Versions[str] = Versions(epoch="e")
+        self.polls = LongPolls(signals=(), **options)
+        self.items: list[str] = []
+        app = Starlette(routes=[Route("/", self.stream)])
+        self.app = self.polls.middleware(app)
+
+    async def stream(self, request: StarletteRequest) -> Response:
+        return event_source(self.polls.poll(request.scope), self.versions, "news", self.read, ping=0)
+
+    def read(self, seen: int) -> list[tuple[int, str]]:
+        return list(enumerate(self.items[seen:], seen + 1))
+
+    def publish(self, item: str) -> None:
+        self.items.append(item)
+        self.versions.bump("news")
+
+
+def event(number: int, data: str) -> str:
+    return f"id: e-{number}\r\ndata: {data}\r\n\r\n"
+
+
+def test_a_stream_brings_what_there_is_and_what_comes(virtual):
+    async def main():
+        news = News()
+        news.publish("one")
+        request = Request(news.app)
+        await asyncio.sleep(1)
+        assert request.headers["content-type"].startswith("text/event-stream")
+        assert request.content.decode() == event(1, "one")
+        news.publish("two")
+        news.publish("three")
+        await asyncio.sleep(100)
+        assert request.content.decode() == event(1, "one") + event(2, "two") + event(3, "three")
+        assert news.polls.open == 1
+        request.leave()
+        await request.done()
+        assert news.polls.open == news.versions.thresholds.pending == 0
+
+    virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("last_event_id", "first"), [("e-1", 2), ("e-0", 1), ("old-2", 1), ("nonsense", 1), ("", 1), ("e-99", 1)]
+)
+def test_a_stream_goes_on_after_the_last_event_that_the_client_has(virtual, last_event_id, first):
+    async def main():
+        news = News()
+        for number in (1, 2, 3):
+            news.publish(str(number))
+        request = Request(news.app, headers={"Last-Event-ID": last_event_id})
+        await asyncio.sleep(1)
+        assert request.content.decode() == "".join(event(number, str(number)) for number in range(first, 4))
+        request.leave()
+        await request.done()
+
+    virtual(main)
+
+
+def test_a_version_that_brings_nothing_is_waited_past(virtual):
+    async def main():
+        news = News()
+        news.versions.bump("news")
+        request = Request(news.app)
+        await asyncio.sleep(1)
+        assert (request.content, news.polls.open) == (b"", 1)
+        request.leave()
+        await request.done()
+
+    virtual(main)
+
+
+def test_the_stop_ends_streams_properly(virtual):
+    async def main():
+        news = News()
+        news.publish("one")
+        requests = [Request(news.app) for _ in range(3)]
+        await asyncio.sleep(1)
+        news.polls.stop()
+        for request in requests:
+            await request.done()
+            assert request.answer[-1]["more_body"] is False
+        assert asyncio.get_running_loop().time() == 1.0
+        assert news.polls.endings == {Ending.STOPPING: 3}
+        assert news.polls.open == news.versions.thresholds.pending == 0
+
+    virtual(main)
+
+
+def test_a_stream_keeps_its_place_for_as_long_as_it_lasts_and_no_longer(virtual):
+    async def main():
+        news = News(max_open=1)
+        stream = Request(news.app)
+        await asyncio.sleep(1)
+        for number in range(3):
+            news.publish(str(number))
+            await asyncio.sleep(1)
+            refused = await Request(news.app).done()
+            assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+        stream.leave()
+        await stream.done()
+        assert (await Request(news.app, method="HEAD").done()).status == 200
+        assert news.polls.open == 0
+
+    virtual(main)
+
+
+def test_without_sse_starlette_the_rest_works_and_the_error_says_how_to_get_it():
+    program = "import sys; sys.modules['sse_starlette'] = None; import purgatory.asgi; import purgatory.asgi.sse"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert answer.returncode != 0
+    assert "pip install 'asyncio-purgatory[asgi]'" in answer.stderr
+
+
+def test_the_core_of_it_needs_no_framework():
+    names = ["starlette", "sse_starlette", "fastapi", "uvicorn"]
+    program = f"import purgatory.asgi, sys; print([name for name in {names} if name in sys.modules])"
+    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "[]"
