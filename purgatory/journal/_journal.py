@@ -1,0 +1,170 @@
+"""The journal of a purgatory: an observer that notes what has ended, for a thread of its own to write down.
+
+On the loop an operation costs a note of what it knows anyway, and each check of a key another. The notes wait in two queues
+that are bounded: what does not fit, because the disk cannot keep up, is dropped and counted.
+"""
+
+import asyncio
+import time
+import uuid
+import weakref
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, final
+
+from purgatory._operation import DelayedOperation
+from purgatory.journal._rows import CHECKED, ENDED, Rows
+from purgatory.journal._writer import JournalStatistics, Limits, Writer
+
+
+@final
+class Journal:
+    """Writes what happens in a purgatory to Parquet files: give it to the purgatory as its observer, and close it after it.
+
+        with Journal("journal") as journal:
+            async with Purgatory("polls", observer=journal) as purgatory: ...
+
+    One journal serves one purgatory; any number of them, of any processes, may share a directory. What is not yet in a file
+    when the process dies is lost: at most what has happened since `file_seconds` ago. Instants are those of the loop's clock,
+    put to UTC once, at the first event: setting the machine's clock later does not reach the journal.
+
+    Args:
+        directory: where the files go, in the folders ``operations`` and ``checks``; made if it is not there.
+        key_of: what stands in the journal for a key, say a hash where keys are private. Called on the journal's own thread.
+        file_seconds: a file is finished at this age, in seconds, ...
+        file_bytes: ... or when its rows take so much memory, whichever comes first.
+        max_rows: how many rows may wait in memory, in all; what comes beyond is dropped and counted.
+
+    Raises:
+        OSError: the directory cannot be made or written to.
+        ValueError: a limit is not positive.
+    """
+
+    __slots__ = ("__weakref__", "_rows", "_stop", "_writer", "keys_checked", "operation_finished")
+
+    # The methods of an `Observer`, but kept in slots: they change when the journal learns whom it serves, and at its end.
+    operation_finished: Any
+    keys_checked: Any
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        key_of: Callable[[Any], str] = str,
+        file_seconds: float = 10.0,
+        file_bytes: int = 16 * 1024 * 1024,
+        max_rows: int = 500_000,
+    ) -> None:
+        limits = Limits(file_seconds, file_bytes, max_rows)
+        run_id = uuid.uuid4().hex
+        self._rows = Rows(run_id, key_of)
+        self._writer = Writer(Path(directory), self._rows, limits)
+        self.operation_finished, self.keys_checked = self._first_finished, self._first_checked
+        self._writer.start()
+        # Also at the end of the program, and when nobody has the journal any more. Without a reference to `self`.
+        self._stop = weakref.finalize(self, self._writer.stop)
+
+    @property
+    def run_id(self) -> str:
+        """Names this journal's rows among those of others."""
+        return self._rows.run_id
+
+    def statistics(self) -> JournalStatistics:
+        """A snapshot, from any thread."""
+        return self._writer.statistics()
+
+    def close(self) -> JournalStatistics:
+        """Writes what is left, and ends the journal's thread. What happens later is dropped, and counted. Idempotent.
+
+        Blocks until the last file is written; on a loop that has other work, use `aclose`.
+
+        Returns:
+            What was written, dropped and lost. If anything was lost it is also logged, as an error.
+        """
+        self.operation_finished, self.keys_checked = self._writer.drop, self._writer.drop_check
+        self._stop()
+        return self.statistics()
+
+    async def aclose(self) -> JournalStatistics:
+        """`close`, in a thread, so that the loop is not held up."""
+        return await asyncio.to_thread(self.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"<Journal {str(self._writer.directory)!r} run_id={self.run_id}>"
+
+    def _first_checked(self, key: Hashable, tried: int, completed: int) -> None:
+        """Until an operation has ended nobody knows the purgatory, but there is a loop."""
+        loop_time = self._anchor()
+        self._writer.note_check(key, tried, completed, loop_time)
+
+    def _first_finished(self, operation: DelayedOperation[Any]) -> None:
+        """Learns whom the journal serves, and from now on notes what has ended in as few steps as can be."""
+        engine = operation._op_engine
+        assert engine is not None
+        self._anchor()
+        self._rows.purgatory = engine.name
+        self.operation_finished, self.keys_checked = _recorders(engine, self._writer)
+        self.operation_finished(operation)
+
+    def _anchor(self) -> float:
+        """Puts the loop's clock to UTC, if that has not been done, and reads it."""
+        loop_time = asyncio.get_running_loop().time()
+        if not self._rows.epoch:
+            self._rows.epoch = time.time() - loop_time
+        return loop_time
+
+
+def _recorders(
+    engine: Any, writer: Writer
+) -> tuple[Callable[[DelayedOperation[Any]], None], Callable[[Hashable, int, int], None]]:
+    """The two methods of the observer, as closures: on the loop every step counts."""
+    notes, loop_time = engine.notes, engine.time
+    retries, starts = notes.retries, notes.started
+    ended, checked = writer.ended, writer.checked
+    note_ended, note_checked = ended.extend, checked.extend
+    limit_ended, limit_checked = writer.queue_limit * len(ENDED), writer.queue_limit * len(CHECKED)
+
+    def operation_finished(operation: DelayedOperation[Any]) -> None:
+        if operation._op_engine is not engine:
+            raise ValueError(f"cannot journal {operation!r}: this journal belongs to another purgatory, {engine.name!r}")
+        if len(ended) >= limit_ended:
+            writer.dropped += 1
+            return
+        note_ended(
+            (
+                type(operation),
+                operation._op_keys,
+                operation._op_timeout,
+                operation._wheel_when,
+                loop_time(),
+                operation._op_state,
+                notes.cause,
+                retries.get(operation, 0) if retries else 0,
+                starts.get(operation) if starts else None,
+            )
+        )
+
+    def keys_checked(key: Hashable, tried: int, completed: int) -> None:
+        if tried == 1 == completed and notes.cause is key:
+            return  # a check of the one operation that has just been noted with this cause
+        if len(checked) >= limit_checked:
+            writer.dropped_checks += 1
+        else:
+            note_checked((key, tried, completed, loop_time()))
+
+    return operation_finished, keys_checked

@@ -1,0 +1,52 @@
+"""What a journal consists of: two kinds of Parquet files, in the folders ``operations`` and ``checks`` of its directory.
+
+These schemas are the contract between whoever writes a journal and whoever reads one. Instants are microseconds in UTC.
+"""
+
+from typing import Final
+
+import pyarrow as pa
+
+INSTANT: Final = pa.timestamp("us", "UTC")
+
+OPERATIONS: Final = pa.schema(
+    [
+        pa.field("run_id", pa.string(), nullable=False),
+        pa.field("purgatory", pa.string(), nullable=False),
+        pa.field("kind", pa.string(), nullable=False),
+        pa.field("operation_id", pa.int64(), nullable=False),
+        pa.field("keys", pa.list_(pa.string()), nullable=False),
+        pa.field("started_at", INSTANT),
+        pa.field("ended_at", INSTANT),
+        pa.field("timeout_s", pa.float64()),
+        pa.field("outcome", pa.string()),
+        pa.field("attempts", pa.int64(), nullable=False),
+        pa.field("ended_by", pa.string()),
+        pa.field("missed_trigger", pa.bool_(), nullable=False),
+    ]
+)
+"""One row for each operation.
+
+- `run_id`, `operation_id`: together they name the operation; the ids of a run count up from 0, so a gap is a loss.
+- `kind`: the class. `purgatory`: the name. `keys`: as strings.
+- `started_at`: null if it started before the journal did. `ended_at` and `outcome`: null if its end was never written.
+- `timeout_s`: null for no deadline. `outcome`: completed, expired or cancelled.
+- `attempts`: how often its condition was tried. `ended_by`: the key whose check completed it, if a check did.
+- `missed_trigger`: it completed only by the try at its deadline.
+"""
+
+CHECKS: Final = pa.schema(
+    [
+        pa.field("run_id", pa.string(), nullable=False),
+        pa.field("purgatory", pa.string(), nullable=False),
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("second", INSTANT, nullable=False),
+        pa.field("checks", pa.int64(), nullable=False),
+        pa.field("tried", pa.int64(), nullable=False),
+        pa.field("completed", pa.int64(), nullable=False),
+    ]
+)
+"""One row for each key and second in which a check of it found waiters: the checks, and what they tried and completed."""
+
+FOLDERS: Final = {"operations": OPERATIONS, "checks": CHECKS}
+"""The folders of a journal's directory."""
