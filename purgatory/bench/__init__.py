@@ -1,7 +1,8 @@
 """The benchmark: ``python -m purgatory.bench``.
 
-``micro`` measures one operation at a time against what the event loop offers for the same work. The programs here print
-with rich, which comes with the extra ``bench``.
+``micro`` measures one operation at a time against what the event loop offers for the same work; ``load``, ``burst`` and
+``memory`` compare whole purgatories (`designs`) under load, in a burst and in size; ``all`` is all of them. They print with
+rich and draw with matplotlib, which come with the extra ``bench``.
 """
 
 try:

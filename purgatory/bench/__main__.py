@@ -4,10 +4,17 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from purgatory.bench import micro
+from purgatory.bench import burst, everything, http, load, memory, micro
 from purgatory.bench._program import Program
 
-PROGRAMS: tuple[Program, ...] = (micro.PROGRAM,)
+PROGRAMS: tuple[Program, ...] = (
+    micro.PROGRAM,
+    load.PROGRAM,
+    burst.PROGRAM,
+    memory.PROGRAM,
+    http.PROGRAM,
+    everything.PROGRAM,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from purgatory.bench._measure import Measured
 
 LoopName = Literal["asyncio", "uvloop"]
-Unit = Literal["×", "ms", "bytes"]
+Unit = Literal["×", "µs", "ms", "bytes"]
 Verdict = Literal["met", "missed", "no target", "not measured"]
 
 QUICK_DIVISOR = 100

@@ -5,17 +5,31 @@ import gc
 import multiprocessing
 import os
 import random
+import time
 from collections.abc import Hashable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from purgatory import DelayedOperation, Purgatory
 from purgatory.bench._cases import LoopName, Setting, loop_factory
-from purgatory.bench._measure import BATCH, Contender, Contest, LoopProbe, Measured, Unmeasurable, compare, own_copy
+from purgatory.bench._measure import (
+    BATCH,
+    WARM_UP_ROUNDS,
+    Batch,
+    Contender,
+    Contest,
+    LoopProbe,
+    Measured,
+    Unmeasurable,
+    compare,
+    own_copy,
+)
 from purgatory.bench._timer_rows import LATEST, SOONEST, TIMEOUT, starting_and_cancelling
+from purgatory.journal import Journal
 
 
 class Log:
@@ -75,6 +89,31 @@ async def _cycle(purgatory: AnyPurgatory, log: Log, offsets: Iterable[int]) -> N
         purgatory.try_complete_else_watch(Fetch(log, offset, TIMEOUT), (offset,))
         log.end = offset
         purgatory.check_and_complete(offset)
+
+
+async def journal(setting: Setting) -> Measured:
+    """What a journal adds to `cycle`, in microseconds: the CPU time of the loop's own thread, with one less without.
+
+    The journal's thread, which makes the files meanwhile, is not counted: it has the other core.
+    """
+    with TemporaryDirectory() as directory:
+        async with Journal(directory) as observer, AnyPurgatory(observer=observer) as watched, AnyPurgatory() as alone:
+            contenders = cycling(watched), cycling(alone)
+            added: list[float] = []
+            for number, _ in enumerate([*range(WARM_UP_ROUNDS), *setting.rounds()]):
+                ours, theirs = [await _on_this_thread(next(contender)) for contender in contenders]
+                if number >= WARM_UP_ROUNDS:
+                    added.append((ours - theirs) / BATCH * 1e6)
+    return Measured(Contest.alone(added))
+
+
+async def _on_this_thread(batch: Batch) -> float:
+    """Seconds of CPU time."""
+    start = time.thread_time()
+    await batch()
+    spent = time.thread_time() - start
+    await asyncio.sleep(0)
+    return spent
 
 
 async def wait(setting: Setting) -> Measured:

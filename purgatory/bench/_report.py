@@ -46,6 +46,14 @@ def _processor() -> str:
     return next(models, platform.processor() or platform.machine())
 
 
+def wide_console() -> Console:
+    """A console for tables with many columns, which does not cut them off where the output goes to a file."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 120)
+    return console
+
+
 class RowProgress:
     """A progress bar for one row at a time, drawn only when a row asks for its next round.
 

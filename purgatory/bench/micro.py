@@ -89,6 +89,14 @@ CASES = (
         measure=operations.cycle,
     ),
     Case(
+        name="journal",
+        work="what a journal adds to the same, on the loop's thread",
+        against="",
+        at_most=on_both(1.0),
+        unit="µs",
+        measure=operations.journal,
+    ),
+    Case(
         name="wait",
         work="1,000 tasks each wait for a key and are completed by it; per task",
         against="asyncio.timeout around a future",

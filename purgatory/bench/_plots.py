@@ -1,0 +1,175 @@
+"""The pictures, drawn with matplotlib from the JSON of the programs.
+
+Designs are told apart by marker and dash as much as by colour, so that the pictures can be read in grey.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+DPI = 100
+KEPT_UP = 0.98
+"""The share of the rate asked from which on a design has kept up: the arrivals are random, too."""
+
+LOOKS: dict[str, tuple[str, str, str]] = {  # colour, marker, dashes
+    "ours": ("#000000", "o", "-"),
+    "old": ("#c0392b", "s", "--"),
+    "kafka": ("#e67e22", "D", "-."),
+    "netty": ("#2980b9", "^", ":"),
+    "linux": ("#16a085", "v", "--"),
+    "call-later": ("#8e44ad", "x", "-."),
+    "timeout": ("#7f8c8d", "+", ":"),
+}
+LATENCIES = {"low": "low timeouts (8 % expire)", "high": "high timeouts (50 % expire)"}
+KINDS = {"expiry": "due in one tick", "check": "completed by one check"}
+
+Run = dict[str, Any]
+
+
+def load(report: Run, directory: Path) -> list[Path]:
+    """Draws what `load` has found: rates, CPU time and lateness; returns the files."""
+    runs = report["runs"]
+    return [
+        _pair(report, "load-rate", "kreq/s had", lambda each: each["actual_rate"] / 1e3, directory, _as_asked),
+        _pair(report, "load-cpu", "CPU µs per request", lambda each: each["cpu_us"], directory, _own_share),
+        _lateness(report, _busiest(runs), directory),
+    ]
+
+
+def burst(report: Run, directory: Path) -> Path:
+    """Draws the longest turn of the loop over the size of the burst."""
+    figure, panels = _panels([kind for kind in KINDS if any(each["kind"] == kind for each in report["runs"])], KINDS)
+    for kind, axes in panels.items():
+        for design in _designs(report["runs"]):
+            runs = [each for each in report["runs"] if (each["design"], each["kind"]) == (design, kind)]
+            _draw(axes, design, [each["requests"] for each in runs], [each["longest_ms"] for each in runs])
+        axes.set(xscale="log", yscale="log", xlabel="requests at once", ylabel="longest wait of other callbacks, ms")
+    return _save(figure, report, directory / "burst.png")
+
+
+def memory(report: Run, directory: Path) -> Path:
+    """Draws the bytes of a pending request over how many there are."""
+    figure, panels = _panels(["memory"], {"memory": "resident memory of a pending request, its payload of 100 bytes included"})
+    for design in _designs(report["runs"]):
+        runs = [each for each in report["runs"] if each["design"] == design]
+        _draw(panels["memory"], design, [each["requests"] for each in runs], [each["bytes_each"] for each in runs])
+    panels["memory"].set(xscale="log", xlabel="pending requests", ylabel="bytes each")
+    panels["memory"].set_ylim(bottom=0)
+    return _save(figure, report, directory / "memory.png")
+
+
+def _pair(
+    report: Run,
+    name: str,
+    label: str,
+    of: Callable[[Run], float],
+    directory: Path,
+    reference: Callable[[Axes, Sequence[Run]], None],
+) -> Path:
+    """One figure over the rate asked, low and high timeouts side by side; the fastest runs are drawn at their own rate."""
+    figure, panels = _panels(_latencies(report["runs"]), LATENCIES)
+    for latency, axes in panels.items():
+        here = [each for each in report["runs"] if each["latency"] == latency]
+        for design in _designs(here):
+            runs = [each for each in here if each["design"] == design and each["rate"] is not None]
+            _draw(axes, design, [each["rate"] / 1e3 for each in runs], [of(each) for each in runs])
+        axes.set(xlabel="kreq/s asked", ylabel=label)
+        axes.set_ylim(bottom=0)
+        reference(axes, here)
+    return _save(figure, report, directory / f"{name}.png")
+
+
+def _as_asked(axes: Axes, runs: Sequence[Run]) -> None:
+    rates = sorted({each["rate"] / 1e3 for each in runs if each["rate"] is not None})
+    axes.plot(rates, rates, color="0.7", linewidth=1, zorder=0)
+    fastest = [each for each in runs if each["rate"] is None and each["design"] == "ours"]
+    for each in fastest:
+        axes.axhline(each["actual_rate"] / 1e3, color="0.5", linewidth=1, linestyle=":", zorder=0)
+        axes.annotate("ours, as fast as it goes", (rates[0], each["actual_rate"] / 1e3), va="bottom", fontsize=7, color="0.3")
+
+
+def _own_share(axes: Axes, runs: Sequence[Run]) -> None:
+    own = sorted({(each["rate"] / 1e3, each["own_us"]) for each in runs if each["rate"] is not None})
+    axes.fill_between([rate for rate, _ in own], [share for _, share in own], color="0.88", zorder=0)
+    axes.annotate("the generator", own[-1], ha="right", va="bottom", fontsize=7, color="0.3")
+    # A design that is many times dearer is left to the table: it would press all others to the ground.
+    ours = [each["cpu_us"] for each in runs if each["design"] == "ours"]
+    dearest = max(each["cpu_us"] for each in runs)
+    axes.set_ylim(0, 1.05 * min(dearest, 3 * max(ours, default=dearest)))
+
+
+def _busiest(runs: Sequence[Run]) -> float | None:
+    """The highest rate asked at which ours kept up, if there is one."""
+    ours = [each for each in runs if each["design"] == "ours" and each["rate"] is not None]
+    kept: list[float] = [each["rate"] for each in ours if each["actual_rate"] >= KEPT_UP * each["rate"]]
+    asked: float | None = runs[0]["rate"]
+    return max(kept, default=asked)
+
+
+def _lateness(report: Run, rate: float | None, directory: Path) -> Path:
+    asked = "as fast as it goes" if rate is None else f"{rate:,.0f} requests/s asked"
+    titles = {name: f"{title}, {asked}" for name, title in LATENCIES.items()}
+    figure, panels = _panels(_latencies(report["runs"]), titles)
+    parts = report["percentiles"]
+    for latency, axes in panels.items():
+        for each in report["runs"]:
+            if each["latency"] == latency and each["rate"] == rate and each["lateness_ms"]:
+                _draw(axes, each["design"], [max(late, 0.01) for late in each["lateness_ms"]], parts, marked=False)
+        axes.set(xscale="log", xlabel="expired after the deadline, ms", ylabel="% of the expiries")
+    return _save(figure, report, directory / "load-lateness.png")
+
+
+def _latencies(runs: Iterable[Run]) -> list[str]:
+    found = {each["latency"] for each in runs}
+    return [latency for latency in LATENCIES if latency in found]
+
+
+def _designs(runs: Iterable[Run]) -> list[str]:
+    found = {each["design"] for each in runs}
+    return [design for design in LOOKS if design in found]
+
+
+def _panels(names: Sequence[str], titles: dict[str, str]) -> tuple[Figure, dict[str, Axes]]:
+    figure = Figure(figsize=(1.0 + 4.4 * len(names), 3.9), dpi=DPI, layout="constrained")
+    panels = {name: figure.add_subplot(1, len(names), place + 1) for place, name in enumerate(names)}
+    for name, axes in panels.items():
+        axes.set_title(titles[name], fontsize=9)
+        axes.grid(color="0.92")
+        axes.set_axisbelow(True)
+    return figure, panels
+
+
+def _draw(axes: Axes, design: str, x: Sequence[float], y: Sequence[float], marked: bool = True) -> None:
+    colour, marker, dashes = LOOKS[design]
+    axes.plot(
+        x,
+        y,
+        color=colour,
+        linestyle=dashes,
+        marker=marker if marked else None,
+        markersize=4,
+        linewidth=2.2 if design == "ours" else 1.2,
+        label=design,
+        zorder=3 if design == "ours" else 2,
+    )
+
+
+def _save(figure: Figure, report: Run, file: Path) -> Path:
+    lines: dict[str, Line2D] = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        lines |= {label: handle for label, handle in zip(labels, handles, strict=True) if isinstance(handle, Line2D)}
+    figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=len(lines), fontsize=8, frameon=False)
+    where = report["environment"]
+    loops = " and ".join(sorted({each["loop"] for each in report["runs"]}))
+    figure.suptitle(
+        f"purgatory.bench {report['program']} on {loops}: {where['python']}, {where['processor']}", fontsize=8, color="0.4"
+    )
+    with mpl.rc_context({"svg.hashsalt": "purgatory"}):
+        figure.savefig(file)
+    return file

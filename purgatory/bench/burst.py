@@ -1,0 +1,222 @@
+"""``python -m purgatory.bench burst``: everything at once, and how long other callbacks of the loop have to wait meanwhile.
+
+``expiry`` is so many requests due in the same tick, ``check`` is one `check_and_complete` with as many watchers. A callback
+that comes back in every turn of the loop measures how long the turns are, in CPU time.
+"""
+
+import argparse
+import asyncio
+import gc
+import json
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Literal
+
+from rich import box
+from rich.table import Table
+
+from purgatory.bench._cases import QUICK_DIVISOR, LoopName, loop_factory
+from purgatory.bench._fresh import in_fresh_process
+from purgatory.bench._measure import LoopProbe, Unmeasurable
+from purgatory.bench._program import Program, add_common_options, add_designs_option, add_plot_option, choose_loop
+from purgatory.bench._report import RowProgress, environment, wide_console
+from purgatory.bench.designs import BY_NAME, NEVER_MS, OURS, Design, Listed, Run
+
+SIZES = (10_000, 100_000, 1_000_000)
+KINDS: tuple["Kind", ...] = ("expiry", "check")
+LOOK_AHEAD = 0.6
+"""Seconds before an expiry in which the turns are measured, too: what a design does ahead of it counts."""
+
+SAMPLE = 2_000
+
+Kind = Literal["expiry", "check"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """How long others had to wait: the median of the turns in which any request ended, and the longest turn of all.
+
+    `total_ms` is the CPU time of the turns in which any ended.
+    """
+
+    loop: LoopName
+    kind: Kind
+    design: str
+    requests: int
+    median_ms: float
+    longest_ms: float
+    total_ms: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_common_options(parser, random=False)
+    choose_loop(parser)
+    add_designs_option(parser)
+    add_plot_option(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures each size and kind of burst, prints the table, writes the JSON and draws the plots."""
+    console = wide_console()
+    where = environment()
+    sizes = [size // QUICK_DIVISOR for size in SIZES] if options.quick else SIZES
+    console.print(f"burst: of {', '.join(f'{size:,}' for size in sizes)} requests in each of {len(options.designs)} designs")
+    console.print(", ".join(f"{name} {value}" for name, value in where.items()), style="dim")
+    figures: list[Figures] = []
+    progress = RowProgress(console)
+    with progress.shown():
+        for loop_name in options.loops:
+            for kind in KINDS:
+                progress.start(f"{kind} on {loop_name}")
+                todo = [(size, design) for size in sizes for design in options.designs if size <= design.most]
+                for step in progress.track(len(todo)):
+                    size, design = todo[step]
+                    try:
+                        figures.append(in_fresh_process(measure, loop_name, kind, design.name, size))
+                    except Unmeasurable as error:
+                        console.print(f"{kind} of {size:,} in {design.name}: {error}")
+    console.print(table(figures, options.quick))
+    report = {"program": "burst", "environment": where, "quick": options.quick, "runs": [asdict(each) for each in figures]}
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
+        console.print(f"written to {options.json}")
+    if options.plot:
+        from purgatory.bench import _plots  # noqa: PLC0415  # matplotlib takes half a second to import
+
+        console.print(f"drawn: {_plots.burst(report, options.plot)}")
+    return 0
+
+
+def measure(loop_name: LoopName, kind: Kind, design: str, requests: int) -> Figures:
+    """One burst, on a loop of its own."""
+    with asyncio.Runner(loop_factory=loop_factory(loop_name)) as runner:
+        probe = runner.run(_expire(BY_NAME[design], requests) if kind == "expiry" else _check(BY_NAME[design], requests))
+    busy = [length for length, ended in probe.turns if ended]
+    return Figures(loop_name, kind, design, requests, median(busy) * 1e3, probe.longest * 1e3, sum(busy) * 1e3)
+
+
+class TurnProbe(LoopProbe):
+    """A probe that remembers how long each turn was, and how many requests ended in it."""
+
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.turns: list[tuple[float, int]] = []
+        self._of = run
+        self._ended = run.answered
+
+    def _read(self) -> None:
+        before = self._last_run
+        super()._read()
+        self.turns.append((self._last_run - before, self._of.answered - self._ended))
+        self._ended = self._of.answered
+
+
+async def _expire(listed: Listed, requests: int) -> TurnProbe:
+    loop, run, design = asyncio.get_running_loop(), Run(), listed.make()
+    watch = _watcher(design, run)
+    lead = 0.5 + 3.0 * requests * await _seconds_to_watch_one(listed)
+    deadline = (int((loop.time() + lead) * 1000.0) + 0.5) / 1000.0  # in the middle of a tick
+    for number in range(requests):
+        watch(deadline - loop.time(), (number,), NEVER_MS)
+    await asyncio.sleep(0)
+    gc.collect()  # what making them has left behind is not the burst's
+    ahead = deadline - LOOK_AHEAD - loop.time()
+    if ahead < -LOOK_AHEAD:
+        raise Unmeasurable(f"the machine was too busy: {requests:,} requests were not watched within {lead:.1f} s")
+    await asyncio.sleep(max(0.0, ahead))
+    with TurnProbe(run) as probe:
+        while design.pending():
+            await asyncio.sleep(0)
+    return _ended(probe, run, design, requests)
+
+
+async def _check(listed: Listed, requests: int) -> TurnProbe:
+    run, design = Run(), listed.make()
+    watch = _watcher(design, run)
+    for _ in range(requests):
+        watch(3600.0, ("the key",), 1)
+    await asyncio.sleep(0)
+    gc.collect()
+    run.now_ms = 1
+    with TurnProbe(run) as probe:
+        await asyncio.sleep(0)
+        design.check_and_complete("the key")
+        while design.pending():
+            await asyncio.sleep(0)
+    return _ended(probe, run, design, requests)
+
+
+def _ended(probe: TurnProbe, run: Run, design: Design, requests: int) -> TurnProbe:
+    design.close()
+    assert run.answered == requests
+    return probe
+
+
+def _watcher(design: Design, run: Run) -> Callable[[float, tuple[Hashable, ...], int], Any]:
+    """What creates a request, has it wait and returns it."""
+    new_request, watch = design.new_request, design.watch
+
+    def create(timeout: float, keys: tuple[Hashable, ...], latency_ms: int) -> Any:
+        request = new_request(run, timeout, latency_ms)
+        watch(request, keys)
+        return request
+
+    return create
+
+
+async def _seconds_to_watch_one(listed: Listed) -> float:
+    """By the clock, on this machine as busy as it is."""
+    design = listed.make()
+    watch = _watcher(design, Run())
+    start = time.perf_counter()
+    requests = [watch(3600.0, (number,), NEVER_MS) for number in range(SAMPLE)]
+    await asyncio.sleep(0)
+    seconds = (time.perf_counter() - start) / SAMPLE
+    for request in requests:
+        design.complete(request)
+    while design.pending():
+        await asyncio.sleep(0)
+    design.close()
+    return seconds
+
+
+def table(figures: Sequence[Figures], quick: bool) -> Table:
+    caption = (
+        "Turns of the loop in CPU time: the median of those in which any request ended, and the longest of all.\n"
+        "all: the turns in which any ended, together."
+    )
+    if quick:
+        caption += f"\nQUICK: one {QUICK_DIVISOR}th of the requests; these figures prove nothing."
+    result = Table(
+        title="How long others wait in a burst",
+        caption=caption,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    for heading in ("burst", "loop", "design"):
+        result.add_column(heading, no_wrap=True)
+    for heading in ("requests", "turn p50 ms", "turn max ms", "all ms", "µs each"):
+        result.add_column(heading, justify="right", no_wrap=True)
+    for each in figures:
+        if each.design == OURS.name:
+            result.add_section()
+        result.add_row(
+            each.kind,
+            each.loop,
+            each.design,
+            f"{each.requests:,}",
+            f"{each.median_ms:.2f}",
+            f"{each.longest_ms:.2f}",
+            f"{each.total_ms:,.1f}",
+            f"{each.total_ms / each.requests * 1e3:.2f}",
+        )
+    return result
+
+
+PROGRAM = Program(
+    "burst", "Up to a million requests that are due, or completed, at once: how long other callbacks wait.", add_arguments, run
+)

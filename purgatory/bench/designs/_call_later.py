@@ -1,0 +1,71 @@
+"""What people do today: `loop.call_later` for each request, and a dictionary from keys to sets of requests.
+
+It holds nothing longer than needed, as far as it can: a cancelled handle stays in the heap of asyncio's loop until half of the
+heap is cancelled ones, and in uvloop until the next turn.
+"""
+
+import asyncio
+from collections.abc import Hashable, Sequence
+
+from purgatory.bench.designs._interface import Request
+from purgatory.bench.designs._watch_sets import WatchSets
+
+
+class Timed(Request):
+    """A request with a timer of the loop of its own."""
+
+    __slots__ = ("design", "handle")
+
+    design: "CallLater"
+    handle: asyncio.TimerHandle
+
+    def force_complete(self) -> bool:
+        if self.done:
+            return False
+        self.done = True
+        self.handle.cancel()
+        self.design.watchers.remove(self, self.keys)
+        self.on_complete()
+        return True
+
+    def expire(self) -> None:
+        self.design.wake_ups += 1
+        if self.force_complete():
+            self.on_expiration()
+
+
+class CallLater:
+    """A timer of the loop for each request."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._call_at = loop.call_at
+        self._time = loop.time
+        self.watchers = WatchSets()
+        self.wake_ups = 0
+        self.new_request = Timed
+        self.complete = Timed.force_complete
+
+    def watch(self, request: Timed, keys: Sequence[Hashable]) -> bool:
+        if request.run.now_ms >= request.completes_at_ms:  # try_complete, before there is anything to be taken out of
+            request.done = True
+            request.on_complete()
+            return True
+        request.design = self
+        request.keys = keys
+        self.watchers.add(request, keys)
+        request.deadline = when = self._time() + request.timeout
+        request.handle = self._call_at(when, request.expire)
+        return False
+
+    def check_and_complete(self, key: Hashable) -> int:
+        return self.watchers.check(key)
+
+    def pending(self) -> int:
+        return self.watchers.pending
+
+    def counters(self) -> dict[str, int]:
+        return {"wake_ups": self.wake_ups}
+
+    def close(self) -> None:
+        assert not self.watchers.pending

@@ -1,0 +1,81 @@
+"""What people do today, with tasks: each request is a task in `asyncio.timeout` around a future, found in sets by key.
+
+A task switch for each request is the price of a result that can be awaited, which the other designs here do not pay: ours is
+compared with it under equal conditions by `python -m purgatory.bench micro --only wait`.
+"""
+
+import asyncio
+from collections.abc import Hashable, Sequence
+
+from purgatory.bench.designs._interface import Request
+from purgatory.bench.designs._watch_sets import WatchSets
+
+
+class Awaited(Request):
+    """A request whose end sets a future."""
+
+    __slots__ = ("design", "future")
+
+    design: "AsyncioTimeouts"
+    future: "asyncio.Future[None] | None"
+
+    def force_complete(self) -> bool:
+        if self.done:
+            return False
+        self.done = True
+        design = self.design
+        design.watchers.remove(self, self.keys)
+        if self.future is not None and not self.future.done():
+            self.future.set_result(None)
+        self.on_complete()
+        return True
+
+
+class AsyncioTimeouts:
+    """A task for each request."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.watchers = WatchSets()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._wake_ups = 0
+        self.new_request = Awaited
+        self.complete = Awaited.force_complete
+
+    def watch(self, request: Awaited, keys: Sequence[Hashable]) -> bool:
+        if request.run.now_ms >= request.completes_at_ms:  # try_complete, before there is anything to be taken out of
+            request.done = True
+            request.on_complete()
+            return True
+        request.design = self
+        request.keys = keys
+        request.future = self._loop.create_future()
+        request.deadline = self._loop.time() + request.timeout
+        self.watchers.add(request, keys)
+        task = self._loop.create_task(self._wait(request))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return False
+
+    async def _wait(self, request: Awaited) -> None:
+        assert request.future is not None
+        try:
+            async with asyncio.timeout_at(request.deadline):
+                await request.future
+        except TimeoutError:
+            self._wake_ups += 1
+            if request.force_complete():
+                request.on_expiration()
+        request.future = None
+
+    def check_and_complete(self, key: Hashable) -> int:
+        return self.watchers.check(key)
+
+    def pending(self) -> int:
+        return len(self._tasks)
+
+    def counters(self) -> dict[str, int]:
+        return {"wake_ups": self._wake_ups}
+
+    def close(self) -> None:
+        """Nothing is pending: no task is left."""

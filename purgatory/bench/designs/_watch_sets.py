@@ -1,0 +1,39 @@
+"""A dictionary from keys to sets of requests: the watch lists of the designs whose subject is the timer alone."""
+
+from collections.abc import Hashable, Sequence
+
+from purgatory.bench.designs._interface import Request
+
+
+class WatchSets:
+    """Who watches what. A request leaves all its sets when it ends, and an empty set leaves the dictionary."""
+
+    def __init__(self) -> None:
+        self.pending = 0
+        """How many requests watch anything."""
+        self._by_key: dict[Hashable, set[Request]] = {}
+
+    def add(self, request: Request, keys: Sequence[Hashable]) -> None:
+        """Has `request` watch `keys`, which differ from each other."""
+        by_key = self._by_key
+        for key in keys:
+            waiting = by_key.get(key)
+            if waiting is None:
+                by_key[key] = {request}
+            else:
+                waiting.add(request)
+        self.pending += 1
+
+    def remove(self, request: Request, keys: Sequence[Hashable]) -> None:
+        """Takes `request` out again."""
+        by_key = self._by_key
+        for key in keys:
+            waiting = by_key[key]
+            waiting.remove(request)
+            if not waiting:
+                del by_key[key]
+        self.pending -= 1
+
+    def check(self, key: Hashable) -> int:
+        """Tries all who watch `key`, at once; how many completed."""
+        return sum([request.try_complete() for request in list(self._by_key.get(key, ()))])
