@@ -1,0 +1,53 @@
+"""The schemas of a journal as Spark knows them; `purgatory.journal` describes what the columns mean.
+
+Everything but what identifies a row may be null here: a journal from elsewhere may be broken, and it is the pipeline that
+finds out and says so.
+"""
+
+from typing import Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+
+def columns(**types: DataType) -> StructType:
+    """A schema of columns that may all be null."""
+    return StructType([StructField(name, type_) for name, type_ in types.items()])
+
+
+OPERATIONS: Final = columns(
+    run_id=StringType(),
+    purgatory=StringType(),
+    kind=StringType(),
+    operation_id=LongType(),
+    keys=ArrayType(StringType()),
+    started_at=TimestampType(),
+    ended_at=TimestampType(),
+    timeout_s=DoubleType(),
+    outcome=StringType(),
+    attempts=LongType(),
+    ended_by=StringType(),
+    missed_trigger=BooleanType(),
+)
+
+CHECKS: Final = columns(
+    run_id=StringType(),
+    purgatory=StringType(),
+    key=StringType(),
+    second=TimestampType(),
+    checks=LongType(),
+    tried=LongType(),
+    completed=LongType(),
+)
+
+FOLDERS: Final = {"operations": OPERATIONS, "checks": CHECKS}
+"""The folders of a journal's directory."""

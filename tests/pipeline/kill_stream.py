@@ -1,0 +1,92 @@
+"""Kills `stream` again and again, the driver with its JVM or one of its Python workers, and looks at what it wrote in the end.
+
+    python tests/pipeline/kill_stream.py --times 10 --folder DIR [--master 'local-cluster[2,1,1024]']
+
+Every third time a worker dies, otherwise everything does, at a random moment after the first batch of each start. Exits
+with 1 if an outcome is lost, doubled or different from those of a `ThresholdPurgatory`.
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+from check_stream import by_thresholds, written
+from orders import traffic, write
+
+
+def start(folder: Path, master: str) -> "subprocess.Popen[str]":
+    pairs = {name: folder / name for name in ("operations", "signals", "out", "checkpoint")}
+    command = [sys.executable, "-m", "purgatory.pipeline", "stream", "--master", master, "--available-now"]
+    command += [part for name, path in pairs.items() for part in (f"--{name}", str(path))]
+    command += ["--files-per-batch", "1", "--shards", "2"]
+    with (folder / "log").open("a") as log:
+        return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
+
+
+def workers(leader: int) -> list[int]:
+    """The Python workers of a job, by the process group that they were started in, or their session."""
+    listing = subprocess.run(["ps", "-eo", "pid,sess,args"], capture_output=True, text=True, check=True).stdout
+    found = [line.split(None, 2) for line in listing.splitlines()[1:]]
+    return [int(pid) for pid, session, command in found if int(session) == leader and "pyspark.daemon" in command]
+
+
+def kill(job: "subprocess.Popen[str]", chance: random.Random, worker: bool) -> str:
+    """Kills one worker or everything; what it was."""
+    victims = workers(job.pid) if worker else []
+    if not victims:
+        os.killpg(job.pid, signal.SIGKILL)
+        return "driver"
+    os.kill(chance.choice(victims), signal.SIGKILL)
+    return "worker"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=10)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--operations", type=int, default=6000)
+    parser.add_argument("--signals", type=int, default=20000)
+    parser.add_argument("--files", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=7)
+    options = parser.parse_args()
+    chance = random.Random(options.seed)
+    made = traffic(options.operations, options.signals, seconds=600, keys=200, seed=options.seed)
+    options.folder.mkdir(parents=True)
+    write(made, options.folder, files=options.files)
+    killed = {"driver": 0, "worker": 0}
+    status = None
+    while status != 0:
+        job = start(options.folder, options.master)
+        batches: list[str] = []
+        reader = threading.Thread(target=lambda lines, into: into.extend(iter(lines.readline, "")), args=(job.stdout, batches))
+        reader.start()
+        seen = 0
+        while job.poll() is None:
+            time.sleep(0.1)
+            if len(batches) > seen and sum(killed.values()) < options.times:
+                time.sleep(chance.uniform(0, 5))
+                seen = len(batches)
+                name = kill(job, chance, worker=sum(killed.values()) % 3 == 2)
+                killed[name] += 1
+                print(f"{time.strftime('%X')} killed a {name} after {seen} batches", flush=True)
+        status = job.wait()
+        reader.join()
+        print(f"{time.strftime('%X')} the job ended with {status}", flush=True)
+    print(*batches[-2:], sep="", end="")
+    newest = max(made.operations[-1][3], made.signals[-1][2])
+    expected = [row for row in by_thresholds(made) if row[2] <= newest]
+    found = written(options.folder / "out")
+    print(f"killed {killed}; {len(found)} outcomes, {len({row[0] for row in found})} different ids, of {len(expected)}")
+    print("not one lost, doubled or different" if found == expected else "they DIFFER")
+    return int(found != expected)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Operations and signals made with a seed, as they would reach a stream: out of order, repeated, with hot keys.
+
+Also a program, which writes the two folders that `python -m purgatory.pipeline stream` reads:
+
+    python tests/pipeline/orders.py --operations 300000 --signals 1000000 --out DIR
+"""
+
+import argparse
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+START = 1_767_268_800_000_000  # 2026-01-01 12:00 UTC, in microseconds
+SECOND = 1_000_000
+
+INSTANT = pa.timestamp("us", "UTC")
+OPERATIONS = pa.schema(
+    {
+        "operation_id": pa.string(),
+        "requirements": pa.list_(pa.struct({"key": pa.string(), "threshold": pa.int64()})),
+        "mode": pa.string(),
+        "registered_at": INSTANT,
+        "deadline": INSTANT,
+    }
+)
+SIGNALS = pa.schema({"key": pa.string(), "value": pa.int64(), "at": INSTANT})
+
+
+@dataclass
+class Traffic:
+    """Rows in the order of event time: `(id, ((key, threshold), …), mode, registered_at, deadline)`, `(key, value, at)`."""
+
+    operations: list[tuple]
+    signals: list[tuple]
+
+
+def traffic(operations: int, signals: int, *, seconds: float, keys: int = 2000, seed: int = 7) -> Traffic:
+    """Values of keys that grow by about one with each signal; operations that wait for a little more than there is.
+
+    One signal in five says what was said before, or less. One in twenty of everything is for one key. All instants differ.
+    """
+    chance = random.Random(seed)
+    spread = int(seconds * SECOND)
+    instants = chance.sample(range(spread), operations + signals)
+    registered, at = sorted(instants[:operations]), sorted(instants[operations:])
+    values = dict.fromkeys(range(keys), 0)
+
+    def key() -> int:
+        return 0 if chance.random() < 0.05 else int(keys * chance.random() ** 2)
+
+    said = []
+    for instant in at:
+        name = key()
+        values[name] += chance.choice((0, 1, 1, 1, 2))
+        said.append((f"k{name}", max(0, values[name] - (chance.random() < 0.1)), START + instant))
+    per_second = signals / seconds / keys
+    asked = []
+    for number, instant in enumerate(registered):
+        wanted: dict[int, int] = {}
+        for _ in range(chance.choice((1, 1, 2, 3))):
+            name = key()
+            now = values[name] * instant / spread  # about what it is by then
+            wanted[name] = max(1, int(now + chance.uniform(-3, 120 * per_second + 3)))
+        deadline = instant + int(chance.expovariate(1 / 60) * SECOND)
+        requirements = tuple((f"k{name}", threshold) for name, threshold in wanted.items())
+        asked.append((f"o{number}", requirements, chance.choice(("all", "any")), START + instant, START + deadline))
+    return Traffic(asked, said)
+
+
+def write(made: Traffic, folder: Path, *, files: int, disorder: float = 5.0, seed: int = 7) -> None:
+    """Writes `operations/` and `signals/`, in files by the order of arrival: up to `disorder` seconds after the event."""
+    chance = random.Random(seed)
+    for name, rows, when, schema in (
+        ("operations", made.operations, 3, OPERATIONS),
+        ("signals", made.signals, 2, SIGNALS),
+    ):
+        arrived = sorted((row[when] + chance.random() * disorder * SECOND, row) for row in rows)
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        first, last = START, max(arrived)[0]
+        for file in range(files):
+            low, high = (first + (last + 1 - first) * share / files for share in (file, file + 1))
+            columns = zip(*(row for instant, row in arrived if low <= instant < high), strict=True)
+            table = pa.table([_column(values, field) for values, field in zip(columns, schema, strict=True)], schema=schema)
+            pq.write_table(table, folder / name / f"{file:05}.parquet")
+
+
+def _column(values: tuple, field: pa.Field) -> pa.Array:
+    if field.name == "requirements":
+        values = tuple([{"key": key, "threshold": threshold} for key, threshold in value] for value in values)
+    return pa.array(values, pa.int64() if field.type == INSTANT else field.type).cast(field.type)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--operations", type=int, default=300_000)
+    parser.add_argument("--signals", type=int, default=1_000_000)
+    parser.add_argument("--seconds", type=float, default=3600)
+    parser.add_argument("--files", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    made = traffic(options.operations, options.signals, seconds=options.seconds, seed=options.seed)
+    write(made, options.out, files=options.files)

@@ -1,0 +1,322 @@
+"""What decides on streams: equal to the definition and to `ThresholdPurgatory`, whatever the order in which it hears."""
+
+import asyncio
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from purgatory import OperationTimeout, ThresholdPurgatory
+from purgatory.pipeline._agenda import Agenda
+from purgatory.pipeline._decisions import COMPLETED, EXPIRED, LATE, Decision, Operation, Shard, requirements_of
+from purgatory.testing import VirtualTimeLoop
+
+SECOND = 1_000_000
+END = 10**18
+
+
+def new_shard() -> Shard:
+    return Shard({}, {}, Agenda({}))
+
+
+def operation(operation_id="a", requirements=(("x", 1),), mode="all", registered_at=1, deadline=10) -> Operation:
+    return Operation(operation_id, requirements, mode, registered_at, deadline)
+
+
+def hear(shard: Shard, *events: Any, now: int = 0) -> list[Decision]:
+    """Tells `shard` of operations and of `(key, value, at)`, lets time come to `now`, and saves."""
+    for event in events:
+        if isinstance(event, Operation):
+            shard.register(event, now)
+        else:
+            shard.signal(*event, now)
+    shard.advance_to(now)
+    shard.agenda.save()
+    return shard.take()
+
+
+def brief(decisions: list[Decision]) -> list[tuple[Any, ...]]:
+    return [(each.outcome, each.operation_id, each.decided_at) for each in decisions]
+
+
+def by_definition(operations: list[Operation], signals: list[tuple[str, int, int]]) -> list[Decision]:
+    """A requirement holds from the first signal at or before the deadline whose value reaches its threshold."""
+    decisions = []
+    for each in operations:
+        reached = {
+            key: min((at for name, value, at in signals if name == key and value >= threshold), default=END)
+            for key, threshold in each.requirements
+        }
+        instants = reached.values()
+        holds_at = max(each.registered_at, max(instants) if each.mode == "all" else min(instants))
+        completed = holds_at <= each.deadline
+        decided_at = holds_at if completed else each.deadline
+        satisfied = [key for key, _ in each.requirements if reached[key] <= decided_at]
+        decisions.append(Decision(COMPLETED if completed else EXPIRED, each.operation_id, decided_at, satisfied))
+    return decisions
+
+
+def by_thresholds(operations: list[Operation], signals: list[tuple[str, int, int]]) -> list[Decision]:
+    """The same by tasks that wait in a `ThresholdPurgatory`, on virtual time: an instant is a second of the loop.
+
+    A deadline is half a second after its instant, so that a signal at the same instant still counts.
+    """
+    decisions: list[Decision] = []
+
+    async def wait_for(each: Operation, purgatory: ThresholdPurgatory[str, int]) -> None:
+        loop = asyncio.get_running_loop()
+
+        async def reach(key: str, threshold: int) -> str:
+            await purgatory.wait(key, threshold, each.deadline + 0.5 - loop.time())
+            return key
+
+        waits = [asyncio.create_task(reach(*requirement)) for requirement in each.requirements]
+        is_done = (lambda: all(map(succeeded, waits))) if each.mode == "all" else (lambda: any(map(succeeded, waits)))
+        left = set(waits)
+        while left and not is_done():
+            left = (await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED))[1]
+        for _ in range(3):  # what was reached at the same instant is told to its task in the same turns of the loop
+            await asyncio.sleep(0)
+        now, outcome = int(loop.time()), COMPLETED if is_done() else EXPIRED
+        satisfied = [wait.result() for wait in waits if succeeded(wait)]
+        decisions.append(Decision(outcome, each.operation_id, now, satisfied))
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+    def succeeded(wait: asyncio.Task[str]) -> bool:
+        assert not wait.done() or wait.cancelled() or wait.exception() is None or isinstance(wait.exception(), OperationTimeout)
+        return wait.done() and not wait.cancelled() and wait.exception() is None
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        tasks = []
+        async with ThresholdPurgatory[str, int](tick=0.5) as purgatory:
+            for at in sorted({at for _, _, at in signals} | {each.registered_at for each in operations}):
+                await asyncio.sleep(at - loop.time())
+                for key, value, _ in sorted(signal for signal in signals if signal[2] == at):
+                    known = purgatory.value(key)
+                    if known is None or value > known:
+                        purgatory.advance(key, value)
+                tasks += [asyncio.create_task(wait_for(each, purgatory)) for each in operations if each.registered_at == at]
+                await asyncio.sleep(0)
+            await asyncio.gather(*tasks)
+
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(main())
+    return decisions
+
+
+KEYS = st.sampled_from("xyz")
+VALUES = st.integers(0, 6)
+INSTANTS = st.integers(1, 60)
+SIGNALS = st.lists(st.tuples(KEYS, VALUES, INSTANTS), max_size=25)
+
+
+@st.composite
+def many_operations(draw: st.DrawFn) -> list[Operation]:
+    made = []
+    for number in range(draw(st.integers(0, 12))):
+        registered_at = draw(INSTANTS)
+        mode = draw(st.sampled_from(["all", "any"]))
+        pairs = draw(st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=4))
+        deadline = registered_at + draw(st.integers(0, 30))
+        made.append(Operation(f"o{number}", requirements_of(pairs, mode), mode, registered_at, deadline))
+    return made
+
+
+@settings(deadline=None, max_examples=300)
+@given(operations=many_operations(), signals=SIGNALS, unit=st.sampled_from([1, 700_000, 50 * SECOND]), data=st.data())
+def test_in_whatever_order_it_hears_the_outcomes_are_those_of_the_definition(operations, signals, unit, data) -> None:
+    """Events come in any order that the watermark allows: each before the watermark comes to its instant."""
+    operations = [each._replace(registered_at=each.registered_at * unit, deadline=each.deadline * unit) for each in operations]
+    signals = [(key, value, at * unit) for key, value, at in signals]
+    shard, left, decided = new_shard(), data.draw(st.permutations([*operations, *signals])), []
+    now = 0
+    while left:
+        known = data.draw(st.integers(1, len(left)))
+        batch, left = left[:known], left[known:]
+        decided += hear(shard, *batch, now=now)
+        earliest = min((each[3] if isinstance(each, Operation) else each[2] for each in left), default=END) - 1
+        now = max(now, data.draw(st.integers(now, max(now, min(earliest, 100 * unit)))))
+        if due := data.draw(st.booleans()):
+            decided += hear(shard, now=now)
+        assert not due or shard.agenda.next() is None or shard.agenda.next() > now
+    decided += hear(shard, now=END)
+
+    assert sorted(decided) == sorted(by_definition(operations, signals))
+    assert not shard.operations
+    assert all(line.value == max(v for k, v, _ in signals if k == key) for key, line in shard.lines.items())
+    assert set(shard.lines) == {key for key, _, _ in signals}
+    assert not any(line.waiters or line.runs for line in shard.lines.values())
+    assert shard.agenda.next() is None
+
+
+@settings(deadline=None, max_examples=60)
+@given(operations=many_operations(), signals=SIGNALS)
+def test_the_outcomes_are_those_of_a_threshold_purgatory_on_virtual_time(operations, signals) -> None:
+    shard = new_shard()
+    decided = hear(shard, *operations, *signals) + hear(shard, now=END)
+
+    assert sorted(decided) == sorted(by_thresholds(operations, signals))
+
+
+@pytest.mark.parametrize("mode", ["all", "any"])
+def test_a_signal_at_the_very_deadline_still_counts(mode: str) -> None:
+    shard = new_shard()
+    hear(shard, operation(mode=mode, deadline=10), ("x", 1, 10))
+
+    assert brief(hear(shard, now=10)) == [(COMPLETED, "a", 10)]
+
+
+def test_a_signal_just_after_the_deadline_does_not() -> None:
+    shard = new_shard()
+    hear(shard, operation(deadline=10), ("x", 1, 11))
+
+    assert brief(hear(shard, now=11)) == [(EXPIRED, "a", 10)]
+
+
+def test_a_signal_before_the_registration_counts_and_nobody_need_wait_for_it() -> None:
+    shard = new_shard()
+    hear(shard, ("x", 5, 2), now=1)
+    hear(shard, now=2)
+
+    assert brief(hear(shard, operation(requirements=(("x", 4),), registered_at=5), now=3)) == []
+    assert brief(hear(shard, now=5)) == [(COMPLETED, "a", 5)]
+
+
+def test_nothing_is_decided_before_the_watermark_says_that_nothing_earlier_will_come() -> None:
+    shard = new_shard()
+    hear(shard, operation(), ("x", 3, 8))
+
+    assert hear(shard, now=7) == []
+    assert brief(hear(shard, ("x", 1, 9), now=8)) == [(COMPLETED, "a", 8)]
+
+
+def test_a_lower_value_takes_nothing_back() -> None:
+    shard = new_shard()
+    hear(shard, ("x", 5, 1), ("x", 2, 3), operation(requirements=(("x", 4),), registered_at=5))
+
+    assert brief(hear(shard, now=9)) == [(COMPLETED, "a", 5)]
+    assert shard.lines["x"].value == 5
+
+
+def test_a_copy_of_an_operation_that_waits_is_late_and_the_first_deadline_stands() -> None:
+    shard = new_shard()
+    hear(shard, operation(deadline=10), operation(registered_at=2, deadline=20))
+
+    copy, outcome = hear(shard, now=30)
+
+    assert (copy.outcome, copy.operation_id, copy.at) == (LATE, "a", 2) and "copy" in copy.reason
+    assert brief([outcome]) == [(EXPIRED, "a", 10)]
+    assert not shard.operations
+
+
+def test_a_copy_of_an_operation_that_has_completed_is_late_as_long_as_its_deadline_is_ahead() -> None:
+    shard = new_shard()
+    hear(shard, operation(deadline=10), ("x", 1, 2))
+    assert brief(hear(shard, now=3)) == [(COMPLETED, "a", 2)]
+
+    assert [each.outcome for each in hear(shard, operation(deadline=10), now=4)] == [LATE]
+    assert [each.outcome for each in hear(shard, operation(deadline=10), now=10)] == [LATE]
+    assert shard.counts.registered == 3 and shard.counts.completed == 1 and shard.counts.late == 2
+    assert not shard.operations
+
+
+def test_an_id_may_be_used_again_when_its_deadline_has_passed() -> None:
+    shard = new_shard()
+    hear(shard, operation(deadline=10), operation(registered_at=11, deadline=20), ("x", 1, 15))
+
+    assert brief(hear(shard, now=30)) == [(EXPIRED, "a", 10), (COMPLETED, "a", 15)]
+
+
+def test_a_late_operation_whose_deadline_is_ahead_waits_from_the_watermark_on() -> None:
+    shard = new_shard()
+    hear(shard, ("x", 1, 3), now=0)
+    hear(shard, now=5)
+
+    assert brief(hear(shard, operation(registered_at=2, deadline=9), now=5)) == [(COMPLETED, "a", 5)]
+
+
+def test_a_late_signal_is_reported_and_counts_from_the_watermark_on() -> None:
+    shard = new_shard()
+    hear(shard, operation(deadline=9), operation("b", deadline=4))
+    assert brief(hear(shard, now=5)) == [(EXPIRED, "b", 4)]
+
+    late, outcome = hear(shard, ("x", 1, 3), now=5)
+
+    assert (late.outcome, late.key, late.at, late.operation_id) == (LATE, "x", 3, None)
+    assert brief([outcome]) == [(COMPLETED, "a", 5)]
+    assert shard.counts.late_signals == 1
+
+
+def test_of_several_shards_one_reports_a_late_signal() -> None:
+    shard = new_shard()
+    shard.signal("x", 1, 3, 5, reports=False)
+
+    assert shard.take() == [] and shard.counts.late_signals == 0
+
+
+@pytest.mark.parametrize(
+    ("refused", "reason"),
+    [
+        (operation(deadline=5), "not after the watermark"),
+        (operation(registered_at=9, deadline=8), "before its registration"),
+        (operation(requirements=()), "requires nothing"),
+        (operation(requirements=((None, 1),)), "lacks its key"),
+        (operation(requirements=(("x", None),)), "lacks its key or its threshold"),
+        (operation(mode="some"), "'some'"),
+        (operation(mode=None), "None"),
+        (operation(operation_id=None), "lacks an id"),
+        (operation(registered_at=None), "instant of registration"),
+        (operation(deadline=None), "deadline"),
+    ],
+)
+def test_what_cannot_be_decided_on_is_late_and_says_why(refused: Operation, reason: str) -> None:
+    shard = new_shard()
+
+    (decision,) = hear(shard, refused, now=5)
+
+    assert decision.outcome == LATE and reason in decision.reason
+    assert (shard.counts.registered, shard.counts.late) == (1, 1)
+    assert not shard.operations and not shard.lines and shard.agenda.next() is None
+
+
+@pytest.mark.parametrize("signal", [(None, 1, 9), ("x", None, 9), ("x", 1, None)])
+def test_a_signal_that_lacks_something_is_late(signal) -> None:
+    shard = new_shard()
+
+    (decision,) = hear(shard, signal, now=5)
+
+    assert decision.outcome == LATE and "lacks" in decision.reason and decision.key == signal[0]
+    assert hear(shard, now=END) == [] and not shard.lines
+
+
+def test_a_key_that_is_required_twice_counts_with_the_threshold_that_decides() -> None:
+    pairs = [("x", 3), ("y", 1), ("x", 5)]
+
+    assert requirements_of(pairs, "all") == (("x", 5), ("y", 1))
+    assert requirements_of(pairs, "any") == (("x", 3), ("y", 1))
+    assert requirements_of([("x", None), ("x", 3)], "all") == (("x", None),)
+    assert requirements_of(None, "all") == ()
+
+
+def test_a_hot_key_wakes_those_whom_it_reaches_and_nobody_else() -> None:
+    shard = new_shard()
+    hear(shard, *(operation(f"o{number}", (("x", number),), deadline=100) for number in range(1000)))
+    hear(shard, now=1)
+    reads = Counter()
+
+    class Counting(dict[str, Any]):
+        def get(self, key, default=None):
+            reads[key] += 1
+            return super().get(key, default)
+
+    shard.operations = Counting(shard.operations)
+    hear(shard, ("x", 9, 2), now=1)
+    decisions = hear(shard, now=2)
+
+    assert {each.operation_id for each in decisions} == {f"o{number}" for number in range(10)}
+    assert set(reads) == {f"o{number}" for number in range(10)}

@@ -1,0 +1,23 @@
+"""The example of the stream: it prints what its docstring says that it prints."""
+
+import runpy
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from pyspark.sql import SparkSession
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "stream_orders.py"
+
+
+def test_it_prints_what_its_docstring_shows(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "UTC")  # in which collected instants are shown
+    example = runpy.run_path(str(EXAMPLE))
+    shown = example["__doc__"].partition("    after the first")
+
+    example["tell"](spark)
+
+    expected = dedent((shown[1] + shown[2]).partition("\n\n")[0])
+    assert capsys.readouterr().out.strip() == expected.strip()

@@ -1,0 +1,142 @@
+"""The adapter between shards and Spark, without Spark: rows are packed, state lies in pages, and none of it is left over."""
+
+import pickle
+import subprocess
+import sys
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import Row
+from pyspark.sql.streaming import TwsTester
+
+from purgatory.pipeline._processor import Deciding, ShardsChanged, pack_operations, pack_signals, ship
+
+SHARD = 6
+
+
+def simulated() -> TwsTester:
+    never_drops = sys.maxsize  # as Spark, to which these rows have no event time
+    return TwsTester(Deciding(4), timeMode="eventTime", outputMode="append", eventTimeExtractor=lambda _: never_drops)
+
+
+def operation(operation_id: str = "a", *, key: str = "x", deadline: int = 20_000) -> tuple[Any, ...]:
+    return (operation_id, ((key, 1),), "all", 1_000, deadline)
+
+
+def row(*, operations=(), signals=()) -> Row:
+    events = [list(column) for column in zip(*signals, strict=True)] if signals else list(operations)
+    return Row(shard=SHARD, are_signals=bool(signals), events=pickle.dumps(events))
+
+
+def brief(rows: list[Row]) -> list[tuple[Any, ...]]:
+    return [(row.outcome, row.operation_id, row.decided_at, row.satisfied_keys) for row in rows]
+
+
+def entries(tws: TwsTester, name: str) -> int:
+    return len(tws.peekMapState(name, SHARD))
+
+
+def test_an_operation_completes_when_the_watermark_comes_to_its_signal_and_leaves_no_trace_after_its_deadline() -> None:
+    tws = simulated()
+    assert tws.test(SHARD, [row(operations=[operation()]), row(signals=[("x", 1, 5_000, SHARD)])]) == []
+
+    assert tws.setWatermark(4) == []
+    assert brief(tws.setWatermark(5)) == [("completed", "a", 5_000, ["x"])]
+    assert tws.setWatermark(20) == []
+
+    assert (entries(tws, "operations"), entries(tws, "agenda"), entries(tws, "lines")) == (0, 0, 1)
+
+
+def test_an_operation_expires_by_a_timer_at_the_first_millisecond_that_is_not_before_its_deadline() -> None:
+    tws = simulated()
+    tws.test(SHARD, [row(operations=[operation(deadline=20_001)])])
+
+    assert tws.setWatermark(20) == []
+    assert brief(tws.setWatermark(21)) == [("expired", "a", 20_001, [])]
+    assert (entries(tws, "operations"), entries(tws, "agenda"), entries(tws, "lines")) == (0, 0, 0)
+
+
+def test_the_owner_of_its_key_reports_a_late_signal_and_the_others_are_silent() -> None:
+    tws = simulated()
+    tws.setWatermark(10)
+
+    (late,) = tws.test(SHARD, [row(signals=[("x", 1, 5_000, SHARD), ("y", 1, 5_000, SHARD + 1)])])
+
+    assert (late.outcome, late.key, late.at) == ("late", "x", 5_000) and "watermark" in late.reason
+
+
+def test_state_goes_on_from_where_the_batch_before_left_it() -> None:
+    tws = simulated()
+    names = [f"o{number}" for number in range(50)]
+    tws.test(SHARD, [row(operations=[operation(name, key=name) for name in names])])
+    tws.setWatermark(1)
+    assert sum(page[0] for page in tws.peekMapState("operations", SHARD).values()) == 50
+    for name in names:
+        tws.test(SHARD, [row(signals=[(name, 1, 3_000, SHARD)])])
+
+    assert sorted(brief(tws.setWatermark(3))) == sorted(("completed", name, 3_000, [name]) for name in names)
+    assert sum(page[0] for page in tws.peekMapState("operations", SHARD).values()) == 0
+
+
+def test_another_number_of_shards_than_the_state_was_written_with_is_refused() -> None:
+    tws = simulated()
+    tws.test(SHARD, [row(operations=[operation()])])
+    tws.processor.shards = 8
+
+    with pytest.raises(ShardsChanged, match=r"8 shards.*written with 4"):
+        tws.test(SHARD, [row(operations=[operation("b")])])
+
+
+def test_operations_are_packed_by_shard_and_ticks_are_left_out() -> None:
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "is_tick": [False, True, False, False],
+            "shard": [2, 2, 0, 2],
+            "operation_id": ["a", None, "b", "c"],
+            "keys": [["x", "x"], None, ["y"], None],
+            "thresholds": [[1, 5], None, [2], None],
+            "mode": ["all", None, "any", "all"],
+            "registered_at": [1, None, 2, 3],
+            "deadline": [10, None, 20, 30],
+        }
+    )
+
+    packed = [row for made in pack_operations(iter([batch])) for row in made.to_pylist()]
+
+    assert [(row["shard"], row["are_signals"], pickle.loads(row["events"])) for row in packed] == [
+        (2, False, [("a", (("x", 5),), "all", 1, 10), ("c", (), "all", 3, 30)]),
+        (0, False, [("b", (("y", 2),), "any", 2, 20)]),
+    ]
+
+
+def test_signals_are_packed_as_columns_and_ticks_are_left_out() -> None:
+    columns = {"is_tick": [False, True], "key": ["x", None], "value": [3, None], "at": [7, None], "home": [2, 0]}
+
+    (packed,) = pack_signals(iter([pa.RecordBatch.from_pydict(columns)]))
+
+    assert pickle.loads(packed["events"][0].as_py()) == [["x"], [3], [7], [2]]
+
+
+ELSEWHERE = """
+import pickle, sys
+
+class Nowhere:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "purgatory":
+            raise ImportError(f"{name} is not installed here")
+
+sys.meta_path.insert(0, Nowhere())
+processor, packers = pickle.load(sys.stdin.buffer)
+print(processor.shards, [packer.__name__ for packer in packers], list(packers[1](iter(()))))
+"""
+
+
+def test_what_is_sent_to_workers_runs_where_our_package_is_not_installed() -> None:
+    ship()
+    sent = cloudpickle.dumps((Deciding(4), [pack_operations, pack_signals]))
+
+    run = subprocess.run([sys.executable, "-c", ELSEWHERE], input=sent, capture_output=True, check=False, timeout=120)
+
+    assert run.stdout.decode() == "4 ['pack_operations', 'pack_signals'] []\n", run.stderr.decode()

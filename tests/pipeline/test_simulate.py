@@ -1,0 +1,125 @@
+"""The program `simulate`: what Spark's tasks replay is what a replay in this process sees, and the words say what is so."""
+
+import random
+from contextlib import nullcontext
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from purgatory.journal import OPERATIONS
+from purgatory.pipeline import simulate
+from purgatory.pipeline.__main__ import main
+from purgatory.pipeline._replay import Recorded, Setting, replay
+from purgatory.pipeline._settings import Outcome, recommendation
+
+NOON = 1_767_268_800_000_000
+
+
+def run_of_a_server(seed: int, count: int = 300) -> list[Recorded]:
+    chance, rows, now = random.Random(seed), [], NOON
+    for number in range(count):
+        now += int(chance.expovariate(1) * 50_000)
+        keys = [f"k{key}" for key in chance.sample(range(9), chance.randint(1, 2))]
+        wait, timeout = chance.expovariate(1), chance.choice((0.5, 2.0))
+        completed = wait < timeout
+        ended = now + int(min(wait, timeout) * 1e6) + (0 if completed else 700)
+        outcome, ended_by = ("completed", keys[0]) if completed else ("expired", None)
+        rows.append(Recorded(number, keys, now, ended, timeout, outcome, ended_by, False))
+    return rows
+
+
+def write(folder: Path, runs: dict[str, list[Recorded]]) -> None:
+    (folder / "operations").mkdir(parents=True)
+    rows = [
+        {**row._asdict(), "run_id": run_id, "purgatory": "p", "kind": "Fetch", "attempts": 2}
+        for run_id, run in runs.items()
+        for row in run
+    ]
+    rows.append({**rows[0], "run_id": "c", "ended_at": None, "outcome": None})  # its end was never written
+    rows.append(rows[0])  # a copy
+    columns = {field.name: pa.array([row[field.name] for row in rows], to_plain(field.type)) for field in OPERATIONS}
+    pq.write_table(pa.table(columns).cast(OPERATIONS), folder / "operations" / "1.parquet")
+
+
+def to_plain(type_: pa.DataType) -> pa.DataType:
+    return pa.int64() if pa.types.is_timestamp(type_) else type_
+
+
+@pytest.fixture
+def same_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    monkeypatch.setattr(simulate, "spark_session", lambda *_: nullcontext(spark))
+    return spark
+
+
+def test_each_setting_does_on_spark_what_it_does_here_and_all_is_told_and_drawn(
+    same_session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = {"a": run_of_a_server(1), "b": run_of_a_server(2)}
+    write(tmp_path / "journal", runs)
+    settings = [Setting(tick, 20, timeout) for timeout in (None, 1.0) for tick in (0.001, 0.1)]
+
+    out = str(tmp_path / "out")
+    options = ["--tick", "0.001,0.1", "--wheel-size", "20", "--timeout", "1", "--lateness", "0.2"]
+    assert main(["simulate", str(tmp_path / "journal"), "--out", out, *options]) == 0
+
+    here = {setting: [replay(iter(run), setting) for run in runs.values()] for setting in settings}
+    found = pq.read_table(f"{out}/settings").to_pylist()
+    assert [(row["tick"], row["wheel_size"], row["operations"]) for row in found] == [
+        (setting.tick, setting.wheel_size, 600) for setting in settings
+    ]
+    for row, seen in zip(found, here.values(), strict=True):
+        for name in ("callbacks", "empty_callbacks", "moves", "expired", "different"):
+            assert row[name] == sum(getattr(each, name) for each in seen), name
+        assert row["largest_bucket"] == max(each.largest_bucket for each in seen)
+        assert row["largest_burst"] == max(each.largest_burst for each in seen)
+        assert row["late_max"] == max(each.latest for each in seen)
+    differences = pq.read_table(f"{out}/differences").to_pylist()
+    assert len(differences) == found[2]["different"] + found[3]["different"] > 0
+    assert {row["why"] for row in differences} == {"the timeout of 1 s came first"}
+    said = capsys.readouterr().out
+    assert "2 rows of the journal are not replayed" in said
+    assert "ends as the journal says for all 600 operations" in said
+    assert "Recommended: tick 0.1 s, wheel size 20" in said
+    assert f"A timeout of 1 s would have ended {found[2]['expired'] / 600:.2%}" in said
+    assert (tmp_path / "out" / "settings.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_journal_that_is_not_there_is_refused(
+    same_session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 1
+
+    assert f"cannot simulate {tmp_path / 'none'}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "complaint"), [("--tick=0", "not positive"), ("--tick=a,b", "list of numbers"), ("--wheel-size=1", "at least 2")]
+)
+def test_a_setting_out_of_its_bounds_is_refused(option: str, complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["simulate", "journal", "--out", "out", option])
+
+    assert complaint in capsys.readouterr().err
+
+
+def outcome(tick: float, late: float, *, callbacks: int = 100, different: int = 0) -> Outcome:
+    return Outcome(tick, 512, None, 1000, callbacks, 0, 50, 9, 9, 30, late, late, late, 1.0, different)
+
+
+def test_recommended_is_what_does_least_of_those_that_are_precise_enough() -> None:
+    outcomes = [outcome(0.001, 0.001, callbacks=400), outcome(0.01, 0.009, callbacks=90), outcome(0.1, 0.09, callbacks=9)]
+
+    said = recommendation(outcomes, 0.01)
+
+    assert "Recommended: tick 0.01 s, wheel size 512. Of the 2 settings that let 99 % expire within 10 ms" in said
+    assert "0.090 callbacks and 0.050 moves for each operation, against 0.450 of both with tick 0.001 s" in said
+
+
+def test_if_nothing_is_precise_enough_or_the_replay_ends_otherwise_it_says_so() -> None:
+    said = recommendation([outcome(0.1, 0.09, different=7), outcome(0.2, 0.19)], 0.01)
+
+    assert "ends otherwise for 7 of 1,000 operations" in said
+    assert "nearest is tick 0.1 s, wheel size 512, with 90.00 ms" in said

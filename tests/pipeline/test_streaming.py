@@ -1,0 +1,237 @@
+"""The stream job: what it writes equals what tasks in a `ThresholdPurgatory` make of the same events, whatever befalls it."""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import nullcontext
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from check_stream import by_thresholds
+from orders import traffic, write
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+
+from purgatory.pipeline import stream, streaming
+from purgatory.pipeline.__main__ import main
+from purgatory.pipeline.stream import Job, add_arguments
+from purgatory.pipeline.streaming import OPERATIONS, SIGNALS, ShardsChanged, check_shards, outcomes, reconcile
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+DELAY = 6.0
+
+
+def arguments(folder: Path, *more: str) -> list[str]:
+    pairs = {name: folder / name for name in ("operations", "signals", "out", "checkpoint")}
+    return [*(part for name, path in pairs.items() for part in (f"--{name}", str(path))), "--shards", "2", *more]
+
+
+def run(spark: SparkSession, folder: Path, *more: str) -> int:
+    """The job in this process, until nothing is left to decide."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = parser.parse_args(arguments(folder, "--available-now", *more))
+    return Job(spark, options, threading.Event()).run()
+
+
+def decided(spark: SparkSession, folder: Path) -> list[tuple[Any, ...]]:
+    rows = spark.read.parquet(str(folder / "out")).selectExpr("*", "unix_micros(decided_at) AS micros").collect()
+    return sorted(
+        (row.operation_id, row.outcome, row.micros, tuple(row.satisfied_keys)) for row in rows if row.outcome != "late"
+    )
+
+
+def late(spark: SparkSession, folder: Path) -> list[tuple[Any, ...]]:
+    rows = spark.read.parquet(str(folder / "out")).where("outcome = 'late'").collect()
+    return sorted((str(row.operation_id or row.key), row.reason) for row in rows)
+
+
+def second(number: float) -> str:
+    return (NOON + timedelta(seconds=number)).isoformat()
+
+
+def put(folder: Path, name: str, *rows: dict[str, Any]) -> None:
+    (folder / name).mkdir(exist_ok=True)
+    file = folder / name / f"{len(list((folder / name).iterdir()))}.json"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def waits(operation_id: str, at: float, until: float, *keys: str) -> dict[str, Any]:
+    requirements = [{"key": key, "threshold": 1} for key in keys]
+    return {
+        "operation_id": operation_id,
+        "requirements": requirements,
+        "mode": "all",
+        "registered_at": second(at),
+        "deadline": second(until),
+    }
+
+
+def happens(key: str, at: float, value: int = 1) -> dict[str, Any]:
+    return {"key": key, "value": value, "at": second(at)}
+
+
+def test_killed_in_the_middle_it_goes_on_and_every_outcome_is_that_of_a_threshold_purgatory(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    made = traffic(400, 1200, seconds=120, keys=30)
+    write(made, tmp_path, files=4, disorder=DELAY - 1)
+    more = ("--delay", str(DELAY), "--files-per-batch", "1")
+    with started(tmp_path, *more) as job:
+        assert "batch 0" in line_with(job, "batch")
+        os.killpg(job.pid, signal.SIGKILL)
+
+    assert run(spark, tmp_path, *more) == 0
+
+    newest = max(made.operations[-1][3], made.signals[-1][2])
+    assert decided(spark, tmp_path) == [row for row in by_thresholds(made) if row[2] <= newest]
+    account = reconcile(str(tmp_path / "checkpoint"), spark)
+    assert (account.missing, account.late, account.late_signals) == (0, 0, 0)
+    assert account.registered == len(made.operations)
+    assert account.pending == len(made.operations) - len(decided(spark, tmp_path))
+
+
+def test_told_to_stop_it_ends_between_two_batches_and_says_how_to_go_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path, "operations", waits("paid", 1, 20, "x"))
+    put(tmp_path, "signals", happens("x", 5))
+    monkeypatch.setattr(stream, "spark_session", lambda *_: nullcontext(spark))
+    monkeypatch.setattr(stream, "_in_words", lambda _: str(os.kill(os.getpid(), signal.SIGTERM)))
+    handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        assert main(["stream", *arguments(tmp_path, "--format", "json")]) == 0
+    finally:
+        for number, handler in handlers:
+            signal.signal(number, handler)
+
+    assert "1 operations = 0 completed + 0 expired + 1 pending + 0 late: nothing is missing" in (
+        said := capsys.readouterr().out
+    )
+    assert f"go on from {tmp_path / 'checkpoint'}" in said
+    assert spark.streams.active == []
+
+
+def started(folder: Path, *more: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "purgatory.pipeline", "stream", *arguments(folder, *more), "--master", "local[2]"]
+    # From elsewhere: the workers get our code from us.
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def line_with(job: "subprocess.Popen[str]", word: str) -> str:
+    assert job.stdout is not None
+    for line in job.stdout:
+        if word in line:
+            return line
+    raise AssertionError(f"it ended with {job.wait()}, and did not say {word!r}")
+
+
+def test_what_is_late_has_a_row_that_says_why_and_everything_is_accounted_for(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, "operations", waits("paid", 1, 20, "x"), waits("unpaid", 1, 20, "y"), waits("patient", 1, 500, "y"))
+    put(tmp_path, "signals", happens("x", 5), happens("z", 60))
+    assert run(spark, tmp_path, "--format", "json") == 0
+    assert [row[:2] for row in decided(spark, tmp_path)] == [("paid", "completed"), ("unpaid", "expired")]
+
+    put(tmp_path, "operations", waits("tardy", 2, 50, "x"), waits("patient", 100, 600, "x"), {"operation_id": "broken"})
+    put(tmp_path, "signals", happens("y", 30), happens("z", 160))
+    assert run(spark, tmp_path, "--format", "json") == 0
+
+    reasons = late(spark, tmp_path)
+    assert [name for name, _ in reasons] == ["broken", "patient", "tardy", "y"]
+    assert ["lacks" in reasons[0][1], "copy" in reasons[1][1], "deadline" in reasons[2][1], "watermark" in reasons[3][1]]
+    noon = int(NOON.timestamp())
+    ((_, outcome, at, keys),) = [row for row in decided(spark, tmp_path) if row[0] == "patient"]
+    assert (outcome, at // 1_000_000, keys) == ("completed", noon + 60, ("y",))  # when the late signal was heard of
+    account = reconcile(str(tmp_path / "checkpoint"), spark)
+    assert (account.registered, account.completed, account.expired, account.late) == (6, 2, 1, 3)
+    assert (account.pending, account.missing, account.late_signals) == (0, 0, 1)
+
+    with pytest.raises(ShardsChanged, match=r"4 shards.*written with 2"):
+        run(spark, tmp_path, "--format", "json", "--shards", "4")
+    check_shards(spark, str(tmp_path / "checkpoint"), 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--format", "kafka"), "needs --bootstrap-servers"),
+        (("--format", "kafka", "--bootstrap-servers", "localhost:9"), "data source: kafka"),
+        ((), "PATH_NOT_FOUND"),
+    ],
+)
+def test_an_input_that_cannot_be_read_is_refused_and_leaves_no_checkpoint(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    complaint: str,
+) -> None:
+    monkeypatch.setattr(stream, "spark_session", lambda *_: nullcontext(spark))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+    assert main(["stream", *arguments(tmp_path, *options)]) == 1
+
+    said = capsys.readouterr().err
+    assert said.startswith("cannot stream: ") and complaint in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_that_is_not_there_fits_any_number_of_shards_and_has_nothing_to_reconcile(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    check_shards(spark, str(tmp_path / "none"), 3)
+
+    with pytest.raises(ValueError, match="no batch was committed"):
+        reconcile(str(tmp_path / "none"), spark)
+
+
+def test_a_stream_without_what_is_needed_is_refused_by_the_name_of_the_column(spark: SparkSession, tmp_path: Path) -> None:
+    read = spark.readStream
+    operations, signals = read.schema(OPERATIONS).json(str(tmp_path)), read.schema(SIGNALS).json(str(tmp_path))
+
+    with pytest.raises(ValueError, match="signals lacks the column 'value'"):
+        outcomes(operations, signals.drop("value"))
+    with pytest.raises(ValueError, match="'value' must be bigint, not string"):
+        outcomes(operations, signals.selectExpr("key", "string(value) AS value", "at"))
+    with pytest.raises(ValueError, match="operations must be a streaming DataFrame"):
+        outcomes(spark.createDataFrame([], OPERATIONS), signals)
+    with pytest.raises(ValueError, match="shards must be at least 1, not 0"):
+        outcomes(operations, signals, shards=0)
+    with pytest.raises(ValueError, match="delay must be zero or more seconds, not nan"):
+        outcomes(operations, signals, delay=float("nan"))
+    narrow = outcomes(operations, signals.selectExpr("key", "int(value) AS value", "at"))
+    assert narrow.schema == streaming.OUTCOMES and narrow.isStreaming
+
+
+def test_a_query_whose_worker_was_too_slow_to_start_is_started_again_a_few_times(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    errors = iter([StreamingQueryException("Python worker failed to connect back."), None])
+    tries: list[object] = []
+
+    def follow(job: Job, decided: object) -> None:
+        tries.append(decided)
+        if error := next(errors):
+            raise error
+
+    monkeypatch.setattr(Job, "_follow", follow)
+    job: Any = Job(None, argparse.Namespace(), threading.Event())  # type: ignore[arg-type]
+
+    job._decide("query")
+    assert tries == ["query"] * 2 and "once more" in capsys.readouterr().out
+
+    errors = iter([StreamingQueryException("the disk is full")])
+    with pytest.raises(StreamingQueryException, match="disk"):
+        job._decide("query")
+
+    errors = (StreamingQueryException("failed to connect back") for _ in range(99))
+    with pytest.raises(StreamingQueryException, match="connect"):
+        job._decide("query")
+    assert len(tries) == 3 + stream.STARTS
