@@ -69,18 +69,19 @@ class Watchers:
         if type(watched) is not tuple:
             self.join(watched, operation)
             return
-        # What `join` does, for each key.
-        by_key, shared = self.by_key, 0
-        for key in watched:
-            waiting = by_key.setdefault(key, operation)
-            if waiting is not operation:
-                shared += 1
-                if type(waiting) is dict:
-                    waiting[operation] = None
-                else:
-                    by_key[key] = {cast("Operation", waiting): None, operation: None}
-        self._shared += shared
+        # What `join` does, for each key; that most keys have several watchers already makes it shortest for those.
+        by_key = self.by_key
+        self._shared += len(watched)
         self._spread += len(watched) - 1
+        for key in watched:
+            waiting = by_key.get(key)
+            if type(waiting) is dict:
+                waiting[operation] = None
+            elif waiting is None:
+                by_key[key] = operation
+                self._shared -= 1
+            else:
+                by_key[key] = {cast("Operation", waiting): None, operation: None}
 
     def join(self, key: Hashable, operation: "Operation") -> None:
         """Puts `operation` at the end of the list of `key`, if it is not the only one on it already."""
@@ -94,18 +95,20 @@ class Watchers:
 
     def remove(self, operation: "Operation", watched: Watched) -> None:
         """Takes `operation` out of the list of each key that it watches. Cost: O(its keys)."""
-        by_key, shared = self.by_key, 0
-        for key in watched if type(watched) is tuple else (watched,):
-            waiting = by_key[key]
-            if type(waiting) is dict:
-                del waiting[operation]
-                if waiting:
-                    shared += 1
-                    continue
-            del by_key[key]
-        self._shared -= shared
+        by_key = self.by_key
         if type(watched) is tuple:
             self._spread -= len(watched) - 1
+        else:
+            watched = (watched,)
+        self._shared -= len(watched)
+        for key in watched:
+            waiting = by_key[key]
+            if waiting is not operation:
+                del cast("dict[Operation, None]", waiting)[operation]
+                if waiting:
+                    continue
+            del by_key[key]
+            self._shared += 1
 
     def shrink(self) -> None:
         """Gives back the memory of the dictionary, which keeps the size that it once had, if it is empty."""
