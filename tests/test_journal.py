@@ -355,6 +355,19 @@ def test_what_does_not_fit_is_dropped_counted_and_leaves_a_gap_in_the_ids(run, t
     assert (statistics.written, statistics.dropped) == (2_001, 500)
     ids = [row["operation_id"] for row in read(tmp_path)]
     assert len(ids) == 2_001 and max(ids) + 1 - len(ids) == 500
+    assert tallies(tmp_path) == []
+
+
+def test_what_was_dropped_last_leaves_no_gap_and_is_told_all_the_same(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(_writer, "SECONDS_BETWEEN_LOOKS", 3600)
+
+    async def main():
+        async with Journal(tmp_path, max_rows=8_000) as journal, Purgatory(observer=journal) as purgatory:
+            await operations(purgatory, 2_500)
+
+    run(main)
+
+    assert len(read(tmp_path)) == 2_000 and tallies(tmp_path) == [2_500]
 
 
 def test_a_full_disk_holds_nobody_up_and_nothing_is_lost_when_there_is_room_again(tmp_path, monkeypatch, caplog):
@@ -398,7 +411,8 @@ def test_a_disk_that_stays_full_costs_what_was_not_written_and_the_journal_says_
 
     assert (statistics.written, statistics.lost, statistics.waiting) == (0, 10, 0)
     assert "closed without its last 10 operations" in caplog.text and "No space left" in caplog.text
-    assert [*tmp_path.glob("*/*")] == []
+    assert [*tmp_path.glob("*s/*.parquet")] == []
+    assert tallies(tmp_path) == [10]
 
 
 def no_space(table, file):
@@ -417,6 +431,11 @@ def test_what_happens_after_the_journal_was_closed_is_dropped_and_counted(virtua
     statistics = virtual(main)
 
     assert (statistics.written, statistics.dropped) == (1, 2)
+
+
+def tallies(directory: Path) -> list[int]:
+    """How many operations had ended in the runs that have left something unwritten."""
+    return [int(file.read_text()) for file in (directory / "runs").iterdir()]
 
 
 PROGRAM = """
@@ -444,6 +463,7 @@ def test_a_journal_that_nobody_closed_is_written_when_the_program_ends(tmp_path)
     subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), "10"], check=True, timeout=60)
 
     assert len(read(tmp_path)) == 10
+    assert tallies(tmp_path) == []
 
 
 def test_what_was_in_files_when_the_process_was_killed_is_still_there_and_whole(tmp_path):
@@ -457,6 +477,8 @@ def test_what_was_in_files_when_the_process_was_killed_is_still_there_and_whole(
     rows = read(tmp_path)
     assert [row["operation_id"] for row in rows] == list(range(len(rows)))
     assert len(rows) >= int(line)
+    [ended] = tallies(tmp_path)  # what is in no file was in memory, and this is how much
+    assert ended >= len(rows)
 
 
 def test_a_file_is_finished_at_its_age_also_while_there_is_always_more_to_take(virtual, tmp_path, monkeypatch):

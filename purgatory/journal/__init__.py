@@ -12,7 +12,7 @@ except ImportError as error:
     raise ImportError("purgatory.journal writes Parquet: pip install 'asyncio-purgatory[journal]'") from error
 
 from purgatory.journal._journal import Journal
-from purgatory.journal._schema import CHECKS, FOLDERS, OPERATIONS
+from purgatory.journal._schema import CHECKS, FOLDERS, OPERATIONS, RUNS
 from purgatory.journal._writer import JournalStatistics
 
-__all__ = ["CHECKS", "FOLDERS", "OPERATIONS", "Journal", "JournalStatistics"]
+__all__ = ["CHECKS", "FOLDERS", "OPERATIONS", "RUNS", "Journal", "JournalStatistics"]

@@ -26,7 +26,8 @@ class Journal:
             async with Purgatory("polls", observer=journal) as purgatory: ...
 
     One journal serves one purgatory; any number of them, of any processes, may share a directory. What is not yet in a file
-    when the process dies is lost: at most what has happened since `file_seconds` ago. Instants are those of the loop's clock,
+    when the process dies is lost: at most what has happened since `file_seconds` ago, and a file in ``runs`` then says how many
+    operations had ended, to a quarter of a second. Instants are those of the loop's clock,
     put to UTC once, at the first event: setting the machine's clock later does not reach the journal.
 
     Args:

@@ -1,5 +1,7 @@
 """What a journal consists of: two kinds of Parquet files, in the folders ``operations`` and ``checks`` of its directory.
 
+Beside them, in ``runs``, is a file for each run that goes on or has left something unwritten: see `_tally`.
+
 These schemas are the contract between whoever writes a journal and whoever reads one. Instants are microseconds in UTC.
 """
 
@@ -50,3 +52,6 @@ CHECKS: Final = pa.schema(
 
 FOLDERS: Final = {"operations": OPERATIONS, "checks": CHECKS}
 """The folders of a journal's directory."""
+
+RUNS: Final = "runs"
+"""The folder of the files that are named by a `run_id` and hold one line: how many operations have ended in that run."""

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from purgatory.journal._rows import CHECKED, ENDED, Rows, added_up, pc
 from purgatory.journal._schema import FOLDERS
+from purgatory.journal._tally import Tally
 
 SECONDS_BETWEEN_LOOKS: Final = 0.25
 PORTION: Final = 1_000
@@ -100,6 +101,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name=f"journal {rows.run_id}", daemon=True)
         for folder in FOLDERS:
             (directory / folder).mkdir(parents=True, exist_ok=True)
+        self._tally = Tally(directory, rows.run_id)
 
     def start(self) -> None:
         self._thread.start()
@@ -149,15 +151,22 @@ class Writer:
             except Exception as error:  # a defect of ours must not end the journal in silence
                 self._fail(error)
         self._give_up()
+        self._tally.close(is_all_written=not self._lost and self.dropped == self._dropped_before)
+
+    def _noted(self) -> int:
+        """How many operations have ended so far, dropped ones included."""
+        return self._numbered + self.dropped - self._dropped_before + len(self.ended) // len(ENDED)
 
     def _look(self, stopping: bool) -> None:
         """Takes what waits; writes files as far as it is time for them."""
+        self._tally.tell(self._noted())
         while self.ended or (self.checked and self._rows.purgatory):
             if not self._has_room():
                 self._write(last_second_too=True)
             if not self._has_room():
                 break
             self._take_portion()
+            self._tally.tell(self._noted())
             time.sleep(0)  # the loop's thread may be waiting for its turn
             if self._is_full():
                 self._write(last_second_too=True)

@@ -12,12 +12,14 @@ from typing import Final
 from urllib.parse import unquote
 
 from pyspark import cloudpickle
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 from pyspark.storagelevel import StorageLevel
 
 from purgatory.journal import FOLDERS as ARROW_FOLDERS
+from purgatory.journal import RUNS
 from purgatory.pipeline import _files
 from purgatory.pipeline._schemas import FOLDERS
 
@@ -92,13 +94,32 @@ def _paths(spark: SparkSession, journals: Sequence[str], folder: str) -> Iterato
         try:
             # As a listing alone: files without a byte are in it, and nothing is read.
             found = [unquote(file) for file in listing.load(f"{journal.rstrip('/')}/{folder}").inputFiles()]
-        except Exception as error:
+        except AnalysisException as error:
             if "PATH_NOT_FOUND" not in str(error):
                 raise
             if folder == "operations":
                 raise NoJournal(f"cannot read {journal!r} as a journal: it has no folder 'operations'") from None
             found = []
         yield from sorted(found)
+
+
+def tallies(spark: SparkSession, journals: Sequence[str]) -> DataFrame:
+    """How many operations had ended in the runs that go on, or were killed, or could not write them all.
+
+    Returns:
+        run_id, ended; one row for each such run.
+    """
+    run_id = F.element_at(F.split("_metadata.file_path", "/"), -1)
+    found = spark.createDataFrame([], "run_id string, ended long")
+    for journal in dict.fromkeys(journals):
+        try:
+            lines = spark.read.text(f"{journal.rstrip('/')}/{RUNS}")
+        except AnalysisException as error:
+            if "PATH_NOT_FOUND" not in str(error):
+                raise
+        else:
+            found = found.unionByName(lines.select(run_id.alias("run_id"), F.col("value").cast("long").alias("ended")))
+    return found
 
 
 def _look_at(spark: SparkSession, paths: list[str], folder: str) -> list[tuple[str, int | None, str | None]]:

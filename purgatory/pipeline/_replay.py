@@ -10,9 +10,8 @@ operation that expired in the journal never comes to hold, as nobody has seen wh
     started 0 s, timeout 1 s, completed at 0.02 s     completed at 0.02 s, by the check of its key
 """
 
-import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import ceil, inf
@@ -24,7 +23,7 @@ from purgatory._operation import DelayedOperation
 from purgatory._timer import LoopWheel
 from purgatory._watchers import distinct
 from purgatory._wheel import Bucket
-from purgatory.testing import VirtualTimeLoop
+from purgatory.pipeline._timeline import Timeline
 
 MOST_DIFFERENCES: Final = 1000
 """So many operations are named whose replay ends otherwise; all are counted."""
@@ -95,28 +94,28 @@ class CountingWheel(LoopWheel):
 class Replayed(DelayedOperation[None]):
     """An operation whose condition comes to hold at an instant that is known."""
 
-    __slots__ = ("holds_at", "recorded", "run")
+    __slots__ = ("holds_at", "recorded", "run", "timeline")
 
     def __init__(self, recorded: Recorded, holds_at: float, timeout: float | None, run: "Run") -> None:
         super().__init__(timeout)
         self.recorded = recorded
         self.holds_at = holds_at
         self.run = run
+        self.timeline = run.timeline
 
     def try_complete(self) -> bool:
-        return self.run.time() >= self.holds_at and self.force_complete()
+        return self.timeline.now >= self.holds_at and self.force_complete()
 
     def on_expiration(self) -> None:
         self.run.has_expired(self)
 
 
 class Run:
-    """One replay, on a virtual loop that runs."""
+    """One replay, on a timeline that is the running loop."""
 
-    def __init__(self, setting: Setting) -> None:
-        loop = asyncio.get_running_loop()
-        self.time = loop.time
-        self.call_at: Callable[..., object] = loop.call_at
+    def __init__(self, setting: Setting, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.move_to = timeline.move_to
         self.setting = setting
         self.seen = Replay()
         self.wheel = CountingWheel(setting.tick, setting.wheel_size)
@@ -127,7 +126,7 @@ class Run:
         self._burst_tick = -1
         self._burst = 0
 
-    async def replay(self, recorded: Iterable[Recorded]) -> Replay:
+    def replay(self, recorded: Iterable[Recorded]) -> Replay:
         """Replays operations that come in the order of their starts."""
         ends: list[tuple[float, int, Replayed]] = []
         began, first = process_time(), None
@@ -135,14 +134,14 @@ class Run:
             first = each.started_at if first is None else first
             start = (each.started_at - first) / 1e6
             while ends and ends[0][0] <= start:
-                await self._end(*heappop(ends))
-            await self._until(start)
+                self._end(*heappop(ends))
+            self.move_to(start)
             operation = self._start(each, (each.ended_at - first) / 1e6)
             if not operation.is_completed and each.outcome != "expired" and not each.missed_trigger:
                 heappush(ends, ((each.ended_at - first) / 1e6, self.seen.operations, operation))
         while ends:
-            await self._end(*heappop(ends))
-        await self._until(self.last_deadline + 2 * self.setting.tick)
+            self._end(*heappop(ends))
+        self.move_to(self.last_deadline + 2 * self.setting.tick)
         self.seen.cpu_seconds = process_time() - began
         self.seen.callbacks, self.seen.moves = self.wheel.wake_ups, self.wheel.moves
         return self.seen
@@ -151,17 +150,17 @@ class Run:
         timeout = each.timeout_s if self.setting.timeout is None else self.setting.timeout
         holds_at = ended if each.outcome == "completed" else inf
         if each.missed_trigger and each.timeout_s is not None:
-            holds_at = min(holds_at, self.time() + each.timeout_s)  # at the latest, for it was seen to hold then
+            holds_at = min(holds_at, self.timeline.now + each.timeout_s)  # at the latest, for it was seen to hold then
         operation = Replayed(each, holds_at, timeout, self)
         self.seen.operations += 1
         if timeout is not None:
-            self.last_deadline = max(self.last_deadline, self.time() + timeout)
+            self.last_deadline = max(self.last_deadline, self.timeline.now + timeout)
         self.engine.try_else_watch(operation, distinct(each.keys))
         return operation
 
-    async def _end(self, at: float, _: int, operation: Replayed) -> None:
+    def _end(self, at: float, _: int, operation: Replayed) -> None:
         """What the journal says that happened to an operation from outside, if it still waits."""
-        await self._until(at)
+        self.move_to(at)
         each = operation.recorded
         if operation.is_completed:
             if operation.state.value != each.outcome:
@@ -173,15 +172,9 @@ class Run:
         else:
             operation.force_complete()
 
-    async def _until(self, at: float) -> None:
-        if at > self.time():
-            waiter = asyncio.get_running_loop().create_future()
-            self.call_at(at, waiter.set_result, None)
-            await waiter
-
     def has_expired(self, operation: Replayed) -> None:
         """Notes an expiry."""
-        seen, now = self.seen, self.time()
+        seen, now = self.seen, self.timeline.now
         seen.expired += 1
         late = now - operation._wheel_when
         seen.lateness[ceil(late * 100 / self.setting.tick)] += 1
@@ -204,14 +197,10 @@ class Run:
             self.seen.differences.append((each.operation_id, each.outcome, outcome, why))
 
 
-def replay(recorded: Iterator[Recorded], setting: Setting) -> Replay:
-    """Replays operations that come in the order of their starts, on a virtual loop of its own.
+def replay(recorded: Iterable[Recorded], setting: Setting) -> Replay:
+    """Replays operations that come in the order of their starts.
 
     Memory: what waits at a time.
     """
-
-    async def main() -> Replay:
-        return await Run(setting).replay(recorded)
-
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        return runner.run(main())
+    with Timeline().running() as timeline:
+        return Run(setting, timeline).replay(recorded)

@@ -23,7 +23,7 @@ from purgatory.pipeline._findings import findings, seconds, share
 from purgatory.pipeline._page import page
 from purgatory.pipeline._plots import plots
 from purgatory.pipeline._program import Program, add_master_option
-from purgatory.pipeline._reading import Account, NoJournal, Source, read
+from purgatory.pipeline._reading import Account, NoJournal, read, tallies
 from purgatory.pipeline._session import spark_session
 from purgatory.pipeline._summary import Line, Summary, summarise, waits_to_two_digits
 
@@ -72,7 +72,8 @@ def make_tables(
     timeouts = write("timeouts", _survival.timeouts(operations, curves))
     curves.unpersist()
 
-    account = [*operations_source.account, _missing_ids(operations_source), *checks_source.account]
+    missing = _missing_ids(operations_source.accepted, tallies(spark, journals))
+    account = [*operations_source.account, *missing, *checks_source.account]
     _check_balance(account, outcomes, keys, timeouts, checks_source.accepted)
     lines = [(place, *astuple(each)) for place, each in enumerate(account)]
     schema = "place int, folder string, what string, reason string, count long"
@@ -81,11 +82,20 @@ def make_tables(
     return waits_to_two_digits(operations)
 
 
-def _missing_ids(source: Source) -> Account:
+def _missing_ids(operations: DataFrame, tallies: DataFrame) -> list[Account]:
     """How many operations a journal has counted, but does not have: it dropped or lost them."""
-    gaps = source.accepted.groupBy("run_id").agg((F.max("operation_id") + 1 - F.count("*")).alias("missing"))
-    missing = gaps.agg(F.coalesce(F.sum("missing"), F.lit(0)).alias("missing")).collect()[0].missing
-    return Account("operations", "ids missing", "dropped, lost, rejected or unreadable", missing)
+    runs = operations.groupBy("run_id").agg((F.max("operation_id") + 1).alias("ids"), F.count("*").alias("rows"))
+    every_run = runs.join(tallies, "run_id", "full_outer").select(
+        *(F.coalesce(name, F.lit(0)).alias(name) for name in ("ids", "rows", "ended"))
+    )
+    [row] = every_run.agg(
+        F.coalesce(F.sum(F.col("ids") - F.col("rows")), F.lit(0)).alias("gaps"),
+        F.coalesce(F.sum(F.greatest(F.col("ended") - F.col("ids"), F.lit(0))), F.lit(0)).alias("last"),
+    ).collect()
+    return [
+        Account("operations", "ids missing", "dropped, lost, rejected or unreadable", row.gaps),
+        Account("operations", "ids missing", "the last of a run that was killed, or that goes on", row["last"]),
+    ]
 
 
 def _check_balance(

@@ -20,14 +20,13 @@ from zipfile import ZipFile, ZipInfo
 import pyarrow as pa
 import pyarrow.dataset
 from pyspark import cloudpickle
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 import purgatory
 from purgatory.pipeline._program import Program, add_master_option
+from purgatory.pipeline._reading import NoJournal, read
 from purgatory.pipeline._replay import Setting
-from purgatory.pipeline._schemas import OPERATIONS
 from purgatory.pipeline._session import spark_session
 from purgatory.pipeline._settings import COLUMNS, Outcome, draw, recommendation, table
 
@@ -81,8 +80,11 @@ def run(options: argparse.Namespace) -> int:
     with spark_session("purgatory simulate", options.master) as spark:
         try:
             outcomes = simulate(spark, options.journal, options.out, settings, options.shards)
-        except (AnalysisException, ValueError) as error:
-            print(f"cannot simulate {options.journal}: {str(error).splitlines()[0]}", file=sys.stderr)
+        except NoJournal as error:
+            print(error, file=sys.stderr)
+            return 1
+        except ValueError as error:
+            print(f"cannot simulate {options.journal}: {error}", file=sys.stderr)
             return 1
     print(table(outcomes))
     print(recommendation(outcomes, options.lateness))
@@ -94,15 +96,18 @@ def simulate(spark: SparkSession, journal: str, out: str, settings: list[Setting
     """Replays a journal with each of `settings`, and writes the tables ``settings`` and ``differences``.
 
     Raises:
-        ValueError: no operation can be replayed.
+        NoJournal: there is no journal.
+        ValueError: no operation of it can be replayed.
     """
     folder = f"{out.rstrip('/')}/replay"
-    operations = _operations(spark, journal, shards)
+    source = read(spark, [journal], "operations")
+    operations = _operations(source.accepted, shards)
     ordered = operations.repartition("unit").sortWithinPartitions("unit", "started_at", "operation_id")
     ordered.write.mode("overwrite").partitionBy("unit").parquet(folder)
     units = [row.unit for row in spark.read.parquet(folder).select("unit").distinct().collect()]
     if not units:
         raise ValueError("it has no operation with a start, an end and keys")
+    print(f"replaying {len(units)} wheel{'s'[: len(units) > 1]} with {len(settings)} settings", flush=True)
     tasks = [(unit, *setting) for unit in units for setting in settings]
     rows = spark.createDataFrame(tasks, "unit string, tick double, wheel_size long, timeout double").repartition(len(tasks))
     with TemporaryDirectory() as code:  # workers may ask for it until the tasks have ended
@@ -110,8 +115,12 @@ def simulate(spark: SparkSession, journal: str, out: str, settings: list[Setting
         results = rows.mapInArrow(partial(_replays, folder=folder), RESULTS).collect()
     outcomes = [Outcome.of(setting, [row for row in results if _setting(row) == setting]) for setting in settings]
     _write_tables(spark, out, outcomes, results)
-    if left_out := _rows(spark, journal).count() - outcomes[0].operations:
-        print(f"{left_out:,} rows of the journal are not replayed: they are copies, or lack a start, an end or keys")
+    read_at_all = sum(each.count for each in source.account if each.what == "rows read")
+    if left_out := read_at_all - outcomes[0].operations:
+        print(f"{left_out:,} rows of the journal are not replayed: they are broken, copies, or lack a start, an end or keys")
+    for each in source.account:
+        if each.what == "files unreadable":
+            print(f"not read: {each.reason}")
     if shards > 1:
         apart = operations.where("elsewhere").count()
         print(f"{apart:,} operations have keys in other shards: whom a check of those would have tried is not counted")
@@ -130,19 +139,14 @@ def _setting(row: Row) -> Setting:
     return Setting(row.tick, row.wheel_size, row.timeout)
 
 
-def _rows(spark: SparkSession, journal: str) -> DataFrame:
-    return spark.read.schema(OPERATIONS).parquet(f"{journal.rstrip('/')}/operations")
-
-
-def _operations(spark: SparkSession, journal: str, shards: int) -> DataFrame:
-    """What can be replayed, each once."""
-    whole = _rows(spark, journal).where("ended_at >= started_at AND outcome IS NOT NULL AND size(keys) > 0")
+def _operations(accepted: DataFrame, shards: int) -> DataFrame:
+    """What can be replayed."""
 
     def shard_of(key: Column) -> Column:
         return F.pmod(F.xxhash64(key), F.lit(shards))
 
     first = shard_of(F.element_at("keys", 1))
-    return whole.dropDuplicates(["run_id", "operation_id"]).select(
+    return accepted.where("started_at IS NOT NULL AND ended_at IS NOT NULL AND size(keys) > 0").select(
         F.hex(F.xxhash64("run_id", "purgatory", first)).alias("unit"),
         F.exists("keys", lambda key: shard_of(key) != first).alias("elsewhere"),
         "run_id",
@@ -153,7 +157,7 @@ def _operations(spark: SparkSession, journal: str, shards: int) -> DataFrame:
         "timeout_s",
         "outcome",
         "ended_by",
-        F.coalesce("missed_trigger", F.lit(False)).alias("missed_trigger"),
+        "missed_trigger",
     )
 
 

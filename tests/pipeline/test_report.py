@@ -215,6 +215,8 @@ def test_the_tables_equal_a_simple_programs_on_a_hundred_thousand_operations(spa
     write(journal, "checks", "run-0", checks)
     write(journal, "checks", "copied", checks[:7])
     write(journal, "checks", "wrong", [check(1, tried=0), check(2, checks=-1), check(3, key=None)])
+    (journal / "runs").mkdir()
+    (journal / "runs" / "fine").write_text(f"{100_007:020}\n")  # it was killed; most of its operations are in files
 
     report.make_tables(spark, [str(journal)], str(tmp_path / "out"))
 
@@ -227,6 +229,10 @@ def test_the_tables_equal_a_simple_programs_on_a_hundred_thousand_operations(spa
     assert counts["operations", "rows rejected"] == len(wrong)
     assert counts["operations", "duplicates dropped"] == 30_001
     assert counts["operations", "rows accepted"] == 100_000
+    ids = [max(row["operation_id"] for row in rows if row["run_id"] == run) + 1 for run in ("coarse", "coarser")]
+    assert counts["operations", "ids missing"] == sum(ids) + 100_007 - 100_000
+    [tail] = [row["count"] for row in found["reconciliation"] if row.reason and "was killed" in row.reason]
+    assert tail == 100_007 - 1 - max(row["operation_id"] for row in rows if row["run_id"] == "fine")
     assert (counts["checks", "rows accepted"], counts["checks", "duplicates dropped"], counts["checks", "rows rejected"]) == (
         600,
         7,

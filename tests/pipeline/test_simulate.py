@@ -87,12 +87,29 @@ def test_each_setting_does_on_spark_what_it_does_here_and_all_is_told_and_drawn(
     assert (tmp_path / "out" / "settings.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_run_that_is_divided_by_key_is_replayed_whole_and_what_was_torn_apart_is_told(
+    same_session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_of_a_server(3)
+    write(tmp_path / "journal", {"a": run})
+
+    assert main(["simulate", str(tmp_path / "journal"), "--out", str(tmp_path / "out"), "--shards", "2"]) == 0
+
+    [row] = pq.read_table(tmp_path / "out" / "settings").to_pylist()
+    assert (row["operations"], row["different"]) == (300, 0)
+    assert row["expired"] == replay(iter(run), Setting(0.001, 512, None)).expired
+    said = capsys.readouterr().out
+    assert "replaying 2 wheels with 1 settings" in said
+    [apart] = [int(line.split()[0]) for line in said.splitlines() if "have keys in other shards" in line]
+    assert 0 < apart < sum(len(each.keys) == 2 for each in run)
+
+
 def test_a_journal_that_is_not_there_is_refused(
     same_session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 1
 
-    assert f"cannot simulate {tmp_path / 'none'}" in capsys.readouterr().err
+    assert f"cannot read '{tmp_path / 'none'}' as a journal" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
