@@ -148,7 +148,10 @@ class Engine:
         operation._op_engine = self
         outer, self.current = self.current, operation
         try:
-            self._try(operation)
+            if operation.try_complete() and operation._op_state is PENDING:
+                self.refuse_true(operation)
+        except BaseException as error:
+            self.try_failed(operation, error)
         finally:
             self.current = outer
         if operation._op_state is PENDING:
@@ -285,14 +288,6 @@ class Engine:
         self.cancelled += 1
         if self.observed:
             self.finish_soon(operation)
-
-    def _try(self, operation: Operation) -> None:
-        """Tries the `current` operation."""
-        try:
-            if operation.try_complete() and operation._op_state is PENDING:
-                self.refuse_true(operation)
-        except BaseException as error:
-            self.try_failed(operation, error)
 
     def _tell(self, operation: Operation, cause: Hashable) -> None:
         if self._observer is not None:
@@ -447,11 +442,15 @@ class Engine:
             while waiting and done <= portion:
                 operation = waiting.pop()
                 done += 1
-                if operation.is_completed:
+                if operation._op_state is not PENDING:
                     continue
                 check.tried += 1
                 self.current = operation
-                self._try(operation)
+                try:
+                    if operation.try_complete() and operation._op_state is PENDING:
+                        self.refuse_true(operation)
+                except BaseException as error:
+                    self.try_failed(operation, error)
                 if operation._op_state is COMPLETED:
                     check.completed += 1
                     self.finish(operation, cause)
