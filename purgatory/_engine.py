@@ -442,7 +442,8 @@ class Engine:
             while waiting and done <= portion:
                 operation = waiting.pop()
                 done += 1
-                if operation._op_state is not PENDING:
+                state = operation._op_state
+                if state is not PENDING:
                     continue
                 check.tried += 1
                 self.current = operation

@@ -141,7 +141,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
     def on_complete(self) -> R:
         """Called exactly once, when the operation has completed or expired (`state` tells). What it returns is the
         result; what it raises is raised to whoever awaits the operation. By default the result is `None`."""
-        return cast(R, None)
+        return None  # type: ignore[return-value]  # unless R is, subclasses have their own
 
     def on_expiration(self) -> None:
         """Called after `on_complete`, if the operation has expired. By default nothing."""
@@ -217,6 +217,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
             OperationCancelled: the operation was cancelled.
             BaseException: whatever a hook raised.
         """
+        result: Any
         try:
             result = self._op_result
         except AttributeError:
@@ -226,7 +227,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
         if type(result) is Failure:
             result.seen = True
             raise result.exception.with_traceback(result.traceback)
-        return cast(R, result)
+        return result  # type: ignore[no-any-return]
 
     @property
     def state(self) -> OperationState:

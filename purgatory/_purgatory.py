@@ -121,14 +121,14 @@ class Purgatory(Generic[Op]):
             raise
         if operation._op_engine is not None or operation._op_state is not PENDING or engine.closed:
             engine.refuse(operation)
-        number = len(keys) if type(keys) is list or type(keys) is tuple else 0
+        number = len(keys) if type(keys) is tuple or type(keys) is list else 0
         if number == 1:
             watched: Watched
             [watched] = keys
             if type(watched) is tuple:
                 watched = (watched,)
         elif number and len({*keys}) == number:
-            watched = tuple(keys)
+            watched = keys if type(keys) is tuple else tuple(keys)
         else:
             watched = distinct(keys)
         if timeout is None or engine.max_pending is not None:
@@ -249,7 +249,7 @@ class Purgatory(Generic[Op]):
             OperationCancelled: the operation was cancelled, by `cancel`, `cancel_for_key` or `aclose`.
             BaseException: what a hook raised; and the errors of `try_complete_else_watch`.
         """
-        self.try_complete_else_watch(cast(Op, operation), keys)
+        self.try_complete_else_watch(operation, keys)  # type: ignore[arg-type]  # of any kind: only the caller gets it
         try:
             if operation._op_state is PENDING and operation._op_waiters is None:
                 # What `await operation` does, without its generator.

@@ -217,7 +217,7 @@ class TimerTask(Entry):
         if bucket is None:
             state = "it was cancelled" if self._callback is None else "its callback has been called"
             raise RuntimeError(f"cannot reschedule {self!r} to {when!r}: {state}")
-        wheel = cast(LoopWheel, bucket.wheel)
+        wheel: Any = bucket.wheel
         if get_ident() != wheel.thread_id or not wheel.is_running():
             wheel.bind(f"reschedule {self!r}")
         if when >= self._wheel_when:

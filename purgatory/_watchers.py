@@ -102,9 +102,9 @@ class Watchers:
             watched = (watched,)
         self._shared -= len(watched)
         for key in watched:
-            waiting = by_key[key]
+            waiting: Any = by_key[key]
             if waiting is not operation:
-                del cast("dict[Operation, None]", waiting)[operation]
+                del waiting[operation]
                 if waiting:
                     continue
             del by_key[key]

@@ -33,11 +33,10 @@ Run = dict[str, Any]
 
 def load(report: Run, directory: Path) -> list[Path]:
     """Draws what `load` has found: rates, CPU time and lateness; returns the files."""
-    runs = report["runs"]
     return [
         _pair(report, "load-rate", "kreq/s had", lambda each: each["actual_rate"] / 1e3, directory, _as_asked),
         _pair(report, "load-cpu", "CPU µs per request", lambda each: each["cpu_us"], directory, _own_share),
-        _lateness(report, _busiest(runs), directory),
+        _lateness(report, directory),
     ]
 
 
@@ -104,21 +103,23 @@ def _own_share(axes: Axes, runs: Sequence[Run]) -> None:
 
 
 def _busiest(runs: Sequence[Run]) -> float | None:
-    """The highest rate asked at which ours kept up, if there is one."""
+    """The highest rate asked at which ours kept up, or else the first."""
     ours = [each for each in runs if each["design"] == "ours" and each["rate"] is not None]
     kept: list[float] = [each["rate"] for each in ours if each["actual_rate"] >= KEPT_UP * each["rate"]]
     asked: float | None = runs[0]["rate"]
     return max(kept, default=asked)
 
 
-def _lateness(report: Run, rate: float | None, directory: Path) -> Path:
-    asked = "as fast as it goes" if rate is None else f"{rate:,.0f} requests/s asked"
-    titles = {name: f"{title}, {asked}" for name, title in LATENCIES.items()}
-    figure, panels = _panels(_latencies(report["runs"]), titles)
+def _lateness(report: Run, directory: Path) -> Path:
+    """One figure of how late expiries were, at the highest rate at which ours kept up."""
+    here = {name: [each for each in report["runs"] if each["latency"] == name] for name in _latencies(report["runs"])}
+    rates = {name: _busiest(runs) for name, runs in here.items()}
+    asked = {name: "as fast as it goes" if rate is None else f"{rate:,.0f} requests/s asked" for name, rate in rates.items()}
+    figure, panels = _panels(list(here), {name: f"{LATENCIES[name]}, {asked[name]}" for name in here})
     parts = report["percentiles"]
     for latency, axes in panels.items():
-        for each in report["runs"]:
-            if each["latency"] == latency and each["rate"] == rate and each["lateness_ms"]:
+        for each in here[latency]:
+            if each["rate"] == rates[latency] and each["lateness_ms"]:
                 _draw(axes, each["design"], [max(late, 0.01) for late in each["lateness_ms"]], parts, marked=False)
         axes.set(xscale="log", xlabel="expired after the deadline, ms", ylabel="% of the expiries")
     return _save(figure, report, directory / "load-lateness.png")

@@ -25,8 +25,9 @@ class FakeOperation(DelayedOperation[None]):
         self.run.answered += 1
 
     def on_expiration(self) -> None:
-        assert self.deadline is not None
-        self.run.expired(self.deadline)
+        deadline = self.deadline
+        assert deadline is not None
+        self.run.expired(deadline)
 
 
 class Ours:
