@@ -79,6 +79,7 @@ def test_memory_measures_what_pending_requests_take(tmp_path: Path, capsys: pyte
 
     assert [each["requests"] for each in report["runs"]] == [100, 300, 1000, 3000, 10_000]
     assert report["runs"][-1]["bytes_each"] > 200
+    assert 0.0 <= report["runs"][-1]["held"] < 0.02
     assert "What a pending request takes" in capsys.readouterr().out
     assert (tmp_path / "memory.png").read_bytes().startswith(PNG)
 

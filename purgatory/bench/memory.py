@@ -2,8 +2,9 @@
 
 Each request waits for one key of its own. What is counted is the growth of the resident memory of a fresh process, the
 request with its 100 bytes of payload included, which is the same 300 bytes or so in all designs: unlike `tracemalloc` it
-knows what the allocator rounds up and what uvloop takes behind Python's back. When all have been completed and their last
-deadline has passed, it is read again.
+knows what the allocator rounds up and what uvloop takes behind Python's back. It is read again when all have been completed;
+what is left then are some megabytes that the allocator keeps for the next requests, and what the design still holds. How much
+that is `tracemalloc` tells, in another process.
 """
 
 import argparse
@@ -11,7 +12,8 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from rich import box
@@ -32,13 +34,19 @@ WARM_UP = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What so many requests took, and the share of it that was not given back when all had been completed."""
+    """What so many requests took, and what became of it when all had been completed.
+
+    Attributes:
+        left: the share that the process had not given back.
+        held: the share that was not even free.
+    """
 
     loop: LoopName
     design: str
     requests: int
     bytes_each: float
     left: float
+    held: float
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +72,10 @@ def run(options: argparse.Namespace) -> int:
             for step in progress.track(len(todo)):
                 size, design = todo[step]
                 try:
-                    figures.append(in_fresh_process(measure, loop_name, design.name, size))
+                    grown, left = in_fresh_process(measure, loop_name, design.name, size)
+                    traced, held = in_fresh_process(measure, loop_name, design.name, size, traced=True)
+                    shares = left / max(grown, 1), held / max(traced, 1)
+                    figures.append(Figures(loop_name, design.name, size, grown / size, *shares))
                 except Unmeasurable as error:
                     console.print(f"{size:,} in {design.name}: {error}")
     console.print(table(figures, options.quick))
@@ -79,15 +90,24 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def measure(loop_name: LoopName, design: str, requests: int) -> Figures:
-    """Memory of one design, in this process, which should be a fresh one."""
+def measure(loop_name: LoopName, design: str, requests: int, *, traced: bool = False) -> tuple[int, int]:
+    """By how many bytes this process, which should be a fresh one, grew by pending requests, and how many were left of them.
+
+    Args:
+        traced: count what Python has allocated, not what the process has.
+    """
     with asyncio.Runner(loop_factory=loop_factory(loop_name)) as runner:
-        grown, left = runner.run(_grow_and_shrink(design, requests))
-    return Figures(loop_name, design, requests, grown / requests, left / grown if grown else 0.0)
+        return runner.run(_grow_and_shrink(design, requests, _traced if traced else resident_bytes))
 
 
-async def _grow_and_shrink(name: str, requests: int) -> tuple[int, int]:
-    """By how many bytes the process has grown while all were pending, and after all were done."""
+def _traced() -> int:
+    if not tracemalloc.is_tracing():
+        tracemalloc.start()
+    return tracemalloc.get_traced_memory()[0]
+
+
+async def _grow_and_shrink(name: str, requests: int, memory: Callable[[], int]) -> tuple[int, int]:
+    """What `memory` had grown by while all were pending, and after all were done."""
     run, design = Run(), BY_NAME[name].make()
     for number in range(WARM_UP):  # whatever is made once
         request = design.new_request(run, TIMEOUT, NEVER_MS)
@@ -97,14 +117,14 @@ async def _grow_and_shrink(name: str, requests: int) -> tuple[int, int]:
     keys = [(number,) for number in range(requests)]
     waiting = [None] * requests
     gc.collect()
-    before = resident_bytes()
+    before = memory()
     start = time.monotonic()
     for number in range(requests):
         waiting[number] = design.new_request(run, TIMEOUT, NEVER_MS)
         design.watch(waiting[number], keys[number])
     await asyncio.sleep(0.01)
     gc.collect()
-    grown = resident_bytes() - before
+    grown = memory() - before
     if time.monotonic() > start + TIMEOUT:
         raise Unmeasurable(f"the machine was too busy: requests fell due within {TIMEOUT:.0f} s while others were watched")
     for number in range(requests):
@@ -114,11 +134,14 @@ async def _grow_and_shrink(name: str, requests: int) -> tuple[int, int]:
         await asyncio.sleep(0.001)
     await asyncio.sleep(0.01)
     gc.collect()
-    return grown, resident_bytes() - before
+    return grown, memory() - before
 
 
 def table(figures: Sequence[Figures], quick: bool) -> Table:
-    caption = "Resident memory of a fresh process. left: the share of it that was not given back when all had been completed."
+    caption = (
+        "Resident memory of a fresh process. left: the share of it that was not given back when all had been completed;\n"
+        "held: the share of what Python had allocated that was not even free."
+    )
     if quick:
         caption += f"\nQUICK: one {QUICK_DIVISOR}th of the requests; these figures prove nothing."
     result = Table(
@@ -131,12 +154,13 @@ def table(figures: Sequence[Figures], quick: bool) -> Table:
     )
     for heading in ("loop", "design"):
         result.add_column(heading, no_wrap=True)
-    for heading in ("requests", "bytes each", "left"):
+    for heading in ("requests", "bytes each", "left", "held"):
         result.add_column(heading, justify="right", no_wrap=True)
     for each in figures:
         if each.design == OURS.name:
             result.add_section()
-        result.add_row(each.loop, each.design, f"{each.requests:,}", f"{each.bytes_each:,.0f}", f"{each.left:.1%}")
+        shares = f"{each.left:.1%}", f"{each.held:.1%}"
+        result.add_row(each.loop, each.design, f"{each.requests:,}", f"{each.bytes_each:,.0f}", *shares)
     return result
 
 
