@@ -12,7 +12,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from pyspark import cloudpickle
-from pyspark.errors import AnalysisException
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
@@ -94,7 +94,7 @@ def _paths(spark: SparkSession, journals: Sequence[str], folder: str) -> Iterato
         try:
             # As a listing alone: files without a byte are in it, and nothing is read.
             found = [unquote(file) for file in listing.load(f"{journal.rstrip('/')}/{folder}").inputFiles()]
-        except AnalysisException as error:
+        except PySparkException as error:
             if "PATH_NOT_FOUND" not in str(error):
                 raise
             if folder == "operations":
@@ -114,7 +114,8 @@ def tallies(spark: SparkSession, journals: Sequence[str]) -> DataFrame:
     for journal in dict.fromkeys(journals):
         try:
             lines = spark.read.text(f"{journal.rstrip('/')}/{RUNS}")
-        except AnalysisException as error:
+            lines.inputFiles()  # Spark Connect looks for the path only when something is asked for
+        except PySparkException as error:
             if "PATH_NOT_FOUND" not in str(error):
                 raise
         else:

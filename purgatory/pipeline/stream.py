@@ -201,7 +201,8 @@ def _tell(query: StreamingQuery, told: int) -> int:
 
 
 def _in_words(progress: Any) -> str:
-    rows, seconds = progress["numInputRows"], progress["durationMs"]["triggerExecution"] / 1000
+    rows = sum(source["numInputRows"] for source in progress["sources"])  # what Spark Connect does not sum up
+    seconds = progress["durationMs"]["triggerExecution"] / 1000
     state = progress["stateOperators"][0]
     return (
         f"batch {progress['batchId']}: {rows:,} rows in {seconds:.1f} s ({rows / seconds:,.0f}/s); "

@@ -278,12 +278,15 @@ def write_ticks(spark: SparkSession, folder: str, *instants: datetime) -> None:
 
 def _state(spark: SparkSession, checkpoint: str, name: str) -> DataFrame | None:
     """A state variable after the last committed batch; `None` if there is none."""
+    state = spark.read.format("statestore").option("stateVarName", name)
     try:
-        return spark.read.format("statestore").option("stateVarName", name).load(checkpoint)
+        found = state.load(checkpoint)
+        found.columns  # noqa: B018  # Spark Connect looks for the checkpoint only when something is asked for
     except PySparkException as error:
         if error.getCondition() in NO_BATCH:
             return None
         raise
+    return found
 
 
 def _sum(spark: SparkSession, checkpoint: str, name: str, column: str) -> int:
