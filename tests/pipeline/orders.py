@@ -6,6 +6,7 @@ Also a program, which writes the two folders that `python -m purgatory.pipeline 
 """
 
 import argparse
+import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,9 @@ def write(made: Traffic, folder: Path, *, files: int, disorder: float = 5.0, see
             low, high = (first + (last + 1 - first) * share / files for share in (file, file + 1))
             columns = zip(*(row for instant, row in arrived if low <= instant < high), strict=True)
             table = pa.table([_column(values, field) for values, field in zip(columns, schema, strict=True)], schema=schema)
-            pq.write_table(table, folder / name / f"{file:05}.parquet")
+            path = folder / name / f"{file:05}.parquet"
+            pq.write_table(table, path)
+            os.utime(path, (file, file))  # Spark reads files by age, and those of one millisecond in any order
 
 
 def _column(values: tuple, field: pa.Field) -> pa.Array:
