@@ -358,18 +358,6 @@ def test_what_does_not_fit_is_dropped_counted_and_leaves_a_gap_in_the_ids(run, t
     assert tallies(tmp_path) == []
 
 
-def test_what_was_dropped_last_leaves_no_gap_and_is_told_all_the_same(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(_writer, "SECONDS_BETWEEN_LOOKS", 3600)
-
-    async def main():
-        async with Journal(tmp_path, max_rows=8_000) as journal, Purgatory(observer=journal) as purgatory:
-            await operations(purgatory, 2_500)
-
-    run(main)
-
-    assert len(read(tmp_path)) == 2_000 and tallies(tmp_path) == [2_500]
-
-
 def test_a_full_disk_holds_nobody_up_and_nothing_is_lost_when_there_is_room_again(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(_writer, "SECONDS_AFTER_FAILURE", 0.0)
     write_table, full = pq.write_table, [True]

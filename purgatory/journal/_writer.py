@@ -151,7 +151,7 @@ class Writer:
             except Exception as error:  # a defect of ours must not end the journal in silence
                 self._fail(error)
         self._give_up()
-        self._tally.close(is_all_written=not self._lost and self.dropped == self._dropped_before)
+        self._tally.close(is_all_written=not self._lost)
 
     def _noted(self) -> int:
         """How many operations have ended so far, dropped ones included."""
