@@ -5,7 +5,6 @@
 What is still in memory when a process is killed is in no file; this says how much that was.
 """
 
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -34,7 +33,8 @@ class Tally:
         """Writes the number, in place: the length stays, so that a full disk is no reason to fail."""
         if operations != self._told:
             with suppress(OSError):  # it is told again
-                os.pwrite(self._file.fileno(), f"{operations:0{DIGITS}d}\n".encode(), 0)
+                self._file.seek(0)
+                self._file.write(f"{operations:0{DIGITS}d}\n".encode())
                 self._told = operations
 
     def close(self, *, is_all_written: bool) -> None:
