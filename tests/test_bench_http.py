@@ -71,28 +71,6 @@ def test_a_limit_of_open_files_that_is_too_low_is_told_before_anything_is_measur
     assert "cannot open 15000 connections: the limit of open files is 1024" in capsys.readouterr().out.replace("\n", " ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["http", "--polls", "many"], "argument --polls: invalid int value: 'many'"),
-        (["http", "--polls", "0"], "argument --polls: must be 1 or more, not 0"),
-        (["http", "--rounds", "0"], "argument --rounds: must be 1 or more, not 0"),
-        (["http", "--seconds", "-1"], "argument --seconds: must be more than zero, not -1"),
-        (["http", "--look-every", "0"], "argument --look-every: must be more than zero, not 0"),
-        (["http", "--loop", "trio"], "invalid choice: 'trio'"),
-        (["http", "--json", "/nowhere/at/all.json"], "there is no directory '/nowhere/at'"),
-    ],
-)
-def test_a_wrong_option_is_refused_before_anything_is_measured(
-    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(arguments)
-
-    assert exit_.value.code == 2
-    assert complaint in capsys.readouterr().err
-
-
 def test_clients_that_fail_are_not_taken_for_a_figure(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError, match="the clients ended with status 1"):
         http.measured(

@@ -1,6 +1,6 @@
 """``python -m purgatory.bench load``, ``burst``, ``memory`` and ``all``: that they run, and tell what they should.
 
-How fast anything is, is not tested here.
+Also what these, and ``http``, refuse. How fast anything is, is not tested here.
 """
 
 import json
@@ -110,6 +110,13 @@ def test_all_runs_every_program_and_gathers_what_they_found(tmp_path: Path, monk
         (["load", "--timeouts", "none"], "invalid choice: 'none'"),
         (["burst", "--plot", "/proc/nowhere"], "cannot draw into '/proc/nowhere'"),
         (["memory", "--loop", "trio"], "'trio' is not one of"),
+        (["http", "--polls", "many"], "argument --polls: invalid int value: 'many'"),
+        (["http", "--polls", "0"], "argument --polls: must be 1 or more, not 0"),
+        (["http", "--rounds", "0"], "argument --rounds: must be 1 or more, not 0"),
+        (["http", "--seconds", "-1"], "argument --seconds: must be more than zero, not -1"),
+        (["http", "--look-every", "0"], "argument --look-every: must be more than zero, not 0"),
+        (["http", "--loop", "trio"], "invalid choice: 'trio'"),
+        (["http", "--json", "/nowhere/at/all.json"], "there is no directory '/nowhere/at'"),
     ],
 )
 def test_a_wrong_option_is_refused_before_anything_is_measured(

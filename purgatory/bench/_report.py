@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.metadata
+import json
 import os
 import platform
 import time
@@ -90,6 +91,13 @@ class RowProgress:
                 self._progress.refresh()
                 self._refreshed_at = time.monotonic()
             yield number
+
+
+def write_report(console: Console, file: Path | None, report: dict[str, Any]) -> None:
+    """Writes the JSON, if it was asked for, and says so."""
+    if file is not None:
+        file.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        console.print(f"written to {file}")
 
 
 def figures_table(outcomes: Sequence[Outcome], title: str, caption: str) -> Table:

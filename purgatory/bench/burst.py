@@ -7,7 +7,6 @@ that comes back in every turn of the loop measures how long the turns are, in CP
 import argparse
 import asyncio
 import gc
-import json
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from purgatory.bench._cases import QUICK_DIVISOR, LoopName, loop_factory
 from purgatory.bench._fresh import in_fresh_process
 from purgatory.bench._measure import LoopProbe, Unmeasurable
 from purgatory.bench._program import Program, add_common_options, add_designs_option, add_plot_option, choose_loop
-from purgatory.bench._report import RowProgress, environment, wide_console
+from purgatory.bench._report import RowProgress, environment, wide_console, write_report
 from purgatory.bench.designs import BY_NAME, NEVER_MS, OURS, Design, Listed, Run
 
 SIZES = (10_000, 100_000, 1_000_000)
@@ -79,9 +78,7 @@ def run(options: argparse.Namespace) -> int:
                         console.print(f"{kind} of {size:,} in {design.name}: {error}")
     console.print(table(figures, options.quick))
     report = {"program": "burst", "environment": where, "quick": options.quick, "runs": [asdict(each) for each in figures]}
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
-        console.print(f"written to {options.json}")
+    write_report(console, options.json, report)
     if options.plot:
         from purgatory.bench import _plots  # noqa: PLC0415  # matplotlib takes half a second to import
 

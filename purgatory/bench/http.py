@@ -21,7 +21,7 @@ from rich.table import Table
 
 from purgatory.bench._http_service import raise_file_limit
 from purgatory.bench._program import Program, has_uvloop, writable_file
-from purgatory.bench._report import environment
+from purgatory.bench._report import environment, write_report
 
 POLLS = (1_000, 5_000, 15_000)
 ANSWERS_PER_SECOND = 500
@@ -106,10 +106,8 @@ def run(options: argparse.Namespace) -> int:
         rows += compared_rows
     rows += [*memory(5_000, divisor, common), stop(1_000, divisor, common), vanish(10_000, divisor, common)]
     console.print(figures(rows, options))
-    if options.json:
-        head = {"program": "http", "environment": where, "seed": options.seed, "quick": options.quick, **common}
-        options.json.write_text(json.dumps({**head, "rows": rows}, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        console.print(f"written to {options.json}")
+    head = {"program": "http", "environment": where, "seed": options.seed, "quick": options.quick, **common}
+    write_report(console, options.json, {**head, "rows": rows})
     return 0
 
 

@@ -8,7 +8,6 @@ and the *net* cost of a design is without it. With several rounds the median of 
 
 import argparse
 import asyncio
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import inf, isinf
@@ -22,7 +21,7 @@ from purgatory.bench._cases import QUICK_DIVISOR, LoopName, loop_factory
 from purgatory.bench._driver import Driven, drive
 from purgatory.bench._fresh import in_fresh_process
 from purgatory.bench._program import Program, add_common_options, add_designs_option, add_plot_option, choose_loop, positive
-from purgatory.bench._report import RowProgress, environment, wide_console
+from purgatory.bench._report import RowProgress, environment, wide_console, write_report
 from purgatory.bench._workload import LATENCIES, Latency, Workload
 from purgatory.bench.designs import BY_NAME, NOTHING, OURS, Listed
 
@@ -127,9 +126,7 @@ def run(options: argparse.Namespace) -> int:
     console.print(caption(requests, options.rounds, options.quick))
     head = {"program": "load", "environment": where, "seed": options.seed, "quick": options.quick, "rounds": options.rounds}
     report = {**head, "percentiles": PERCENTILES, "runs": [asdict(each) for each in figures]}
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
-        console.print(f"written to {options.json}")
+    write_report(console, options.json, report)
     if options.plot:
         from purgatory.bench import _plots  # noqa: PLC0415  # matplotlib takes half a second to import
 

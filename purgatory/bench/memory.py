@@ -10,7 +10,6 @@ that is `tracemalloc` tells, in another process.
 import argparse
 import asyncio
 import gc
-import json
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from purgatory.bench._fresh import in_fresh_process
 from purgatory.bench._measure import Unmeasurable
 from purgatory.bench._operation_rows import resident_bytes
 from purgatory.bench._program import Program, add_common_options, add_designs_option, add_plot_option, choose_loop
-from purgatory.bench._report import RowProgress, environment, wide_console
+from purgatory.bench._report import RowProgress, environment, wide_console, write_report
 from purgatory.bench.designs import BY_NAME, NEVER_MS, OURS, Run
 
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
@@ -80,9 +79,7 @@ def run(options: argparse.Namespace) -> int:
                     console.print(f"{size:,} in {design.name}: {error}")
     console.print(table(figures, options.quick))
     report = {"program": "memory", "environment": where, "quick": options.quick, "runs": [asdict(each) for each in figures]}
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
-        console.print(f"written to {options.json}")
+    write_report(console, options.json, report)
     if options.plot:
         from purgatory.bench import _plots  # noqa: PLC0415  # matplotlib takes half a second to import
 

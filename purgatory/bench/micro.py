@@ -6,7 +6,6 @@ a row, write such a function and list it here with what must be reached.
 
 import argparse
 import asyncio
-import json
 import random
 import time
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from purgatory.bench import _timer_rows as timers
 from purgatory.bench._cases import QUICK_DIVISOR, Case, LoopName, Outcome, Setting, loop_factory
 from purgatory.bench._measure import BATCH, SETTLING_TURNS, Unmeasurable
 from purgatory.bench._program import Program, add_common_options
-from purgatory.bench._report import RowProgress, as_json, environment, figures_table, legend_table, outcome_line
+from purgatory.bench._report import RowProgress, as_json, environment, figures_table, legend_table, outcome_line, write_report
 
 LIMIT_OF_THE_LOOPS_OWN: dict[LoopName, float] = {"asyncio": 0.4, "uvloop": 1.0}
 
@@ -218,11 +217,8 @@ def run(options: argparse.Namespace) -> int:
                 outcomes.append(outcome)
     console.print(legend_table(cases))
     console.print(figures_table(outcomes, title="purgatory, one operation at a time", caption=caption(options.quick)))
-    if options.json:
-        rows = [as_json(outcome) for outcome in outcomes]
-        head = {"program": "micro", "environment": where, "seed": options.seed, "quick": options.quick, "batch": BATCH}
-        options.json.write_text(json.dumps({**head, "rows": rows}, indent=2, ensure_ascii=False) + "\n", "utf-8")
-        console.print(f"written to {options.json}")
+    head = {"program": "micro", "environment": where, "seed": options.seed, "quick": options.quick, "batch": BATCH}
+    write_report(console, options.json, {**head, "rows": [as_json(outcome) for outcome in outcomes]})
     return 0
 
 

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Hashable, Sequence
 
 from purgatory.bench.designs._interface import Request
-from purgatory.bench.designs._watch_sets import WatchSets
+from purgatory.bench.designs._watch_sets import OnWatchSets
 
 
 class Timed(Request):
@@ -34,15 +34,12 @@ class Timed(Request):
             self.on_expiration()
 
 
-class CallLater:
+class CallLater(OnWatchSets):
     """A timer of the loop for each request."""
 
     def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._call_at = loop.call_at
-        self._time = loop.time
-        self.watchers = WatchSets()
-        self.wake_ups = 0
+        super().__init__()
+        self._call_at = self._loop.call_at
         self.new_request = Timed
         self.complete = Timed.force_complete
 
@@ -57,15 +54,3 @@ class CallLater:
         request.deadline = when = self._time() + request.timeout
         request.handle = self._call_at(when, request.expire)
         return False
-
-    def check_and_complete(self, key: Hashable) -> int:
-        return self.watchers.check(key)
-
-    def pending(self) -> int:
-        return self.watchers.pending
-
-    def counters(self) -> dict[str, int]:
-        return {"wake_ups": self.wake_ups}
-
-    def close(self) -> None:
-        assert not self.watchers.pending

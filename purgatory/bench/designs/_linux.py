@@ -8,12 +8,11 @@ Source: Linux, `kernel/time/timer.c`; T. Gleixner, "timers: Switch to a non-casc
 that holds anything finds the next one, in an integer for each level.
 """
 
-import asyncio
 from collections.abc import Hashable, Sequence
 from math import ceil
 
 from purgatory.bench.designs._interface import Request
-from purgatory.bench.designs._watch_sets import WatchSets
+from purgatory.bench.designs._watch_sets import OnWatchSets
 
 LEVELS = 9
 SLOTS = 64
@@ -41,21 +40,17 @@ class Timed(Request):
         return True
 
 
-class LinuxWheel:
+class LinuxWheel(OnWatchSets):
     """The levels, and one alarm."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._time = self._loop.time
+        super().__init__()
         self._levels: list[list[dict[Timed, None]]] = [[{} for _ in range(SLOTS)] for _ in range(LEVELS)]
         self._used = [0] * LEVELS
         """For each level, the bits of the slots that hold something, or did when they were last looked at."""
-        self.watchers = WatchSets()
         self._clock = int(self._time() * 1000.0)
         """The tick up to which everything is done."""
-        self._alarm: asyncio.TimerHandle | None = None
         self._alarm_tick = -1
-        self._wake_ups = 0
         self.new_request = Timed
         self.complete = Timed.force_complete
 
@@ -104,7 +99,7 @@ class LinuxWheel:
         return first
 
     def _work(self) -> None:
-        self._wake_ups += 1
+        self.wake_ups += 1
         self._alarm = None
         now_tick = int(self._time() * 1000.0 + 1e-3)
         while (tick := self._next_tick()) is not None and tick <= now_tick:
@@ -125,16 +120,3 @@ class LinuxWheel:
         for request in list(slot):
             if request.force_complete():
                 request.on_expiration()
-
-    def check_and_complete(self, key: Hashable) -> int:
-        return self.watchers.check(key)
-
-    def pending(self) -> int:
-        return self.watchers.pending
-
-    def counters(self) -> dict[str, int]:
-        return {"wake_ups": self._wake_ups}
-
-    def close(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()

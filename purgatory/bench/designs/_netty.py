@@ -7,12 +7,11 @@ ticks, past those that have rounds left.
 Source: Netty, `io.netty.util.HashedWheelTimer`. Its default tick is 100 ms.
 """
 
-import asyncio
 from collections.abc import Hashable, Sequence
 from math import ceil
 
 from purgatory.bench.designs._interface import Request
-from purgatory.bench.designs._watch_sets import WatchSets
+from purgatory.bench.designs._watch_sets import OnWatchSets
 
 SLOTS = 512
 TICKS_PER_SECOND = 1000
@@ -39,21 +38,17 @@ class Timed(Request):
         return True
 
 
-class NettyWheel:
+class NettyWheel(OnWatchSets):
     """The wheel and its worker."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._time = self._loop.time
+        super().__init__()
         self._start = self._time()
         self._slots: list[dict[Timed, None]] = [{} for _ in range(SLOTS)]
         self._queue: list[Timed] = []
         self.cancelled: list[Timed] = []
-        self.watchers = WatchSets()
         self._tick = 0
         """The next tick to be worked off."""
-        self._alarm: asyncio.TimerHandle | None = None
-        self._wake_ups = 0
         self.new_request = Timed
         self.complete = Timed.force_complete
 
@@ -77,7 +72,7 @@ class NettyWheel:
         self._alarm = self._loop.call_at(self._start + (self._tick + 1) / TICKS_PER_SECOND, self._work)
 
     def _work(self) -> None:
-        self._wake_ups += 1
+        self.wake_ups += 1
         now_tick = int((self._time() - self._start) * TICKS_PER_SECOND + 1e-3)
         while self._tick < now_tick:
             cancelled, self.cancelled = self.cancelled, []
@@ -112,16 +107,3 @@ class NettyWheel:
             request.slot = None
             if request.force_complete():
                 request.on_expiration()
-
-    def check_and_complete(self, key: Hashable) -> int:
-        return self.watchers.check(key)
-
-    def pending(self) -> int:
-        return self.watchers.pending
-
-    def counters(self) -> dict[str, int]:
-        return {"wake_ups": self._wake_ups}
-
-    def close(self) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()

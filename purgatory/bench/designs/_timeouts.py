@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Hashable, Sequence
 
 from purgatory.bench.designs._interface import Request
-from purgatory.bench.designs._watch_sets import WatchSets
+from purgatory.bench.designs._watch_sets import OnWatchSets
 
 
 class Awaited(Request):
@@ -31,14 +31,12 @@ class Awaited(Request):
         return True
 
 
-class AsyncioTimeouts:
+class AsyncioTimeouts(OnWatchSets):
     """A task for each request."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.watchers = WatchSets()
+        super().__init__()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._wake_ups = 0
         self.new_request = Awaited
         self.complete = Awaited.force_complete
 
@@ -63,19 +61,10 @@ class AsyncioTimeouts:
             async with asyncio.timeout_at(request.deadline):
                 await request.future
         except TimeoutError:
-            self._wake_ups += 1
+            self.wake_ups += 1
             if request.force_complete():
                 request.on_expiration()
         request.future = None
 
-    def check_and_complete(self, key: Hashable) -> int:
-        return self.watchers.check(key)
-
     def pending(self) -> int:
         return len(self._tasks)
-
-    def counters(self) -> dict[str, int]:
-        return {"wake_ups": self._wake_ups}
-
-    def close(self) -> None:
-        """Nothing is pending: no task is left."""

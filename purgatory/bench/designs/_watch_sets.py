@@ -1,5 +1,6 @@
 """A dictionary from keys to sets of requests: the watch lists of the designs whose subject is the timer alone."""
 
+import asyncio
 from collections.abc import Hashable, Sequence
 
 from purgatory.bench.designs._interface import Request
@@ -37,3 +38,28 @@ class WatchSets:
     def check(self, key: Hashable) -> int:
         """Tries all who watch `key`, at once; how many completed."""
         return sum([request.try_complete() for request in list(self._by_key.get(key, ()))])
+
+
+class OnWatchSets:
+    """What such designs are, but for the timer: an alarm of the loop, if they have one, and how often the loop called."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._time = self._loop.time
+        self._alarm: asyncio.TimerHandle | None = None
+        self.watchers = WatchSets()
+        self.wake_ups = 0
+
+    def check_and_complete(self, key: Hashable) -> int:
+        return self.watchers.check(key)
+
+    def pending(self) -> int:
+        return self.watchers.pending
+
+    def counters(self) -> dict[str, int]:
+        return {"wake_ups": self.wake_ups}
+
+    def close(self) -> None:
+        assert not self.watchers.pending
+        if self._alarm is not None:
+            self._alarm.cancel()
