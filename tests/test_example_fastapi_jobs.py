@@ -3,6 +3,8 @@
 import asyncio
 import hashlib
 import importlib.util
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -48,6 +50,15 @@ class Work:
         monkeypatch.setattr(example.asyncio, "to_thread", to_thread)
 
 
+@asynccontextmanager
+async def submitted(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[httpx.AsyncClient, Work]]:
+    """A client that has submitted job 1, and the work of that job."""
+    work = Work(example, monkeypatch)
+    async with client_of(example) as client:
+        await client.post("/jobs", json={"password": "secret"})
+        yield client, work
+
+
 def test_a_job_is_done_and_its_result_is_the_derived_key(example):
     async def main() -> None:
         async with client_of(example) as client:
@@ -65,9 +76,7 @@ def test_a_job_is_done_and_its_result_is_the_derived_key(example):
 
 def test_the_end_of_a_job_answers_those_who_wait_for_it(example, monkeypatch):
     async def main() -> None:
-        work = Work(example, monkeypatch)
-        async with client_of(example) as client:
-            await client.post("/jobs", json={"password": "secret"})
+        async with submitted(example, monkeypatch) as (client, work):
             waiting = [asyncio.create_task(client.get("/jobs/1?wait=50")) for _ in range(3)]
             while example.ends.pending < 3:
                 await asyncio.sleep(0)
@@ -81,9 +90,7 @@ def test_the_end_of_a_job_answers_those_who_wait_for_it(example, monkeypatch):
 
 def test_a_job_that_still_runs_at_the_deadline_is_answered_with_202_and_the_wait(example, monkeypatch):
     async def main() -> None:
-        work = Work(example, monkeypatch)
-        async with client_of(example) as client:
-            await client.post("/jobs", json={"password": "secret"})
+        async with submitted(example, monkeypatch) as (client, work):
             answer = await client.get("/jobs/1", headers={"Prefer": "wait=600"})
             assert (answer.status_code, answer.json()) == (202, {"state": "running"})
             assert 56 <= asyncio.get_running_loop().time() <= 60
@@ -95,9 +102,7 @@ def test_a_job_that_still_runs_at_the_deadline_is_answered_with_202_and_the_wait
 
 def test_a_job_that_fails_says_why(example, monkeypatch):
     async def main() -> None:
-        work = Work(example, monkeypatch)
-        async with client_of(example) as client:
-            await client.post("/jobs", json={"password": "secret"})
+        async with submitted(example, monkeypatch) as (client, work):
             work.done.set_exception(OSError("no threads left"))
             answer = await client.get("/jobs/1")
         assert answer.json() == {"state": "failed", "reason": "OSError('no threads left')"}
@@ -125,9 +130,7 @@ def test_a_job_nobody_submitted_and_one_long_past_are_404(example, monkeypatch):
 
 def test_a_client_that_leaves_frees_its_wait_and_a_bad_wait_is_400(example, monkeypatch):
     async def main() -> None:
-        work = Work(example, monkeypatch)
-        async with client_of(example) as client:
-            await client.post("/jobs", json={"password": "secret"})
+        async with submitted(example, monkeypatch) as (client, work):
             bad = await client.get("/jobs/1?wait=soon")
             assert (bad.status_code, bad.text) == (400, "wait must be a number of seconds, zero or more, not 'soon'")
         request = Request(example.app, path="/jobs/1")
@@ -145,9 +148,7 @@ def test_a_client_that_leaves_frees_its_wait_and_a_bad_wait_is_400(example, monk
 
 def test_when_the_server_stops_those_who_wait_are_told_to_come_again(example, monkeypatch):
     async def main() -> None:
-        work = Work(example, monkeypatch)
-        async with client_of(example) as client:
-            await client.post("/jobs", json={"password": "secret"})
+        async with submitted(example, monkeypatch) as (client, work):
             waiting = asyncio.create_task(client.get("/jobs/1"))
             while not example.ends.pending:
                 await asyncio.sleep(0)
