@@ -9,9 +9,10 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from rich import box
 from rich.table import Table
@@ -19,8 +20,8 @@ from rich.table import Table
 from purgatory.bench._cases import QUICK_DIVISOR, LoopName, loop_factory
 from purgatory.bench._fresh import in_fresh_process
 from purgatory.bench._measure import LoopProbe, Unmeasurable
-from purgatory.bench._program import Program, add_common_options, add_designs_option, add_plot_option, choose_loop
-from purgatory.bench._report import RowProgress, environment, wide_console, write_report
+from purgatory.bench._program import Program
+from purgatory.bench._sizes import add_arguments, run_sizes
 from purgatory.bench.designs import BY_NAME, NEVER_MS, OURS, Design, Listed, Run
 
 SIZES = (10_000, 100_000, 1_000_000)
@@ -49,41 +50,19 @@ class Figures:
     total_ms: float
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_common_options(parser, random=False)
-    choose_loop(parser)
-    add_designs_option(parser)
-    add_plot_option(parser)
-
-
 def run(options: argparse.Namespace) -> int:
     """Measures each size and kind of burst, prints the table, writes the JSON and draws the plots."""
-    console = wide_console()
-    where = environment()
-    sizes = [size // QUICK_DIVISOR for size in SIZES] if options.quick else SIZES
-    console.print(f"burst: of {', '.join(f'{size:,}' for size in sizes)} requests in each of {len(options.designs)} designs")
-    console.print(", ".join(f"{name} {value}" for name, value in where.items()), style="dim")
-    figures: list[Figures] = []
-    progress = RowProgress(console)
-    with progress.shown():
-        for loop_name in options.loops:
-            for kind in KINDS:
-                progress.start(f"{kind} on {loop_name}")
-                todo = [(size, design) for size in sizes for design in options.designs if size <= design.most]
-                for step in progress.track(len(todo)):
-                    size, design = todo[step]
-                    try:
-                        figures.append(in_fresh_process(measure, loop_name, kind, design.name, size))
-                    except Unmeasurable as error:
-                        console.print(f"{kind} of {size:,} in {design.name}: {error}")
-    console.print(table(figures, options.quick))
-    report = {"program": "burst", "environment": where, "quick": options.quick, "runs": [asdict(each) for each in figures]}
-    write_report(console, options.json, report)
-    if options.plot:
-        from purgatory.bench import _plots  # noqa: PLC0415  # matplotlib takes half a second to import
+    return run_sizes(options, "burst", KINDS, SIZES, _measured, table, _draw)
 
-        console.print(f"drawn: {_plots.burst(report, options.plot)}")
-    return 0
+
+def _measured(loop_name: LoopName, kind: str, design: str, size: int) -> Figures:
+    return in_fresh_process(measure, loop_name, cast(Kind, kind), design, size)
+
+
+def _draw(report: dict[str, Any], directory: Path) -> Path:
+    from purgatory.bench import _plots  # noqa: PLC0415  # matplotlib takes half a second to import
+
+    return _plots.burst(report, directory)
 
 
 def measure(loop_name: LoopName, kind: Kind, design: str, requests: int) -> Figures:

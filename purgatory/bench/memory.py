@@ -13,7 +13,9 @@ import gc
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -22,8 +24,8 @@ from purgatory.bench._cases import QUICK_DIVISOR, LoopName, loop_factory
 from purgatory.bench._fresh import in_fresh_process
 from purgatory.bench._measure import Unmeasurable
 from purgatory.bench._operation_rows import resident_bytes
-from purgatory.bench._program import Program, add_common_options, add_designs_option, add_plot_option, choose_loop
-from purgatory.bench._report import RowProgress, environment, wide_console, write_report
+from purgatory.bench._program import Program
+from purgatory.bench._sizes import add_arguments, run_sizes
 from purgatory.bench.designs import BY_NAME, NEVER_MS, OURS, Run
 
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
@@ -48,43 +50,21 @@ class Figures:
     held: float
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_common_options(parser, random=False)
-    choose_loop(parser)
-    add_designs_option(parser)
-    add_plot_option(parser)
-
-
 def run(options: argparse.Namespace) -> int:
     """Measures each size, prints the table, writes the JSON and draws the plot."""
-    console = wide_console()
-    where = environment()
-    sizes = [size // QUICK_DIVISOR for size in SIZES] if options.quick else SIZES
-    console.print(f"memory: {sizes[0]:,} to {sizes[-1]:,} pending requests in each of {len(options.designs)} designs")
-    console.print(", ".join(f"{name} {value}" for name, value in where.items()), style="dim")
-    figures: list[Figures] = []
-    progress = RowProgress(console)
-    with progress.shown():
-        for loop_name in options.loops:
-            progress.start(f"memory on {loop_name}")
-            todo = [(size, design) for size in sizes for design in options.designs if size <= design.most]
-            for step in progress.track(len(todo)):
-                size, design = todo[step]
-                try:
-                    grown, left = in_fresh_process(measure, loop_name, design.name, size)
-                    traced, held = in_fresh_process(measure, loop_name, design.name, size, traced=True)
-                    shares = left / max(grown, 1), held / max(traced, 1)
-                    figures.append(Figures(loop_name, design.name, size, grown / size, *shares))
-                except Unmeasurable as error:
-                    console.print(f"{size:,} in {design.name}: {error}")
-    console.print(table(figures, options.quick))
-    report = {"program": "memory", "environment": where, "quick": options.quick, "runs": [asdict(each) for each in figures]}
-    write_report(console, options.json, report)
-    if options.plot:
-        from purgatory.bench import _plots  # noqa: PLC0415  # matplotlib takes half a second to import
+    return run_sizes(options, "memory", ["memory"], SIZES, _measured, table, _draw)
 
-        console.print(f"drawn: {_plots.memory(report, options.plot)}")
-    return 0
+
+def _measured(loop_name: LoopName, _: str, design: str, size: int) -> Figures:
+    grown, left = in_fresh_process(measure, loop_name, design, size)
+    traced, held = in_fresh_process(measure, loop_name, design, size, traced=True)
+    return Figures(loop_name, design, size, grown / size, left / max(grown, 1), held / max(traced, 1))
+
+
+def _draw(report: dict[str, Any], directory: Path) -> Path:
+    from purgatory.bench import _plots  # noqa: PLC0415  # matplotlib takes half a second to import
+
+    return _plots.memory(report, directory)
 
 
 def measure(loop_name: LoopName, design: str, requests: int, *, traced: bool = False) -> tuple[int, int]:
