@@ -12,7 +12,7 @@ from purgatory._wheel import SNAPSHOT
 
 async def close(engine: Engine, drain: float) -> list[Operation]:
     """Closes `engine`: see `Purgatory.aclose`. What it returns are the operations that it cancelled."""
-    engine.closed = True
+    engine.closed = engine.limited = True
     try:
         await _let_end(engine, drain)
     except BaseException:
@@ -23,8 +23,8 @@ async def close(engine: Engine, drain: float) -> list[Operation]:
 
 async def _let_end(engine: Engine, drain: float) -> None:
     """Waits until nothing is pending, for at most `drain` seconds."""
-    if engine.by_key and drain > 0.0:
-        drained = engine.wheel.loop.create_future()
+    if len(engine.watchers) and drain > 0.0:
+        drained = engine.loop.create_future()
         engine.drained.append(drained)
         engine.observed = True
         try:
@@ -35,36 +35,34 @@ async def _let_end(engine: Engine, drain: float) -> None:
 
 
 async def _cancel_rest(engine: Engine, at_once: bool) -> list[Operation]:
-    """Cancels what is pending, and sees to it that the hooks of what has ended have run: a portion per turn of the loop.
+    """Cancels what is pending, a portion per turn of the loop, and lets the hooks run that were put off.
 
-    If its task is cancelled meanwhile, it does the rest at once, and then raises.
+    If its task is cancelled meanwhile, it does the rest at once, and then raises; the hooks follow in the next turns.
     """
     cancelled: list[Operation] = []
     interrupted: BaseException | None = None
     left = PORTION
-    while engine.by_key or engine.unfinished:
+    while len(engine.watchers) or (engine.room.claimed and not at_once):
         for key in list(islice(engine.by_key, SNAPSHOT)):
-            for operation in engine.watchers.of(key):
-                if operation.cancel():
-                    cancelled.append(operation)
-                left -= 1
+            while found := engine.watchers.first_of(key):
+                cancelled += [operation for operation in found if operation.cancel()]
+                left -= len(found)
                 if left <= 0 and not at_once:
                     left = PORTION
-                    try:
-                        await sleep(0)
-                    except BaseException as error:
-                        interrupted, at_once = error, True
-        if engine.current is None:
-            engine.finish_claimed()
-        elif at_once:
-            # Inside a hook, where no other hook can run, and its task is cancelled: the loop will run them.
-            engine.continue_later()
-            break
-        if engine.unfinished and not at_once:
-            try:
-                await sleep(0)
-            except BaseException as error:
-                interrupted, at_once = error, True
+                    interrupted = await _turn()
+                    at_once = interrupted is not None
+        if engine.room.claimed and not at_once:
+            interrupted = await _turn()
+            at_once = interrupted is not None
     if interrupted is not None:
         raise interrupted
     return cancelled
+
+
+async def _turn() -> BaseException | None:
+    """Gives the loop a turn; what came instead."""
+    try:
+        await sleep(0)
+    except BaseException as error:
+        return error
+    return None

@@ -19,21 +19,20 @@ Kafka's counterpart is `DelayedOperation`, whose `completed` is an `AtomicBoolea
 
 from abc import ABC, abstractmethod
 from asyncio import Future, InvalidStateError, get_running_loop
-from collections import deque
+from asyncio import _get_running_loop as running_loop
 from collections.abc import Generator
 from contextlib import suppress
 from contextvars import Context
 from enum import Enum
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from math import inf, isinf
-from threading import get_ident, local
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
+from purgatory._dispatcher import Dispatcher, running_dispatcher
 from purgatory._errors import OperationCancelled, WrongLoop
-from purgatory._watchers import NO_KEYS, Watched
+from purgatory._timer import LoopWheel
+from purgatory._watchers import NO_PLACES, Places, Watchers
 from purgatory._wheel import Entry
-
-if TYPE_CHECKING:
-    from purgatory._engine import Engine
 
 R = TypeVar("R")
 
@@ -62,10 +61,11 @@ LEGAL_MOVES: Final = {
 
 
 _NOTHING: Final = object()
+_MAY_GO_ON: Final = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
 
 
 class Failure:
-    """In place of a result: the exception of a hook. `seen` once it was raised to somebody."""
+    """In place of a result: an exception. `seen` once it was raised to somebody."""
 
     __slots__ = ("exception", "seen", "traceback")
 
@@ -73,6 +73,42 @@ class Failure:
         self.exception = exception
         self.traceback = exception.__traceback__
         self.seen = False
+
+
+def _failure_of_hook(exception: BaseException) -> Failure:
+    """The failure of a hook that has raised.
+
+    What the variables of its frames hold is let go: among it the operation, which holds the failure. Otherwise each one
+    would be a cycle for the garbage collector.
+    """
+    here = exception.__traceback__
+    # The first entry is the frame that has called the hook, which goes on.
+    exception.__traceback__ = traceback = None if here is None else here.tb_next
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if not frame.f_code.co_flags & _MAY_GO_ON:
+            with suppress(RuntimeError):  # it has not ended
+                frame.clear()
+        traceback = traceback.tb_next
+    return Failure(exception)
+
+
+class Engine(Protocol):
+    """What an operation knows of the purgatory that it is in."""
+
+    name: str
+    loop: Any
+    room: Dispatcher
+    wheel: LoopWheel
+    watchers: Watchers
+    by_key: dict[Any, Any]
+    completed: int
+    cancelled: int
+    observed: bool
+
+    def bind(self, doing: str) -> None: ...
+    def tell(self, operation: Any) -> None: ...
+    def expire(self, operation: Any) -> None: ...
 
 
 class DelayedOperation(Entry, ABC, Generic[R]):
@@ -96,12 +132,12 @@ class DelayedOperation(Entry, ABC, Generic[R]):
         ValueError: a time is NaN, or both were given.
     """
 
-    __slots__ = ("__weakref__", "_op_engine", "_op_keys", "_op_result", "_op_state", "_op_timeout", "_op_waiters")
+    __slots__ = ("__weakref__", "_op_engine", "_op_places", "_op_result", "_op_state", "_op_timeout", "_op_waiters")
 
     _op_state: OperationState
     _op_timeout: float | None
-    _op_engine: "Engine | None"
-    _op_keys: Watched
+    _op_engine: Engine | None
+    _op_places: Places
     _op_result: Any  # the result or a Failure; unset until the hooks have run
     _op_waiters: "Future[None] | dict[Future[None], None] | None"
 
@@ -112,7 +148,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
         self._op_timeout = timeout
         self._op_state = PENDING
         self._op_engine = None
-        self._op_keys = NO_KEYS
+        self._op_places = NO_PLACES
         self._op_waiters = None
 
     def _op_set_deadline(self, timeout: float | None, deadline: float | None) -> None:
@@ -125,6 +161,11 @@ class DelayedOperation(Entry, ABC, Generic[R]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls._op_require_identity()
+
+    @classmethod
+    def _op_require_identity(cls) -> None:
+        """Raises `TypeError` if two operations of this class may be equal, which a decorator can bring about at any time."""
         if cls.__eq__ is not object.__eq__ or cls.__hash__ is not object.__hash__:
             raise TypeError(f"{cls.__name__} defines __eq__ or __hash__, but operations are told apart by identity")
 
@@ -160,33 +201,27 @@ class DelayedOperation(Entry, ABC, Generic[R]):
             WrongLoop: called from another loop or thread than the purgatory's; nothing has changed.
         """
         engine = self._op_engine
-        if engine is None or get_ident() != engine.thread_id:
+        if engine is None or running_loop() is not engine.loop:
             return self._op_complete_from_outside()
-        if engine.current is self:  # its own try: whoever called that runs the hooks
-            if not self._op_claim(COMPLETED):
-                return False
-            engine.completed += 1
-            return True
-        is_running = engine.is_running
-        if engine.current is not None or engine.unsettled or engine.observed or not is_running():
-            return self._op_complete_from_outside()
-
-        # From here on the common case: no hook is running, nothing was put off, and nobody observes.
+        room = engine.room
         if not self._op_claim(COMPLETED):
             return False
         engine.completed += 1
-        engine.current = self
-        try:
+        current = room.current
+        if current is self:  # its own try: whoever called that runs the hooks
+            return True
+        if current is None:
+            room.current = self
             try:
-                self._op_result = self.on_complete()
-            except BaseException as error:
-                self._op_failed(error)
-            if self._op_waiters is not None:
-                self._op_answer()
-        finally:
-            engine.current = None
-        if engine.unsettled:
-            engine.settle()
+                self._op_run_hooks()
+                if engine.observed:
+                    engine.tell(self)
+            finally:
+                room.current = None
+            if room.unsettled:
+                room.settle()
+        elif not room.is_trying(self):
+            room.put_off(self)
         return True
 
     def cancel(self) -> bool:
@@ -199,14 +234,15 @@ class DelayedOperation(Entry, ABC, Generic[R]):
             WrongLoop: called from another loop or thread than the purgatory's; nothing has changed.
         """
         engine = self._op_engine
-        if engine is not None:
-            engine.check_loop("cancel", self)
+        self._op_check_loop("cancel")
         if not self._op_claim(CANCELLED):
             return False
         if self._op_waiters is not None:
             self._op_answer()
         if engine is not None:
-            engine.cancelled_one(self)
+            engine.cancelled += 1
+            if engine.observed and not engine.room.is_trying(self):
+                engine.room.conclude(self)
         return True
 
     def result(self) -> R:
@@ -226,7 +262,10 @@ class DelayedOperation(Entry, ABC, Generic[R]):
             raise self._op_no_result()
         if type(result) is Failure:
             result.seen = True
-            raise result.exception.with_traceback(result.traceback)
+            try:
+                raise result.exception.with_traceback(result.traceback)
+            finally:
+                del result, self  # which would make a cycle with the exception's traceback
         return result  # type: ignore[no-any-return]
 
     @property
@@ -247,10 +286,8 @@ class DelayedOperation(Entry, ABC, Generic[R]):
 
     def __await__(self) -> Generator[Any, None, R]:
         if self._op_state is PENDING or not self._op_is_answered():
-            engine, loop = self._op_engine, get_running_loop()
-            if engine is not None and loop is not engine.wheel.loop:
-                raise WrongLoop(f"cannot await {self!r}: it is watched on {engine.wheel.loop!r}, this is {loop!r}")
-            future: Future[None] = loop.create_future()
+            self._op_check_loop("await")
+            future: Future[None] = get_running_loop().create_future()
             waiters = self._op_waiters
             if waiters is None:
                 self._op_waiters = future
@@ -260,9 +297,15 @@ class DelayedOperation(Entry, ABC, Generic[R]):
                 self._op_waiters = {cast("Future[None]", waiters): None, future: None}
             try:
                 yield from future
-            finally:
+            except BaseException:
                 self._op_forget(future)
-        return self.result()
+                raise
+            finally:
+                del future, waiters
+        try:
+            return self.result()
+        finally:
+            del self
 
     def __repr__(self) -> str:
         try:
@@ -283,8 +326,8 @@ class DelayedOperation(Entry, ABC, Generic[R]):
         if self._op_state is not PENDING:
             return False
         self._op_state = state
-        watched = self._op_keys
-        if watched is not NO_KEYS:
+        places = self._op_places
+        if places is not NO_PLACES:
             engine = self._op_engine
             assert engine is not None
             bucket = self._wheel_bucket
@@ -293,17 +336,31 @@ class DelayedOperation(Entry, ABC, Generic[R]):
                 self._wheel_bucket = None
                 if not bucket and not bucket.wheel.resting:
                     bucket.wheel.emptied()
-            if type(watched) is tuple:
-                engine.watchers.remove(self, watched)
-                return True
-            waiting = engine.by_key.pop(watched, None)
-            if waiting is not self:
-                if waiting is not None:
-                    engine.by_key[watched] = waiting
-                engine.watchers.remove(self, watched)
+            if type(places) is tuple:
+                engine.watchers.remove(self, places)
+            else:
+                # What `Watchers.remove` does with one key.
+                try:
+                    found = engine.by_key.pop(places, None)
+                except BaseException as error:
+                    found = error
+                if found is not self:
+                    engine.watchers.has_strayed(self, places, found)
+            if bucket is None and not engine.by_key and state is not EXPIRED and not engine.wheel.resting:
+                engine.wheel.emptied()
+            if not engine.observed:
+                self._op_places = NO_PLACES
         return True
 
-    def _op_finish(self) -> None:
+    def _op_conclude(self) -> None:
+        """Does what remains to be done for an operation that was claimed."""
+        engine = self._op_engine
+        if not self._op_is_answered():
+            self._op_run_hooks()
+        if engine is not None and engine.observed:
+            engine.tell(self)
+
+    def _op_run_hooks(self) -> None:
         """Runs the hooks of an operation that was claimed as completed or expired, and answers whoever awaits it."""
         try:
             self._op_result = self.on_complete()
@@ -322,19 +379,20 @@ class DelayedOperation(Entry, ABC, Generic[R]):
         if type(getattr(self, "_op_result", None)) is Failure:
             _report(f"a second hook of {self!r} raised", error)
         else:
-            self._op_result = failure = Failure(error)
-            self._op_report(failure)
+            self._op_result = failure = _failure_of_hook(error)
+            if self._op_waiters is None:
+                self._op_report(failure)
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
             if self._op_waiters is not None:
                 self._op_answer()
-            if self._op_engine is not None:
-                self._op_engine.continue_later()
+            running_dispatcher().put_off(self)  # what remains to be done for it, while the exit goes its way
+            running_dispatcher().continue_later()
             raise error
 
     def _op_report(self, failure: Failure) -> None:
         """Reports a failure, unless somebody who awaits the operation has seen it by then.
 
-        In the turn after the next: those who are awaiting now are only scheduled after this, for the next one.
+        In the turn after the next: whoever begins to await it in this one or the next sees it before.
         """
 
         def report() -> None:
@@ -352,12 +410,16 @@ class DelayedOperation(Entry, ABC, Generic[R]):
             if not future.done():
                 future.set_result(None)
 
-    def _op_forget(self, future: "Future[None]") -> None:
+    def _op_forget(self, future: "Future[None] | None") -> None:
+        """Whoever waited for `future` does so no longer; if it was the last one, nobody will see a failure."""
         waiters = self._op_waiters
         if waiters is future:
             self._op_waiters = None
         elif type(waiters) is dict:
-            waiters.pop(future, None)
+            waiters.pop(cast("Future[None]", future), None)
+        failure = getattr(self, "_op_result", None)
+        if type(failure) is Failure and not failure.seen and self._op_waiters is None:
+            self._op_report(failure)
 
     def _op_is_answered(self) -> bool:
         return self._op_state is CANCELLED or hasattr(self, "_op_result")
@@ -369,17 +431,25 @@ class DelayedOperation(Entry, ABC, Generic[R]):
             return InvalidStateError(f"{self!r} has no result yet: it is pending")
         return InvalidStateError(f"{self!r} has no result yet: its on_complete has not run")
 
+    def _op_check_loop(self, doing: str) -> None:
+        """Raises `WrongLoop` if this is not the loop of those who wait for the operation, or of its purgatory."""
+        engine, waiters = self._op_engine, self._op_waiters
+        if engine is not None:
+            if running_loop() is not engine.loop:
+                engine.bind(f"{doing} {self!r}")
+        elif waiters is not None:
+            loop = (next(iter(waiters)) if type(waiters) is dict else cast("Future[None]", waiters)).get_loop()
+            if loop is not running_loop():
+                raise WrongLoop(f"cannot {doing} {self!r}: it is awaited on {loop!r}, this is {running_loop()!r}")
+
     def _op_complete_from_outside(self) -> bool:
         engine = self._op_engine
-        if engine is not None:
-            engine.check_loop("complete", self)
+        self._op_check_loop("complete")
         if not self._op_claim(COMPLETED):
             return False
-        if engine is None:
-            _unwatched.finish_soon(self)
-        else:
+        if engine is not None:
             engine.completed += 1
-            engine.finish_soon(self)
+        running_dispatcher().conclude(self)
         return True
 
     def _wheel_due(self) -> None:
@@ -390,24 +460,3 @@ class DelayedOperation(Entry, ABC, Generic[R]):
 
 def _report(message: str, error: BaseException) -> None:
     get_running_loop().call_exception_handler({"message": message, "exception": error})
-
-
-class _Unwatched(local):
-    """What an engine is for its operations, for those that no purgatory ever saw: their hooks do not nest either."""
-
-    def __init__(self) -> None:
-        self._claimed: deque[DelayedOperation[Any]] = deque()
-        self._finishing = False
-
-    def finish_soon(self, operation: DelayedOperation[Any]) -> None:
-        self._claimed.append(operation)
-        if not self._finishing:
-            self._finishing = True
-            try:
-                while self._claimed:
-                    self._claimed.popleft()._op_finish()
-            finally:
-                self._finishing = False
-
-
-_unwatched: Final = _Unwatched()

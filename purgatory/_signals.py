@@ -1,57 +1,104 @@
-"""Keys named by other threads, brought to the loop with one wake-up for however many come before it wakes.
+"""What other threads have to say, brought to the loop with one wake-up for however much comes before it wakes.
 
-    thread 1   put("a")  -> {"a"}             wakes the loop
-    thread 2   put("b")  -> {"a", "b"}        a wake-up is under way
-    thread 1   put("a")  -> {"a", "b"}
-    the loop                                  takes both, and delivers "a", "b"
+    thread 1   put("a")  -> "a"              wakes the loop
+    thread 2   put("b")  -> "a", "b"         a wake-up is under way
+    thread 1   put("a")  -> "a", "b", "a"
+    the loop                                 takes all, and receives "a", "b"
 
 A wake-up for each would be a system call for each, and would make the loop's self-pipe its hottest file (dask/distributed
-#3223). A lock, and not the GIL, keeps a key from falling between the taking and the next wake-up.
+#3223).
+
+There is no lock: a signal handler, or a `__del__` that the garbage collector runs, may interrupt `put` in its own thread and
+call it again, and would wait for ever for what it has interrupted. What is put goes to the end of a deque, which is one step
+for all threads; then, whoever finds that no wake-up is under way asks for one. The loop says that none is under way any more
+*before* it takes what is there, so whatever comes too late to be taken asks for another. At worst the loop is woken twice.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from asyncio import AbstractEventLoop
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from contextvars import Context
-from threading import Lock
-from typing import final
+from typing import Final, Generic, TypeVar, final
 
 from purgatory._timer import LoopWheel
 
+T = TypeVar("T")
+
+LONGEST_BURST: Final = 1024
+"""So many may wait before those are looked for that say the same."""
+
 
 @final
-class Signals:
-    """Keys on their way to the loop of `wheel`, where `deliver` is called with them."""
+class Signals(Generic[T]):
+    """Items on their way to the loop of `wheel`.
 
-    __slots__ = ("_deliver", "_keys", "_lock", "_wheel")
+    Args:
+        wheel: knows the loop, once there is one.
+        receive: called on the loop with what has come.
+        coalesce: makes one item of those that say the same. Called in any thread; it does not raise.
+    """
 
-    def __init__(self, wheel: LoopWheel, deliver: Callable[[Iterable[Hashable]], None]) -> None:
+    __slots__ = ("_coalesce", "_is_waking", "_items", "_longest", "_receive", "_wheel")
+
+    def __init__(
+        self, wheel: LoopWheel, receive: Callable[[Iterable[T]], object], coalesce: Callable[[Iterable[T]], Iterable[T]]
+    ) -> None:
         self._wheel = wheel
-        self._deliver = deliver
-        self._lock = Lock()
-        self._keys: dict[Hashable, None] = {}
-        """In order; whenever there is one, a wake-up is under way."""
+        self._receive = receive
+        self._coalesce = coalesce
+        self._items: deque[T] = deque()
+        self._is_waking = False
+        self._longest = LONGEST_BURST
 
-    def put(self, key: Hashable) -> None:
-        """Has `key` delivered on the loop soon. From any thread. Without effect if there is no loop yet, or no more.
+    def put(self, item: T) -> None:
+        """Has `item` received on the loop soon. From any thread, signal handler or finalizer.
 
-        Raises:
-            TypeError: `key` is not hashable.
+        Before there is a loop it waits for one; when the loop is closed it is lost.
         """
-        hash(key)
-        if self._wheel.thread_id is None or self._wheel.loop.is_closed():
+        wheel = self._wheel
+        if wheel.is_bound and wheel.loop.is_closed():
             return
-        with self._lock:
-            under_way = bool(self._keys)
-            self._keys[key] = None
-        if under_way:
-            return
+        self._items.append(item)
+        if len(self._items) > self._longest:
+            self._thin_out()
+        if wheel.is_bound and not self._is_waking:
+            self._wake(wheel.loop)
+
+    def restart(self) -> None:
+        """Begins with another loop, on which this is called."""
+        self._is_waking = False
+        if self._items:
+            self._take()
+
+    def _wake(self, loop: AbstractEventLoop) -> None:
+        self._is_waking = True
         try:
-            self._wheel.loop.call_soon_threadsafe(self._take, context=Context())
-        except RuntimeError:
+            loop.call_soon_threadsafe(self._take, context=Context())
+        except BaseException as error:
+            self._is_waking = False
             # It was closed a moment ago; any other reason is news.
-            if not self._wheel.loop.is_closed():
+            if not (isinstance(error, RuntimeError) and loop.is_closed()):
                 raise
 
+    def _thin_out(self) -> None:
+        """Makes room, as the loop is late and a thread is in a hurry. Others may do the same meanwhile, or add to it."""
+        items: list[T] = []
+        try:
+            self._move_to(items)
+            items[:] = self._coalesce(items)
+        finally:
+            self._items.extendleft(reversed(items))
+            self._longest = max(LONGEST_BURST, 2 * len(items))
+
     def _take(self) -> None:
-        with self._lock:
-            keys, self._keys = self._keys, {}
-        self._deliver(keys)
+        self._is_waking = False
+        self._longest = LONGEST_BURST
+        items: list[T] = []
+        self._move_to(items)
+        self._receive(self._coalesce(items))
+
+    def _move_to(self, items: list[T]) -> None:
+        with suppress(IndexError):  # another thread has taken the rest, and will put it back
+            for _ in range(len(self._items)):
+                items.append(self._items.popleft())  # noqa: PERF401 - what has been moved is kept

@@ -12,11 +12,11 @@ again names the version that he has seen, so what comes between two questions is
 until it is told to be forgotten.
 """
 
+from asyncio import _get_running_loop as running_loop
 from collections.abc import Hashable
 from dataclasses import dataclass
 from math import isnan
 from operator import index
-from threading import get_ident
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar, cast, final
 
@@ -85,7 +85,7 @@ class ThresholdPurgatory(Generic[K, V]):
         ValueError, TypeError: an argument is out of its bounds or of another type.
     """
 
-    __slots__ = ("__weakref__", "_closed", "_is_running", "_thread_id", "_waits", "name")
+    __slots__ = ("__weakref__", "_closed", "_loop", "_waits", "name")
 
     def __init__(
         self,
@@ -101,8 +101,7 @@ class ThresholdPurgatory(Generic[K, V]):
                 raise ValueError(f"{limit} must be at least 1, or None for no limit, not {number!r}")
         self.name = name
         self._waits = Waits(name, LoopWheel(tick, wheel_size), max_pending, max_keys)
-        self._thread_id: int | None = None
-        self._is_running = self._waits.wheel.is_running
+        self._loop: Any = self._waits.wheel.loop
         self._closed = False
 
     async def wait(self, key: K, threshold: V, timeout: float | None = None) -> V:
@@ -131,8 +130,7 @@ class ThresholdPurgatory(Generic[K, V]):
                 thresholds; `timeout` is NaN; `key` is not hashable.
             WrongLoop: called from another loop or thread than the first time.
         """
-        is_running = self._is_running
-        if get_ident() != self._thread_id or not is_running():
+        if running_loop() is not self._loop:
             self._bind(f"wait for {key!r}")
         if self._closed:
             raise PurgatoryClosed(f"cannot wait for {key!r} to reach {threshold!r}: {self.name} is closed")
@@ -155,7 +153,7 @@ class ThresholdPurgatory(Generic[K, V]):
             outcome = await waiter.future
         except BaseException:
             # If this is a generator being closed when its loop is gone, there is nothing left to clean up.
-            if get_ident() == self._thread_id and self._is_running():
+            if running_loop() is self._loop:
                 waits.abandon(waiter)
             raise
         if outcome is EXPIRED:
@@ -186,8 +184,7 @@ class ThresholdPurgatory(Generic[K, V]):
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
             In each case nothing has changed.
         """
-        is_running = self._is_running
-        if get_ident() != self._thread_id or not is_running():
+        if running_loop() is not self._loop:
             self._bind(f"advance {key!r}")
         return self._waits.advance(key, value)
 
@@ -196,11 +193,12 @@ class ThresholdPurgatory(Generic[K, V]):
 
         However many calls come before the loop wakes up, it is woken once and advances each key once, to the greatest
         value named. What the key has passed by then is ignored, since threads overtake each other; what `advance` raises
-        otherwise goes to the loop's exception handler. Values named before first use wait for that.
+        otherwise goes to the loop's exception handler. Values named before first use wait for that. As safe in a signal
+        handler or a finalizer as `loop.call_soon_threadsafe`.
 
         Raises:
             ValueError: `value` is NaN.
-            TypeError: it cannot be compared with one named before; or `key` is not hashable.
+            TypeError: `key` is not hashable.
         """
         self._waits.advance_soon(key, value)
 
@@ -309,9 +307,8 @@ class ThresholdPurgatory(Generic[K, V]):
 
     def _bind(self, doing: str) -> None:
         """Binds the purgatory to the running loop, or raises `WrongLoop` if it is bound to another one."""
-        wheel = self._waits.wheel
         self._waits.bind(doing)
-        self._thread_id, self._is_running = wheel.thread_id, wheel.is_running
+        self._loop = self._waits.wheel.loop
 
     def _check(self) -> None:
         """Asserts the whole invariant between turns of the loop. For tests. Cost: everything that waits."""

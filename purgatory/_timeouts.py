@@ -27,7 +27,6 @@ from collections.abc import Awaitable
 from contextvars import Context
 from enum import Enum
 from math import ceil, inf
-from threading import get_ident
 from types import TracebackType
 from typing import Any, Final, TypeVar, final
 
@@ -105,7 +104,6 @@ def running_wheel() -> TimeoutWheel:
         wheel: TimeoutWheel = loop._purgatory_timeouts
     except AttributeError:
         wheel = loop._purgatory_timeouts = TimeoutWheel()
-    wheel.thread_id = get_ident()  # a loop may be run here today and there tomorrow
     return wheel
 
 

@@ -12,19 +12,26 @@ kept alive and shown to strangers.
 This is the only module that calls the loop's clock and timers.
 """
 
-from asyncio import AbstractEventLoop, get_running_loop
+from asyncio import AbstractEventLoop
+from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable
 from contextvars import Context
 from functools import partial
 from math import ceil, inf, nextafter
-from threading import get_ident
-from typing import Any, Final, NoReturn, cast, final
+from threading import RLock, get_ident
+from typing import Any, Final, cast, final
 
+from purgatory._clock import MAX_TICK
 from purgatory._errors import WrongLoop
 from purgatory._wheel import DEFAULT_WHEEL_SIZE, Bucket, Entry, Wheel
 
 PORTION: Final = 512
 """How many entries are run, or moved, in one turn of the loop: about a millisecond of them."""
+
+UNBOUND: Final[Any] = object()
+"""In place of a loop, until there is one; never the running loop, which may be `None`."""
+
+_binding: Final = RLock()
 
 LONGEST_WAIT: Final = 86_400.0
 """Loops refuse or truncate very far deadlines (asyncio sleeps for a day at most), so they are approached in days."""
@@ -33,14 +40,15 @@ LONGEST_WAIT: Final = 86_400.0
 class LoopWheel(Wheel):
     """A wheel that wakes itself up on an event loop, to which it is bound at first use."""
 
-    __slots__ = ("_continuing", "_running", "is_running", "loop", "thread_id", "time", "wake_ups", "when_cleared")
+    __slots__ = ("_continuing", "_running", "is_bound", "is_running", "loop", "thread_id", "time", "wake_ups", "when_cleared")
 
     loop: AbstractEventLoop
 
     def __init__(self, tick: float, wheel_size: int = DEFAULT_WHEEL_SIZE) -> None:
         super().__init__(tick, wheel_size)
+        self.loop = UNBOUND
+        self.is_bound = False
         self.thread_id: int | None = None
-        """The thread of the loop; `None` until bound."""
         self.is_running: Callable[[], bool] = bool
         self.time: Callable[[], float] = float
         self.wake_ups = 0
@@ -50,37 +58,65 @@ class LoopWheel(Wheel):
         self._running = False
         self._continuing = False
 
-    def bind(self, doing: str) -> None:
+    def bind(self, doing: str, pending: int | None = None) -> bool:
         """Binds the wheel to the running loop, or checks that it is the one that it is bound to.
 
-        The hot paths make the same check with `thread_id` and `is_running`, which cost half of `get_running_loop` on
-        Python 3.11, and come here when it fails.
+        The hot paths compare `running_loop()` with `loop` and come here when they differ. A wheel in which nothing waits
+        any more, and whose loop is closed, is bound anew.
+
+        Args:
+            doing: what could not be done, for the error.
+            pending: how many wait, if the owner knows better than the wheel.
+
+        Returns:
+            Whether it is bound to another loop than before.
 
         Raises:
-            WrongLoop: no loop is running here, or it is not the one. `doing` says what could not be done.
+            WrongLoop: no loop is running here, or it is not the one.
         """
-        try:
-            loop = get_running_loop()
-        except RuntimeError:
-            loop = None
-        if self.thread_id is None:
-            if loop is None:
-                raise WrongLoop(f"cannot {doing}: no event loop is running in this thread to be bound to")
-            self.loop = loop
-            self.time = loop.time
-            self.is_running = loop.is_running
-            self.thread_id = get_ident()
-        elif loop is not self.loop:
-            self._refuse(doing, loop)
+        loop = running_loop()
+        if loop is self.loop:
+            return False
+        if loop is not None:
+            # Two threads may come here at the same time, or a signal handler of one of them.
+            with _binding:
+                if not self.is_bound or (self.loop.is_closed() and not self._pending(pending)):
+                    self._settle_on(loop)
+                    return True
+            if loop is self.loop:
+                return False
+        raise WrongLoop(f"cannot {doing}: {self._why_not(loop, pending)}")
 
-    def _refuse(self, doing: str, loop: AbstractEventLoop | None) -> NoReturn:
-        if get_ident() != self.thread_id:
+    def _pending(self, pending: int | None) -> int:
+        return len(self) if pending is None else pending
+
+    def _settle_on(self, loop: AbstractEventLoop) -> None:
+        """Belongs to `loop` from now on, and forgets what it had asked of another one, which is closed."""
+        if self.is_bound:
+            for bucket in self.buckets():
+                bucket.handle = None
+            self._continuing = self._running = self.resting = False
+            self.clear()
+            self.tick_now, self._next_tick = -MAX_TICK, -inf  # the other loop's clock may have another zero
+        self.time = loop.time
+        self.is_running = loop.is_running
+        self.thread_id = get_ident()
+        self.loop = loop
+        self.is_bound = True
+
+    def _why_not(self, loop: AbstractEventLoop | None, pending: int | None) -> str:
+        if not self.is_bound:
+            return "no event loop is running in this thread to be bound to"
+        if self.loop.is_closed():
+            waiting = f"{self._pending(pending)} wait there for ever"
+            why = f"that loop is closed, and {waiting}; use one for each loop, or close it before its loop"
+        elif self.loop.is_running():
             why = "this is another thread; from there only the *_threadsafe methods may be called"
         elif loop is None:
             why = "no event loop is running"
         else:
             why = f"the running loop is {loop!r}"
-        raise WrongLoop(f"cannot {doing}: bound to {self.loop!r}, but {why}")
+        return f"bound to {self.loop!r}, but {why}"
 
     def add_at(self, entry: Entry, when: float) -> None:
         """`add`, by the loop's clock."""

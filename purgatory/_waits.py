@@ -6,7 +6,7 @@ so neither a deadline nor a `fail` that comes meanwhile changes it.
 
     advance("orders", 47) takes out 2,000    pending -2,000; 512 are woken, 1,488 unanswered
     their deadline comes                     they are in no line any more, so nothing happens
-    the next three turns                     wake 512, 512 and 464, before any value that other threads have named
+    the next three turns                     wake 512, 512 and 464; half as many in each if other threads name values
 """
 
 from asyncio import Future, sleep
@@ -16,7 +16,6 @@ from collections.abc import Hashable, Iterable, Iterator
 from contextvars import Context
 from itertools import islice
 from math import ceil
-from threading import Lock
 from typing import Any, cast, final
 
 from purgatory._errors import PurgatoryFull
@@ -62,13 +61,11 @@ class Waits:
     """What a threshold purgatory consists of, but for the object that users hold: see there for the arguments."""
 
     __slots__ = (
-        "_arrived",
         "_continuing",
         "_drained",
-        "_lock",
         "_max_keys",
         "_max_pending",
-        "_received",
+        "_named",
         "_signals",
         "_to_wake",
         "cancelled",
@@ -97,19 +94,18 @@ class Waits:
         self._continuing = False
         self._drained: Future[None] | None = None
         """Is done when nothing is pending or unanswered any more; set by whoever waits for that."""
-        self._lock = Lock()
-        self._arrived: dict[Any, Any] = {}
-        """Under the lock: the values that other threads have named."""
-        self._received: deque[tuple[Any, Any]] = deque()
-        """The same on the loop, to be applied."""
-        self._signals = Signals(wheel, self._receive)
+        self._named: dict[Any, Any] = {}
+        """The values that other threads have named, to be applied."""
+        self._signals: Signals[tuple[Any, Any]] = Signals(wheel, self._receive, _greatest)
 
     def bind(self, doing: str) -> None:
         """Binds the wheel to the running loop, or raises `WrongLoop` if it is bound to another one."""
-        is_new = self.wheel.thread_id is None
-        self.wheel.bind(doing)
-        if is_new:
-            self._receive()
+        if self.wheel.bind(doing, self.pending):
+            self._to_wake.clear()
+            self._drained = None
+            self.unanswered = 0
+            self._continuing = False
+            self._signals.restart()
 
     # -- beginning to wait
 
@@ -266,42 +262,42 @@ class Waits:
     # -- in the next turns of the loop
 
     def _continue_later(self) -> None:
-        if (self._to_wake or self._received) and not self._continuing:
+        if (self._to_wake or self._named) and not self._continuing:
             self._continuing = True
             self.wheel.loop.call_soon(self._continue, context=Context())
 
     def _continue(self) -> None:
-        """Does a portion of what was put off; those who have ended come first."""
+        """Does a portion of what was put off: those who have ended come first, but leave half of it to the others."""
         self._continuing = False
         portion = PORTION
         if self._to_wake:
+            portion = portion // 2 if self._named else portion
             self._wake(portion)
-        else:
-            while self._received and portion > 0:
-                portion -= self._advance_received(*self._received.popleft()) or 1
+        while self._named and portion > 0:
+            key = next(iter(self._named))
+            portion -= self._advance_named(key, self._named.pop(key)) or 1
         self._continue_later()
 
     # -- from other threads
 
     def advance_soon(self, key: Any, value: Any) -> None:
         """`ThresholdPurgatory.advance_threadsafe`."""
+        hash(key)
         check_advance(key, value, UNKNOWN)
-        if self.wheel.thread_id is not None and self.wheel.loop.is_closed():
-            return
-        with self._lock:
-            if not has_reached(key, self._arrived.get(key, UNKNOWN), value):
-                self._arrived[key] = value
-        self._signals.put(self.name)
+        self._signals.put((key, value))
 
-    def _receive(self, _: Iterable[Hashable] = ()) -> None:
+    def _receive(self, named: Iterable[tuple[Any, Any]]) -> None:
         """Takes over what other threads have named."""
-        with self._lock:
-            arrived, self._arrived = self._arrived, {}
-        self._received.extend(arrived.items())
+        for key, value in named:
+            try:
+                if not has_reached(key, self._named.get(key, UNKNOWN), value):
+                    self._named[key] = value
+            except Exception:
+                self._advance_named(key, value)  # it cannot wait beside another one; perhaps it is the one that is right
         if not self._continuing:
             self._continue()
 
-    def _advance_received(self, key: Any, value: Any) -> int:
+    def _advance_named(self, key: Any, value: Any) -> int:
         try:
             line = self.lines.get(key)
             return 0 if line is not None and has_reached(key, line.value, value) else self.advance(key, value)
@@ -320,10 +316,23 @@ class Waits:
         assert all(waiter._wheel_bucket is None or waiter in waiter._wheel_bucket for waiter in waiters)
         in_wheel = sum(waiter._wheel_bucket is not None for waiter in waiters)
         assert in_wheel <= len(self.wheel) <= in_wheel + self.unanswered
-        assert bool(self._to_wake) >= bool(self.unanswered) and self._continuing >= bool(self._to_wake or self._received)
+        assert bool(self._to_wake) >= bool(self.unanswered) and self._continuing >= bool(self._to_wake or self._named)
         self.wheel._check()
 
 
 def _one_by_one(places: list[Place]) -> Iterator[Waiter]:
     for waiting in places:
         yield from cast("Iterable[Waiter]", waiting if type(waiting) is dict else (waiting,))
+
+
+def _greatest(named: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
+    """The greatest value of each key, and what cannot be compared, which shows when it is applied."""
+    greatest: dict[Any, Any] = {}
+    others = []
+    for key, value in named:
+        try:
+            if not has_reached(key, greatest.get(key, UNKNOWN), value):
+                greatest[key] = value
+        except Exception:
+            others.append((key, value))
+    return [*greatest.items(), *others]

@@ -1,34 +1,40 @@
 """Watch lists: for each key, the operations that it may complete, in the order in which they came.
 
 Most keys have one watcher and most operations one key, so one watcher is stored as itself, at the price of one dictionary
-entry; the second one turns the entry into a dictionary of watchers, ordered, from which each can be removed in O(1).
+entry. The second one turns the entry into a *chunk*, an ordered dictionary from which each can be removed in O(1). A chunk
+takes 512; who comes when it is full opens the next one, so a list of a million can be walked a chunk at a time, while others
+come and go, and nobody copies it:
 
-    by_key = {"orders-0": <Fetch A>, "orders-1": {<Fetch A>: None, <Fetch B>: None}}
+    by_key = {"orders-0": <Fetch A>,
+              "orders-1": Chunk{<Fetch A>, ... 512} -> Chunk{<Fetch C>, ... 512} -> Chunk{<Fetch D>}}
 
-An operation remembers what it watches as the bare key, or as a tuple of keys: of several, or of one that is itself a tuple.
+An operation remembers its *places*: the bare key while it is alone there, else a tuple of keys and chunks. So most lists are
+left without asking a key for its hash, or two keys whether they are equal, which is code of the user's that may raise.
 
 Kafka's counterpart, the `Watchers` of `DelayedOperationPurgatory`, keeps completed operations until a purge finds them
 (KAFKA-19928: until the memory is gone). Here an operation leaves all its lists when it ends.
 """
 
-from collections.abc import Hashable, Iterable
-from typing import TYPE_CHECKING, Any, Final, cast
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Final, final
 
-if TYPE_CHECKING:
-    from purgatory._operation import DelayedOperation
-
-    Operation = DelayedOperation[Any]
-
+Operation = Any
+"""A `DelayedOperation`; of it only `_op_places` and `is_completed` are used here."""
 
 Watched = Hashable | tuple[Hashable, ...]
-"""What an operation watches: one key, or a tuple of keys."""
+"""What is to be watched: one key, or a tuple of keys, of several or of one that is itself a tuple."""
 
-NO_KEYS: Final[Watched] = object()
-"""What an operation watches that is not watched, or not yet."""
+Places = Any
+"""Where an operation stands: `NO_PLACES`, a key under which it is alone, or a tuple of such keys and of chunks."""
+
+NO_PLACES: Final[Places] = object()
+"""The place of an operation that is not watched, or no longer."""
+
+LONGEST_CHUNK: Final = 512
 
 
 def distinct(keys: Iterable[Hashable]) -> Watched:
-    """The different keys among `keys`, in order, as an operation remembers them.
+    """The different keys among `keys`, in order.
 
     Raises:
         ValueError: there is none.
@@ -42,95 +48,255 @@ def distinct(keys: Iterable[Hashable]) -> Watched:
     return tuple(different) if len(different) > 1 or type(different[0]) is tuple else different[0]
 
 
+@final
+class Chunk(dict[Operation, None]):
+    """Up to 512 operations that watch a key, in order.
+
+    The first one stands in `by_key` for as long as the key has any watcher; the others leave the chain when they are empty.
+    """
+
+    __slots__ = ("after", "before", "first", "is_linked", "key", "last")
+
+    def __init__(self, key: Hashable, first: "Chunk | None" = None, before: "Chunk | None" = None) -> None:
+        self.key = key
+        self.first = first
+        """The first of the chain; `None` if that is this one, ..."""
+        self.last: Chunk | None = None
+        """... which then knows the last one, unless it is alone."""
+        self.before = before
+        self.after: Chunk | None = None
+        self.is_linked = True
+
+    def standing(self) -> "Chunk":
+        """This chunk, or if it has left the chain since, the nearest one before it that has not."""
+        chunk: Chunk = self
+        while not chunk.is_linked and chunk.before is not None:
+            chunk = chunk.before
+        return chunk
+
+
+def _to_nobody(message: str, error: BaseException | None) -> None:
+    """Reports nothing."""
+
+
 class Watchers:
     """The watch lists of one purgatory. What is counted is counted where it differs from `len(by_key)`, which is exact
-    for operations that share nothing: so they cost no counting."""
+    for operations that share nothing: so they cost no counting.
 
-    __slots__ = ("_shared", "_spread", "by_key")
+    Args:
+        report: called with a message and an exception, or `None`, when a key cannot be found again, because its `__hash__`
+            or `__eq__` answers otherwise than before.
+    """
 
-    def __init__(self) -> None:
-        self.by_key: dict[Hashable, Operation | dict[Operation, None]] = {}
+    __slots__ = ("_report", "_shared", "_spread", "_stray", "by_key")
+
+    def __init__(self, report: Callable[[str, BaseException | None], object] = _to_nobody) -> None:
+        self.by_key: dict[Hashable, Operation | Chunk] = {}
+        self._report = report
         self._shared = 0
         """Registrations beyond the first one of each key."""
         self._spread = 0
         """Registrations beyond the first one of each operation."""
+        self._stray = 0
+        """Entries of `by_key` whose watchers have left, but which cannot be removed, because their key has changed."""
 
     @property
     def registrations(self) -> int:
         """How many pairs of an operation and a key it watches there are. Cost: O(1)."""
-        return len(self.by_key) + self._shared
+        return len(self.by_key) - self._stray + self._shared
+
+    @property
+    def keys(self) -> int:
+        """How many keys have a watcher. Cost: O(1)."""
+        return len(self.by_key) - self._stray
 
     def __len__(self) -> int:
         """How many operations watch anything. Cost: O(1)."""
-        return len(self.by_key) + self._shared - self._spread
+        return len(self.by_key) - self._stray + self._shared - self._spread
 
-    def add(self, operation: "Operation", watched: Watched) -> None:
-        """Puts `operation` at the end of the list of each key that it watches. Cost: O(its keys)."""
+    def add(self, operation: Operation, watched: Watched) -> None:
+        """Puts `operation` at the end of the list of each key that it watches. Cost: O(its keys).
+
+        Raises:
+            BaseException: what a key's `__hash__` or `__eq__` raises; nothing has changed.
+        """
         if type(watched) is not tuple:
-            self.join(watched, operation)
+            waiting = self.by_key.setdefault(watched, operation)
+            operation._op_places = watched if waiting is operation else (self._join(watched, waiting, operation),)
             return
-        # What `join` does, for each key; that most keys have several watchers already makes it shortest for those.
-        by_key = self.by_key
-        self._shared += len(watched)
-        self._spread += len(watched) - 1
-        for key in watched:
-            waiting = by_key.get(key)
-            if type(waiting) is dict:
-                waiting[operation] = None
-            elif waiting is None:
-                by_key[key] = operation
+        places: list[Any] = []
+        by_key, shared, no_strays = self.by_key, 0, not self._stray
+        try:
+            for key in watched:
+                place: Any = key
+                waiting = by_key.setdefault(key, operation)
+                if waiting is not operation:
+                    if type(waiting) is Chunk and no_strays and len(place := waiting.last or waiting) < LONGEST_CHUNK:
+                        # What `_join` does as a rule.
+                        place[operation] = None
+                        shared += 1
+                    else:
+                        place = self._join(key, waiting, operation)
+                places.append(place)
+        except BaseException:
+            self._shared += shared
+            self._spread += len(places)
+            self.remove(operation, tuple(places))
+            self._spread -= 1
+            raise
+        self._shared += shared
+        self._spread += len(places) - 1
+        operation._op_places = tuple(places)
+
+    def join(self, key: Hashable, waiting: "Operation | Chunk", operation: Operation) -> None:
+        """Puts `operation`, whose only key is `key`, behind who is `waiting` there already."""
+        operation._op_places = (self._join(key, waiting, operation),)
+
+    def _join(self, key: Hashable, waiting: "Operation | Chunk", operation: Operation) -> "Hashable | Chunk":
+        """The place of `operation` behind who is `waiting` under `key`."""
+        if type(waiting) is not Chunk:
+            if waiting.is_completed:  # a stray: it has left, and only its key stays
+                self.by_key[key] = operation
+                self._stray -= 1
+                return key
+            waiting = self._pair_up(key, waiting)
+        chunk = waiting.last or waiting
+        if len(chunk) >= LONGEST_CHUNK:
+            chunk.after = waiting.last = chunk = Chunk(key, waiting, chunk)
+        elif not chunk and chunk is waiting:
+            self._stray -= 1
+            self._shared -= 1
+        chunk[operation] = None
+        self._shared += 1
+        return chunk
+
+    def _pair_up(self, key: Hashable, alone: Operation) -> Chunk:
+        """Puts who is alone under `key` into a chunk, where others can join."""
+        places = alone._op_places
+        several = list(places) if type(places) is tuple else [places]
+        [at] = [
+            i
+            for i, place in enumerate(several)
+            if place is key or (type(place) is not Chunk and hash(place) == hash(key) and place == key)
+        ]
+        self.by_key[key] = several[at] = first = Chunk(several[at])
+        first[alone] = None
+        alone._op_places = tuple(several)
+        return first
+
+    def remove(self, operation: Operation, places: Places) -> None:
+        """Takes `operation` out of all its places. Cost: O(its keys). Does not raise."""
+        if type(places) is not tuple:
+            self._leave_alone(operation, places)
+            return
+        self._spread -= len(places) - 1
+        for place in places:
+            if type(place) is Chunk:
+                del place[operation]
                 self._shared -= 1
+                if not place:
+                    self._close(place)
             else:
-                by_key[key] = {cast("Operation", waiting): None, operation: None}
+                self._leave_alone(operation, place)
 
-    def join(self, key: Hashable, operation: "Operation") -> None:
-        """Puts `operation` at the end of the list of `key`, if it is not the only one on it already."""
-        waiting = self.by_key.setdefault(key, operation)
-        if waiting is not operation:
-            self._shared += 1
-            if type(waiting) is dict:
-                waiting[operation] = None
+    def _close(self, chunk: Chunk) -> None:
+        """Takes an empty chunk out of its chain, and the key out of the lists if it was the last one."""
+        first = chunk.first
+        if first is not None:
+            before, after = chunk.before, chunk.after
+            assert before is not None
+            before.after = after
+            if after is not None:
+                after.before = before
             else:
-                self.by_key[key] = {cast("Operation", waiting): None, operation: None}
-
-    def remove(self, operation: "Operation", watched: Watched) -> None:
-        """Takes `operation` out of the list of each key that it watches. Cost: O(its keys)."""
-        by_key = self.by_key
-        if type(watched) is tuple:
-            self._spread -= len(watched) - 1
-        else:
-            watched = (watched,)
-        self._shared -= len(watched)
-        for key in watched:
-            waiting: Any = by_key[key]
-            if waiting is not operation:
-                del waiting[operation]
-                if waiting:
-                    continue
-            del by_key[key]
+                first.last = None if before is first else before
+            chunk.is_linked = False
+            chunk = first
+        if not chunk and chunk.after is None:
             self._shared += 1
+            self._leave_alone(chunk, chunk.key)
+
+    def _leave_alone(self, waiting: "Operation | Chunk", key: Hashable) -> None:
+        """Takes a key with its only entry out of the lists."""
+        try:
+            found = self.by_key.pop(key, None)
+        except BaseException as error:
+            found = error
+        if found is not waiting:
+            self.has_strayed(waiting, key, found)
+
+    def has_strayed(self, waiting: "Operation | Chunk", key: Hashable, found: Any) -> None:
+        """Puts up with an entry that is not found by its key any more: `found` was taken out instead, or raised.
+
+        It stays until nothing waits at all, and stands for nobody.
+        """
+        error = found if isinstance(found, BaseException) else None
+        if found is not None and error is None:
+            self.by_key[key] = found
+        self._stray += 1
+        self._report(f"cannot find a key again that {waiting!r} watched: its hash, or what it equals, has changed", error)
 
     def shrink(self) -> None:
-        """Gives back the memory of the dictionary, which keeps the size that it once had, if it is empty."""
-        if not self.by_key:
+        """Gives back the memory of the dictionary, which keeps the size that it once had, if nobody waits."""
+        if not len(self):
             self.by_key.clear()
+            self._shared = self._spread = self._stray = 0
 
-    def of(self, key: Hashable) -> "list[Operation]":
-        """The operations that watch `key`, in order. Cost: one pointer for each."""
+    def first_of(self, key: Hashable) -> list[Operation]:
+        """Those that watch `key`, in order: the first of them, at most 512; none if there is none."""
         waiting = self.by_key.get(key)
         if waiting is None:
             return []
-        return list(waiting) if type(waiting) is dict else [cast("Operation", waiting)]
+        if type(waiting) is not Chunk:
+            return [] if waiting.is_completed else [waiting]
+        return list(waiting) or list(waiting.after or ())
+
+    def of(self, key: Hashable) -> list[Operation]:
+        """All that watch `key`, in order. Cost: one pointer for each."""
+        found: list[Operation] = []
+        waiting = self.by_key.get(key)
+        if type(waiting) is not Chunk:
+            return self.first_of(key)
+        while waiting is not None:
+            found += waiting
+            waiting = waiting.after
+        return found
 
     def _check(self) -> None:
         """Asserts that the lists hold exactly what their operations say that they watch. For tests."""
         actual = [(operation, key) for key in self.by_key for operation in self.of(key)]
         operations = {operation for operation, _ in actual}
-        expected = {
-            (operation, key)
-            for operation in operations
-            for key in (operation._op_keys if type(operation._op_keys) is tuple else (operation._op_keys,))
-        }
+        expected = {(operation, key) for operation in operations for key in keys_of(operation._op_places)}
         assert len(actual) == len(expected) and set(actual) == expected
         assert self.registrations == len(actual) and len(self) == len(operations)
-        assert all(waiting for waiting in self.by_key.values() if type(waiting) is dict)
+        strays = 0
+        for key, waiting in self.by_key.items():
+            if type(waiting) is Chunk:
+                strays += self._check_chain(key, waiting)
+            else:
+                strays += waiting.is_completed
+        assert strays == self._stray
+
+    @staticmethod
+    def _check_chain(key: Hashable, first: Chunk) -> bool:
+        """Asserts that a chain is whole; whether it is a stray."""
+        assert first.key is key and first.first is None and first.before is None
+        chunk: Chunk | None = first.after
+        before = first
+        while chunk is not None:
+            assert chunk and chunk.first is first and chunk.before is before and chunk.is_linked
+            before, chunk = chunk, chunk.after
+        assert first.last is (None if before is first else before)
+        for each in (first, before):
+            assert len(each) <= LONGEST_CHUNK
+            assert all(any(place is each for place in operation._op_places) for operation in each)
+        return not first and first.after is None
+
+
+def keys_of(places: Places) -> tuple[Hashable, ...]:
+    """The keys of an operation's places, in the order in which it watched them."""
+    if places is NO_PLACES:
+        return ()
+    if type(places) is not tuple:
+        return (places,)
+    return tuple([place.key if type(place) is Chunk else place for place in places])

@@ -175,6 +175,12 @@ class Model(World):
         self.current: Modelled | None = None
         self.unfinished: deque[Modelled] = deque()
         self.checks: deque[str] = deque()
+        self.named: deque[str] = deque()
+        self.under_check: dict[str, list[Modelled]] = {}
+        """Of each check in progress, who has yet to be tried."""
+        self.again: set[str] = set()
+        self.crowded: set[str] = set()
+        """Keys that two have watched at a time, and that have not been left by all since."""
         self.completed = self.expired = self.cancelled = self.missed = 0
 
     def waiting(self, key: str | None = None) -> list[Modelled]:
@@ -213,48 +219,77 @@ class Model(World):
 
     def settle(self) -> int:
         completed = 0
-        while self.unfinished or self.checks:
+        while self.unfinished or self.checks or self.named:
             self.finish_all()
-            if self.checks:
-                completed += self.check_now(self.checks.popleft())
+            for line in (self.checks, self.named):
+                if line:
+                    completed += self.check_now(line.popleft())
         return completed
 
-    def check_now(self, key: str) -> int:
+    def check_now(self, key: str, is_alone: bool = False) -> int:
+        """`is_alone`: who is checked alone, from outside, is no crowd that a newcomer has to wait behind."""
         completed = 0
-        for one in self.waiting(key):
+        yet = self.waiting(key)
+        if not is_alone:
+            self.under_check[key] = yet
+        while yet:
+            one = yet.pop(0)
             if one.state is PENDING:
                 self.attempt(one)
                 if one.state is COMPLETED:
                     completed += 1
                     self.finish(one)
                 self.finish_all()
+        if not is_alone:
+            del self.under_check[key]
+            if key in self.again:
+                self.again.discard(key)
+                self.checks.append(key)
         return completed
+
+    def comes_late(self, one: Modelled) -> bool:
+        in_line = {*self.checks, *self.named}
+        others = [key for key in one.keys if key in self.under_check or (key in in_line and self.waiting(key))]
+        return bool(others) and (one.timeout is None or one.timeout > 0.0)
 
     def watch(self, timeout: float | None, keys: str, ready: bool = False, scripts: dict[str, Script] | None = None) -> bool:
         one = Modelled(len(self.operations), timeout and timeout * self.tick, keys, ready, scripts or {})
         self.operations.append(one)
-        self.attempt(one)
+        is_late = self.comes_late(one)
+        if not is_late:
+            self.attempt(one)
         if one.state is PENDING:
-            self.watching.append(one)
-            if one.timeout is not None and one.timeout <= 0.0:
-                one.state = EXPIRED
-                self.expired += 1
-            elif one.timeout is not None:
-                one.deadline = self.now + one.timeout
-                one.fire_tick = self.clock.due_tick(one.deadline)
-                one.fire_tick += self.clock.instant(one.fire_tick) < one.deadline
+            self.wait(one)
+        if is_late:
+            for key in set(keys) & set(self.under_check):
+                self.under_check[key].append(one)
         if one.state in (COMPLETED, EXPIRED):
-            self.unfinished.append(one)
+            self.unfinished.append(one) if self.current else self.finish(one)
         if self.current is None:
             self.settle()
         return one.state is not PENDING
 
+    def wait(self, one: Modelled) -> None:
+        for key in set(one.keys):
+            others = self.waiting(key)
+            self.crowded.discard(key) if not others else self.crowded.add(key)
+        self.watching.append(one)
+        if one.timeout is not None and one.timeout <= 0.0:
+            one.state = EXPIRED
+            self.expired += 1
+        elif one.timeout is not None:
+            one.deadline = self.now + one.timeout
+            one.fire_tick = self.clock.due_tick(one.deadline)
+            one.fire_tick += self.clock.instant(one.fire_tick) < one.deadline
+
     def check(self, key: str) -> int:
-        if not self.waiting(key):
-            return 0
         if self.current is None:
-            return self.check_now(key) + self.settle()
-        if key not in self.checks:
+            if not self.waiting(key):
+                return 0
+            return self.check_now(key, is_alone=key not in self.crowded) + self.settle()
+        if key in self.under_check:
+            self.again.add(key)
+        elif key not in self.checks and key not in self.named:
             self.checks.append(key)
         return 0
 
@@ -282,9 +317,8 @@ class Model(World):
         return [one.number for one in self.waiting(key) if self.cancel(one.number)]
 
     def signal(self, keys: str) -> None:
-        for key in dict.fromkeys(keys):
-            self.check_now(key)
-            self.settle()
+        self.named.extend(key for key in dict.fromkeys(keys) if self.waiting(key))
+        self.settle()
 
     def advance(self, until: float, stalled: bool) -> None:
         while due := [one for one in self.waiting() if one.fire_tick and self.clock.instant(one.fire_tick) <= until]:

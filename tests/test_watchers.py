@@ -7,18 +7,18 @@ from conftest import Probe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from purgatory._watchers import Watchers, distinct
+from purgatory._watchers import NO_PLACES, Watchers, distinct
 
 
 def watch(watchers: Watchers, *keys: object) -> Probe:
     operation = Probe(name=keys)
-    operation._op_keys = distinct(keys)
-    watchers.add(operation, operation._op_keys)
+    watchers.add(operation, distinct(keys))
     return operation
 
 
 def unwatch(watchers: Watchers, operation: Probe) -> None:
-    watchers.remove(operation, operation._op_keys)
+    watchers.remove(operation, operation._op_places)
+    operation._op_places = NO_PLACES
 
 
 # Keys
@@ -93,6 +93,8 @@ class Counted:
     """Stands for an operation, and counts how often it is looked at."""
 
     looks = 0
+    is_completed = False
+    _op_places = None
 
     def __hash__(self):
         Counted.looks += 1
@@ -111,7 +113,8 @@ def test_leaving_a_hot_key_looks_at_nobody_else(count, place):
     for operation in operations:
         watchers.add(operation, "hot")
     Counted.looks = 0
-    watchers.remove(operations[round(place * (count - 1))], "hot")
+    leaving = operations[round(place * (count - 1))]
+    watchers.remove(leaving, leaving._op_places)
     assert 0 < Counted.looks <= 3
     assert watchers.registrations == len(watchers) == count - 1
 

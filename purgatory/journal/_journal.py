@@ -149,7 +149,7 @@ def _recorders(
         note_ended(
             (
                 type(operation),
-                operation._op_keys,
+                operation._op_places,
                 operation._op_timeout,
                 operation._wheel_when,
                 loop_time(),

@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 
 from purgatory._engine import Engine
 from purgatory._operation import DelayedOperation
+from purgatory._purgatory import Purgatory
 from purgatory._timer import LoopWheel
-from purgatory._watchers import distinct
 from purgatory._wheel import Bucket
 from purgatory.pipeline._timeline import Timeline
 
@@ -120,8 +120,8 @@ class Run:
         self.seen = Replay()
         self.wheel = CountingWheel(setting.tick, setting.wheel_size)
         self.wheel.seen = self.seen
-        self.engine = Engine("replay", self.wheel)
-        self.engine.bind("replay")
+        self.purgatory: Purgatory[Replayed] = Purgatory("replay")
+        self.purgatory._engine = Engine("replay", self.wheel)  # the same, but on a wheel that counts
         self.last_deadline = 0.0
         self._burst_tick = -1
         self._burst = 0
@@ -155,7 +155,7 @@ class Run:
         self.seen.operations += 1
         if timeout is not None:
             self.last_deadline = max(self.last_deadline, self.timeline.now + timeout)
-        self.engine.try_else_watch(operation, distinct(each.keys))
+        self.purgatory.try_complete_else_watch(operation, each.keys)
         return operation
 
     def _end(self, at: float, _: int, operation: Replayed) -> None:
@@ -168,7 +168,7 @@ class Run:
         elif each.outcome == "cancelled":
             operation.cancel()
         elif each.ended_by is not None and each.ended_by in each.keys:
-            self.engine.check(each.ended_by)
+            self.purgatory.check_and_complete(each.ended_by)
         else:
             operation.force_complete()
 
