@@ -89,6 +89,8 @@ class KeyCheck:
         room = engine.room
         cause = NOTHING if engine.observer is None else Among(self.key)
         done, waiting = 1, self.waiting
+        # What a try claims is concluded before the next one, unless a backlog of others has its own turns.
+        is_clear = not room.claimed
         try:
             while done <= portion:
                 if not waiting:
@@ -115,7 +117,7 @@ class KeyCheck:
                         engine.notes.retried(operation)
                     if operation._op_state is not PENDING:
                         engine.conclude(operation)
-                if room.claimed and not room.is_put_off:
+                if is_clear and room.claimed:
                     done += room.conclude_claimed(portion - done)
         finally:
             room.current = None

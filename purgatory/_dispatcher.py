@@ -37,6 +37,7 @@ from math import inf
 from threading import local
 from typing import Any, Final, Protocol, final
 
+from purgatory._failure import Failure
 from purgatory._timer import PORTION
 
 SLICE: Final = PORTION // 4
@@ -63,7 +64,7 @@ class Check(Protocol):
 class Dispatcher:
     """Sees to it that the hooks of all operations of a loop run one after another."""
 
-    __slots__ = ("_loop", "checks", "claimed", "current", "is_put_off", "named", "outer", "unsettled")
+    __slots__ = ("_loop", "checks", "claimed", "current", "is_put_off", "named", "outer", "unseen", "unsettled")
 
     def __init__(self, loop: AbstractEventLoop | None) -> None:
         self._loop = loop
@@ -78,6 +79,8 @@ class Dispatcher:
         self.named: deque[Check] = deque()
         self.is_put_off = False
         """Whether the loop was asked for another turn."""
+        self.unseen: list[tuple[str, Failure]] = []
+        """The failures of this turn that nobody had seen."""
 
     def is_trying(self, operation: object) -> bool:
         """Whether `operation` is being tried: then whoever does that concludes it as well."""
@@ -115,6 +118,25 @@ class Dispatcher:
         """For the ways out by an exception, on which nobody settles."""
         if self.unsettled and self.current is None:
             self.continue_later()
+
+    def report_soon(self, message: str, failure: Failure) -> None:
+        """Reports a failure that nobody has seen in the turn after the next, with one callback for all of a turn."""
+        assert self._loop is not None
+        self.unseen.append((message, failure))
+        if len(self.unseen) == 1:
+            self._loop.call_soon(self._report_in_next_turn, context=Context())
+
+    def _report_in_next_turn(self) -> None:
+        assert self._loop is not None
+        unseen, self.unseen = self.unseen, []
+        self._loop.call_soon(self._report, unseen, context=Context())
+
+    def _report(self, unseen: list[tuple[str, Failure]]) -> None:
+        assert self._loop is not None
+        for message, failure in unseen:
+            if not failure.seen:
+                self._loop.call_exception_handler({"message": message, "exception": failure.exception})
+                failure.let_go()
 
     def conclude_claimed(self, portion: int) -> int:
         """Runs the hooks of up to `portion` operations that were put off; of how many."""

@@ -24,12 +24,12 @@ from collections.abc import Generator
 from contextlib import suppress
 from contextvars import Context
 from enum import Enum
-from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR
 from math import inf, isinf
 from typing import Any, Final, Generic, Protocol, TypeVar, cast
 
 from purgatory._dispatcher import Dispatcher, running_dispatcher
 from purgatory._errors import OperationCancelled, WrongLoop
+from purgatory._failure import Failure
 from purgatory._timer import LoopWheel
 from purgatory._watchers import NO_PLACES, Places, Watchers
 from purgatory._wheel import Entry
@@ -61,36 +61,6 @@ LEGAL_MOVES: Final = {
 
 
 _NOTHING: Final = object()
-_MAY_GO_ON: Final = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR
-
-
-class Failure:
-    """In place of a result: an exception. `seen` once it was raised to somebody."""
-
-    __slots__ = ("exception", "seen", "traceback")
-
-    def __init__(self, exception: BaseException) -> None:
-        self.exception = exception
-        self.traceback = exception.__traceback__
-        self.seen = False
-
-
-def _failure_of_hook(exception: BaseException) -> Failure:
-    """The failure of a hook that has raised.
-
-    What the variables of its frames hold is let go: among it the operation, which holds the failure. Otherwise each one
-    would be a cycle for the garbage collector.
-    """
-    here = exception.__traceback__
-    # The first entry is the frame that has called the hook, which goes on.
-    exception.__traceback__ = traceback = None if here is None else here.tb_next
-    while traceback is not None:
-        frame = traceback.tb_frame
-        if not frame.f_code.co_flags & _MAY_GO_ON:
-            with suppress(RuntimeError):  # it has not ended
-                frame.clear()
-        traceback = traceback.tb_next
-    return Failure(exception)
 
 
 class Engine(Protocol):
@@ -262,6 +232,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
             raise self._op_no_result()
         if type(result) is Failure:
             result.seen = True
+            result.let_go()
             try:
                 raise result.exception.with_traceback(result.traceback)
             finally:
@@ -379,7 +350,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
         if type(getattr(self, "_op_result", None)) is Failure:
             _report(f"a second hook of {self!r} raised", error)
         else:
-            self._op_result = failure = _failure_of_hook(error)
+            self._op_result = failure = Failure.of_hook(error)
             if self._op_waiters is None:
                 self._op_report(failure)
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
@@ -394,14 +365,9 @@ class DelayedOperation(Entry, ABC, Generic[R]):
 
         In the turn after the next: whoever begins to await it in this one or the next sees it before.
         """
-
-        def report() -> None:
-            if not failure.seen:
-                _report(f"a hook of {self!r} raised, and nobody awaits it", failure.exception)
-
         with suppress(RuntimeError):  # outside any loop there is nobody to tell
-            loop = get_running_loop()
-            loop.call_soon(loop.call_soon, report, context=Context())
+            get_running_loop()
+            running_dispatcher().report_soon(f"a hook of {self!r} raised, and nobody awaits it", failure)
 
     def _op_answer(self) -> None:
         """Wakes whoever awaits the operation."""

@@ -302,10 +302,13 @@ class Purgatory(Generic[Op]):
             BaseException: what `predicate` raised; and the errors of `try_complete_else_watch`.
         """
         condition = _Condition(predicate, timeout)
-        value = await self.wait(condition, keys)
-        if condition._op_state is EXPIRED:
-            raise OperationTimeout(f"{predicate!r} was not true within {timeout} s")
-        return value
+        try:
+            value = await self.wait(condition, keys)
+            if condition._op_state is EXPIRED:
+                raise OperationTimeout(f"{predicate!r} was not true within {timeout} s")
+            return value
+        finally:
+            del condition  # as in `wait`
 
     def cancel_for_key(self, key: Hashable) -> list[Op]:
         """Cancels the operations that watch `key`, whatever else they watch; whoever awaits one is told.

@@ -22,7 +22,8 @@ from typing import Any, Generic, Protocol, TypeVar, cast, final
 
 from purgatory._errors import OperationCancelled, OperationTimeout, PurgatoryClosed
 from purgatory._lines import UNKNOWN, has_reached, it_has
-from purgatory._operation import CANCELLED, EXPIRED, Failure
+from purgatory._failure import Failure
+from purgatory._operation import CANCELLED, EXPIRED
 from purgatory._timer import LoopWheel
 from purgatory._waits import Waits
 from purgatory._wheel import DEFAULT_WHEEL_SIZE

@@ -1,0 +1,232 @@
+"""Nothing lingers: what has ended leaves no garbage, no callback and no table behind; and an observer is told once."""
+
+import asyncio
+import gc
+import tracemalloc
+from collections import Counter
+
+import pytest
+from conftest import Probe, Run, outcome, raiser, turns
+
+import purgatory as library
+from purgatory import OperationCancelled, OperationState, OperationTimeout, Purgatory, ThresholdPurgatory
+from purgatory.testing import VirtualTimeLoop
+
+PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
+
+
+class Observer:
+    def __init__(self):
+        self.told = Counter()
+
+    def operation_finished(self, operation):
+        self.told[operation] += 1
+
+    def keys_checked(self, key, tried, completed):
+        pass
+
+
+class Broken(Exception):
+    pass
+
+
+def fails(*_):
+    raise Broken
+
+
+async def expired_wait_for(purgatory, thresholds):
+    await purgatory.wait_for(lambda: False, ["key"], 0.01)
+
+
+async def failed_wait_for(purgatory, thresholds):
+    await purgatory.wait_for(fails, ["key"], 0.01)
+
+
+async def wait_for_that_fails_later(purgatory, thresholds):
+    tries = []
+    asyncio.get_running_loop().call_soon(purgatory.check_and_complete, "key")
+    await purgatory.wait_for(lambda: fails() if tries else tries.append(1), ["key"], 0.01)
+
+
+async def failed_hook(purgatory, thresholds):
+    await purgatory.wait(Probe(0.01, completing=fails), ["key"])
+
+
+async def failed_expiration(purgatory, thresholds):
+    await purgatory.wait(Probe(0.01, expiring=fails), ["key"])
+
+
+async def failed_operation(purgatory, thresholds):
+    operation = Probe(0.01, completing=fails)
+    purgatory.try_complete_else_watch(operation, ["key"])
+    await operation
+
+
+async def cancelled_operation(purgatory, thresholds):
+    asyncio.get_running_loop().call_soon(purgatory.cancel_for_key, "key")
+    await purgatory.wait(Probe(0.01), ["key"])
+
+
+async def expired_threshold(purgatory, thresholds):
+    await thresholds.wait("key", 1, 0.01)
+
+
+async def failed_threshold(purgatory, thresholds):
+    asyncio.get_running_loop().call_soon(thresholds.fail, "key", Broken())
+    await thresholds.wait("key", 1, 0.01)
+
+
+async def expired_timeout(purgatory, thresholds):
+    async with library.timeout(0.01):
+        await asyncio.sleep(1)
+
+
+async def expired_library_wait_for(purgatory, thresholds):
+    await library.wait_for(asyncio.sleep(1), 0.01)
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        expired_wait_for,
+        failed_wait_for,
+        wait_for_that_fails_later,
+        failed_hook,
+        failed_expiration,
+        cancelled_operation,
+        expired_threshold,
+        failed_threshold,
+        expired_timeout,
+        expired_library_wait_for,
+    ],
+)
+def test_a_wait_that_expires_or_fails_leaves_nothing_for_the_garbage_collector(loop_factory, wait):
+    async def main():
+        async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
+
+            async def once():
+                try:
+                    await wait(purgatory, thresholds)
+                except (OperationTimeout, OperationCancelled, TimeoutError, Broken):
+                    return
+                raise AssertionError("it ended well")
+
+            await once()
+            gc.collect()
+            gc.disable()
+            try:
+                for _ in range(20):
+                    await once()
+                await turns(3)
+                assert gc.collect() == 0
+            finally:
+                gc.enable()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
+
+
+@pytest.mark.parametrize("wait", [expired_wait_for, failed_wait_for, failed_hook, expired_threshold])
+def test_a_wait_that_expires_or_fails_asks_the_loop_for_no_callback_of_its_own(virtual, wait):
+    async def main():
+        loop = asyncio.get_running_loop()
+        asked, call_soon = Counter(), loop.call_soon
+
+        def counted(callback, *args, **kwargs):
+            asked["task" if isinstance(getattr(callback, "__self__", None), asyncio.Task) or "Task" in repr(callback) else "own"] += 1
+            return call_soon(callback, *args, **kwargs)
+
+        async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
+            # Something else waits, so that the wheel has no reason to look whether it may rest.
+            purgatory.try_complete_else_watch(Probe(1e6), ["other"])
+            other = asyncio.create_task(thresholds.wait("other", 1))
+            tasks = [asyncio.create_task(outcome(wait(purgatory, thresholds))) for _ in range(100)]
+            loop.call_soon = counted
+            await asyncio.wait(tasks)
+            loop.call_soon = call_soon
+            # What the loop is asked for in all is for the turn, not for each.
+            assert asked["own"] <= 110  # each task tells `asyncio.wait` that it is done
+            purgatory.cancel_for_key("other")
+            other.cancel()
+
+    virtual(main)
+
+
+def test_a_failure_that_nobody_sees_is_reported_though_somebody_had_waited(run, reports):
+    async def main():
+        async with Purgatory() as purgatory:
+            operation = Probe(None, completing=raiser(Broken()))
+            purgatory.try_complete_else_watch(operation, ["key"])
+            waiting = asyncio.create_task(outcome(operation))
+            await turns(2)
+            operation.force_complete()
+            waiting.cancel()
+            assert isinstance(await waiting, asyncio.CancelledError)
+            await turns(4)
+
+    run(main)
+    assert [type(report["exception"]) for report in reports] == [Broken]
+
+
+@pytest.mark.parametrize("keys", ["own", "shared"])
+@pytest.mark.parametrize("timeout", [None, float("inf"), 30.0])
+def test_after_very_many_have_left_their_table_is_given_back(run, keys, timeout):
+    async def main():
+        purgatory = Purgatory()
+        await purgatory.acancel_for_key("bind")
+        await turns(2)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            operations = [Probe(timeout) for _ in range(30_000)]
+            for number, operation in enumerate(operations):
+                purgatory.try_complete_else_watch(operation, [number if keys == "own" else number % 100])
+            full, _ = tracemalloc.get_traced_memory()
+            for operation in operations:
+                operation.cancel()
+            del operation, operations
+            await turns(3)
+            gc.collect()
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert after - before < (full - before) / 50
+        await purgatory.aclose()
+
+    run(main)
+
+
+@pytest.mark.parametrize("claim", ["complete", "cancel"])
+@pytest.mark.parametrize("when", ["first", "check", "deadline"])
+def test_the_observer_is_told_once_also_of_one_that_exits_after_it_was_claimed(reports, claim, when):
+    observer = Observer()
+    purgatory = Purgatory(observer=observer)
+    tries = {"first": 1, "check": 2, "deadline": 2}[when]
+
+    def claim_and_exit(operation):
+        if len(operation.calls) == tries:
+            assert operation.cancel() if claim == "cancel" else operation.force_complete()
+            raise SystemExit
+
+    operation = Probe(5, trying=claim_and_exit)
+
+    async def begin():
+        purgatory.try_complete_else_watch(operation, ["key"])
+        if when == "check":
+            purgatory.check_and_complete("key")
+        await asyncio.sleep(10)
+
+    async def rest():
+        await turns(3)
+
+    run = Run(VirtualTimeLoop, reports)
+    loop = VirtualTimeLoop()
+    loop.set_exception_handler(lambda _, context: run.reports.append(context))
+    with pytest.raises(SystemExit):
+        loop.run_until_complete(begin())
+    loop.run_until_complete(rest())
+    loop.close()
+    assert observer.told == {operation: 1}
+    assert operation.state is (CANCELLED if claim == "cancel" else COMPLETED)
+    assert operation.calls.count("complete") == (claim == "complete")
