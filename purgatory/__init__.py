@@ -12,10 +12,23 @@ from purgatory._errors import (
 from purgatory._idle import IdleTracker
 from purgatory._observer import Observer
 from purgatory._operation import DelayedOperation, OperationState
-from purgatory._purgatory import Purgatory, PurgatoryStatistics
-from purgatory._threshold import ThresholdPurgatory, ThresholdStatistics
+from purgatory._purgatory import Purgatory
+from purgatory._statistics import PurgatoryStatistics, ThresholdStatistics
+from purgatory._threshold import ThresholdPurgatory
 from purgatory._timeouts import Timeout, timeout, timeout_at, wait_for
 from purgatory._timer import TimerTask, WheelTimer
+
+__version__: str
+"""Of the distribution that is installed, `asyncio-purgatory`."""
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":
+        from importlib.metadata import version  # noqa: PLC0415 - it takes longer to import than all of this
+
+        return version("asyncio-purgatory")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 __all__ = [
     "DelayedOperation",

@@ -22,7 +22,6 @@ from asyncio import Future, InvalidStateError, get_running_loop
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Generator
 from contextlib import suppress
-from contextvars import Context
 from enum import Enum
 from math import inf, isinf
 from typing import Any, Final, Generic, Protocol, TypeVar, cast

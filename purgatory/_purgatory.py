@@ -9,52 +9,33 @@ thread nothing happens between the check and the watch, and what the check itsel
 
 from asyncio import _get_running_loop as running_loop
 from asyncio import sleep
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from math import ceil, isnan
 from operator import index
 from types import TracebackType
-from typing import Any, Generic, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, final, overload
 from warnings import warn
 
 from purgatory._closing import close
+from purgatory._conditions import NOT_YET, Condition, Receiver, is_asynchronous, until_true
 from purgatory._engine import Engine
 from purgatory._errors import OperationTimeout, WrongLoop
 from purgatory._observer import Observer
 from purgatory._operation import COMPLETED, EXPIRED, PENDING, DelayedOperation
+from purgatory._statistics import PurgatoryStatistics
 from purgatory._timer import LoopWheel
 from purgatory._watchers import Chunk, Watched, distinct
 from purgatory._wheel import DEFAULT_WHEEL_SIZE
 
-Op = TypeVar("Op", bound=DelayedOperation[Any])
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    Op = TypeVarWithDefault("Op", bound=DelayedOperation[Any], default=DelayedOperation[Any])
+else:
+    Op = TypeVar("Op", bound=DelayedOperation[Any])
 R = TypeVar("R")
 T = TypeVar("T")
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class PurgatoryStatistics:
-    """What a purgatory has done so far, and what is in it now."""
-
-    name: str
-    pending: int
-    """Operations that wait."""
-    watched: int
-    """Pairs of an operation that waits and a key that it watches."""
-    keys: int
-    """Keys that somebody watches."""
-    completed: int
-    """Operations that have completed, at their first try or later."""
-    expired: int
-    cancelled: int
-    missed_triggers: int
-    """Of the completed ones, those whose condition was found to hold only when their deadline came: nobody had called
-    `check_and_complete`."""
-    wake_ups: int
-    """Callbacks that the buckets of the wheel had from the loop."""
-    moves: int
-    """How often an operation was moved to a narrower bucket."""
 
 
 @final
@@ -285,11 +266,21 @@ class Purgatory(Generic[Op]):
         finally:
             del operation  # which would make a cycle with the traceback of its failure
 
-    async def wait_for(self, predicate: Callable[[], T], keys: Iterable[Hashable], timeout: float | None = None) -> T:
+    @overload
+    async def wait_for(
+        self, predicate: Callable[[], Awaitable[T]], keys: Iterable[Hashable], timeout: float | None = None
+    ) -> T: ...
+    @overload
+    async def wait_for(self, predicate: Callable[[], T], keys: Iterable[Hashable], timeout: float | None = None) -> T: ...
+    async def wait_for(self, predicate: Callable[[], Any], keys: Iterable[Hashable], timeout: float | None = None) -> Any:
         """Waits until `predicate()` is true: it is called now, at each `check_and_complete` of a key, and at the deadline.
 
+        What it returns is awaited, if it can be: an asynchronous predicate is run in the task that calls, once it is
+        registered under the keys, and again after each check, but never two at a time. The checks that come during a run
+        count as one. The deadline ends a run in progress, as `asyncio.timeout` would.
+
         Args:
-            predicate: a plain function, called on the loop's thread.
+            predicate: a function or a coroutine function, called on the loop's thread.
             keys: what may make it true; at least one.
             timeout: in seconds; `None` for no limit, zero and less to call `predicate` once.
 
@@ -301,14 +292,64 @@ class Purgatory(Generic[Op]):
             OperationCancelled: the wait was ended by `cancel_for_key` or `aclose`.
             BaseException: what `predicate` raised; and the errors of `try_complete_else_watch`.
         """
-        condition = _Condition(predicate, timeout)
+        if not isinstance(keys, (str, bytes)):
+            keys = list(keys)
+        condition = Condition(predicate, keys, timeout)
         try:
             value = await self.wait(condition, keys)
             if condition._op_state is EXPIRED:
-                raise OperationTimeout(f"{predicate!r} was not true within {timeout} s")
+                raise OperationTimeout(f"the condition on {keys!r} did not hold within {timeout} s")
+            if is_asynchronous(value):
+                deadline = condition.deadline
+                if deadline is None and timeout is not None:
+                    deadline = self._engine.time() + timeout
+                return await until_true(self.try_complete_else_watch, predicate, value, keys, deadline)
             return value
         finally:
             del condition  # as in `wait`
+
+    async def receive(self, key: Hashable, timeout: float | None = None) -> Any:
+        """Waits for the value that `deliver` brings under `key`: a reply by its id, the answer of somebody else.
+
+        Nothing is kept: what was delivered before is not received. Whoever sends the question begins to receive first.
+
+        Args:
+            key: any number may receive under it.
+            timeout: in seconds; `None` for no limit.
+
+        Raises:
+            OperationTimeout: a `TimeoutError`; nothing was delivered in time.
+            OperationCancelled: the wait was ended by `cancel_for_key` or `aclose`.
+            PurgatoryError, ValueError, TypeError: see `try_complete_else_watch`.
+        """
+        receiver = Receiver(key, timeout)
+        value = await self.wait(receiver, [key])
+        if receiver._op_state is EXPIRED:
+            raise OperationTimeout(f"nothing was delivered to {key!r} within {timeout} s")
+        return value
+
+    def deliver(self, key: Hashable, value: Any) -> int:
+        """Brings `value` to everyone who receives under `key` now.
+
+        Returns:
+            To how many. Of very many, 512 are answered at once and the rest in the next turns of the loop.
+
+        Cost: O(operations that watch `key`).
+
+        Raises:
+            WrongLoop: called from another loop or thread than the first time, or outside any loop.
+            TypeError: `key` is not hashable.
+        """
+        engine = self._engine
+        engine.bind(f"deliver to {key!r}")
+        count = 0
+        for operation in engine.watchers.of(key):
+            if type(operation) is Receiver and operation.value is NOT_YET:
+                operation.value = value
+                count += 1
+        if count:
+            self.check_and_complete(key)
+        return count
 
     def cancel_for_key(self, key: Hashable) -> list[Op]:
         """Cancels the operations that watch `key`, whatever else they watch; whoever awaits one is told.
@@ -413,20 +454,3 @@ class Purgatory(Generic[Op]):
     def _check(self) -> None:
         """Asserts the whole invariant. For tests."""
         self._engine._check()
-
-
-class _Condition(DelayedOperation[T]):
-    """The operation of `wait_for`: a predicate and its first true value."""
-
-    __slots__ = ("predicate", "value")
-
-    def __init__(self, predicate: Callable[[], T], timeout: float | None) -> None:
-        super().__init__(timeout)
-        self.predicate = predicate
-
-    def try_complete(self) -> bool:
-        self.value = self.predicate()
-        return bool(self.value) and self.force_complete()
-
-    def on_complete(self) -> T:
-        return self.value

@@ -14,16 +14,16 @@ until it is told to be forgotten.
 
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Hashable
-from dataclasses import dataclass
 from math import isnan
 from operator import index
 from types import TracebackType
-from typing import Any, Generic, Protocol, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, final
 
 from purgatory._errors import OperationCancelled, OperationTimeout, PurgatoryClosed
-from purgatory._lines import UNKNOWN, has_reached, it_has
 from purgatory._failure import Failure
+from purgatory._lines import UNKNOWN, has_reached, it_has
 from purgatory._operation import CANCELLED, EXPIRED
+from purgatory._statistics import ThresholdStatistics
 from purgatory._timer import LoopWheel
 from purgatory._waits import Waits
 from purgatory._wheel import DEFAULT_WHEEL_SIZE
@@ -36,32 +36,14 @@ class Ordered(Protocol):
     def __le__(self, other: Any, /) -> bool: ...
 
 
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V", bound=Ordered)
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
 
-
-@final
-@dataclass(frozen=True, slots=True)
-class ThresholdStatistics:
-    """What a threshold purgatory has done so far, and what is in it now."""
-
-    name: str
-    pending: int
-    """Waits that nothing has ended yet."""
-    unanswered: int
-    """Waits that have ended, but whose tasks are yet to be woken, in the next turns of the loop."""
-    keys: int
-    """Keys that have a value or are waited for."""
-    completed: int
-    """Waits whose threshold was reached, before they began or later."""
-    failed: int
-    expired: int
-    cancelled: int
-    """Waits whose task was cancelled, or that `aclose` ended."""
-    wake_ups: int
-    """Callbacks that the buckets of the wheel had from the loop."""
-    moves: int
-    """How often a wait was moved to a narrower bucket."""
+    K = TypeVarWithDefault("K", bound=Hashable, default=Hashable)
+    V = TypeVarWithDefault("V", bound=Ordered, default=Any)
+else:
+    K = TypeVar("K", bound=Hashable)
+    V = TypeVar("V", bound=Ordered)
 
 
 @final

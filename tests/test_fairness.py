@@ -1,8 +1,9 @@
-"""Wake-ups and fairness: nothing is lost, nobody barges in, nobody starves, and no turn of the loop costs more than a portion."""
+"""Wake-ups and fairness: nothing is lost, nobody barges in or starves, and no turn of the loop costs more than a portion."""
 
 import asyncio
 import threading
 import tracemalloc
+from itertools import pairwise
 
 import pytest
 from conftest import Probe, Run, outcome, turns
@@ -169,7 +170,9 @@ def test_the_three_kinds_of_put_off_work_take_turns(virtual):
         async with Purgatory() as purgatory:
             log = []
             for kind in ("check", "named"):
-                watch_all(purgatory, [Probe(None, log=[], trying=lambda _, kind=kind: log.append(kind)) for _ in range(5000)], kind)
+                watch_all(
+                    purgatory, [Probe(None, log=[], trying=lambda _, kind=kind: log.append(kind)) for _ in range(5000)], kind
+                )
             log.clear()
             claimed = [Probe(completing=lambda _: log.append("hook")) for _ in range(5000)]
             Probe(completing=lambda _: [operation.force_complete() for operation in claimed]).force_complete()
@@ -226,7 +229,7 @@ def test_a_crowd_can_be_cancelled_a_portion_per_turn(virtual):
             await turns(1)
             assert await purgatory.acancel_for_key("hot") == waiting
             await looking
-            assert max(before - after for before, after in zip(left, left[1:], strict=False)) <= PORTION
+            assert max(before - after for before, after in pairwise(left)) <= PORTION
             assert {operation.state for operation in waiting} == {CANCELLED} and purgatory.watched == 0
             assert await purgatory.acancel_for_key("hot") == []
 

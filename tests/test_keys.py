@@ -62,7 +62,7 @@ TIMEOUTS = [{"timeout": 30.0}, {"timeout": None}, {"timeout": 1e9}]
         (lambda: Unhashable(ValueError("no hash")), ValueError),
         (lambda: Unhashable(KeyError("no hash")), KeyError),
         (lambda: Unhashable(OverflowError("no hash")), OverflowError),
-        (lambda: [], TypeError),
+        (list, TypeError),
     ],
     ids=["equality", "ValueError", "KeyError", "OverflowError", "list"],
 )

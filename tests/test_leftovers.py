@@ -133,7 +133,9 @@ def test_a_wait_that_expires_or_fails_asks_the_loop_for_no_callback_of_its_own(v
         asked, call_soon = Counter(), loop.call_soon
 
         def counted(callback, *args, **kwargs):
-            asked["task" if isinstance(getattr(callback, "__self__", None), asyncio.Task) or "Task" in repr(callback) else "own"] += 1
+            asked[
+                "task" if isinstance(getattr(callback, "__self__", None), asyncio.Task) or "Task" in repr(callback) else "own"
+            ] += 1
             return call_soon(callback, *args, **kwargs)
 
         async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:

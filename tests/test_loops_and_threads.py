@@ -60,7 +60,9 @@ def test_a_call_from_a_thread_may_be_interrupted_by_another_one(kind, by):
 
     async def main():
         async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
-            put = purgatory.check_and_complete_threadsafe if kind == "keys" else lambda key: thresholds.advance_threadsafe(key, 1)
+            put = (
+                purgatory.check_and_complete_threadsafe if kind == "keys" else lambda key: thresholds.advance_threadsafe(key, 1)
+            )
 
             def interrupt(*_):
                 interruptions.append(1)
@@ -267,9 +269,9 @@ def test_an_operation_that_is_awaited_on_one_loop_is_not_watched_on_another():
 
 
 def test_what_is_empty_serves_the_next_loop_when_its_own_is_closed(loop_factory):
-    purgatory, thresholds, timer = Purgatory(), ThresholdPurgatory(), WheelTimer()
-    idle = IdleTracker(0.01, lambda id_: told.append(id_))
     told = []
+    purgatory, thresholds, timer = Purgatory(), ThresholdPurgatory(), WheelTimer()
+    idle = IdleTracker(0.01, told.append)
 
     async def use():
         with pytest.raises(OperationTimeout):
