@@ -27,8 +27,8 @@ from typing import Final, Generic, Self, TypeVar, cast, final
 
 from purgatory._clock import TickClock
 from purgatory._errors import PurgatoryClosed
+from purgatory._slots import FULL, Bucket, Entry
 from purgatory._timer import LoopWheel
-from purgatory._wheel import Bucket, Entry
 
 Id = TypeVar("Id", bound=Hashable)
 
@@ -62,31 +62,25 @@ class _IdleWheel(LoopWheel, Generic[Id]):
         self.entries: dict[Id, _Tracked[Id]] = {}
 
     def is_empty(self) -> bool:
-        """As the base class's, without looking for buckets."""
+        """As the base class's, without looking for slots."""
         return not self.entries
 
-    def due(self, now: float) -> list[Entry]:
-        """Puts back what was touched meanwhile, tells `on_idle` of the rest, and leaves nothing for its caller to do."""
-        while batch := cast(list[_Tracked[Id]], super().due(now)):
-            bucket = cast(Bucket, self._current)
-            # One pass to look, before anything is done: memory that is far away is fetched for several ids at once.
-            touched = [entry for entry in batch if entry._wheel_when > now and entry._wheel_bucket is bucket]
-            if touched:
-                self._put_all_back(touched, bucket)
-            self._tell(batch, bucket, now)
-            if not bucket:
-                self._finish(bucket)
-                if not self.is_behind():
-                    break
-        return []
+    def _expire(self, batch: list[Entry], now: float) -> None:
+        """Puts back what was touched meanwhile, and tells `on_idle` of the rest."""
+        bucket = cast(Bucket, self._current)
+        # One pass to look, before anything is done: memory that is far away is fetched for several ids at once.
+        touched = [entry for entry in batch if entry._wheel_when > now and entry._wheel_bucket is bucket]
+        if touched:
+            self._put_all_back(touched, bucket)
+        self._tell(cast(list[_Tracked[Id]], batch), bucket, now)
 
-    def _put_all_back(self, touched: list[_Tracked[Id]], bucket: Bucket) -> None:
+    def _put_all_back(self, touched: list[Entry], bucket: Bucket) -> None:
         """As `put_back`, but any bucket of its tick will do: in what order ids of one tick fall idle does not matter."""
         rate, narrow, next_tick = self.rate, self.levels[0].get, self.tick_now + 1
         for entry in touched:
             due_tick = ceil(entry._wheel_when * rate)
-            target = narrow(due_tick)
-            if target is None or due_tick < next_tick:
+            slot = narrow(due_tick)
+            if slot is None or due_tick < next_tick or not slot.added or len(target := slot.added[-1]) >= FULL:
                 self.put_back(entry)
                 continue
             del bucket[entry]

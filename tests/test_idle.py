@@ -352,7 +352,7 @@ def test_nothing_lingers_of_what_fell_idle(virtual: Run) -> None:
         assert len(told.at) == 1000
         assert spy.armed == 0
         tracker._check()
-        assert not list(tracker._wheel.buckets())
+        assert not list(tracker._wheel.slots())
 
     virtual(main)
 
