@@ -13,8 +13,8 @@ due then has to wait. With a tick of 1 and a `wheel_size` of 10, at tick 0:
 So the entries of a wide slot *cascade* while the slot before it passes: they have as long as it is wide. A turn of work
 (`begin_turn`, `due`) handles a portion of entries at most. What is due goes first, and moving gets what is left: a quarter
 of a portion in each turn, and all of it once half of the time has passed. Only if a slot begins with entries left to move,
-because the owner was held up for longer than that, does moving come first, with half of each portion, so that neither
-starves.
+because the owner was held up for longer than that, does moving come first: for `PATIENCE` turns with all of the portion, so
+that few are caught up with in order, and from then on with half of it, so that neither starves.
 
 Entries of one tick fire in the order in which they came. A wide slot takes no more entries once it is being moved; what
 comes then goes to the narrower slot at once. So a slot keeps apart what was moved to it and what was added to it: the
@@ -37,6 +37,9 @@ from purgatory._clock import MAX_TICK, TickClock
 from purgatory._slots import FULL, SNAPSHOT, Bucket, Entry, Level, Slot
 
 __all__ = ["DEFAULT_WHEEL_SIZE", "SNAPSHOT", "Bucket", "Entry", "Wheel"]
+
+PATIENCE: Final = 8
+"""For so many turns after a stall what is due waits for what has to be moved."""
 
 DEFAULT_WHEEL_SIZE: Final = 512
 """With a tick of 1 ms, a slot of the second level is half a second wide, of the third 262 s, of the fourth 37 hours."""
@@ -62,6 +65,7 @@ class Wheel:
         "_moving",
         "_next_tick",
         "_open",
+        "_patience",
         "_portion",
         "_unhurried",
         "clock",
@@ -92,6 +96,8 @@ class Wheel:
         """How many turns of work have begun."""
         self._portion = self._moves_before_due = self._unhurried = 0
         """How many entries may still be returned or moved in this turn; of these moved before and after what is due."""
+        self._patience = PATIENCE
+        """In how many more turns what is due waits for what is overdue to be moved."""
         self.moves = 0
         """How often an entry was moved from one slot to another."""
         self.levels = [Level(0, 1, wheel_size, self.tick_now)]
@@ -222,8 +228,12 @@ class Wheel:
         """
         if now >= self._next_tick:
             self._move_to(now)
-        if self._moving and self._moves_before_due > 0 and self._moving[0][0] <= self.tick_now:
-            self._moves_before_due -= self._move_some(self._moves_before_due)
+        if not self._moving or self._moving[0][0] > self.tick_now:
+            self._patience = PATIENCE
+        elif self._moves_before_due:
+            self._move_some(self._portion if self._patience > 0 else self._moves_before_due, self.tick_now)
+            self._patience -= 1
+            self._moves_before_due = 0
         if self._portion > 0:
             bucket = self._current = self._current or self._next_due()
             if bucket is not None:
@@ -233,7 +243,7 @@ class Wheel:
         if self._moving and self._portion > 0:
             _, _, slot = self._moving[0]
             is_hurried = self.tick_now >= slot.start_tick - slot.level.span_ticks // 2
-            self._move_some(self._portion if is_hurried else min(self._portion, self._unhurried))
+            self._move_some(self._portion if is_hurried else min(self._portion, self._unhurried), MAX_TICK)
         return []
 
     def draining(self) -> Bucket | None:
@@ -319,10 +329,10 @@ class Wheel:
             if not slot:
                 self._portion -= 1  # thousands of empty ones, after a stall, are a burst as well
 
-    def _move_some(self, most: int) -> int:
-        """Moves so many entries of wide slots to narrower ones; how many it came to."""
+    def _move_some(self, most: int, last_tick: int) -> None:
+        """Moves so many entries of the wide slots that begin until `last_tick` to narrower ones."""
         left = most
-        while left > 0 and self._moving:
+        while left > 0 and self._moving and self._moving[0][0] <= last_tick:
             _, _, slot = self._moving[0]
             bucket = slot.first()
             if bucket is None:
@@ -335,7 +345,6 @@ class Wheel:
                 if entry._wheel_bucket is bucket:
                     self._move_down(entry, slot.level.depth)
         self._portion -= most - left
-        return most - left
 
     def _move_down(self, entry: Entry, depth: int) -> None:
         due_tick = self.clock.due_tick(entry._wheel_when)

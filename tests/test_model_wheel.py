@@ -248,9 +248,9 @@ class WheelMachine(RuleBasedStateMachine):
         self.loop.early = 0.0
 
     def forget_the_place_of_what_could_not_be_moved(self) -> None:
-        tick_now = self.model.clock.tick_at(self.loop.now)
-        overdue = [slot for slot in self.timer._wheel.slots() if slot.level.depth and slot.start_tick <= tick_now]
-        if sum(map(len, overdue)) > PORTION // 2:
+        wheel, tick_now = self.timer._wheel, self.model.clock.tick_at(self.loop.now)
+        overdue = [slot for slot in wheel.slots() if slot.level.depth and slot.start_tick <= tick_now]
+        if sum(map(len, overdue)) > wheel._patience * PORTION:
             buckets = {id(bucket) for slot in overdue for bucket in slot.moved + slot.added}
             for item in self.model.waiting:
                 item.has_place &= id(item.task._wheel_bucket) not in buckets
