@@ -76,11 +76,15 @@ class _IdleWheel(LoopWheel, Generic[Id]):
 
     def _put_all_back(self, touched: list[Entry], bucket: Bucket) -> None:
         """As `put_back`, but any bucket of its tick will do: in what order ids of one tick fall idle does not matter."""
-        rate, narrow, next_tick = self.rate, self.levels[0].get, self.tick_now + 1
+        rate, narrow, next_tick = self.rate, self.levels[0], self.tick_now + 1
         for entry in touched:
             due_tick = ceil(entry._wheel_when * rate)
-            slot = narrow(due_tick)
-            if slot is None or due_tick < next_tick or not slot.added or len(target := slot.added[-1]) >= FULL:
+            try:
+                target = narrow[due_tick].added[-1]
+            except LookupError:
+                self.put_back(entry)
+                continue
+            if due_tick < next_tick or len(target) >= FULL:
                 self.put_back(entry)
                 continue
             del bucket[entry]

@@ -61,13 +61,13 @@ class Wheel:
         "_current",
         "_draining",
         "_due",
-        "_moves_before_due",
+        "_has_caught_up",
         "_moving",
         "_next_tick",
         "_open",
         "_patience",
         "_portion",
-        "_unhurried",
+        "_whole_portion",
         "clock",
         "levels",
         "moves",
@@ -94,8 +94,10 @@ class Wheel:
         """When the tick after it begins, in seconds."""
         self.turn = 0
         """How many turns of work have begun."""
-        self._portion = self._moves_before_due = self._unhurried = 0
-        """How many entries may still be returned or moved in this turn; of these moved before and after what is due."""
+        self._portion = self._whole_portion = 0
+        """How many entries may still be returned or moved in this turn, and how many when it began."""
+        self._has_caught_up = False
+        """Whether what was overdue has been moved in this turn, or so much of it as may be."""
         self._patience = PATIENCE
         """In how many more turns what is due waits for what is overdue to be moved."""
         self.moves = 0
@@ -216,9 +218,8 @@ class Wheel:
     def begin_turn(self, portion: int) -> None:
         """Allows `due` to return or move `portion` entries. Slots that open from here on wait for the next turn."""
         self.turn += 1
-        self._portion = portion
-        self._moves_before_due = (portion + 1) // 2
-        self._unhurried = (portion + 3) // 4
+        self._portion = self._whole_portion = portion
+        self._has_caught_up = False
 
     def due(self, now: float) -> list[Entry]:
         """The next entries whose tick has come, in order of tick and arrival; none if none is due, or the turn is over.
@@ -230,10 +231,10 @@ class Wheel:
             self._move_to(now)
         if not self._moving or self._moving[0][0] > self.tick_now:
             self._patience = PATIENCE
-        elif self._moves_before_due:
-            self._move_some(self._portion if self._patience > 0 else self._moves_before_due, self.tick_now)
+        elif not self._has_caught_up:
+            self._move_some(self._portion if self._patience > 0 else (self._whole_portion + 1) // 2, self.tick_now)
             self._patience -= 1
-            self._moves_before_due = 0
+            self._has_caught_up = True
         if self._portion > 0:
             bucket = self._current = self._current or self._next_due()
             if bucket is not None:
@@ -243,7 +244,7 @@ class Wheel:
         if self._moving and self._portion > 0:
             _, _, slot = self._moving[0]
             is_hurried = self.tick_now >= slot.start_tick - slot.level.span_ticks // 2
-            self._move_some(self._portion if is_hurried else min(self._portion, self._unhurried), MAX_TICK)
+            self._move_some(self._portion if is_hurried else min(self._portion, (self._whole_portion + 3) // 4), MAX_TICK)
         return []
 
     def draining(self) -> Bucket | None:

@@ -516,6 +516,8 @@ def test_a_slot_that_was_found_empty_is_found_again_when_something_joins_it() ->
     wheel = WatchedWheel()
     wheel.remove(wheel.put("first", 5))
     assert wheel.is_empty()
+    wheel._check()
+    assert wheel.recent == {}  # or the next entry would join it unseen
     entry = wheel.put("second", 5)
     assert not wheel.is_empty()
     assert wheel.told == [("opened", 5)]
