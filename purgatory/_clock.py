@@ -14,8 +14,15 @@ the loop's own value, and rounding down is checked against it.
 from math import ceil, isfinite
 from typing import Final, final
 
-MAX_TICK: Final = 2**53
-"""Ticks further away than this cannot be told apart in a float: 285,000 years of milliseconds. They count as never."""
+SHORTEST_TICK: Final = 1e-9
+"""In seconds. No loop's clock tells shorter times apart."""
+
+MAX_TICK: Final = 2**62
+"""Ticks further away than this count as never: 146 years of the shortest ones, 146 million years of milliseconds.
+
+Beyond 2**53 a float skips some ticks, with ticks of 1 ns from a loop time of 104 days on. Then a deadline is met by the next
+tick that there is, at most a few units of the loop's own time in the last place later.
+"""
 
 
 @final
@@ -23,10 +30,10 @@ class TickClock:
     """Converts between the loop's seconds and a wheel's ticks.
 
     Args:
-        tick: the length of one tick in seconds, positive and finite.
+        tick: the length of one tick in seconds, finite and at least a nanosecond.
 
     Raises:
-        ValueError: `tick` is not positive and finite.
+        ValueError: `tick` is shorter, or not finite.
     """
 
     __slots__ = ("_whole", "rate", "tick")
@@ -36,8 +43,10 @@ class TickClock:
     """Ticks in a second."""
 
     def __init__(self, tick: float) -> None:
-        if not (tick > 0.0 and isfinite(tick) and isfinite(1.0 / tick)):
+        if not (tick > 0.0 and isfinite(tick)):
             raise ValueError(f"tick must be a positive, finite number of seconds, not {tick!r}")
+        if tick < SHORTEST_TICK:
+            raise ValueError(f"tick must be at least {SHORTEST_TICK} seconds, not {tick!r}: no clock tells shorter times apart")
         rate = 1.0 / tick
         self._whole = rate >= 1.0 and abs(rate - round(rate)) <= 1e-9 * rate
         self.tick = float(tick)

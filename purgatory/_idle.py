@@ -20,15 +20,15 @@ often where few are.
 Compare netty's `IdleStateHandler`, whose timer, one for each connection, sets itself anew if something came meanwhile.
 """
 
+from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable, Hashable, Iterator
 from math import ceil
-from threading import get_ident
-from typing import Final, Generic, Self, TypeVar, cast, final
+from typing import Any, Final, Generic, Self, TypeVar, cast, final
 
 from purgatory._clock import TickClock
 from purgatory._errors import PurgatoryClosed
-from purgatory._timer import LoopWheel
-from purgatory._wheel import Bucket, Entry
+from purgatory._slots import FULL, Bucket, Entry
+from purgatory._timer import UNBOUND, LoopWheel
 
 Id = TypeVar("Id", bound=Hashable)
 
@@ -62,31 +62,29 @@ class _IdleWheel(LoopWheel, Generic[Id]):
         self.entries: dict[Id, _Tracked[Id]] = {}
 
     def is_empty(self) -> bool:
-        """As the base class's, without looking for buckets."""
+        """As the base class's, without looking for slots."""
         return not self.entries
 
-    def due(self, now: float) -> list[Entry]:
-        """Puts back what was touched meanwhile, tells `on_idle` of the rest, and leaves nothing for its caller to do."""
-        while batch := cast(list[_Tracked[Id]], super().due(now)):
-            bucket = cast(Bucket, self._current)
-            # One pass to look, before anything is done: memory that is far away is fetched for several ids at once.
-            touched = [entry for entry in batch if entry._wheel_when > now and entry._wheel_bucket is bucket]
-            if touched:
-                self._put_all_back(touched, bucket)
-            self._tell(batch, bucket, now)
-            if not bucket:
-                self._finish(bucket)
-                if not self.is_behind():
-                    break
-        return []
+    def _expire(self, batch: list[Entry], now: float) -> None:
+        """Puts back what was touched meanwhile, and tells `on_idle` of the rest."""
+        bucket = cast(Bucket, self._current)
+        # One pass to look, before anything is done: memory that is far away is fetched for several ids at once.
+        touched = [entry for entry in batch if entry._wheel_when > now and entry._wheel_bucket is bucket]
+        if touched:
+            self._put_all_back(touched, bucket)
+        self._tell(cast(list[_Tracked[Id]], batch), bucket, now)
 
-    def _put_all_back(self, touched: list[_Tracked[Id]], bucket: Bucket) -> None:
+    def _put_all_back(self, touched: list[Entry], bucket: Bucket) -> None:
         """As `put_back`, but any bucket of its tick will do: in what order ids of one tick fall idle does not matter."""
-        rate, narrow, next_tick = self.rate, self.levels[0].get, self.tick_now + 1
+        rate, narrow, next_tick = self.rate, self.levels[0], self.tick_now + 1
         for entry in touched:
             due_tick = ceil(entry._wheel_when * rate)
-            target = narrow(due_tick)
-            if target is None or due_tick < next_tick:
+            try:
+                target = narrow[due_tick].added[-1]
+            except LookupError:
+                self.put_back(entry)
+                continue
+            if due_tick < next_tick or len(target) >= FULL:
                 self.put_back(entry)
                 continue
             del bucket[entry]
@@ -146,8 +144,7 @@ class IdleTracker(Generic[Id]):
         "__weakref__",
         "_closed",
         "_entries",
-        "_is_running",
-        "_thread_id",
+        "_loop",
         "_time",
         "_timeout",
         "_wheel",
@@ -164,8 +161,7 @@ class IdleTracker(Generic[Id]):
         self._timeout = float(timeout)
         self._entries = wheel.entries
         self._closed = False
-        self._thread_id: int | None = None
-        self._is_running = wheel.is_running
+        self._loop: Any = wheel.loop
         self._time = wheel.time
 
     def touch(self, id: Id) -> None:  # noqa: A002 - there is no better word for it
@@ -179,8 +175,7 @@ class IdleTracker(Generic[Id]):
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
             PurgatoryClosed: the tracker is closed.
         """
-        is_running = self._is_running
-        if get_ident() != self._thread_id or not is_running():
+        if running_loop() is not self._loop:
             self._bind(f"touch {id!r}")
         # Calling an attribute that holds a function is dear in CPython 3.11; calling a local is not.
         time = self._time
@@ -198,10 +193,9 @@ class IdleTracker(Generic[Id]):
         Raises:
             WrongLoop: called from another loop or thread than the tracker's.
         """
-        if self._thread_id is None:
+        if self._loop is UNBOUND:
             return False
-        is_running = self._is_running
-        if get_ident() != self._thread_id or not is_running():
+        if running_loop() is not self._loop:
             self._bind(f"remove {id!r}")
         entry = self._entries.pop(id, None)
         if entry is None:
@@ -216,13 +210,13 @@ class IdleTracker(Generic[Id]):
             WrongLoop: called from another loop or thread than the tracker's, while that loop is open.
         """
         wheel = self._wheel
-        if wheel.thread_id is not None and not wheel.loop.is_closed():
+        if wheel.is_bound and not wheel.loop.is_closed():
             wheel.bind("close an idle tracker")
             for entry in self._entries.values():
                 wheel.remove(entry)
         self._entries.clear()
         self._closed = True
-        self._thread_id = None  # so that the next touch asks `_bind`
+        self._loop = UNBOUND  # so that the next touch asks `_bind`
 
     def __enter__(self) -> Self:
         return self
@@ -252,8 +246,8 @@ class IdleTracker(Generic[Id]):
         if self._closed:
             raise PurgatoryClosed(f"cannot {doing}: the idle tracker is closed")
         wheel = self._wheel
-        wheel.bind(doing)
-        self._thread_id, self._is_running, self._time = wheel.thread_id, wheel.is_running, wheel.time
+        wheel.bind(doing, len(self._entries))
+        self._loop, self._time = wheel.loop, wheel.time
 
     def _track(self, id: Id) -> None:  # noqa: A002
         entry: _Tracked[Id] = _Tracked()

@@ -1,29 +1,31 @@
-"""The wheel on an event loop: one `loop.call_at` for each open bucket, and `WheelTimer` for those who want just timers.
+"""The wheel on an event loop: one `loop.call_at` for each open slot, and `WheelTimer` for those who want just timers.
 
-A bucket that opens arms one callback of the loop, whatever joins it later. The callback runs what is due, a portion per
-turn of the loop; what is left follows in the next turns, in order, so ten thousand timers of one instant do not hold up
-a socket. A callback that comes early (uvloop rounds to milliseconds, deadlines beyond a day are asked for in stages)
-arms the bucket again. A bucket whose last entry was removed stays armed, because the next entry will often want it: at
-most one idle callback for each bucket, and none once nothing waits at all, which is seen to at the end of the turn.
+A slot that opens arms one callback of the loop, whatever joins it later. The callback runs what is due, or begins to move
+what will be, a portion per turn of the loop; what is left follows in the next turns, in order, so ten thousand timers of
+one instant do not hold up a socket. A callback that comes early (uvloop rounds to milliseconds, deadlines beyond a day are
+asked for in stages) arms the slot again. A slot whose last entry was removed stays armed, because the next entry will
+often want it: at most one idle callback for each slot, and none once nothing waits at all, which is seen to at the end of
+the turn.
 
-Callbacks run in an empty `contextvars.Context` of the bucket, not in that of whoever happened to arm it, which would be
-kept alive and shown to strangers.
+Callbacks run in an empty `contextvars.Context` of the slot, not in that of whoever happened to arm it, which would be kept
+alive and shown to strangers.
 
 This is the only module that calls the loop's clock and timers.
 """
 
+import gc
 from asyncio import AbstractEventLoop
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable
 from contextvars import Context
 from functools import partial
 from math import ceil, inf, nextafter
-from threading import RLock, get_ident
+from threading import RLock
 from typing import Any, Final, cast, final
 
-from purgatory._clock import MAX_TICK
 from purgatory._errors import WrongLoop
-from purgatory._wheel import DEFAULT_WHEEL_SIZE, Bucket, Entry, Wheel
+from purgatory._slots import Bucket, Entry, Slot
+from purgatory._wheel import DEFAULT_WHEEL_SIZE, Wheel
 
 PORTION: Final = 512
 """How many entries are run, or moved, in one turn of the loop: about a millisecond of them."""
@@ -33,6 +35,12 @@ UNBOUND: Final[Any] = object()
 
 _binding: Final = RLock()
 
+LOOK_OVER: Final = 32_768
+"""After so many moves the young objects are looked over by the garbage collector.
+
+It will do that anyway at some time, and then go through whatever new buckets hold by then: 40 ms, for a million entries.
+"""
+
 LONGEST_WAIT: Final = 86_400.0
 """Loops refuse or truncate very far deadlines (asyncio sleeps for a day at most), so they are approached in days."""
 
@@ -40,7 +48,7 @@ LONGEST_WAIT: Final = 86_400.0
 class LoopWheel(Wheel):
     """A wheel that wakes itself up on an event loop, to which it is bound at first use."""
 
-    __slots__ = ("_continuing", "_running", "is_bound", "is_running", "loop", "thread_id", "time", "wake_ups", "when_cleared")
+    __slots__ = ("_continuing", "_looked_over", "_running", "is_bound", "loop", "time", "wake_ups", "when_cleared")
 
     loop: AbstractEventLoop
 
@@ -48,15 +56,15 @@ class LoopWheel(Wheel):
         super().__init__(tick, wheel_size)
         self.loop = UNBOUND
         self.is_bound = False
-        self.thread_id: int | None = None
-        self.is_running: Callable[[], bool] = bool
         self.time: Callable[[], float] = float
         self.wake_ups = 0
-        """How many callbacks of the loop a bucket has had."""
+        """How many callbacks of the loop a slot has had."""
         self.when_cleared: Callable[[], object] = bool
         """For the owner: called when nothing waits any more, at the end of the turn in which the last entry left."""
         self._running = False
         self._continuing = False
+        self._looked_over = 0
+        """How many moves there had been when the garbage collector was asked last."""
 
     def bind(self, doing: str, pending: int | None = None) -> bool:
         """Binds the wheel to the running loop, or checks that it is the one that it is bound to.
@@ -93,14 +101,12 @@ class LoopWheel(Wheel):
     def _settle_on(self, loop: AbstractEventLoop) -> None:
         """Belongs to `loop` from now on, and forgets what it had asked of another one, which is closed."""
         if self.is_bound:
-            for bucket in self.buckets():
-                bucket.handle = None
+            for slot in self.slots():
+                slot.handle = None
             self._continuing = self._running = self.resting = False
             self.clear()
-            self.tick_now, self._next_tick = -MAX_TICK, -inf  # the other loop's clock may have another zero
+            self.forget_time()
         self.time = loop.time
-        self.is_running = loop.is_running
-        self.thread_id = get_ident()
         self.loop = loop
         self.is_bound = True
 
@@ -128,14 +134,14 @@ class LoopWheel(Wheel):
 
     # -- being woken
 
-    def opened(self, bucket: Bucket) -> None:
-        if not (self._running and bucket.start_tick <= self.tick_now):
-            self._arm(bucket, self.clock.instant(bucket.start_tick))
+    def opened(self, slot: Slot) -> None:
+        if not (self._running and slot.wake_tick <= self.tick_now):
+            self._arm(slot, self.clock.instant(slot.wake_tick))
 
-    def closed(self, bucket: Bucket) -> None:
-        if bucket.handle is not None:
-            bucket.handle.cancel()
-            bucket.handle = None
+    def closed(self, slot: Slot) -> None:
+        if slot.handle is not None:
+            slot.handle.cancel()
+            slot.handle = None
 
     def emptied(self) -> None:
         self.resting = True
@@ -152,61 +158,68 @@ class LoopWheel(Wheel):
         super().clear()
         self.when_cleared()
 
-    def _arm(self, bucket: Bucket, when: float) -> None:
-        """Has the loop call at `when` for `bucket`."""
-        bucket.armed_for = when = min(when, self.time() + LONGEST_WAIT)
-        bucket.handle = self.loop.call_at(when, self._wake, bucket, context=Context())
+    def _arm(self, slot: Slot, when: float) -> None:
+        """Has the loop call at `when` for `slot`."""
+        slot.armed_for = when = min(when, self.time() + LONGEST_WAIT)
+        slot.handle = self.loop.call_at(when, self._wake, slot, context=Context())
 
-    def _wake(self, bucket: Bucket) -> None:
+    def _wake(self, slot: Slot) -> None:
         self.wake_ups += 1
-        bucket.handle = None
+        slot.handle = None
         if not self._continuing:
             self._run()
-        if bucket.start_tick > self.tick_now:
-            self._wake_again(bucket)
+        if slot.wake_tick > self.tick_now:
+            self._wake_again(slot)
 
-    def _wake_again(self, bucket: Bucket) -> None:
-        """Arms a bucket whose callback came before its time, if it is still open.
+    def _wake_again(self, slot: Slot) -> None:
+        """Arms a slot whose callback came before its time, if it is still open.
 
         Also if its time has come by now: `_run` went by an earlier reading of the clock, and nobody else will look.
         """
-        if bucket in self:
+        if slot in self:
             # What it was short of is added to what was asked for, and be it one unit in the last place: a loop that
             # always calls early is asked for later and later until it is right.
-            short = self.clock.instant(bucket.start_tick) - self.time()
-            self._arm(bucket, max(bucket.armed_for + short, nextafter(bucket.armed_for, inf)))
+            short = self.clock.instant(slot.wake_tick) - self.time()
+            self._arm(slot, max(slot.armed_for + short, nextafter(slot.armed_for, inf)))
 
     def _run(self) -> None:
         """Expires a portion of what is due, and comes back in the next turn for the rest."""
         self._continuing = False
         self._running = True
         self.begin_turn(PORTION)
-        now = self.time()
         try:
-            while entries := self.due(now):
-                bucket = cast(Bucket, self._current)
-                for entry in entries:
-                    if entry._wheel_bucket is not bucket:
-                        continue
-                    if entry._wheel_when > now:
-                        self.put_back(entry)
-                        continue
-                    del bucket[entry]
-                    entry._wheel_bucket = None
-                    try:
-                        entry._wheel_due()
-                    except (SystemExit, KeyboardInterrupt):
-                        self.rewind()
-                        raise
-                    except BaseException as error:
-                        self.loop.call_exception_handler({"message": f"exception when {entry!r} was due", "exception": error})
+            while batch := self.due(now := self.time()):
+                self._expire(batch, now)
         finally:
             self._running = False
+            if self.moves >= self._looked_over + LOOK_OVER:
+                self._looked_over = self.moves
+                if gc.isenabled():
+                    gc.collect(1)
             if self.is_behind():
                 self._continuing = True
                 self.loop.call_soon(self._run, context=Context())
             elif self.is_empty():
                 self.clear()
+
+    def _expire(self, batch: list[Entry], now: float) -> None:
+        """Deals with what `due` has returned."""
+        bucket = cast(Bucket, self._current)
+        for entry in batch:
+            if entry._wheel_bucket is not bucket:
+                continue
+            if entry._wheel_when > now:
+                self.put_back(entry)
+                continue
+            del bucket[entry]
+            entry._wheel_bucket = None
+            try:
+                entry._wheel_due()
+            except (SystemExit, KeyboardInterrupt):
+                self.rewind()
+                raise
+            except BaseException as error:
+                self.loop.call_exception_handler({"message": f"exception when {entry!r} was due", "exception": error})
 
 
 @final
@@ -254,7 +267,7 @@ class TimerTask(Entry):
             state = "it was cancelled" if self._callback is None else "its callback has been called"
             raise RuntimeError(f"cannot reschedule {self!r} to {when!r}: {state}")
         wheel: Any = bucket.wheel
-        if get_ident() != wheel.thread_id or not wheel.is_running():
+        if running_loop() is not wheel.loop:
             wheel.bind(f"reschedule {self!r}")
         if when >= self._wheel_when:
             self._wheel_when = when
@@ -286,8 +299,8 @@ class WheelTimer:
     empty context; to keep yours, schedule `contextvars.copy_context().run` with the callback as its argument.
 
     Args:
-        tick: the grain of time in seconds, positive and finite.
-        wheel_size: how many buckets of a level are in reach, at least 2.
+        tick: the grain of time in seconds, finite and at least a nanosecond.
+        wheel_size: how many slots of a level are as wide as one of the next, at least 2.
 
     Raises:
         ValueError, TypeError: an argument is out of its bounds, or `wheel_size` is not an integer.
@@ -299,7 +312,7 @@ class WheelTimer:
         self._wheel = LoopWheel(tick, wheel_size)
 
     def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> TimerTask:
-        """Calls `callback(*args)` once `delay` seconds have passed. Cost: O(1); the loop is touched once for each bucket.
+        """Calls `callback(*args)` once `delay` seconds have passed. Cost: O(1); the loop is touched once for each slot.
 
         Args:
             delay: seconds from now; zero and less mean the next turn of the loop, `inf` means never.
@@ -309,10 +322,9 @@ class WheelTimer:
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
         """
         wheel = self._wheel
-        # Calling an attribute that holds a function is dear in CPython 3.11; calling a local is not.
-        is_running = wheel.is_running
-        if get_ident() != wheel.thread_id or not is_running():
+        if running_loop() is not wheel.loop:
             wheel.bind("schedule a callback")
+        # Calling an attribute that holds a function is dear in CPython 3.11; calling a local is not.
         time = wheel.time
         task = TimerTask()
         task._wheel_when = when = time() + delay
@@ -336,7 +348,7 @@ class WheelTimer:
 
     @property
     def size(self) -> int:
-        """How many callbacks wait. Cost: the number of open buckets."""
+        """How many callbacks wait. Cost: the number of open slots."""
         return len(self._wheel)
 
     def __repr__(self) -> str:

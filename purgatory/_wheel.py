@@ -1,23 +1,27 @@
 """The hierarchical timing wheel: which entries are due, in constant time for each, with no loop and no thread.
 
-Entries wait in buckets. A bucket of the finest level holds one tick; a level has `wheel_size` buckets in reach, and one
-bucket of the next level, made when it is first needed, is as wide as the whole level below. When the wide bucket begins,
-its entries *cascade* into narrower ones, until they lie in the bucket of their own tick, which fires. With a tick of 1
-and a `wheel_size` of 10, at tick 0:
+Time is cut into slots. A slot of the finest level holds one tick; a slot of the next level is as wide as `wheel_size` of
+those, and so on. The finest level reaches to the end of the wide slot after the one that has begun, the next one to the
+end of the still wider slot after the one that has begun, and so on: at any moment each tick has one slot in which what is
+due then has to wait. With a tick of 1 and a `wheel_size` of 10, at tick 0:
 
-    due 9    -> level 0, bucket 9
-    due 88   -> level 1, bucket [80, 90)      at 80 into level 0, bucket 88
-    due 222  -> level 2, bucket [200, 300)    at 200 into level 1, bucket [220, 230); at 220 into level 0, bucket 222
-    due 521  -> level 2, bucket [500, 600)    at 500 into level 1, bucket [520, 530); at 520 into level 0, bucket 521
+    due 9    -> level 0, slot 9
+    due 88   -> level 1, slot [80, 90)      from 70 on into level 0, slot 88
+    due 222  -> level 2, slot [200, 300)    from 100 on into level 1, slot [220, 230); from 210 on into level 0, slot 222
+    due 521  -> level 2, slot [500, 600)    from 400 on into level 1, slot [520, 530); from 510 on into level 0, slot 521
 
-Three things differ from Kafka's `TimingWheel`. An entry fires when its tick has *come*, not when it is the current one,
-so never early. A level is a dictionary of the buckets that exist, numbered for ever (`due_tick // span_ticks`), not a
-ring: a bucket that is overdue after a stall and the one that would take its slot are simply two. And an entry joins the
-bucket in which entries of its tick already wait, even if a narrower one is in reach by now, so entries of one tick fire
-in the order in which they came.
+So the entries of a wide slot *cascade* while the slot before it passes: they have as long as it is wide. A turn of work
+(`begin_turn`, `due`) handles a portion of entries at most. What is due goes first, and moving gets what is left: a quarter
+of a portion in each turn, and all of it once half of the time has passed. Only if a slot begins with entries left to move,
+because the owner was held up for longer than that, does moving come first: for `PATIENCE` turns with all of the portion, so
+that few are caught up with in order, and from then on with half of it, so that neither starves.
 
-Time is an argument. Whoever owns the wheel asks for due work in portions (`due`), so neither a burst nor a cascade is
-ever longer than the portion; a subclass is told when a bucket opens or closes, and sees to being woken in time.
+Entries of one tick fire in the order in which they came. A wide slot takes no more entries once it is being moved; what
+comes then goes to the narrower slot at once. So a slot keeps apart what was moved to it and what was added to it: the
+former is older and goes first. Slots are moved one after the other, by their beginning and the wider first. Only what is
+left to move when its tick has come already fires behind others.
+
+Time is an argument. A subclass is told when a slot opens or closes, and sees to being woken in time.
 
 Source: Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (scheme 7); Kafka, `util/timer/TimingWheel.java`,
 where the heap of buckets is a `DelayQueue`.
@@ -25,88 +29,45 @@ where the heap of buckets is a `DelayQueue`.
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from itertools import islice
 from math import inf
 from operator import index
-from typing import Any, Final
+from typing import Final
 
 from purgatory._clock import MAX_TICK, TickClock
+from purgatory._slots import FULL, SNAPSHOT, Bucket, Entry, Level, Slot
+
+__all__ = ["DEFAULT_WHEEL_SIZE", "SNAPSHOT", "Bucket", "Entry", "Wheel"]
+
+PATIENCE: Final = 8
+"""For so many turns after a stall what is due waits for what has to be moved."""
 
 DEFAULT_WHEEL_SIZE: Final = 512
-"""With a tick of 1 ms: half a second in the first level, 262 s in the second, 37 hours in the third."""
-
-SNAPSHOT: Final = 8192
-"""A large bucket is walked in snapshots of so many entries, as walking restarts behind what has left at its front."""
-
-
-class Entry:
-    """What waits in a wheel. `_wheel_when` is its deadline in seconds, `_wheel_bucket` the bucket that holds it, if one does.
-
-    `_wheel_when` may be moved to later in place: the entry is looked at when its bucket is due, and put back.
-    """
-
-    __slots__ = ("_wheel_bucket", "_wheel_when")
-
-    _wheel_bucket: "Bucket | None"
-    _wheel_when: Any  # float; for a subclass also None, while it waits in no wheel
-
-    def _wheel_due(self) -> None:
-        """Called once when the deadline has come; the entry is out of the wheel."""
-        raise TypeError(f"{type(self).__name__} has nothing to do when it expires")
-
-
-class Bucket(dict[Entry, None]):
-    """The entries that are due in `[start_tick, start_tick + span_ticks)`, in the order in which they came.
-
-    A dictionary, because removal from anywhere is then one operation in C that keeps the order and leaves no trace.
-    """
-
-    __slots__ = ("armed_for", "handle", "level", "start_tick", "turn", "wheel")
-
-    def __init__(self, wheel: "Wheel", level: "Level", start_tick: int) -> None:
-        self.wheel = wheel
-        self.level = level
-        self.start_tick = start_tick
-        self.turn = wheel.turn
-        self.handle: Any = None
-        """For the owner: what will wake it at `start_tick`, ..."""
-        self.armed_for = 0.0
-        """... and when."""
-
-    def __repr__(self) -> str:
-        end_tick = self.start_tick + self.level.span_ticks
-        return f"<Bucket [{self.start_tick}, {end_tick}) of {len(self)}>"
-
-
-class Level(dict[int, Bucket]):
-    """The open buckets of one width, by `due_tick // span_ticks`."""
-
-    __slots__ = ("depth", "reach_ticks", "span_ticks")
-
-    def __init__(self, depth: int, span_ticks: int, wheel_size: int) -> None:
-        self.depth = depth
-        self.span_ticks = span_ticks
-        self.reach_ticks = span_ticks * wheel_size
+"""With a tick of 1 ms, a slot of the second level is half a second wide, of the third 262 s, of the fourth 37 hours."""
 
 
 class Wheel:
     """A hierarchical timing wheel of `Entry` objects.
 
     Args:
-        tick: the length of a tick in seconds, positive and finite.
-        wheel_size: how many buckets of a level are in reach, at least 2.
+        tick: the length of a tick in seconds, finite and at least a nanosecond.
+        wheel_size: how many slots of a level are as wide as one of the next, at least 2.
 
     Raises:
         ValueError, TypeError: an argument is out of its bounds, or `wheel_size` is not an integer.
     """
 
     __slots__ = (
-        "_batch",
-        "_coarse_first",
+        "_ahead",
         "_current",
-        "_heap",
+        "_draining",
+        "_due",
+        "_has_caught_up",
+        "_moving",
         "_next_tick",
+        "_open",
+        "_patience",
         "_portion",
+        "_whole_portion",
         "clock",
         "levels",
         "moves",
@@ -133,48 +94,59 @@ class Wheel:
         """When the tick after it begins, in seconds."""
         self.turn = 0
         """How many turns of work have begun."""
-        self._portion = 0
-        """How many entries may still be returned or moved in this turn."""
+        self._portion = self._whole_portion = 0
+        """How many entries may still be returned or moved in this turn, and how many when it began."""
+        self._has_caught_up = False
+        """Whether what was overdue has been moved in this turn, or so much of it as may be."""
+        self._patience = PATIENCE
+        """In how many more turns what is due waits for what is overdue to be moved."""
         self.moves = 0
-        """How often an entry was moved from one bucket to another."""
-        self.levels = [Level(0, 1, wheel_size)]
-        self._coarse_first = self.levels[:]
-        self.never = Bucket(self, self.levels[0], MAX_TICK)
-        """Entries too far away to fire; no level lists it."""
+        """How often an entry was moved from one slot to another."""
+        self.levels = [Level(0, 1, wheel_size, self.tick_now)]
+        self.never = Bucket(self)
+        """Entries too far away to fire; no slot lists it."""
         self.recent: dict[int, Bucket] = {}
         """Due tick -> bucket, for what was asked since `tick_now` last changed: most additions need no more than this."""
-        self._heap: list[tuple[int, int, Bucket]] = []
-        """The open buckets by start, the wider first, but for the one that is being emptied."""
+        self._due: list[tuple[int, Slot]] = []
+        """The slots of the finest level, a heap by start."""
+        self._draining: Slot | None = None
+        """The due slot that is being emptied; it is in no level any more, ..."""
         self._current: Bucket | None = None
-        """The due bucket that is being emptied."""
-        self._batch: Iterator[Entry] = iter(())
+        """... and its bucket whose entries were returned last."""
+        self._ahead: list[tuple[int, int, Slot]] = []
+        """The slots of the other levels, a heap by when they are to be moved and level."""
+        self._moving: list[tuple[int, int, Slot]] = []
+        """Those whose time to be moved has come, a heap by start, the wider first; they are in no level any more."""
+        self._open: dict[Slot, None] = {}
+        """Every slot that may hold an entry; where it was empty when `is_empty` looked, `recent` does not know it."""
 
     def __len__(self) -> int:
-        """How many entries wait. Cost: the number of open buckets."""
-        waiting = len(self.never) + sum(map(len, self.buckets()))
-        current = self._current
-        return waiting + len(current) if current is not None and current.level.depth == 0 else waiting
+        """How many entries wait. Cost: the number of slots."""
+        return len(self.never) + sum(map(len, self.slots()))
 
-    def __contains__(self, bucket: Bucket) -> bool:
-        """Whether `bucket` is open."""
-        return bucket.level.get(bucket.start_tick // bucket.level.span_ticks) is bucket
+    def __contains__(self, slot: Slot) -> bool:
+        """Whether `slot` takes entries."""
+        return slot.level.get(slot.number) is slot
 
-    def buckets(self) -> Iterator[Bucket]:
-        """Every open bucket, empty ones included."""
-        return (bucket for level in self.levels for bucket in level.values())
+    def slots(self) -> Iterator[Slot]:
+        """Every slot, empty ones included."""
+        yield from (slot for level in self.levels for slot in level.values())
+        yield from (slot for _, _, slot in self._moving)
+        if self._draining is not None:
+            yield self._draining
 
     # -- for the owner to be told
 
-    def opened(self, bucket: Bucket) -> None:
-        """`bucket` exists now, and `due` is to be called when its `start_tick` has come."""
+    def opened(self, slot: Slot) -> None:
+        """`slot` exists now, and `due` is to be called when its `wake_tick` has come."""
 
-    def closed(self, bucket: Bucket) -> None:
-        """`bucket` does not need to be waited for any more."""
+    def closed(self, slot: Slot) -> None:
+        """`slot` does not need to be waited for any more."""
 
     def emptied(self) -> None:
         """The last entry of some bucket was removed, and the wheel is not `resting`.
 
-        The bucket stays open: the next entry will often want it.
+        Its slot stays open: the next entry will often want it.
         """
 
     # -- adding and removing
@@ -200,7 +172,7 @@ class Wheel:
             self.emptied()
 
     def bucket_for(self, when: float, now: float) -> Bucket:
-        """The open bucket in which an entry due at `when` is to wait.
+        """The bucket in which an entry due at `when` is to wait.
 
         Raises:
             ValueError: `when` is NaN.
@@ -210,41 +182,44 @@ class Wheel:
             return self.never
         if now >= self._next_tick:
             self._move_to(now)
-        first_tick = due_tick if due_tick > self.tick_now else self.tick_now
-        for level in self._coarse_first:
-            bucket = level.get(first_tick // level.span_ticks)
-            if bucket:
-                break
-        else:
-            bucket = self._open(first_tick)
-        self.recent[due_tick] = bucket
+        slot = self._slot(due_tick if due_tick > self.tick_now else self.tick_now, self.turn)
+        self.recent[due_tick] = bucket = self._last(slot.added)
         return bucket
 
-    def _open(self, due_tick: int) -> Bucket:
-        """The narrowest bucket in reach for `due_tick`, new if need be."""
-        ahead_ticks = due_tick - self.tick_now
+    def _slot(self, due_tick: int, turn: int) -> Slot:
+        """The slot of `due_tick`, new if need be, and then one of `turn`."""
         level = self.levels[0]
         for level in self.levels:
-            if ahead_ticks < level.reach_ticks:
+            if due_tick < level.end_tick:
                 break
-        while ahead_ticks >= level.reach_ticks:
-            level = Level(level.depth + 1, level.reach_ticks, self.wheel_size)
+        while due_tick >= level.end_tick:
+            level = Level(level.depth + 1, level.reach_ticks, self.wheel_size, self.tick_now)
             self.levels.append(level)
-            self._coarse_first.insert(0, level)
         number = due_tick // level.span_ticks
-        bucket = level.get(number)
-        if bucket is None:
-            bucket = level[number] = Bucket(self, level, number * level.span_ticks)
-            heappush(self._heap, (bucket.start_tick, -level.depth, bucket))
-            self.opened(bucket)
-        return bucket
+        slot = level.get(number)
+        if slot is None:
+            slot = level[number] = Slot(level, number, turn)
+            if level.depth == 0:
+                heappush(self._due, (slot.start_tick, slot))
+            else:
+                heappush(self._ahead, (slot.wake_tick, level.depth, slot))
+            self.opened(slot)
+        self._open[slot] = None
+        return slot
+
+    def _last(self, buckets: list[Bucket]) -> Bucket:
+        """The last of the buckets, which takes entries."""
+        if not buckets or len(buckets[-1]) >= FULL:
+            buckets.append(Bucket(self))
+        return buckets[-1]
 
     # -- what is due
 
     def begin_turn(self, portion: int) -> None:
-        """Allows `due` to return or move `portion` entries. Buckets that open from here on wait for the next turn."""
+        """Allows `due` to return or move `portion` entries. Slots that open from here on wait for the next turn."""
         self.turn += 1
-        self._portion = portion
+        self._portion = self._whole_portion = portion
+        self._has_caught_up = False
 
     def due(self, now: float) -> list[Entry]:
         """The next entries whose tick has come, in order of tick and arrival; none if none is due, or the turn is over.
@@ -254,25 +229,22 @@ class Wheel:
         """
         if now >= self._next_tick:
             self._move_to(now)
-        while self._portion > 0:
-            bucket = self._current
-            if bucket is None:
-                bucket = self._current = self._pop_due()
-                if bucket is None:
-                    break
-            batch = list(islice(self._batch, self._portion))
-            self._portion -= len(batch)
-            if not batch:
-                if bucket:
-                    self._batch = iter(list(islice(bucket, SNAPSHOT)))
-                else:
-                    self._finish(bucket)
-            elif bucket.level.depth == 0:
+        if not self._moving or self._moving[0][0] > self.tick_now:
+            self._patience = PATIENCE
+        elif not self._has_caught_up:
+            self._move_some(self._portion if self._patience > 0 else (self._whole_portion + 1) // 2, self.tick_now)
+            self._patience -= 1
+            self._has_caught_up = True
+        if self._portion > 0:
+            bucket = self._current = self._current or self._next_due()
+            if bucket is not None:
+                batch = bucket.batch(self._portion)
+                self._portion -= len(batch)
                 return batch
-            else:
-                for entry in batch:
-                    if entry._wheel_bucket is bucket:
-                        self._move(entry, bucket, bucket.start_tick)
+        if self._moving and self._portion > 0:
+            _, _, slot = self._moving[0]
+            is_hurried = self.tick_now >= slot.start_tick - slot.level.span_ticks // 2
+            self._move_some(self._portion if is_hurried else min(self._portion, (self._whole_portion + 3) // 4), MAX_TICK)
         return []
 
     def draining(self) -> Bucket | None:
@@ -281,99 +253,153 @@ class Wheel:
 
     def put_back(self, entry: Entry) -> None:
         """Moves an entry that `due` returned to a later tick, because its `_wheel_when` has not come after all."""
-        assert self._current is not None
-        self._move(entry, self._current, self.tick_now + 1)
+        due_tick = self.clock.due_tick(entry._wheel_when)
+        if due_tick == MAX_TICK:
+            self._move(entry, self.never)
+        else:
+            self._move(entry, self._last(self._slot(max(due_tick, self.tick_now + 1), self.turn).added))
 
     def rewind(self) -> None:
         """Has `due` return again what it returned last and the caller did not come to."""
-        self._batch = iter(())
+        if self._current is not None:
+            self._current.rewind()
 
     def is_behind(self) -> bool:
         """Whether work is left whose time has come."""
-        return self._current is not None or bool(self._heap and self._heap[0][0] <= self.tick_now)
+        return self._draining is not None or bool(self._moving) or bool(self._due and self._due[0][0] <= self.tick_now)
 
     def is_empty(self) -> bool:
-        """Whether nothing waits that will ever be due. Cost: the empty buckets that are newer than the newest full one."""
-        return not self._current and not any(bucket for level in self.levels for bucket in reversed(level.values()))
+        """Whether nothing waits that will ever be due. Cost: O(1), as each slot that was found empty is paid for once."""
+        slots = self._open
+        while slots:
+            slot, _ = slots.popitem()
+            if slot:
+                slots[slot] = None
+                return False
+            slot.moved.clear()
+            slot.added.clear()
+            self.recent.clear()
+        return True
 
     def clear(self) -> None:
-        """Closes every bucket of an empty wheel."""
-        for bucket in self.buckets():
-            self.closed(bucket)
+        """Closes every slot of an empty wheel."""
+        for slot in self.slots():
+            self.closed(slot)
         for level in self.levels:
             level.clear()
-        self.recent.clear()
-        self._heap.clear()
-        self._current = None
-        self._batch = iter(())
+        for some in (self.recent, self._due, self._ahead, self._moving, self._open):
+            some.clear()
+        self._draining = self._current = None
+
+    def forget_time(self) -> None:
+        """Begins anew with a clock that may have another zero, when it is empty."""
+        self.tick_now, self._next_tick = -MAX_TICK, -inf
+        for level in self.levels:
+            level.advance(self.tick_now)
 
     def _move_to(self, now: float) -> None:
         tick_now = self.clock.tick_at(now)
-        if tick_now > self.tick_now:
-            self.tick_now = tick_now
-            self._next_tick = self.clock.instant(tick_now + 1)
-            self.recent.clear()
+        if tick_now <= self.tick_now:
+            return
+        self.tick_now = tick_now
+        self._next_tick = self.clock.instant(tick_now + 1)
+        self.recent.clear()
+        for level in self.levels:
+            if tick_now < level.end_tick - level.reach_ticks:
+                break
+            level.advance(tick_now)
+        while self._ahead and self._ahead[0][0] <= tick_now:
+            _, depth, slot = heappop(self._ahead)
+            del slot.level[slot.number]
+            if slot:
+                heappush(self._moving, (slot.start_tick, -depth, slot))
+            else:
+                self._close(slot)
 
-    def _pop_due(self) -> Bucket | None:
-        heap = self._heap
-        if not heap or heap[0][0] > self.tick_now or heap[0][2].turn == self.turn:
-            return None
-        bucket = heappop(heap)[2]
-        if bucket.level.depth == 0:
-            # Out of its level at once: what is added for this tick from now on gets a bucket, and a turn, of its own.
-            del bucket.level[bucket.start_tick]
+    def _next_due(self) -> Bucket | None:
+        """The first bucket of what is due."""
+        while True:
+            if self._draining is not None:
+                bucket = self._draining.first()
+                if bucket is not None:
+                    return bucket
+                self._open.pop(self._draining, None)
+                self._draining = None
+            heap = self._due
+            if self._portion <= 0 or not heap or heap[0][0] > self.tick_now or heap[0][1].turn == self.turn:
+                return None
+            # Out of its level at once: what is added for this tick from now on gets a slot, and a turn, of its own.
+            self._draining = slot = heappop(heap)[1]
+            del slot.level[slot.number]
             self.recent.clear()
-        self.closed(bucket)
-        return bucket
+            self.closed(slot)
+            if not slot:
+                self._portion -= 1  # thousands of empty ones, after a stall, are a burst as well
 
-    def _finish(self, bucket: Bucket) -> None:
-        if bucket.level.depth:
-            del bucket.level[bucket.start_tick // bucket.level.span_ticks]
-            self.recent.clear()
-        self._current = None
+    def _move_some(self, most: int, last_tick: int) -> None:
+        """Moves so many entries of the wide slots that begin until `last_tick` to narrower ones."""
+        left = most
+        while left > 0 and self._moving and self._moving[0][0] <= last_tick:
+            _, _, slot = self._moving[0]
+            bucket = slot.first()
+            if bucket is None:
+                heappop(self._moving)
+                self._close(slot)
+                continue
+            batch = bucket.batch(left)
+            left -= len(batch)
+            for entry in batch:
+                if entry._wheel_bucket is bucket:
+                    self._move_down(entry, slot.level.depth)
+        self._portion -= most - left
 
-    def _move(self, entry: Entry, bucket: Bucket, first_tick: int) -> None:
-        """Moves `entry` out of `bucket`, which is being emptied, to where it waits from `first_tick` on."""
+    def _move_down(self, entry: Entry, depth: int) -> None:
         due_tick = self.clock.due_tick(entry._wheel_when)
         if due_tick == MAX_TICK:
-            target = self.never
+            self._move(entry, self.never)
         else:
-            due_tick = max(due_tick, first_tick)
-            for level in self._coarse_first:
-                elder = level.get(due_tick // level.span_ticks)
-                if elder and elder is not bucket:
-                    target = elder
-                    break
-            else:
-                target = self._open(due_tick)
+            slot = self._slot(due_tick, self.turn - 1)
+            # What was postponed may go further up again, where it is new.
+            self._move(entry, self._last(slot.moved if slot.level.depth < depth else slot.added))
+
+    def _move(self, entry: Entry, target: Bucket) -> None:
+        bucket = entry._wheel_bucket
+        assert bucket is not None
         del bucket[entry]
         entry._wheel_bucket = target
         target[entry] = None
         self.moves += 1
+
+    def _close(self, slot: Slot) -> None:
+        self._open.pop(slot, None)
+        self.closed(slot)
 
     def _check(self) -> None:
         """Asserts the whole invariant. For tests. Cost: everything that waits."""
         for depth, level in enumerate(self.levels):
             assert level.depth == depth and level.span_ticks == self.wheel_size**depth
             assert level.reach_ticks == level.span_ticks * self.wheel_size
-            assert level is self._coarse_first[-1 - depth]
-            for number, bucket in level.items():
-                assert bucket.wheel is self and bucket.level is level and bucket.start_tick == number * level.span_ticks
-        queued = {id(bucket) for _, _, bucket in self._heap}
-        current = set() if self._current is None else {id(self._current)}
-        detached = current - {id(bucket) for bucket in self.buckets()}
-        assert len(queued) == len(self._heap) and not queued & current
-        assert {id(bucket) for bucket in self.buckets()} == (queued | current) - detached
-        assert all(item[:2] == (item[2].start_tick, -item[2].level.depth) for item in self._heap)
-        assert all(self._heap[(i - 1) // 2] <= item for i, item in enumerate(self._heap) if i)
-        open_ids = queued | (current - detached)
-        assert all(id(bucket) in open_ids for bucket in self.recent.values())
-        holders = [*self.buckets(), self.never]
-        if self._current is not None and detached:
-            holders.append(self._current)
-        for bucket in holders:
-            for entry in bucket:
-                assert entry._wheel_bucket is bucket
-                # Never in a bucket that begins too late; in one that begins too early if overdue or postponed.
-                assert bucket is self.never or bucket.start_tick <= max(self.clock.due_tick(entry._wheel_when), self.tick_now)
-        assert len(self) == sum(map(len, holders))
+            assert level.end_tick == (self.tick_now // level.reach_ticks + 2) * level.reach_ticks
+            for number, slot in level.items():
+                assert slot.level is level and slot.number == number
+                assert depth == 0 or slot.start_tick >= self.levels[depth - 1].end_tick
+        taking = [slot for level in self.levels for slot in level.values()]
+        assert {*taking} == {slot for _, slot in self._due} | {slot for _, _, slot in self._ahead}
+        assert len(taking) == len(self._due) + len(self._ahead)
+        assert all(start_tick == slot.start_tick for start_tick, slot in self._due)
+        assert all(item[:2] == (item[2].wake_tick, item[2].level.depth) for item in self._ahead)
+        assert all(item[:2] == (item[2].start_tick, -item[2].level.depth) for item in self._moving)
+        heaps: list[list[tuple[int, ...]]] = [[item[:-1] for item in heap] for heap in (self._due, self._ahead, self._moving)]
+        assert all(heap[(i - 1) // 2] <= item for heap in heaps for i, item in enumerate(heap) if i)
+        slots = [*self.slots()]
+        assert {*self._open} <= {*slots} and all(slot in self._open for slot in slots if slot)
+        known = [bucket for slot in taking for bucket in slot.added if slot in self._open]
+        assert all(any(bucket is each for each in known) for bucket in self.recent.values())
+        for slot in slots:
+            for bucket in slot.moved + slot.added:
+                assert bucket.wheel is self
+                for entry in bucket:
+                    assert entry._wheel_bucket is bucket
+                    # Never in a slot that begins too late; in one that begins too early if overdue or postponed.
+                    assert slot.start_tick <= max(self.clock.due_tick(entry._wheel_when), self.tick_now)
+        assert all(entry._wheel_bucket is self.never for entry in self.never)

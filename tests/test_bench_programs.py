@@ -74,6 +74,18 @@ def test_burst_measures_both_kinds_and_every_request_ends(tmp_path: Path, capsys
     assert (tmp_path / "burst.png").read_bytes().startswith(PNG)
 
 
+def test_cascade_measures_its_cases_and_what_was_due_has_fired(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = report_of(tmp_path, "cascade")
+
+    runs = report["runs"]
+    assert [(each["wheel_size"], each["order"]) for each in runs] == [(512, "meddled with"), (128, "random")]
+    for each in runs:
+        assert each["timers"] == 10_000 and 0 < each["fired"] <= 25
+        assert 0 <= each["late_p99_ms"] <= each["late_max_ms"] and 0 <= each["short_p99_ms"] <= each["short_max_ms"]
+        assert each["hold_ms"] > 0
+    assert "How late a cascade makes anybody" in capsys.readouterr().out
+
+
 def test_memory_measures_what_pending_requests_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = report_of(tmp_path, "memory", "--design", "ours", "--plot", str(tmp_path))
 
@@ -134,7 +146,7 @@ def test_help_explains_each_program_in_a_sentence(capsys: pytest.CaptureFixture[
         main(["--help"])
 
     printed = capsys.readouterr().out
-    for name in ("micro", "load", "burst", "memory", "all"):
+    for name in ("micro", "load", "burst", "cascade", "memory", "all"):
         assert f"\n    {name} " in printed
 
 

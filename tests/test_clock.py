@@ -101,7 +101,23 @@ def test_a_deadline_is_never_nan() -> None:
         TickClock(0.001).due_tick(math.nan)
 
 
-@pytest.mark.parametrize("tick", [0, 0.0, -0.0, -0.001, math.nan, math.inf, -math.inf, 1e-320])
+@pytest.mark.parametrize("tick", [0, 0.0, -0.0, -0.001, math.nan, math.inf, -math.inf])
 def test_a_tick_is_positive_and_finite(tick: float) -> None:
     with pytest.raises(ValueError, match=f"tick must be a positive, finite number of seconds, not {tick!r}"):
         TickClock(tick)
+
+
+@pytest.mark.parametrize("tick", [9.99e-10, 1e-12, 1e-320])
+def test_a_tick_is_not_shorter_than_what_a_clock_tells_apart(tick: float) -> None:
+    with pytest.raises(ValueError, match=f"tick must be at least 1e-09 seconds, not {tick!r}: no clock tells shorter"):
+        TickClock(tick)
+
+
+@given(st.sampled_from([1e-9, 3e-9, 1e-7]), st.sampled_from([0.0, 9.007e6, 1e7, 2e7, 1e9]), st.floats(0, 1e6))
+@settings(max_examples=1000, derandomize=True, deadline=None)
+def test_ticks_that_a_float_cannot_tell_apart_lie_within_hairs_of_their_time(tick: float, start: float, offset: float) -> None:
+    clock, when = TickClock(tick), start + offset
+    due_tick = clock.due_tick(when)
+    assert due_tick < MAX_TICK
+    assert abs(clock.instant(due_tick) - when) <= 1.001 * tick + hair(when)
+    assert clock.tick_at(when + 4 * hair(when) + 1.001 * tick) >= due_tick

@@ -352,7 +352,7 @@ def test_nothing_lingers_of_what_fell_idle(virtual: Run) -> None:
         assert len(told.at) == 1000
         assert spy.armed == 0
         tracker._check()
-        assert not list(tracker._wheel.buckets())
+        assert not list(tracker._wheel.slots())
 
     virtual(main)
 
@@ -383,7 +383,7 @@ def test_a_touch_never_touches_the_loop_and_makes_as_few_calls_whatever_is_track
                 for id_ in range(tracked):
                     tracker.touch(id_)
                 assert spy.calls["call_at"] == armed
-        # The lambda, touch, get_ident, is_running and time; what the profiler sees of the loops differs, but by no more.
+        # The lambda, touch, _get_running_loop and time; what the profiler sees of the loops differs, but by no more.
         assert costs[0] == costs[1] == costs[2] <= 8
 
     run(main)

@@ -1,11 +1,12 @@
 """`WheelTimer` against a sorted list, driven by Hypothesis, on a loop whose every turn and moment the test decides.
 
-The list is ordered by due tick and arrival, and what fires must be the first of it. Two kinds have no place in it: what was
+The list is ordered by due tick and arrival, and what fires must be the first of it. Some have no place in it: what was
 postponed is looked at when its old bucket is due, and joins its new tick then; and what was late already when it was
 scheduled comes before or after others that are late. That they come once, never early and never late holds for them too.
 
 A turn of the loop may call, or cascade, `PORTION` entries; here that is 3, so that a dozen of them take several turns,
-between which everything else happens.
+between which everything else happens. So a jump of time may leave more in a wide slot than can be moved before their ticks
+have come; these have no place either.
 """
 
 import asyncio
@@ -239,11 +240,20 @@ class WheelMachine(RuleBasedStateMachine):
 
     def turn(self) -> None:
         self.fired_in_turn = 0
+        self.forget_the_place_of_what_could_not_be_moved()
         moves = self.timer._wheel.moves
         self.loop.turn()
         assert self.fired_in_turn <= PORTION
         assert self.timer._wheel.moves - moves <= PORTION
         self.loop.early = 0.0
+
+    def forget_the_place_of_what_could_not_be_moved(self) -> None:
+        wheel, tick_now = self.timer._wheel, self.model.clock.tick_at(self.loop.now)
+        overdue = [slot for slot in wheel.slots() if slot.level.depth and slot.start_tick <= tick_now]
+        if sum(map(len, overdue)) > wheel._patience * PORTION:
+            buckets = {id(bucket) for slot in overdue for bucket in slot.moved + slot.added}
+            for item in self.model.waiting:
+                item.has_place &= id(item.task._wheel_bucket) not in buckets
 
     def until_idle(self) -> None:
         for _ in range(100_000):
@@ -343,8 +353,8 @@ class WheelMachine(RuleBasedStateMachine):
         self.timer._wheel._check()
         assert self.timer.size == len(self.model.waiting)
         assert len(self.loop.reports) == self.failures
-        buckets = [bucket for bucket in self.timer._wheel.buckets() if bucket]
-        assert len(self.loop.armed()) <= len(list(self.timer._wheel.buckets()))
+        buckets = [bucket for bucket in self.timer._wheel.slots() if bucket]
+        assert len(self.loop.armed()) <= len(list(self.timer._wheel.slots()))
         assert bool(self.loop.armed()) >= (bool(buckets) and not self.loop.has_work())
 
 

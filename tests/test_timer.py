@@ -13,12 +13,13 @@ import weakref
 from collections.abc import Callable
 from contextvars import ContextVar, copy_context
 from itertools import cycle, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import uvloop
 
-from purgatory import WheelTimer, WrongLoop
+from purgatory import WheelTimer, WrongLoop, _timer
 from purgatory._timer import PORTION, TimerTask
 from purgatory.testing import VirtualTimeLoop
 
@@ -154,6 +155,64 @@ def test_a_deadline_on_the_border_of_a_tick_is_met_exactly(start: float, tick: f
     run_virtually(main, start)
 
 
+@pytest.mark.parametrize("start", [*STARTS, 9.007e6, 1e7])
+@pytest.mark.parametrize("tick", [1e-9, 3e-8])
+def test_a_tick_too_short_for_the_clock_to_tell_apart_is_met_all_the_same(start: float, tick: float) -> None:
+    async def main(spy: Any) -> None:
+        timer = WheelTimer(tick=tick)
+        for delay in (0.02, 1e-9, 0.0, 3.7, 100.0, 3e-8):
+            when = spy.time() + delay
+            woken_at = await asyncio.wait_for(fired(timer, when), 200)
+            assert when <= woken_at <= when + 2 * tick + 8 * math.ulp(when)
+        assert timer.size == 0
+        assert len(spy.armed()) <= 1  # that of wait_for
+
+    run_virtually(main, start)
+
+
+def test_what_comes_due_while_a_callback_takes_its_time_is_not_late_for_that() -> None:
+    """The callback before it reads the clock again, through the timer; it must not be put off as if it came early."""
+
+    async def main(spy: Any) -> None:
+        timer, seen = WheelTimer(tick=0.01), list[float]()
+
+        def takes_its_time() -> None:
+            spy._set_time(spy.time() + 0.02)
+            timer.call_later(1, nothing).cancel()
+
+        timer.call_at(1.0, takes_its_time)
+        timer.call_at(1.015, lambda: seen.append(spy.time()))
+        await asyncio.sleep(2)
+        assert seen == [1.02]
+
+    run_virtually(main)
+
+
+def test_a_wide_slot_is_moved_ahead_in_turns_of_a_quarter_of_a_portion_and_nothing_is_armed_for_that() -> None:
+    async def main(spy: Any) -> None:
+        timer, seen = WheelTimer(tick=0.01, wheel_size=10), list[float]()
+        count = 5 * PORTION
+        for _ in range(count):
+            timer.call_at(8.75, lambda: seen.append(spy.time()))
+        assert spy.asked == [7.0]
+        await asyncio.sleep(6.999)
+        assert timer._wheel.moves == 0
+        moved: list[int] = []
+        await asyncio.sleep(0.001)
+        while timer._wheel.moves < count:
+            moves = timer._wheel.moves
+            await asyncio.sleep(0)
+            moved.append(timer._wheel.moves - moves)
+        assert spy.time() == 7.0
+        assert max(moved) <= PORTION // 4
+        assert spy.armed() == [8.6]  # for the narrower slot
+        await asyncio.sleep(2)
+        assert seen == [8.75] * count
+        assert spy.armed() == []
+
+    run_virtually(main)
+
+
 def test_a_timer_whose_time_comes_while_its_early_callback_runs_is_not_lost() -> None:
     """The clock moves on between two looks at it: by the first the callback was early, by the second it was not."""
 
@@ -261,6 +320,24 @@ def test_after_a_stall_everything_overdue_comes_in_the_order_of_its_deadline(sta
     run_virtually(main, start)
 
 
+def test_the_garbage_collector_looks_at_new_buckets_while_they_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(spy: Any) -> None:
+        timer = WheelTimer(tick=0.01, wheel_size=10)
+        tasks = [timer.call_at(8.8 + number / 1000, nothing) for number in range(450)]
+        await asyncio.sleep(8.5)
+        assert timer._wheel.moves >= 450
+        assert len(collected) == enabled * (timer._wheel.moves // 100)
+        del tasks
+
+    monkeypatch.setattr(_timer, "LOOK_OVER", 100)
+    monkeypatch.setattr(_timer, "PORTION", 100)
+    for enabled in (True, False):
+        collected: list[int] = []
+        monkeypatch.setattr(_timer, "gc", SimpleNamespace(collect=collected.append, isenabled=lambda: enabled))
+        run_virtually(main)
+        assert set(collected) <= {1}
+
+
 # What is asked of the loop
 
 
@@ -284,7 +361,7 @@ def test_a_callback_far_away_wakes_the_loop_once_for_each_level_that_it_passes()
     async def main(spy: Any) -> None:
         timer = WheelTimer(tick=0.001, wheel_size=10)
         assert await fired(timer, 0.521) == 0.521
-        assert spy.asked == [0.5, 0.52, 0.521]
+        assert spy.asked == [0.4, 0.51, 0.521]
 
     run_virtually(main)
 

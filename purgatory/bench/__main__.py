@@ -4,13 +4,14 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from purgatory.bench import burst, everything, http, load, memory, micro
+from purgatory.bench import burst, cascade, everything, http, load, memory, micro
 from purgatory.bench._program import Program
 
 PROGRAMS: tuple[Program, ...] = (
     micro.PROGRAM,
     load.PROGRAM,
     burst.PROGRAM,
+    cascade.PROGRAM,
     memory.PROGRAM,
     http.PROGRAM,
     everything.PROGRAM,

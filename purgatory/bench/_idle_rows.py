@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 
 from purgatory import IdleTracker
-from purgatory._wheel import Bucket
+from purgatory._slots import Slot
 from purgatory.bench._cases import Setting
 from purgatory.bench._measure import BATCH, SETTLING_TURNS, Contender, Contest, Measured, Unmeasurable, compare
 from purgatory.bench._timer_rows import TIMEOUT, Timer, not_yet_due, nothing
@@ -156,7 +156,7 @@ class Traffic:
 
 
 class WheelByHand:
-    """An `IdleTracker` that lives by the clock of its traffic; its buckets are woken by hand."""
+    """An `IdleTracker` that lives by the clock of its traffic; its slots are woken by hand."""
 
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
@@ -177,18 +177,18 @@ class WheelByHand:
         traffic.begin(touch)
         while True:
             traffic.go_on(touch)
-            yield partial(self._tick, self._due_bucket())
+            yield partial(self._tick, self._due_slot())
 
-    def _due_bucket(self) -> Bucket:
-        """The one bucket whose timer would fire in this tick."""
+    def _due_slot(self) -> Slot:
+        """The one slot whose timer would fire in this tick."""
         wheel = self.tracker._wheel
-        start_tick, _, bucket = wheel._heap[0]
-        assert start_tick <= wheel.clock.tick_at(self.traffic.now) < wheel._heap[1][0]
-        return bucket
+        start_tick, slot = wheel._due[0]
+        assert start_tick <= wheel.clock.tick_at(self.traffic.now) < wheel._due[1][0]
+        return slot
 
-    async def _tick(self, bucket: Bucket) -> None:
+    async def _tick(self, slot: Slot) -> None:
         wheel = self.tracker._wheel
-        wheel._wake(bucket)
+        wheel._wake(slot)
         while wheel._continuing:  # more than a portion
             await asyncio.sleep(0)
 

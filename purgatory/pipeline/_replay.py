@@ -21,8 +21,8 @@ from typing import Final, NamedTuple
 from purgatory._engine import Engine
 from purgatory._operation import DelayedOperation
 from purgatory._purgatory import Purgatory
+from purgatory._slots import Slot
 from purgatory._timer import LoopWheel
-from purgatory._wheel import Bucket
 from purgatory.pipeline._timeline import Timeline
 
 MOST_DIFFERENCES: Final = 1000
@@ -85,10 +85,10 @@ class CountingWheel(LoopWheel):
 
     seen: Replay
 
-    def _wake(self, bucket: Bucket) -> None:
-        self.seen.empty_callbacks += not bucket
-        self.seen.largest_bucket = max(self.seen.largest_bucket, len(bucket))
-        super()._wake(bucket)
+    def _wake(self, slot: Slot) -> None:
+        self.seen.empty_callbacks += not slot
+        self.seen.largest_bucket = max(self.seen.largest_bucket, len(slot))
+        super()._wake(slot)
 
 
 class Replayed(DelayedOperation[None]):
