@@ -11,6 +11,7 @@ import subprocess
 import sys
 import weakref
 from datetime import UTC, datetime, timedelta
+from math import inf, nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -486,10 +487,19 @@ def test_a_file_is_finished_at_its_age_also_while_there_is_always_more_to_take(v
 
 @pytest.mark.parametrize(
     ("limit", "complaint"),
-    [({"file_seconds": 0}, "file_seconds must be positive"), ({"file_bytes": 0}, "at least 1"), ({"max_rows": 1}, "max_rows")],
+    [
+        ({"file_seconds": 0}, "file_seconds must be positive"),
+        ({"file_seconds": nan}, "file_seconds must be positive, not nan"),
+        ({"file_bytes": 0}, "at least 1"),
+        ({"file_bytes": nan}, "file_bytes must be at least 1, not nan"),
+        ({"max_rows": 1}, "max_rows"),
+        ({"max_rows": nan}, "max_rows must be at least 8000, and finite, not nan"),
+        ({"max_rows": inf}, "max_rows must be at least 8000, and finite, not inf"),
+        ({"key_of": "orders"}, "key_of must be a function of a key, not 'orders'"),
+    ],
 )
 def test_a_limit_that_cannot_be_is_refused_and_nothing_is_made(tmp_path, limit, complaint):
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises((ValueError, TypeError), match=complaint):
         Journal(tmp_path / "new", **limit)
 
     assert not (tmp_path / "new").exists()

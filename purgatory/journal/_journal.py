@@ -39,7 +39,8 @@ class Journal:
 
     Raises:
         OSError: the directory cannot be made or written to.
-        ValueError: a limit is not positive.
+        ValueError: a limit is not positive, or `max_rows` is less than 8,000.
+        TypeError: `key_of` cannot be called.
     """
 
     __slots__ = ("__weakref__", "_rows", "_stop", "_writer", "keys_checked", "operation_finished")
@@ -58,6 +59,8 @@ class Journal:
         max_rows: int = 500_000,
     ) -> None:
         limits = Limits(file_seconds, file_bytes, max_rows)
+        if not callable(key_of):
+            raise TypeError(f"key_of must be a function of a key, not {key_of!r}")
         run_id = uuid.uuid4().hex
         self._rows = Rows(run_id, key_of)
         self._writer = Writer(Path(directory), self._rows, limits)
