@@ -31,6 +31,7 @@ versions: Versions[str] = Versions(unchanged=304)
 polls = LongPolls(max_wait=300)
 values: dict[str, str] = {}
 bodies: list[str] = []
+plugins: list[Any] = []
 
 
 async def poll(request: Request) -> Response:
@@ -78,6 +79,30 @@ async def through(request: Request, call_next: Any) -> Response:
 
 
 @contextlib.asynccontextmanager
+async def plugin() -> AsyncIterator[None]:
+    """Another application within this process, with polls of its own."""
+    app = LongPolls().middleware(Starlette())
+    messages: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    answers: asyncio.Queue[Any] = asyncio.Queue()
+    task = asyncio.create_task(app({"type": "lifespan"}, messages.get, answers.put))
+    messages.put_nowait({"type": "lifespan.startup"})
+    await answers.get()
+    yield
+    messages.put_nowait({"type": "lifespan.shutdown"})
+    await task
+
+
+async def plug(_: Request) -> Response:
+    """Two of them come, and the one that came first leaves."""
+    first, second = plugin(), plugin()
+    await first.__aenter__()
+    await second.__aenter__()
+    await first.__aexit__(None, None, None)
+    plugins.append(second)
+    return JSONResponse(len(plugins))
+
+
+@contextlib.asynccontextmanager
 async def lifespan(_: Starlette) -> AsyncIterator[None]:
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: print("unhandled:", json.dumps(context, default=repr), file=sys.stderr, flush=True)
@@ -92,6 +117,7 @@ routes = [
     Route("/check", check, methods=["POST"]),
     Route("/news", news),
     Route("/news", bump, methods=["POST"]),
+    Route("/plug", plug, methods=["POST"]),
     Route("/stats", stats),
 ]
 

@@ -1,6 +1,7 @@
 """`purgatory.asgi` under real servers, each in a process of its own, with real sockets and clients that behave badly."""
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -36,7 +37,8 @@ class Connection:
         self.reader, self.writer = reader, writer
 
     def send(self, target: str, method: str = "GET", headers: str = "", body: bytes = b"") -> None:
-        length = f"content-length: {len(body)}\r\n" if body or method == "POST" else ""
+        is_chunked = "transfer-encoding" in headers
+        length = f"content-length: {len(body)}\r\n" if body or (method == "POST" and not is_chunked) else ""
         self.writer.write(f"{method} {target} HTTP/1.1\r\nhost: service\r\n{headers}{length}\r\n".encode() + body)
 
     async def answer(self, first: bytes = b"") -> tuple[int, dict[str, str], bytes]:
@@ -167,6 +169,62 @@ def test_clients_that_are_killed_hang_up_or_half_close_free_their_operations(ser
     run(main)
 
 
+@pytest.mark.parametrize("body", [bytes(64 * 1024), bytes(200 * 1024)], ids=["64 KiB", "200 KiB"])
+def test_a_client_that_leaves_an_unread_body_behind_is_heard(server: Server, body: bytes) -> None:
+    async def main() -> None:
+        connections = [await server.connect() for _ in range(4)]
+        for connection in connections:
+            connection.send("/poll?key=k&wait=300", "POST", body=body)
+            await connection.writer.drain()
+        await server.until(lambda stats: stats["open"] == 4)
+        for number, connection in enumerate(connections):
+            await asyncio.sleep(0.02)
+            connection.reset() if number % 2 else connection.hang_up()
+        stats = await server.until(lambda stats: stats["open"] == 0)
+        assert stats["endings"] == {"gone": 4}
+        assert stats["pending"] == stats["watched"] == 0
+
+    run(main)
+
+
+def test_a_client_that_leaves_hundreds_of_unread_chunks_behind_is_heard(server: Server) -> None:
+    async def main() -> None:
+        connection = await server.connect()
+        connection.send("/poll?key=k&wait=300", "POST", headers="transfer-encoding: chunked\r\n")
+        await server.until(lambda stats: stats["open"] == 1)
+        for _ in range(400):
+            connection.writer.write(b"1\r\nx\r\n")
+            await connection.writer.drain()
+            await asyncio.sleep(0.001)
+        connection.hang_up()
+        stats = await server.until(lambda stats: stats["open"] == 0)
+        assert stats["endings"] == {"gone": 1}
+
+    run(main)
+
+
+def test_beyond_the_bound_a_client_is_slowed_down_and_loses_nothing(server: Server) -> None:
+    async def main() -> None:
+        connection = await server.connect()
+        body = b"abcdefgh" * (8 * 1024 * 1024 // 8)
+        connection.send("/poll?key=k&wait=300", "POST", body=body)
+        await server.until(lambda stats: stats["open"] == 1)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                while True:
+                    await connection.writer.drain()
+                    connection.writer.write(b"")
+                    await asyncio.sleep(0.01)
+        assert connection.writer.transport.get_write_buffer_size() > 0
+        await server.ask("/check?key=k", "POST")
+        assert (await connection.answer())[0] == 200
+        stats = await server.until(lambda stats: stats["open"] == 0)
+        assert stats["bodies"] == [body.decode()]
+        connection.hang_up()
+
+    run(main)
+
+
 def test_a_client_process_that_is_killed_in_mid_poll_frees_its_operations(server: Server) -> None:
     program = """
 import asyncio, sys
@@ -241,6 +299,20 @@ def test_a_signal_has_every_open_poll_answered_and_then_the_server_stops(server:
     run(main)
     output, _ = server.process.communicate(timeout=PATIENCE)  # the polls themselves would have gone on for five minutes
     assert 'endings: {"stopping": 200}' in output
+
+
+def test_a_signal_reaches_the_server_and_the_polls_after_others_in_the_process_have_come_and_gone(server: Server) -> None:
+    async def main() -> None:
+        polls = await server.open_polls(20)
+        await server.ask("/plug", "POST")
+        server.process.send_signal(signal.SIGTERM)
+        for connection in polls:
+            assert (await connection.answer())[0] == 503
+            connection.hang_up()
+
+    run(main)
+    output, _ = server.process.communicate(timeout=PATIENCE)
+    assert 'endings: {"stopping": 20}' in output
 
 
 @pytest.mark.parametrize("kind", ["uvicorn-uvloop-httptools", "uvicorn-asyncio-h11"])

@@ -134,6 +134,21 @@ def test_a_stream_keeps_its_place_for_as_long_as_it_lasts_and_no_longer(virtual)
     virtual(main)
 
 
+@pytest.mark.parametrize("ping", [-1.0, float("nan"), float("inf")])
+def test_a_ping_out_of_its_bounds_is_refused_before_a_place_is_taken(run, ping):
+    async def main():
+        news = News()
+
+        async def stream(scope: Any, receive: Any, send: Any) -> None:
+            with pytest.raises(ValueError, match="ping must be zero or more seconds, not"):
+                event_source(news.polls.poll(scope), news.versions, "news", news.read, ping=ping)
+            assert news.polls.open == 0
+
+        await Request(news.polls.middleware(stream)).done()
+
+    run(main)
+
+
 def test_without_sse_starlette_the_rest_works_and_the_error_says_how_to_get_it():
     program = "import sys; sys.modules['sse_starlette'] = None; import purgatory.asgi; import purgatory.asgi.sse"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

@@ -22,9 +22,9 @@ from purgatory.asgi._types import Message, Receive
 MESSAGE_BYTES: Final = 256
 """What a message takes besides its body, at least: a client that sends single bytes may not have them kept for nothing."""
 
-MOST_KEPT: Final = 64 * 1024
-"""Bytes. With more than this kept, nobody reads on before the application has taken something: the server then slows the
-client down, as it would without us. That its client has left is heard only after that."""
+READ_AHEAD: Final = 256 * 1024
+"""Bytes that are kept if nothing else is said. With more than this kept, nobody reads on before the application has taken
+something: the server then slows the client down, as it would without us. That its client has left is heard only after that."""
 
 
 def end_of_body() -> Message:
@@ -48,6 +48,7 @@ class Client:
 
     Args:
         receive: the server's.
+        read_ahead: how many bytes may be kept, each message counted as `MESSAGE_BYTES` at least, before nobody reads on.
     """
 
     __slots__ = (
@@ -56,6 +57,7 @@ class Client:
         "_kept",
         "_kept_bytes",
         "_listener",
+        "_read_ahead",
         "_reading",
         "_receive",
         "_waiting",
@@ -63,8 +65,9 @@ class Client:
         "gone",
     )
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, read_ahead: int = READ_AHEAD) -> None:
         self._receive = receive
+        self._read_ahead = read_ahead
         self._kept: list[Message] | None = None
         self._kept_bytes = 0
         self._has_ended = False
@@ -127,7 +130,7 @@ class Client:
     async def _listen(self) -> None:
         try:
             while not self.gone:
-                if self._reading or self._kept_bytes > MOST_KEPT:
+                if self._reading or self._kept_bytes > self._read_ahead:
                     await self._change()
                     continue
                 self._reading = True

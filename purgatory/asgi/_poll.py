@@ -27,6 +27,7 @@ from purgatory import (
     ThresholdPurgatory,
 )
 from purgatory.asgi._client import Client
+from purgatory.asgi._open import OpenPolls
 from purgatory.asgi._outcome import Ending, Outcome
 from purgatory.asgi._types import Scope
 
@@ -53,8 +54,8 @@ class Poll:
     """
 
     __slots__ = (
-        "__weakref__", "_applied", "_cancelled", "_cancelling", "_client", "_interrupted", "_is_held", "_polls", "_problem",
-        "_task", "scope", "timeout",
+        "__weakref__", "_applied", "_cancelled", "_cancelling", "_client", "_interrupted", "_is_held", "_place", "_polls",
+        "_problem", "_task", "scope", "timeout",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +66,8 @@ class Poll:
         """How long each wait takes at most, in seconds: what was asked for, capped and spread. For an operation's own
         timeout; may be changed between two waits."""
         self._is_held = False
+        self._place: OpenPolls | None = None
+        """Where it is open."""
         self._polls = polls
         self._client = client
         self._applied = applied
@@ -166,7 +169,7 @@ class Poll:
     def request_ended(self) -> None:
         """Gives up the place that `hold` has kept."""
         self._is_held = False
-        self._polls.leave(self)
+        self._give_up_place()
 
     # -- one wait
 
@@ -178,34 +181,44 @@ class Poll:
         if task is None:
             raise RuntimeError("cannot wait: this runs in no task")
         refusal = self._enter()
-        if refusal is None and self._client.gone:
+        if refusal is not None:
+            return refusal
+        # Whatever the client has done before now, in this very call for instance, nobody will be told of again.
+        if self._client.error is not None:
             self._leave()
-            refusal = self._outcome(Ending.GONE, None)
-        if refusal is None:
-            self._task, self._cancelling = task, task.cancelling()
-        return refusal
+            raise self._client.error
+        if self._client.gone:
+            self._leave()
+            return self._outcome(Ending.GONE, None)
+        self._task, self._cancelling = task, task.cancelling()
+        return None
 
     def _enter(self) -> Outcome[Any] | None:
         """Takes a place among the open polls, and listens to the client."""
         if self._problem is not None:
             return self._outcome(Ending.REFUSED, None, 400, self._problem)
-        if self._polls.is_stopping:
-            return self._outcome(Ending.STOPPING, None)
-        if not self._is_held:
-            problem = self._polls.enter(self)
-            if problem is not None:
-                return self._outcome(Ending.REFUSED, None, 503, problem)
-            try:
-                self._client.attend(self)
-            except BaseException:
-                self._polls.leave(self)
-                raise
+        if self._place is not None:
+            return self._outcome(Ending.STOPPING, None) if self._place.is_stopping else None
+        place = self._polls.enter(self)
+        if isinstance(place, str):
+            return self._outcome(Ending.REFUSED if place else Ending.STOPPING, None, reason=place)
+        self._place = place
+        try:
+            self._client.attend(self)
+        except BaseException:
+            self._give_up_place()
+            raise
         return None
 
     def _leave(self) -> None:
         if not self._is_held:
             self._client.ignore(self)
-            self._polls.leave(self)
+            self._give_up_place()
+
+    def _give_up_place(self) -> None:
+        place, self._place = self._place, None
+        if place is not None:
+            place.leave(self)
 
     def _end(self) -> None:
         task, self._task = self._task, None

@@ -60,9 +60,9 @@ class Versions(Generic[K]):
     ) -> None:
         if epoch is None:
             epoch = token_hex(4)
-        elif not (epoch.isascii() and epoch.replace("_", "a").isalnum()):
+        elif not (isinstance(epoch, str) and epoch.isascii() and epoch.replace("_", "a").isalnum()):
             raise ValueError(f"epoch must consist of letters, digits and underscores, not {epoch!r}")
-        if unchanged not in (204, 304):
+        if not isinstance(unchanged, int) or unchanged not in (204, 304):
             raise ValueError(f"unchanged must be 204 or 304, not {unchanged!r}")
         self.thresholds: ThresholdPurgatory[K, int] = ThresholdPurgatory("versions") if thresholds is None else thresholds
         self.epoch = epoch
