@@ -21,10 +21,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from purgatory import Purgatory
-from purgatory.asgi import LongPolls, Versions
+from purgatory.asgi import Ending, LongPolls, Versions
 
 purgatory: Purgatory[Any] = Purgatory()
 versions: Versions[str] = Versions(unchanged=304)
@@ -59,6 +60,17 @@ async def news(request: Request) -> Response:
 
 async def bump(_: Request) -> Response:
     return JSONResponse({"version": versions.bump("news")})
+
+
+async def socket_poll(websocket: WebSocket) -> None:
+    """Waits for the key, then says how that has ended, and what the client has said meanwhile."""
+    await websocket.accept()
+    key = websocket.query_params.get("key", "")
+    outcome = await polls.poll(websocket.scope).wait_for(purgatory, lambda: values.get(key), [key])
+    if outcome.is_satisfied:
+        await websocket.send_json({"value": outcome.value, "said": await websocket.receive_text()})
+    if outcome.ending is not Ending.GONE:
+        await websocket.close(outcome.close_code, outcome.reason)
 
 
 async def stats(_: Request) -> Response:
@@ -119,6 +131,7 @@ routes = [
     Route("/news", bump, methods=["POST"]),
     Route("/plug", plug, methods=["POST"]),
     Route("/stats", stats),
+    WebSocketRoute("/socket", socket_poll),
 ]
 
 

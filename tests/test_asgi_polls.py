@@ -718,9 +718,9 @@ def test_other_scopes_pass_through_untouched(run):
         async def app(scope: Any, receive: Any, send: Any) -> None:
             seen.append((scope, receive, send))
 
-        scope, receive, send = {"type": "websocket"}, raiser(AssertionError()), raiser(AssertionError())
+        scope, receive, send = {"type": "something.new"}, raiser(AssertionError()), raiser(AssertionError())
         await LongPolls(signals=()).middleware(app)(scope, receive, send)
-        assert seen == [({"type": "websocket"}, receive, send)]
+        assert seen == [({"type": "something.new"}, receive, send)]
 
     run(main)
 

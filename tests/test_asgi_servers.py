@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 SERVICE = Path(__file__).parent / "asgi_service.py"
@@ -313,6 +314,34 @@ def test_a_signal_reaches_the_server_and_the_polls_after_others_in_the_process_h
     run(main)
     output, _ = server.process.communicate(timeout=PATIENCE)
     assert 'endings: {"stopping": 20}' in output
+
+
+def test_websockets_end_in_each_way_and_lose_nothing_of_what_is_said(server: Server) -> None:
+    async def main() -> None:
+        address = f"http://127.0.0.1:{server.port}/socket"
+        async with aiohttp.ClientSession() as session:
+
+            async def connect(query: str) -> aiohttp.ClientWebSocketResponse:
+                return await session.ws_connect(f"{address}?{query}")
+
+            late = await connect("key=never&wait=0.1")
+            assert (await late.receive()).data == 1000
+            satisfied, leaving, stopped = [await connect(f"key={key}&wait=300") for key in "abc"]
+            await satisfied.send_str("while you wait")
+            await server.until(lambda stats: stats["open"] == 3)
+            await leaving.close()
+            await server.until(lambda stats: stats["endings"].get("gone", 0) == 1)
+            await server.ask("/check?key=a", "POST")
+            assert await satisfied.receive_json() == {"value": "1", "said": "while you wait"}
+            assert (await satisfied.receive()).data == 1000
+            await server.until(lambda stats: stats["open"] == 1)
+            server.process.send_signal(signal.SIGTERM)
+            message = await stopped.receive()
+            assert (message.data, message.extra) == (1012, "the server is stopping")
+
+    run(main)
+    output, _ = server.process.communicate(timeout=PATIENCE)
+    assert '"stopping": 1' in output
 
 
 @pytest.mark.parametrize("kind", ["uvicorn-uvloop-httptools", "uvicorn-asyncio-h11"])

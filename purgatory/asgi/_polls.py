@@ -10,8 +10,9 @@ So a poll hears the server itself, whatever other middleware makes of `receive` 
 from asyncio import get_running_loop
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable
+from dataclasses import replace
 from functools import partial
-from math import ceil, inf, isnan
+from math import inf, isnan
 from random import random
 from signal import SIGINT, SIGTERM, valid_signals
 from typing import Any, Final, final
@@ -19,16 +20,15 @@ from typing import Any, Final, final
 from purgatory import WrongLoop
 from purgatory.asgi._client import READ_AHEAD, Client
 from purgatory.asgi._open import OpenPolls
-from purgatory.asgi._outcome import Ending, Outcome
+from purgatory.asgi._outcome import Ending, Outcome, malformed, outcome_of
 from purgatory.asgi._poll import Poll
 from purgatory.asgi._preferences import applied, wish
 from purgatory.asgi._shutdown import SignalChain
 from purgatory.asgi._types import ASGIApp, Message, Receive, Scope, Send
+from purgatory.asgi._waiter import Waiter
 
 CLIENT: Final = "purgatory.asgi.client"
 """Where the `Client` of a request is in its scope."""
-
-STATUS: Final = {Ending.SATISFIED: 200, Ending.DEADLINE: 204, Ending.GONE: 499, Ending.STOPPING: 503, Ending.REFUSED: 503}
 
 
 def host_of(scope: Scope) -> Hashable:
@@ -136,7 +136,7 @@ class LongPolls:
         """A poll for the request of `scope`. It takes a place among the open ones only while it waits.
 
         Args:
-            scope: of a request that came through `middleware`.
+            scope: of a request, or a WebSocket, that came through `middleware`.
             wait: its timeout in seconds, if the author has settled that; otherwise it is what the request asks for, capped.
 
         Raises:
@@ -151,22 +151,22 @@ class LongPolls:
         if wait is not None:
             if isnan(wait):
                 raise ValueError(f"wait must be a number of seconds, not {wait!r}")
-            return Poll(self, scope, client, wait, None, None)
+            return Poll(self, scope, client, wait)
         try:
             asked = wish(scope, self.wait_parameter)
         except ValueError as error:
-            return Poll(self, scope, client, 0.0, None, str(error))
+            return Poll(self, scope, client, 0.0, problem=malformed(str(error)))
         timeout = self.default_wait if asked is None else min(asked.seconds, self.max_wait)
         if self.spread:
             timeout *= 1.0 - self.spread * random()
         told = None if asked is None else applied(timeout, asked.by_header)
-        return Poll(self, scope, client, timeout, told, None)
+        return Poll(self, scope, client, timeout, told)
 
     def middleware(self, app: ASGIApp) -> ASGIApp:
         """Wraps an application: `app = polls.middleware(app)`, or `app.add_middleware(polls.middleware)` as the last call."""
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:  # servers know ASGI 3 by its coroutine function
-            if scope["type"] == "http":
+            if scope["type"] in ("http", "websocket"):
                 scope[CLIENT] = client = Client(receive, self.read_ahead)
                 try:
                     await app(scope, client.receive, send)
@@ -197,7 +197,7 @@ class LongPolls:
 
     # -- for a poll
 
-    def enter(self, poll: Poll) -> OpenPolls | str:
+    def enter(self, poll: Waiter) -> OpenPolls | str:
         """Takes a place for `poll`: where it has one now, or why it has none; nothing in words if the server stops.
 
         Raises:
@@ -209,21 +209,11 @@ class LongPolls:
         whose = None if self.max_per_client is None else self._client_of(poll.scope)
         return here.enter(poll, whose, self.max_open, self.max_per_client) or here
 
-    def outcome(
-        self, poll: Poll, ending: Ending, value: Any, told: str | None, status: int | None, reason: str | None
-    ) -> Outcome[Any]:
-        """The outcome of a wait, with what HTTP has to say of it."""
+    def outcome(self, ending: Ending, value: Any, scope: Scope, applied: str | None, reason: str = "") -> Outcome[Any]:
+        """Counts the ending of a wait, and makes its outcome; `reason` is one that tells more than the usual."""
         self.endings[ending] += 1
-        headers: dict[str, str] = {}
-        if ending is Ending.SATISFIED or ending is Ending.DEADLINE:
-            if told is not None:
-                headers["Preference-Applied"] = told
-        elif ending is not Ending.GONE and status != 400:
-            headers["Retry-After"] = str(ceil(self.retry_after))
-            reason = reason or ("the server is stopping" if ending is Ending.STOPPING else "too many operations wait already")
-            if ending is Ending.STOPPING and poll.scope.get("http_version", "1.1").startswith("1"):
-                headers["Connection"] = "close"  # a server that stops would cut it off under the next request
-        return Outcome(ending, value, status or STATUS[ending], headers, reason or "")
+        outcome = outcome_of(ending, value, scope, applied, self.retry_after)
+        return replace(outcome, reason=reason) if reason else outcome
 
     # -- loops and lifespans
 

@@ -18,12 +18,13 @@ queries.
 """
 
 from collections.abc import Hashable
+from dataclasses import replace
 from re import compile as regex
 from secrets import token_hex
 from typing import Generic, Literal, TypeVar, final
 
 from purgatory import ThresholdPurgatory
-from purgatory.asgi._outcome import Ending, Outcome
+from purgatory.asgi._outcome import ANSWERS, Ending, Outcome
 from purgatory.asgi._poll import Poll
 from purgatory.asgi._preferences import query_parameter
 from purgatory.asgi._types import Scope, header_values
@@ -132,5 +133,5 @@ class Versions(Generic[K]):
         now = self.version(key)
         headers = {**outcome.headers, "ETag": f'"{self.tag(now)}"'}
         if now == version and outcome.ending is Ending.DEADLINE:
-            return Outcome(Ending.DEADLINE, None, self.unchanged, headers)
-        return Outcome(Ending.SATISFIED, now, 200, headers)
+            return replace(outcome, status=self.unchanged, headers=headers)
+        return Outcome(Ending.SATISFIED, now, ANSWERS[Ending.SATISFIED].status, headers)
