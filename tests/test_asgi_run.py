@@ -213,8 +213,11 @@ def test_what_is_never_begun_is_neither_left_running_nor_warned_of(run, kind):
         def make() -> Any:
             loop = asyncio.get_running_loop()
             kinds: dict[str, Callable[[], Any]] = {
-                "coroutine": work, "task": lambda: loop.create_task(asyncio.sleep(100)), "future": loop.create_future, "other": Other,
-            }  # fmt: skip
+                "coroutine": work,
+                "task": lambda: loop.create_task(asyncio.sleep(100)),
+                "future": loop.create_future,
+                "other": Other,
+            }
             made.append(kinds[kind]())
             return made[-1]
 
