@@ -17,6 +17,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from asgi_connection import Connection
 
 SERVICE = Path(__file__).parent / "asgi_service.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -29,34 +30,6 @@ SERVERS = {
     "hypercorn-asyncio": ["hypercorn", "--loop", "asyncio"],
     "hypercorn-uvloop": ["hypercorn", "--loop", "uvloop"],
 }
-
-
-class Connection:
-    """A client's side of one connection, by hand."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    def send(self, target: str, method: str = "GET", headers: str = "", body: bytes = b"") -> None:
-        is_chunked = "transfer-encoding" in headers
-        length = f"content-length: {len(body)}\r\n" if body or (method == "POST" and not is_chunked) else ""
-        self.writer.write(f"{method} {target} HTTP/1.1\r\nhost: service\r\n{headers}{length}\r\n".encode() + body)
-
-    async def answer(self, first: bytes = b"") -> tuple[int, dict[str, str], bytes]:
-        """The next answer on the connection, whose `first` bytes were read: status, headers and body."""
-        head = (first + await self.reader.readuntil(b"\r\n\r\n")).decode()
-        status_line, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        status = int(status_line.split()[1])
-        if status in (204, 304):
-            return status, headers, b""
-        return status, headers, await self.reader.readexactly(int(headers["content-length"]))
-
-    def hang_up(self) -> None:
-        self.writer.close()
-
-    def reset(self) -> None:
-        self.writer.transport.abort()
 
 
 @dataclass
