@@ -242,6 +242,21 @@ def test_a_wait_that_was_ended_is_not_satisfied_by_what_comes_in_the_same_turn(r
     run(main)
 
 
+def test_a_client_that_leaves_at_the_very_deadline_leaves_nothing_to_report(virtual, waiting):
+    async def main():
+        service = Service(waiting)
+        requests = [Request(service.app, b"wait=1") for _ in range(3)]
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_at(1.0, service.polls.stop)
+        for request in requests:
+            await request.done()
+        assert set(service.endings) <= {Ending.DEADLINE, Ending.STOPPING}
+        service.check_nothing_is_left()
+        await turns(5)
+
+    virtual(main)
+
+
 def test_a_task_that_is_cancelled_from_elsewhere_stays_cancelled(run, waiting):
     async def main():
         service = Service(waiting)

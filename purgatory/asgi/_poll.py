@@ -11,7 +11,7 @@ Each ends when what it waits for is there, at its deadline, when the client leav
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from functools import partial
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 from purgatory import (
     DelayedOperation,
@@ -88,23 +88,10 @@ class Poll(Waiter):
 
         return await self._until(partial(_ended, partial(purgatory.wait, operation, keys), ended), after_all)
 
-    async def wait_for(
-        self,
-        purgatory: Purgatory[Any],
-        predicate: Callable[[], T] | Callable[[], Awaitable[T]],
-        keys: Iterable[Hashable],
-    ) -> Outcome[T]:
+    async def wait_for(self, purgatory: Purgatory[Any], predicate: Callable[[], T], keys: Iterable[Hashable]) -> Outcome[T]:
         """Waits for at most `timeout` until `predicate()` is true, as `Purgatory.wait_for`; its first true value is the
         outcome's. Raises what `wait` raises."""
-        seen: _Seen[T] = _Seen(predicate)
-
-        def ended(error: object) -> Ending:
-            return Ending.DEADLINE if error is not None and error is not seen.error else Ending.SATISFIED
-
-        def after_all() -> tuple[Any] | None:
-            return (seen.value,) if seen.holds else None
-
-        return await self._until(partial(_ended, partial(purgatory.wait_for, seen, keys, self.timeout), ended), after_all)
+        return await self.wait(purgatory, _Condition(predicate, self.timeout), keys)
 
     async def reach(self, thresholds: ThresholdPurgatory[K, V], key: K, threshold: V) -> Outcome[V]:
         """Waits for at most `timeout` until the value of `key` is at least `threshold`, as `ThresholdPurgatory.wait`; the
@@ -167,36 +154,22 @@ class Poll(Waiter):
         return self._outcome(Ending.SATISFIED, value) if self._problem is None else self._refused()
 
 
-class _Seen(Generic[T]):
-    """A predicate that keeps what it has returned or raised: how its wait has ended cannot be asked of the purgatory."""
+class _Condition(DelayedOperation[T]):
+    """Waits for a predicate. Unlike a call of `Purgatory.wait_for`, it can be asked how it has ended, and raises nothing at its
+    expiry, which a client that leaves in that very turn would leave unseen: its result is what `predicate` said last."""
 
-    __slots__ = ("error", "holds", "predicate", "value")
+    __slots__ = ("predicate", "value")
 
-    def __init__(self, predicate: Callable[[], Any]) -> None:
+    def __init__(self, predicate: Callable[[], T], timeout: float) -> None:
+        super().__init__(timeout)
         self.predicate = predicate
-        self.value: Any = None
-        self.holds = False
-        self.error: BaseException | None = None
 
-    def __call__(self) -> Any:
-        try:
-            value = self.predicate()
-        except BaseException as error:
-            self.error = error
-            raise
-        return self._see_soon(value) if isawaitable(value) else self._see(value)
+    def try_complete(self) -> bool:
+        self.value = self.predicate()
+        return bool(self.value) and self.force_complete()
 
-    async def _see_soon(self, awaitable: Awaitable[T]) -> T:
-        try:
-            value = await awaitable
-        except BaseException as error:
-            self.error = error
-            raise
-        return self._see(value)
-
-    def _see(self, value: T) -> T:
-        self.value, self.holds = value, bool(value)
-        return value
+    def on_complete(self) -> T:
+        return self.value
 
 
 async def _ended(waiting: Callable[[], Awaitable[T]], ended: Callable[[object], Ending]) -> tuple[Ending, T | None]:
