@@ -17,7 +17,7 @@ jobs: Purgatory[Any] = Purgatory("jobs")
 polls = LongPolls(max_wait=60)
 results: dict[str, str] = {}
 app = Quart(__name__)
-app.asgi_app = polls.middleware(app.asgi_app)  # type: ignore[method-assign]
+app.asgi_app = polls.middleware(app.asgi_app)  # type: ignore[assignment, method-assign]
 
 
 @app.get("/jobs/<name>")
@@ -28,7 +28,7 @@ async def result(name: str) -> Response:
 
 @app.put("/jobs/<name>")
 async def finish(name: str) -> Response:
-    results[name] = (await request.get_data()).decode()
+    results[name] = await request.get_data(as_text=True)
     jobs.check_and_complete(name)
     return Response(status=204)
 

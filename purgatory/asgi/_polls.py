@@ -9,13 +9,13 @@ So a poll hears the server itself, whatever other middleware makes of `receive` 
 
 from asyncio import get_running_loop
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import replace
 from functools import partial
 from math import inf, isnan
 from random import random
 from signal import SIGINT, SIGTERM, valid_signals
-from typing import Any, Final, final
+from typing import Any, Final, cast, final
 
 from purgatory import WrongLoop
 from purgatory.asgi._client import READ_AHEAD, Client
@@ -24,7 +24,7 @@ from purgatory.asgi._outcome import Ending, Outcome, malformed, outcome_of
 from purgatory.asgi._poll import Poll
 from purgatory.asgi._preferences import applied, wish
 from purgatory.asgi._shutdown import SignalChain
-from purgatory.asgi._types import ASGIApp, Message, Receive, Scope, Send
+from purgatory.asgi._types import AnyApp, ASGIApp, Message, Receive, Scope, Send
 from purgatory.asgi._waiter import Waiter
 
 CLIENT: Final = "purgatory.asgi.client"
@@ -132,7 +132,7 @@ class LongPolls:
 
     # -- for the author of an endpoint
 
-    def poll(self, scope: Scope, wait: float | None = None) -> Poll:
+    def poll(self, scope: Mapping[str, Any], wait: float | None = None) -> Poll:
         """A poll for the request of `scope`. It takes a place among the open ones only while it waits.
 
         Args:
@@ -143,6 +143,7 @@ class LongPolls:
             RuntimeError: the request did not come through `middleware`.
             ValueError: `wait` is NaN.
         """
+        scope = cast(Scope, scope)
         client = scope.get(CLIENT)
         if client is None:
             raise RuntimeError(
@@ -162,7 +163,7 @@ class LongPolls:
         told = None if asked is None else applied(timeout, asked.by_header)
         return Poll(self, scope, client, timeout, told)
 
-    def middleware(self, app: ASGIApp) -> ASGIApp:
+    def middleware(self, app: AnyApp) -> ASGIApp:
         """Wraps an application: `app = polls.middleware(app)`, or `app.add_middleware(polls.middleware)` as the last call."""
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:  # servers know ASGI 3 by its coroutine function
