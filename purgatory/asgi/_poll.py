@@ -8,10 +8,9 @@
 Each ends when what it waits for is there, at its deadline, when the client leaves or when the server stops: see `_waiter`.
 """
 
-from collections.abc import Awaitable, Callable, Hashable, Iterable
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from purgatory import (
     DelayedOperation,
@@ -67,7 +66,9 @@ class Poll(Waiter):
         """How long each wait takes at most, in seconds: what was asked for, capped and spread. For an operation's own
         timeout; may be changed between two waits."""
 
-    async def wait(self, purgatory: Purgatory[Any], operation: DelayedOperation[R], keys: Iterable[Hashable]) -> Outcome[R]:
+    def wait(
+        self, purgatory: Purgatory[Any], operation: DelayedOperation[R], keys: Iterable[Hashable]
+    ) -> Coroutine[Any, Any, Outcome[R]]:
         """Waits until `operation` has ended, as `Purgatory.wait`; its timeout is its own, for instance `self.timeout`.
 
         Returns:
@@ -79,21 +80,16 @@ class Poll(Waiter):
             BaseException: what a hook raised; what is wrong with the arguments, as `try_complete_else_watch` has it; what
                 the server's `receive` raised.
         """
+        return self._until(purgatory.wait(operation, keys), _Operation(operation))
 
-        def ended(_: object) -> Ending:
-            return Ending.DEADLINE if operation.state is OperationState.EXPIRED else Ending.SATISFIED
-
-        def after_all() -> tuple[R] | None:
-            return (operation.result(),) if operation.state is OperationState.COMPLETED else None
-
-        return await self._until(partial(_ended, partial(purgatory.wait, operation, keys), ended), after_all)
-
-    async def wait_for(self, purgatory: Purgatory[Any], predicate: Callable[[], T], keys: Iterable[Hashable]) -> Outcome[T]:
+    def wait_for(
+        self, purgatory: Purgatory[Any], predicate: Callable[[], T], keys: Iterable[Hashable]
+    ) -> Coroutine[Any, Any, Outcome[T]]:
         """Waits for at most `timeout` until `predicate()` is true, as `Purgatory.wait_for`; its first true value is the
         outcome's. Raises what `wait` raises."""
-        return await self.wait(purgatory, _Condition(predicate, self.timeout), keys)
+        return self.wait(purgatory, _Condition(predicate, self.timeout), keys)
 
-    async def reach(self, thresholds: ThresholdPurgatory[K, V], key: K, threshold: V) -> Outcome[V]:
+    def reach(self, thresholds: ThresholdPurgatory[K, V], key: K, threshold: V) -> Coroutine[Any, Any, Outcome[V]]:
         """Waits for at most `timeout` until the value of `key` is at least `threshold`, as `ThresholdPurgatory.wait`; the
         value is the outcome's.
 
@@ -102,15 +98,7 @@ class Poll(Waiter):
             BaseException: what `ThresholdPurgatory.fail` was given; what is wrong with the arguments; what the server's
                 `receive` raised.
         """
-
-        def ended(error: object) -> Ending:
-            return Ending.SATISFIED if error is None else Ending.DEADLINE
-
-        def after_all() -> tuple[V] | None:
-            now = thresholds.value(key)
-            return (now,) if now is not None and threshold <= now else None
-
-        return await self._until(partial(_ended, partial(thresholds.wait, key, threshold, self.timeout), ended), after_all)
+        return self._until(thresholds.wait(key, threshold, self.timeout), _Threshold(thresholds, key, threshold))
 
     async def run(self, awaitable: Awaitable[T]) -> Outcome[T]:
         """Waits for at most `timeout` for whatever can be awaited, a query or a model for instance, and returns its value.
@@ -129,25 +117,11 @@ class Poll(Waiter):
         """
         if not isawaitable(awaitable):
             raise TypeError(f"cannot wait for {awaitable!r}: it is not awaitable")
-        begun = False
-
-        async def within_time() -> tuple[Ending, T | None]:
-            nonlocal begun
-            limit = timeout(self.timeout)
-            try:
-                async with limit:
-                    begun = True
-                    return Ending.SATISFIED, await awaitable
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                return Ending.DEADLINE, None
-
+        limited = _Limited(awaitable)
         try:
-            return await self._until(within_time, lambda: None)
+            return await self._until(limited.wait(self.timeout), limited)
         finally:
-            if not begun:
-                _discard(awaitable)
+            limited.discard_unbegun()
 
     def at_once(self, value: T) -> Outcome[T]:
         """The outcome of a wait for what is there already: `SATISFIED` with `value`, without waiting."""
@@ -172,30 +146,77 @@ class _Condition(DelayedOperation[T]):
         return self.value
 
 
-async def _ended(waiting: Callable[[], Awaitable[T]], ended: Callable[[object], Ending]) -> tuple[Ending, T | None]:
-    """Waits in a purgatory, and tells its errors from endings.
+class _Operation:
+    """An operation, as the subject of a wait."""
 
-    Args:
-        waiting: begins the wait.
-        ended: the ending of a wait that returned (`None`) or raised an `OperationTimeout`; `SATISFIED` if that one is not of
-            the wait, but of what was waited for.
-    """
-    try:
-        value = await waiting()
-    except OperationTimeout as error:
-        if ended(error) is Ending.DEADLINE:
-            return Ending.DEADLINE, None
-        raise
-    except (OperationCancelled, PurgatoryClosed):
-        return Ending.STOPPING, None
-    except PurgatoryFull:
-        return Ending.REFUSED, None
-    return ended(None), value
+    __slots__ = ("operation",)
+
+    def __init__(self, operation: DelayedOperation[Any]) -> None:
+        self.operation = operation
+
+    def ending(self, error: Exception | None) -> Ending | None:
+        if self.operation.state is OperationState.EXPIRED and (error is None or isinstance(error, OperationTimeout)):
+            return Ending.DEADLINE
+        return Ending.SATISFIED if error is None else _ending_by_purgatory(error)
+
+    def found(self) -> tuple[Any] | None:
+        return (self.operation.result(),) if self.operation.state is OperationState.COMPLETED else None
 
 
-def _discard(awaitable: Any) -> None:
-    """Has nobody wait for `awaitable`, and no warning that nobody did."""
-    for method in ("close", "cancel"):  # a coroutine's, a future's
-        if hasattr(awaitable, method):
-            getattr(awaitable, method)()
-            return
+class _Threshold:
+    """A threshold, as the subject of a wait."""
+
+    __slots__ = ("key", "threshold", "thresholds")
+
+    def __init__(self, thresholds: ThresholdPurgatory[Any, Any], key: Hashable, threshold: Any) -> None:
+        self.thresholds = thresholds
+        self.key = key
+        self.threshold = threshold
+
+    def ending(self, error: Exception | None) -> Ending | None:
+        if isinstance(error, OperationTimeout):
+            return Ending.DEADLINE
+        return Ending.SATISFIED if error is None else _ending_by_purgatory(error)
+
+    def found(self) -> tuple[Any] | None:
+        now = self.thresholds.value(self.key)
+        return (now,) if now is not None and self.threshold <= now else None
+
+
+class _Limited(Generic[T]):
+    """Whatever can be awaited, for a limited time, as the subject of a wait."""
+
+    __slots__ = ("awaitable", "begun", "limit")
+
+    def __init__(self, awaitable: Awaitable[T]) -> None:
+        self.awaitable = awaitable
+        self.begun = False
+
+    async def wait(self, seconds: float) -> T:
+        self.limit = timeout(seconds)
+        async with self.limit:
+            self.begun = True
+            return await self.awaitable
+
+    def ending(self, error: Exception | None) -> Ending | None:
+        if error is None:
+            return Ending.SATISFIED
+        return Ending.DEADLINE if self.begun and self.limit.expired() and isinstance(error, TimeoutError) else None
+
+    def found(self) -> None:
+        """Had it ended, the wait would have returned."""
+
+    def discard_unbegun(self) -> None:
+        """Has nobody wait for it, if nobody has, and no warning that nobody did."""
+        if not self.begun:
+            for method in ("close", "cancel"):  # a coroutine's, a future's
+                if hasattr(self.awaitable, method):
+                    getattr(self.awaitable, method)()
+                    return
+
+
+def _ending_by_purgatory(error: Exception) -> Ending | None:
+    """The ending that an error of a purgatory stands for."""
+    if isinstance(error, (OperationCancelled, PurgatoryClosed)):
+        return Ending.STOPPING
+    return Ending.REFUSED if isinstance(error, PurgatoryFull) else None

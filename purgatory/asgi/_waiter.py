@@ -22,9 +22,9 @@ or HOLDING, which keeps it for the rest of the request.
 """
 
 from asyncio import CancelledError, Task, current_task, get_running_loop
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from purgatory.asgi._client import Client
 from purgatory.asgi._open import OpenPolls
@@ -61,6 +61,16 @@ MOVES: Final = {
     CANCELLED: {CALLED_OFF, IDLE, HOLDING},
 }
 """The legal moves."""
+
+
+class Subject(Protocol):
+    """What is waited for."""
+
+    def ending(self, error: Exception | None) -> Ending | None:
+        """The ending of a wait that has returned, or else has raised `error`; `None` if that is none, and to be raised."""
+
+    def found(self) -> tuple[Any] | None:
+        """What was waited for, if it was there by the time the wait was called off."""
 
 
 class Waiter:
@@ -130,30 +140,40 @@ class Waiter:
 
     # -- one wait
 
-    async def _until(
-        self, waiting: Callable[[], Awaitable[tuple[Ending, T | None]]], after_all: Callable[[], tuple[T] | None]
-    ) -> Outcome[T]:
+    async def _until(self, waiting: Coroutine[Any, Any, T], subject: Subject) -> Outcome[T]:
         """Waits, unless it is refused, and makes an outcome of how that has ended.
 
         Args:
-            waiting: what to wait for; called once the wait has begun.
-            after_all: what was waited for, if it was there before the wait was called off.
+            waiting: what to wait for; it is closed unbegun if there is no wait.
+            subject: the same, to be asked afterwards.
         """
-        refusal = self._begin()
-        if refusal is not None:
-            return refusal
         try:
-            ending, value = await waiting()
+            refusal = self._begin()
+        except BaseException:
+            waiting.close()
+            raise
+        if refusal is not None:
+            waiting.close()
+            return refusal
+        value: T | None = None
+        ending: Ending | None
+        try:
+            value = await waiting
+            ending = subject.ending(None)
         except CancelledError:
-            called_off = self._take_back()
-            if called_off is None:
+            ending = self._take_back()
+            if ending is None:
                 raise
-            ending, value = called_off, None
-            found = after_all()
+            found = subject.found()
             if found is not None:
                 ending, [value] = Ending.SATISFIED, found
+        except Exception as error:
+            ending = subject.ending(error)
+            if ending is None:
+                raise
         finally:
             self._end()
+        assert ending is not None
         return self._outcome(ending, value)
 
     def _begin(self) -> Outcome[Any] | None:
