@@ -407,6 +407,47 @@ def test_what_a_client_does_before_the_poll_knows_its_task_is_not_lost(run, wait
     run(main)
 
 
+def test_after_the_servers_receive_has_failed_every_further_wait_says_so(run, waiting):
+    async def main():
+        service = Service(waiting)
+
+        async def receive() -> Any:
+            raise ConnectionError("the server is broken")
+
+        async def answer(scope: Any, _: Any, send: Any) -> None:
+            for _ in range(3):
+                with pytest.raises(ConnectionError, match="the server is broken"):
+                    await service.wait(service.polls.poll(scope))
+            service.check_nothing_is_left()
+
+        await service.polls.middleware(answer)({"type": "http", "headers": []}, receive, raiser(AssertionError()))
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_wait_that_outlives_its_request_is_counted_and_the_stop_ends_it(virtual, waiting, is_held):
+    async def main():
+        service = Service(waiting)
+        tasks: list[asyncio.Task[Outcome[Any]]] = []
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            poll = service.polls.poll(scope)
+            if is_held:
+                poll.hold()
+            tasks.append(asyncio.create_task(service.wait(poll)))
+            await asyncio.sleep(1)
+
+        await Request(service.polls.middleware(answer)).done()
+        assert service.polls.open == service.pending == 1
+        await service.polls.aclose()
+        assert (await tasks[0]).ending is Ending.STOPPING
+        assert asyncio.get_running_loop().time() == 1.0
+        service.check_nothing_is_left()
+
+    virtual(main)
+
+
 def test_one_poll_waits_once_at_a_time(run):
     async def main():
         service = Service()

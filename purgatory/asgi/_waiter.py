@@ -132,11 +132,11 @@ class Waiter:
         self._call_off(Ending.STOPPING)
 
     def request_ended(self) -> None:
-        """Gives up the place that `hold` has kept."""
+        """Gives up the place that `hold` has kept; a wait that another task goes on with keeps it to its end."""
         self._rest = IDLE
         if self._phase is HOLDING:
             self._move(IDLE)
-        self._give_up_place()
+            self._give_up_place()
 
     # -- one wait
 
