@@ -72,3 +72,9 @@ def test_polls_of_a_lifespan_that_has_ended_serve_without_one_as_well():
     client = TestClient(service.app)
     assert client.get("/?wait=0.01").text == "done"
     assert client.get("/news").status_code == 200
+
+
+def test_all_that_stands_at_the_level_of_a_module_serves_in_one_lifespan_after_the_other():
+    service = Service()
+    for _ in range(3):
+        serve_once(service)
