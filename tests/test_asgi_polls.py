@@ -469,6 +469,62 @@ def test_one_poll_waits_once_at_a_time(run):
     run(main)
 
 
+class AsynchronousPurgatory:
+    """As far as a poll knows it, a purgatory that takes asynchronous predicates: it asks each second."""
+
+    async def wait_for(self, predicate: Any, keys: Any, timeout: float) -> Any:
+        async with asyncio.timeout(timeout):
+            while not (value := await predicate()):
+                await asyncio.sleep(1)
+        await asyncio.sleep(0)
+        return value
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_an_asynchronous_predicate_is_asked_and_what_it_has_found_counts(virtual, stops):
+    async def main():
+        async def found() -> str | None:
+            await asyncio.sleep(0.25)
+            if asyncio.get_running_loop().time() < 3.0:
+                return None
+            if stops:
+                service.polls.stop()
+            return "found"
+
+        service = Service()
+        service.purgatory, purgatory = AsynchronousPurgatory(), service.purgatory  # type: ignore[assignment]
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            poll = service.polls.poll(scope)
+            service.outcomes.append(await poll.wait_for(service.purgatory, found, ["key"]))
+
+        await Request(service.polls.middleware(answer)).done()
+        assert (service.endings, service.outcomes[0].value) == ([Ending.SATISFIED], "found")
+        service.purgatory = purgatory
+        service.check_nothing_is_left()
+
+    virtual(main)
+
+
+def test_what_an_asynchronous_predicate_raises_passes_through(virtual):
+    async def main():
+        error = OperationTimeout("its own")
+
+        async def failing() -> None:
+            raise error
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            purgatory: Any = AsynchronousPurgatory()
+            with pytest.raises(OperationTimeout) as raised:
+                await polls.poll(scope).wait_for(purgatory, failing, ["key"])
+            assert raised.value is error
+
+        polls = LongPolls(signals=())
+        await Request(polls.middleware(answer)).done()
+
+    virtual(main)
+
+
 # How long
 
 

@@ -57,7 +57,7 @@ def test_its_tests_pass(folder):
     command += ["-o", "asyncio_default_fixture_loop_scope=function"]
     answer = subprocess.run([*command, "test_app.py"], cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert "4 passed" in answer.stdout
+    assert "5 passed" in answer.stdout
 
 
 def test_who_waits_for_an_order_and_leaves_takes_none_away(app):

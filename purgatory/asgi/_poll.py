@@ -83,11 +83,15 @@ class Poll(Waiter):
         return self._until(purgatory.wait(operation, keys), _Operation(operation))
 
     def wait_for(
-        self, purgatory: Purgatory[Any], predicate: Callable[[], T], keys: Iterable[Hashable]
+        self,
+        purgatory: Purgatory[Any],
+        predicate: Callable[[], T] | Callable[[], Awaitable[T]],
+        keys: Iterable[Hashable],
     ) -> Coroutine[Any, Any, Outcome[T]]:
         """Waits for at most `timeout` until `predicate()` is true, as `Purgatory.wait_for`; its first true value is the
         outcome's. Raises what `wait` raises."""
-        return self.wait(purgatory, _Condition(predicate, self.timeout), keys)
+        seen = _Predicate(predicate)
+        return self._until(purgatory.wait_for(seen, keys, self.timeout), seen)
 
     def reach(self, thresholds: ThresholdPurgatory[K, V], key: K, threshold: V) -> Coroutine[Any, Any, Outcome[V]]:
         """Waits for at most `timeout` until the value of `key` is at least `threshold`, as `ThresholdPurgatory.wait`; the
@@ -128,22 +132,44 @@ class Poll(Waiter):
         return self._outcome(Ending.SATISFIED, value) if self._problem is None else self._refused()
 
 
-class _Condition(DelayedOperation[T]):
-    """Waits for a predicate. Unlike a call of `Purgatory.wait_for`, it can be asked how it has ended, and raises nothing at its
-    expiry, which a client that leaves in that very turn would leave unseen: its result is what `predicate` said last."""
+class _Predicate:
+    """A predicate, as the subject of a wait, and what it has returned or raised last."""
 
-    __slots__ = ("predicate", "value")
+    __slots__ = ("error", "holds", "predicate", "value")
 
-    def __init__(self, predicate: Callable[[], T], timeout: float) -> None:
-        super().__init__(timeout)
+    def __init__(self, predicate: Callable[[], Any]) -> None:
         self.predicate = predicate
+        self.value: Any = None
+        self.holds = False
+        self.error: BaseException | None = None
 
-    def try_complete(self) -> bool:
-        self.value = self.predicate()
-        return bool(self.value) and self.force_complete()
+    def __call__(self) -> Any:
+        try:
+            value = self.predicate()
+        except BaseException as error:
+            self.error = error
+            raise
+        return self._see_soon(value) if isawaitable(value) else self._see(value)
 
-    def on_complete(self) -> T:
-        return self.value
+    def ending(self, error: Exception | None) -> Ending | None:
+        if isinstance(error, OperationTimeout) and error is not self.error:
+            return Ending.DEADLINE
+        return Ending.SATISFIED if error is None else _ending_by_purgatory(error)
+
+    def found(self) -> tuple[Any] | None:
+        return (self.value,) if self.holds else None
+
+    async def _see_soon(self, awaitable: Awaitable[Any]) -> Any:
+        try:
+            value = await awaitable
+        except BaseException as error:
+            self.error = error
+            raise
+        return self._see(value)
+
+    def _see(self, value: Any) -> Any:
+        self.value, self.holds = value, bool(value)
+        return value
 
 
 class _Operation:
