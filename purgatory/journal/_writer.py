@@ -112,6 +112,10 @@ class Writer:
         self._stopping.set()
         self._thread.join()
 
+    def abandon(self) -> None:
+        """Lets go of what another process goes on with."""
+        self._tally.close(is_all_written=False)
+
     def statistics(self) -> JournalStatistics:
         """A snapshot; what happens meanwhile may be counted or not."""
         return JournalStatistics(
