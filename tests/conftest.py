@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 import uvloop
+from requirements import unavailable
 from xdist.scheduler import LoadScopeScheduling
 
 from purgatory import DelayedOperation
@@ -240,8 +241,12 @@ SPARK_SETTINGS = {
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
     """Spark on two threads of this process."""
-    from purgatory.pipeline._session import spark_session
+    from purgatory.pipeline._session import SparkUnavailable, check_java, spark_session
 
+    try:
+        check_java()
+    except SparkUnavailable as error:
+        unavailable(str(error))
     with spark_session("purgatory tests", "local[2]", SPARK_SETTINGS) as session:
         yield session
 

@@ -1,6 +1,6 @@
 """The page of `examples/long_poll.py` in headless Chromium, two windows of it, on a real server that is stopped and killed.
 
-Needs Chromium and its driver: `apt-get install chromium chromium-driver`.
+Needs Chromium and its driver, and is skipped where they are missing: `apt-get install chromium chromium-driver`.
 """
 
 import os
@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from requirements import unavailable
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -30,11 +31,8 @@ FLAGS = [
 
 
 def program(*names: str) -> str:
-    for name in names:
-        path = shutil.which(name)
-        if path is not None:
-            return path
-    pytest.fail(f"this test needs {names[0]}: apt-get install chromium chromium-driver")
+    path = next(filter(None, map(shutil.which, names)), None)
+    return path or unavailable(f"needs {names[0]}, which pip cannot bring. On Debian: apt-get install chromium chromium-driver")
 
 
 @pytest.fixture(scope="module")
