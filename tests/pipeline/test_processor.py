@@ -11,7 +11,7 @@ from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming import TwsTester
 
-from purgatory.pipeline._processor import Deciding, ShardsChanged, pack_operations, pack_signals, ship
+from purgatory.pipeline.streaming._processor import Deciding, ShardsChanged, pack_operations, pack_signals, ship
 
 SHARD = 6
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from purgatory import DelayedOperation, Purgatory
-from purgatory.pipeline._replay import Recorded, Setting, replay
+from purgatory.pipeline.simulate._replay import Recorded, Setting, replay
 from purgatory.testing import VirtualTimeLoop
 
 OWN = Setting(0.001, 512, None)
@@ -72,7 +72,7 @@ def test_with_its_own_settings_it_ends_as_what_it_replays_did(seed: int) -> None
 
     assert (seen.operations, seen.different, seen.differences) == (400, 0, [])
     assert seen.expired == sum(row.outcome == "expired" for row in rows)
-    assert 0.0 <= seen.latest <= 0.001 and seen.lateness.total() == seen.expired
+    assert 0.0 <= seen.late_max <= 0.001 and seen.lateness.total() == seen.expired
 
 
 @pytest.mark.parametrize("setting", [Setting(0.01, 20, None), Setting(0.25, 4, None)])
@@ -83,7 +83,7 @@ def test_another_tick_and_wheel_size_change_the_work_and_the_lateness_but_no_out
 
     assert coarse.different == 0 and coarse.expired == fine.expired
     assert coarse.callbacks < fine.callbacks and coarse.largest_burst >= fine.largest_burst
-    assert fine.latest < coarse.latest <= setting.tick
+    assert fine.late_max < coarse.late_max <= setting.tick
 
 
 def test_a_shorter_timeout_ends_what_took_longer_and_a_longer_one_does_not_bring_back_what_nobody_saw() -> None:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from purgatory.pipeline._timeline import Timeline
+from purgatory.pipeline.simulate._timeline import Timeline
 
 
 def test_what_is_due_is_called_in_order_each_at_its_time_and_what_that_calls_soon_before_the_next() -> None:

@@ -1,14 +1,14 @@
-"""What an operator wants to know first, in words. Plain Python over what `_summary` has collected."""
+"""What an operator wants to know first, in words. Plain Python on what `_summary` has collected."""
 
-from purgatory.pipeline._summary import Line, Summary
+from purgatory.pipeline.report._summary import Line, Summary
 
 WORTH_SAYING = 3
-"""How many of each sort are put into words; the tables have the rest."""
+"""How many findings of each sort are put into words. The tables have the rest."""
 ACCEPTABLE_RATE = 0.01
 
 
 def findings(summary: Summary) -> list[str]:
-    """Sentences, the worst first."""
+    """The findings as sentences, the worst first."""
     said = [
         *(_timeout(line) for line in _worst_timeouts(summary)),
         *(_missed(line) for line in summary.missed_keys[:WORTH_SAYING]),

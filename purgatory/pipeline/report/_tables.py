@@ -1,4 +1,4 @@
-"""The tables about outcomes and keys: plain sums and exact percentiles. Pure functions from tables to tables."""
+"""The tables about outcomes and keys: sums and exact percentiles, by pure functions from DataFrames to DataFrames."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ from pyspark.sql import functions as F
 
 PERCENTILES: Final = {"wait_p50": 0.5, "wait_p90": 0.9, "wait_p99": 0.99, "wait_p999": 0.999}
 SECOND: Final = 1_000_000
-"""In microseconds, in which all times are counted, as integers."""
+"""In microseconds. All times here are integers of microseconds."""
 
 
 def micros(instant: str) -> Column:
@@ -16,10 +16,10 @@ def micros(instant: str) -> Column:
 
 
 def prepared(operations: DataFrame) -> DataFrame:
-    """The accepted operations with their times in microseconds.
+    """The accepted operations, with their times in microseconds.
 
-    `run_start` and `run_end` are the first and the last instant that the operation's run knows of: an operation whose start
-    was not written was there from the first, one whose end was not written is there at the last.
+    `run_start` and `run_end` are the first and the last instant in any row of the same run. We take it that an operation whose
+    start was not written waited from the first instant on, and one whose end was not written until the last.
     """
     bounds = operations.groupBy("run_id").agg(
         F.min(F.least(micros("started_at"), micros("ended_at"))).alias("run_start"),
@@ -41,10 +41,10 @@ def prepared(operations: DataFrame) -> DataFrame:
 
 
 def outcomes(operations: DataFrame) -> DataFrame:
-    """For each purgatory, kind and minute: how many started in it, how many ended in it, how, and after what wait.
+    """For each purgatory, kind and minute: how many operations started, how many ended and how, and how long those waited.
 
     Args:
-        operations: as `prepared`.
+        operations: as `prepared` returns them.
     """
     group = ["purgatory", "kind", "minute"]
     ended = operations.filter("ended IS NOT NULL").withColumn("minute", _minute("ended"))
@@ -73,7 +73,7 @@ def keys(operations: DataFrame, checks: DataFrame) -> DataFrame:
     """For each purgatory and key: the operations that watched it, and what its checks did.
 
     Args:
-        operations: as `prepared`.
+        operations: as `prepared` returns them.
         checks: the accepted ones.
     """
     group = ["purgatory", "key"]

@@ -1,15 +1,15 @@
-"""Where the shards of a stream meet Spark: rows in, state kept in RocksDB, rows out. What decides is `_decisions`.
+"""Where the shards of a stream meet Spark: rows in, state in RocksDB, rows out. The decisions are made in `_decisions`.
 
-Rows come packed, some ten thousand in one value, since each value that Spark hands to Python costs more than deciding on
-it does. State is kept in pages for the same reason. What was asked of it in a call is kept until its end, when what has
-changed is written, once.
+Rows come packed, some ten thousand in one value, because each value that Spark hands to Python costs more than the decision
+about it. State is kept in pages for the same reason. What a call reads of the state is remembered until the end of the call;
+then each page that has changed is written once.
 
     shard        counts, the slices of the agenda, the instant for which Spark was asked to call
     operations   by id, in pages: those that wait, and the ids of those that have ended before their deadline
     lines        by key, in pages: its value, and who waits for it
     agenda       chunks of events, by slice
 
-Spark calls once for each shard and micro-batch, with the rows that are for it, and once more for a timer that has expired.
+Spark calls once for each shard and micro-batch, with the rows for this shard, and once more if its timer has expired.
 """
 
 import pickle
@@ -32,9 +32,9 @@ from pyspark.sql.streaming.stateful_processor import (
 
 from purgatory import _lines
 from purgatory._lines import UNKNOWN
-from purgatory.pipeline import _agenda, _decisions
-from purgatory.pipeline._agenda import Agenda, Event
-from purgatory.pipeline._decisions import (
+from purgatory.pipeline.streaming import _agenda, _decisions
+from purgatory.pipeline.streaming._agenda import Agenda, Event
+from purgatory.pipeline.streaming._decisions import (
     REGISTRATION,
     Counts,
     Decision,
@@ -46,11 +46,11 @@ from purgatory.pipeline._decisions import (
 )
 
 PACKED: Final = "are_signals boolean, events binary, shard int"
-"""Rows in one value, pickled: columns of signals, or tuples of the fields of `Operation`."""
+"""Many rows in one pickled value: the columns of signals, or tuples of the fields of `Operation`."""
 OUTPUT: Final = (
     "outcome string, operation_id string, decided_at bigint, satisfied_keys array<string>, reason string, key string, at bigint"
 )
-"""The rows that `Deciding` returns: the fields of `Decision`, instants in microseconds."""
+"""The rows that `Deciding` returns: the fields of `Decision`. Instants are in microseconds."""
 
 SHARD: Final = (
     "shards int, registered bigint, completed bigint, expired bigint, late bigint, late_signals bigint, newest bigint, "
@@ -60,17 +60,17 @@ PAGE: Final = "waiting int, entries binary"
 CHUNK: Final = "registrations int, events binary"
 
 PAGES: Final = 4096
-"""Of operations, and of lines, in a shard."""
+"""The number of pages of operations in a shard, and of pages of lines."""
 
 V = TypeVar("V")
 
 
 class ShardsChanged(Exception):
-    """A checkpoint was written with another number of shards; the message says which."""
+    """A checkpoint was written with another number of shards. The message says with which."""
 
 
 def ship() -> None:
-    """Has what decides sent to workers as it is here: they need not have this package installed."""
+    """Makes Spark send the code that decides to its workers, as it is here. They need not have this package installed."""
     for module in (_lines, _agenda, _decisions, sys.modules[__name__]):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
@@ -79,7 +79,7 @@ def ship() -> None:
 
 
 def pack_operations(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Packs rows by shard, and leaves ticks out, which have done their work when the watermark has seen them."""
+    """Packs rows by shard. Leaves out ticks: they are only there for the watermark, which has seen them by now."""
     for batch in batches:
         packed: dict[int, list[tuple[Any, ...]]] = {}
         rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
@@ -94,7 +94,7 @@ def pack_operations(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 
 def pack_signals(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Packs rows, without ticks, for all shards."""
+    """Packs rows for all shards. Leaves out ticks."""
     for batch in batches:
         is_tick, *columns = (column.to_pylist() for column in batch.columns)
         if any(is_tick):
@@ -103,17 +103,17 @@ def pack_signals(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 class Deciding(StatefulProcessor):
-    """Lets a `Shard` decide, for each shard.
+    """What Spark runs: for each shard it makes a `Shard` of the state, and lets it decide.
 
     Args:
-        shards: how many there are; state that was written with another number is refused.
+        shards: how many there are. State that was written with another number is refused.
     """
 
     def __init__(self, shards: int) -> None:
         self.shards = shards
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Names the state."""
+        """Names the variables of the state."""
         self._handle = handle
         self._shard = handle.getValueState("shard", SHARD)
         self._operations = handle.getMapState("operations", "page int", PAGE)
@@ -134,7 +134,7 @@ class Deciding(StatefulProcessor):
         return self._run(key[0], iter(()), timerValues)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: nothing is held open."""
 
     def _run(self, label: int, rows: Iterator[Row], times: TimerValues) -> Iterator[Row]:
         now = max(times.getCurrentWatermarkInMs(), 0) * 1000
@@ -185,9 +185,8 @@ class Paged(Generic[V]):
     """A store in pages, which are dictionaries in a `MapState`.
 
     Args:
-        state: of the shard at hand.
-        load: makes a value from a key and what the page holds for it.
-        dump: the inverse; and whether the value counts as `waiting`, for who reads the state from outside.
+        state: of this shard. load: makes a value from a key and the key's entry in the page. dump: makes the entry of a value.
+        Its first element says whether the value counts as `waiting`, for readers of the state.
     """
 
     __slots__ = ("_changed", "_dump", "_load", "_pages", "_state", "_values")
@@ -227,7 +226,7 @@ class Paged(Generic[V]):
         return page
 
     def save(self) -> None:
-        """Writes the pages in which something has changed."""
+        """Writes the pages in which a value has changed."""
         changed: set[int] = set()
         for key in self._changed:
             number = _page_of(key)
@@ -250,7 +249,7 @@ def _page_of(key: str) -> int:
 
 
 class Chunks:
-    """The store of an agenda: each chunk is written once and read once."""
+    """The store of an agenda. Each chunk is written once and read once."""
 
     __slots__ = ("_state",)
 

@@ -1,8 +1,8 @@
-"""The traffic of a journal once more, on virtual time, through our own wheel and watch lists with other settings.
+"""Replays the traffic of a journal on virtual time, through our own wheel and watch lists, with other settings.
 
-What is replayed is what the journal says of the world: when an operation started, under which keys, and when its condition
-came to hold or it was cancelled. What is not is what the purgatory did: at which deadline it expired, and how late. An
-operation that expired in the journal never comes to hold, as nobody has seen when it would have.
+What is replayed is what the journal says of the world: when each operation started, under which keys, and when its condition
+came to hold or it was cancelled. What the purgatory did is not replayed: when it let an operation expire, and how late. The
+condition of an operation that expired in the journal never holds here, because nobody saw when it would have.
 
     journal                                           replayed with a timeout of 0.1 s, and a tick of 0.01 s
     started 0 s, timeout 1 s, completed at 0.25 s     expired at 0.1 s
@@ -12,9 +12,10 @@ operation that expired in the journal never comes to hold, as nobody has seen wh
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from heapq import heappop, heappush
 from math import ceil, inf
+from operator import add
 from time import process_time
 from typing import Final, NamedTuple
 
@@ -23,10 +24,10 @@ from purgatory._operation import DelayedOperation
 from purgatory._timer import LoopWheel
 from purgatory._watchers import distinct
 from purgatory._wheel import Bucket
-from purgatory.pipeline._timeline import Timeline
+from purgatory.pipeline.simulate._timeline import Timeline
 
 MOST_DIFFERENCES: Final = 1000
-"""So many operations are named whose replay ends otherwise; all are counted."""
+"""How many differences a replay describes. It counts all of them."""
 
 
 class Recorded(NamedTuple):
@@ -48,34 +49,52 @@ class Setting(NamedTuple):
     tick: float
     wheel_size: int
     timeout: float | None
-    """For all operations; `None` for the one that each had."""
+    """The timeout of all operations; `None` if each has its own."""
+
+
+class Difference(NamedTuple):
+    """An operation that ended in another way than in the journal."""
+
+    operation_id: int
+    recorded: str
+    """Its outcome in the journal."""
+    replayed: str
+    """Its outcome in the replay."""
+    why: str
 
 
 @dataclass(slots=True)
 class Replay:
-    """What was seen."""
+    """What was seen in the replay of a wheel, or of several."""
 
     operations: int = 0
     callbacks: int = 0
-    """Of the loop, for buckets."""
+    """How often the loop called the wheel."""
     empty_callbacks: int = 0
-    """Those of them whose bucket was empty by then."""
+    """How many of these calls were for a bucket that had become empty."""
     moves: int = 0
-    """Between the buckets of two levels."""
-    largest_bucket: int = 0
-    """The most operations that a bucket held when its time came."""
-    largest_burst: int = 0
+    """How often an operation moved to a bucket of a finer level."""
+    largest_bucket: int = field(default=0, metadata={"merge": max})
+    """The most operations in a bucket when its time came."""
+    largest_burst: int = field(default=0, metadata={"merge": max})
     """The most operations that expired in one tick."""
     expired: int = 0
-    lateness: Counter[int] = field(default_factory=Counter)
-    """Of those that expired, in hundredths of a tick after the deadline, rounded up."""
-    latest: float = 0.0
-    """The greatest lateness, in seconds."""
+    late_max: float = field(default=0.0, metadata={"merge": max})
+    """The greatest lateness of an expiry, in seconds."""
     cpu_seconds: float = 0.0
     different: int = 0
-    """Operations that ended otherwise than in the journal."""
-    differences: list[tuple[int, str, str, str]] = field(default_factory=list)
-    """Their id, outcome in the journal and in the replay, and why; the first of them."""
+    """How many operations ended in another way than in the journal."""
+    lateness: Counter[int] = field(default_factory=Counter)
+    """How many operations expired how long after their deadline, in hundredths of a tick, rounded up."""
+    differences: list[Difference] = field(default_factory=list)
+    """The first of those that are different, at most `MOST_DIFFERENCES`."""
+
+    def merge(self, other: "Replay") -> None:
+        """Adds what was seen in the replay of another wheel, except for its differences."""
+        for each in fields(self):
+            if each.name != "differences":
+                merge = each.metadata.get("merge", add)
+                setattr(self, each.name, merge(getattr(self, each.name), getattr(other, each.name)))
 
 
 class CountingWheel(LoopWheel):
@@ -92,26 +111,26 @@ class CountingWheel(LoopWheel):
 
 
 class Replayed(DelayedOperation[None]):
-    """An operation whose condition comes to hold at an instant that is known."""
+    """An operation whose condition holds from a known instant on."""
 
-    __slots__ = ("holds_at", "recorded", "run", "timeline")
+    __slots__ = ("holds_at", "recorded", "replayer", "timeline")
 
-    def __init__(self, recorded: Recorded, holds_at: float, timeout: float | None, run: "Run") -> None:
+    def __init__(self, recorded: Recorded, holds_at: float, timeout: float | None, replayer: "Replayer") -> None:
         super().__init__(timeout)
         self.recorded = recorded
         self.holds_at = holds_at
-        self.run = run
-        self.timeline = run.timeline
+        self.replayer = replayer
+        self.timeline = replayer.timeline
 
     def try_complete(self) -> bool:
         return self.timeline.now >= self.holds_at and self.force_complete()
 
     def on_expiration(self) -> None:
-        self.run.has_expired(self)
+        self.replayer.has_expired(self)
 
 
-class Run:
-    """One replay, on a timeline that is the running loop."""
+class Replayer:
+    """Does one replay, on a timeline that is the running loop."""
 
     def __init__(self, setting: Setting, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -127,7 +146,7 @@ class Run:
         self._burst = 0
 
     def replay(self, recorded: Iterable[Recorded]) -> Replay:
-        """Replays operations that come in the order of their starts."""
+        """Replays operations, which must come in the order of their starts."""
         ends: list[tuple[float, int, Replayed]] = []
         began, first = process_time(), None
         for each in recorded:
@@ -150,7 +169,7 @@ class Run:
         timeout = each.timeout_s if self.setting.timeout is None else self.setting.timeout
         holds_at = ended if each.outcome == "completed" else inf
         if each.missed_trigger and each.timeout_s is not None:
-            holds_at = min(holds_at, self.timeline.now + each.timeout_s)  # at the latest, for it was seen to hold then
+            holds_at = min(holds_at, self.timeline.now + each.timeout_s)  # at the latest: it was seen to hold then
         operation = Replayed(each, holds_at, timeout, self)
         self.seen.operations += 1
         if timeout is not None:
@@ -159,7 +178,7 @@ class Run:
         return operation
 
     def _end(self, at: float, _: int, operation: Replayed) -> None:
-        """What the journal says that happened to an operation from outside, if it still waits."""
+        """If an operation still waits, ends it as the journal says that something outside the purgatory did."""
         self.move_to(at)
         each = operation.recorded
         if operation.is_completed:
@@ -173,12 +192,12 @@ class Run:
             operation.force_complete()
 
     def has_expired(self, operation: Replayed) -> None:
-        """Notes an expiry."""
+        """Counts an expiry."""
         seen, now = self.seen, self.timeline.now
         seen.expired += 1
         late = now - operation._wheel_when
         seen.lateness[ceil(late * 100 / self.setting.tick)] += 1
-        seen.latest = max(seen.latest, late)
+        seen.late_max = max(seen.late_max, late)
         tick = int(now * self.wheel.rate)
         self._burst = self._burst + 1 if tick == self._burst_tick else 1
         self._burst_tick = tick
@@ -194,13 +213,13 @@ class Run:
             else:
                 late = (each.ended_at - each.started_at) / 1e6 - (each.timeout_s or 0.0)
                 why = f"it is recorded {late:.6f} s after its deadline: the loop was held up then, and here it is not"
-            self.seen.differences.append((each.operation_id, each.outcome, outcome, why))
+            self.seen.differences.append(Difference(each.operation_id, each.outcome, outcome, why))
 
 
 def replay(recorded: Iterable[Recorded], setting: Setting) -> Replay:
-    """Replays operations that come in the order of their starts.
+    """Replays operations, which must come in the order of their starts.
 
-    Memory: what waits at a time.
+    Memory: the operations that wait at the same time.
     """
     with Timeline().running() as timeline:
-        return Run(setting, timeline).replay(recorded)
+        return Replayer(setting, timeline).replay(recorded)

@@ -1,4 +1,4 @@
-"""What the report shows of its tables: as much as a person can look at, however large they are."""
+"""What the report shows of its tables: no more than a person can look at, however large the tables are."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,26 +7,27 @@ from typing import Any, Final
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from purgatory.pipeline._tables import SECOND
+from purgatory.pipeline.report._tables import SECOND
 
 HOT_KEYS: Final = 100
 WORST_MINUTES: Final = 50
 POINTS: Final = 1_000
-"""Of a line in a plot."""
+"""The most that a line in a plot has."""
 
 Line = dict[str, Any]
+"""A row of a table, by the names of its columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Lists of lines, each bounded by what there is to see: kinds, hours, the first hundred keys."""
+    """The lines of the tables that are shown."""
 
     timeouts: list[Line]
     survival: list[Line]
     waits: list[Line]
-    """purgatory, kind, wait_s (to two digits), ended: how many completed, or did not, after about so long."""
+    """purgatory, kind, wait_s (to two digits), completed, others: how many operations ended after about this wait."""
     pending: list[Line]
-    """purgatory, second, pending_max, pending_mean: of equal spans, at most `POINTS` of each purgatory."""
+    """purgatory, second, pending_max, pending_mean: for spans of equal length, at most `POINTS` for each purgatory."""
     hot_keys: list[Line]
     missed_keys: list[Line]
     worst_minutes: list[Line]
@@ -34,11 +35,11 @@ class Summary:
 
 
 def summarise(table: Callable[[str], DataFrame], waits: list[Line]) -> Summary:
-    """Collects what is to be seen.
+    """Collects what is shown.
 
     Args:
         table: gives a table by its name.
-        waits: see `waits_to_two_digits`.
+        waits: what `waits_to_two_digits` returned.
     """
     keys = table("keys")
     return Summary(
@@ -56,10 +57,10 @@ def summarise(table: Callable[[str], DataFrame], waits: list[Line]) -> Summary:
 
 
 def waits_to_two_digits(operations: DataFrame) -> list[Line]:
-    """How many operations of each purgatory and kind ended after about which wait.
+    """How many operations of each purgatory and kind ended after which wait, rounded to two digits.
 
     Args:
-        operations: as `prepared`.
+        operations: as `prepared` returns them.
     """
     step = F.pow(F.lit(10), F.greatest(F.length(F.col("wait").cast("string")) - 2, F.lit(0))).cast("long")
     rounded = operations.filter("wait IS NOT NULL").withColumn("wait_s", F.floor(F.col("wait") / step) * step / SECOND)
@@ -71,7 +72,7 @@ def waits_to_two_digits(operations: DataFrame) -> list[Line]:
 
 
 def _at_most_points(pending: DataFrame) -> DataFrame:
-    """Joins neighbouring seconds, as many as it takes."""
+    """Merges neighbouring seconds until there are at most `POINTS` spans."""
     seconds = pending.withColumn("second", F.unix_seconds("second"))
     spans = seconds.groupBy("purgatory").agg(
         F.min("second").alias("first"), F.ceil((F.max("second") - F.min("second") + 1) / POINTS).alias("span")

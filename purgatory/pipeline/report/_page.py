@@ -1,4 +1,4 @@
-"""The report as one HTML file that needs no network: findings, plots, tables that sort themselves by a click."""
+"""The report as one HTML file that needs no network: findings, plots, and tables that a click on a column sorts."""
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from datetime import datetime
 from html import escape
 from typing import Any
 
-from purgatory.pipeline._summary import Line, Summary
+from purgatory.pipeline.report._summary import Line, Summary
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c1e21; max-width: 1100px; margin: 2em auto; padding: 0 1em; }
@@ -43,7 +43,7 @@ TABLES: Mapping[str, tuple[str, str]] = {
 
 
 def page(title: str, findings: Sequence[str], plots: Mapping[str, bytes], summary: Summary) -> str:
-    """The whole file."""
+    """The text of the HTML file."""
     body = [f"<h1>{escape(title)}</h1>", '<ul class="findings">', *(f"<li>{escape(each)}</li>" for each in findings), "</ul>"]
     for heading, png in plots.items():
         image = b64encode(png).decode("ascii")
@@ -59,7 +59,7 @@ def page(title: str, findings: Sequence[str], plots: Mapping[str, bytes], summar
 
 
 def table(lines: Sequence[Line]) -> str:
-    """A table of lines that have the same names."""
+    """The HTML of a table. All lines have the same columns."""
     is_text = {name: any(isinstance(line[name], str) for line in lines) for name in lines[0]}
     sort = {True: ' class="text"', False: ""}
     head = "".join(f"<th{sort[is_text[name]]}>{escape(name)}</th>" for name in lines[0])
@@ -80,7 +80,7 @@ def _sort_value(value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a person reads it."""
+    """A value as people read it."""
     if value is None:
         return ""
     if isinstance(value, float):

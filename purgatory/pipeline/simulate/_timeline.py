@@ -1,7 +1,8 @@
-"""An event loop that has timers and nothing else, and is moved on by hand.
+"""An event loop that has timers and nothing else, and whose time is moved on by hand.
 
-`purgatory.testing.VirtualTimeLoop` runs what real loops run, and a turn of it costs as much as theirs. A replay has no
-tasks, futures or files, but for each operation a moment to come to: here that is a call and not a turn of the loop.
+`purgatory.testing.VirtualTimeLoop` runs everything that a real loop runs, and one of its turns costs as much as a real one. A
+replay has no tasks, futures or files, but for every operation it must come to a certain instant. Here that is a call, not a
+turn.
 
     with Timeline().running() as loop:
         loop.call_at(7.0, print, "seven")
@@ -18,12 +19,12 @@ from typing import Any, NoReturn, cast
 
 
 class Timeline:
-    """The part of a loop that a wheel is bound to. It begins at zero seconds; what is called and raises ends `move_to`."""
+    """The part of a loop that a wheel needs. Its time begins at zero. An exception of a callback comes out of `move_to`."""
 
     def __init__(self) -> None:
-        self._as_loop = cast(asyncio.AbstractEventLoop, self)  # as far as anybody here asks
+        self._as_loop = cast(asyncio.AbstractEventLoop, self)  # it has all that is asked of it here
         self.now = 0.0
-        """What `time` returns, for those who ask often."""
+        """What `time` returns, without a call."""
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
         self._timers_made = 0
         self._soon: deque[asyncio.Handle] = deque()
@@ -38,7 +39,7 @@ class Timeline:
             asyncio._set_running_loop(None)
 
     def move_to(self, at: float) -> None:
-        """Calls what is due up to and including the instant `at`, in order, each at its time; then it is `at`."""
+        """Calls everything that is due up to the instant `at`, inclusive, in order and each at its time; then moves to `at`."""
         timers, soon = self._timers, self._soon
         while True:
             if soon:
@@ -49,7 +50,7 @@ class Timeline:
             else:
                 break
             if not handle.cancelled():
-                handle._callback(*handle._args)  # type: ignore[attr-defined]  # what `_run` does, but for catching errors
+                handle._callback(*handle._args)  # type: ignore[attr-defined]  # as `_run` does, but errors are not caught
         self.now = max(at, self.now)
 
     def time(self) -> float:
@@ -81,4 +82,4 @@ class Timeline:
         return False
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Nothing needs to be done: it is passed over when its time comes."""
+        """Does nothing: `move_to` passes over a cancelled handle when its time comes."""

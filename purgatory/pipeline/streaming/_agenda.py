@@ -1,14 +1,14 @@
-"""What a shard has yet to do, by instant: a timing wheel whose buckets lie in a store, in chunks.
+"""What a shard still has to do, by instant: a timing wheel whose buckets are kept in a store, in chunks.
 
-Events are tuples that begin with their instant, in microseconds. They lie in *slices* of time, wider ones the farther they
-are ahead, and a slice whose time has come is taken whole; of what is in it and not yet due, each goes to a narrower slice.
+Events are tuples that begin with their instant, in microseconds. They lie in *slices* of time; the farther ahead, the wider the
+slice. When the time of a slice has come, all of its events are taken out; those that are not yet due go to narrower slices.
 
     it is 10:00:00, and events come for     10:00:07     slices of 1 s      as the wheel's first level
                                             10:03:20     slices of 64 s
                                             14:00:00     slices of 4096 s   and so on
 
-So there are never many slices, however far ahead deadlines lie. Each call of `save` adds a chunk to a slice and reads none,
-so that putting off costs the store one write for each slice in use, and nothing for what waits there already.
+So there are never many slices, however far ahead deadlines lie. Each call of `save` adds a chunk to a slice and reads none.
+Adding events therefore costs the store one write for each slice, whatever waits in the slice already.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 Event = tuple[Any, ...]
 Slice = tuple[int, int]
-"""How wide it is, in microseconds, and its number: it begins at their product."""
+"""The width of a slice in microseconds, and its number. The slice begins at their product."""
 
 NARROWEST: Final = 1_000_000
 REACH: Final = 64
@@ -28,7 +28,7 @@ V = TypeVar("V")
 
 
 class Store(Protocol[K_contra, V]):
-    """What a shard remembers. A value that has changed is to be set again. A `dict` is one."""
+    """What a shard remembers. A value that was changed must be set again. A `dict` is such a store."""
 
     def get(self, key: K_contra, /) -> V | None: ...
     def __setitem__(self, key: K_contra, value: V, /) -> None: ...
@@ -36,11 +36,11 @@ class Store(Protocol[K_contra, V]):
 
 
 class Agenda:
-    """Events, and the slices in which they lie.
+    """Events in slices of time.
 
     Args:
-        chunks: by width, number and serial number.
-        open_slices: of each slice, how many chunks there are, and the earliest instant in them.
+        chunks: the store, by width, number and serial number.
+        open_slices: for each slice in use, how many chunks it has, and the earliest instant in them.
     """
 
     __slots__ = ("_chunks", "_new", "open_slices")
@@ -51,10 +51,10 @@ class Agenda:
         self._chunks = chunks
         self.open_slices = {} if open_slices is None else open_slices
         self._new: dict[Slice, list[Event]] = {}
-        """What `save` is to write."""
+        """The events that `save` will write."""
 
     def add(self, event: Event, now: int) -> None:
-        """Puts `event` off. Cost: O(1), with one step for each width."""
+        """Adds an event, which `take` will return when it is due. Cost: O(1), with one step for each width."""
         at = event[0]
         reach = (at - now) // REACH
         width = NARROWEST
@@ -63,7 +63,7 @@ class Agenda:
         self._new.setdefault((width, at // width), []).append(event)
 
     def take(self, now: int) -> list[Event]:
-        """The events that are due by `now`, in no order. Cost: the events of the slices that have begun."""
+        """Takes out the events that are due at `now`, in no order. Cost: the events of the slices that have begun."""
         due: list[Event] = []
         for begun in [each for each in {*self.open_slices, *self._new} if each[0] * each[1] <= now]:
             for event in self._pop(begun):
@@ -82,7 +82,7 @@ class Agenda:
         yield from new
 
     def save(self) -> None:
-        """Writes to the store what was added. Cost: one write for each slice that it is for, or for each 10,000 events."""
+        """Writes the added events to the store. Cost: one write for each slice that has new events, and each 10,000 of them."""
         for where, events in self._new.items():
             first = min(event[0] for event in events)
             serial, earlier = self.open_slices.get(where, (0, first))
@@ -93,5 +93,5 @@ class Agenda:
         self._new = {}
 
     def next(self) -> int | None:
-        """The instant of the next event, after `save`; `None` if there is none. Cost: the slices in use."""
+        """The instant of the next event; `None` if there is none. Call `save` before. Cost: the slices in use."""
         return min((first for _, first in self.open_slices.values()), default=None)

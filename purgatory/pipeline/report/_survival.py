@@ -1,15 +1,15 @@
 """What expiry rate each timeout would have given.
 
-An operation that expired after 2 s might have completed after 3 s, or never: its wait is *censored*, known only to be longer
-than 2 s. Leaving it out would flatter long timeouts, taking it for completed would flatter short ones. The estimator of Kaplan
-and Meier (1958) uses just what is known: at each wait t at which operations completed, of the n that had waited as long, d
-did, so the share that would still be waiting is
+An operation that expired after 2 s might have completed after 3 s, or never. We only know that its wait is longer than 2 s: it
+is *censored*. If we left it out, long timeouts would look better than they are; if we took it for completed, short ones would.
+The estimator of Kaplan and Meier (1958) uses just what is known. Take each wait t after which some operations completed: n
+operations had waited at least so long, and d of them completed then. The share that would still be waiting is
 
     S(t) = product of (1 - d / n) over the waits up to t        what a timeout of t would have let expire
     SE(t) = S(t) * sqrt(sum of d / (n * (n - d)))               Greenwood (1926)
 
-Cancelled operations and those without an end are censored, too. Beyond the longest wait nothing is known: if S has not fallen
-to 1 % by then, no timeout for 1 % can be told from this data.
+Cancelled operations and those without an end are censored, too. Beyond the longest wait nothing is known. If S has not fallen
+to 1 % by then, this data cannot tell which timeout would let 1 % expire.
 """
 
 from typing import Final
@@ -17,7 +17,7 @@ from typing import Final
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from purgatory.pipeline._tables import SECOND
+from purgatory.pipeline.report._tables import SECOND
 
 RATES: Final = {"timeout_1_percent": 0.01, "timeout_01_percent": 0.001}
 ROUNDING: Final = 1e-12
@@ -28,11 +28,11 @@ def curves(operations: DataFrame) -> DataFrame:
     """The Kaplan-Meier curve of each purgatory and kind, at each wait that occurred, in microseconds.
 
     Args:
-        operations: as `prepared`; those whose start is not known are left out, as their wait is not.
+        operations: as `prepared` returns them. Those whose start is not known are left out, as their wait is not known.
 
     Returns:
-        purgatory, kind, wait, at_risk, expiry_rate, standard_error (null where the rate is zero). As long as there are
-        different waits; for a person see `thinned`.
+        purgatory, kind, wait, at_risk, expiry_rate, standard_error (null where the rate is zero): a row for each different
+        wait. For a person see `thinned`.
     """
     waits = operations.filter("started IS NOT NULL").select(
         "purgatory",
@@ -47,7 +47,7 @@ def curves(operations: DataFrame) -> DataFrame:
     at_risk = counts.withColumn("at_risk", F.sum("operations").over(of_kind.rowsBetween(Window.unboundedPreceding, 0)))
     up_to = Window.partitionBy("purgatory", "kind").orderBy("wait").rowsBetween(Window.unboundedPreceding, 0)
     left = F.col("at_risk") - F.col("ends")
-    # Logarithms, as Spark has no running product that is as exact; zero only if nobody is left, and then at the end.
+    # A sum of logarithms, because Spark has no running product as exact. The rate is zero only at the end, when none is left.
     steps = at_risk.withColumns(
         {
             "log_step": F.when(left > 0, F.log1p(-F.col("ends") / F.col("at_risk"))).otherwise(0.0),
@@ -60,7 +60,7 @@ def curves(operations: DataFrame) -> DataFrame:
 
 
 def thinned(curves: DataFrame) -> DataFrame:
-    """The curves at timeouts of three digits, 1.23 s or 45.6 s: at most 900 for each power of ten, however many waits."""
+    """The curves at timeouts of three digits, such as 1.23 s or 45.6 s: at most 900 points for each power of ten."""
     step = F.pow(F.lit(10), F.greatest(F.length(F.col("wait").cast("string")) - 3, F.lit(0))).cast("long")
     rounded_up = F.ceil(F.col("wait") / step) * step
     latest = [F.max_by(name, "wait").alias(name) for name in ("at_risk", "expiry_rate", "standard_error")]
@@ -78,11 +78,11 @@ def thinned(curves: DataFrame) -> DataFrame:
 
 
 def timeouts(operations: DataFrame, curves: DataFrame) -> DataFrame:
-    """For each purgatory and kind: how its timeouts did, and which ones 1 % and 0.1 % would have taken.
+    """For each purgatory and kind: how its operations ended, and which timeouts would have let 1 % and 0.1 % expire.
 
     Args:
-        operations: as `prepared`.
-        curves: theirs.
+        operations: as `prepared` returns them.
+        curves: what `curves` made of them.
     """
     group = ["purgatory", "kind"]
     counts = operations.groupBy(*group).agg(

@@ -1,4 +1,4 @@
-"""The plots of the report, as PNG files in memory."""
+"""The plots of the report, as the bytes of PNG files."""
 
 from collections.abc import Callable, Sequence
 from io import BytesIO
@@ -8,16 +8,16 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from purgatory.pipeline._summary import Line, Summary
+from purgatory.pipeline.report._summary import Line, Summary
 
 KINDS = 6
-"""So many kinds have a plot of their own, those with the most operations."""
+"""How many kinds have a plot of their own: those with the most operations."""
 KEYS = 15
 GREY, BLUE, ORANGE = "#9aa0a6", "#1f5fa8", "#e07b39"
 
 
 def plots(summary: Summary) -> dict[str, bytes]:
-    """Each plot by its title; without those that have nothing to show."""
+    """The plots by title. A plot that has nothing to show is left out."""
     with mpl.rc_context({"axes.spines.top": False, "axes.spines.right": False, "font.size": 9, "axes.axisbelow": True}):
         drawn = {
             "How long operations waited": _for_kinds(summary, summary.waits, _waits),
@@ -29,7 +29,7 @@ def plots(summary: Summary) -> dict[str, bytes]:
 
 
 def _for_kinds(summary: Summary, lines: Sequence[Line], draw: Callable[[Axes, Sequence[Line], Line], None]) -> bytes | None:
-    """One plot beside the other, for the largest kinds."""
+    """A plot for each of the largest kinds, side by side in one picture."""
     by_kind = {name: list(group) for name, group in groupby(lines, _kind)}
     largest = [line for line in sorted(summary.timeouts, key=lambda line: -line["operations"]) if _kind(line) in by_kind][
         :KINDS

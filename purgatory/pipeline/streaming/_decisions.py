@@ -1,19 +1,19 @@
-"""What decides on a stream which operations completed and which expired, exactly once. Plain Python; knows no Spark.
+"""Decides on a stream which operations completed and which expired, exactly once. Plain Python, without Spark.
 
-A shard owns operations: nobody else decides on them. Everything that it is told is put on its agenda and taken from there
-in the order of event time, when the watermark says that nothing earlier will come; then it does what `ThresholdPurgatory`
-does in an event loop, with the same lines of waiters (`purgatory._lines`). So outcomes depend on what happened when, and
-not on the order in which one heard of it.
+A shard owns operations; no other shard decides on them. It puts everything that it hears on its agenda. When the watermark says
+that nothing earlier will come, it takes the events from there in the order of event time, and does what `ThresholdPurgatory`
+does in an event loop, with the same lines of waiters (`purgatory._lines`). So outcomes depend on what happened when, and not on
+the order in which the shard heard of it.
 
     heard, in this order                                           decided, when the watermark has come to 12:00:30
     12:00:20  "paid" has reached 1                                 12:00:05  order 7 is registered: "stock" has reached 4
     12:00:05  order 7 waits for all of ("paid", 1), ("stock", 3)             already, "paid" has no value
     12:00:02  "stock" has reached 4                                12:00:20  order 7 completed: all its keys have
 
-At one instant signals come first, then registrations, then deadlines: a signal at the very deadline still counts.
+At the same instant signals come first, then registrations, then deadlines. So a signal at the very deadline still counts.
 
-An operation that has ended is remembered by its id, and by nothing else, until its deadline: a copy that comes before that
-is known to be one, and a copy that comes later is known to be late.
+Of an operation that has ended, only the id is kept, until the deadline. So a copy that arrives before the deadline is
+recognised as a copy, and one that arrives later is too late anyway.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,7 +23,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from purgatory._lines import UNKNOWN, Line, Place, has_reached
-from purgatory.pipeline._agenda import Agenda, Event, Store
+from purgatory.pipeline.streaming._agenda import Agenda, Event, Store
 
 COMPLETED: Final = "completed"
 EXPIRED: Final = "expired"
@@ -38,19 +38,19 @@ _at = itemgetter(0)
 
 
 class Operation(NamedTuple):
-    """What waits. Instants are in microseconds."""
+    """An operation, as a shard hears of it. Instants are in microseconds."""
 
     operation_id: str
     requirements: tuple[tuple[str, int], ...]
-    """Pairs of a key and a threshold; each key once."""
+    """Pairs of a key and a threshold. Each key is there once."""
     mode: str
-    """Whether it waits for `all` of them or for `any`."""
+    """`all` or `any`: for how many of the requirements it waits."""
     registered_at: int
     deadline: int
 
 
 class Decision(NamedTuple):
-    """What became of an operation; or, if its outcome is `late`, of what could not be decided on, and why."""
+    """What became of an operation; or, if `outcome` is `late`, of which operation or signal nothing was decided, and why."""
 
     outcome: str
     operation_id: str | None = None
@@ -59,9 +59,9 @@ class Decision(NamedTuple):
     """In the order of the requirements."""
     reason: str | None = None
     key: str | None = None
-    """Of a signal that is late."""
+    """The key of a late signal."""
     at: int | None = None
-    """Of what is late: when the operation was registered, or the signal came, by its own account."""
+    """If late: the instant that the operation gives for its registration, or the signal for itself."""
 
 
 class Waiter:
@@ -75,7 +75,7 @@ class Waiter:
 
 
 class Watched(Line):
-    """The line of a key, in which who waits can be found by operation."""
+    """The line of a key, in which waiters can be found by their operation."""
 
     __slots__ = ("waiters",)
 
@@ -84,16 +84,17 @@ class Watched(Line):
         self.waiters: dict[str, Waiter] = {}
 
     def watch(self, operation_id: str, threshold: int) -> None:
-        """Lets an operation wait."""
+        """Puts an operation into the line."""
         waiter = self.waiters[operation_id] = Waiter(operation_id, threshold)
         self.join(waiter)
 
     def unwatch(self, operation_id: str) -> None:
-        """Takes an operation out."""
+        """Takes an operation out of the line."""
         self.leave(self.waiters.pop(operation_id))
 
     def rise(self, value: int) -> Iterator[str]:
-        """Takes the value of the key to `value`, and out who waited for that; a value never falls, so a lower one is none."""
+        """Raises the value of the key to `value`, and takes out the operations that waited for it. A lower value changes
+        nothing."""
         if not has_reached(self.key, self.value, value):
             for place in self.advance(value)[1]:
                 for waiter in _several(place):
@@ -112,7 +113,7 @@ class Pending:
     deadline: int
     mode: str = ""
     requirements: tuple[tuple[str, int], ...] = ()
-    """None left when it has ended."""
+    """Empty if it has ended."""
     satisfied: set[str] = field(default_factory=set)
 
     @property
@@ -125,16 +126,16 @@ class Pending:
 
 @dataclass(slots=True)
 class Counts:
-    """What a shard has been told and has decided so far. `registered` is every operation that it heard of, copies too."""
+    """What a shard has heard of and has decided so far. `registered` counts every operation, with copies."""
 
     registered: int = 0
     completed: int = 0
     expired: int = 0
     late: int = 0
-    """Operations that will have no outcome, and why is told: too late, copies, malformed."""
+    """Operations that will not be decided on: too late, copies, or not well formed."""
     late_signals: int = 0
     newest: int = 0
-    """The latest instant that it heard of: of a registration or a signal."""
+    """The latest instant of a registration or a signal."""
 
 
 class Shard:
@@ -142,9 +143,9 @@ class Shard:
 
     Args:
         operations: by id.
-        lines: by key. Those of keys that have a value stay; the others go with the last operation that waits.
+        lines: by key. The line of a key that has a value stays; any other is deleted with its last operation.
         agenda: what was heard and is not yet due.
-        counts: go on from there.
+        counts: those of the past, to go on from.
     """
 
     __slots__ = ("agenda", "counts", "decisions", "lines", "operations")
@@ -157,20 +158,20 @@ class Shard:
         self.agenda = agenda
         self.counts = Counts() if counts is None else counts
         self.decisions: list[Decision] = []
-        """Those made since they were last taken."""
+        """The decisions since they were last taken."""
 
     def take(self) -> list[Decision]:
-        """The decisions since the last call."""
+        """Takes out the decisions since the last call."""
         decisions, self.decisions = self.decisions, []
         return decisions
 
-    # -- what one hears
+    # -- what a shard hears
 
     def register(self, operation: Operation, now: int) -> None:
-        """Hears of an operation, when the watermark is at `now`.
+        """Hears of an operation while the watermark is at `now`.
 
-        It will have an outcome if its deadline is still ahead; if its registration is not, it begins to wait now. If it
-        cannot be decided on, the decision says `late`, and why.
+        If its deadline is still ahead, it will have an outcome; if its registration is in the past, it begins to wait now. If
+        nothing can be decided, the decision says `late`, and why.
         """
         self.counts.registered += 1
         if reason := _refusal(operation, now):
@@ -182,12 +183,12 @@ class Shard:
             self.agenda.add((max(at, now), REGISTRATION, tuple(operation)), now)
 
     def signal(self, key: str, value: int, at: int, now: int, reports: bool = True) -> None:
-        """Hears that `key` has reached `value`, when the watermark is at `now`.
+        """Hears that `key` has reached `value`, while the watermark is at `now`.
 
-        If that was at the watermark or before, a decision says that it is `late`, and it counts from now on.
+        If that happened at the watermark or before, a decision says that the signal is `late`, and it counts from now on.
 
         Args:
-            reports: of all the shards that hear of a signal, one is to say that it is late.
+            reports: whether this shard says that a signal is late; one of all the shards that hear of it does.
         """
         if key is None or value is None or at is None:
             if reports:
@@ -209,10 +210,10 @@ class Shard:
         self.counts.late += 1
         self.decisions.append(Decision(LATE, operation_id=operation.operation_id, reason=reason, at=operation.registered_at))
 
-    # -- what one decides
+    # -- what a shard decides
 
     def advance_to(self, now: int) -> None:
-        """Decides what there is to decide up to `now`, inclusive: the watermark, before which nothing more is expected.
+        """Decides everything up to the watermark `now`, inclusive: no more rows are expected from before it.
 
         Cost: O(log n) for each event of the n that are due.
         """
@@ -283,7 +284,7 @@ class Shard:
     def _expire(self, operation_id: str, at: int) -> None:
         operation = self.operations.get(operation_id)
         if operation is None or operation.deadline != at:
-            return  # It is the deadline of a copy.
+            return  # This is the deadline of a copy.
         if not operation.has_ended:
             self.counts.expired += 1
             self._end(EXPIRED, operation_id, operation, at)
@@ -307,7 +308,7 @@ class Shard:
 
 
 def _refusal(operation: Operation, now: int) -> str | None:
-    """Why `operation` cannot be decided on when the watermark is at `now`; `None` if it can."""
+    """Why nothing can be decided on `operation` when the watermark is at `now`; `None` if something can."""
     if operation.operation_id is None or operation.registered_at is None or operation.deadline is None:
         return "it lacks an id, an instant of registration or a deadline"
     if operation.mode not in MODES:
@@ -324,7 +325,7 @@ def _refusal(operation: Operation, now: int) -> str | None:
 
 
 def requirements_of(pairs: Iterable[tuple[str, int]] | None, mode: str) -> tuple[tuple[str, int], ...]:
-    """Each key once: of several thresholds the one that decides, the highest for `all`, the lowest for `any`."""
+    """Requirements with each key once. Of several thresholds of a key the highest counts for `all`, the lowest for `any`."""
     required: dict[str, int] = {}
     decides = min if mode == "any" else max
     for key, threshold in pairs or ():
