@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from purgatory.bench._driver import drive
-from purgatory.bench._workload import LATENCIES, TIMEOUT_MS, Latency, Workload
-from purgatory.bench.designs import BY_NAME, DESIGNS, NEVER_MS, NOTHING, Design, Listed, Run
+from purgatory.bench.rivals._driver import drive
+from purgatory.bench.rivals._workload import LATENCIES, TIMEOUT_MS, Latency, Workload
+from purgatory.bench.rivals.designs import BY_NAME, DESIGNS, EMPTY, NEVER_MS, Design, Listed, World
 from purgatory.testing import VirtualTimeLoop
 
 each_design = pytest.mark.parametrize("listed", DESIGNS, ids=lambda listed: listed.name)
@@ -25,7 +25,7 @@ class Watching:
 
     def __init__(self, listed: Listed) -> None:
         self.loop = asyncio.get_running_loop()
-        self.run = Run()
+        self.world = World()
         self.design: Design = listed.make()
         self.ended: dict[object, tuple[str, float]] = {}
 
@@ -43,7 +43,7 @@ class Watching:
                 super().on_expiration()
                 watching.ended[name] = ("expired", watching.loop.time())
 
-        request = Told(self.run, timeout, latency_ms)
+        request = Told(self.world, timeout, latency_ms)
         self.design.watch(request, keys)
         return request
 
@@ -59,7 +59,7 @@ def outcomes(listed: Listed, latency: Latency, seed: int) -> tuple[dict[int, str
         due: dict[int, list[Any]] = {}
         number = 0
         for now_ms in range(len(workload.arrivals) + TIMEOUT_MS + 20):
-            watching.run.now_ms = now_ms
+            watching.world.now_ms = now_ms
             for request in due.pop(now_ms, []):
                 watching.design.complete(request)
             for _ in range(workload.arrivals[now_ms] if now_ms < len(workload.arrivals) else 0):
@@ -128,12 +128,12 @@ def test_a_check_completes_whose_condition_holds_under_its_key_and_nobody_else(l
         watching.watch("not yet", ("a", "c"), 1.0, latency_ms=50)
         watching.watch("elsewhere", ("b", "c"), 1.0, latency_ms=5)
         await asyncio.sleep(0.005)
-        watching.run.now_ms = 5
+        watching.world.now_ms = 5
         watching.design.check_and_complete("a")
         watching.design.check_and_complete("nobody's")
         await asyncio.sleep(0)
         assert {name: outcome for name, (outcome, _) in watching.ended.items()} == {"ready": "completed"}
-        watching.run.now_ms = 50
+        watching.world.now_ms = 50
         for key in ("b", "c"):
             watching.design.check_and_complete(key)
         await asyncio.sleep(0.01)
@@ -142,7 +142,7 @@ def test_a_check_completes_whose_condition_holds_under_its_key_and_nobody_else(l
             "not yet",
             "elsewhere",
         }
-        assert watching.design.pending() == 0 and watching.run.answered == 3
+        assert watching.design.pending() == 0 and watching.world.answered == 3
         watching.design.close()
 
     run_virtually(main)
@@ -162,7 +162,7 @@ def test_a_request_whose_condition_holds_already_is_completed_at_once_and_each_i
             "at once": "completed",
             "completed": "completed",
         }
-        assert (watching.run.answered, len(watching.run.lateness), watching.design.pending()) == (2, 0, 0)
+        assert (watching.world.answered, len(watching.world.lateness), watching.design.pending()) == (2, 0, 0)
         watching.design.close()
 
     run_virtually(main)
@@ -191,7 +191,7 @@ def test_the_generator_has_a_design_answer_every_request_and_the_empty_purgatory
     def driven(listed: Listed) -> Any:
         return run_virtually(lambda: drive(listed.make, Workload(3000, 20_000.0, LATENCIES[0], seed=5)))
 
-    ours, empty = driven(DESIGNS[0]), driven(NOTHING)
+    ours, empty = driven(DESIGNS[0]), driven(EMPTY)
     never = Workload(3000, 20_000.0, LATENCIES[0], seed=5).never
 
     assert (ours.answered, len(ours.lateness_s)) == (3000, never) and 0 < never < 600

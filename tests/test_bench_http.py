@@ -11,9 +11,12 @@ import pytest
 from asgi_requests import Request
 from conftest import turns
 
-from purgatory.bench import http
 from purgatory.bench.__main__ import main
-from purgatory.bench._http_service import Service
+from purgatory.bench._cases import Judged
+from purgatory.bench._measure import Unmeasurable
+from purgatory.bench.http import _command, _rows
+from purgatory.bench.http._rows import Load, compared
+from purgatory.bench.http._service import Service
 
 
 def test_a_quick_run_measures_every_row_prints_it_and_writes_it_as_json(
@@ -25,21 +28,23 @@ def test_a_quick_run_measures_every_row_prints_it_and_writes_it_as_json(
 
     printed = capsys.readouterr().out
     report = json.loads(file.read_text())
-    assert report["program"] == "http"
-    assert report["quick"] is True
+    assert (report["program"], report["quick"]) == ("http", True)
     assert "prove nothing" in printed
-    rows = {row["work"]: row for row in report["rows"]}
-    assert len(rows) == 8
-    for figure in ("p50", "p99", "p99.9", "CPU per answer"):
-        row = rows[f"1,000 open polls: {figure}"]
-        assert row["ours"] > 0
-        assert row["theirs"] > 0
-        assert row["verdict"] in (("met", "missed") if figure in ("p99", "CPU per answer") else ("no target",))
-    ours, theirs = report["rows"][0]["turns"]
-    assert (ours["path"], theirs["path"]) == ("ours", "theirs")
+    names = ["1000-p50", "1000-p99", "1000-p99.9", "1000-cpu", "memory", "memory-share", "stop", "vanish"]
+    assert [row["name"] for row in report["rows"]] == names
+    for row in report["rows"]:
+        if row["name"] == "memory" and row["verdict"] == "not measured":
+            assert "so few polls" in row["reason"]
+            continue
+        assert row["verdict"] in (("no target",) if row["target"] is None else ("met", "missed"))
+        assert (row["bare"]["theirs"] is None) == (row["unit"] != "×")
+        if row["name"].startswith("1000"):
+            assert row["cost_unit"] == ("µs" if row["name"] == "1000-cpu" else "ms")
+            assert row["bare"]["ours"]["median"] > 0 and row["bare"]["theirs"]["median"] > 0
+        assert f"{row['name']} on {row['loop']}" in printed
+    ours, theirs = report["turns"]
+    assert (ours["path"], theirs["path"], ours["polls"]) == ("ours", "theirs", 1000)
     assert min(ours["answered"], theirs["answered"]) > 0
-    assert "SIGTERM with 10 polls open: 10 answered, to exit" in rows
-    assert "100 clients vanish: until 0 are pending" in rows
 
 
 def turn(number: int, path: str, p99: float, cpu: float) -> dict[str, Any]:
@@ -47,35 +52,49 @@ def turn(number: int, path: str, p99: float, cpu: float) -> dict[str, Any]:
     return {"round": number, "path": path, "cpu": cpu, "clients_busy": 0.5, **latencies}
 
 
+TURNS = [
+    *(turn(number, "ours", p99, 8e-6) for number, p99 in enumerate((0.002, 0.009, 0.004))),
+    *(turn(number, "theirs", p99, 1e-5) for number, p99 in enumerate((0.004, 0.010, 0.001))),
+]
+
+
+def test_ratios_are_of_paired_turns_and_judged_by_their_median() -> None:
+    p99, cpu = (compared(TURNS, figure).bare for figure in ("p99", "cpu"))
+
+    assert p99.theirs is not None and cpu.theirs is not None
+    assert (p99.ours.median, p99.theirs.median, p99.figure.median) == pytest.approx((4.0, 4.0, 0.9))
+    assert (cpu.ours.median, cpu.theirs.median) == pytest.approx((8.0, 10.0))
+
+
 @pytest.mark.parametrize(("count", "verdict"), [(1_000, "met"), (15_000, "missed"), (5_000, "no target")])
-def test_ratios_are_of_paired_turns_and_judged_by_their_median(count: int, verdict: str) -> None:
-    turns = [
-        *(turn(number, "ours", p99, 8e-6) for number, p99 in enumerate((0.002, 0.009, 0.004))),
-        *(turn(number, "theirs", p99, 1e-5) for number, p99 in enumerate((0.004, 0.010, 0.001))),
-    ]
+def test_the_target_of_a_load_depends_on_its_polls(count: int, verdict: str) -> None:
+    cases = _command.load_cases(Load(count, rounds=3, seconds=1.0, look_every=1.0))
 
-    _, p99, _, cpu = http.compared(count, turns)
+    measured = compared(TURNS, "p99")
 
-    assert (p99["ours"], p99["theirs"], p99["ratio"]) == pytest.approx((4.0, 4.0, 0.9))
-    assert (cpu["ours"], cpu["theirs"]) == pytest.approx((8.0, 10.0))
-    assert p99["verdict"] == cpu["verdict"] == verdict
+    verdicts = [Judged(case, "uvloop", measured).verdict for case in cases]
+    assert verdicts == ["no target", verdict, "no target", verdict]
+
+
+def test_a_load_in_which_a_handler_has_answered_nothing_has_no_figure() -> None:
+    with pytest.raises(Unmeasurable, match="no poll was answered"):
+        compared(TURNS[:3], "p99")
 
 
 def test_a_limit_of_open_files_that_is_too_low_is_told_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(http, "raise_file_limit", lambda: 1024)
+    monkeypatch.setattr(_command, "raise_file_limit", lambda: 1024)
 
     assert main(["http"]) == 2
 
-    assert "cannot open 15000 connections: the limit of open files is 1024" in capsys.readouterr().out.replace("\n", " ")
+    assert "cannot open 15000 connections: the limit of open files is 1024" in capsys.readouterr().err
 
 
 def test_clients_that_fail_are_not_taken_for_a_figure(capfd: pytest.CaptureFixture[str]) -> None:
+    order = {"work": "load", "polls": 10, "loop": "asyncio", "seed": 1, "look_every": 1.0}  # which lacks the rest
     with pytest.raises(RuntimeError, match="the clients ended with status 1"):
-        http.measured(
-            {"work": "load", "polls": 10, "loop": "asyncio", "seed": 1, "look_every": 1.0}
-        )  # an order that lacks the rest
+        asyncio.run(_rows.measured_once(order))
     assert "KeyError" in capfd.readouterr().err
 
 
@@ -122,7 +141,7 @@ def test_their_handler_notices_its_deadline_and_its_client(virtual) -> None:
 
 
 def test_without_uvicorn_it_says_how_to_get_it() -> None:
-    program = "import sys; sys.modules['uvicorn'] = None; import purgatory.bench.http"
+    program = "import sys; sys.modules['uvicorn'] = None; import purgatory.bench.http._command"
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert answer.returncode != 0
     assert "pip install 'asyncio-purgatory[asgi,bench]'" in answer.stderr

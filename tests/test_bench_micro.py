@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from purgatory.bench import _measure, _program, _timer_rows, micro
+from purgatory.bench import _measure, _options
 from purgatory.bench.__main__ import main
-from purgatory.bench._cases import Case, LoopName, Outcome, Setting
+from purgatory.bench._cases import Case, Judged, LoopName, Setting
 from purgatory.bench._measure import Contest, LoopProbe, Measured, Spread, Unmeasurable
+from purgatory.bench.micro import _command as micro
+from purgatory.bench.micro import _timer_rows
 
 LOOPS = ["asyncio", "uvloop"]
 
@@ -84,7 +86,7 @@ def test_a_wrong_option_is_refused_before_anything_is_measured(
 def test_asking_for_uvloop_where_there_is_none_says_how_to_get_it(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_program, "has_uvloop", lambda: False)
+    monkeypatch.setattr(_options, "has_uvloop", lambda: False)
 
     with pytest.raises(SystemExit):
         main(["micro", "--loop", name])
@@ -130,9 +132,9 @@ def test_a_row_is_judged_by_the_median_of_the_bare_figure() -> None:
     contest = Contest.paired(ours=[2, 4, 9], theirs=[1, 2, 3])
 
     assert contest.figure == Spread(median=2.0, low=2.0, high=2.5)
-    assert Outcome(case, "uvloop", Measured(contest, settled=Contest.alone([9.0]))).verdict == "met"
-    assert Outcome(case, "uvloop", Measured(Contest.alone([2.1]))).verdict == "missed"
-    assert Outcome(case, "asyncio", Measured(contest)).verdict == "no target"
+    assert Judged(case, "uvloop", Measured(contest, settled=Contest.alone([9.0]))).verdict == "met"
+    assert Judged(case, "uvloop", Measured(Contest.alone([2.1]))).verdict == "missed"
+    assert Judged(case, "asyncio", Measured(contest)).verdict == "no target"
 
 
 def test_contenders_take_turns_and_the_loop_settles_after_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:

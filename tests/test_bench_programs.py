@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from purgatory.bench import everything, load
+from purgatory._programs import Program
+from purgatory.bench import everything
 from purgatory.bench.__main__ import main
 from purgatory.bench._measure import Unmeasurable
-from purgatory.bench._program import Program
+from purgatory.bench.rivals import burst, load
 
 PNG = b"\x89PNG"
 
@@ -110,12 +111,12 @@ def test_all_runs_every_program_and_gathers_what_they_found(tmp_path: Path, monk
         (["load", "--timeouts", "none"], "invalid choice: 'none'"),
         (["burst", "--plot", "/proc/nowhere"], "cannot draw into '/proc/nowhere'"),
         (["memory", "--loop", "trio"], "'trio' is not one of"),
-        (["http", "--polls", "many"], "argument --polls: invalid int value: 'many'"),
-        (["http", "--polls", "0"], "argument --polls: must be 1 or more, not 0"),
-        (["http", "--rounds", "0"], "argument --rounds: must be 1 or more, not 0"),
-        (["http", "--seconds", "-1"], "argument --seconds: must be more than zero, not -1"),
-        (["http", "--look-every", "0"], "argument --look-every: must be more than zero, not 0"),
-        (["http", "--loop", "trio"], "invalid choice: 'trio'"),
+        (["http", "--polls", "many"], "argument --polls: 'many' is not a positive whole number"),
+        (["http", "--polls", "0"], "argument --polls: '0' is not a positive whole number"),
+        (["http", "--rounds", "0"], "argument --rounds: '0' is not a positive whole number"),
+        (["http", "--seconds", "-1"], "argument --seconds: '-1' is not a number of seconds, more than zero"),
+        (["http", "--look-every", "0"], "argument --look-every: '0' is not a number of seconds, more than zero"),
+        (["http", "--loop", "trio"], "'trio' is not one of asyncio, uvloop, both"),
         (["http", "--json", "/nowhere/at/all.json"], "there is no directory '/nowhere/at'"),
     ],
 )
@@ -134,15 +135,13 @@ def test_help_explains_each_program_in_a_sentence(capsys: pytest.CaptureFixture[
         main(["--help"])
 
     printed = capsys.readouterr().out
-    for name in ("micro", "load", "burst", "memory", "all"):
+    for name in ("micro", "http", "load", "burst", "memory", "all"):
         assert f"\n    {name} " in printed
 
 
 def test_a_burst_that_cannot_be_measured_is_told_and_the_others_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from purgatory.bench import burst
-
     def refuse(*arguments: Any) -> Any:
         if arguments[2:] == ("expiry", "ours", 100):
             raise Unmeasurable("the moon is full")
