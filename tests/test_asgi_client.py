@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from asgi_requests import Message, Request
-from conftest import turns
+from helpers import turns
 
 from purgatory.asgi._client import MOST_KEPT, Client
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from asgi_requests import Request, lifespan
-from conftest import raiser, turns
+from helpers import raiser, turns
 from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request as StarletteRequest

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from conftest import turns
+from helpers import turns
 
 from purgatory.asgi._shutdown import SignalChain
 

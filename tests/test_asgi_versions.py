@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from asgi_requests import Request
-from conftest import turns
+from helpers import turns
 
 from purgatory import ThresholdPurgatory
 from purgatory.asgi import LongPolls, Versions

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from asgi_requests import Request
-from conftest import turns
+from helpers import turns
 
 from purgatory.bench.__main__ import main
 from purgatory.bench._cases import Judged

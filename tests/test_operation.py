@@ -5,7 +5,7 @@ from itertools import chain, combinations, pairwise, product
 from math import inf, nan
 
 import pytest
-from conftest import Probe, outcome, raiser, turns
+from helpers import Probe, outcome, raiser, turns
 
 from purgatory import (
     DelayedOperation,

@@ -12,7 +12,7 @@ from math import inf, nan, ulp
 from sys import getsizeof
 
 import pytest
-from conftest import Probe, Spy, outcome, profiled, raiser, turns
+from helpers import Probe, Spy, outcome, profiled, raiser, turns
 
 from purgatory import (
     OperationCancelled,

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from conftest import Spy, outcome, profiled, turns
+from helpers import Spy, outcome, profiled, turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

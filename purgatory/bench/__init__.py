@@ -5,7 +5,7 @@ on a real server, against the handler that people write today. These two tell a 
 which `_runner` runs and `_report` prints.
 
 The programs in `rivals` are for those who design timing wheels: ``load``, ``burst`` and ``memory`` compare whole purgatories,
-ours and seven others, under load, in a burst and in size. ``all`` runs everything.
+ours and six others, under load, in a burst and in size. ``all`` runs everything.
 
 The programs print with rich and draw with matplotlib, which come with the extra ``bench``.
 """
