@@ -196,7 +196,7 @@ def test_the_generator_has_a_design_answer_every_request_and_the_empty_purgatory
 
     assert (ours.answered, len(ours.lateness_s)) == (3000, never) and 0 < never < 600
     assert ours.created_s == pytest.approx(0.15, rel=0.1) and ours.cpu_s > 0 and ours.hold_s > 0
-    assert empty.answered <= 3000 - never  # those whose time had come on arrival nobody tries
+    assert empty.answered <= 3000 - never  # nobody tries those whose time has come when they arrive
     assert empty.answered >= 0.95 * (3000 - never) and empty.lateness_s == []
 
 

@@ -13,7 +13,7 @@ Unit = Literal["×", "µs", "ms", "s", "bytes"]
 Verdict = Literal["met", "missed", "no target", "not measured"]
 
 QUICK_DIVISOR = 100
-"""A quick run does one part in so many of everything."""
+"""A quick run does a hundredth of everything."""
 
 
 @dataclass(frozen=True, slots=True)

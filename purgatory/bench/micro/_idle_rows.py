@@ -26,7 +26,7 @@ STRETCH = 8
 """How many ticks a contender measures before it is the turn of the other."""
 
 FALLING_IDLE = 1_000
-"""In each tick one of so many ids falls idle."""
+"""In each tick one id of a thousand falls idle."""
 
 
 async def touch_among(tracked: int, setting: Setting) -> Measured:

@@ -163,10 +163,10 @@ async def _wait_for_futures() -> None:
 
 
 async def cancel_in_a_crowd(waiters: int, setting: Setting) -> Measured:
-    """Cancel operations, chosen at random, that all wait for one key; against as many that each have a key to themselves.
+    """Cancel random operations that all wait for one key; against equally many operations that each have a key of their own.
 
-    As many wait on both sides, so that the caches of the processor do not decide. They have no deadline: the timer's share,
-    the same on both sides, would only dilute the ratio.
+    Equally many wait on both sides, so that the caches of the processor make no difference. They have no deadline: the cost of
+    the timer is the same on both sides, and would only dilute the ratio.
     """
     waiters = setting.size(waiters)
     async with AnyPurgatory() as crowded, AnyPurgatory() as roomy:
@@ -199,14 +199,14 @@ async def _cancel(operations: Iterable[Never]) -> None:
 async def burst(operations: int, setting: Setting) -> Measured:
     """Operations that wait for a key each and are due in one tick: the longest that the loop is held, in milliseconds.
 
-    From when all are watched until all have expired, so that what the wheel does ahead of the tick is seen, too.
+    Measured from when all are watched until all have expired, so that what the wheel does ahead of the tick counts, too.
     """
     holds = [await _longest_hold(setting.size(operations)) for _ in setting.rounds(5)]
     return Measured(Contest.alone([hold * 1e3 for hold in holds]))
 
 
 async def _longest_hold(operations: int) -> float:
-    """Watch so many operations that are all due at the same instant, and probe the loop while they expire."""
+    """Watches operations that are all due at the same instant, and probes the loop while they expire."""
     loop = asyncio.get_running_loop()
     lead = 0.3 + 10e-6 * operations  # seconds to watch them in
     deadline = loop.time() + lead

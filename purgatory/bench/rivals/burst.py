@@ -27,7 +27,7 @@ from purgatory.bench.rivals.designs import BY_NAME, NEVER_MS, OURS, Design, List
 SIZES = (10_000, 100_000, 1_000_000)
 KINDS: tuple["Kind", ...] = ("expiry", "check")
 LOOK_AHEAD = 0.6
-"""The measurement begins so many seconds before the expiry, because what a design does ahead counts, too."""
+"""Seconds before the expiry at which the measurement begins, because what a design does ahead counts, too."""
 
 SAMPLE = 2_000
 

@@ -81,7 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="the share of requests that expire; may be repeated (default: both)",
     )
-    parser.add_argument("--rounds", type=positive, default=1, metavar="N", help="the median of so many (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=positive, default=1, metavar="N", help="how often to measure; the median counts (default: %(default)s)"
+    )
 
 
 def rate(text: str) -> float:

@@ -63,7 +63,7 @@ def simulate(spark: SparkSession, journal: str, out: str, settings: list[Setting
             print(f"not read: {each.reason}")
     if shards > 1:
         apart = operations.where("elsewhere").count()
-        print(f"{apart:,} operations have keys in other shards: whom a check of those would have tried is not counted")
+        print(f"{apart:,} operations have keys in other shards: checks of those keys do not try them here")
     return trials
 
 

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--every", type=float, default=0.0, metavar="SECONDS", help="begin a batch so often (default: when one has ended)"
     )
-    parser.add_argument("--files-per-batch", type=int, metavar="N", help="read at most so many files of each input in a batch")
+    parser.add_argument("--files-per-batch", type=int, metavar="N", help="read at most N files of each input in a batch")
     add_master_option(parser)
 
 

@@ -56,8 +56,8 @@ def outcomes(
         operations: a stream of `OPERATIONS`.
         signals: a stream of `SIGNALS`.
         shards: how many owners there are, at least 1. Each uses one core at most and hears of every signal, so more shards
-            than cores only cost. Best are as many as `spark.sql.shuffle.partitions`: each has a partition of its own then.
-            The number stays the same for the life of a checkpoint: see `check_shards`.
+            than cores only cost. It is best to have as many shards as `spark.sql.shuffle.partitions`: then each has its own
+            partition. The number stays the same for the life of a checkpoint: see `check_shards`.
         delay: how far out of order rows may be in event time, in seconds, zero or more. The watermark is so far behind the
             newest row of a stream, and of the two streams the one that is behind counts. Outcomes wait for the watermark.
         ticks: a stream of `TICKS`, or none.
@@ -115,7 +115,8 @@ def _columns(name: str, stream: DataFrame, schema: StructType) -> DataFrame:
 
 
 def _labels(spark: SparkSession, shards: int) -> list[int]:
-    """The names of the shards: numbers that Spark hashes into different partitions, if there are as many."""
+    """The names of the shards: numbers that Spark hashes into different partitions, if there are as many partitions as
+    shards."""
     numbers = spark.range(32 * shards + 32).select(F.col("id").cast("int").alias("label"))
     partition = F.pmod(F.hash("label"), F.lit(shards))
     chosen = numbers.groupBy(partition.alias("partition")).agg(F.min("label").alias("label")).orderBy("partition").collect()
