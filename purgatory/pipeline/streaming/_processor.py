@@ -185,8 +185,10 @@ class Paged(Generic[V]):
     """A store in pages, which are dictionaries in a `MapState`.
 
     Args:
-        state: of this shard. load: makes a value from a key and the key's entry in the page. dump: makes the entry of a value.
-        Its first element says whether the value counts as `waiting`, for readers of the state.
+        state: of this shard.
+        load: makes a value from a key and the key's entry in the page.
+        dump: makes the entry of a value. Its first element says whether the value counts as `waiting`, for readers of the
+            state.
     """
 
     __slots__ = ("_changed", "_dump", "_load", "_pages", "_state", "_values")
