@@ -1,12 +1,13 @@
 """What a test needs and pip cannot bring: Java, a browser, the server of a database.
 
-    java = shutil.which("java") or unavailable("needs Java 17: apt-get install openjdk-17-jre-headless")
+    java = need("java", "needs Java 17: apt-get install openjdk-17-jre-headless")
 
 On a machine that lacks it the test is skipped, and the summary of pytest says how to get it. `.ci/run` installs everything and
 sets `PURGATORY_REQUIRE_ALL=1`: there a test that cannot run has failed.
 """
 
 import os
+import shutil
 from typing import NoReturn
 
 import pytest
@@ -21,3 +22,8 @@ def unavailable(reason: str) -> NoReturn:
     if os.environ.get("PURGATORY_REQUIRE_ALL") == "1":
         pytest.fail(f"{reason} (it may not be missing here: PURGATORY_REQUIRE_ALL is 1)", pytrace=False)
     pytest.skip(reason)
+
+
+def need(command: str, reason: str) -> str:
+    """The path of a command; without it the test is `unavailable`."""
+    return shutil.which(command) or unavailable(reason)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from requirements import unavailable
+from requirements import need, unavailable
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -24,24 +24,21 @@ pytestmark = pytest.mark.xdist_group("browser")  # one browser is enough
 EXAMPLE = Path(__file__).parent.parent / "examples" / "long_poll.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "no_proxy": "127.0.0.1"}
 PATIENCE = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
+MISSING = "needs Chromium and its driver, which pip cannot bring. On Debian: apt-get install chromium chromium-driver"
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--no-proxy-server", "--disable-dev-shm-usage",
 ]  # fmt: skip
 
 
-def program(*names: str) -> str:
-    path = next(filter(None, map(shutil.which, names)), None)
-    return path or unavailable(f"needs {names[0]}, which pip cannot bring. On Debian: apt-get install chromium chromium-driver")
-
-
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     options = ChromeOptions()
-    options.binary_location = program("chromium", "chromium-browser", "google-chrome")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    options.binary_location = next(filter(None, map(shutil.which, names)), None) or unavailable(MISSING)
     for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
         options.add_argument(flag)
-    with Chrome(options, ChromeService(program("chromedriver"))) as chrome:
+    with Chrome(options, ChromeService(need("chromedriver", MISSING))) as chrome:
         yield chrome
 
 

@@ -1,7 +1,9 @@
 """What a machine lacks skips a test there, and fails it where nothing may be lacking."""
 
+import shutil
+
 import pytest
-from requirements import unavailable
+from requirements import need, unavailable
 
 
 def test_what_is_unavailable_skips_the_test_and_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,3 +18,10 @@ def test_what_is_unavailable_fails_the_test_where_everything_is_required(monkeyp
 
     with pytest.raises(pytest.fail.Exception, match="needs a browser: apt-get install chromium"):
         unavailable("needs a browser: apt-get install chromium")
+
+
+def test_a_command_that_is_needed_is_given_by_its_path_and_skips_the_test_if_it_is_missing() -> None:
+    assert need("sh", "needs a shell") == shutil.which("sh")
+
+    with pytest.raises((pytest.skip.Exception, pytest.fail.Exception), match="needs a moon"):
+        need("no-such-command-anywhere", "needs a moon")
