@@ -129,7 +129,7 @@ async def test_new_work_is_refused_from_the_moment_of_the_call_and_old_work_goes
 @on_virtual_time
 @pytest.mark.parametrize("drains", [(0, 0), (0, 9), (9, 0), (9, 9), (9, 30), (30, 9), (inf, 9)])
 @pytest.mark.parametrize("count", [1, 3 * PORTION])
-async def test_closing_twice_at_a_time_cancels_each_operation_once_and_ends_both_with_the_shorter_drain(drains, count):
+async def test_closing_twice_at_a_time_cancels_each_operation_once_with_the_shorter_drain(drains, count):
     loop = asyncio.get_running_loop()
     purgatory = Purgatory()
     operations = fill(purgatory, count, timeout=100)

@@ -277,7 +277,7 @@ def test_after_a_stall_those_who_spoke_at_its_end_are_not_told(virtual: Runner) 
 # What is tracked
 
 
-def test_what_is_tracked_can_be_counted_looked_for_and_iterated_in_the_order_of_first_touches(virtual: Runner) -> None:
+def test_ids_can_be_counted_looked_for_and_iterated_in_the_order_of_their_first_touches(virtual: Runner) -> None:
     async def main() -> None:
         tracker = IdleTracker(5, Told())
         for id_ in ("b", "a", "c", "b"):

@@ -86,7 +86,7 @@ def test_another_tick_and_wheel_size_change_the_work_and_the_lateness_but_no_out
     assert fine.late_max < coarse.late_max <= setting.tick
 
 
-def test_a_shorter_timeout_ends_what_took_longer_and_a_longer_one_does_not_bring_back_what_nobody_saw() -> None:
+def test_a_shorter_timeout_ends_what_took_longer_and_a_longer_one_brings_nothing_back() -> None:
     rows = [
         recorded(0, ended=0.02),
         recorded(1, started=0.1, ended=0.9),
@@ -108,7 +108,7 @@ def test_what_was_recorded_as_completed_after_its_deadline_is_said_to_end_otherw
     assert "0.300000 s after its deadline" in why
 
 
-def test_those_who_expire_in_one_tick_are_a_burst_and_a_bucket_whose_waiters_have_gone_is_an_empty_callback() -> None:
+def test_expiries_of_one_tick_are_a_burst_and_a_bucket_without_waiters_is_an_empty_callback() -> None:
     together = [recorded(number, ended=2.0, timeout=2.0, outcome="expired", ended_by=None) for number in range(30)]
     gone = [recorded(99, started=0.0, ended=0.5, timeout=1.0)]
 

@@ -148,7 +148,7 @@ def test_if_nothing_is_precise_enough_or_the_replay_ends_otherwise_it_says_so() 
     assert "nearest is tick 0.1 s, wheel size 512, with 90.00 ms" in said
 
 
-def test_what_was_seen_of_several_wheels_is_added_up_and_the_greatest_of_each_maximum_is_kept() -> None:
+def test_what_was_seen_of_several_wheels_is_added_up_but_of_maxima_the_greatest_counts() -> None:
     first = Replay(
         10, 3, moves=2, largest_bucket=5, largest_burst=1, expired=3, late_max=0.004, lateness=Counter({1: 2, 40: 1})
     )

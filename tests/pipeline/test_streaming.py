@@ -184,7 +184,7 @@ def test_an_input_that_cannot_be_read_is_refused_and_leaves_no_checkpoint(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_checkpoint_that_is_not_there_fits_any_number_of_shards_and_has_nothing_to_reconcile(
+def test_a_missing_checkpoint_fits_any_number_of_shards_and_has_nothing_to_reconcile(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     check_shards(spark, str(tmp_path / "none"), 3)

@@ -20,7 +20,7 @@ import pytest
 
 from purgatory.testing import VirtualTimeLoop
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "long_poll.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "long_poll.py"
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # the same purgatory as here

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-SERVICE = Path(__file__).parent / "asgi_service.py"
+SERVICE = Path(__file__).parent / "service.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 PATIENCE = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
 SERVERS = {

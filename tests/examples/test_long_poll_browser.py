@@ -21,7 +21,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 pytestmark = pytest.mark.xdist_group("browser")  # one browser is enough
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "long_poll.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "long_poll.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "no_proxy": "127.0.0.1"}
 PATIENCE = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
 MISSING = "needs Chromium and its driver, which pip cannot bring. On Debian: apt-get install chromium chromium-driver"

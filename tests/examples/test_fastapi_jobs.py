@@ -15,7 +15,7 @@ from asgi_requests import Request
 
 from purgatory.testing import VirtualTimeLoop
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "fastapi_jobs.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "fastapi_jobs.py"
 
 
 @pytest.fixture

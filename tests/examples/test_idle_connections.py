@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parent.parent / "examples" / "idle_connections.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "idle_connections.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same purgatory as here
 PATIENCE = 30.0  # seconds; no test passes or fails by how much of it a busy machine takes
 

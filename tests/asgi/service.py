@@ -1,7 +1,7 @@
 """The service that the tests against real servers run, in a process of its own:
 
-    python asgi_service.py uvicorn --loop uvloop --http httptools
-    python asgi_service.py hypercorn --loop asyncio
+    python tests/asgi/service.py uvicorn --loop uvloop --http httptools
+    python tests/asgi/service.py hypercorn --loop asyncio
 
 It prints the address that it serves on. `GET /poll?key=K` waits for `POST /check?key=K`, `GET /news` for the next version of
 the news, `GET /stats` says what is open. What goes wrong on the way is printed, so a test sees it.

@@ -149,7 +149,7 @@ def test_a_check_completes_whose_condition_holds_under_its_key_and_nobody_else(l
 
 
 @each_design
-def test_a_request_whose_condition_holds_already_is_completed_at_once_and_each_is_answered_once(listed: Listed) -> None:
+def test_a_request_whose_condition_holds_is_completed_at_once_and_each_is_answered_once(listed: Listed) -> None:
     async def main() -> None:
         watching = Watching(listed)
         at_once = watching.watch("at once", ("a", "b", "c"), latency_ms=0)
@@ -187,7 +187,7 @@ def test_kafkas_designs_purge_what_lingers_and_ours_has_nothing_to_purge() -> No
     assert counted["old"]["purges"] > 0 and counted["kafka"]["purges"] > 0
 
 
-def test_the_generator_has_a_design_answer_every_request_and_the_empty_purgatory_completes_the_same_ones() -> None:
+def test_the_generator_gets_every_request_answered_and_the_empty_purgatory_the_same_ones() -> None:
     def driven(listed: Listed) -> Any:
         return run_virtually(lambda: drive(listed.make, Workload(3000, 20_000.0, LATENCIES[0], seed=5)))
 
