@@ -4,7 +4,7 @@ import asyncio
 import gc
 
 import pytest
-from conftest import Probe, outcome, turns
+from helpers import Probe, outcome, turns
 
 import purgatory as library
 from purgatory import OperationCancelled, OperationTimeout, Purgatory, PurgatoryClosed, PurgatoryFull

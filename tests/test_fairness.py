@@ -6,7 +6,8 @@ import tracemalloc
 from itertools import pairwise
 
 import pytest
-from conftest import Probe, Run, outcome, turns
+from helpers import Probe, outcome, turns
+from loops import Runner
 
 from purgatory import DelayedOperation, OperationCancelled, OperationState, Purgatory
 from purgatory._timer import PORTION
@@ -65,7 +66,7 @@ def test_a_first_try_within_a_hook_that_checks_its_own_key_is_tried_again(run):
     run(main)
 
 
-def test_an_operation_that_is_watched_after_its_key_was_checked_in_the_same_hook_is_not_missed(run):
+def test_an_operation_watched_after_its_key_was_checked_in_the_same_hook_is_not_missed(run):
     async def main():
         async with Purgatory() as purgatory:
             inner = Probe(None, ready=True)
@@ -415,7 +416,7 @@ def test_a_first_try_that_sets_off_a_burst_has_its_own_result_at_once(virtual):
 
 
 def test_what_a_portion_leaves_is_done_also_if_a_hook_exits(reports):
-    run = Run(VirtualTimeLoop, reports)
+    run = Runner(VirtualTimeLoop, reports)
     purgatory = Purgatory()
     operations = [Probe(None) for _ in range(3 * PORTION)]
 

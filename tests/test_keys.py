@@ -4,7 +4,7 @@ import asyncio
 from dataclasses import dataclass
 
 import pytest
-from conftest import Probe, turns
+from helpers import Probe, turns
 
 from purgatory import DelayedOperation, OperationState, Purgatory
 

@@ -6,7 +6,8 @@ import tracemalloc
 from collections import Counter
 
 import pytest
-from conftest import Probe, Run, outcome, raiser, turns
+from helpers import Probe, outcome, raiser, turns
+from loops import Runner
 
 import purgatory as library
 from purgatory import OperationCancelled, OperationState, OperationTimeout, Purgatory, ThresholdPurgatory
@@ -222,7 +223,7 @@ def test_the_observer_is_told_once_also_of_one_that_exits_after_it_was_claimed(r
     async def rest():
         await turns(3)
 
-    run = Run(VirtualTimeLoop, reports)
+    run = Runner(VirtualTimeLoop, reports)
     loop = VirtualTimeLoop()
     loop.set_exception_handler(lambda _, context: run.reports.append(context))
     with pytest.raises(SystemExit):

@@ -7,7 +7,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-from conftest import Probe, outcome, turns
+from helpers import Probe, outcome, turns
 
 from purgatory import IdleTracker, OperationState, OperationTimeout, Purgatory, ThresholdPurgatory, WheelTimer, WrongLoop
 

@@ -18,11 +18,12 @@ from rich import box
 from rich.table import Table
 
 from purgatory import WheelTimer
+from purgatory._programs import Program
 from purgatory._timer import TimerTask
 from purgatory.bench._cases import QUICK_DIVISOR
-from purgatory.bench._fresh import in_fresh_process
 from purgatory.bench._measure import LoopProbe, Unmeasurable
-from purgatory.bench._program import Program, add_common_options
+from purgatory.bench._options import add_common_options
+from purgatory.bench._process import in_fresh_process
 from purgatory.bench._report import RowProgress, environment, wide_console, write_report
 
 TIMERS = 1_000_000
