@@ -1,4 +1,4 @@
-"""The shortest example: one coroutine waits for the result of a job, another one brings it."""
+"""The shortest example: one coroutine waits for the result of a job, another one brings it. Needs nothing but the library."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ async def work(job: str) -> None:
 
 async def main() -> None:
     working = asyncio.create_task(work("tea"))
-    print("tea:", await jobs.wait_for(lambda: results.get("tea"), ["tea"], timeout=5))  # tea: ready, after 0.2 s
+    print(await jobs.wait_for(lambda: results.get("tea"), ["tea"], timeout=5))  # ready
     await working
 
 

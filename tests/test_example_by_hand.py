@@ -23,4 +23,4 @@ def test_by_hand_a_wait_that_nobody_answers_leaves_its_key_and_with_a_purgatory_
 
 
 def test_the_quick_example_prints_what_it_says_it_prints() -> None:
-    assert output_of(str(EXAMPLES / "quick.py")) == ["tea: ready"]
+    assert output_of(str(EXAMPLES / "quick.py")) == ["ready"]
