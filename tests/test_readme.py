@@ -76,7 +76,7 @@ def test_the_web_service_of_the_front_page_answers(virtual: Run) -> None:
             await asyncio.sleep(5)
             names["results"][1] = "done"
             names["jobs"].check_and_complete(1)
-            assert (await polling).text == "done"
+            assert (await polling).json() == "done"
             assert asyncio.get_running_loop().time() == 14
 
     virtual(main)
