@@ -16,6 +16,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from purgatory.testing import VirtualTimeLoop
@@ -62,15 +63,19 @@ class Session:
         """Runs a block, and returns the lines that it printed."""
         padded = "\n" * (block.line - 1) + block.text  # so that errors name the line of the page
         code = compile(padded, str(self.page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        return self.execute(code, on_loop="asyncio.run(" not in block.text)
+
+    def execute(self, code: CodeType, *, on_loop: bool = True) -> list[str]:
+        """Runs compiled code, and returns the lines that it printed."""
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
-            if "asyncio.run(" in block.text:
-                eval(code, self.names)
-            else:
+            if on_loop:
                 self.runner.run(self._evaluate(code))
+            else:
+                eval(code, self.names)
         return output.getvalue().splitlines()
 
-    async def _evaluate(self, code: Any) -> None:
+    async def _evaluate(self, code: CodeType) -> None:
         value = eval(code, self.names)
         if inspect.iscoroutine(value):
             await value
