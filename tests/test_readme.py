@@ -3,12 +3,14 @@
 import ast
 import asyncio
 import re
+import runpy
 import shlex
 import subprocess
 import sys
 from codeop import CommandCompiler
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import httpx
 import pytest
@@ -139,6 +141,13 @@ def test_every_command_of_a_page_has_the_options_that_it_is_called_with(program:
     command = [sys.executable, *program, "--help"]
     run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, cwd=ROOT)
     assert {option for option in options if option not in run.stdout} == set()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_picture_is_what_its_program_draws(theme: str) -> None:
+    drawn = runpy.run_path(str(ROOT / ".pictures" / "waits.py"))["picture"](theme)
+    assert (ROOT / ".pictures" / f"waits-{theme}.svg").read_text(encoding="utf-8") == drawn
+    assert ElementTree.fromstring(drawn).tag == "{http://www.w3.org/2000/svg}svg"
 
 
 def test_the_front_page_is_short_and_its_first_example_is_the_quick_one() -> None:
