@@ -1,7 +1,7 @@
 """The code blocks of a page in Markdown, and a way to run them.
 
 The Python blocks of a page are one session, as in `python -m asyncio`: one after the other, in one namespace, with `await` at
-the top level. They run on one loop, on virtual time; a block that calls `asyncio.run` runs without. What a `print` puts out
+the top level. They run on one loop, on virtual time; a block with `asyncio.run` runs without. What a `print` puts out
 stands behind it, as a comment:
 
     print(await versions.wait("orders", 42, timeout=30))  # 43
@@ -23,6 +23,7 @@ from purgatory.testing import VirtualTimeLoop
 
 ROOT = Path(__file__).parent.parent
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+HAS_ITS_OWN_LOOP = re.compile(r"\basyncio\.(run|Runner)\(")
 PRINTED = re.compile(r"^ *print\(.*\)  # (.*)$", re.MULTILINE)
 
 
@@ -63,7 +64,7 @@ class Session:
         """Runs a block, and returns the lines that it printed."""
         padded = "\n" * (block.line - 1) + block.text  # so that errors name the line of the page
         code = compile(padded, str(self.page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        return self.execute(code, on_loop="asyncio.run(" not in block.text)
+        return self.execute(code, on_loop=not HAS_ITS_OWN_LOOP.search(block.text))
 
     def execute(self, code: CodeType, *, on_loop: bool = True) -> list[str]:
         """Runs compiled code, and returns the lines that it printed."""
