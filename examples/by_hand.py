@@ -28,6 +28,7 @@ class Jobs(Protocol):
 
     async def wait(self, job: int, timeout: float) -> str:
         """The result of `job`; `TimeoutError` if there is none in time."""
+        ...
 
     def finish(self, job: int, result: str) -> None:
         """Brings the result of `job`."""
@@ -35,6 +36,7 @@ class Jobs(Protocol):
     @property
     def left(self) -> int:
         """How many keys somebody waits for, or once did."""
+        ...
 
 
 class EventByHand:
