@@ -51,6 +51,8 @@ def test_a_message_answers_the_polls_of_its_topic_and_no_others(board: Any, virt
             await client.post("/topics/news", content="new")
             for response in await asyncio.gather(*waiting):
                 assert response.json() == {"messages": ["new"], "next": 2, "ending": "event"}
+            assert asyncio.get_running_loop().time() == 0
+            assert board.waiting.statistics().missed_triggers == 0
             assert (await elsewhere).json() == {"messages": [], "next": 0, "ending": "deadline"}
             assert asyncio.get_running_loop().time() == 20
             assert (await client.get("/topics/news")).json()["messages"] == ["old", "new"]
