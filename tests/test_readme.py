@@ -14,7 +14,6 @@ from xml.etree import ElementTree
 
 import httpx
 import pytest
-from conftest import Run
 from readme_blocks import ROOT, blocks, session
 
 from purgatory import OperationTimeout, Purgatory
@@ -54,11 +53,8 @@ def test_the_python_blocks_of_a_page_run_and_print_what_they_say(
             assert running.run(block) == block.printed, f"{name}, line {block.line}"
 
 
-def test_the_three_jobs_of_the_front_page_are_done(virtual: Run) -> None:
-    names: dict[str, Any] = {}
-    exec(blocks(README, "python")[1].text, names)
-
-    async def main() -> None:
+def test_the_three_jobs_of_the_front_page_are_done() -> None:
+    async def main(names: dict[str, Any]) -> None:
         loop = asyncio.get_running_loop()
         loop.call_later(1, names["write"], "hello")
         assert await names["read"](0) == ["hello"]
@@ -68,14 +64,13 @@ def test_the_three_jobs_of_the_front_page_are_done(virtual: Run) -> None:
             with pytest.raises(OperationTimeout):
                 await call
 
-    virtual(main)
+    with session(README) as running:
+        running.run(blocks(README, "python")[1])
+        running.runner.run(main(running.names))
 
 
-def test_the_web_service_of_the_front_page_answers(virtual: Run) -> None:
-    names: dict[str, Any] = {"Purgatory": Purgatory}
-    exec(blocks(README, "python")[2].text, names)
-
-    async def main() -> None:
+def test_the_web_service_of_the_front_page_answers() -> None:
+    async def main(names: dict[str, Any]) -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(names["app"]), base_url="http://app") as client:
             assert (await client.get("/jobs/1", headers={"Prefer": "wait=9"})).status_code == 204
             assert asyncio.get_running_loop().time() == 9
@@ -86,7 +81,9 @@ def test_the_web_service_of_the_front_page_answers(virtual: Run) -> None:
             assert (await polling).json() == "done"
             assert asyncio.get_running_loop().time() == 14
 
-    virtual(main)
+    with session(README, Purgatory=Purgatory) as running:
+        running.run(blocks(README, "python")[2])
+        running.runner.run(main(running.names))
 
 
 def test_pasted_into_a_repl_the_first_example_works_as_well() -> None:
