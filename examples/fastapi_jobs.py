@@ -10,7 +10,7 @@
 `GET /jobs/{number}`
     answers as soon as the job has ended, with `{"state": "done", "result": ...}` or `{"state": "failed", ...}`; after the wait
     that `Prefer: wait=S` or `?wait=S` names (20 seconds, if none does) with 202 and `{"state": "running"}`. 404 for a job that
-    was never submitted, or whose end was ten minutes ago.
+    was never submitted, or whose end was ten minutes ago. `/docs` shows the wait as well.
 
 Needs the extra `examples`.
 """
@@ -23,11 +23,12 @@ from itertools import count
 from typing import Annotated, Any
 
 import uvicorn
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import FastAPI, HTTPException, Response
 from pydantic import BaseModel, Field
 
 from purgatory import Purgatory, WheelTimer
-from purgatory.asgi import Ending, LongPolls
+from purgatory.asgi import Ending, LongPolls, Poll
+from purgatory.asgi.fastapi import RESPONSES, long_poll
 
 KEPT_FOR = 600.0  # seconds, from the end of a job
 
@@ -69,12 +70,12 @@ async def submit(order: Order, response: Response) -> dict[str, Any]:
     return {"number": number, "state": "running"}
 
 
-@app.get("/jobs/{number}", response_model=None)
-async def result(number: int, request: Request, response: Response) -> dict[str, Any] | Response:
+@app.get("/jobs/{number}", response_model=None, responses={**RESPONSES, 202: {"description": "It still runs; ask again."}})
+async def result(number: int, poll: Annotated[Poll, long_poll(polls)], response: Response) -> dict[str, Any] | Response:
     if number not in jobs:
         raise HTTPException(404, f"there is no job {number}")
     job = jobs[number]
-    outcome = await polls.poll(request.scope).wait_for(ends, lambda: jobs.get(number, job)["state"] != "running", [number])
+    outcome = await poll.wait_for(ends, lambda: jobs.get(number, job)["state"] != "running", [number])
     if outcome.ending not in (Ending.SATISFIED, Ending.DEADLINE):
         return Response(outcome.reason, outcome.status, outcome.headers)
     response.headers.update(outcome.headers)

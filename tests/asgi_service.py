@@ -21,16 +21,18 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 from purgatory import Purgatory
-from purgatory.asgi import LongPolls, Versions
+from purgatory.asgi import Ending, LongPolls, Versions
 
 purgatory: Purgatory[Any] = Purgatory()
 versions: Versions[str] = Versions(unchanged=304)
 polls = LongPolls(max_wait=300)
 values: dict[str, str] = {}
 bodies: list[str] = []
+plugins: list[Any] = []
 
 
 async def poll(request: Request) -> Response:
@@ -60,6 +62,17 @@ async def bump(_: Request) -> Response:
     return JSONResponse({"version": versions.bump("news")})
 
 
+async def socket_poll(websocket: WebSocket) -> None:
+    """Waits for the key, then says how that has ended, and what the client has said meanwhile."""
+    await websocket.accept()
+    key = websocket.query_params.get("key", "")
+    outcome = await polls.poll(websocket.scope).wait_for(purgatory, lambda: values.get(key), [key])
+    if outcome.is_satisfied:
+        await websocket.send_json({"value": outcome.value, "said": await websocket.receive_text()})
+    if outcome.ending is not Ending.GONE:
+        await websocket.close(outcome.close_code, outcome.reason)
+
+
 async def stats(_: Request) -> Response:
     answer = {
         "open": polls.open,
@@ -78,6 +91,30 @@ async def through(request: Request, call_next: Any) -> Response:
 
 
 @contextlib.asynccontextmanager
+async def plugin() -> AsyncIterator[None]:
+    """Another application within this process, with polls of its own."""
+    app = LongPolls().middleware(Starlette())
+    messages: asyncio.Queue[dict[str, str]] = asyncio.Queue()
+    answers: asyncio.Queue[Any] = asyncio.Queue()
+    task = asyncio.create_task(app({"type": "lifespan"}, messages.get, answers.put))
+    messages.put_nowait({"type": "lifespan.startup"})
+    await answers.get()
+    yield
+    messages.put_nowait({"type": "lifespan.shutdown"})
+    await task
+
+
+async def plug(_: Request) -> Response:
+    """Two of them come, and the one that came first leaves."""
+    first, second = plugin(), plugin()
+    await first.__aenter__()
+    await second.__aenter__()
+    await first.__aexit__(None, None, None)
+    plugins.append(second)
+    return JSONResponse(len(plugins))
+
+
+@contextlib.asynccontextmanager
 async def lifespan(_: Starlette) -> AsyncIterator[None]:
     asyncio.get_running_loop().set_exception_handler(
         lambda _, context: print("unhandled:", json.dumps(context, default=repr), file=sys.stderr, flush=True)
@@ -92,7 +129,9 @@ routes = [
     Route("/check", check, methods=["POST"]),
     Route("/news", news),
     Route("/news", bump, methods=["POST"]),
+    Route("/plug", plug, methods=["POST"]),
     Route("/stats", stats),
+    WebSocketRoute("/socket", socket_poll),
 ]
 
 

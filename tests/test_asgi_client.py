@@ -7,7 +7,7 @@ import pytest
 from asgi_requests import Message, Request
 from conftest import turns
 
-from purgatory.asgi._client import MOST_KEPT, Client
+from purgatory.asgi._client import READ_AHEAD, Client
 
 
 class Attendant:
@@ -25,9 +25,9 @@ async def nobody(scope: Any, receive: Any, send: Any) -> None:
     pass
 
 
-def client_and_request() -> tuple[Client, Request]:
+def client_and_request(read_ahead: int = READ_AHEAD) -> tuple[Client, Request]:
     request = Request(nobody)
-    return Client(request.receive), request
+    return Client(request.receive, read_ahead), request
 
 
 def test_messages_that_came_while_somebody_listened_are_kept_for_the_application_in_order(run):
@@ -153,23 +153,43 @@ def test_a_body_of_any_length_is_read_only_as_fast_as_the_application_takes_it(v
         attendant = Attendant()
         client.attend(attendant)
         for _ in range(10):
-            request.body(bytes(MOST_KEPT // 4), more=True)
+            request.body(bytes(READ_AHEAD // 4), more=True)
         request.leave()
         await asyncio.sleep(1)
         left = request.messages.qsize()
         assert left == 11 - 4  # the fourth is what made it too much, with what a message takes besides
         assert attendant.told == []
         for _ in range(10):
-            assert len((await client.receive())["body"]) == MOST_KEPT // 4
+            assert len((await client.receive())["body"]) == READ_AHEAD // 4
         await asyncio.sleep(1)
         assert attendant.told == ["left"]
 
     virtual(main)
 
 
-def test_single_bytes_are_not_kept_for_nothing(virtual):
+@pytest.mark.parametrize(
+    ("chunks", "told"),
+    [([bytes(64 * 1024)], ["left"]), ([bytes(100)] * 300, ["left"]), ([bytes(READ_AHEAD - 256), b"x"], [])],
+    ids=["64 KiB", "300 chunks", "beyond"],
+)
+def test_a_client_that_leaves_an_unread_body_behind_is_heard_up_to_the_bound(virtual, chunks, told):
     async def main():
         client, request = client_and_request()
+        attendant = Attendant()
+        client.attend(attendant)
+        for chunk in chunks:
+            request.body(chunk, more=True)
+        request.body()
+        request.leave()
+        await asyncio.sleep(1)
+        assert attendant.told == told
+
+    virtual(main)
+
+
+def test_single_bytes_are_not_kept_for_nothing(virtual):
+    async def main():
+        client, request = client_and_request(64 * 1024)
         client.attend(Attendant())
         for _ in range(10_000):
             request.body(b"x", more=True)

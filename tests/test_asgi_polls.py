@@ -13,7 +13,7 @@ from starlette.requests import Request as StarletteRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from purgatory import DelayedOperation, OperationState, OperationTimeout, Purgatory, ThresholdPurgatory
+from purgatory import DelayedOperation, OperationState, OperationTimeout, Purgatory, ThresholdPurgatory, WrongLoop
 from purgatory.asgi import Ending, LongPolls, Outcome, Poll
 
 
@@ -62,7 +62,7 @@ class Service:
     def check_nothing_is_left(self) -> None:
         assert self.pending == self.polls.open == 0
         assert self.purgatory.watched == 0
-        assert not self.polls._per_client
+        assert self.polls._open_polls is None or not self.polls._open_polls.per_client
 
 
 class Fetch(DelayedOperation[int]):
@@ -242,6 +242,21 @@ def test_a_wait_that_was_ended_is_not_satisfied_by_what_comes_in_the_same_turn(r
     run(main)
 
 
+def test_a_client_that_leaves_at_the_very_deadline_leaves_nothing_to_report(virtual, waiting):
+    async def main():
+        service = Service(waiting)
+        requests = [Request(service.app, b"wait=1") for _ in range(3)]
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_at(1.0, service.polls.stop)
+        for request in requests:
+            await request.done()
+        assert set(service.endings) <= {Ending.DEADLINE, Ending.STOPPING}
+        service.check_nothing_is_left()
+        await turns(5)
+
+    virtual(main)
+
+
 def test_a_task_that_is_cancelled_from_elsewhere_stays_cancelled(run, waiting):
     async def main():
         service = Service(waiting)
@@ -365,6 +380,74 @@ def test_what_the_servers_receive_raises_is_raised_to_the_poll(run, waiting):
     run(main)
 
 
+@pytest.mark.parametrize("is_held", [False, True])
+@pytest.mark.parametrize("ending", ["leaves", "fails"])
+def test_what_a_client_does_before_the_poll_knows_its_task_is_not_lost(run, waiting, ending, is_held):
+    async def main():
+        service = Service(waiting)
+
+        async def receive() -> Any:
+            if ending == "leaves":
+                return {"type": "http.disconnect"}
+            raise ConnectionError("the server is broken")
+
+        async def answer(scope: Any, _: Any, send: Any) -> None:
+            poll = service.polls.poll(scope)
+            if is_held:
+                assert poll.hold() is None
+                await turns(20)
+            service.outcomes.append(await service.wait(poll))
+
+        with contextlib.suppress(ConnectionError) if ending == "fails" else contextlib.nullcontext():
+            async with asyncio.timeout(20):
+                await service.polls.middleware(answer)({"type": "http", "headers": []}, receive, raiser(AssertionError()))
+        assert service.endings == ([Ending.GONE] if ending == "leaves" else [])
+        service.check_nothing_is_left()
+
+    run(main)
+
+
+def test_after_the_servers_receive_has_failed_every_further_wait_says_so(run, waiting):
+    async def main():
+        service = Service(waiting)
+
+        async def receive() -> Any:
+            raise ConnectionError("the server is broken")
+
+        async def answer(scope: Any, _: Any, send: Any) -> None:
+            for _ in range(3):
+                with pytest.raises(ConnectionError, match="the server is broken"):
+                    await service.wait(service.polls.poll(scope))
+            service.check_nothing_is_left()
+
+        await service.polls.middleware(answer)({"type": "http", "headers": []}, receive, raiser(AssertionError()))
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_held", [False, True])
+def test_a_wait_that_outlives_its_request_is_counted_and_the_stop_ends_it(virtual, waiting, is_held):
+    async def main():
+        service = Service(waiting)
+        tasks: list[asyncio.Task[Outcome[Any]]] = []
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            poll = service.polls.poll(scope)
+            if is_held:
+                poll.hold()
+            tasks.append(asyncio.create_task(service.wait(poll)))
+            await asyncio.sleep(1)
+
+        await Request(service.polls.middleware(answer)).done()
+        assert service.polls.open == service.pending == 1
+        await service.polls.aclose()
+        assert (await tasks[0]).ending is Ending.STOPPING
+        assert asyncio.get_running_loop().time() == 1.0
+        service.check_nothing_is_left()
+
+    virtual(main)
+
+
 def test_one_poll_waits_once_at_a_time(run):
     async def main():
         service = Service()
@@ -384,6 +467,62 @@ def test_one_poll_waits_once_at_a_time(run):
         service.check_nothing_is_left()
 
     run(main)
+
+
+class AsynchronousPurgatory:
+    """As far as a poll knows it, a purgatory that takes asynchronous predicates: it asks each second."""
+
+    async def wait_for(self, predicate: Any, keys: Any, timeout: float) -> Any:
+        async with asyncio.timeout(timeout):
+            while not (value := await predicate()):
+                await asyncio.sleep(1)
+        await asyncio.sleep(0)
+        return value
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_an_asynchronous_predicate_is_asked_and_what_it_has_found_counts(virtual, stops):
+    async def main():
+        async def found() -> str | None:
+            await asyncio.sleep(0.25)
+            if asyncio.get_running_loop().time() < 3.0:
+                return None
+            if stops:
+                service.polls.stop()
+            return "found"
+
+        service = Service()
+        service.purgatory, purgatory = AsynchronousPurgatory(), service.purgatory  # type: ignore[assignment]
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            poll = service.polls.poll(scope)
+            service.outcomes.append(await poll.wait_for(service.purgatory, found, ["key"]))
+
+        await Request(service.polls.middleware(answer)).done()
+        assert (service.endings, service.outcomes[0].value) == ([Ending.SATISFIED], "found")
+        service.purgatory = purgatory
+        service.check_nothing_is_left()
+
+    virtual(main)
+
+
+def test_what_an_asynchronous_predicate_raises_passes_through(virtual):
+    async def main():
+        error = OperationTimeout("its own")
+
+        async def failing() -> None:
+            raise error
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            purgatory: Any = AsynchronousPurgatory()
+            with pytest.raises(OperationTimeout) as raised:
+                await polls.poll(scope).wait_for(purgatory, failing, ["key"])
+            assert raised.value is error
+
+        polls = LongPolls(signals=())
+        await Request(polls.middleware(answer)).done()
+
+    virtual(main)
 
 
 # How long
@@ -503,12 +642,32 @@ def test_a_client_nobody_knows_is_not_limited(run):
         ({"max_open": 0}, "max_open must be at least 1, or None for no limit, not 0"),
         ({"max_per_client": 0}, "max_per_client must be"),
         ({"retry_after": -1.0}, "retry_after must be zero or more seconds, not -1.0"),
+        ({"retry_after": float("inf")}, "retry_after must be a finite number of seconds, not inf"),
         ({"grace": float("nan")}, "grace must be"),
+        ({"grace": float("inf")}, "grace must be a finite number of seconds, not inf"),
+        ({"max_open": float("nan")}, "max_open must be at least 1, or None for no limit, not nan"),
+        ({"max_per_client": float("nan")}, "max_per_client must be"),
+        ({"read_ahead": -1}, "read_ahead must be zero or more bytes, not -1"),
+        ({"read_ahead": float("nan")}, "read_ahead must be"),
+        ({"signals": [15, 4711]}, "signals must be numbers of signals, which 4711 is not"),
     ],
 )
 def test_an_option_out_of_its_bounds_is_refused_by_its_name(options, complaint):
     with pytest.raises(ValueError, match=complaint.replace("(", r"\(")):
         LongPolls(**options)
+
+
+def test_the_authors_own_wait_may_not_be_nan(run):
+    async def main():
+        polls = LongPolls(signals=())
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            with pytest.raises(ValueError, match="wait must be a number of seconds, not nan"):
+                polls.poll(scope, wait=float("nan"))
+
+        await Request(polls.middleware(answer)).done()
+
+    run(main)
 
 
 # The stop
@@ -587,6 +746,69 @@ def test_a_server_that_begins_anew_has_polls_again(run):
     run(main)
 
 
+def test_a_new_loop_finds_nobody_of_an_earlier_one_that_was_closed(waiting):
+    polls = LongPolls(signals=(), max_open=2, max_per_client=2)
+
+    async def main() -> int:
+        service = Service(waiting)
+        service.polls, service.app = polls, polls.middleware(service.answer)
+        requests = [Request(service.app) for _ in range(3)]
+        await turns(20)
+        assert polls.open == 2
+        service.satisfy()
+        statuses = [(await request.done()).status for request in requests[:2]]
+        leftover.extend(Request(service.app) for _ in range(2))
+        polls.stop()
+        return max(statuses)
+
+    async def nothing_is_known_of_it() -> None:
+        assert polls.open == 0
+
+    for _ in range(3):
+        leftover: list[Request] = []
+        assert asyncio.run(main()) == 200
+    asyncio.run(nothing_is_known_of_it())
+
+
+def test_a_stop_that_is_under_way_does_not_reach_what_begins_after_it(virtual):
+    async def main():
+        service = Service(grace=5.0)
+        early = Request(service.app)
+        await asyncio.sleep(1)
+        service.polls.stop()
+        served = asyncio.create_task(lifespan(service.app, "lifespan.startup"))
+        await asyncio.sleep(1)
+        late = Request(service.app, b"wait=10")
+        await early.done()
+        assert (early.status, asyncio.get_running_loop().time()) == (503, 6.0)
+        await late.done()
+        assert (late.status, asyncio.get_running_loop().time()) == (204, 12.0)
+        service.check_nothing_is_left()
+        served.cancel()
+
+    virtual(main)
+
+
+def test_two_loops_at_a_time_are_an_error_that_says_so():
+    service = Service()
+
+    async def wait() -> None:
+        await Request(service.app, b"wait=1").done()
+
+    with asyncio.Runner() as first:
+
+        async def open_one() -> Request:
+            request = Request(service.app)
+            await turns(20)
+            return request
+
+        request = first.run(open_one())
+        with asyncio.Runner() as second, pytest.raises(WrongLoop, match="these LongPolls have 1 polls open on"):
+            service.purgatory = Purgatory()
+            second.run(wait())
+        request.task.cancel()
+
+
 def test_http_2_knows_no_connection_header(run):
     async def main():
         service = Service()
@@ -608,9 +830,9 @@ def test_other_scopes_pass_through_untouched(run):
         async def app(scope: Any, receive: Any, send: Any) -> None:
             seen.append((scope, receive, send))
 
-        scope, receive, send = {"type": "websocket"}, raiser(AssertionError()), raiser(AssertionError())
+        scope, receive, send = {"type": "something.new"}, raiser(AssertionError()), raiser(AssertionError())
         await LongPolls(signals=()).middleware(app)(scope, receive, send)
-        assert seen == [({"type": "websocket"}, receive, send)]
+        assert seen == [({"type": "something.new"}, receive, send)]
 
     run(main)
 

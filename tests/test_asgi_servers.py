@@ -1,6 +1,7 @@
 """`purgatory.asgi` under real servers, each in a process of its own, with real sockets and clients that behave badly."""
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -14,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from asgi_connection import Connection
 
 SERVICE = Path(__file__).parent / "asgi_service.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -27,33 +30,6 @@ SERVERS = {
     "hypercorn-asyncio": ["hypercorn", "--loop", "asyncio"],
     "hypercorn-uvloop": ["hypercorn", "--loop", "uvloop"],
 }
-
-
-class Connection:
-    """A client's side of one connection, by hand."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-
-    def send(self, target: str, method: str = "GET", headers: str = "", body: bytes = b"") -> None:
-        length = f"content-length: {len(body)}\r\n" if body or method == "POST" else ""
-        self.writer.write(f"{method} {target} HTTP/1.1\r\nhost: service\r\n{headers}{length}\r\n".encode() + body)
-
-    async def answer(self, first: bytes = b"") -> tuple[int, dict[str, str], bytes]:
-        """The next answer on the connection, whose `first` bytes were read: status, headers and body."""
-        head = (first + await self.reader.readuntil(b"\r\n\r\n")).decode()
-        status_line, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        status = int(status_line.split()[1])
-        if status in (204, 304):
-            return status, headers, b""
-        return status, headers, await self.reader.readexactly(int(headers["content-length"]))
-
-    def hang_up(self) -> None:
-        self.writer.close()
-
-    def reset(self) -> None:
-        self.writer.transport.abort()
 
 
 @dataclass
@@ -167,6 +143,62 @@ def test_clients_that_are_killed_hang_up_or_half_close_free_their_operations(ser
     run(main)
 
 
+@pytest.mark.parametrize("body", [bytes(64 * 1024), bytes(200 * 1024)], ids=["64 KiB", "200 KiB"])
+def test_a_client_that_leaves_an_unread_body_behind_is_heard(server: Server, body: bytes) -> None:
+    async def main() -> None:
+        connections = [await server.connect() for _ in range(4)]
+        for connection in connections:
+            connection.send("/poll?key=k&wait=300", "POST", body=body)
+            await connection.writer.drain()
+        await server.until(lambda stats: stats["open"] == 4)
+        for number, connection in enumerate(connections):
+            await asyncio.sleep(0.02)
+            connection.reset() if number % 2 else connection.hang_up()
+        stats = await server.until(lambda stats: stats["open"] == 0)
+        assert stats["endings"] == {"gone": 4}
+        assert stats["pending"] == stats["watched"] == 0
+
+    run(main)
+
+
+def test_a_client_that_leaves_hundreds_of_unread_chunks_behind_is_heard(server: Server) -> None:
+    async def main() -> None:
+        connection = await server.connect()
+        connection.send("/poll?key=k&wait=300", "POST", headers="transfer-encoding: chunked\r\n")
+        await server.until(lambda stats: stats["open"] == 1)
+        for _ in range(400):
+            connection.writer.write(b"1\r\nx\r\n")
+            await connection.writer.drain()
+            await asyncio.sleep(0.001)
+        connection.hang_up()
+        stats = await server.until(lambda stats: stats["open"] == 0)
+        assert stats["endings"] == {"gone": 1}
+
+    run(main)
+
+
+def test_beyond_the_bound_a_client_is_slowed_down_and_loses_nothing(server: Server) -> None:
+    async def main() -> None:
+        connection = await server.connect()
+        body = b"abcdefgh" * (8 * 1024 * 1024 // 8)
+        connection.send("/poll?key=k&wait=300", "POST", body=body)
+        await server.until(lambda stats: stats["open"] == 1)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                while True:
+                    await connection.writer.drain()
+                    connection.writer.write(b"")
+                    await asyncio.sleep(0.01)
+        assert connection.writer.transport.get_write_buffer_size() > 0
+        await server.ask("/check?key=k", "POST")
+        assert (await connection.answer())[0] == 200
+        stats = await server.until(lambda stats: stats["open"] == 0)
+        assert stats["bodies"] == [body.decode()]
+        connection.hang_up()
+
+    run(main)
+
+
 def test_a_client_process_that_is_killed_in_mid_poll_frees_its_operations(server: Server) -> None:
     program = """
 import asyncio, sys
@@ -243,6 +275,48 @@ def test_a_signal_has_every_open_poll_answered_and_then_the_server_stops(server:
     assert 'endings: {"stopping": 200}' in output
 
 
+def test_a_signal_reaches_the_server_and_the_polls_after_others_in_the_process_have_come_and_gone(server: Server) -> None:
+    async def main() -> None:
+        polls = await server.open_polls(20)
+        await server.ask("/plug", "POST")
+        server.process.send_signal(signal.SIGTERM)
+        for connection in polls:
+            assert (await connection.answer())[0] == 503
+            connection.hang_up()
+
+    run(main)
+    output, _ = server.process.communicate(timeout=PATIENCE)
+    assert 'endings: {"stopping": 20}' in output
+
+
+def test_websockets_end_in_each_way_and_lose_nothing_of_what_is_said(server: Server) -> None:
+    async def main() -> None:
+        address = f"http://127.0.0.1:{server.port}/socket"
+        async with aiohttp.ClientSession() as session:
+
+            async def connect(query: str) -> aiohttp.ClientWebSocketResponse:
+                return await session.ws_connect(f"{address}?{query}")
+
+            late = await connect("key=never&wait=0.1")
+            assert (await late.receive()).data == 1000
+            satisfied, leaving, stopped = [await connect(f"key={key}&wait=300") for key in "abc"]
+            await satisfied.send_str("while you wait")
+            await server.until(lambda stats: stats["open"] == 3)
+            await leaving.close()
+            await server.until(lambda stats: stats["endings"].get("gone", 0) == 1)
+            await server.ask("/check?key=a", "POST")
+            assert await satisfied.receive_json() == {"value": "1", "said": "while you wait"}
+            assert (await satisfied.receive()).data == 1000
+            await server.until(lambda stats: stats["open"] == 1)
+            server.process.send_signal(signal.SIGTERM)
+            message = await stopped.receive()
+            assert (message.data, message.extra) == (1012, "the server is stopping")
+
+    run(main)
+    output, _ = server.process.communicate(timeout=PATIENCE)
+    assert '"stopping": 1' in output
+
+
 @pytest.mark.parametrize("kind", ["uvicorn-uvloop-httptools", "uvicorn-asyncio-h11"])
 def test_behind_starlettes_base_middleware_it_is_all_the_same(kind: str) -> None:
     async def main() -> None:
@@ -294,10 +368,9 @@ def test_thousands_of_polls_are_open_and_each_ends_in_its_own_way(kind: str, cou
 def test_a_signal_under_load_answers_every_open_poll_and_breaks_off_no_answer(kind: str) -> None:
     answers: list[int] = []
 
-    async def poll_until_the_server_stops(wait: float) -> None:
-        connection = await server.connect()
+    async def poll_until_the_server_stops(connection: Connection) -> None:
         while True:
-            connection.send(f"/poll?key=never&wait={wait}")
+            connection.send("/poll?key=never&wait=0.01")
             try:
                 first = await connection.reader.read(1)
             except ConnectionError:
@@ -311,14 +384,17 @@ def test_a_signal_under_load_answers_every_open_poll_and_breaks_off_no_answer(ki
         connection.hang_up()
 
     async def main() -> None:
-        clients = [asyncio.create_task(poll_until_the_server_stops(wait)) for wait in [0.01] * 100 + [300.0] * 100]
+        patient = await server.open_polls(100, "/poll?key=never&wait=300")
+        busy = [await server.connect() for _ in range(100)]
+        polling = [asyncio.create_task(poll_until_the_server_stops(connection)) for connection in busy]
         while len(answers) < 300:
             await asyncio.sleep(0.01)
-        await server.until(lambda stats: stats["open"] >= 100)
         server.process.send_signal(signal.SIGTERM)
-        await asyncio.gather(*clients)
-        assert set(answers) == {204, 503}
-        assert answers.count(503) >= 100
+        await asyncio.gather(*polling)
+        assert set(answers) <= {204, 503}
+        for connection in patient:
+            assert (await connection.answer())[0] == 503
+            connection.hang_up()
 
     with running(*SERVERS[kind]) as server:
         run(main)

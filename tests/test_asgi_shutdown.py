@@ -4,6 +4,9 @@ import asyncio
 import signal
 import threading
 from collections.abc import Iterator
+from functools import partial
+from itertools import permutations
+from typing import Any
 
 import pytest
 from conftest import turns
@@ -93,6 +96,74 @@ def test_installing_again_wraps_once(run, heard):
         await turns(20)
         assert sorted(heard) == ["ours", "server"]
         chain.remove()
+
+    run(main)
+
+
+@pytest.mark.parametrize("leaving", list(permutations("abc")), ids="".join)
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_several_leave_in_any_order_and_whoever_is_left_hears_and_so_does_the_server(run, heard, leaving, is_wrapped):
+    async def main():
+        server = signal.getsignal(NUMBER)
+        chains = {name: SignalChain([NUMBER], partial(heard.append, name)) for name in "abc"}
+        for chain in chains.values():
+            chain.install(asyncio.get_running_loop())
+        if is_wrapped:
+            ours = signal.getsignal(NUMBER)
+            assert callable(ours)
+            signal.signal(NUMBER, lambda number, frame: [heard.append("another"), ours(number, frame)])
+        for name in leaving:
+            heard.clear()
+            signal.raise_signal(NUMBER)
+            await turns(20)
+            assert sorted(heard) == sorted([*chains, "server", *["another"] * is_wrapped])
+            chains.pop(name).remove()
+        assert is_wrapped or signal.getsignal(NUMBER) is server
+        heard.clear()
+        signal.raise_signal(NUMBER)
+        await turns(20)
+        assert heard == ["another"] * is_wrapped + ["server"]
+
+    run(main)
+
+
+def test_those_who_come_and_go_beside_others_leave_no_chain_behind(run, heard):
+    async def main():
+        loop = asyncio.get_running_loop()
+        before, after = (SignalChain([NUMBER], lambda: None) for _ in range(2))
+        before.install(loop)
+        for _ in range(5_000):  # as many links as Python could not call through
+            after.install(loop)
+            before.remove()
+            before, after = after, SignalChain([NUMBER], lambda: None)
+        signal.raise_signal(NUMBER)
+        assert heard == ["server"]
+        before.remove()
+
+    run(main)
+
+
+def test_what_is_asked_of_a_handler_is_answered_by_the_one_that_was_there(run):
+    class Server:
+        should_exit = False
+
+        def handle_exit(self, number: int, frame: object) -> None:
+            self.should_exit = True
+
+    async def main():
+        server = Server()
+        before = signal.signal(NUMBER, server.handle_exit)
+        chains = [SignalChain([NUMBER], lambda: None) for _ in range(2)]
+        for chain in chains:
+            chain.install(asyncio.get_running_loop())
+        handler: Any = signal.getsignal(NUMBER)
+        assert handler.__self__ is server  # by which sse-starlette finds uvicorn
+        assert not hasattr(handler, "something else")
+        signal.raise_signal(NUMBER)
+        assert server.should_exit
+        for chain in chains:
+            chain.remove()
+        signal.signal(NUMBER, before)
 
     run(main)
 

@@ -86,6 +86,27 @@ def test_a_stream_goes_on_after_the_last_event_that_the_client_has(virtual, last
     virtual(main)
 
 
+@pytest.mark.parametrize("ending", ["leaves", "stops", "lives on"])
+def test_streams_of_one_loop_after_the_other_go_on_where_the_last_one_was(virtual, ending):
+    news = News(max_open=1)
+
+    async def main() -> str:
+        request = Request(news.app, headers={"Last-Event-ID": f"e-{len(news.items)}"})
+        await asyncio.sleep(1)
+        news.publish(f"number {len(news.items) + 1}")
+        await asyncio.sleep(1)
+        told = request.content.decode()
+        if ending == "leaves":
+            request.leave()
+        elif ending == "stops":
+            news.polls.stop()
+        if ending != "lives on":  # until the loop cancels what is left
+            await request.done()
+        return told
+
+    assert [virtual(main) for _ in range(3)] == [event(number, f"number {number}") for number in (1, 2, 3)]
+
+
 def test_a_version_that_brings_nothing_is_waited_past(virtual):
     async def main():
         news = News()
@@ -132,6 +153,21 @@ def test_a_stream_keeps_its_place_for_as_long_as_it_lasts_and_no_longer(virtual)
         assert news.polls.open == 0
 
     virtual(main)
+
+
+@pytest.mark.parametrize("ping", [-1.0, float("nan"), float("inf")])
+def test_a_ping_out_of_its_bounds_is_refused_before_a_place_is_taken(run, ping):
+    async def main():
+        news = News()
+
+        async def stream(scope: Any, receive: Any, send: Any) -> None:
+            with pytest.raises(ValueError, match="ping must be zero or more seconds, not"):
+                event_source(news.polls.poll(scope), news.versions, "news", news.read, ping=ping)
+            assert news.polls.open == 0
+
+        await Request(news.polls.middleware(stream)).done()
+
+    run(main)
 
 
 def test_without_sse_starlette_the_rest_works_and_the_error_says_how_to_get_it():

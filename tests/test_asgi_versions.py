@@ -238,7 +238,9 @@ def test_a_version_survives_being_told():
         ({"epoch": ""}, "epoch must"),
         ({"epoch": "é"}, "epoch must"),
         ({"epoch": 'a"b'}, "epoch must"),
+        ({"epoch": 7}, "epoch must consist of letters, digits and underscores, not 7"),
         ({"unchanged": 200}, "unchanged must be 204 or 304, not 200"),
+        ({"unchanged": 304.0}, "unchanged must be 204 or 304, not 304.0"),
     ],
 )
 def test_an_option_out_of_its_bounds_is_refused_by_its_name(options, complaint):

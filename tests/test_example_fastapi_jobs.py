@@ -158,3 +158,12 @@ def test_when_the_server_stops_those_who_wait_are_told_to_come_again(example, mo
             work.done.set_result(b"")
 
     in_virtual_time(main)
+
+
+def test_the_wait_and_how_it_may_end_stand_in_the_openapi_document(example):
+    operation = example.app.openapi()["paths"]["/jobs/{number}"]["get"]
+    parameters = {parameter["name"]: parameter for parameter in operation["parameters"]}
+    assert set(parameters) == {"number", "wait", "prefer"}
+    assert (parameters["wait"]["in"], parameters["prefer"]["in"]) == ("query", "header")
+    assert parameters["wait"]["schema"]["maximum"] == 60
+    assert {"200", "202", "204", "400", "503"} <= set(operation["responses"])

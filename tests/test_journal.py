@@ -11,6 +11,7 @@ import subprocess
 import sys
 import weakref
 from datetime import UTC, datetime, timedelta
+from math import inf, nan
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -486,10 +487,19 @@ def test_a_file_is_finished_at_its_age_also_while_there_is_always_more_to_take(v
 
 @pytest.mark.parametrize(
     ("limit", "complaint"),
-    [({"file_seconds": 0}, "file_seconds must be positive"), ({"file_bytes": 0}, "at least 1"), ({"max_rows": 1}, "max_rows")],
+    [
+        ({"file_seconds": 0}, "file_seconds must be positive"),
+        ({"file_seconds": nan}, "file_seconds must be positive, not nan"),
+        ({"file_bytes": 0}, "at least 1"),
+        ({"file_bytes": nan}, "file_bytes must be at least 1, not nan"),
+        ({"max_rows": 1}, "max_rows"),
+        ({"max_rows": nan}, "max_rows must be at least 8000, and finite, not nan"),
+        ({"max_rows": inf}, "max_rows must be at least 8000, and finite, not inf"),
+        ({"key_of": "orders"}, "key_of must be a function of a key, not 'orders'"),
+    ],
 )
 def test_a_limit_that_cannot_be_is_refused_and_nothing_is_made(tmp_path, limit, complaint):
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises((ValueError, TypeError), match=complaint):
         Journal(tmp_path / "new", **limit)
 
     assert not (tmp_path / "new").exists()
@@ -516,3 +526,53 @@ def test_without_an_observer_nothing_is_noted(virtual):
 
 def test_the_schemas_are_those_of_the_two_folders():
     assert FOLDERS == {"operations": OPERATIONS, "checks": CHECKS}
+
+
+FORKING = """
+import asyncio, os, sys
+from purgatory import Purgatory
+from purgatory.journal import Journal
+
+async def end(count):
+    async with Purgatory("p", observer=journal) as purgatory:
+        for number in range(count):
+            await purgatory.wait_for(lambda: True, [number])
+
+async def work(count):
+    if count:
+        await end(count)
+
+def child(count, close):
+    pid = os.fork()
+    if not pid:
+        asyncio.run(work(count))
+        if close:
+            print(count, journal.run_id, journal.close().written, flush=True)
+            asyncio.run(work(count))
+        sys.exit()
+    assert os.waitpid(pid, 0)[1] == 0
+
+journal = Journal(sys.argv[1])
+asyncio.run(end(20))
+child(10, close=True)
+child(11, close=False)
+child(0, close=False)
+print(20, journal.run_id, journal.close().written)
+child(12, close=False)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_each_child_of_a_process_that_forks_has_a_run_of_its_own_and_loses_nothing(tmp_path):
+    answer = subprocess.run(
+        [sys.executable, "-c", FORKING, str(tmp_path)], check=True, capture_output=True, text=True, timeout=60
+    )
+
+    told = [line.split() for line in answer.stdout.splitlines()]
+    assert [(count, written) for count, _, written in told] == [("10", "10"), ("20", "20")]
+    rows = read(tmp_path)
+    by_run = {run_id: sum(row["run_id"] == run_id for row in rows) for run_id in {row["run_id"] for row in rows}}
+    assert sorted(by_run.values()) == [10, 11, 20]
+    assert {run_id: int(count) for count, run_id, _ in told}.items() <= by_run.items()
+    assert list((tmp_path / "runs").iterdir()) == []
+    assert "rror" not in answer.stderr

@@ -11,8 +11,9 @@
         return JSONResponse(outcome.value, headers=outcome.headers)
 
 The wait ends in one of four ways: what was waited for is there, its deadline has come, its client has left, or the server
-stops. `Versions` adds what a client needs to miss nothing between two polls, and `purgatory.asgi.sse` sends the same as
-server-sent events.
+stops. `poll.run(awaitable)` does that for whatever can be awaited, and WebSockets can wait as requests do. `Versions` adds what
+a client needs to miss nothing between two polls, and `purgatory.asgi.sse` sends the same as server-sent events.
+`purgatory.asgi.fastapi` is the poll as a dependency. README.md, in this folder, begins at the beginning.
 """
 
 from purgatory.asgi._outcome import Ending, Outcome

@@ -10,8 +10,11 @@ So the outermost layer puts a `Client` in front of the channel, and everybody as
     http.request "t"    ->  kept: "par", "t"        receive -> "par", and then "t"
     http.disconnect     ->  gone                    attend: tells who attends;  receive -> http.disconnect, now and for ever
 
+With a WebSocket it is the same: what the client has sent is kept, a message is a `websocket.receive`, and the last one a
+`websocket.disconnect`, with its code.
+
 One of those who wait is reading, and the others wait for what he reads; if he is cancelled, another one takes over. The
-end of the body is not the end of the client: only `http.disconnect` is.
+end of the body is not the end of the client: only a disconnect is.
 """
 
 from asyncio import Future, Task, get_running_loop
@@ -22,14 +25,19 @@ from purgatory.asgi._types import Message, Receive
 MESSAGE_BYTES: Final = 256
 """What a message takes besides its body, at least: a client that sends single bytes may not have them kept for nothing."""
 
-MOST_KEPT: Final = 64 * 1024
-"""Bytes. With more than this kept, nobody reads on before the application has taken something: the server then slows the
-client down, as it would without us. That its client has left is heard only after that."""
+READ_AHEAD: Final = 256 * 1024
+"""Bytes that are kept if nothing else is said. With more than this kept, nobody reads on before the application has taken
+something: the server then slows the client down, as it would without us. That its client has left is heard only after that."""
 
 
 def end_of_body() -> Message:
     """The last message of a body, with nothing in it."""
     return {"type": "http.request", "body": b"", "more_body": False}
+
+
+def bytes_of(message: Message) -> int:
+    """What a message counts for."""
+    return MESSAGE_BYTES + sum(len(message.get(part) or b"") for part in ("body", "bytes", "text"))
 
 
 class Attendant(Protocol):
@@ -48,14 +56,17 @@ class Client:
 
     Args:
         receive: the server's.
+        read_ahead: how many bytes may be kept, each message counted as `MESSAGE_BYTES` at least, before nobody reads on.
     """
 
     __slots__ = (
         "_attendants",
+        "_farewell",
         "_has_ended",
         "_kept",
         "_kept_bytes",
         "_listener",
+        "_read_ahead",
         "_reading",
         "_receive",
         "_waiting",
@@ -63,8 +74,9 @@ class Client:
         "gone",
     )
 
-    def __init__(self, receive: Receive) -> None:
+    def __init__(self, receive: Receive, read_ahead: int = READ_AHEAD) -> None:
         self._receive = receive
+        self._read_ahead = read_ahead
         self._kept: list[Message] | None = None
         self._kept_bytes = 0
         self._has_ended = False
@@ -76,6 +88,8 @@ class Client:
         self._attendants: tuple[Attendant, ...] = ()
         self.gone = False
         """Whether the client is known to have left."""
+        self._farewell: Message | None = None
+        """The message that said so, which is the answer to whoever reads from then on."""
         self.error: Exception | None = None
         """What the server's `receive` has raised to the listener."""
 
@@ -85,8 +99,8 @@ class Client:
             if self._has_ended:
                 self._has_ended = False
                 return end_of_body()
-            if self.gone:
-                return {"type": "http.disconnect"}
+            if self._farewell is not None:
+                return {**self._farewell}
             if self._reading:
                 await self._change()
             else:
@@ -96,7 +110,7 @@ class Client:
                 finally:
                     self._has_read()
         message = self._kept.pop(0)
-        self._kept_bytes -= MESSAGE_BYTES + len(message.get("body", b""))
+        self._kept_bytes -= bytes_of(message)
         self._tell()
         return message
 
@@ -127,7 +141,7 @@ class Client:
     async def _listen(self) -> None:
         try:
             while not self.gone:
-                if self._reading or self._kept_bytes > MOST_KEPT:
+                if self._reading or self._kept_bytes > self._read_ahead:
                     await self._change()
                     continue
                 self._reading = True
@@ -141,8 +155,8 @@ class Client:
             attendant.client_left()
 
     def _keep(self, message: Message) -> None:
-        if message["type"] == "http.disconnect":
-            self.gone = True
+        if message["type"] in ("http.disconnect", "websocket.disconnect"):
+            self.gone, self._farewell = True, message
         elif message["type"] == "http.request" and not (message.get("body") or message.get("more_body")):
             self._has_ended = True
         else:
@@ -153,7 +167,7 @@ class Client:
                 self._kept.append(end_of_body())
                 self._kept_bytes += MESSAGE_BYTES
             self._kept.append(message)
-            self._kept_bytes += MESSAGE_BYTES + len(message.get("body", b""))
+            self._kept_bytes += bytes_of(message)
 
     def _has_read(self) -> None:
         self._reading = False

@@ -1,20 +1,23 @@
 """What became of a request that waited: one of five endings, and what HTTP says of each.
 
-    ending       status       headers
-    SATISFIED    200                                        what was waited for is there
-    DEADLINE     204 or 304                                 the wait is over, ask again
-    GONE         499                                        the client has left; nobody reads the answer
-    STOPPING     503          Retry-After, Connection       the server stops, or has called the wait off
-    REFUSED      503 or 400   Retry-After                   it did not begin to wait: too many do, or it asks for nonsense
+    ending       status       close   headers
+    SATISFIED    200          1000    Preference-Applied        what was waited for is there
+    DEADLINE     204          1000    Preference-Applied        the wait is over, ask again
+    GONE         499          1001                              the client has left; nobody reads the answer
+    STOPPING     503          1012    Retry-After, Connection   the server stops, or has called the wait off
+    REFUSED      503          1013    Retry-After               it did not begin to wait: too many do
+                 400          1008                              ... or it asks for nonsense
 
-Status and headers are what any framework's response takes; the author may answer otherwise.
+Status and headers are what any framework's response takes, `close` is the code with which a WebSocket is closed; the author
+may answer otherwise. `ANSWERS` is this table, and the only place where it stands.
 """
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, TypeVar, final
+from math import ceil
+from typing import Any, Final, Generic, NamedTuple, TypeVar, final
 
-from purgatory.asgi._types import Send
+from purgatory.asgi._types import Scope, Send
 
 T = TypeVar("T")
 
@@ -27,6 +30,32 @@ class Ending(Enum):
     GONE = "gone"
     STOPPING = "stopping"
     REFUSED = "refused"
+
+
+class Answer(NamedTuple):
+    """A line of the table."""
+
+    status: int
+    close_code: int
+    tells_wait: bool = False
+    """`Preference-Applied`, if the request has asked for a wait."""
+    tells_retry: bool = False
+    """`Retry-After`."""
+    closes: bool = False
+    """`Connection: close`, in HTTP/1: a server that stops would cut the connection off under the next request."""
+    reason: str = ""
+    """Unless there is a better one."""
+
+
+ANSWERS: Final = {
+    Ending.SATISFIED: Answer(200, 1000, tells_wait=True),
+    Ending.DEADLINE: Answer(204, 1000, tells_wait=True),
+    Ending.GONE: Answer(499, 1001),
+    Ending.STOPPING: Answer(503, 1012, tells_retry=True, closes=True, reason="the server is stopping"),
+    Ending.REFUSED: Answer(503, 1013, tells_retry=True, reason="too many operations wait already"),
+}
+MALFORMED: Final = Answer(400, 1008)
+"""`REFUSED`, because the request asks for nonsense."""
 
 
 @final
@@ -53,6 +82,11 @@ class Outcome(Generic[T]):
         """Whether what was waited for is there."""
         return self.ending is Ending.SATISFIED
 
+    @property
+    def close_code(self) -> int:
+        """The code with which to close a WebSocket that is of no more use: 1000 for most, 1012 if the server stops."""
+        return (MALFORMED if self.status == MALFORMED.status else ANSWERS[self.ending]).close_code
+
     async def send(self, send: Send, body: bytes = b"", media_type: str = "application/json") -> None:
         """Answers the request, for applications without a framework.
 
@@ -68,3 +102,29 @@ class Outcome(Generic[T]):
             raise ValueError(f"cannot answer {self.status} with a body of {len(body)} bytes: it has none")
         await send({"type": "http.response.start", "status": self.status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+
+def outcome_of(ending: Ending, value: Any, scope: Scope, applied: str | None, retry_after: float) -> Outcome[Any]:
+    """The outcome of a wait, with what the table has for its ending.
+
+    Args:
+        ending: which one.
+        value: the outcome's.
+        scope: of the request.
+        applied: the wait that the request was granted, as it is told, if it has asked for one.
+        retry_after: in seconds; told in whole ones, rounded up.
+    """
+    answer = ANSWERS[ending]
+    headers: dict[str, str] = {}
+    if answer.tells_wait and applied is not None:
+        headers["Preference-Applied"] = applied
+    if answer.tells_retry:
+        headers["Retry-After"] = str(ceil(retry_after))
+    if answer.closes and scope.get("http_version", "1.1").startswith("1"):
+        headers["Connection"] = "close"
+    return Outcome(ending, value, answer.status, headers, answer.reason)
+
+
+def malformed(reason: str) -> Outcome[Any]:
+    """The outcome of a request that asks for nonsense, of which `reason` says what is wrong."""
+    return Outcome(Ending.REFUSED, None, MALFORMED.status, {}, reason)

@@ -1,20 +1,16 @@
-"""One request that waits, until what it waits for is there, its deadline has come, its client has left or the server stops.
+"""What a request can wait for: an operation, a predicate, a threshold, or whatever can be awaited. `LongPolls.poll` makes it.
 
-The wait runs in the request's own task. Whoever ends it early, because the client has left or the server stops, cancels
-the task, and the wait takes that cancellation back and answers with the ending, in the way of `asyncio.timeout`:
+    outcome = await poll.wait(purgatory, operation, keys)            an operation of your own
+    outcome = await poll.wait_for(purgatory, predicate, keys)        until predicate() is true
+    outcome = await poll.reach(thresholds, "orders", 42)             until the offset is there
+    outcome = await poll.run(database.fetch("..."))                  no purgatory at all
 
-    task            await purgatory.wait(operation, keys)
-    the client                        leaves -> _interrupt(GONE) -> task.cancel()
-    purgatory                                                       the operation is cancelled, and freed, at once
-    task            CancelledError, which is ours: uncancel()    -> Outcome(GONE)
-
-An operation that has completed by then is `SATISFIED` all the same: the purgatory decides, and once. A cancellation that
-is not ours passes through.
+Each ends when what it waits for is there, at its deadline, when the client leaves or when the server stops: see `_waiter`.
 """
 
-from asyncio import CancelledError, Task, current_task, get_running_loop
-from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
 
 from purgatory import (
     DelayedOperation,
@@ -25,10 +21,12 @@ from purgatory import (
     PurgatoryClosed,
     PurgatoryFull,
     ThresholdPurgatory,
+    timeout,
 )
 from purgatory.asgi._client import Client
 from purgatory.asgi._outcome import Ending, Outcome
 from purgatory.asgi._types import Scope
+from purgatory.asgi._waiter import Waiter
 
 if TYPE_CHECKING:
     from purgatory.asgi._polls import LongPolls
@@ -40,7 +38,7 @@ V = TypeVar("V", bound=Any)
 
 
 @final
-class Poll:
+class Poll(Waiter):
     """A request that may wait, once or several times, one after the other. `LongPolls.poll` makes it.
 
     Args:
@@ -49,32 +47,28 @@ class Poll:
         client: of the request.
         timeout: the effective wait, in seconds.
         applied: what to tell the client of it, if anything.
-        problem: what is wrong with the request; each wait is then refused, with 400.
+        problem: the outcome of each wait, if something is wrong with the request.
     """
 
-    __slots__ = (
-        "__weakref__", "_applied", "_cancelled", "_cancelling", "_client", "_interrupted", "_is_held", "_polls", "_problem",
-        "_task", "scope", "timeout",
-    )  # fmt: skip
+    __slots__ = ("timeout",)
 
     def __init__(
-        self, polls: "LongPolls", scope: Scope, client: Client, timeout: float, applied: str | None, problem: str | None
+        self,
+        polls: "LongPolls",
+        scope: Scope,
+        client: Client,
+        timeout: float,
+        applied: str | None = None,
+        problem: Outcome[Any] | None = None,
     ) -> None:
-        self.scope = scope
+        super().__init__(polls, scope, client, applied, problem)
         self.timeout = timeout
         """How long each wait takes at most, in seconds: what was asked for, capped and spread. For an operation's own
         timeout; may be changed between two waits."""
-        self._is_held = False
-        self._polls = polls
-        self._client = client
-        self._applied = applied
-        self._problem = problem
-        self._task: Task[Any] | None = None
-        self._cancelling = 0
-        self._interrupted: Ending | None = None
-        self._cancelled = False
 
-    async def wait(self, purgatory: Purgatory[Any], operation: DelayedOperation[R], keys: Iterable[Hashable]) -> Outcome[R]:
+    def wait(
+        self, purgatory: Purgatory[Any], operation: DelayedOperation[R], keys: Iterable[Hashable]
+    ) -> Coroutine[Any, Any, Outcome[R]]:
         """Waits until `operation` has ended, as `Purgatory.wait`; its timeout is its own, for instance `self.timeout`.
 
         Returns:
@@ -86,30 +80,20 @@ class Poll:
             BaseException: what a hook raised; what is wrong with the arguments, as `try_complete_else_watch` has it; what
                 the server's `receive` raised.
         """
-        refusal = self._begin()
-        if refusal is not None:
-            return refusal
-        value: R | None = None
-        try:
-            value = await purgatory.wait(operation, keys)
-            ending = Ending.DEADLINE if operation.state is OperationState.EXPIRED else Ending.SATISFIED
-        except BaseException as error:
-            ended = self._ending_of(error)
-            if ended is None or (ended is Ending.DEADLINE and operation.state is not OperationState.EXPIRED):
-                raise
-            ending = ended
-            if isinstance(error, CancelledError) and operation.state is OperationState.COMPLETED:
-                value, ending = await operation, Ending.SATISFIED
-        finally:
-            self._end()
-        return self._outcome(ending, value)
+        return self._until(purgatory.wait(operation, keys), _Operation(operation))
 
-    async def wait_for(self, purgatory: Purgatory[Any], predicate: Callable[[], T], keys: Iterable[Hashable]) -> Outcome[T]:
+    def wait_for(
+        self,
+        purgatory: Purgatory[Any],
+        predicate: Callable[[], T] | Callable[[], Awaitable[T]],
+        keys: Iterable[Hashable],
+    ) -> Coroutine[Any, Any, Outcome[T]]:
         """Waits for at most `timeout` until `predicate()` is true, as `Purgatory.wait_for`; its first true value is the
         outcome's. Raises what `wait` raises."""
-        return await self.wait(purgatory, _Condition(predicate, self.timeout), keys)
+        seen = _Predicate(predicate)
+        return self._until(purgatory.wait_for(seen, keys, self.timeout), seen)
 
-    async def reach(self, thresholds: ThresholdPurgatory[K, V], key: K, threshold: V) -> Outcome[V]:
+    def reach(self, thresholds: ThresholdPurgatory[K, V], key: K, threshold: V) -> Coroutine[Any, Any, Outcome[V]]:
         """Waits for at most `timeout` until the value of `key` is at least `threshold`, as `ThresholdPurgatory.wait`; the
         value is the outcome's.
 
@@ -118,151 +102,147 @@ class Poll:
             BaseException: what `ThresholdPurgatory.fail` was given; what is wrong with the arguments; what the server's
                 `receive` raised.
         """
-        refusal = self._begin()
-        if refusal is not None:
-            return refusal
-        value: V | None = None
+        return self._until(thresholds.wait(key, threshold, self.timeout), _Threshold(thresholds, key, threshold))
+
+    async def run(self, awaitable: Awaitable[T]) -> Outcome[T]:
+        """Waits for at most `timeout` for whatever can be awaited, a query or a model for instance, and returns its value.
+
+        At the deadline, when the client leaves and when the server stops it is cancelled, and awaited until it has ended: what
+        it does in `except` and `finally` is done when this returns. Should it end with a value all the same, that counts.
+
+        Args:
+            awaitable: a coroutine, which runs in this task; or a task or future, which is cancelled with the wait, unless it
+                stands in `asyncio.shield`. If there is no wait, the coroutine is closed unbegun, the task or future cancelled.
+
+        Raises:
+            RuntimeError: this poll waits already.
+            TypeError: `awaitable` is none.
+            BaseException: what it raised, whatever that is; what the server's `receive` raised.
+        """
+        if not isawaitable(awaitable):
+            raise TypeError(f"cannot wait for {awaitable!r}: it is not awaitable")
+        limited = _Limited(awaitable)
         try:
-            value = await thresholds.wait(key, threshold, self.timeout)
-            ending = Ending.SATISFIED
-        except BaseException as error:
-            ended = self._ending_of(error)
-            if ended is None:
-                raise
-            ending = ended
-            now = thresholds.value(key)
-            if isinstance(error, CancelledError) and now is not None and threshold <= now:
-                value, ending = now, Ending.SATISFIED
+            return await self._until(limited.wait(self.timeout), limited)
         finally:
-            self._end()
-        return self._outcome(ending, value)
+            limited.discard_unbegun()
 
     def at_once(self, value: T) -> Outcome[T]:
         """The outcome of a wait for what is there already: `SATISFIED` with `value`, without waiting."""
-        if self._problem is not None:
-            return self._outcome(Ending.REFUSED, None, 400, self._problem)
-        return self._outcome(Ending.SATISFIED, value)
+        return self._outcome(Ending.SATISFIED, value) if self._problem is None else self._refused()
 
-    def hold(self) -> Outcome[Any] | None:
-        """Keeps a place among the open polls until the end of the request, also between its waits: for streams.
 
-        Returns:
-            `None`, or the refusal, if there is no place.
-        """
-        refusal = self._enter()
-        self._is_held = refusal is None
-        return refusal
+class _Predicate:
+    """A predicate, as the subject of a wait, and what it has returned or raised last."""
 
-    # -- for the client and the server
+    __slots__ = ("error", "holds", "predicate", "value")
 
-    def client_left(self) -> None:
-        """Ends the wait, if there is one: its client has left."""
-        self._interrupt(Ending.GONE)
+    def __init__(self, predicate: Callable[[], Any]) -> None:
+        self.predicate = predicate
+        self.value: Any = None
+        self.holds = False
+        self.error: BaseException | None = None
 
-    def server_stops(self) -> None:
-        """Ends the wait, if there is one: the server stops."""
-        self._interrupt(Ending.STOPPING)
+    def __call__(self) -> Any:
+        try:
+            value = self.predicate()
+        except BaseException as error:
+            self.error = error
+            raise
+        return self._see_soon(value) if isawaitable(value) else self._see(value)
 
-    def request_ended(self) -> None:
-        """Gives up the place that `hold` has kept."""
-        self._is_held = False
-        self._polls.leave(self)
+    def ending(self, error: Exception | None) -> Ending | None:
+        if isinstance(error, OperationTimeout) and error is not self.error:
+            return Ending.DEADLINE
+        return Ending.SATISFIED if error is None else _ending_by_purgatory(error)
 
-    # -- one wait
+    def found(self) -> tuple[Any] | None:
+        return (self.value,) if self.holds else None
 
-    def _begin(self) -> Outcome[Any] | None:
-        """Begins a wait, or says why there is none."""
-        if self._task is not None:
-            raise RuntimeError("cannot wait: this poll waits already; a second wait at the same time needs a poll of its own")
-        task = current_task()
-        if task is None:
-            raise RuntimeError("cannot wait: this runs in no task")
-        refusal = self._enter()
-        if refusal is None and self._client.gone:
-            self._leave()
-            refusal = self._outcome(Ending.GONE, None)
-        if refusal is None:
-            self._task, self._cancelling = task, task.cancelling()
-        return refusal
+    async def _see_soon(self, awaitable: Awaitable[Any]) -> Any:
+        try:
+            value = await awaitable
+        except BaseException as error:
+            self.error = error
+            raise
+        return self._see(value)
 
-    def _enter(self) -> Outcome[Any] | None:
-        """Takes a place among the open polls, and listens to the client."""
-        if self._problem is not None:
-            return self._outcome(Ending.REFUSED, None, 400, self._problem)
-        if self._polls.is_stopping:
-            return self._outcome(Ending.STOPPING, None)
-        if not self._is_held:
-            problem = self._polls.enter(self)
-            if problem is not None:
-                return self._outcome(Ending.REFUSED, None, 503, problem)
-            try:
-                self._client.attend(self)
-            except BaseException:
-                self._polls.leave(self)
-                raise
-        return None
+    def _see(self, value: Any) -> Any:
+        self.value, self.holds = value, bool(value)
+        return value
 
-    def _leave(self) -> None:
-        if not self._is_held:
-            self._client.ignore(self)
-            self._polls.leave(self)
 
-    def _end(self) -> None:
-        task, self._task = self._task, None
-        if self._cancelled and task is not None:  # and nobody has taken it back
-            task.uncancel()
-        self._interrupted, self._cancelled = None, False
-        self._leave()
+class _Operation:
+    """An operation, as the subject of a wait."""
 
-    def _interrupt(self, ending: Ending) -> None:
-        task = self._task
-        if task is None or self._interrupted is not None:
-            return
-        self._interrupted = ending
-        if task is current_task():
-            # From a hook that the wait's own first try has called: it may yet end without being suspended.
-            get_running_loop().call_soon(self._cancel)
-        else:
-            self._cancel()
+    __slots__ = ("operation",)
 
-    def _cancel(self) -> None:
-        if self._task is not None and self._interrupted is not None and not self._cancelled:
-            self._cancelled = True
-            self._task.cancel()
+    def __init__(self, operation: DelayedOperation[Any]) -> None:
+        self.operation = operation
 
-    def _ending_of(self, error: BaseException) -> Ending | None:
-        """The ending that an exception stands for; `None` if it is none of ours."""
-        if isinstance(error, CancelledError):
-            if not self._cancelled or self._task is None:
-                return None
-            self._cancelled = False
-            if self._task.uncancel() > self._cancelling:
-                return None  # somebody else has cancelled it as well
-            if self._client.error is not None:
-                raise self._client.error
-            return self._interrupted
+    def ending(self, error: Exception | None) -> Ending | None:
+        if self.operation.state is OperationState.EXPIRED and (error is None or isinstance(error, OperationTimeout)):
+            return Ending.DEADLINE
+        return Ending.SATISFIED if error is None else _ending_by_purgatory(error)
+
+    def found(self) -> tuple[Any] | None:
+        return (self.operation.result(),) if self.operation.state is OperationState.COMPLETED else None
+
+
+class _Threshold:
+    """A threshold, as the subject of a wait."""
+
+    __slots__ = ("key", "threshold", "thresholds")
+
+    def __init__(self, thresholds: ThresholdPurgatory[Any, Any], key: Hashable, threshold: Any) -> None:
+        self.thresholds = thresholds
+        self.key = key
+        self.threshold = threshold
+
+    def ending(self, error: Exception | None) -> Ending | None:
         if isinstance(error, OperationTimeout):
             return Ending.DEADLINE
-        if isinstance(error, (OperationCancelled, PurgatoryClosed)):
-            return Ending.STOPPING
-        return Ending.REFUSED if isinstance(error, PurgatoryFull) else None
+        return Ending.SATISFIED if error is None else _ending_by_purgatory(error)
 
-    def _outcome(self, ending: Ending, value: Any, status: int | None = None, reason: str | None = None) -> Outcome[Any]:
-        return self._polls.outcome(self, ending, value, self._applied, status, reason)
+    def found(self) -> tuple[Any] | None:
+        now = self.thresholds.value(self.key)
+        return (now,) if now is not None and self.threshold <= now else None
 
 
-class _Condition(DelayedOperation[T]):
-    """Waits for a predicate, as the operation of `Purgatory.wait_for` does; that one cannot be asked how it has ended."""
+class _Limited(Generic[T]):
+    """Whatever can be awaited, for a limited time, as the subject of a wait."""
 
-    __slots__ = ("predicate", "value")
+    __slots__ = ("awaitable", "begun", "limit")
 
-    def __init__(self, predicate: Callable[[], T], timeout: float) -> None:
-        super().__init__(timeout)
-        self.predicate = predicate
+    def __init__(self, awaitable: Awaitable[T]) -> None:
+        self.awaitable = awaitable
+        self.begun = False
 
-    def try_complete(self) -> bool:
-        self.value = self.predicate()
-        return bool(self.value) and self.force_complete()
+    async def wait(self, seconds: float) -> T:
+        self.limit = timeout(seconds)
+        async with self.limit:
+            self.begun = True
+            return await self.awaitable
 
-    def on_complete(self) -> T:
-        return self.value
+    def ending(self, error: Exception | None) -> Ending | None:
+        if error is None:
+            return Ending.SATISFIED
+        return Ending.DEADLINE if self.begun and self.limit.expired() and isinstance(error, TimeoutError) else None
+
+    def found(self) -> None:
+        """Had it ended, the wait would have returned."""
+
+    def discard_unbegun(self) -> None:
+        """Has nobody wait for it, if nobody has, and no warning that nobody did."""
+        if not self.begun:
+            for method in ("close", "cancel"):  # a coroutine's, a future's
+                if hasattr(self.awaitable, method):
+                    getattr(self.awaitable, method)()
+                    return
+
+
+def _ending_by_purgatory(error: Exception) -> Ending | None:
+    """The ending that an error of a purgatory stands for."""
+    if isinstance(error, (OperationCancelled, PurgatoryClosed)):
+        return Ending.STOPPING
+    return Ending.REFUSED if isinstance(error, PurgatoryFull) else None

@@ -7,29 +7,28 @@
 So a poll hears the server itself, whatever other middleware makes of `receive` on the way.
 """
 
-from asyncio import Future, get_running_loop
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Hashable
+from asyncio import get_running_loop
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Mapping
+from dataclasses import replace
 from functools import partial
-from math import ceil, isnan
+from math import inf, isnan
 from random import random
-from signal import SIGINT, SIGTERM
-from typing import Any, Final, final
+from signal import SIGINT, SIGTERM, valid_signals
+from typing import Any, Final, cast, final
 
-from purgatory.asgi._client import Client
-from purgatory.asgi._outcome import Ending, Outcome
+from purgatory import WrongLoop
+from purgatory.asgi._client import READ_AHEAD, Client
+from purgatory.asgi._open import OpenPolls
+from purgatory.asgi._outcome import Ending, Outcome, malformed, outcome_of
 from purgatory.asgi._poll import Poll
 from purgatory.asgi._preferences import applied, wish
 from purgatory.asgi._shutdown import SignalChain
-from purgatory.asgi._types import ASGIApp, Message, Receive, Scope, Send
+from purgatory.asgi._types import AnyApp, ASGIApp, Message, Receive, Scope, Send
+from purgatory.asgi._waiter import Waiter
 
 CLIENT: Final = "purgatory.asgi.client"
 """Where the `Client` of a request is in its scope."""
-
-PORTION: Final = 512
-"""How many polls the stop ends in one turn of the loop."""
-
-STATUS: Final = {Ending.SATISFIED: 200, Ending.DEADLINE: 204, Ending.GONE: 499, Ending.STOPPING: 503, Ending.REFUSED: 503}
 
 
 def host_of(scope: Scope) -> Hashable:
@@ -42,7 +41,8 @@ def host_of(scope: Scope) -> Hashable:
 class LongPolls:
     """The long polls of one application: how long and how many may wait, and their end when the server stops.
 
-    Serves one event loop at a time. `middleware` has to be the outermost layer around what polls.
+    Serves one event loop at a time, and starts afresh with each lifespan and on each new loop: not stopping, with nobody open.
+    `middleware` has to be the outermost layer around what polls.
 
     Args:
         max_wait: the longest wait in seconds, whatever a request asks for; more than zero.
@@ -58,6 +58,10 @@ class LongPolls:
         grace: how long open polls may go on when the server is to stop, in seconds, before they are answered.
         signals: at which the polls are stopped, before the server hears of them; empty if `stop` is called by other means.
             Heard from the beginning of the lifespan protocol to its end; under a server that does without it, call `stop`.
+        read_ahead: bytes of a request's body that are read and kept for the application while it waits, each message counted
+            as at least 256; zero and more. What an open poll may take in memory. Of a client that sends more than that
+            unread, the server is asked for nothing until the application reads on: so it slows the client down, as ever, and
+            that the client has left is heard then, or not before the deadline. Who reads the body before waiting is spared.
 
     Raises:
         ValueError: an argument is out of its bounds.
@@ -76,6 +80,7 @@ class LongPolls:
         retry_after: float = 1.0,
         grace: float = 0.0,
         signals: Collection[int] = (SIGTERM, SIGINT),
+        read_ahead: int = READ_AHEAD,
     ) -> None:
         if not 0.0 < max_wait < float("inf"):
             raise ValueError(f"max_wait must be a finite number of seconds above zero, not {max_wait!r}")
@@ -84,11 +89,19 @@ class LongPolls:
         if not 0.0 <= spread <= 1.0:
             raise ValueError(f"spread must be a share from 0 to 1, not {spread!r}")
         for name, limit in (("max_open", max_open), ("max_per_client", max_per_client)):
-            if limit is not None and limit < 1:
+            if limit is not None and not limit >= 1:  # so that NaN is refused, too
                 raise ValueError(f"{name} must be at least 1, or None for no limit, not {limit!r}")
         for name, seconds in (("retry_after", retry_after), ("grace", grace)):
             if isnan(seconds) or seconds < 0.0:
                 raise ValueError(f"{name} must be zero or more seconds, not {seconds!r}")
+            if seconds == inf:
+                raise ValueError(f"{name} must be a finite number of seconds, not {seconds!r}")
+        if not 0 <= read_ahead < inf:
+            raise ValueError(f"read_ahead must be zero or more bytes, not {read_ahead!r}")
+        self._signals = tuple(signals)
+        for number in self._signals:
+            if number not in valid_signals():
+                raise ValueError(f"signals must be numbers of signals, which {number!r} is not")
         self.max_wait = max_wait
         self.default_wait = max_wait if default_wait is None else default_wait
         self.spread = spread
@@ -97,66 +110,74 @@ class LongPolls:
         self.max_per_client = max_per_client
         self.retry_after = retry_after
         self.grace = grace
-        self.is_stopping = False
-        """Whether new polls are answered with 503, as the open ones soon are."""
         self.endings: Counter[Ending] = Counter()
         """How the waits have ended so far."""
+        self.read_ahead = read_ahead
         self._client_of = client_of
-        self._open: dict[Poll, Hashable] = {}
-        """With whom each counts for."""
-        self._per_client: Counter[Hashable] = Counter()
-        self._to_stop: deque[Poll] = deque()
-        self._drained: list[Future[None]] = []
-        self._signals = SignalChain(signals, self.stop)
+        self._open_polls: OpenPolls | None = None
 
     @property
     def open(self) -> int:
         """How many polls wait. Exact. Cost: O(1)."""
-        return len(self._open)
+        return 0 if self._open_polls is None else len(self._open_polls.polls)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether new polls are answered with 503, as the open ones soon are. May be set, to have polls again for instance."""
+        return self._open_polls is not None and self._open_polls.is_stopping
+
+    @is_stopping.setter
+    def is_stopping(self, value: bool) -> None:
+        self._here().is_stopping = value
 
     # -- for the author of an endpoint
 
-    def poll(self, scope: Scope, wait: float | None = None) -> Poll:
+    def poll(self, scope: Mapping[str, Any], wait: float | None = None) -> Poll:
         """A poll for the request of `scope`. It takes a place among the open ones only while it waits.
 
         Args:
-            scope: of a request that came through `middleware`.
+            scope: of a request, or a WebSocket, that came through `middleware`.
             wait: its timeout in seconds, if the author has settled that; otherwise it is what the request asks for, capped.
 
         Raises:
             RuntimeError: the request did not come through `middleware`.
+            ValueError: `wait` is NaN.
         """
+        scope = cast(Scope, scope)
         client = scope.get(CLIENT)
         if client is None:
             raise RuntimeError(
                 "cannot poll: the request did not come through LongPolls.middleware, which has to be around the app"
             )
         if wait is not None:
-            return Poll(self, scope, client, wait, None, None)
+            if isnan(wait):
+                raise ValueError(f"wait must be a number of seconds, not {wait!r}")
+            return Poll(self, scope, client, wait)
         try:
             asked = wish(scope, self.wait_parameter)
         except ValueError as error:
-            return Poll(self, scope, client, 0.0, None, str(error))
+            return Poll(self, scope, client, 0.0, problem=malformed(str(error)))
         timeout = self.default_wait if asked is None else min(asked.seconds, self.max_wait)
         if self.spread:
             timeout *= 1.0 - self.spread * random()
         told = None if asked is None else applied(timeout, asked.by_header)
-        return Poll(self, scope, client, timeout, told, None)
+        return Poll(self, scope, client, timeout, told)
 
-    def middleware(self, app: ASGIApp) -> ASGIApp:
+    def middleware(self, app: AnyApp) -> ASGIApp:
         """Wraps an application: `app = polls.middleware(app)`, or `app.add_middleware(polls.middleware)` as the last call."""
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:  # servers know ASGI 3 by its coroutine function
-            if scope["type"] == "http":
-                scope[CLIENT] = client = Client(receive)
+            if scope["type"] in ("http", "websocket"):
+                scope[CLIENT] = client = Client(receive, self.read_ahead)
                 try:
                     await app(scope, client.receive, send)
                 finally:
                     client.close()
             elif scope["type"] == "lifespan":
-                self.is_stopping = False
-                self._signals.install(get_running_loop())
-                await app(scope, partial(self._receive_lifespan, receive), send)
+                open_polls = self._here(anew=True)
+                chain = SignalChain(self._signals, partial(open_polls.stop, self.grace))
+                chain.install(open_polls.loop)
+                await app(scope, partial(self._receive_lifespan, receive, open_polls, chain), send)
             else:
                 await app(scope, receive, send)
 
@@ -169,84 +190,51 @@ class LongPolls:
 
         Called at a signal, or at the latest when the server tells the application to stop. Calling it again is allowed.
         """
-        if not self.is_stopping:
-            self.is_stopping = True
-            loop = get_running_loop()
-            if self.grace:
-                loop.call_later(self.grace, self._stop_open)
-            else:
-                self._stop_open()
+        self._here().stop(self.grace)
 
     async def aclose(self) -> None:
         """Calls `stop`, and returns when no poll waits any more."""
-        self.stop()
-        if self._open:
-            drained = get_running_loop().create_future()
-            self._drained.append(drained)
-            await drained
-
-    def _stop_open(self) -> None:
-        self._to_stop.extend(self._open)
-        self._stop_some()
-
-    def _stop_some(self) -> None:
-        for _ in range(min(PORTION, len(self._to_stop))):
-            self._to_stop.popleft().server_stops()
-        if self._to_stop:
-            get_running_loop().call_soon(self._stop_some)
+        await self._here().aclose(self.grace)
 
     # -- for a poll
 
-    def enter(self, poll: Poll) -> str | None:
-        """Takes a place for `poll`, or says why there is none."""
-        if poll in self._open:
-            return None
-        if self.max_open is not None and len(self._open) >= self.max_open:
-            return f"{self.max_open} polls are open already"
-        whose = None
-        if self.max_per_client is not None:
-            whose = self._client_of(poll.scope)
-            if whose is not None:
-                if self._per_client[whose] >= self.max_per_client:
-                    return f"{self.max_per_client} polls of this client are open already"
-                self._per_client[whose] += 1
-        self._open[poll] = whose
-        return None
+    def enter(self, poll: Waiter) -> OpenPolls | str:
+        """Takes a place for `poll`: where it has one now, or why it has none; nothing in words if the server stops.
 
-    def leave(self, poll: Poll) -> None:
-        """Frees the place of `poll`, if it has one."""
-        whose = self._open.pop(poll, None)
-        if whose is not None:
-            self._per_client[whose] -= 1
-            if not self._per_client[whose]:
-                del self._per_client[whose]
-        if self._drained and not self._open:
-            drained, self._drained = self._drained, []
-            for future in drained:
-                if not future.done():
-                    future.set_result(None)
+        Raises:
+            WrongLoop: polls of another loop, which is not closed, are open.
+        """
+        here = self._here()
+        if here.is_stopping:
+            return ""
+        whose = None if self.max_per_client is None else self._client_of(poll.scope)
+        return here.enter(poll, whose, self.max_open, self.max_per_client) or here
 
-    def outcome(
-        self, poll: Poll, ending: Ending, value: Any, told: str | None, status: int | None, reason: str | None
-    ) -> Outcome[Any]:
-        """The outcome of a wait, with what HTTP has to say of it."""
+    def outcome(self, ending: Ending, value: Any, scope: Scope, applied: str | None, reason: str = "") -> Outcome[Any]:
+        """Counts the ending of a wait, and makes its outcome; `reason` is one that tells more than the usual."""
         self.endings[ending] += 1
-        headers: dict[str, str] = {}
-        if ending is Ending.SATISFIED or ending is Ending.DEADLINE:
-            if told is not None:
-                headers["Preference-Applied"] = told
-        elif ending is not Ending.GONE and status != 400:
-            headers["Retry-After"] = str(ceil(self.retry_after))
-            reason = reason or ("the server is stopping" if ending is Ending.STOPPING else "too many operations wait already")
-            if ending is Ending.STOPPING and poll.scope.get("http_version", "1.1").startswith("1"):
-                headers["Connection"] = "close"  # a server that stops would cut it off under the next request
-        return Outcome(ending, value, status or STATUS[ending], headers, reason or "")
+        outcome = outcome_of(ending, value, scope, applied, self.retry_after)
+        return replace(outcome, reason=reason) if reason else outcome
 
-    # -- for the server
+    # -- loops and lifespans
 
-    async def _receive_lifespan(self, receive: Receive) -> Message:
+    def _here(self, *, anew: bool = False) -> OpenPolls:
+        """The open polls of the running loop.
+
+        Args:
+            anew: a lifespan begins, and what an earlier one has stopped is over.
+        """
+        loop, known = get_running_loop(), self._open_polls
+        if known is not None and known.loop is loop and not (anew and known.is_stopping):
+            return known
+        if known is not None and known.loop is not loop and known.polls and not known.loop.is_closed():
+            raise WrongLoop(f"cannot poll on {loop!r}: these LongPolls have {len(known.polls)} polls open on {known.loop!r}")
+        self._open_polls = OpenPolls(loop)
+        return self._open_polls
+
+    async def _receive_lifespan(self, receive: Receive, open_polls: OpenPolls, chain: SignalChain) -> Message:
         message = await receive()
         if message["type"] == "lifespan.shutdown":
-            await self.aclose()
-            self._signals.remove()
+            await open_polls.aclose(self.grace)
+            chain.remove()
         return message

@@ -7,6 +7,13 @@ the signal. So its handler is wrapped: ours, and then the one that was there, as
     SIGTERM  ->  callback on the loop, soon   ->  the polls are answered, and the connections fall idle
              ->  the server's handler         ->  the server waits for its connections, which takes no time now
 
+Several may wrap one signal, and leave in any order. Each is a link, which knows the one below it for good; a link whose owner
+has left only passes on, and is taken off once it is on top, or stands between two others of ours:
+
+    first.install, second.install    second -> first -> the server's
+    first.remove                     second ----------> the server's
+    second.remove                                       the server's
+
 Works where the server handles signals in the application's process: uvicorn, its workers and gunicorn's, hypercorn without
 worker processes. Where nobody handles the signal, it kills the process as ever, and we leave that alone.
 """
@@ -28,36 +35,69 @@ class SignalChain:
         callback: a plain function, called on the loop's thread.
     """
 
-    __slots__ = ("_callback", "_loop", "_previous", "_signals")
+    __slots__ = ("_callback", "_links", "_signals")
 
-    def __init__(self, signals: Collection[int], callback: Callable[[], None]) -> None:
+    def __init__(self, signals: Collection[int], callback: Callable[[], object]) -> None:
         self._signals = tuple(signals)
         self._callback = callback
-        self._loop: AbstractEventLoop | None = None
-        self._previous: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._links: dict[int, _Link] = {}
 
     def install(self, loop: AbstractEventLoop) -> None:
         """Wraps the handlers. Without effect outside the main thread, where Python lets nobody set any."""
         self.remove()
         if current_thread() is not main_thread():
             return
-        self._loop = loop
         for number in self._signals:
+            _take_off_the_dead(number)  # of loops that were closed in mid-life
             handler = signal.getsignal(number)
             if callable(handler):
-                self._previous[number] = handler
-                signal.signal(number, self._handle)
+                self._links[number] = link = _Link(loop, self._callback, handler)
+                signal.signal(number, link)
 
     def remove(self) -> None:
-        """Puts the handlers back, but for those that somebody has set since."""
-        for number, previous in self._previous.items():
-            if signal.getsignal(number) == self._handle and current_thread() is main_thread():
-                signal.signal(number, previous)
-        self._previous = {}
+        """Stops calling, and puts the handlers back as far as nobody else stands on ours."""
+        links, self._links = self._links, {}
+        for number, link in links.items():
+            link.callback = None
+            _take_off_the_dead(number)
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._callback)
-        previous = self._previous.get(number)
-        if previous is not None:
-            previous(number, frame)
+
+class _Link:
+    """A signal handler that tells a loop, and then calls the handler `below` it."""
+
+    __slots__ = ("below", "callback", "loop")
+
+    def __init__(
+        self, loop: AbstractEventLoop, callback: Callable[[], object], below: Callable[[int, FrameType | None], Any]
+    ) -> None:
+        self.loop = loop
+        self.callback: Callable[[], object] | None = callback
+        self.below = below
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self.callback is not None and not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.callback)
+        self.below(number, frame)
+
+    def __getattr__(self, name: str) -> Any:
+        # Some look for the server in its handler's `__self__`, sse-starlette for instance.
+        return getattr(self.below, name)
+
+    @property
+    def is_dead(self) -> bool:
+        return self.callback is None or self.loop.is_closed()
+
+
+def _take_off_the_dead(number: int) -> None:
+    """Takes dead links out of what handles a signal, from the top as far down as the links are ours."""
+    if current_thread() is not main_thread():
+        return
+    top = handler = signal.getsignal(number)
+    while isinstance(top, _Link) and top.is_dead:
+        top = top.below
+    if top is not handler:
+        signal.signal(number, top)
+    while isinstance(top, _Link):
+        while isinstance(top.below, _Link) and top.below.is_dead:
+            top.below = top.below.below
+        top = top.below

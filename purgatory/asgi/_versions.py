@@ -18,12 +18,13 @@ queries.
 """
 
 from collections.abc import Hashable
+from dataclasses import replace
 from re import compile as regex
 from secrets import token_hex
 from typing import Generic, Literal, TypeVar, final
 
 from purgatory import ThresholdPurgatory
-from purgatory.asgi._outcome import Ending, Outcome
+from purgatory.asgi._outcome import ANSWERS, Ending, Outcome
 from purgatory.asgi._poll import Poll
 from purgatory.asgi._preferences import query_parameter
 from purgatory.asgi._types import Scope, header_values
@@ -60,9 +61,9 @@ class Versions(Generic[K]):
     ) -> None:
         if epoch is None:
             epoch = token_hex(4)
-        elif not (epoch.isascii() and epoch.replace("_", "a").isalnum()):
+        elif not (isinstance(epoch, str) and epoch.isascii() and epoch.replace("_", "a").isalnum()):
             raise ValueError(f"epoch must consist of letters, digits and underscores, not {epoch!r}")
-        if unchanged not in (204, 304):
+        if not isinstance(unchanged, int) or unchanged not in (204, 304):
             raise ValueError(f"unchanged must be 204 or 304, not {unchanged!r}")
         self.thresholds: ThresholdPurgatory[K, int] = ThresholdPurgatory("versions") if thresholds is None else thresholds
         self.epoch = epoch
@@ -132,5 +133,5 @@ class Versions(Generic[K]):
         now = self.version(key)
         headers = {**outcome.headers, "ETag": f'"{self.tag(now)}"'}
         if now == version and outcome.ending is Ending.DEADLINE:
-            return Outcome(Ending.DEADLINE, None, self.unchanged, headers)
-        return Outcome(Ending.SATISFIED, now, 200, headers)
+            return replace(outcome, status=self.unchanged, headers=headers)
+        return Outcome(Ending.SATISFIED, now, ANSWERS[Ending.SATISFIED].status, headers)

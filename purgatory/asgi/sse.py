@@ -50,7 +50,12 @@ def event_source(
 
     Returns:
         An `EventSourceResponse`, or, if there is no place for another poll, the refusal: 503 with `Retry-After`.
+
+    Raises:
+        ValueError: `ping` is negative, infinite or NaN.
     """
+    if not 0.0 <= ping < inf:
+        raise ValueError(f"ping must be zero or more seconds, not {ping!r}")
     refusal = poll.hold()
     if refusal is not None:
         return PlainTextResponse(refusal.reason, refusal.status, refusal.headers)

@@ -5,6 +5,7 @@ that are bounded: what does not fit, because the disk cannot keep up, is dropped
 """
 
 import asyncio
+import os
 import time
 import uuid
 import weakref
@@ -30,6 +31,9 @@ class Journal:
     operations had ended, to a quarter of a second. Instants are those of the loop's clock,
     put to UTC once, at the first event: setting the machine's clock later does not reach the journal.
 
+    In a child of a process that forks, as servers do that load the application first, the journal begins a run of its own with
+    the first event there.
+
     Args:
         directory: where the files go, in the folders ``operations`` and ``checks``; made if it is not there.
         key_of: what stands in the journal for a key, say a hash where keys are private. Called on the journal's own thread.
@@ -39,10 +43,14 @@ class Journal:
 
     Raises:
         OSError: the directory cannot be made or written to.
-        ValueError: a limit is not positive.
+        ValueError: a limit is not positive, or `max_rows` is less than 8,000.
+        TypeError: `key_of` cannot be called.
     """
 
-    __slots__ = ("__weakref__", "_rows", "_stop", "_writer", "keys_checked", "operation_finished")
+    __slots__ = (
+        "__weakref__", "_directory", "_key_of", "_limits", "_pid", "_rows", "_stop", "_writer", "keys_checked",
+        "operation_finished",
+    )  # fmt: skip
 
     # The methods of an `Observer`, but kept in slots: they change when the journal learns whom it serves, and at its end.
     operation_finished: Any
@@ -58,21 +66,21 @@ class Journal:
         max_rows: int = 500_000,
     ) -> None:
         limits = Limits(file_seconds, file_bytes, max_rows)
-        run_id = uuid.uuid4().hex
-        self._rows = Rows(run_id, key_of)
-        self._writer = Writer(Path(directory), self._rows, limits)
-        self.operation_finished, self.keys_checked = self._first_finished, self._first_checked
-        self._writer.start()
-        # Also at the end of the program, and when nobody has the journal any more. Without a reference to `self`.
-        self._stop = weakref.finalize(self, self._writer.stop)
+        if not callable(key_of):
+            raise TypeError(f"key_of must be a function of a key, not {key_of!r}")
+        self._directory, self._key_of, self._limits = Path(directory), key_of, limits
+        self._begin()
+        _journals.add(self)
 
     @property
     def run_id(self) -> str:
         """Names this journal's rows among those of others."""
+        self._begin_if_forked()
         return self._rows.run_id
 
     def statistics(self) -> JournalStatistics:
         """A snapshot, from any thread."""
+        self._begin_if_forked()
         return self._writer.statistics()
 
     def close(self) -> JournalStatistics:
@@ -83,6 +91,7 @@ class Journal:
         Returns:
             What was written, dropped and lost. If anything was lost it is also logged, as an error.
         """
+        self._begin_if_forked()
         self.operation_finished, self.keys_checked = self._writer.drop, self._writer.drop_check
         self._stop()
         return self.statistics()
@@ -108,8 +117,31 @@ class Journal:
     def __repr__(self) -> str:
         return f"<Journal {str(self._writer.directory)!r} run_id={self.run_id}>"
 
+    def _begin(self) -> None:
+        """Begins a run, with a thread of its own."""
+        self._pid = os.getpid()
+        self._rows = Rows(uuid.uuid4().hex, self._key_of)
+        self._writer = Writer(self._directory, self._rows, self._limits)
+        self.operation_finished, self.keys_checked = self._first_finished, self._first_checked
+        self._writer.start()
+        # Also at the end of the program, and when nobody has the journal any more. Without a reference to `self`.
+        self._stop = weakref.finalize(self, self._writer.stop)
+
+    def _forked(self) -> None:
+        """In a child of a process that has forked: the thread and the run are the parent's."""
+        if self._stop.detach() is not None:
+            self._writer.abandon()
+            self.operation_finished, self.keys_checked = self._first_finished, self._first_checked
+        else:
+            self._pid = os.getpid()  # it was closed, and stays so
+
+    def _begin_if_forked(self) -> None:
+        if self._pid != os.getpid():
+            self._begin()
+
     def _first_checked(self, key: Hashable, tried: int, completed: int) -> None:
         """Until an operation has ended nobody knows the purgatory, but there is a loop."""
+        self._begin_if_forked()
         loop_time = self._anchor()
         self._writer.note_check(key, tried, completed, loop_time)
 
@@ -117,6 +149,7 @@ class Journal:
         """Learns whom the journal serves, and from now on notes what has ended in as few steps as can be."""
         engine = operation._op_engine
         assert engine is not None
+        self._begin_if_forked()
         self._anchor()
         self._rows.purgatory = engine.name
         self.operation_finished, self.keys_checked = _recorders(engine, self._writer)
@@ -128,6 +161,19 @@ class Journal:
         if not self._rows.epoch:
             self._rows.epoch = time.time() - loop_time
         return loop_time
+
+
+_journals: "weakref.WeakSet[Journal]" = weakref.WeakSet()
+"""Those that a child has to know of."""
+
+
+def _tell_journals() -> None:
+    for journal in list(_journals):
+        journal._forked()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_tell_journals)
 
 
 def _recorders(

@@ -15,6 +15,7 @@ import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,10 +65,10 @@ class Limits:
     def __post_init__(self) -> None:
         if not self.file_seconds > 0:
             raise ValueError(f"file_seconds must be positive, not {self.file_seconds!r}")
-        if self.file_bytes < 1:
+        if not self.file_bytes >= 1:  # so that NaN is refused, too
             raise ValueError(f"file_bytes must be at least 1, not {self.file_bytes!r}")
-        if self.max_rows < 8 * PORTION:
-            raise ValueError(f"max_rows must be at least {8 * PORTION}, not {self.max_rows!r}")
+        if not 8 * PORTION <= self.max_rows < inf:
+            raise ValueError(f"max_rows must be at least {8 * PORTION}, and finite, not {self.max_rows!r}")
 
 
 class Writer:
@@ -110,6 +111,10 @@ class Writer:
         """Has everything written and the thread ended; returns when that is so."""
         self._stopping.set()
         self._thread.join()
+
+    def abandon(self) -> None:
+        """Lets go of what another process goes on with."""
+        self._tally.close(is_all_written=False)
 
     def statistics(self) -> JournalStatistics:
         """A snapshot; what happens meanwhile may be counted or not."""

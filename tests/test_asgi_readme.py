@@ -1,0 +1,151 @@
+"""`purgatory/asgi/README.md`: each of its blocks is run, and its tables are what the code has."""
+
+import asyncio
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from asgi_readme_blocks import write_files
+from asgi_requests import Request
+from fastapi.testclient import TestClient
+from sse_starlette.sse import AppStatus
+
+from purgatory.asgi import Ending
+from purgatory.asgi._outcome import ANSWERS, MALFORMED
+from purgatory.testing import VirtualTimeLoop
+
+PAGE = Path(__file__).parent.parent / "purgatory" / "asgi" / "README.md"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the page's files are."""
+    assert write_files(PAGE, tmp_path) == ["app.py", "test_app.py", "plain.py"]
+    return tmp_path
+
+
+def load(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module of its own for each test: its purgatories belong to one loop."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, path.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def app(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    return load(folder / "app.py", monkeypatch)
+
+
+def in_virtual_time(main: Any) -> None:
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(main())
+
+
+def test_its_tests_pass(folder):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "--rootdir", str(folder)]
+    command += ["-o", "asyncio_default_fixture_loop_scope=function"]
+    answer = subprocess.run([*command, "test_app.py"], cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "5 passed" in answer.stdout
+
+
+def test_who_waits_for_an_order_and_leaves_takes_none_away(app):
+    async def main() -> None:
+        leaving, staying = (Request(app.app, b"wait=20", method="POST", path="/orders/next") for _ in range(2))
+        await asyncio.sleep(1)
+        leaving.leave()
+        await leaving.done()
+        app.orders.put_nowait("an order")
+        assert (await staying.done()).content == b'"an order"'
+        late = await Request(app.app, b"wait=2", method="POST", path="/orders/next").done()
+        assert (late.status, asyncio.get_running_loop().time()) == (204, 3.0)
+
+    in_virtual_time(main)
+
+
+def test_the_news_are_told_from_where_the_client_is(app):
+    with TestClient(app.app) as client:
+        first = client.get("/news")
+        assert (first.status_code, first.json()) == (200, [])
+        seen = {"If-None-Match": first.headers["etag"]}
+        assert client.get("/news?wait=0", headers=seen).status_code == 304
+        assert client.post("/news", content="hello").status_code == 204
+        second = client.get("/news?wait=20", headers=seen)
+        assert (second.status_code, second.json()) == (200, ["hello"])
+        assert second.headers["etag"] != first.headers["etag"]
+
+
+def test_the_news_are_streamed(app):
+    async def main() -> None:
+        AppStatus.disable_automatic_graceful_drain()  # its task would look for uvicorn twice a second, for ever
+        try:
+            app.news.append("hello")
+            app.versions.bump("news")
+            stream = Request(app.app, path="/news/events")
+            await asyncio.sleep(1)
+            assert b"data: hello" in stream.content
+            app.polls.stop()
+            await stream.done()
+        finally:
+            AppStatus.enable_automatic_graceful_drain_mode()
+
+    in_virtual_time(main)
+
+
+def test_a_websocket_waits(app):
+    with TestClient(app.app) as client:
+        client.put("/jobs/1", content="done")
+        with client.websocket_connect("/jobs/1") as websocket:
+            assert websocket.receive_json() == "done"
+        with client.websocket_connect("/jobs/2?wait=0") as websocket:
+            assert websocket.receive()["code"] == 1000
+
+
+def test_without_a_framework_it_is_the_same(folder, monkeypatch):
+    plain = load(folder / "plain.py", monkeypatch)
+
+    async def main() -> None:
+        request = Request(plain.app, b"wait=20", path="/7")
+        await asyncio.sleep(1)
+        plain.results["/7"] = b"done"
+        plain.jobs.check_and_complete("/7")
+        assert ((await request.done()).status, request.content) == (200, b"done")
+        assert (await Request(plain.app, b"wait=1", path="/8").done()).status == 204
+
+    in_virtual_time(main)
+
+
+def test_the_table_of_endings_is_the_one_of_the_code():
+    rows = re.findall(r"^\| (?:`(\w+)`)? *\| (\d+) \| (\d+) \| ([^|]*)\|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    told = {name: (int(status), int(code), headers.strip()) for name, status, code, headers in rows}
+
+    def headers(ending: Ending) -> str:
+        answer = ANSWERS[ending]
+        named = {
+            "`Preference-Applied`": answer.tells_wait,
+            "`Retry-After`": answer.tells_retry,
+            "`Connection: close`": answer.closes,
+        }
+        return ", ".join(name for name, is_told in named.items() if is_told)
+
+    assert told == {
+        **{ending.name: (ANSWERS[ending].status, ANSWERS[ending].close_code, headers(ending)) for ending in Ending},
+        "": (MALFORMED.status, MALFORMED.close_code, ""),
+    }
+
+
+def test_every_file_that_it_names_is_there():
+    links = re.findall(r"\]\((?!http)([^)#]+)\)", PAGE.read_text(encoding="utf-8"))
+    assert links
+    assert [link for link in links if not (PAGE.parent / link).exists()] == []

@@ -1,0 +1,162 @@
+"""`purgatory.asgi` and WebSockets: a poll hears the client leave, and takes nothing from the application."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from conftest import turns
+
+from purgatory import Purgatory
+from purgatory.asgi import Ending, LongPolls, Outcome
+from purgatory.asgi._client import READ_AHEAD
+
+Message = dict[str, Any]
+LEFT = {"type": "websocket.disconnect", "code": 1001, "reason": "going away"}
+
+
+def text(words: str) -> Message:
+    return {"type": "websocket.receive", "text": words, "bytes": None}
+
+
+class Socket:
+    """One WebSocket to an application that is connected, as a server makes it."""
+
+    def __init__(self, app: Any, query: bytes = b"") -> None:
+        self.messages: asyncio.Queue[Message] = asyncio.Queue()
+        self.sent: list[Message] = []
+        self.scope: dict[str, Any] = {"type": "websocket", "query_string": query, "headers": [], "client": ("192.0.2.1", 1)}
+        self.messages.put_nowait({"type": "websocket.connect"})
+        self.task = asyncio.create_task(app(self.scope, self.messages.get, self.send))
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def say(self, *messages: Message) -> None:
+        for message in messages:
+            self.messages.put_nowait(message)
+
+
+class Board:
+    """An application that, once connected, waits for `results` once, and then keeps what else it receives."""
+
+    def __init__(self, **options: Any) -> None:
+        self.polls = LongPolls(**{"signals": (), **options})
+        self.purgatory: Purgatory[Any] = Purgatory()
+        self.results: list[str] = []
+        self.outcomes: list[Outcome[Any]] = []
+        self.received: list[Message] = []
+        self.app = self.polls.middleware(self.serve)
+
+    async def serve(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["query_string"] != b"poll=first":
+            self.received.append(await receive())
+            await send({"type": "websocket.accept"})
+        outcome = await self.polls.poll(scope).wait_for(self.purgatory, lambda: self.results, ["key"])
+        self.outcomes.append(outcome)
+        await send({"type": "websocket.close", "code": outcome.close_code, "reason": outcome.reason})
+        while not self.received or self.received[-1]["type"] != "websocket.disconnect":
+            self.received.append(await receive())
+        self.received.append(await receive())
+
+    def satisfy(self) -> None:
+        self.results.append("done")
+        self.purgatory.check_and_complete("key")
+
+
+@pytest.mark.parametrize("query", [b"", b"poll=first"])
+def test_what_is_satisfied_leaves_the_messages_in_their_order(run, query):
+    async def main():
+        board = Board()
+        socket = Socket(board.app, query)
+        spoken = [text("one"), {"type": "websocket.receive", "bytes": b"two"}, {"type": "websocket.receive", "text": "three"}]
+        socket.say(*spoken)
+        await turns(30)
+        assert board.polls.open == 1
+        assert socket.messages.empty()
+        board.satisfy()
+        await turns(30)
+        socket.say(LEFT)
+        await socket.task
+        assert [outcome.ending for outcome in board.outcomes] == [Ending.SATISFIED]
+        assert board.received == [{"type": "websocket.connect"}, *spoken, LEFT, LEFT]
+        assert board.polls.open == board.purgatory.pending == 0
+
+    run(main)
+
+
+def test_a_client_that_leaves_ends_the_wait_and_the_application_hears_how(virtual):
+    async def main():
+        board = Board()
+        socket = Socket(board.app)
+        await asyncio.sleep(1)
+        socket.say(text("bye"), LEFT)
+        await socket.task
+        assert asyncio.get_running_loop().time() == 1.0
+        assert [outcome.ending for outcome in board.outcomes] == [Ending.GONE]
+        assert board.received == [{"type": "websocket.connect"}, text("bye"), LEFT, LEFT]
+        assert board.polls.open == board.purgatory.pending == 0
+
+    virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("query", "ending", "code"),
+    [
+        (b"wait=5", Ending.DEADLINE, 1000),
+        (b"", Ending.STOPPING, 1012),
+        (b"wait=soon", Ending.REFUSED, 1008),
+        (b"full", Ending.REFUSED, 1013),
+    ],
+)
+def test_each_ending_has_the_code_to_close_with(virtual, query, ending, code):
+    async def main():
+        board = Board(max_open=1)
+        if query == b"full":
+            Socket(board.app, b"wait=50")
+            await asyncio.sleep(1)
+        socket = Socket(board.app, query)
+        await asyncio.sleep(10)
+        if ending is Ending.STOPPING:
+            board.polls.stop()
+        await turns(10)
+        assert [outcome.ending for outcome in board.outcomes] == [ending]
+        assert socket.sent[-1]["code"] == code
+        board.polls.stop()
+        socket.say(LEFT)
+        await socket.task
+
+    virtual(main)
+
+
+@pytest.mark.parametrize("kind", ["text", "bytes"])
+def test_a_client_that_talks_without_end_is_slowed_down(virtual, kind):
+    async def main():
+        board = Board()
+        socket = Socket(board.app)
+        message: Any = {"text": "x" * 1024, "bytes": b"x" * 1024}[kind]
+        for _ in range(1_000):
+            socket.say({"type": "websocket.receive", kind: message})
+        socket.say(LEFT)
+        await asyncio.sleep(1)
+        taken = 1_001 - socket.messages.qsize()
+        assert taken == READ_AHEAD // (1024 + 256) + 1
+        board.satisfy()
+        await socket.task
+        assert len(board.received) == 1 + 1_000 + 2
+
+    virtual(main)
+
+
+def test_whatever_can_be_awaited_ends_with_a_websocket_as_well(virtual):
+    async def main():
+        async def serve(scope: Any, receive: Any, send: Any) -> None:
+            outcomes.append(await polls.poll(scope).run(asyncio.sleep(100)))
+
+        polls, outcomes = LongPolls(signals=()), []
+        socket = Socket(polls.middleware(serve))
+        await asyncio.sleep(1)
+        socket.say(LEFT)
+        await socket.task
+        assert [outcome.ending for outcome in outcomes] == [Ending.GONE]
+
+    virtual(main)

@@ -1,0 +1,208 @@
+"""`examples/recipes`: in each framework a wait ends when its condition holds, at its deadline, when the client has left, and
+when the server stops. On real servers and sockets, in this process."""
+
+import asyncio
+import importlib.util
+import signal
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import grpc
+import pytest
+import uvicorn
+from aiohttp import web
+from asgi_connection import Connection
+from django.urls import clear_url_caches
+
+RECIPES = Path(__file__).parent.parent / "examples" / "recipes"
+PATIENCE = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
+
+
+def recipe(name: str) -> ModuleType:
+    """A recipe as a module of its own for each test: its purgatory belongs to one loop."""
+    spec = importlib.util.spec_from_file_location(f"with_{name}", RECIPES / f"with_{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # Django looks for it there
+    spec.loader.exec_module(module)
+    clear_url_caches()
+    return module
+
+
+@pytest.fixture(autouse=True)
+def terminations() -> Iterator[list[int]]:
+    """The SIGTERMs that nobody else has handled."""
+    unhandled: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: unhandled.append(number))
+    yield unhandled
+    signal.signal(signal.SIGTERM, before)
+
+
+@asynccontextmanager
+async def under_uvicorn(app: Any) -> AsyncIterator[int]:
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error"))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    signal.raise_signal(signal.SIGTERM)
+    await serving
+
+
+@asynccontextmanager
+async def under_aiohttp(app: Any) -> AsyncIterator[int]:
+    runner = web.AppRunner(app, handler_cancellation=True)  # as web.run_app does it, but for the signals
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
+    await runner.cleanup()
+
+
+async def until_pending(module: ModuleType, number: int) -> None:
+    while module.jobs.pending != number:
+        await asyncio.sleep(0.01)
+
+
+class Clients:
+    """Connections to a port, each hung up in the end."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.connections: list[Connection] = []
+
+    async def connect(self) -> Connection:
+        self.connections.append(Connection(*await asyncio.open_connection("127.0.0.1", self.port)))
+        return self.connections[-1]
+
+    async def ask(self, target: str, method: str = "GET", body: bytes = b"") -> Connection:
+        connection = await self.connect()
+        connection.send(target, method, body=body)
+        return connection
+
+    async def say(self, line: bytes) -> Connection:
+        connection = await self.connect()
+        connection.writer.write(line)
+        return connection
+
+    async def hang_up(self) -> None:
+        for connection in self.connections:
+            connection.hang_up()
+            with suppress(ConnectionError):
+                await connection.writer.wait_closed()
+
+
+def run(main: Any) -> None:
+    async def patiently() -> None:
+        async with asyncio.timeout(PATIENCE):
+            await main()
+
+    asyncio.run(patiently())
+
+
+@pytest.mark.parametrize("name", ["aiohttp", "litestar", "quart", "django"])
+def test_over_http_each_ending_has_its_answer(name):
+    module = recipe(name)
+
+    async def main() -> None:
+        server = under_aiohttp if name == "aiohttp" else under_uvicorn
+        async with server(module.app) as port:
+            clients = Clients(port)
+            ask = clients.ask
+            assert (await (await ask("/jobs/1?wait=0.05")).answer())[0] == 204
+
+            satisfied = await ask("/jobs/1?wait=60")
+            await until_pending(module, 1)
+            assert (await (await ask("/jobs/1", "PUT", b"done")).answer())[0] == 204
+            assert (await satisfied.answer())[::2] == (200, b"done")
+
+            leaving = await ask("/jobs/2?wait=60")
+            await until_pending(module, 1)
+            leaving.hang_up()
+            await until_pending(module, 0)
+
+            stopped = await ask("/jobs/3?wait=60")
+            await until_pending(module, 1)
+        status, headers, _ = await stopped.answer()
+        assert (status, headers["retry-after"]) == (503, "1")
+        assert module.jobs.pending == 0
+        await clients.hang_up()
+
+    run(main)
+
+
+def test_over_tcp_each_ending_has_its_line(monkeypatch):
+    module = recipe("tcp")
+
+    async def main() -> None:
+        bound: asyncio.Future[asyncio.Server] = asyncio.get_running_loop().create_future()
+        start_server = asyncio.start_server
+
+        async def start(*arguments: Any) -> asyncio.Server:
+            bound.set_result(await start_server(*arguments))
+            return bound.result()
+
+        monkeypatch.setattr(asyncio, "start_server", start)
+        serving = asyncio.create_task(module.main(port=0))
+        clients = Clients((await bound).sockets[0].getsockname()[1])
+        ask = clients.say
+        monkeypatch.setattr(module, "TIMEOUT", 0.05)
+        assert await (await ask(b"get 1\n")).reader.read() == b"-timeout\n"
+        monkeypatch.setattr(module, "TIMEOUT", 60.0)
+
+        satisfied = await ask(b"get 1\n")
+        await until_pending(module, 1)
+        assert await (await ask(b"put 1 done\n")).reader.read() == b"+\n"
+        assert await satisfied.reader.read() == b"+done\n"
+
+        for leave in (Connection.hang_up, Connection.reset):
+            leaving = await ask(b"get 2\n")
+            await until_pending(module, 1)
+            leave(leaving)
+            await until_pending(module, 0)
+
+        stopped = await ask(b"get 3\n")
+        await until_pending(module, 1)
+        signal.raise_signal(signal.SIGTERM)
+        assert await stopped.reader.read() == b"-stopping\n"
+        await serving
+        await clients.hang_up()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run(main)
+
+
+def test_over_grpc_each_ending_has_its_status():
+    module = recipe("grpc")
+
+    async def main() -> None:
+        server, port = module.server_on("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            result, finish = channel.unary_unary("/jobs/Result"), channel.unary_unary("/jobs/Finish")
+            with pytest.raises(grpc.aio.AioRpcError) as late:
+                await result(b"1", timeout=2)
+            assert late.value.code() is grpc.StatusCode.NOT_FOUND
+
+            satisfied = asyncio.ensure_future(result(b"1", timeout=60))
+            await until_pending(module, 1)
+            await finish(b"1=done")
+            assert await satisfied == b"done"
+
+            leaving = asyncio.ensure_future(result(b"2"))
+            await until_pending(module, 1)
+            leaving.cancel()
+            await until_pending(module, 0)
+
+            stopped = asyncio.ensure_future(result(b"3"))
+            await until_pending(module, 1)
+            await module.stop(server)
+            with pytest.raises(grpc.aio.AioRpcError) as ended:
+                await stopped
+            assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    run(main)
