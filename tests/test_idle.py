@@ -8,10 +8,11 @@ import weakref
 from typing import Any
 
 import pytest
-from conftest import Run, Spy, profiled, raiser, turns
+from helpers import Spy, profiled, raiser, turns
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from loops import Runner
 
 from purgatory import IdleTracker, PurgatoryClosed, WrongLoop
 from purgatory.testing import VirtualTimeLoop
@@ -36,7 +37,7 @@ class Told:
 
 @pytest.mark.parametrize("start", [0.0, 0.1, 2e7, 1e9])
 @pytest.mark.parametrize("timeout", [0.001, 0.25, 30.0, 7200.0, 1e6])
-def test_a_silent_id_is_told_once_at_its_timeout_or_within_a_tick_of_it(virtual: Run, timeout: float, start: float) -> None:
+def test_a_silent_id_is_told_once_at_its_timeout_or_within_a_tick_of_it(virtual: Runner, timeout: float, start: float) -> None:
     async def main() -> None:
         told = Told()
         tracker = IdleTracker(timeout, told)
@@ -53,7 +54,7 @@ def test_a_silent_id_is_told_once_at_its_timeout_or_within_a_tick_of_it(virtual:
     virtual(main(), start=start)
 
 
-def test_on_a_real_clock_nobody_is_told_early(run: Run) -> None:
+def test_on_a_real_clock_nobody_is_told_early(run: Runner) -> None:
     async def main() -> None:
         told = Told()
         with IdleTracker(0.02, told, tick=0.001) as tracker:
@@ -72,7 +73,7 @@ def test_on_a_real_clock_nobody_is_told_early(run: Run) -> None:
     run(main)
 
 
-def test_an_id_that_is_touched_in_time_is_never_told(virtual: Run) -> None:
+def test_an_id_that_is_touched_in_time_is_never_told(virtual: Runner) -> None:
     async def main() -> None:
         told = Told()
         tracker = IdleTracker(10, told, tick=0.01)
@@ -86,7 +87,7 @@ def test_an_id_that_is_touched_in_time_is_never_told(virtual: Run) -> None:
     virtual(main)
 
 
-def test_the_last_touch_counts_and_not_the_first(virtual: Run) -> None:
+def test_the_last_touch_counts_and_not_the_first(virtual: Runner) -> None:
     async def main() -> None:
         told = Told()
         tracker = IdleTracker(30, told, tick=1)
@@ -99,7 +100,7 @@ def test_the_last_touch_counts_and_not_the_first(virtual: Run) -> None:
     virtual(main)
 
 
-def test_with_an_infinite_timeout_nobody_falls_idle_and_the_loop_has_no_timer(virtual: Run) -> None:
+def test_with_an_infinite_timeout_nobody_falls_idle_and_the_loop_has_no_timer(virtual: Runner) -> None:
     async def main() -> None:
         told = Told()
         spy = Spy(asyncio.get_running_loop())
@@ -114,7 +115,7 @@ def test_with_an_infinite_timeout_nobody_falls_idle_and_the_loop_has_no_timer(vi
     virtual(main)
 
 
-def test_on_idle_may_touch_the_id_again_which_starts_anew(virtual: Run) -> None:
+def test_on_idle_may_touch_the_id_again_which_starts_anew(virtual: Runner) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         at = []
@@ -134,7 +135,7 @@ def test_on_idle_may_touch_the_id_again_which_starts_anew(virtual: Run) -> None:
     virtual(main)
 
 
-def test_on_idle_may_save_remove_and_add_others_that_are_due_in_the_same_moment(virtual: Run) -> None:
+def test_on_idle_may_save_remove_and_add_others_that_are_due_in_the_same_moment(virtual: Runner) -> None:
     async def main() -> None:
         told = Told()
 
@@ -158,7 +159,7 @@ def test_on_idle_may_save_remove_and_add_others_that_are_due_in_the_same_moment(
     virtual(main)
 
 
-def test_an_exception_of_on_idle_is_reported_and_touches_no_other_id(run: Run, reports: list[dict[str, Any]]) -> None:
+def test_an_exception_of_on_idle_is_reported_and_touches_no_other_id(run: Runner, reports: list[dict[str, Any]]) -> None:
     async def main() -> None:
         told = Told()
         errors = {"bad": ValueError("bad"), "cancelled": asyncio.CancelledError()}
@@ -192,7 +193,7 @@ def test_an_exit_in_on_idle_ends_the_loop(error: type[BaseException]) -> None:
         runner.run(main())
 
 
-def test_a_crowd_that_falls_idle_at_once_is_told_in_portions(virtual: Run) -> None:
+def test_a_crowd_that_falls_idle_at_once_is_told_in_portions(virtual: Runner) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         per_turn: list[int] = []
@@ -218,7 +219,7 @@ def test_a_crowd_that_falls_idle_at_once_is_told_in_portions(virtual: Run) -> No
     virtual(main)
 
 
-def test_while_a_crowd_is_told_in_portions_its_rest_may_speak_leave_and_come_back(virtual: Run) -> None:
+def test_while_a_crowd_is_told_in_portions_its_rest_may_speak_leave_and_come_back(virtual: Runner) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         told = Told()
@@ -254,7 +255,7 @@ def test_while_a_crowd_is_told_in_portions_its_rest_may_speak_leave_and_come_bac
     virtual(main)
 
 
-def test_after_a_stall_those_who_spoke_at_its_end_are_not_told(virtual: Run) -> None:
+def test_after_a_stall_those_who_spoke_at_its_end_are_not_told(virtual: Runner) -> None:
     async def main() -> None:
         told = Told()
         tracker = IdleTracker(5, told, tick=0.5)
@@ -276,7 +277,7 @@ def test_after_a_stall_those_who_spoke_at_its_end_are_not_told(virtual: Run) -> 
 # What is tracked
 
 
-def test_what_is_tracked_can_be_counted_looked_for_and_iterated_in_the_order_of_first_touches(virtual: Run) -> None:
+def test_ids_can_be_counted_looked_for_and_iterated_in_the_order_of_their_first_touches(virtual: Runner) -> None:
     async def main() -> None:
         tracker = IdleTracker(5, Told())
         for id_ in ("b", "a", "c", "b"):
@@ -292,7 +293,7 @@ def test_what_is_tracked_can_be_counted_looked_for_and_iterated_in_the_order_of_
     virtual(main)
 
 
-def test_touching_and_removing_do_not_disturb_an_iteration(virtual: Run) -> None:
+def test_touching_and_removing_do_not_disturb_an_iteration(virtual: Runner) -> None:
     async def main() -> None:
         told = Told()
         tracker = IdleTracker(5, told, tick=1)
@@ -311,7 +312,7 @@ def test_touching_and_removing_do_not_disturb_an_iteration(virtual: Run) -> None
     virtual(main)
 
 
-def test_nothing_lingers_of_what_was_removed(run: Run) -> None:
+def test_nothing_lingers_of_what_was_removed(run: Runner) -> None:
     async def main() -> None:
         class Connection:
             pass
@@ -339,7 +340,7 @@ def test_nothing_lingers_of_what_was_removed(run: Run) -> None:
     run(main)
 
 
-def test_nothing_lingers_of_what_fell_idle(virtual: Run) -> None:
+def test_nothing_lingers_of_what_fell_idle(virtual: Runner) -> None:
     async def main() -> None:
         told = Told()
         spy = Spy(asyncio.get_running_loop())
@@ -357,7 +358,7 @@ def test_nothing_lingers_of_what_fell_idle(virtual: Run) -> None:
     virtual(main)
 
 
-def test_to_remove_a_stranger_is_no_error(virtual: Run) -> None:
+def test_to_remove_a_stranger_is_no_error(virtual: Runner) -> None:
     async def main() -> None:
         tracker = IdleTracker(5, Told())
         assert tracker.remove("stranger") is False
@@ -370,7 +371,7 @@ def test_to_remove_a_stranger_is_no_error(virtual: Run) -> None:
 # What it costs
 
 
-def test_a_touch_never_touches_the_loop_and_makes_as_few_calls_whatever_is_tracked(run: Run) -> None:
+def test_a_touch_never_touches_the_loop_and_makes_as_few_calls_whatever_is_tracked(run: Runner) -> None:
     async def main() -> None:
         spy = Spy(asyncio.get_running_loop())
         costs = []
@@ -389,7 +390,7 @@ def test_a_touch_never_touches_the_loop_and_makes_as_few_calls_whatever_is_track
     run(main)
 
 
-def test_the_loop_has_one_timer_for_each_tick_in_which_an_id_is_to_be_looked_at(virtual: Run) -> None:
+def test_the_loop_has_one_timer_for_each_tick_in_which_an_id_is_to_be_looked_at(virtual: Runner) -> None:
     async def main() -> None:
         spy = Spy(asyncio.get_running_loop())
         tracker = IdleTracker(64, Told(), tick=1)
@@ -406,7 +407,7 @@ def test_the_loop_has_one_timer_for_each_tick_in_which_an_id_is_to_be_looked_at(
     virtual(main)
 
 
-def test_the_wheel_wakes_up_about_once_in_a_timeout_for_an_id_that_speaks_all_the_time(virtual: Run) -> None:
+def test_the_wheel_wakes_up_about_once_in_a_timeout_for_an_id_that_speaks_all_the_time(virtual: Runner) -> None:
     async def main() -> None:
         tracker = IdleTracker(10, Told())
         for _ in range(1000):
@@ -459,7 +460,7 @@ def test_outside_a_loop_in_another_thread_and_on_another_loop_it_says_so(loop_fa
             tracker.touch("a")
 
 
-def test_a_closed_tracker_tells_nobody_leaves_no_timer_and_accepts_nothing(run: Run) -> None:
+def test_a_closed_tracker_tells_nobody_leaves_no_timer_and_accepts_nothing(run: Runner) -> None:
     async def main() -> None:
         told = Told()
         spy = Spy(asyncio.get_running_loop())
@@ -480,7 +481,7 @@ def test_a_closed_tracker_tells_nobody_leaves_no_timer_and_accepts_nothing(run: 
     run(main)
 
 
-def test_closing_in_on_idle_spares_the_others(virtual: Run) -> None:
+def test_closing_in_on_idle_spares_the_others(virtual: Runner) -> None:
     async def main() -> None:
         told: list[int] = []
 
@@ -523,7 +524,7 @@ def test_a_tick_that_is_not_positive_and_finite_is_refused(tick: float) -> None:
         IdleTracker(5, print, tick=tick)
 
 
-def test_an_id_that_is_not_hashable_is_refused_and_nothing_has_changed(virtual: Run) -> None:
+def test_an_id_that_is_not_hashable_is_refused_and_nothing_has_changed(virtual: Runner) -> None:
     async def main() -> None:
         tracker: IdleTracker[Any] = IdleTracker(5, Told())
         with pytest.raises(TypeError, match="unhashable"):
@@ -635,7 +636,7 @@ TestAgainstADictionary = AgainstADictionary.TestCase
 TestAgainstADictionary.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_many_ids_with_a_seed_end_as_the_dictionary_says_and_twice_the_same(virtual: Run) -> None:
+def test_many_ids_with_a_seed_end_as_the_dictionary_says_and_twice_the_same(virtual: Runner) -> None:
     def trace(seed: int) -> list[tuple[int, float]]:
         async def main() -> list[tuple[int, float]]:
             rng = random.Random(seed)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from conftest import Probe, raiser
+from helpers import Probe, raiser
 
 from purgatory import Purgatory
 from purgatory.journal import CHECKS, FOLDERS, OPERATIONS, Journal, _journal, _writer

@@ -5,7 +5,7 @@ from itertools import chain, combinations, pairwise, product
 from math import inf, nan
 
 import pytest
-from conftest import Probe, outcome, raiser, turns
+from helpers import Probe, outcome, raiser, turns
 
 from purgatory import (
     DelayedOperation,
@@ -139,7 +139,7 @@ def test_awaiting_a_cancelled_operation_raises_before_and_after(run):
     run(main)
 
 
-def test_awaiting_a_failed_operation_raises_what_the_hook_raised_each_time_with_the_hook_in_the_traceback(run):
+def test_each_await_of_a_failed_operation_raises_its_error_with_the_hook_in_the_traceback(run):
     async def main():
         error = ZeroDivisionError("in the hook")
         async with Purgatory() as purgatory:
@@ -499,7 +499,7 @@ def test_an_exit_in_a_hook_goes_through_to_the_caller_and_leaves_everything_answ
     virtual(main)
 
 
-def test_an_exit_in_a_hook_at_the_deadline_ends_the_loop_with_the_operation_expired_and_the_next_one_still_to_come():
+def test_an_exit_in_a_hook_at_the_deadline_ends_the_loop_and_the_next_operation_is_pending():
     leaving = Probe(1, completing=raiser(KeyboardInterrupt()))
     following = Probe(1)
 

@@ -12,7 +12,7 @@ from math import inf, nan, ulp
 from sys import getsizeof
 
 import pytest
-from conftest import Probe, Spy, outcome, profiled, raiser, turns
+from helpers import Probe, Spy, outcome, profiled, raiser, turns
 
 from purgatory import (
     OperationCancelled,
@@ -1126,7 +1126,7 @@ def test_the_statistics_are_exact_and_frozen(virtual):
 
 
 @on_every_path
-def test_an_operation_that_is_satisfiable_at_its_deadline_completes_and_counts_as_a_missed_trigger(virtual, options, keys):
+def test_an_operation_satisfiable_at_its_deadline_completes_and_is_a_missed_trigger(virtual, options, keys):
     async def main():
         async with Purgatory(**options) as purgatory:
             operation = watch_all(purgatory, [Probe(1, completing=lambda operation: operation.state)], keys)[0]

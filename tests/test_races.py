@@ -7,7 +7,7 @@ import weakref
 from itertools import product
 
 import pytest
-from conftest import Probe, Spy, outcome, turns
+from helpers import Probe, Spy, outcome, turns
 
 from purgatory import OperationCancelled, OperationState, Purgatory
 from purgatory.testing import VirtualTimeLoop

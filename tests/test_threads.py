@@ -6,7 +6,7 @@ import threading
 import weakref
 
 import pytest
-from conftest import Probe, Spy, outcome, turns
+from helpers import Probe, Spy, outcome, turns
 
 from purgatory import OperationState, Purgatory, WrongLoop
 

@@ -12,7 +12,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from conftest import Spy, outcome, profiled, turns
+from helpers import Spy, outcome, profiled, turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -213,7 +213,7 @@ def test_nan_is_no_value_to_begin_with_and_no_threshold(virtual, value):
     virtual(main)
 
 
-def test_a_value_that_cannot_be_compared_with_what_is_waited_for_is_refused_and_changes_nothing(virtual):
+def test_a_value_that_cannot_be_compared_with_the_thresholds_is_refused_and_changes_nothing(virtual):
     async def main():
         async with ThresholdPurgatory() as purgatory:
             tasks = await start(purgatory, ("key", (1, "a"), 30), ("key", (2, 5), 30), ("key", (3, 1), 30))

@@ -27,7 +27,8 @@ from typing import Any
 import anyio
 import pytest
 import uvloop
-from conftest import Run, Spy, outcome, turns
+from helpers import Spy, outcome, turns
+from loops import Runner
 
 import purgatory
 from purgatory import Timeout, WrongLoop, timeout, timeout_at, wait_for
@@ -258,7 +259,7 @@ class Script:
 
 @pytest.mark.skipif(sys.version_info < (3, 11, 7), reason="asyncio's own were still being repaired (cpython#102780)")
 @pytest.mark.parametrize("seed", range(200))
-def test_a_random_program_goes_as_it_goes_with_asyncios_timeouts(virtual: Run, seed: int) -> None:
+def test_a_random_program_goes_as_it_goes_with_asyncios_timeouts(virtual: Runner, seed: int) -> None:
     ours, theirs = Script(seed, timeout_at), Script(seed, asyncio.timeout_at)
     virtual(ours.run)
     virtual(theirs.run)
@@ -279,7 +280,7 @@ def test_the_signatures_are_asyncios() -> None:
     assert public == {name for name in dir(Timeout) if not name.startswith("_")}
 
 
-def test_what_takes_too_long_is_cancelled_and_raises_a_timeout_error(run: Run) -> None:
+def test_what_takes_too_long_is_cancelled_and_raises_a_timeout_error(run: Runner) -> None:
     async def main() -> None:
         cancelled = False
         with pytest.raises(TimeoutError) as raised:
@@ -301,7 +302,7 @@ def test_what_takes_too_long_is_cancelled_and_raises_a_timeout_error(run: Run) -
 
 
 @pytest.mark.parametrize("delay", [10, 10.0, None, math.inf, 1e300, 1e9])
-def test_what_is_done_in_time_is_left_alone(run: Run, delay: float | None) -> None:
+def test_what_is_done_in_time_is_left_alone(run: Runner, delay: float | None) -> None:
     async def main() -> None:
         async with timeout(delay) as limit:
             await asyncio.sleep(0.001)
@@ -312,7 +313,7 @@ def test_what_is_done_in_time_is_left_alone(run: Run, delay: float | None) -> No
 
 
 @pytest.mark.parametrize("delay", [0, 0.0, -1, -math.inf])
-def test_no_time_at_all_ends_in_the_first_await(run: Run, delay: float) -> None:
+def test_no_time_at_all_ends_in_the_first_await(run: Runner, delay: float) -> None:
     async def main() -> None:
         with pytest.raises(TimeoutError):
             async with timeout(delay):
@@ -325,7 +326,7 @@ def test_no_time_at_all_ends_in_the_first_await(run: Run, delay: float) -> None:
     run(main)
 
 
-def test_a_deadline_that_passes_before_the_timeout_is_entered_ends_in_the_first_await(run: Run) -> None:
+def test_a_deadline_that_passes_before_the_timeout_is_entered_ends_in_the_first_await(run: Runner) -> None:
     async def main() -> None:
         limit = timeout(0.002)
         await asyncio.sleep(0.005)
@@ -336,7 +337,7 @@ def test_a_deadline_that_passes_before_the_timeout_is_entered_ends_in_the_first_
     run(main)
 
 
-def test_a_deadline_that_has_passed_does_not_wait_for_the_end_of_its_tick(virtual: Run) -> None:
+def test_a_deadline_that_has_passed_does_not_wait_for_the_end_of_its_tick(virtual: Runner) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -350,7 +351,7 @@ def test_a_deadline_that_has_passed_does_not_wait_for_the_end_of_its_tick(virtua
 
 
 @at_any_loop_time
-def test_never_early_and_late_by_a_tick_at_most(virtual: Run, start: float) -> None:
+def test_never_early_and_late_by_a_tick_at_most(virtual: Runner, start: float) -> None:
     chance = random.Random(3)
 
     async def strike(when: float) -> None:
@@ -369,7 +370,7 @@ def test_never_early_and_late_by_a_tick_at_most(virtual: Run, start: float) -> N
     virtual(main, start=start)
 
 
-def test_never_early_by_the_loops_own_clock(run: Run) -> None:
+def test_never_early_by_the_loops_own_clock(run: Runner) -> None:
     async def strike(delay: float) -> None:
         loop = asyncio.get_running_loop()
         with pytest.raises(TimeoutError):
@@ -393,7 +394,7 @@ def test_never_early_by_the_loops_own_clock(run: Run) -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, "soon"])
-def test_a_deadline_that_is_none_is_an_error_and_changes_nothing(run: Run, bad: Any) -> None:
+def test_a_deadline_that_is_none_is_an_error_and_changes_nothing(run: Runner, bad: Any) -> None:
     async def main() -> None:
         limit = timeout_at(bad)
         with pytest.raises((ValueError, TypeError)):
@@ -417,7 +418,7 @@ def test_a_deadline_that_is_none_is_an_error_and_changes_nothing(run: Run, bad: 
     run(main)
 
 
-def test_the_inner_of_two_strikes_alone_and_the_outer_through_it(run: Run) -> None:
+def test_the_inner_of_two_strikes_alone_and_the_outer_through_it(run: Runner) -> None:
     async def main() -> None:
         async with timeout(30) as outer:
             with pytest.raises(TimeoutError):
@@ -437,7 +438,7 @@ def test_the_inner_of_two_strikes_alone_and_the_outer_through_it(run: Run) -> No
     run(main)
 
 
-def test_of_two_that_strike_together_only_the_outer_raises(run: Run) -> None:
+def test_of_two_that_strike_together_only_the_outer_raises(run: Runner) -> None:
     async def main() -> None:
         when = asyncio.get_running_loop().time() + 0.005
         with pytest.raises(TimeoutError):
@@ -453,7 +454,7 @@ def test_of_two_that_strike_together_only_the_outer_raises(run: Run) -> None:
     run(main)
 
 
-def test_a_body_that_swallows_its_cancellation_goes_on_and_nothing_is_raised(run: Run) -> None:
+def test_a_body_that_swallows_its_cancellation_goes_on_and_nothing_is_raised(run: Runner) -> None:
     async def main() -> None:
         async with timeout(0.005) as limit:
             with pytest.raises(asyncio.CancelledError):
@@ -468,7 +469,7 @@ def test_a_body_that_swallows_its_cancellation_goes_on_and_nothing_is_raised(run
     run(main)
 
 
-def test_who_cancels_the_task_wins_over_the_deadline(run: Run) -> None:
+def test_who_cancels_the_task_wins_over_the_deadline(run: Runner) -> None:
     async def main() -> None:
         async def body() -> None:
             async with timeout(0.005):
@@ -486,7 +487,7 @@ def test_who_cancels_the_task_wins_over_the_deadline(run: Run) -> None:
     run(main)
 
 
-def test_a_task_that_was_cancelled_before_may_still_limit_its_cleaning_up(run: Run) -> None:
+def test_a_task_that_was_cancelled_before_may_still_limit_its_cleaning_up(run: Runner) -> None:
     async def main() -> str:
         async def body() -> str:
             try:
@@ -508,7 +509,7 @@ def test_a_task_that_was_cancelled_before_may_still_limit_its_cleaning_up(run: R
 
 
 @pytest.mark.parametrize("strikes", [True, False])
-def test_other_exceptions_pass_through(run: Run, strikes: bool) -> None:
+def test_other_exceptions_pass_through(run: Runner, strikes: bool) -> None:
     async def main() -> None:
         with pytest.raises(KeyError):
             async with timeout(0.005) as limit:
@@ -521,7 +522,7 @@ def test_other_exceptions_pass_through(run: Run, strikes: bool) -> None:
     run(main)
 
 
-def test_a_subclass_of_the_cancelled_error_counts_as_one(run: Run) -> None:
+def test_a_subclass_of_the_cancelled_error_counts_as_one(run: Runner) -> None:
     class Cancelled(asyncio.CancelledError):
         pass
 
@@ -539,7 +540,7 @@ def test_a_subclass_of_the_cancelled_error_counts_as_one(run: Run) -> None:
 # Moving the deadline
 
 
-def test_a_deadline_can_be_moved_either_way_put_off_for_ever_and_set_again(run: Run) -> None:
+def test_a_deadline_can_be_moved_either_way_put_off_for_ever_and_set_again(run: Runner) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with timeout(0.002) as limit:
@@ -562,7 +563,7 @@ def test_a_deadline_can_be_moved_either_way_put_off_for_ever_and_set_again(run: 
 
 
 @pytest.mark.parametrize("ahead", [None, 30.0, 0.0, 0.001])
-def test_a_deadline_moved_to_the_past_strikes_in_the_next_turn(run: Run, ahead: float | None) -> None:
+def test_a_deadline_moved_to_the_past_strikes_in_the_next_turn(run: Runner, ahead: float | None) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         with pytest.raises(TimeoutError):
@@ -580,7 +581,7 @@ def test_a_deadline_moved_to_the_past_strikes_in_the_next_turn(run: Run, ahead: 
     run(main)
 
 
-def test_to_postpone_does_not_touch_the_loop(run: Run) -> None:
+def test_to_postpone_does_not_touch_the_loop(run: Runner) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with timeout(30) as limit:
@@ -594,7 +595,7 @@ def test_to_postpone_does_not_touch_the_loop(run: Run) -> None:
     run(main)
 
 
-def test_only_a_timeout_that_is_active_can_be_moved_or_left_and_it_serves_once(run: Run) -> None:
+def test_only_a_timeout_that_is_active_can_be_moved_or_left_and_it_serves_once(run: Runner) -> None:
     async def main() -> None:
         limit = timeout(30)
         with pytest.raises(RuntimeError, match="Timeout has not been entered"):
@@ -615,7 +616,7 @@ def test_only_a_timeout_that_is_active_can_be_moved_or_left_and_it_serves_once(r
     run(main)
 
 
-def test_its_repr_has_asyncios_words(virtual: Run) -> None:
+def test_its_repr_has_asyncios_words(virtual: Runner) -> None:
     async def words(module: Any) -> list[str]:
         said = []
         for delay in (1.23456, None, 0):
@@ -641,7 +642,7 @@ def test_its_repr_has_asyncios_words(virtual: Run) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 30, math.inf])
-def test_wait_for_gives_the_result_or_raises_the_exception(run: Run, limit: float | None) -> None:
+def test_wait_for_gives_the_result_or_raises_the_exception(run: Runner, limit: float | None) -> None:
     async def give(value: object) -> object:
         await asyncio.sleep(0)
         return value
@@ -664,7 +665,7 @@ def test_wait_for_gives_the_result_or_raises_the_exception(run: Run, limit: floa
     run(main)
 
 
-def test_wait_for_cancels_what_takes_too_long_and_waits_until_it_has_ended(run: Run) -> None:
+def test_wait_for_cancels_what_takes_too_long_and_waits_until_it_has_ended(run: Runner) -> None:
     async def main() -> None:
         ended = False
 
@@ -687,7 +688,7 @@ def test_wait_for_cancels_what_takes_too_long_and_waits_until_it_has_ended(run: 
 
 
 @pytest.mark.parametrize("limit", [0, -1, -math.inf])
-def test_wait_for_without_time_takes_what_is_done_and_cancels_what_is_not(run: Run, limit: float) -> None:
+def test_wait_for_without_time_takes_what_is_done_and_cancels_what_is_not(run: Runner, limit: float) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         done, pending = loop.create_future(), loop.create_future()
@@ -718,7 +719,7 @@ def test_wait_for_without_time_takes_what_is_done_and_cancels_what_is_not(run: R
     run(main)
 
 
-def test_wait_for_without_time_does_not_start_a_coroutine(virtual: Run) -> None:
+def test_wait_for_without_time_does_not_start_a_coroutine(virtual: Runner) -> None:
     async def main() -> None:
         async def never() -> None:
             pytest.fail("it was started")
@@ -729,7 +730,7 @@ def test_wait_for_without_time_does_not_start_a_coroutine(virtual: Run) -> None:
     virtual(main)
 
 
-def test_a_result_counts_although_it_comes_after_the_cancellation(run: Run) -> None:
+def test_a_result_counts_although_it_comes_after_the_cancellation(run: Runner) -> None:
     async def main() -> None:
         async def stubborn() -> str:
             try:
@@ -748,7 +749,7 @@ def test_a_result_counts_although_it_comes_after_the_cancellation(run: Run) -> N
     run(main)
 
 
-def test_cancelling_wait_for_cancels_what_it_waits_for_but_not_behind_a_shield(run: Run) -> None:
+def test_cancelling_wait_for_cancels_what_it_waits_for_but_not_behind_a_shield(run: Runner) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         inner, shielded = loop.create_future(), loop.create_future()
@@ -766,7 +767,7 @@ def test_cancelling_wait_for_cancels_what_it_waits_for_but_not_behind_a_shield(r
     run(main)
 
 
-def test_a_wait_that_is_cancelled_when_its_future_is_done_does_not_swallow_the_cancellation(run: Run) -> None:
+def test_a_wait_that_is_cancelled_when_its_future_is_done_does_not_swallow_the_cancellation(run: Runner) -> None:
     async def main() -> None:
         future = asyncio.get_running_loop().create_future()
         reached_end = False
@@ -787,7 +788,7 @@ def test_a_wait_that_is_cancelled_when_its_future_is_done_does_not_swallow_the_c
     run(main)
 
 
-def test_wait_for_awaits_in_the_task_and_the_context_of_the_caller(run: Run) -> None:
+def test_wait_for_awaits_in_the_task_and_the_context_of_the_caller(run: Runner) -> None:
     variable: ContextVar[str] = ContextVar("variable")
 
     async def look() -> asyncio.Task[Any] | None:
@@ -804,7 +805,7 @@ def test_wait_for_awaits_in_the_task_and_the_context_of_the_caller(run: Run) -> 
 # Outside
 
 
-def test_outside_a_loop_or_a_task_it_says_so(run: Run) -> None:
+def test_outside_a_loop_or_a_task_it_says_so(run: Runner) -> None:
     with pytest.raises(RuntimeError, match="no running event loop"):
         timeout(30)
     limit = timeout_at(30)
@@ -827,7 +828,7 @@ def test_outside_a_loop_or_a_task_it_says_so(run: Run) -> None:
     run(main)
 
 
-def test_moving_the_timeout_of_another_loop_is_refused_and_changes_nothing(run: Run) -> None:
+def test_moving_the_timeout_of_another_loop_is_refused_and_changes_nothing(run: Runner) -> None:
     refused: list[BaseException] = []
 
     def elsewhere(limit: Timeout) -> None:
@@ -853,7 +854,7 @@ def test_moving_the_timeout_of_another_loop_is_refused_and_changes_nothing(run: 
     assert len(refused) == 4
 
 
-def test_a_coroutine_that_is_closed_when_its_loop_is_gone_makes_no_noise(run: Run) -> None:
+def test_a_coroutine_that_is_closed_when_its_loop_is_gone_makes_no_noise(run: Runner) -> None:
     for delay in (30, 0, None):
 
         async def body(delay: float | None = delay) -> None:
@@ -879,7 +880,7 @@ def test_a_coroutine_that_is_closed_when_its_loop_is_gone_makes_no_noise(run: Ru
 # What it asks of the loop
 
 
-def test_a_thousand_timeouts_of_one_time_are_one_timer_and_none_when_they_are_done(run: Run) -> None:
+def test_a_thousand_timeouts_of_one_time_are_one_timer_and_none_when_they_are_done(run: Runner) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         spy = Spy(loop)
@@ -902,7 +903,7 @@ def test_a_thousand_timeouts_of_one_time_are_one_timer_and_none_when_they_are_do
     run(main)
 
 
-def test_as_many_timers_as_buckets(run: Run) -> None:
+def test_as_many_timers_as_buckets(run: Runner) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         spy = Spy(loop)
@@ -926,7 +927,7 @@ def test_as_many_timers_as_buckets(run: Run) -> None:
 
 
 @pytest.mark.parametrize("enough", [1, 100, 10 * BUSY])
-def test_one_timeout_after_another_touches_the_loop_rarely_and_leaves_nothing_on_it(run: Run, enough: int) -> None:
+def test_one_timeout_after_another_touches_the_loop_rarely_and_leaves_nothing_on_it(run: Runner, enough: int) -> None:
     async def main() -> None:
         spy = Spy(asyncio.get_running_loop())
         await asyncio.sleep(0)
@@ -945,7 +946,7 @@ def test_one_timeout_after_another_touches_the_loop_rarely_and_leaves_nothing_on
     run(main)
 
 
-def test_a_wheel_that_was_busy_is_looked_at_once_per_tick_until_it_was_quiet_for_a_while(virtual: Run) -> None:
+def test_a_wheel_that_was_busy_is_looked_at_once_per_tick_until_it_was_quiet_for_a_while(virtual: Runner) -> None:
     async def main() -> None:
         spy = Spy(asyncio.get_running_loop())
         for _ in range(BUSY + 10):
@@ -964,7 +965,7 @@ def test_a_wheel_that_was_busy_is_looked_at_once_per_tick_until_it_was_quiet_for
     virtual(main)
 
 
-def test_nothing_is_left_when_timeouts_have_struck(run: Run) -> None:
+def test_nothing_is_left_when_timeouts_have_struck(run: Runner) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         spy = Spy(loop)
@@ -985,7 +986,7 @@ def test_nothing_is_left_when_timeouts_have_struck(run: Run) -> None:
     run(main)
 
 
-def test_a_timeout_that_was_left_is_held_by_nothing(run: Run) -> None:
+def test_a_timeout_that_was_left_is_held_by_nothing(run: Runner) -> None:
     async def main() -> None:
         gc.disable()
         try:
@@ -1003,7 +1004,7 @@ def test_a_timeout_that_was_left_is_held_by_nothing(run: Run) -> None:
 
 
 @pytest.mark.parametrize("often", [1, 2 * BUSY])
-def test_a_bucket_keeps_nobodys_context(run: Run, often: int) -> None:
+def test_a_bucket_keeps_nobodys_context(run: Runner, often: int) -> None:
     class Secret:
         pass
 
@@ -1130,7 +1131,7 @@ def test_many_loops_in_threads_do_not_meet() -> None:
 # With others
 
 
-def test_a_task_group_inside_is_cancelled_as_a_whole(run: Run) -> None:
+def test_a_task_group_inside_is_cancelled_as_a_whole(run: Runner) -> None:
     async def main() -> None:
         ended: list[int] = []
 
@@ -1155,7 +1156,7 @@ def test_a_task_group_inside_is_cancelled_as_a_whole(run: Run) -> None:
     run(main)
 
 
-def test_anyios_scopes_around_and_inside_know_their_own_cancellations(run: Run) -> None:
+def test_anyios_scopes_around_and_inside_know_their_own_cancellations(run: Runner) -> None:
     async def main() -> None:
         with anyio.move_on_after(0.003) as scope:
             async with timeout(30) as limit:
@@ -1176,7 +1177,7 @@ def test_anyios_scopes_around_and_inside_know_their_own_cancellations(run: Run) 
     run(main)
 
 
-def test_where_anyio_cancels_again_and_again_it_goes_as_with_asyncios_timeout(run: Run) -> None:
+def test_where_anyio_cancels_again_and_again_it_goes_as_with_asyncios_timeout(run: Runner) -> None:
     async def scene(timeout: Callable[[float], Any], first: str, swallow: bool) -> list[object]:
         task = asyncio.current_task()
         assert task is not None
@@ -1207,7 +1208,7 @@ def test_where_anyio_cancels_again_and_again_it_goes_as_with_asyncios_timeout(ru
     run(main)
 
 
-def test_a_task_that_starts_at_once_may_enter_a_timeout_before_it_first_gives_way(run: Run) -> None:
+def test_a_task_that_starts_at_once_may_enter_a_timeout_before_it_first_gives_way(run: Runner) -> None:
     async def main() -> None:
         async def at_once(delay: float) -> str:
             async with timeout(delay):

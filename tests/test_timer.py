@@ -111,7 +111,7 @@ def nothing() -> None:
     [((0.0, 0.0), 0.0), ((-0.0009, 0.0), 0.001), ((-0.0009, -0.0009), 0.001), ((0.0, 0.3), 0.3)],
     ids=["on time", "often early", "always early", "late"],
 )
-def test_a_timer_never_fires_before_its_time_and_late_by_at_most_a_tick_and_what_the_loop_was(
+def test_a_timer_never_fires_early_and_is_late_by_at_most_a_tick_and_what_the_loop_was(
     start: float, tick: float, shifts: tuple[float, float], late: float
 ) -> None:
     async def main(spy: Any) -> None:
@@ -305,9 +305,7 @@ def test_a_callback_that_is_never_due_is_not_asked_of_the_loop(spy_run: Any, whe
 
 
 @pytest.mark.parametrize("wheel_size", [2, 20, 512])
-def test_when_the_last_callback_was_cancelled_the_loop_has_nothing_left_by_the_end_of_the_turn(
-    spy_run: Any, wheel_size: int
-) -> None:
+def test_when_the_last_callback_was_cancelled_the_turn_leaves_nothing_in_the_loop(spy_run: Any, wheel_size: int) -> None:
     async def main(spy: Any) -> None:
         timer = WheelTimer(wheel_size=wheel_size)
         timer.call_later(math.inf, nothing)
@@ -597,7 +595,7 @@ def test_postponing_does_not_touch_the_loop(spy_run: Any) -> None:
     spy_run(main)
 
 
-def test_a_postponed_callback_is_looked_at_once_for_each_time_that_passes_and_comes_at_its_last() -> None:
+def test_a_postponed_callback_is_looked_at_once_for_each_time_and_comes_at_the_last() -> None:
     async def main(spy: Any) -> None:
         timer, seen = WheelTimer(tick=0.01), list[float]()
         task = timer.call_at(1.0, lambda: seen.append(spy.time()))
@@ -645,7 +643,7 @@ def test_a_callback_moved_into_the_past_comes_in_the_next_turn(run: Any, when: f
     run(main)
 
 
-def test_a_callback_postponed_for_ever_leaves_nothing_in_the_loop_once_its_old_time_has_passed() -> None:
+def test_a_callback_postponed_for_ever_leaves_nothing_in_the_loop_after_its_old_time() -> None:
     async def main(spy: Any) -> None:
         timer = WheelTimer()
         task = timer.call_later(5, nothing)

@@ -7,7 +7,7 @@ from contextvars import ContextVar, copy_context
 from math import inf, nextafter
 
 import pytest
-from conftest import Probe, outcome, turns
+from helpers import Probe, outcome, turns
 
 from purgatory import OperationReused, OperationState, Purgatory
 from purgatory._timer import LONGEST_WAIT

@@ -3,7 +3,7 @@
 from sys import getsizeof
 
 import pytest
-from conftest import Probe
+from helpers import Probe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -168,7 +168,7 @@ def test_a_bucket_is_announced_once_whatever_joins_it_and_taken_back_when_it_is_
 
 
 @in_portions
-def test_entries_of_one_tick_fire_in_the_order_in_which_they_came_whatever_level_they_came_to(portion: int) -> None:
+def test_entries_of_one_tick_fire_in_the_order_in_which_they_came_on_any_level(portion: int) -> None:
     wheel = WatchedWheel(wheel_size=10)
     names = itertools.count()
     for now in (0, 50, 79, 79.5, 80, 80.5, 84, 87, 88):

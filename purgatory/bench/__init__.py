@@ -1,8 +1,13 @@
 """The benchmark: ``python -m purgatory.bench``.
 
-``micro`` measures one operation at a time against what the event loop offers for the same work; ``load``, ``burst`` and
-``memory`` compare whole purgatories (`designs`) under load, in a burst and in size; ``all`` is all of them. They print with
-rich and draw with matplotlib, which come with the extra ``bench``.
+``micro`` measures one operation at a time, against what the event loop offers for the same work. ``http`` measures long polls
+on a real server, against the handler that people write today. These two tell a user what to expect; both measure `_cases`,
+which `_runner` runs and `_report` prints.
+
+The programs in `rivals` are for those who design timing wheels: ``load``, ``burst`` and ``memory`` compare whole purgatories,
+ours and six others, under load, in a burst and in size. ``all`` runs everything.
+
+The programs print with rich and draw with matplotlib, which come with the extra ``bench``.
 """
 
 try:

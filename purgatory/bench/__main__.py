@@ -1,35 +1,28 @@
 """The command line of the benchmark: ``python -m purgatory.bench PROGRAM``."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 
-from purgatory.bench import burst, everything, http, load, memory, micro
-from purgatory.bench._program import Program
+from purgatory._programs import Program, run_program
+from purgatory.bench import everything
+from purgatory.bench.http import _command as http
+from purgatory.bench.micro import _command as micro
+from purgatory.bench.rivals import burst, load, memory
 
 PROGRAMS: tuple[Program, ...] = (
     micro.PROGRAM,
+    http.PROGRAM,
     load.PROGRAM,
     burst.PROGRAM,
     memory.PROGRAM,
-    http.PROGRAM,
     everything.PROGRAM,
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program that the arguments name, and return its exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m purgatory.bench",
-        description="Measures the purgatory. The exit status says whether it was measured, not how it fared.",
-    )
-    programs = parser.add_subparsers(title="programs", metavar="PROGRAM", required=True)
-    for program in PROGRAMS:
-        subparser = programs.add_parser(program.name, help=program.summary, description=program.summary)
-        program.add_arguments(subparser)
-        subparser.set_defaults(run=program.run)
-    options = parser.parse_args(arguments)
-    return int(options.run(options))
+    """Runs the program that the arguments name, and returns its exit status."""
+    description = "Measures the purgatory. The exit status says whether it was measured, not how it fared."
+    return run_program("python -m purgatory.bench", description, PROGRAMS, arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a row of the benchmark is: a `Case` says what is measured and what must be reached, an `Outcome` what was found."""
+"""What a row of the benchmark is: a `Case` says what is measured and which target it has, a `Judged` what was found."""
 
 import asyncio
 import random
@@ -9,20 +9,21 @@ from typing import Any, Literal
 from purgatory.bench._measure import Measured
 
 LoopName = Literal["asyncio", "uvloop"]
-Unit = Literal["×", "µs", "ms", "bytes"]
+Unit = Literal["×", "µs", "ms", "s", "bytes"]
 Verdict = Literal["met", "missed", "no target", "not measured"]
 
 QUICK_DIVISOR = 100
+"""A quick run does a hundredth of everything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a case is told: its loop, its randomness and how much to do.
+    """What a case gets to know: its loop, its randomness and how much to do.
 
     Attributes:
-        random: seeded afresh for each row, so that a row alone does what it does among the others.
-        quick: whether to do a hundredth of everything; shows that the benchmark runs, and proves nothing.
-        track: like `range`, and moves the progress bar.
+        random: seeded anew for each row, so that a row does the same alone as among the others.
+        quick: whether to do only a hundredth of everything, which shows that the benchmark runs, and proves nothing.
+        track: like `range`, but it also moves the progress bar.
     """
 
     loop_name: LoopName
@@ -41,15 +42,16 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row: to add one, write a function that measures, and list it with its target.
+    """One row. To add one, write a function that measures, and list it with its target.
 
     Attributes:
         name: for `--only`.
         work: the sentence in the table.
-        against: what ours is compared with; empty where the target is a bound of its own.
-        at_most: the target on each loop; on a loop that is not named the row is for information.
-        unit: of the target and of the figure: a ratio (×), or what is measured.
-        measure: does it, on the running loop.
+        against: what ours is compared with; empty if ours is measured alone.
+        at_most: the target on each loop. On a loop that is not named the row is for information.
+        unit: of the figure and of its target: a ratio (×), or what is measured.
+        measure: does the work, on the running loop.
+        compared_in: if the figure is a ratio, the unit of both sides.
     """
 
     name: str
@@ -58,16 +60,17 @@ class Case:
     at_most: Mapping[LoopName, float]
     unit: Unit
     measure: Callable[[Setting], Coroutine[Any, Any, Measured]]
+    compared_in: Unit = "µs"
 
     @property
     def cost_unit(self) -> str:
-        """The unit of the contenders' own figures."""
-        return "µs" if self.unit == "×" else self.unit
+        """The unit of the figures of both sides."""
+        return self.compared_in if self.unit == "×" else self.unit
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a case found on a loop, or why it found nothing."""
+class Judged:
+    """What was measured for a case on a loop, or the reason why nothing was, and whether the target was met."""
 
     case: Case
     loop_name: LoopName
@@ -80,7 +83,7 @@ class Outcome:
 
     @property
     def verdict(self) -> Verdict:
-        """Judged by the median, without the turns that clean up."""
+        """By the median of the figure, without the turns of the loop that clean up."""
         if self.measured is None:
             return "not measured"
         if self.target is None:
@@ -89,7 +92,7 @@ class Outcome:
 
 
 def loop_factory(name: LoopName) -> Callable[[], asyncio.AbstractEventLoop]:
-    """What makes a loop of that name.
+    """The function that makes a loop of this name.
 
     Raises:
         ImportError: uvloop is not installed.
@@ -99,3 +102,8 @@ def loop_factory(name: LoopName) -> Callable[[], asyncio.AbstractEventLoop]:
 
         return uvloop.new_event_loop
     return asyncio.new_event_loop
+
+
+def on_both(limit: float) -> dict[LoopName, float]:
+    """The same target on both loops."""
+    return {"asyncio": limit, "uvloop": limit}

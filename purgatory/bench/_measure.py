@@ -1,15 +1,15 @@
 """How the benchmark measures: contenders take turns, batch by batch, in one process and on one loop.
 
-One round is a batch of ours, then a batch of theirs (A B A B ...), so whatever else the machine does meets both alike.
-Each round gives a ratio; the figure of a row is the median of these paired ratios, shown with their quartiles.
+One round is a batch of ours, then a batch of theirs (A B A B ...). So whatever else the machine does affects both in the same
+way. Each round gives a ratio. The figure of a row is the median of these paired ratios, shown with their quartiles.
 
-- A batch is about 1,000 operations. A loop frees what was cancelled in its next turn only, so a longer batch would measure
-  a heap of rubbish that no server piles up within one turn; a shorter one would measure the clock, which costs about 1 us.
-- The clock is `time.process_time`: CPU time of this process. There is nothing to wait for in a batch, and time that the
-  machine gives to other programs in the middle of one is no cost of the contender's.
-- After each batch the loop gets two turns. What a contender puts off until then (the wheel disarms emptied buckets, uvloop
-  closes cancelled handles) never falls into the other's batch, and it is not forgotten: each batch is read twice, without
-  these turns (`bare`) and with them (`settled`).
+- A batch is about 1,000 operations. A loop frees what was cancelled only in its next turn. So a longer batch would measure a
+  heap of rubbish that no server piles up within one turn, and a shorter one would measure the clock, which costs about 1 µs.
+- The clock is `time.process_time`: CPU time of this process. A batch never waits, and the time that the machine gives to other
+  programs meanwhile is not the contender's cost.
+- After each batch the loop gets two turns. A contender may put work off until then: the wheel disarms buckets that have become
+  empty, uvloop closes cancelled handles. This work must not count for the other contender, but it must count. So the clock is
+  read twice after each batch: before these turns (`bare`) and after them (`settled`).
 - The garbage collector stays on, as in a server.
 """
 
@@ -30,14 +30,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 Batch = Callable[[], Awaitable[None]]
-"""What is timed: `BATCH` operations."""
+"""`BATCH` operations, which are timed."""
 
 Contender = Iterator[Batch]
-"""One side of a comparison. What it does to come up with its next batch is not timed."""
+"""One side of a comparison. What it does to prepare its next batch is not timed."""
 
 
 class Unmeasurable(Exception):
-    """The row has no figure on this machine, now; the message says why."""
+    """The row cannot be measured on this machine now. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Costs, and the `figure` made of them: their ratio, or just `ours` where there is nothing to compare with."""
+    """The costs of both sides, and the `figure`: their ratio, or just `ours` if there is nothing to compare with."""
 
     ours: Spread
     theirs: Spread | None
@@ -77,17 +77,17 @@ class Contest:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a row found: `bare` is judged; `settled` is the same with the loop turns that clean up after each batch."""
+    """The figures of a row. `bare` is judged; `settled` includes the turns of the loop that clean up after each batch."""
 
     bare: Contest
     settled: Contest | None = None
 
 
 async def compare(ours: Contender, theirs: Contender, rounds: Iterable[int]) -> Measured:
-    """Time `ours` and `theirs` in turns, one batch each per round.
+    """Times `ours` and `theirs` in turns, a batch of each in every round.
 
     Returns:
-        Costs in microseconds per operation, and the ratio of ours to theirs.
+        The costs in microseconds per operation, and the ratio of ours to theirs.
     """
     gc.collect()
     for _ in range(WARM_UP_ROUNDS):
@@ -103,7 +103,7 @@ async def compare(ours: Contender, theirs: Contender, rounds: Iterable[int]) -> 
 
 
 async def _time(contender: Contender) -> tuple[float, float]:
-    """Microseconds per operation of the contender's next batch: bare, and settled."""
+    """The cost of the next batch, in microseconds per operation: bare, and settled."""
     batch = next(contender)
     start = time.process_time()
     await batch()
@@ -117,8 +117,8 @@ async def _time(contender: Contender) -> tuple[float, float]:
 def own_copy(function: Callable[P, T]) -> Callable[P, T]:
     """A copy of `function` with byte code of its own.
 
-    Both contenders run the same lines, but CPython adapts byte code to the types that it meets: lines that met two kinds of
-    timer in turns would be fitted to neither, as no real program's are.
+    Both contenders run the same lines of Python. But CPython adapts byte code to the types that it meets: lines that meet two
+    kinds of timer in turns would be adapted to neither, which does not happen in a real program.
     """
     assert isinstance(function, FunctionType)
     code = function.__code__.replace()
@@ -127,12 +127,12 @@ def own_copy(function: Callable[P, T]) -> Callable[P, T]:
 
 
 class LoopProbe:
-    """Measures for how long the loop holds everybody else up.
+    """Measures how long callbacks have to wait while the loop is busy.
 
-    A callback that schedules itself again with `call_soon` runs once per loop turn; the longest gap between two of its runs is
-    the longest that any other callback could have been kept waiting. With the probe in it the loop never sleeps, so the gaps
-    are CPU time, too: by the wall clock a busy machine's scheduler, which takes the processor away for 4 ms and more at a
-    time, would be all that one sees.
+    A callback that schedules itself again with `call_soon` runs once in each turn of the loop. The longest gap between two of
+    its runs is the longest time that any other callback could have had to wait. With the probe the loop never sleeps, so the
+    gaps can be measured in CPU time. By the wall clock one would only see the scheduler of a busy machine, which takes the
+    processor away for 4 ms and more at a time.
     """
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class LoopProbe:
 
     def __exit__(self, *_: object) -> None:
         self._running = False
-        self._read()  # the gap that is still open
+        self._read()  # the last gap, which is still open
 
     def _run(self) -> None:
         if self._running:

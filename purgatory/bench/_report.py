@@ -1,4 +1,4 @@
-"""What the benchmark tells: where it was run, how far it is, a table at the end, and JSON."""
+"""What the benchmark shows: where it runs, how far it is, tables at the end, and JSON."""
 
 import dataclasses
 import importlib.metadata
@@ -16,14 +16,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from purgatory.bench._cases import Case, Outcome, Verdict
+from purgatory.bench._cases import Case, Judged, Verdict
 
 SECONDS_BETWEEN_REFRESHES = 0.2
 VERDICT_STYLES: dict[Verdict, str] = {"met": "green", "missed": "bold red", "no target": "dim", "not measured": "yellow"}
 
 
 def environment() -> dict[str, str | int | None]:
-    """Where the figures come from."""
+    """The machine and the versions that the figures belong to."""
     return {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "uvloop": _version("uvloop"),
@@ -48,7 +48,7 @@ def _processor() -> str:
 
 
 def wide_console() -> Console:
-    """A console for tables with many columns, which does not cut them off where the output goes to a file."""
+    """A console for wide tables. If the output goes to a file, they are not cut off."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, 120)
@@ -56,9 +56,9 @@ def wide_console() -> Console:
 
 
 class RowProgress:
-    """A progress bar for one row at a time, drawn only when a row asks for its next round.
+    """A progress bar for one row at a time. It is drawn only when a row asks for its next round.
 
-    rich would redraw from a thread of its own; its work would land in what is being measured.
+    rich would draw it from a thread of its own, whose work would count in what is measured.
     """
 
     def __init__(self, console: Console) -> None:
@@ -84,7 +84,7 @@ class RowProgress:
         self._progress.refresh()
 
     def track(self, rounds: int) -> Iterator[int]:
-        """Yield 0 … `rounds` - 1."""
+        """Yields 0 … `rounds` - 1, and moves the bar."""
         for number in range(rounds):
             self._progress.update(self._row, total=rounds, completed=number)
             if time.monotonic() >= self._refreshed_at + SECONDS_BETWEEN_REFRESHES:
@@ -94,14 +94,14 @@ class RowProgress:
 
 
 def write_report(console: Console, file: Path | None, report: dict[str, Any]) -> None:
-    """Writes the JSON, if it was asked for, and says so."""
+    """Writes the JSON file, if one was asked for, and says so."""
     if file is not None:
         file.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
         console.print(f"written to {file}")
 
 
-def figures_table(outcomes: Sequence[Outcome], title: str, caption: str) -> Table:
-    """One line for each outcome: medians, and the quartiles of the figure that is judged."""
+def figures_table(rows: Sequence[Judged], title: str, caption: str) -> Table:
+    """A line for each case and loop: medians, the quartiles of the figure, and the verdict."""
     table = Table(
         title=title,
         caption=caption,
@@ -115,14 +115,14 @@ def figures_table(outcomes: Sequence[Outcome], title: str, caption: str) -> Tabl
     for heading in ("ours", "theirs", "figure", "quartiles", "settled", "at most"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("verdict")
-    for outcome in outcomes:
-        target = "" if outcome.target is None else f"{outcome.target:g}"
-        table.add_row(outcome.case.name, outcome.loop_name, *_figures(outcome), target, _styled(outcome.verdict))
+    for row in rows:
+        target = "" if row.target is None else f"{row.target:g}"
+        table.add_row(row.case.name, row.loop_name, *_figures(row), target, _styled(row.verdict))
     return table
 
 
 def legend_table(cases: Iterable[Case]) -> Table:
-    """What the rows of `figures_table` do."""
+    """What the rows of `figures_table` mean."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("row", "ours", "theirs"):
         table.add_column(heading)
@@ -131,23 +131,23 @@ def legend_table(cases: Iterable[Case]) -> Table:
     return table
 
 
-def outcome_line(outcome: Outcome, seconds: float) -> str:
+def row_line(row: Judged, seconds: float) -> str:
     """What is printed as soon as a row is done."""
-    figure = _figures(outcome)[2]
-    label = f"{outcome.case.name} on {outcome.loop_name}"
-    reason = f": {outcome.reason}" if outcome.reason else ""
-    return f"{label:<24}{figure:>12}   {_styled(outcome.verdict)}{reason}   [dim]{seconds:.1f} s[/]"
+    figure = _figures(row)[2]
+    label = f"{row.case.name} on {row.loop_name}"
+    reason = f": {row.reason}" if row.reason else ""
+    return f"{label:<24}{figure:>12}   {_styled(row.verdict)}{reason}   [dim]{seconds:.1f} s[/]"
 
 
 def _styled(verdict: Verdict) -> str:
     return f"[{VERDICT_STYLES[verdict]}]{verdict}[/]"
 
 
-def _figures(outcome: Outcome) -> tuple[str, str, str, str, str]:
-    """Ours, the other, the figure, its quartiles, and the figure with the loop turns that clean up."""
-    if outcome.measured is None:
+def _figures(row: Judged) -> tuple[str, str, str, str, str]:
+    """Ours, theirs, the figure, its quartiles, and the figure with the turns of the loop that clean up."""
+    if row.measured is None:
         return "", "", "", "", ""
-    case, bare, settled = outcome.case, outcome.measured.bare, outcome.measured.settled
+    case, bare, settled = row.case, row.measured.bare, row.measured.settled
     return (
         _number(bare.ours.median, case.cost_unit) if bare.theirs else "",
         _number(bare.theirs.median, case.cost_unit) if bare.theirs else "",
@@ -162,19 +162,19 @@ def _number(value: float, unit: str = "") -> str:
     return f"{value:.{digits}f} {unit}".rstrip()
 
 
-def as_json(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as plain data; spreads are ``{"median", "low", "high"}``, low and high being the quartiles."""
-    case, measured = outcome.case, outcome.measured
+def as_json(row: Judged) -> dict[str, Any]:
+    """A row as plain data. A spread is ``{"median", "low", "high"}``, where low and high are the quartiles."""
+    case, measured = row.case, row.measured
     return {
         "name": case.name,
         "work": case.work,
         "against": case.against or None,
-        "loop": outcome.loop_name,
+        "loop": row.loop_name,
         "unit": case.unit,
         "cost_unit": case.cost_unit,
         "bare": measured and dataclasses.asdict(measured.bare),
         "settled": measured and measured.settled and dataclasses.asdict(measured.settled),
-        "target": outcome.target,
-        "verdict": outcome.verdict,
-        "reason": outcome.reason or None,
+        "target": row.target,
+        "verdict": row.verdict,
+        "reason": row.reason or None,
     }

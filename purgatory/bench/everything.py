@@ -1,14 +1,17 @@
-"""``python -m purgatory.bench all``: every program after the other, each with its defaults."""
+"""``python -m purgatory.bench all``: all programs, one after the other, each with its defaults."""
 
 import argparse
 import json
 import tempfile
 from pathlib import Path
 
-from purgatory.bench import burst, load, memory, micro
-from purgatory.bench._program import Program, add_common_options, add_plot_option, choose_loop
+from purgatory._programs import Program
+from purgatory.bench._options import add_common_options, add_plot_option, choose_loop
+from purgatory.bench.http import _command as http
+from purgatory.bench.micro import _command as micro
+from purgatory.bench.rivals import burst, load, memory
 
-PROGRAMS = (micro.PROGRAM, load.PROGRAM, burst.PROGRAM, memory.PROGRAM)
+PROGRAMS = (micro.PROGRAM, http.PROGRAM, load.PROGRAM, burst.PROGRAM, memory.PROGRAM)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the programs, and writes their figures into one file, by name."""
+    """Runs the programs, and writes their figures into one file, by the name of the program."""
     reports = {}
     status = 0
     with tempfile.TemporaryDirectory() as directory:
@@ -36,4 +39,4 @@ def run(options: argparse.Namespace) -> int:
     return status
 
 
-PROGRAM = Program("all", "micro, load, burst and memory, one after the other: it takes hours.", add_arguments, run)
+PROGRAM = Program("all", "All of these, one after the other: it takes hours.", add_arguments, run)

@@ -1,6 +1,6 @@
-"""Which files of a journal can be read: looked at by the executors, as only they may be able to see them.
+"""Which files of a journal can be read. Spark's executors look at them, because perhaps only they can see the files.
 
-This module is sent to the executors as it is, so it imports nothing of ours.
+This module is sent to the executors as it is, so it imports nothing else of this package.
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,15 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 
 FOOTERS = "path string, rows long, reason string"
-"""What `footers` gives for each path: `reason` is null if the file can be read."""
+"""The columns of what `footers` returns. `reason` says why a file cannot be read, and is null if it can."""
 
 
 def footers(batches: Iterator[pa.RecordBatch], wanted: dict[str, str]) -> Iterator[pa.RecordBatch]:
-    """Reads the footer of each file of the column ``path``; `wanted` are the columns it must have, with their types."""
+    """Reads the footer of each file of the column ``path``.
+
+    Args:
+        wanted: the columns that a file must have, and their types.
+    """
     for batch in batches:
         rows = [_footer(path, wanted) for path in batch.column("path").to_pylist()]
         yield pa.RecordBatch.from_pylist(rows, pa.schema({"path": pa.string(), "rows": pa.int64(), "reason": pa.string()}))
@@ -47,7 +51,7 @@ def _opened(path: str) -> Any:
 
 
 def type_name(type_: pa.DataType) -> str:
-    """The name of a type, the same for its variants that make no difference in a file."""
+    """The name of a type. Variants that are the same in a file have the same name."""
     if pa.types.is_dictionary(type_):
         type_ = type_.value_type
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):

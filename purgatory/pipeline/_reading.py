@@ -1,8 +1,8 @@
-"""From the files of journals to rows that can be trusted, and an account of all the others.
+"""Reads journals: gives the rows that can be trusted, and accounts for all the others.
 
-    files -> readable ones -> rows read = rejected, each with a reason + duplicates + accepted
+    files -> readable files -> rows read = rejected, each with a reason + duplicates + accepted
 
-Nothing is skipped in silence: what is not among the accepted rows is counted in the reconciliation.
+Nothing is skipped in silence: a row that is not accepted is counted in the account.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,12 +31,12 @@ SOURCE: Final = "file"
 
 
 class NoJournal(Exception):
-    """There is nothing to read where a journal should be."""
+    """There is no journal where one should be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """One line of the reconciliation."""
+    """One line of the account: how many rows or files of a folder there were, of what, and why."""
 
     folder: str
     what: str
@@ -46,7 +46,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One folder of all journals."""
+    """One folder of all journals, read."""
 
     accepted: DataFrame
     rejected: DataFrame
@@ -88,11 +88,11 @@ def read(spark: SparkSession, journals: Sequence[str], folder: str) -> Source:
 
 
 def _paths(spark: SparkSession, journals: Sequence[str], folder: str) -> Iterator[str]:
-    """The names of all files, sorted."""
+    """The names of all files, sorted within each journal."""
     for journal in dict.fromkeys(journals):
         listing = spark.read.format("binaryFile").option("pathGlobFilter", "*.parquet")
         try:
-            # As a listing alone: files without a byte are in it, and nothing is read.
+            # This only lists the files: none is read, and empty ones are in the list.
             found = [unquote(file) for file in listing.load(f"{journal.rstrip('/')}/{folder}").inputFiles()]
         except PySparkException as error:
             if "PATH_NOT_FOUND" not in str(error):
@@ -104,17 +104,17 @@ def _paths(spark: SparkSession, journals: Sequence[str], folder: str) -> Iterato
 
 
 def tallies(spark: SparkSession, journals: Sequence[str]) -> DataFrame:
-    """How many operations had ended in the runs that go on, or were killed, or could not write them all.
+    """How many operations have ended in each run that goes on, was killed, or could not write all of its rows.
 
     Returns:
-        run_id, ended; one row for each such run.
+        run_id, ended: one row for each such run.
     """
     run_id = F.element_at(F.split("_metadata.file_path", "/"), -1)
     found = spark.createDataFrame([], "run_id string, ended long")
     for journal in dict.fromkeys(journals):
         try:
             lines = spark.read.text(f"{journal.rstrip('/')}/{RUNS}")
-            lines.inputFiles()  # Spark Connect looks for the path only when something is asked for
+            lines.inputFiles()  # Spark Connect looks for the path only when it is asked for something
         except PySparkException as error:
             if "PATH_NOT_FOUND" not in str(error):
                 raise
@@ -124,7 +124,7 @@ def tallies(spark: SparkSession, journals: Sequence[str]) -> DataFrame:
 
 
 def _look_at(spark: SparkSession, paths: list[str], folder: str) -> list[tuple[str, int | None, str | None]]:
-    """Of each file how many rows it says it has, and why it cannot be read, if it cannot."""
+    """For each file: its name, how many rows its footer counts, and why it cannot be read (`None` if it can)."""
     if not paths:
         return []
     wanted = {field.name: _files.type_name(field.type) for field in ARROW_FOLDERS[folder]}
@@ -137,7 +137,7 @@ def _look_at(spark: SparkSession, paths: list[str], folder: str) -> list[tuple[s
 
 
 def _rows(spark: SparkSession, paths: list[str], schema: StructType) -> DataFrame:
-    """The rows of files that have a footer; of one that is broken further inside, those before the break."""
+    """The rows of the files. A file that is damaged after its first rows gives those before the damage."""
     if not paths:
         return spark.createDataFrame([], StructType([*schema.fields, StructField(SOURCE, StringType())]))
     reader = spark.read.schema(schema).option("ignoreCorruptFiles", "true")
@@ -145,7 +145,7 @@ def _rows(spark: SparkSession, paths: list[str], schema: StructType) -> DataFram
 
 
 def _reason(folder: str) -> Column:
-    """Why a row cannot be used; null if it can."""
+    """Why a row is rejected; null if it is accepted."""
     rules = _operation_rules() if folder == "operations" else _check_rules()
     return F.coalesce(*(F.when(broken, F.lit(reason)) for reason, broken in rules))
 
@@ -174,10 +174,10 @@ def _check_rules() -> list[tuple[str, Column]]:
 
 
 def _without_duplicates(rows: DataFrame, identity: list[str]) -> tuple[DataFrame, int]:
-    """One row for each identity, and how many others there were.
+    """One row for each identity, and how many other rows there were.
 
-    Of several the fullest is kept: the one that has the most columns filled, then the greatest by its text. The usual case
-    is that there are none, so only the identities are looked through for that.
+    Of several rows we keep the one with the most columns filled; among equals, the one whose text sorts last. Mostly there
+    are no duplicates at all, so only the identities are searched for them.
     """
     repeated = rows.groupBy(*identity).count().filter("count > 1").persist(StorageLevel.DISK_ONLY)
     surplus = repeated.agg(F.coalesce(F.sum(F.col("count") - 1), F.lit(0)).alias("surplus")).collect()[0].surplus

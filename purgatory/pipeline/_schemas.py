@@ -1,7 +1,6 @@
-"""The schemas of a journal as Spark knows them; `purgatory.journal` describes what the columns mean.
+"""The columns of a journal, as Spark knows them. `purgatory.journal` says what they mean.
 
-Everything but what identifies a row may be null here: a journal from elsewhere may be broken, and it is the pipeline that
-finds out and says so.
+Every column may be null here: a journal may be broken, and it is the pipeline that has to notice this and say so.
 """
 
 from typing import Final
@@ -20,7 +19,7 @@ from pyspark.sql.types import (
 
 
 def columns(**types: DataType) -> StructType:
-    """A schema of columns that may all be null."""
+    """A schema whose columns may all be null."""
     return StructType([StructField(name, type_) for name, type_ in types.items()])
 
 
@@ -50,4 +49,4 @@ CHECKS: Final = columns(
 )
 
 FOLDERS: Final = {"operations": OPERATIONS, "checks": CHECKS}
-"""The folders of a journal's directory."""
+"""By the name of the folder in the directory of a journal."""

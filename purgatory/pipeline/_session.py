@@ -1,9 +1,10 @@
 """The Spark session that the programs run on: on this machine, on a cluster, or elsewhere through Spark Connect.
 
-Spark on this machine needs Java, which pip cannot bring. Without it Spark fails late and says little, so it is looked for
-first.
+Spark on this machine needs Java, which pip cannot bring. Without Java, Spark starts to fail late and says little, so we look
+for it first.
 """
 
+import argparse
 import os
 import re
 import shutil
@@ -27,7 +28,7 @@ SETTINGS: Final = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-"""Settings of the session, which Spark Connect takes as well."""
+"""Settings of every session, also of one through Spark Connect."""
 LOCAL_SETTINGS: Final = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -36,24 +37,35 @@ LOCAL_SETTINGS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-"""Settings of a Spark that starts and ends with the program, on this machine."""
+"""Settings of a Spark on this machine, which starts and stops with the program."""
 
 
 class SparkUnavailable(Exception):
     """Spark cannot be started here; the message says why, and what to do."""
 
 
+def add_master_option(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--master``, which says where Spark is."""
+    parser.add_argument(
+        "--master",
+        metavar="URL",
+        help="where Spark is: local[N], spark://…, or sc://… for Spark Connect "
+        "(default: what SPARK_REMOTE says, otherwise all cores of this machine)",
+    )
+
+
 @contextmanager
 def spark_session(name: str, master: str | None = None, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """A session that is stopped in the end.
+    """A session, which is stopped at the end of the block.
 
     Args:
-        name: of the application, for whoever watches the cluster.
-        master: where Spark is; ``sc://…`` for Spark Connect; by default what ``SPARK_REMOTE`` says, else ``local[*]``.
-        settings: to add to ours, or to use instead of them.
+        name: of the application, as a cluster shows it.
+        master: where Spark is: ``local[N]``, ``spark://…``, or ``sc://…`` for Spark Connect. By default what the environment
+            variable ``SPARK_REMOTE`` says, or else ``local[*]``.
+        settings: added to ours; where both have a setting, these count.
 
     Raises:
-        SparkUnavailable: there is no Java for a Spark that would have to start here.
+        SparkUnavailable: Spark would have to start here, and there is no Java that it can use.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers would otherwise be whatever is called python3
     builder = SparkSession.builder.appName(name)
@@ -80,7 +92,11 @@ def spark_session(name: str, master: str | None = None, settings: Mapping[str, s
 
 
 def check_java() -> None:
-    """Raises `SparkUnavailable` if the Java that Spark would start is missing or too old."""
+    """Looks for the Java that Spark would start.
+
+    Raises:
+        SparkUnavailable: it is missing, does not run, or is too old.
+    """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None:

@@ -1,11 +1,11 @@
-"""``python -m purgatory.pipeline synth``: a journal of any size, made on Spark, with facts in it that a report must find.
+"""``python -m purgatory.pipeline synth``: makes a journal of any size on Spark, with facts in it that a report must find.
 
-The workload is that of the purgatory benchmark that Kafka's wheel was measured with: Poisson arrivals, a log-normal time to
-completion (median 20 ms, three quarters within 60 ms), a timeout of 200 ms, three of a hundred keys for each operation. Of the
-four kinds three have timeouts that suit them. Planted are
+The workload is that of the benchmark with which Kafka's purgatory was measured: Poisson arrivals, a log-normal time to
+completion (median 20 ms, three quarters within 60 ms), a timeout of 200 ms, three of a hundred keys for each operation. Two of
+the four kinds, ``Fetch`` and ``Produce``, have longer timeouts here, which suit them. These facts are planted:
 
-- a kind whose timeout is too short: ``Join`` takes 200 ms at the median and expires after 200 ms;
-- a hot key: ``key-0`` is watched by every fourth operation besides those that draw it;
+- a timeout that is too short: ``Join`` takes 200 ms at the median, and expires after 200 ms;
+- a hot key: every fourth operation watches ``key-0``, besides those that draw it;
 - a key that nobody triggers: every operation of ``Forgotten`` watches ``forgotten`` alone, and completes at its deadline.
 
 The same arguments give the same journal: everything random is a hash of the row's number and the seed.
@@ -20,14 +20,14 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
 
-from purgatory.pipeline._program import Program, add_master_option
+from purgatory._programs import Program
 from purgatory.pipeline._schemas import CHECKS, OPERATIONS
-from purgatory.pipeline._session import spark_session
+from purgatory.pipeline._session import add_master_option, spark_session
 
 START: Final = 1_767_225_600_000_000
 """The beginning of 2026, in microseconds."""
 RATE: Final = 25_000
-"""Arrivals in a second."""
+"""Arrivals per second."""
 KEYS: Final = 100
 KINDS: Final = {
     # share, median and third quartile of the time to completion, timeout: all in microseconds
@@ -37,11 +37,11 @@ KINDS: Final = {
     "Forgotten": (0.01, 0, 0, 200_000),
 }
 THIRD_QUARTILE: Final = 0.6744897501960817
-"""Of the normal distribution."""
+"""The third quartile of the standard normal distribution."""
 
 
 def operations(spark: SparkSession, count: int, seed: int = 1) -> DataFrame:
-    """So many operations of one run."""
+    """The operations of one run."""
     ids = spark.range(count).withColumnRenamed("id", "operation_id")
     drawn = ids.select("operation_id", _arrival(seed).alias("at"), _kind(seed).alias("kind"))
     timed = drawn.withColumns({"needs": _needs(seed), "timeout": _by_kind(3)})
@@ -67,7 +67,7 @@ def operations(spark: SparkSession, count: int, seed: int = 1) -> DataFrame:
 
 
 def checks(operations: DataFrame) -> DataFrame:
-    """Of the checks that ended those operations, each of which tried two others in vain."""
+    """The checks that ended the operations. Each of them also tried two others in vain."""
     ended = operations.filter("ended_by IS NOT NULL").withColumn("second", F.date_trunc("second", "ended_at"))
     counts = ended.groupBy("run_id", "purgatory", F.col("ended_by").alias("key"), "second").agg(F.count("*").alias("checks"))
     return counts.select(
@@ -82,17 +82,17 @@ def checks(operations: DataFrame) -> DataFrame:
 
 
 def _uniform(seed: int, what: str) -> Column:
-    """A number in (0, 1) that hangs on the row, the seed and what it is for."""
+    """A number in (0, 1), which depends on the row, the seed and its purpose `what`."""
     return (F.pmod(F.xxhash64("operation_id", F.lit(f"{seed} {what}")), F.lit(1 << 52)) + 0.5) / float(1 << 52)
 
 
 def _normal(seed: int, what: str) -> Column:
-    """Of mean 0 and deviation 1, by the transform of Box and Muller."""
+    """A normal number of mean 0 and deviation 1, by the transform of Box and Muller."""
     return F.sqrt(-2 * F.log(_uniform(seed, what + " radius"))) * F.cos(2 * F.pi() * _uniform(seed, what + " angle"))
 
 
 def _arrival(seed: int) -> Column:
-    """Uniform within its place in line: as a whole Poisson-like, and each row for itself."""
+    """Uniform in a span around its place in the order. All together are nearly Poisson, yet each depends on its row alone."""
     spread = 100
     return F.lit(START) + F.floor((F.col("operation_id") + spread * _uniform(seed, "arrival")) * (1_000_000 / RATE)).cast(
         "long"
@@ -116,7 +116,7 @@ def _by_kind(place: int) -> Column:
 
 
 def _needs(seed: int) -> Column:
-    """Microseconds to completion: log-normal by median and third quartile."""
+    """Microseconds to completion: log-normal, given by the median and the third quartile."""
     chosen = F.lit(0.0)
     for kind, (_, median, quartile, _) in KINDS.items():
         if median:
@@ -126,7 +126,7 @@ def _needs(seed: int) -> Column:
 
 
 def _keys(seed: int) -> Column:
-    """Three different ones, in every fourth row with ``key-0`` for the first."""
+    """Three different keys. In every fourth row the first is ``key-0``."""
     first = F.when(F.col("operation_id") % 4 == 0, F.lit(0)).otherwise(F.floor(_uniform(seed, "key 1") * KEYS))
     second = first + 1 + F.floor(_uniform(seed, "key 2") * (KEYS // 2 - 1))
     third = first + KEYS // 2 + F.floor(_uniform(seed, "key 3") * (KEYS // 2 - 1))
@@ -141,7 +141,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the journal."""
+    """Writes the journal."""
     with spark_session("purgatory synth", options.master) as spark:
         made = operations(spark, options.operations, options.seed)
         made.write.mode("overwrite").parquet(f"{options.out}/operations")

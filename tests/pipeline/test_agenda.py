@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from purgatory.pipeline._agenda import NARROWEST, REACH, Agenda
+from purgatory.pipeline.streaming._agenda import NARROWEST, REACH, Agenda
 
 HOUR = 3600 * NARROWEST
 

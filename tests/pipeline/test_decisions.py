@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from purgatory import OperationTimeout, ThresholdPurgatory
-from purgatory.pipeline._agenda import Agenda
-from purgatory.pipeline._decisions import COMPLETED, EXPIRED, LATE, Decision, Operation, Shard, requirements_of
+from purgatory.pipeline.streaming._agenda import Agenda
+from purgatory.pipeline.streaming._decisions import COMPLETED, EXPIRED, LATE, Decision, Operation, Shard, requirements_of
 from purgatory.testing import VirtualTimeLoop
 
 SECOND = 1_000_000

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from purgatory.pipeline._findings import findings, seconds, share
-from purgatory.pipeline._page import page, table
-from purgatory.pipeline._plots import plots
-from purgatory.pipeline._summary import Line, Summary
+from purgatory.pipeline.report._findings import findings, seconds, share
+from purgatory.pipeline.report._page import page, table
+from purgatory.pipeline.report._plots import plots
+from purgatory.pipeline.report._summary import Line, Summary
 
 NOTHING = Summary(
     timeouts=[], survival=[], waits=[], pending=[], hot_keys=[], missed_keys=[], worst_minutes=[], reconciliation=[]

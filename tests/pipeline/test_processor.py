@@ -11,7 +11,7 @@ from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming import TwsTester
 
-from purgatory.pipeline._processor import Deciding, ShardsChanged, pack_operations, pack_signals, ship
+from purgatory.pipeline.streaming._processor import Deciding, ShardsChanged, pack_operations, pack_signals, ship
 
 SHARD = 6
 
@@ -38,7 +38,7 @@ def entries(tws: TwsTester, name: str) -> int:
     return len(tws.peekMapState(name, SHARD))
 
 
-def test_an_operation_completes_when_the_watermark_comes_to_its_signal_and_leaves_no_trace_after_its_deadline() -> None:
+def test_an_operation_completes_when_the_watermark_comes_to_its_signal_and_leaves_no_trace() -> None:
     tws = simulated()
     assert tws.test(SHARD, [row(operations=[operation()]), row(signals=[("x", 1, 5_000, SHARD)])]) == []
 
@@ -49,7 +49,7 @@ def test_an_operation_completes_when_the_watermark_comes_to_its_signal_and_leave
     assert (entries(tws, "operations"), entries(tws, "agenda"), entries(tws, "lines")) == (0, 0, 1)
 
 
-def test_an_operation_expires_by_a_timer_at_the_first_millisecond_that_is_not_before_its_deadline() -> None:
+def test_an_operation_expires_by_a_timer_in_the_first_millisecond_after_its_deadline() -> None:
     tws = simulated()
     tws.test(SHARD, [row(operations=[operation(deadline=20_001)])])
 

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from purgatory import DelayedOperation, Purgatory
-from purgatory.pipeline._replay import Recorded, Setting, replay
+from purgatory.pipeline.simulate._replay import Recorded, Setting, replay
 from purgatory.testing import VirtualTimeLoop
 
 OWN = Setting(0.001, 512, None)
@@ -72,7 +72,7 @@ def test_with_its_own_settings_it_ends_as_what_it_replays_did(seed: int) -> None
 
     assert (seen.operations, seen.different, seen.differences) == (400, 0, [])
     assert seen.expired == sum(row.outcome == "expired" for row in rows)
-    assert 0.0 <= seen.latest <= 0.001 and seen.lateness.total() == seen.expired
+    assert 0.0 <= seen.late_max <= 0.001 and seen.lateness.total() == seen.expired
 
 
 @pytest.mark.parametrize("setting", [Setting(0.01, 20, None), Setting(0.25, 4, None)])
@@ -83,10 +83,10 @@ def test_another_tick_and_wheel_size_change_the_work_and_the_lateness_but_no_out
 
     assert coarse.different == 0 and coarse.expired == fine.expired
     assert coarse.callbacks < fine.callbacks and coarse.largest_burst >= fine.largest_burst
-    assert fine.latest < coarse.latest <= setting.tick
+    assert fine.late_max < coarse.late_max <= setting.tick
 
 
-def test_a_shorter_timeout_ends_what_took_longer_and_a_longer_one_does_not_bring_back_what_nobody_saw() -> None:
+def test_a_shorter_timeout_ends_what_took_longer_and_a_longer_one_brings_nothing_back() -> None:
     rows = [
         recorded(0, ended=0.02),
         recorded(1, started=0.1, ended=0.9),
@@ -108,7 +108,7 @@ def test_what_was_recorded_as_completed_after_its_deadline_is_said_to_end_otherw
     assert "0.300000 s after its deadline" in why
 
 
-def test_those_who_expire_in_one_tick_are_a_burst_and_a_bucket_whose_waiters_have_gone_is_an_empty_callback() -> None:
+def test_expiries_of_one_tick_are_a_burst_and_a_bucket_without_waiters_is_an_empty_callback() -> None:
     together = [recorded(number, ended=2.0, timeout=2.0, outcome="expired", ended_by=None) for number in range(30)]
     gone = [recorded(99, started=0.0, ended=0.5, timeout=1.0)]
 

@@ -14,8 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from purgatory.journal import CHECKS, FOLDERS, OPERATIONS
-from purgatory.pipeline import _survival, report, synth
+from purgatory.pipeline import synth
 from purgatory.pipeline.__main__ import main
+from purgatory.pipeline.report import _command, _make, _survival
 
 START = datetime(2026, 3, 1, 11, 59, 50, tzinfo=UTC)
 Row = dict[str, Any]
@@ -104,7 +105,7 @@ def random_checks(rng: random.Random) -> list[Row]:
 
 
 def tables(spark: SparkSession, out: Path) -> dict[str, list[Any]]:
-    return {name: spark.read.parquet(f"{out}/tables/{name}").collect() for name in report.TABLES}
+    return {name: spark.read.parquet(f"{out}/tables/{name}").collect() for name in _make.TABLES}
 
 
 def account(rows: list[Any]) -> dict[tuple[str, str], int]:
@@ -218,7 +219,7 @@ def test_the_tables_equal_a_simple_programs_on_a_hundred_thousand_operations(spa
     (journal / "runs").mkdir()
     (journal / "runs" / "fine").write_text(f"{100_007:020}\n")  # it was killed; most of its operations are in files
 
-    report.make_tables(spark, [str(journal)], str(tmp_path / "out"))
+    _make.make_tables(spark, [str(journal)], str(tmp_path / "out"))
 
     found = tables(spark, tmp_path / "out")
     assert_tables_equal(found, rows, checks)
@@ -314,7 +315,7 @@ def test_a_second_run_over_a_grown_journal_says_what_one_run_over_all_says(
 
     write(journal, "operations", "run-0", rows[:300])
     write(journal, "operations", "run-1", rows[300:])
-    report.make_tables(spark, [str(journal)], str(out))
+    _make.make_tables(spark, [str(journal)], str(out))
 
     assert_tables_equal(tables(spark, out), rows, [])
 
@@ -364,7 +365,7 @@ def test_the_report_finds_what_was_planted_and_opens_without_a_network(
 def use_the_tests_session(monkeypatch: pytest.MonkeyPatch, spark: SparkSession) -> None:
     from contextlib import nullcontext
 
-    for program in (report, synth):
+    for program in (_command, synth):
         monkeypatch.setattr(program, "spark_session", lambda *_: nullcontext(spark))
 
 

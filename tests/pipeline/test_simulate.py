@@ -1,6 +1,7 @@
 """The program `simulate`: what Spark's tasks replay is what a replay in this process sees, and the words say what is so."""
 
 import random
+from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -10,10 +11,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from purgatory.journal import OPERATIONS
-from purgatory.pipeline import simulate
 from purgatory.pipeline.__main__ import main
-from purgatory.pipeline._replay import Recorded, Setting, replay
-from purgatory.pipeline._settings import Outcome, recommendation
+from purgatory.pipeline.simulate import _command
+from purgatory.pipeline.simulate._replay import Recorded, Replay, Setting, replay
+from purgatory.pipeline.simulate._trials import Trial, recommendation
 
 NOON = 1_767_268_800_000_000
 
@@ -50,7 +51,7 @@ def to_plain(type_: pa.DataType) -> pa.DataType:
 
 @pytest.fixture
 def same_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
-    monkeypatch.setattr(simulate, "spark_session", lambda *_: nullcontext(spark))
+    monkeypatch.setattr(_command, "spark_session", lambda *_: nullcontext(spark))
     return spark
 
 
@@ -75,7 +76,8 @@ def test_each_setting_does_on_spark_what_it_does_here_and_all_is_told_and_drawn(
             assert row[name] == sum(getattr(each, name) for each in seen), name
         assert row["largest_bucket"] == max(each.largest_bucket for each in seen)
         assert row["largest_burst"] == max(each.largest_burst for each in seen)
-        assert row["late_max"] == max(each.latest for each in seen)
+        assert row["late_max"] == max(each.late_max for each in seen)
+        assert 0 < row["late_p50"] <= row["late_p99"] <= row["late_max"] <= row["tick"]
     differences = pq.read_table(f"{out}/differences").to_pylist()
     assert len(differences) == found[2]["different"] + found[3]["different"] > 0
     assert {row["why"] for row in differences} == {"the timeout of 1 s came first"}
@@ -122,21 +124,40 @@ def test_a_setting_out_of_its_bounds_is_refused(option: str, complaint: str, cap
     assert complaint in capsys.readouterr().err
 
 
-def outcome(tick: float, late: float, *, callbacks: int = 100, different: int = 0) -> Outcome:
-    return Outcome(tick, 512, None, 1000, callbacks, 0, 50, 9, 9, 30, late, late, late, 1.0, different)
+def trial(tick: float, late: float, *, callbacks: int = 100, different: int = 0) -> Trial:
+    lateness = Counter({round(late / tick * 100): 30})
+    return Trial(
+        Setting(tick, 512, None),
+        Replay(1000, callbacks, moves=50, expired=30, late_max=late, lateness=lateness, different=different),
+    )
 
 
 def test_recommended_is_what_does_least_of_those_that_are_precise_enough() -> None:
-    outcomes = [outcome(0.001, 0.001, callbacks=400), outcome(0.01, 0.009, callbacks=90), outcome(0.1, 0.09, callbacks=9)]
+    trials = [trial(0.001, 0.001, callbacks=400), trial(0.01, 0.009, callbacks=90), trial(0.1, 0.09, callbacks=9)]
 
-    said = recommendation(outcomes, 0.01)
+    said = recommendation(trials, 0.01)
 
     assert "Recommended: tick 0.01 s, wheel size 512. Of the 2 settings that let 99 % expire within 10 ms" in said
     assert "0.090 callbacks and 0.050 moves for each operation, against 0.450 of both with tick 0.001 s" in said
 
 
 def test_if_nothing_is_precise_enough_or_the_replay_ends_otherwise_it_says_so() -> None:
-    said = recommendation([outcome(0.1, 0.09, different=7), outcome(0.2, 0.19)], 0.01)
+    said = recommendation([trial(0.1, 0.09, different=7), trial(0.2, 0.19)], 0.01)
 
     assert "ends otherwise for 7 of 1,000 operations" in said
     assert "nearest is tick 0.1 s, wheel size 512, with 90.00 ms" in said
+
+
+def test_what_was_seen_of_several_wheels_is_added_up_but_of_maxima_the_greatest_counts() -> None:
+    first = Replay(
+        10, 3, moves=2, largest_bucket=5, largest_burst=1, expired=3, late_max=0.004, lateness=Counter({1: 2, 40: 1})
+    )
+    second = Replay(20, 4, moves=1, largest_bucket=2, largest_burst=7, expired=1, late_max=0.009, lateness=Counter({90: 1}))
+
+    both = Trial.of(Setting(0.01, 20, 1.0), [first, second])
+
+    assert (both.seen.operations, both.seen.callbacks, both.seen.moves, both.seen.expired) == (30, 7, 3, 4)
+    assert (both.seen.largest_bucket, both.seen.largest_burst, both.seen.late_max) == (5, 7, 0.009)
+    assert (both.late(0.5), both.late(0.75), both.late(0.99)) == pytest.approx((0.0001, 0.004, 0.009))
+    named = dict(zip([column.split()[0] for column in Trial.columns().split(", ")], both.row(), strict=True))
+    assert (named["timeout"], named["largest_burst"], named["late_p99"]) == (1.0, 7, pytest.approx(0.009))

@@ -18,10 +18,11 @@ from orders import traffic, write
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from purgatory.pipeline import stream, streaming
+from purgatory.pipeline import streaming
 from purgatory.pipeline.__main__ import main
-from purgatory.pipeline.stream import Job, add_arguments
-from purgatory.pipeline.streaming import OPERATIONS, SIGNALS, ShardsChanged, check_shards, outcomes, reconcile
+from purgatory.pipeline.streaming import OPERATIONS, SIGNALS, ShardsChanged, _command, _job, check_shards, outcomes, reconcile
+from purgatory.pipeline.streaming._command import add_arguments
+from purgatory.pipeline.streaming._job import Job
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 DELAY = 6.0
@@ -102,8 +103,8 @@ def test_told_to_stop_it_ends_between_two_batches_and_says_how_to_go_on(
 ) -> None:
     put(tmp_path, "operations", waits("paid", 1, 20, "x"))
     put(tmp_path, "signals", happens("x", 5))
-    monkeypatch.setattr(stream, "spark_session", lambda *_: nullcontext(spark))
-    monkeypatch.setattr(stream, "_in_words", lambda _: str(os.kill(os.getpid(), signal.SIGTERM)))
+    monkeypatch.setattr(_command, "spark_session", lambda *_: nullcontext(spark))
+    monkeypatch.setattr(_job, "_in_words", lambda _: str(os.kill(os.getpid(), signal.SIGTERM)))
     handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
         assert main(["stream", *arguments(tmp_path, "--format", "json")]) == 0
@@ -173,7 +174,7 @@ def test_an_input_that_cannot_be_read_is_refused_and_leaves_no_checkpoint(
     options: tuple[str, ...],
     complaint: str,
 ) -> None:
-    monkeypatch.setattr(stream, "spark_session", lambda *_: nullcontext(spark))
+    monkeypatch.setattr(_command, "spark_session", lambda *_: nullcontext(spark))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
     assert main(["stream", *arguments(tmp_path, *options)]) == 1
@@ -183,7 +184,7 @@ def test_an_input_that_cannot_be_read_is_refused_and_leaves_no_checkpoint(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_checkpoint_that_is_not_there_fits_any_number_of_shards_and_has_nothing_to_reconcile(
+def test_a_missing_checkpoint_fits_any_number_of_shards_and_has_nothing_to_reconcile(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     check_shards(spark, str(tmp_path / "none"), 3)
@@ -234,4 +235,4 @@ def test_a_query_whose_worker_was_too_slow_to_start_is_started_again_a_few_times
     errors = (StreamingQueryException("failed to connect back") for _ in range(99))
     with pytest.raises(StreamingQueryException, match="connect"):
         job._decide("query")
-    assert len(tries) == 3 + stream.STARTS
+    assert len(tries) == 3 + _job.STARTS

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from purgatory.pipeline._timeline import Timeline
+from purgatory.pipeline.simulate._timeline import Timeline
 
 
-def test_what_is_due_is_called_in_order_each_at_its_time_and_what_that_calls_soon_before_the_next() -> None:
+def test_what_is_due_is_called_in_order_and_what_it_calls_soon_comes_before_the_next() -> None:
     seen: list[tuple[str, float]] = []
     with Timeline().running() as loop:
 

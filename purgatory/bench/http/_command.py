@@ -1,0 +1,121 @@
+"""``python -m purgatory.bench http``: long polls on a real server, against the handler that people write today.
+
+The server is uvicorn with httptools, in a process of its own; `purgatory.bench.http._service` has both handlers.
+"""
+
+import argparse
+import sys
+from functools import partial
+from typing import Any
+
+from purgatory._programs import Program
+from purgatory.bench._cases import QUICK_DIVISOR, Case, on_both
+from purgatory.bench._options import add_common_options, choose_loop, more_than_zero, positive
+from purgatory.bench._process import raise_file_limit
+from purgatory.bench._runner import run_cases
+from purgatory.bench.http import _service  # noqa: F401  (only to fail here, with a message that helps)
+from purgatory.bench.http._rows import Load, Memory, stop, vanish
+
+POLLS = (1_000, 5_000, 15_000)
+POLLS_IN_MEMORY = 5_000
+POLLS_THAT_VANISH = 10_000
+POLLS_AT_THE_STOP = 1_000
+LIMITS = {1_000: 1.0, 15_000: 0.7}
+"""The targets for the ratios of p99 and of CPU, by the number of open polls."""
+OTHER_CONNECTIONS = 100
+"""How many files a process may need besides one for each poll."""
+THEIRS = "asyncio.wait_for on an asyncio.Event"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_common_options(parser)
+    choose_loop(parser)
+    parser.add_argument(
+        "--polls", type=positive, action="append", metavar="N", help="open polls; may be repeated (default: 1000, 5000, 15000)"
+    )
+    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="turns of both handlers (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=more_than_zero, default=5.0, metavar="S", help="length of a turn (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--look-every",
+        type=more_than_zero,
+        default=1.0,
+        metavar="S",
+        help="seconds after which their handler looks whether its client is still there (default: %(default)s)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures all rows; 2 if this process may not open enough connections."""
+    counts = options.polls or POLLS
+    most = max(POLLS_THAT_VANISH, *counts)
+    if (most // QUICK_DIVISOR if options.quick else most) + OTHER_CONNECTIONS > (limit := raise_file_limit()):
+        print(f"cannot open {most} connections: the limit of open files is {limit}", file=sys.stderr)
+        return 2
+    loads = [Load(count, options.rounds, options.seconds, options.look_every) for count in counts]
+    cases = [case for load in loads for case in load_cases(load)] + other_cases(options.look_every)
+
+    def turns() -> list[dict[str, Any]]:
+        return [
+            {"polls": load.polls, "loop": loop_name, **turn}
+            for load in loads
+            for loop_name, measured in load.turns.items()
+            for turn in measured
+        ]
+
+    def details() -> dict[str, Any]:
+        return {"look_every": options.look_every, "turns": turns()}
+
+    return run_cases(options, "http", cases, lambda: caption(options, turns()), details)
+
+
+def load_cases(load: Load) -> list[Case]:
+    """A row for each figure of a load."""
+    target = on_both(LIMITS[load.polls]) if load.polls in LIMITS else {}
+    polls = f"{load.polls:,} open polls"
+    return [
+        Case(f"{load.polls}-p50", f"{polls}: from event to answer, p50", THEIRS, {}, "×", partial(load.row, "p50"), "ms"),
+        Case(f"{load.polls}-p99", f"{polls}: from event to answer, p99", THEIRS, target, "×", partial(load.row, "p99"), "ms"),
+        Case(f"{load.polls}-p99.9", f"{polls}: from event to answer, p99.9", THEIRS, {}, "×", partial(load.row, "p99.9"), "ms"),
+        Case(f"{load.polls}-cpu", f"{polls}: CPU time per answer", THEIRS, target, "×", partial(load.row, "cpu")),
+    ]
+
+
+def other_cases(look_every: float) -> list[Case]:
+    """The rows about memory, the stop of the server and clients that leave."""
+    memory = Memory(POLLS_IN_MEMORY, look_every)
+    return [
+        Case("memory", "memory of an open poll, less that of a bare request", THEIRS, {}, "×", memory.whole, "bytes"),
+        Case("memory-share", "the purgatory's share of it", "", on_both(1024), "bytes", memory.share),
+        Case(
+            name="stop",
+            work=f"SIGTERM with {POLLS_AT_THE_STOP:,} polls open, all of which are answered, until the process has ended",
+            against="",
+            at_most=on_both(1.0),
+            unit="s",
+            measure=partial(stop, POLLS_AT_THE_STOP),
+        ),
+        Case(
+            name="vanish",
+            work=f"{POLLS_THAT_VANISH:,} clients vanish, until nothing is pending",
+            against="",
+            at_most=on_both(1.0),
+            unit="s",
+            measure=partial(vanish, POLLS_THAT_VANISH),
+        ),
+    ]
+
+
+def caption(options: argparse.Namespace, turns: list[dict[str, Any]]) -> str:
+    """The text below the table: how it was measured, and whether the clients kept up."""
+    rounds = 1 if options.quick else options.rounds
+    busiest = max((turn["clients_busy"] for turn in turns), default=0.0)
+    text = (
+        f"Medians of {rounds} rounds; ratios are of paired turns. Theirs looks for its client every {options.look_every:g} s."
+        f" uvicorn with httptools.\nThe process of the clients was busy for up to {busiest:.0%} of a turn."
+    )
+    return text + (" That is too much: these latencies are also the clients' own." if busiest > 0.9 else "")
+
+
+PROGRAM = Program("http", "Long polls on a real server, against the handler that people write today.", add_arguments, run)

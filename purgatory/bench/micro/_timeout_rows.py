@@ -1,0 +1,51 @@
+"""The rows about `timeout` and `wait_for`: what it saves to import them from here and not from asyncio."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from itertools import repeat
+
+import purgatory
+from purgatory.bench._cases import Setting
+from purgatory.bench._measure import BATCH, Contender, Measured, compare, own_copy
+from purgatory.bench.micro._timer_rows import TIMEOUT
+
+Timeout = Callable[[float], AbstractAsyncContextManager[object]]
+WaitFor = Callable[[Awaitable[None], float], Awaitable[None]]
+
+
+async def enter_and_leave(setting: Setting) -> Measured:
+    """`async with timeout(30): pass`, one after another in one task and one turn of the loop."""
+    return await compare(entering_and_leaving(purgatory.timeout), entering_and_leaving(asyncio.timeout), setting.rounds())
+
+
+def entering_and_leaving(timeout: Timeout) -> Contender:
+    return repeat(partial(own_copy(_enter_and_leave), timeout))
+
+
+async def _enter_and_leave(timeout: Timeout) -> None:
+    for _ in range(BATCH):
+        async with timeout(TIMEOUT):
+            pass
+
+
+async def wait_for_a_turn(setting: Setting) -> Measured:
+    """`await wait_for(coroutine, 30)`, one after another in one task. Each coroutine yields to the loop once.
+
+    So each timeout is pending during one turn of the loop, in which it is the only one.
+    """
+    return await compare(waiting_for_a_turn(purgatory.wait_for), waiting_for_a_turn(asyncio.wait_for), setting.rounds())
+
+
+def waiting_for_a_turn(wait_for: WaitFor) -> Contender:
+    return repeat(partial(own_copy(_wait_for_a_turn), wait_for, own_copy(_give_way)))
+
+
+async def _wait_for_a_turn(wait_for: WaitFor, give_way: Callable[[], Awaitable[None]]) -> None:
+    for _ in range(BATCH):
+        await wait_for(give_way(), TIMEOUT)
+
+
+async def _give_way() -> None:
+    await asyncio.sleep(0)

@@ -1,0 +1,115 @@
+"""What an operator wants to know first, in words. Plain Python on what `_summary` has collected."""
+
+from purgatory.pipeline.report._summary import Line, Summary
+
+WORTH_SAYING = 3
+"""How many findings of each sort are put into words. The tables have the rest."""
+ACCEPTABLE_RATE = 0.01
+
+
+def findings(summary: Summary) -> list[str]:
+    """The findings as sentences, the worst first."""
+    said = [
+        *(_timeout(line) for line in _worst_timeouts(summary)),
+        *(_missed(line) for line in summary.missed_keys[:WORTH_SAYING]),
+        *_hot(summary),
+        *_pending(summary),
+        *_left_out(summary),
+    ]
+    return said or ["There is nothing to report on: no operation was read."]
+
+
+def _worst_timeouts(summary: Summary) -> list[Line]:
+    bad = [line for line in summary.timeouts if (line["expiry_rate"] or 0.0) > ACCEPTABLE_RATE]
+    return sorted(bad, key=lambda line: -line["expiry_rate"])[:WORTH_SAYING]
+
+
+def _timeout(line: Line) -> str:
+    advice = [
+        f"{percent} would have taken {seconds(line[name])}"
+        for percent, name in (("1 %", "timeout_1_percent"), ("0.1 %", "timeout_01_percent"))
+        if line[name] is not None
+    ]
+    if advice:
+        answer = ", ".join(advice) + "."
+    else:
+        longest, rate = line["longest_wait_s"], line["least_expiry_rate"]
+        answer = (
+            "Which timeout 1 % would take is not answerable from this data: "
+            f"nobody waited longer than {seconds(longest)}, and {share(rate)} would still be waiting then."
+            if longest is not None
+            else "Which timeout 1 % would take is not answerable from this data."
+        )
+    return f"Of {_what(line)} {share(line['expiry_rate'])} expired, with timeouts of {_timeouts(line)}. {answer}"
+
+
+def _timeouts(line: Line) -> str:
+    low, high = line["timeout_min_s"], line["timeout_max_s"]
+    if low is None:
+        return "no length that was written"
+    return seconds(low) if low == high else f"{seconds(low)} to {seconds(high)}"
+
+
+def _missed(line: Line) -> str:
+    return (
+        f"Nobody had called check_and_complete for {line['key']!r} in {line['purgatory']!r} when its condition held: "
+        f"{line['missed_triggers']:,} of {line['operations']:,} operations completed only at their deadline."
+    )
+
+
+def _hot(summary: Summary) -> list[str]:
+    total = sum(line["operations"] for line in summary.timeouts)
+    hottest = sorted(summary.hot_keys, key=lambda line: -line["operations"])[:1]
+    said = [
+        f"The hottest key is {line['key']!r} in {line['purgatory']!r}: {line['operations']:,} operations watched it, "
+        f"{share(line['operations'] / total)} of all."
+        for line in hottest
+        if total
+    ]
+    in_vain = [
+        f"Checks of {line['key']!r} in {line['purgatory']!r} tried {line['tried']:,} operations and completed "
+        f"{line['completed']:,}: {share(line['false_wakeups'] / line['tried'])} of the tries were in vain."
+        for line in summary.hot_keys[:1]
+        if line["false_wakeups"] > line["completed"]
+    ]
+    return said + in_vain
+
+
+def _pending(summary: Summary) -> list[str]:
+    peaks: dict[str, Line] = {}
+    for line in summary.pending:
+        if line["pending_max"] > peaks.get(line["purgatory"], {"pending_max": -1})["pending_max"]:
+            peaks[line["purgatory"]] = line
+    worst = sorted(peaks.values(), key=lambda line: -line["pending_max"])[:WORTH_SAYING]
+    return [
+        f"At the worst moment, about {line['second']:%Y-%m-%d %H:%M:%S} UTC, {line['pending_max']:,} operations were pending "
+        f"in {line['purgatory']!r}."
+        for line in worst
+    ]
+
+
+def _left_out(summary: Summary) -> list[str]:
+    counted = [(line["what"], line["count"], line["folder"]) for line in summary.reconciliation]
+    names = ("files unreadable", "rows rejected", "duplicates dropped", "ids missing")
+    return [
+        f"Not in these figures: {what} ({folder}): {sum(count for w, count, f in counted if (w, f) == (what, folder)):,}."
+        for what in names
+        for folder in ("operations", "checks")
+        if sum(count for w, count, f in counted if (w, f) == (what, folder))
+    ]
+
+
+def _what(line: Line) -> str:
+    return f"{line['kind']!r} in {line['purgatory']!r}"
+
+
+def share(rate: float) -> str:
+    """A rate as a percentage, with three digits."""
+    return f"{rate * 100:.3g} %"
+
+
+def seconds(value: float) -> str:
+    """A duration with three digits."""
+    if value < 1:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"

@@ -1,0 +1,225 @@
+"""Replays the traffic of a journal on virtual time, through our own wheel and watch lists, with other settings.
+
+What is replayed is what the journal says of the world: when each operation started, under which keys, and when its condition
+came to hold or it was cancelled. What the purgatory did is not replayed: when it let an operation expire, and how late. The
+condition of an operation that expired in the journal never holds here, because nobody saw when it would have.
+
+    journal                                           replayed with a timeout of 0.1 s, and a tick of 0.01 s
+    started 0 s, timeout 1 s, completed at 0.25 s     expired at 0.1 s
+    started 0 s, timeout 1 s, expired at 1.003 s      expired at 0.1 s
+    started 0 s, timeout 1 s, completed at 0.02 s     completed at 0.02 s, by the check of its key
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from heapq import heappop, heappush
+from math import ceil, inf
+from operator import add
+from time import process_time
+from typing import Final, NamedTuple
+
+from purgatory._engine import Engine
+from purgatory._operation import DelayedOperation
+from purgatory._purgatory import Purgatory
+from purgatory._timer import LoopWheel
+from purgatory._wheel import Bucket
+from purgatory.pipeline.simulate._timeline import Timeline
+
+MOST_DIFFERENCES: Final = 1000
+"""How many differences a replay describes. It counts all of them."""
+
+
+class Recorded(NamedTuple):
+    """An operation of a journal. Instants are in microseconds."""
+
+    operation_id: int
+    keys: list[str]
+    started_at: int
+    ended_at: int
+    timeout_s: float | None
+    outcome: str
+    ended_by: str | None
+    missed_trigger: bool
+
+
+class Setting(NamedTuple):
+    """How the purgatory is set up."""
+
+    tick: float
+    wheel_size: int
+    timeout: float | None
+    """The timeout of all operations; `None` if each has its own."""
+
+
+class Difference(NamedTuple):
+    """An operation that ended in another way than in the journal."""
+
+    operation_id: int
+    recorded: str
+    """Its outcome in the journal."""
+    replayed: str
+    """Its outcome in the replay."""
+    why: str
+
+
+@dataclass(slots=True)
+class Replay:
+    """What was seen in the replay of a wheel, or of several."""
+
+    operations: int = 0
+    callbacks: int = 0
+    """How often the loop called the wheel."""
+    empty_callbacks: int = 0
+    """How many of these calls were for a bucket that had become empty."""
+    moves: int = 0
+    """How often an operation moved to a bucket of a finer level."""
+    largest_bucket: int = field(default=0, metadata={"merge": max})
+    """The most operations in a bucket when its time came."""
+    largest_burst: int = field(default=0, metadata={"merge": max})
+    """The most operations that expired in one tick."""
+    expired: int = 0
+    late_max: float = field(default=0.0, metadata={"merge": max})
+    """The greatest lateness of an expiry, in seconds."""
+    cpu_seconds: float = 0.0
+    different: int = 0
+    """How many operations ended in another way than in the journal."""
+    lateness: Counter[int] = field(default_factory=Counter)
+    """How many operations expired how long after their deadline, in hundredths of a tick, rounded up."""
+    differences: list[Difference] = field(default_factory=list)
+    """The first of those that are different, at most `MOST_DIFFERENCES`."""
+
+    def merge(self, other: "Replay") -> None:
+        """Adds what was seen in the replay of another wheel, except for its differences."""
+        for each in fields(self):
+            if each.name != "differences":
+                merge = each.metadata.get("merge", add)
+                setattr(self, each.name, merge(getattr(self, each.name), getattr(other, each.name)))
+
+
+class CountingWheel(LoopWheel):
+    """A wheel that counts what its callbacks find."""
+
+    __slots__ = ("seen",)
+
+    seen: Replay
+
+    def _wake(self, bucket: Bucket) -> None:
+        self.seen.empty_callbacks += not bucket
+        self.seen.largest_bucket = max(self.seen.largest_bucket, len(bucket))
+        super()._wake(bucket)
+
+
+class Replayed(DelayedOperation[None]):
+    """An operation whose condition holds from a known instant on."""
+
+    __slots__ = ("holds_at", "recorded", "replayer", "timeline")
+
+    def __init__(self, recorded: Recorded, holds_at: float, timeout: float | None, replayer: "Replayer") -> None:
+        super().__init__(timeout)
+        self.recorded = recorded
+        self.holds_at = holds_at
+        self.replayer = replayer
+        self.timeline = replayer.timeline
+
+    def try_complete(self) -> bool:
+        return self.timeline.now >= self.holds_at and self.force_complete()
+
+    def on_expiration(self) -> None:
+        self.replayer.has_expired(self)
+
+
+class Replayer:
+    """Does one replay, on a timeline that is the running loop."""
+
+    def __init__(self, setting: Setting, timeline: Timeline) -> None:
+        self.timeline = timeline
+        self.move_to = timeline.move_to
+        self.setting = setting
+        self.seen = Replay()
+        self.wheel = CountingWheel(setting.tick, setting.wheel_size)
+        self.wheel.seen = self.seen
+        self.purgatory: Purgatory[Replayed] = Purgatory("replay")
+        self.purgatory._engine = Engine("replay", self.wheel)  # the same, but on a wheel that counts
+        self.last_deadline = 0.0
+        self._burst_tick = -1
+        self._burst = 0
+
+    def replay(self, recorded: Iterable[Recorded]) -> Replay:
+        """Replays operations, which must come in the order of their starts."""
+        ends: list[tuple[float, int, Replayed]] = []
+        began, first = process_time(), None
+        for each in recorded:
+            first = each.started_at if first is None else first
+            start = (each.started_at - first) / 1e6
+            while ends and ends[0][0] <= start:
+                self._end(*heappop(ends))
+            self.move_to(start)
+            operation = self._start(each, (each.ended_at - first) / 1e6)
+            if not operation.is_completed and each.outcome != "expired" and not each.missed_trigger:
+                heappush(ends, ((each.ended_at - first) / 1e6, self.seen.operations, operation))
+        while ends:
+            self._end(*heappop(ends))
+        self.move_to(self.last_deadline + 2 * self.setting.tick)
+        self.seen.cpu_seconds = process_time() - began
+        self.seen.callbacks, self.seen.moves = self.wheel.wake_ups, self.wheel.moves
+        return self.seen
+
+    def _start(self, each: Recorded, ended: float) -> Replayed:
+        timeout = each.timeout_s if self.setting.timeout is None else self.setting.timeout
+        holds_at = ended if each.outcome == "completed" else inf
+        if each.missed_trigger and each.timeout_s is not None:
+            holds_at = min(holds_at, self.timeline.now + each.timeout_s)  # at the latest: it was seen to hold then
+        operation = Replayed(each, holds_at, timeout, self)
+        self.seen.operations += 1
+        if timeout is not None:
+            self.last_deadline = max(self.last_deadline, self.timeline.now + timeout)
+        self.purgatory.try_complete_else_watch(operation, each.keys)
+        return operation
+
+    def _end(self, at: float, _: int, operation: Replayed) -> None:
+        """If an operation still waits, ends it as the journal says that something outside the purgatory did."""
+        self.move_to(at)
+        each = operation.recorded
+        if operation.is_completed:
+            if operation.state.value != each.outcome:
+                self._differs(each, operation.state.value)
+        elif each.outcome == "cancelled":
+            operation.cancel()
+        elif each.ended_by is not None and each.ended_by in each.keys:
+            self.purgatory.check_and_complete(each.ended_by)
+        else:
+            operation.force_complete()
+
+    def has_expired(self, operation: Replayed) -> None:
+        """Counts an expiry."""
+        seen, now = self.seen, self.timeline.now
+        seen.expired += 1
+        late = now - operation._wheel_when
+        seen.lateness[ceil(late * 100 / self.setting.tick)] += 1
+        seen.late_max = max(seen.late_max, late)
+        tick = int(now * self.wheel.rate)
+        self._burst = self._burst + 1 if tick == self._burst_tick else 1
+        self._burst_tick = tick
+        seen.largest_burst = max(seen.largest_burst, self._burst)
+        if operation.recorded.missed_trigger:
+            self._differs(operation.recorded, "expired")
+
+    def _differs(self, each: Recorded, outcome: str) -> None:
+        self.seen.different += 1
+        if len(self.seen.differences) < MOST_DIFFERENCES:
+            if self.setting.timeout is not None:
+                why = f"the timeout of {self.setting.timeout:g} s came first"
+            else:
+                late = (each.ended_at - each.started_at) / 1e6 - (each.timeout_s or 0.0)
+                why = f"it is recorded {late:.6f} s after its deadline: the loop was held up then, and here it is not"
+            self.seen.differences.append(Difference(each.operation_id, each.outcome, outcome, why))
+
+
+def replay(recorded: Iterable[Recorded], setting: Setting) -> Replay:
+    """Replays operations, which must come in the order of their starts.
+
+    Memory: the operations that wait at the same time.
+    """
+    with Timeline().running() as timeline:
+        return Replayer(setting, timeline).replay(recorded)

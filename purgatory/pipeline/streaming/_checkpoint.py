@@ -1,0 +1,123 @@
+"""What can be read from the checkpoint of a query on `outcomes`: its shards, its account of all operations, its newest
+event."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from purgatory.pipeline.streaming._outcomes import TICKS
+from purgatory.pipeline.streaming._processor import ShardsChanged
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+NO_BATCH: Final = ("STDS_COMMITTED_BATCH_UNAVAILABLE",)
+"""What Spark calls the error if there is no checkpoint, or if no batch was committed to it."""
+
+
+def check_shards(spark: SparkSession, checkpoint: str, shards: int) -> None:
+    """Makes sure that a query can go on from a checkpoint. Call it before you start the query again.
+
+    With another number of shards, operations would have other owners, who know nothing of what happened before. A checkpoint
+    that does not exist yet, or that no batch was committed to, fits any number.
+
+    Raises:
+        ShardsChanged: `checkpoint` was written with another number of shards. The query would fail with the same error, but
+            only when a shard notices it.
+    """
+    state = _state(spark, checkpoint, "shard")
+    if state is None:
+        return
+    row = state.select(F.col("value.shards").alias("shards")).head()
+    if row is not None and row.shards != shards:
+        raise ShardsChanged(
+            f"cannot go on with {shards} shards from {checkpoint}: it was written with {row.shards}, and operations would "
+            f"change owners; use {row.shards}, or begin a new checkpoint"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Reconciliation:
+    """What became of all operations that a query has heard of, by its state after the last batch."""
+
+    registered: int
+    """Operations that the query has heard of, with copies."""
+    completed: int
+    expired: int
+    late: int
+    pending: int
+    """Counted in the state: operations that wait, and those whose registration is ahead of the watermark."""
+    late_signals: int
+
+    @property
+    def missing(self) -> int:
+        """Zero; otherwise operations were lost, or decided on twice."""
+        return self.registered - self.completed - self.expired - self.late - self.pending
+
+    def __str__(self) -> str:
+        verdict = "nothing is missing" if self.missing == 0 else f"{self.missing} are MISSING"
+        return (
+            f"{self.registered} operations = {self.completed} completed + {self.expired} expired + {self.pending} pending + "
+            f"{self.late} late: {verdict}; {self.late_signals} late signals"
+        )
+
+
+def reconcile(checkpoint: str, spark: SparkSession | None = None) -> Reconciliation:
+    """Accounts for every operation that the query of `checkpoint` has heard of: registered = decided + pending + late.
+
+    Args:
+        checkpoint: of a query on `outcomes`; it may be running.
+        spark: by default the active session.
+
+    Raises:
+        ValueError: no batch was committed to `checkpoint`.
+    """
+    spark = spark or SparkSession.active()
+    shards = _state(spark, checkpoint, "shard")
+    if shards is None:
+        raise ValueError(f"cannot reconcile {checkpoint}: no batch was committed to it")
+    names = ["registered", "completed", "expired", "late", "late_signals"]
+    counted = shards.agg(*(F.coalesce(F.sum(f"value.{name}"), F.lit(0)).alias(name) for name in names)).first()
+    waiting = _sum(spark, checkpoint, "operations", "waiting")
+    ahead = _sum(spark, checkpoint, "agenda", "registrations")
+    assert counted is not None
+    return Reconciliation(**counted.asDict(), pending=waiting + ahead)
+
+
+def newest_event(spark: SparkSession, checkpoint: str) -> datetime | None:
+    """The instant of the latest registration or signal that the query of `checkpoint` has heard of; `None` if there is none."""
+    shards = _state(spark, checkpoint, "shard")
+    if shards is None:
+        return None
+    newest = shards.agg(F.max("value.newest")).collect()[0][0]
+    return EPOCH + timedelta(microseconds=newest) if newest else None
+
+
+def write_ticks(spark: SparkSession, folder: str, *instants: datetime) -> None:
+    """Adds ticks to a folder of Parquet files, which a stream of `TICKS` can read. Without ticks it makes the folder.
+
+    Args:
+        instants: with their time zone. The watermark will be behind the latest by the delay.
+    """
+    spark.createDataFrame([(instant,) for instant in instants], TICKS).coalesce(1).write.mode("append").parquet(folder)
+
+
+def _state(spark: SparkSession, checkpoint: str, name: str) -> DataFrame | None:
+    """A variable of the state after the last committed batch; `None` if there is no such batch."""
+    state = spark.read.format("statestore").option("stateVarName", name)
+    try:
+        found = state.load(checkpoint)
+        found.columns  # noqa: B018  # Spark Connect looks for the checkpoint only when it is asked for something
+    except PySparkException as error:
+        if error.getCondition() in NO_BATCH:
+            return None
+        raise
+    return found
+
+
+def _sum(spark: SparkSession, checkpoint: str, name: str, column: str) -> int:
+    """The sum of one column of the values of a variable that is a map."""
+    entries = spark.read.format("statestore").option("stateVarName", name).load(checkpoint)
+    return int(entries.agg(F.coalesce(F.sum(f"user_map_value.{column}"), F.lit(0))).collect()[0][0])

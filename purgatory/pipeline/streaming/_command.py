@@ -1,0 +1,76 @@
+"""``python -m purgatory.pipeline stream``: decides on operations and signals as they come in, or on all that are there.
+
+If SIGTERM or SIGINT asks it to stop, it first ends the batch at hand. If it is killed in the middle of a batch, it goes on
+from its checkpoint and does that batch again; whoever reads the outcomes with Spark does not see what was written the first
+time.
+"""
+
+import argparse
+import signal
+import sys
+import threading
+from typing import Final
+
+from pyspark.errors import PySparkException
+
+from purgatory._programs import Program
+from purgatory.pipeline._session import add_master_option, spark_session
+from purgatory.pipeline.streaming._job import Job
+from purgatory.pipeline.streaming._processor import ShardsChanged
+
+SETTINGS: Final = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    "spark.python.authenticate.socketTimeout": "120s",  # a busy machine takes its time
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--operations", required=True, metavar="DIR", help="a folder of operations, or a Kafka topic")
+    parser.add_argument("--signals", required=True, metavar="DIR", help="a folder of signals, or a Kafka topic")
+    parser.add_argument("--out", required=True, metavar="DIR", help="where outcomes go: a folder of Parquet, by outcome")
+    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="where the state is kept; one for each --out")
+    parser.add_argument("--available-now", action="store_true", help="decide all that is due by the newest event, and end")
+    parser.add_argument(
+        "--format", choices=("parquet", "json", "kafka"), default="parquet", help="of both inputs (default: %(default)s)"
+    )
+    parser.add_argument("--bootstrap-servers", metavar="HOST:PORT", help="of Kafka; values are JSON objects")
+    parser.add_argument("--packages", metavar="NAMES", help="for Kafka: org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.0, say")
+    parser.add_argument("--shards", type=int, default=4, metavar="N", help="owners of operations (default: %(default)s)")
+    parser.add_argument(
+        "--delay", type=float, default=10.0, metavar="SECONDS", help="how far out of order events may be (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--every", type=float, default=0.0, metavar="SECONDS", help="begin a batch so often (default: when one has ended)"
+    )
+    parser.add_argument("--files-per-batch", type=int, metavar="N", help="read at most N files of each input in a batch")
+    add_master_option(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    settings = {**SETTINGS, "spark.sql.shuffle.partitions": str(options.shards)}
+    if options.packages:
+        settings["spark.jars.packages"] = options.packages
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    with spark_session("purgatory stream", options.master, settings) as spark:
+        try:
+            return Job(spark, options, stop).run()
+        except (ShardsChanged, ValueError, PySparkException) as error:
+            print(f"cannot stream: {_brief(error)}", file=sys.stderr)
+            return 1
+
+
+def _brief(error: Exception) -> str:
+    """The message of an error, without the plans and stack traces that Spark adds to it."""
+    lines = str(error).splitlines()
+    raised = [line for line in lines if "ShardsChanged" in line]
+    return raised[-1] if raised else lines[0]
+
+
+PROGRAM: Final = Program(
+    name="stream", summary="Decides on streams of operations and signals, exactly once.", add_arguments=add_arguments, run=run
+)

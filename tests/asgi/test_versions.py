@@ -1,0 +1,248 @@
+"""`purgatory.asgi.Versions`: what is named is not lost between two polls."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from asgi_requests import Request
+from helpers import turns
+
+from purgatory import ThresholdPurgatory
+from purgatory.asgi import LongPolls, Versions
+
+
+class News:
+    """A resource with versions, and a server of it."""
+
+    def __init__(self, epoch: str = "e", **options: Any) -> None:
+        self.versions: Versions[str] = Versions(epoch=epoch, **options)
+        self.polls = LongPolls(signals=())
+        self.app = self.polls.middleware(self.answer)
+
+    async def answer(self, scope: Any, receive: Any, send: Any) -> None:
+        outcome = await self.versions.changed(self.polls.poll(scope), "news")
+        await outcome.send(send, b"%d" % outcome.value if outcome.is_satisfied else b"")
+
+    def request(self, condition: str | None = None, query: bytes = b"wait=5") -> Request:
+        return Request(self.app, query, {} if condition is None else {"If-None-Match": condition})
+
+
+def test_who_has_seen_nothing_is_answered_at_once_also_with_nothing(run):
+    async def main():
+        news = News()
+        request = await news.request().done()
+        assert (request.status, request.content, request.headers["etag"]) == (200, b"0", '"e-0"')
+        assert news.versions.bump("news") == 1
+        request = await news.request().done()
+        assert (request.status, request.content, request.headers["etag"]) == (200, b"1", '"e-1"')
+
+    run(main)
+
+
+def test_who_has_seen_the_version_that_there_is_waits_for_the_next(virtual):
+    async def main():
+        news = News()
+        for version in range(3):
+            request = news.request(f'"e-{version}"')
+            await asyncio.sleep(1)
+            assert news.polls.open == 1
+            news.versions.bump("news")
+            await request.done()
+            assert (request.status, request.headers["etag"]) == (200, f'"e-{version + 1}"')
+        assert asyncio.get_running_loop().time() == 3.0
+
+    virtual(main)
+
+
+def test_an_update_between_two_polls_answers_the_second_at_once(virtual):
+    async def main():
+        news = News()
+        news.versions.bump("news")
+        first = await news.request().done()
+        news.versions.bump("news")
+        news.versions.bump("news")
+        second = await news.request(first.headers["etag"]).done()
+        assert (second.status, second.content, second.headers["etag"]) == (200, b"3", '"e-3"')
+        assert asyncio.get_running_loop().time() == 0.0
+
+    virtual(main)
+
+
+@pytest.mark.parametrize("unchanged", [204, 304])
+def test_the_deadline_is_answered_as_the_author_chooses_with_the_tag_that_still_holds(virtual, unchanged):
+    async def main():
+        news = News(unchanged=unchanged)
+        for version in (0, 1):
+            request = await news.request(f'"e-{version}"').done()
+            assert (request.status, request.content) == (unchanged, b"")
+            assert request.headers == {"etag": f'"e-{version}"', "preference-applied": "wait=5"}
+            news.versions.bump("news")
+        assert asyncio.get_running_loop().time() == 10.0
+
+    virtual(main)
+
+
+def test_an_update_between_the_deadline_and_the_answer_is_not_told_as_unchanged(virtual):
+    async def main():
+        news = News()
+        loop = asyncio.get_running_loop()
+        request = news.request('"e-0"')
+
+        def bump_once_it_has_expired() -> None:
+            if news.versions.thresholds.pending:
+                loop.call_soon(bump_once_it_has_expired)
+            else:
+                assert request.answer == []
+                news.versions.bump("news")
+
+        loop.call_at(5.0, bump_once_it_has_expired)
+        await request.done()
+        assert news.versions.thresholds.statistics().expired == 1
+        assert (request.status, request.headers["etag"]) == (200, '"e-1"')
+
+    virtual(main)
+
+
+def test_the_tag_names_what_is_there_when_the_author_reads_it(run):
+    async def main():
+        news = News()
+        request = news.request('"e-0"')
+        await turns(20)
+        news.versions.bump("news")
+        news.versions.bump("news")
+        await request.done()
+        assert (request.content, request.headers["etag"]) == (b"2", '"e-2"')
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "condition", ['"e-1"', 'W/"e-1"', '"x", "e-1"', ' "e-1" , W/"e-0"', "*"], ids=["strong", "weak", "list", "mixed", "any"]
+)
+def test_a_condition_that_names_the_present_version_waits(virtual, condition):
+    async def main():
+        news = News()
+        news.versions.bump("news")
+        assert (await news.request(condition).done()).status == 304
+        assert asyncio.get_running_loop().time() == 5.0
+
+    virtual(main)
+
+
+@pytest.mark.parametrize("condition", ['"e-0"', '"e-2"', '"old-1"', '"1"', "e-1", '"e-01"', '"', "", '"e-1x"', '"E-1"'])
+def test_any_other_condition_is_answered_at_once(virtual, condition):
+    async def main():
+        news = News()
+        news.versions.bump("news")
+        assert (await news.request(condition).done()).status == 200
+        assert asyncio.get_running_loop().time() == 0.0
+
+    virtual(main)
+
+
+def test_a_client_of_an_earlier_server_is_answered_at_once(virtual):
+    async def main():
+        before, after = (Versions[str]().epoch for _ in range(2))
+        assert before != after
+        earlier, later = News(before), News(after)
+        for news in (earlier, later):
+            news.versions.bump("news")
+        tag = (await earlier.request().done()).headers["etag"]
+        assert (await later.request(tag).done()).status == 200
+        assert asyncio.get_running_loop().time() == 0.0
+
+    virtual(main)
+
+
+def test_the_index_in_the_query_does_what_the_header_does(virtual):
+    async def main():
+        news = News()
+        news.versions.bump("news")
+        assert (await news.request(query=b"wait=5&index=e-0").done()).status == 200
+        assert (await news.request(query=b"wait=5&index=nonsense").done()).status == 200
+        assert asyncio.get_running_loop().time() == 0.0
+        assert (await news.request(query=b"wait=5&index=e-1").done()).status == 304
+        assert (await news.request('"e-0"', b"wait=5&index=e-1").done()).status == 200  # the header counts more
+        assert asyncio.get_running_loop().time() == 5.0
+
+    virtual(main)
+
+
+def test_polling_makes_no_keys(virtual):
+    async def main():
+        news = News()
+        await news.request().done()
+        await news.request('"e-0"').done()
+        assert news.versions.thresholds.statistics().keys == 0
+
+    virtual(main)
+
+
+def test_endings_other_than_these_pass_through(virtual):
+    async def main():
+        news = News(thresholds=ThresholdPurgatory(max_pending=1))
+        waiting, refused = news.request('"e-0"'), news.request('"e-0"')
+        assert (await refused.done()).status == 503
+        malformed = await news.request(query=b"wait=x").done()
+        assert malformed.status == 400
+        news.polls.stop()
+        assert (await waiting.done()).status == 503
+        assert "etag" not in waiting.headers
+
+    virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("tag", "version"),
+    [
+        ("e-0", 0),
+        ("e-41", 41),
+        ("e--1", None),
+        ("e-", None),
+        ("", None),
+        ("f-1", None),
+        ("e-٣", None),
+        ("e-" + "9" * 5000, None),
+    ],
+)
+def test_a_tag_of_this_epoch_is_read_back(tag, version):
+    assert Versions[str](epoch="e").parse(tag) == version
+
+
+@pytest.mark.parametrize(
+    ("query", "headers", "version"),
+    [
+        (b"", [], None),
+        (b"index=e-4", [], 4),
+        (b"index=f-4", [], None),
+        (b"index=e-4", [(b"if-none-match", b'"e-7"')], 7),
+        (b"index=e-4", [(b"if-none-match", b'"f-7"')], None),
+        (b"", [(b"if-none-match", b'"f-7", W/"e-9"')], 9),
+        (b"", [(b"if-none-match", b'"f-7"'), (b"if-none-match", b'"e-2"')], 2),
+        (b"", [(b"if-none-match", b"*")], None),
+    ],
+)
+def test_what_a_client_has_seen_is_the_first_version_of_this_epoch_that_it_names(query, headers, version):
+    assert Versions[str](epoch="e").seen({"query_string": query, "headers": headers}) == version
+
+
+def test_a_version_survives_being_told():
+    versions: Versions[str] = Versions()
+    assert versions.parse(versions.tag(41)) == 41
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"epoch": "a-b"}, "epoch must consist of letters, digits and underscores, not 'a-b'"),
+        ({"epoch": ""}, "epoch must"),
+        ({"epoch": "é"}, "epoch must"),
+        ({"epoch": 'a"b'}, "epoch must"),
+        ({"epoch": 7}, "epoch must consist of letters, digits and underscores, not 7"),
+        ({"unchanged": 200}, "unchanged must be 204 or 304, not 200"),
+        ({"unchanged": 304.0}, "unchanged must be 204 or 304, not 304.0"),
+    ],
+)
+def test_an_option_out_of_its_bounds_is_refused_by_its_name(options, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        Versions(**options)

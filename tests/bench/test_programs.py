@@ -1,0 +1,162 @@
+"""``python -m purgatory.bench load``, ``burst``, ``memory`` and ``all``: that they run, and tell what they should.
+
+Also what these, and ``http``, refuse. How fast anything is, is not tested here.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from purgatory._programs import Program
+from purgatory.bench import everything
+from purgatory.bench.__main__ import main
+from purgatory.bench._measure import Unmeasurable
+from purgatory.bench.rivals import burst, load
+
+PNG = b"\x89PNG"
+
+
+def report_of(tmp_path: Path, *arguments: str) -> Any:
+    file = tmp_path / "report.json"
+    assert main([*arguments, "--quick", "--json", str(file)]) == 0
+    return json.loads(file.read_text())
+
+
+def test_load_measures_each_design_at_each_rate_and_draws_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rates = ["--rate", "20000", "--rate", "max"]
+    designs = ["--design", "call-later", "--design", "ours"]
+    chosen = ["--timeouts", "low", *rates, *designs]
+    report = report_of(tmp_path, "load", "--requests", "100000", *chosen, "--plot", str(tmp_path / "plots"))
+
+    runs = report["runs"]
+    assert [(each["latency"], each["rate"], each["design"]) for each in runs] == [
+        ("low", rate, design) for rate in (20_000.0, None) for design in ("call-later", "ours")
+    ]
+    for each in runs:
+        assert each["requests"] == 1000
+        assert 0 < each["actual_rate"] < 1e7
+        assert each["net_us"] == pytest.approx(each["cpu_us"] - each["own_us"])
+        assert each["expired"] == pytest.approx(0.08, abs=0.05)
+        assert len(each["lateness_ms"]) == len(report["percentiles"]) and each["lateness_ms"] == sorted(each["lateness_ms"])
+        assert each["hold_ms"] >= 0 and each["per_second"]["wake_ups"] > 0
+    printed = capsys.readouterr().out
+    assert "prove nothing" in printed and "call-later" in printed and "20,000" in printed
+    files = sorted((tmp_path / "plots").iterdir())
+    assert [file.name for file in files] == ["load-cpu.png", "load-lateness.png", "load-rate.png"]
+    assert all(file.read_bytes().startswith(PNG) for file in files)
+
+
+def test_the_figures_of_several_rounds_are_their_medians() -> None:
+    rounds = [
+        load.Figures(
+            "uvloop", "low", 10.0, "ours", 5, rate, rate, 1.0, rate - 1, 0.5, [rate, 2 * rate], 1.0, 1.0, {"wake_ups": rate}
+        )
+        for rate in (3.0, 9.0, 4.0)
+    ]
+
+    middle = load.middle(rounds)
+
+    assert (middle.rate, middle.requests, middle.design) == (10.0, 5, "ours")
+    assert (middle.actual_rate, middle.cpu_us, middle.net_us) == (4.0, 4.0, 3.0)
+    assert (middle.lateness_ms, middle.per_second) == ([4.0, 8.0], {"wake_ups": 4.0})
+
+
+def test_burst_measures_both_kinds_and_every_request_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = report_of(tmp_path, "burst", "--design", "ours", "--plot", str(tmp_path))
+
+    assert {(each["kind"], each["design"], each["requests"]) for each in report["runs"]} == {
+        (kind, "ours", size) for kind in ("expiry", "check") for size in (100, 1000, 10_000)
+    }
+    for each in report["runs"]:
+        assert 0 < each["median_ms"] <= each["longest_ms"] and each["median_ms"] <= each["total_ms"]
+    assert "How long others wait in a burst" in capsys.readouterr().out
+    assert (tmp_path / "burst.png").read_bytes().startswith(PNG)
+
+
+def test_memory_measures_what_pending_requests_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = report_of(tmp_path, "memory", "--design", "ours", "--plot", str(tmp_path))
+
+    assert [each["requests"] for each in report["runs"]] == [100, 300, 1000, 3000, 10_000]
+    assert report["runs"][-1]["bytes_each"] > 200
+    assert 0.0 <= report["runs"][-1]["held"] < 0.02
+    assert "What a pending request takes" in capsys.readouterr().out
+    assert (tmp_path / "memory.png").read_bytes().startswith(PNG)
+
+
+def test_all_runs_every_program_and_gathers_what_they_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(name: str, status: int) -> Program:
+        def run(options: Any) -> int:
+            options.json.write_text(json.dumps({"seed": options.seed, "loops": options.loops, "quick": options.quick}))
+            return status
+
+        return Program(name, "", everything.add_arguments, run)
+
+    monkeypatch.setattr(everything, "PROGRAMS", (program("one", 0), program("two", 3)))
+    file = tmp_path / "all.json"
+
+    assert main(["all", "--seed", "7", "--loop", "asyncio", "--json", str(file)]) == 3
+    assert json.loads(file.read_text()) == {name: {"seed": 7, "loops": ["asyncio"], "quick": False} for name in ("one", "two")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["load", "--rate", "fast"], "'fast' is neither 'max' nor a number of requests per second"),
+        (["load", "--rate", "nan"], "'nan' is neither"),
+        (["load", "--rate", "0"], "'0' is neither"),
+        (["load", "--requests", "0"], "'0' is not a positive whole number"),
+        (["load", "--design", "nonsense"], "invalid choice: 'nonsense'"),
+        (["load", "--timeouts", "none"], "invalid choice: 'none'"),
+        (["burst", "--plot", "/proc/nowhere"], "cannot draw into '/proc/nowhere'"),
+        (["memory", "--loop", "trio"], "'trio' is not one of"),
+        (["http", "--polls", "many"], "argument --polls: 'many' is not a positive whole number"),
+        (["http", "--polls", "0"], "argument --polls: '0' is not a positive whole number"),
+        (["http", "--rounds", "0"], "argument --rounds: '0' is not a positive whole number"),
+        (["http", "--seconds", "-1"], "argument --seconds: '-1' is not a number of seconds, more than zero"),
+        (["http", "--look-every", "0"], "argument --look-every: '0' is not a number of seconds, more than zero"),
+        (["http", "--loop", "trio"], "'trio' is not one of asyncio, uvloop, both"),
+        (["http", "--json", "/nowhere/at/all.json"], "there is no directory '/nowhere/at'"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_is_measured(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+
+    assert exit_.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_help_explains_each_program_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+
+    printed = capsys.readouterr().out
+    for name in ("micro", "http", "load", "burst", "memory", "all"):
+        assert f"\n    {name} " in printed
+
+
+def test_a_burst_that_cannot_be_measured_is_told_and_the_others_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*arguments: Any) -> Any:
+        if arguments[2:] == ("expiry", "ours", 100):
+            raise Unmeasurable("the moon is full")
+        return burst.Figures("asyncio", arguments[2], arguments[3], arguments[4], 1.0, 2.0, 3.0)
+
+    monkeypatch.setattr(burst, "in_fresh_process", refuse)
+    report = report_of(tmp_path, "burst", "--design", "ours")
+
+    assert len(report["runs"]) == 5
+    assert "expiry of 100 in ours: the moon is full" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("program", ["burst", "memory"])
+def test_a_seed_is_not_asked_for_where_nothing_is_random(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([program, "--seed", "1"])
+
+    assert "unrecognized arguments: --seed 1" in capsys.readouterr().err

@@ -1,0 +1,169 @@
+"""`examples/fastapi_jobs.py`: jobs whose end clients wait for."""
+
+import asyncio
+import hashlib
+import importlib.util
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+from asgi_requests import Request
+
+from purgatory.testing import VirtualTimeLoop
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "fastapi_jobs.py"
+
+
+@pytest.fixture
+def example() -> ModuleType:
+    """The example as a module of its own for each test: its purgatories belong to one loop."""
+    spec = importlib.util.spec_from_file_location("fastapi_jobs", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def in_virtual_time(main: Any) -> None:
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(main())
+
+
+def client_of(example: ModuleType) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(example.app), base_url="http://jobs")
+
+
+class Work:
+    """In place of the thread: a job that ends when the test says so."""
+
+    def __init__(self, example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+        async def to_thread(*_: Any) -> bytes:
+            return await self.done
+
+        monkeypatch.setattr(example.asyncio, "to_thread", to_thread)
+
+
+@asynccontextmanager
+async def submitted(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[httpx.AsyncClient, Work]]:
+    """A client that has submitted job 1, and the work of that job."""
+    work = Work(example, monkeypatch)
+    async with client_of(example) as client:
+        await client.post("/jobs", json={"password": "secret"})
+        yield client, work
+
+
+def test_a_job_is_done_and_its_result_is_the_derived_key(example):
+    async def main() -> None:
+        async with client_of(example) as client:
+            submitted = await client.post("/jobs", json={"password": "secret", "rounds": 10})
+            assert (submitted.status_code, submitted.json()["state"]) == (202, "running")
+            answer = await client.get(submitted.headers["location"], headers={"Prefer": "wait=30"})
+        assert answer.status_code == 200
+        assert answer.json() == {
+            "state": "done",
+            "result": hashlib.pbkdf2_hmac("sha256", b"secret", b"salt", 10).hex(),
+        }
+
+    in_virtual_time(main)
+
+
+def test_the_end_of_a_job_answers_those_who_wait_for_it(example, monkeypatch):
+    async def main() -> None:
+        async with submitted(example, monkeypatch) as (client, work):
+            waiting = [asyncio.create_task(client.get("/jobs/1?wait=50")) for _ in range(3)]
+            while example.ends.pending < 3:
+                await asyncio.sleep(0)
+            work.done.set_result(b"\x01")
+            answers = await asyncio.gather(*waiting)
+        assert [answer.json() for answer in answers] == [{"state": "done", "result": "01"}] * 3
+        assert asyncio.get_running_loop().time() < 46
+
+    in_virtual_time(main)
+
+
+def test_a_job_that_still_runs_at_the_deadline_is_answered_with_202_and_the_wait(example, monkeypatch):
+    async def main() -> None:
+        async with submitted(example, monkeypatch) as (client, work):
+            answer = await client.get("/jobs/1", headers={"Prefer": "wait=600"})
+            assert (answer.status_code, answer.json()) == (202, {"state": "running"})
+            assert 56 <= asyncio.get_running_loop().time() <= 60
+            assert answer.headers["preference-applied"].startswith("wait=")
+            work.done.set_result(b"")
+
+    in_virtual_time(main)
+
+
+def test_a_job_that_fails_says_why(example, monkeypatch):
+    async def main() -> None:
+        async with submitted(example, monkeypatch) as (client, work):
+            work.done.set_exception(OSError("no threads left"))
+            answer = await client.get("/jobs/1")
+        assert answer.json() == {"state": "failed", "reason": "OSError('no threads left')"}
+
+    in_virtual_time(main)
+
+
+def test_a_job_nobody_submitted_and_one_long_past_are_404(example, monkeypatch):
+    async def main() -> None:
+        work = Work(example, monkeypatch)
+        async with client_of(example) as client:
+            assert (await client.get("/jobs/1")).status_code == 404
+            await client.post("/jobs", json={"password": "secret"})
+            work.done.set_result(b"")
+            assert (await client.get("/jobs/1")).status_code == 200
+            await asyncio.sleep(599)
+            assert (await client.get("/jobs/1")).status_code == 200
+            await asyncio.sleep(3)
+            assert (await client.get("/jobs/1")).status_code == 404
+            assert (await client.get("/jobs/1?wait=soon")).status_code == 404
+            assert (await client.post("/jobs", json={"password": "x", "rounds": 0})).status_code == 422
+
+    in_virtual_time(main)
+
+
+def test_a_client_that_leaves_frees_its_wait_and_a_bad_wait_is_400(example, monkeypatch):
+    async def main() -> None:
+        async with submitted(example, monkeypatch) as (client, work):
+            bad = await client.get("/jobs/1?wait=soon")
+            assert (bad.status_code, bad.text) == (400, "wait must be a number of seconds, zero or more, not 'soon'")
+        request = Request(example.app, path="/jobs/1")
+        request.body()
+        await asyncio.sleep(1)
+        assert example.polls.open == example.ends.pending == 1
+        request.leave()
+        await request.done()
+        assert asyncio.get_running_loop().time() == 1.0
+        assert example.polls.open == example.ends.pending == 0
+        work.done.set_result(b"")
+
+    in_virtual_time(main)
+
+
+def test_when_the_server_stops_those_who_wait_are_told_to_come_again(example, monkeypatch):
+    async def main() -> None:
+        async with submitted(example, monkeypatch) as (client, work):
+            waiting = asyncio.create_task(client.get("/jobs/1"))
+            while not example.ends.pending:
+                await asyncio.sleep(0)
+            example.polls.stop()
+            answer = await waiting
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            work.done.set_result(b"")
+
+    in_virtual_time(main)
+
+
+def test_the_wait_and_how_it_may_end_stand_in_the_openapi_document(example):
+    operation = example.app.openapi()["paths"]["/jobs/{number}"]["get"]
+    parameters = {parameter["name"]: parameter for parameter in operation["parameters"]}
+    assert set(parameters) == {"number", "wait", "prefer"}
+    assert (parameters["wait"]["in"], parameters["prefer"]["in"]) == ("query", "header")
+    assert parameters["wait"]["schema"]["maximum"] == 60
+    assert {"200", "202", "204", "400", "503"} <= set(operation["responses"])

@@ -1,0 +1,144 @@
+"""`examples/long_poll.py`, the board in a hundred lines: in virtual time, and its demo, as a process."""
+
+import asyncio
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "long_poll.py"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same purgatory as here
+Virtual = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@pytest.fixture
+def board() -> Any:
+    """The module, anew for each test: it holds what a process holds."""
+    spec = importlib.util.spec_from_file_location("long_poll", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@asynccontextmanager
+async def client_of(board: Any) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(board.app), base_url="http://board") as client:
+        yield client
+
+
+async def until_pending(board: Any, count: int) -> None:
+    while board.waiting.pending != count:
+        await asyncio.sleep(0)
+
+
+def test_a_message_answers_the_polls_of_its_topic_and_no_others(board: Any, virtual: Virtual) -> None:
+    async def main() -> None:
+        async with client_of(board) as client:
+            assert (await client.post("/topics/news", content="old")).json() == {"offset": 0}
+            waiting = [asyncio.create_task(client.get("/topics/news?offset=1&wait=20")) for _ in range(3)]
+            elsewhere = asyncio.create_task(client.get("/topics/weather?wait=20"))
+            await until_pending(board, 4)
+            await client.post("/topics/news", content="new")
+            for response in await asyncio.gather(*waiting):
+                assert response.json() == {"messages": ["new"], "next": 2, "ending": "event"}
+            assert asyncio.get_running_loop().time() == 0
+            assert board.waiting.statistics().missed_triggers == 0
+            assert (await elsewhere).json() == {"messages": [], "next": 0, "ending": "deadline"}
+            assert asyncio.get_running_loop().time() == 20
+            assert (await client.get("/topics/news")).json()["messages"] == ["old", "new"]
+
+    virtual(main())
+
+
+def test_who_names_what_he_has_seen_loses_nothing_between_two_polls(board: Any, virtual: Virtual) -> None:
+    async def main() -> None:
+        async with client_of(board) as client:
+            offset, messages = 0, []
+            for number in range(5):
+                await client.post("/topics/news", content=f"{number}")
+                await client.post("/topics/news", content=f"{number} again")
+                answer = (await client.get(f"/topics/news?offset={offset}&wait=0")).json()
+                messages += answer["messages"]
+                offset = answer["next"]
+            assert messages == board.topics["news"]
+            assert len(messages) == 10
+
+    virtual(main())
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("offset=-1", "offset must be from 0 to 1, which is the end of the topic"),
+        ("offset=2", "offset must be from 0 to 1, which is the end of the topic"),
+        ("offset=one", "offset must be a whole number"),
+        ("wait=soon", "wait"),
+    ],
+)
+def test_a_bad_offset_or_wait_is_400_with_the_reason(board: Any, virtual: Virtual, query: str, reason: str) -> None:
+    async def main() -> None:
+        async with client_of(board) as client:
+            await client.post("/topics/news", content="only")
+            response = await client.get(f"/topics/news?{query}")
+            assert response.status_code == 400
+            assert response.text.startswith(reason)
+            assert board.waiting.pending == 0
+
+    virtual(main())
+
+
+def test_a_client_that_hangs_up_waits_no_more_and_is_counted(board: Any, virtual: Virtual) -> None:
+    async def main() -> None:
+        messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        scope = {"type": "http", "method": "GET", "path": "/topics/news", "query_string": b"wait=20", "headers": []}
+
+        async def send(_: Any) -> None:
+            pass
+
+        poll = asyncio.create_task(board.app(scope, messages.get, send))
+        await until_pending(board, 1)
+        messages.put_nowait({"type": "http.disconnect"})
+        await poll
+        async with client_of(board) as client:
+            stats = (await client.get("/stats")).json()
+        assert stats["endings"] == {"event": 0, "deadline": 0, "gone": 1, "stopped": 0}
+        assert stats["purgatory"]["pending"] == stats["purgatory"]["watched"] == 0
+
+    virtual(main())
+
+
+def test_when_the_server_stops_the_open_polls_are_answered_with_503(board: Any, virtual: Virtual) -> None:
+    async def main() -> None:
+        async with client_of(board) as client:
+            waiting = asyncio.create_task(client.get("/topics/news?wait=20"))
+            await until_pending(board, 1)
+            await board.polls.aclose()
+            response = await waiting
+            assert (response.status_code, response.text) == (503, "the server is stopping")
+
+    virtual(main())
+
+
+def test_the_demo_reports_that_nothing_was_early_and_nothing_is_left() -> None:
+    command = [sys.executable, str(EXAMPLE), "--demo", "--pollers", "40", "--seconds", "1.5"]
+    demo = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+    assert demo.returncode == 0, demo.stderr
+
+    def row(name: str) -> list[float]:
+        [line] = [line for line in demo.stdout.splitlines() if name in line]
+        return [float(number) for number in re.findall(r"-?\d+\.?\d*", line.split(name)[1])]
+
+    assert all(count > 0 for name in ("by event", "by deadline ", "gone") for count in row(name))
+    assert row("after its deadline")[0] >= 0  # the clients' clock is the server's, of nanoseconds
+    assert row("pending at the end") == [0]
+    assert row("polls open: answered") == [40]

@@ -1,0 +1,199 @@
+"""The page of `examples/long_poll_board.py` in headless Chromium: two windows of it, on a server that is stopped and killed.
+
+Needs Chromium and its driver, and is skipped where they are missing: `apt-get install chromium chromium-driver`.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from requirements import need, unavailable
+from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.wait import WebDriverWait
+
+pytestmark = pytest.mark.xdist_group("browser")  # one browser is enough
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "long_poll_board.py"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "no_proxy": "127.0.0.1"}
+PATIENCE = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
+MISSING = "needs Chromium and its driver, which pip cannot bring. On Debian: apt-get install chromium chromium-driver"
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--no-proxy-server", "--disable-dev-shm-usage",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    options = ChromeOptions()
+    names = ("chromium", "chromium-browser", "google-chrome")
+    options.binary_location = next(filter(None, map(shutil.which, names)), None) or unavailable(MISSING)
+    for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
+        options.add_argument(flag)
+    with Chrome(options, ChromeService(need("chromedriver", MISSING))) as chrome:
+        yield chrome
+
+
+class Board:
+    """The example as a process on a port of its own, which is started, stopped and killed."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def start(self) -> None:
+        command = [sys.executable, str(EXAMPLE), "--port", str(self.port), "--file", str(self.file)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        assert self.process.stdout is not None
+        assert "the board is at" in self.process.stdout.readline()
+
+    def end(self, number: int) -> str:
+        assert self.process is not None
+        self.process.send_signal(number)
+        output, _ = self.process.communicate(timeout=PATIENCE)
+        self.process = None
+        return output
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Iterator[Board]:
+    board = Board(tmp_path / "board.jsonl")
+    board.start()
+    yield board
+    if board.process is not None:
+        board.end(signal.SIGKILL)
+
+
+class Window:
+    def __init__(self, browser: Chrome, url: str) -> None:
+        browser.switch_to.new_window("window")
+        self.browser, self.handle = browser, browser.current_window_handle
+        browser.get(url)
+        self.until(lambda: self.state == "connected")
+
+    def _here(self) -> Chrome:
+        self.browser.switch_to.window(self.handle)
+        return self.browser
+
+    def _texts(self, selector: str) -> list[str]:
+        script = "return Array.from(document.querySelectorAll(arguments[0]), (item) => item.textContent)"
+        texts: list[str] = self._here().execute_script(script, selector)
+        return texts
+
+    @property
+    def messages(self) -> list[str]:
+        return self._texts("#messages li")
+
+    @property
+    def outbox(self) -> list[str]:
+        return self._texts("#outbox li")
+
+    @property
+    def state(self) -> str:
+        return self._texts("#state")[0]
+
+    def write(self, text: str) -> None:
+        self._here().find_element(By.ID, "text").send_keys(text, Keys.ENTER)
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        WebDriverWait(self.browser, PATIENCE, poll_frequency=0.05).until(lambda _: holds())
+
+    def until_it_shows(self, *messages: str) -> None:
+        try:
+            self.until(lambda: self.messages == list(messages))
+        except Exception as error:
+            raise AssertionError(f"shown: {self.messages}; expected: {list(messages)}; {self.state}") from error
+
+    def close(self) -> None:
+        self._here().close()
+
+
+@pytest.fixture
+def windows(browser: Chrome, board: Board) -> Iterator[list[Window]]:
+    first = browser.current_window_handle
+    opened = [Window(browser, board.url) for _ in range(2)]
+    yield opened
+    for window in opened:
+        window.close()
+    browser.switch_to.window(first)
+
+
+def test_two_windows_see_each_others_messages_through_the_long_poll(board: Board, windows: list[Window]) -> None:
+    left, right = windows
+    left.write("from the left")
+    right.until_it_shows("from the left")
+    right.write("<b>from the right</b>")
+    for window in windows:
+        window.until_it_shows("from the left", "<b>from the right</b>")
+        assert window.outbox == []
+    output = board.end(signal.SIGTERM)
+    answered = int(output.partition("event: ")[2].partition(",")[0])
+    assert answered >= 2  # the windows were waiting: what they show came as the answer to a poll
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_the_windows_come_back_after_the_server_has_restarted_and_have_each_message_once(
+    board: Board, windows: list[Window], number: int
+) -> None:
+    left, right = windows
+    left.write("before")
+    for window in windows:
+        window.until_it_shows("before")
+
+    board.end(number)
+    right.write("while it was away, 1")
+    right.write("while it was away, 2")
+    for window in windows:
+        window.until(lambda: window.state == "reconnecting")
+    assert right.outbox == ["while it was away, 1", "while it was away, 2"]
+    assert left.messages == right.messages == ["before"]
+
+    board.start()
+    expected = ["before", "while it was away, 1", "while it was away, 2"]
+    for window in windows:
+        window.until_it_shows(*expected)
+    assert right.outbox == []
+    left.write("after")
+    for window in windows:
+        window.until_it_shows(*expected, "after")
+        window.until(lambda: window.state == "connected")
+
+
+def test_a_message_whose_acknowledgement_was_lost_is_there_once(board: Board, windows: list[Window]) -> None:
+    left, right = windows
+    # The board has the message, but its answer does not reach the window, as when the server is killed in between.
+    left._here().execute_script(
+        """
+        const fetch_ = window.fetch;
+        let lost = 0;
+        window.fetch = async (target, options) => {
+          const response = await fetch_(target, options);
+          if (options.method === "POST" && ++lost <= 2) throw new TypeError("the answer was lost");
+          return response;
+        };
+        """
+    )
+    left.write("once")
+    left.write("twice")
+    for window in windows:
+        window.until_it_shows("once", "twice")
+    left.until(lambda: left.outbox == [])
+    board.end(signal.SIGTERM)
+    board.start()
+    right.write("last")
+    for window in windows:
+        window.until_it_shows("once", "twice", "last")

@@ -1,0 +1,131 @@
+"""What tests of every folder use.
+
+`Probe` is the operation that most tests use. `Spy` counts what is asked of a loop, `profiled` what is called. `outcome` gives
+what an awaitable returned or raised, `turns` lets the loop turn, `raiser` makes hooks that fail.
+"""
+
+import asyncio
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+
+from purgatory import DelayedOperation
+
+
+class Probe(DelayedOperation[Any]):
+    """An operation whose condition is the flag `ready`, which writes down what is called, and whose hooks can be filled in.
+
+    Each hook appends `(name, "try" | "complete" | "expire")` to `log`, which operations may share, and then calls the
+    function given for it, if any. What `completing` returns is the result, otherwise the result is `name`.
+    """
+
+    def __init__(
+        self,
+        timeout: float | None = None,
+        *,
+        deadline: float | None = None,
+        name: object = "",
+        ready: bool = False,
+        log: list[tuple[object, str]] | None = None,
+        trying: Callable[["Probe"], object] | None = None,
+        completing: Callable[["Probe"], object] | None = None,
+        expiring: Callable[["Probe"], object] | None = None,
+    ) -> None:
+        super().__init__(timeout, deadline=deadline)
+        self.name = name
+        self.ready = ready
+        self.log: list[tuple[object, str]] = [] if log is None else log
+        self.trying, self.completing, self.expiring = trying, completing, expiring
+
+    def try_complete(self) -> bool:
+        self.log.append((self.name, "try"))
+        if self.trying is not None:
+            self.trying(self)
+        return self.ready and self.force_complete()
+
+    def on_complete(self) -> Any:
+        self.log.append((self.name, "complete"))
+        return self.name if self.completing is None else self.completing(self)
+
+    def on_expiration(self) -> None:
+        self.log.append((self.name, "expire"))
+        if self.expiring is not None:
+            self.expiring(self)
+
+    @property
+    def calls(self) -> list[str]:
+        """The hooks of this operation that were called, in order."""
+        return [hook for name, hook in self.log if name is self.name]
+
+
+def raiser(error: BaseException) -> Callable[[object], object]:
+    """A hook that raises `error`."""
+
+    def hook(_: object) -> object:
+        raise error
+
+    return hook
+
+
+async def outcome(awaitable: Awaitable[Any]) -> Any:
+    """What the awaitable returned or raised."""
+    try:
+        return await awaitable
+    except BaseException as error:
+        return error
+
+
+async def turns(count: int = 1) -> None:
+    """Lets `count` turns of the loop pass."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+class Spy:
+    """Counts what is asked of a loop, by wrapping its methods."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.calls: Counter[str] = Counter()
+        self._handles: list[tuple[asyncio.Handle, list[bool]]] = []
+        for name in ("call_at", "call_soon_threadsafe"):
+            setattr(loop, name, partial(self._call, name, getattr(loop, name)))
+
+    def _call(self, name: str, method: Callable[..., asyncio.Handle], *args: Any, context: Any = None) -> asyncio.Handle:
+        self.calls[name] += 1
+        if name != "call_at":
+            return method(*args, context=context)
+        when, callback, *rest = args
+        called = [False]
+
+        def call() -> None:
+            called[0] = True
+            callback(*rest)
+
+        handle = method(when, call, context=context)
+        self._handles.append((handle, called))
+        return handle
+
+    @property
+    def armed(self) -> int:
+        """How many timers wait on the loop."""
+        self._handles = [(handle, called) for handle, called in self._handles if not (called[0] or handle.cancelled())]
+        return len(self._handles)
+
+
+def profiled(function: Callable[[], object]) -> int:
+    """How many calls, of Python and C functions, `function` makes. The cost of a thing, without a clock."""
+    count = 0
+
+    def profile(frame: object, event: str, arg: object) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(before)
+    return count

@@ -1,0 +1,120 @@
+"""The kinds of loop that tests run on, and the ways to run them there.
+
+    async def test_something():                    # once on each kind of loop
+        ...
+
+    @on_virtual_time
+    async def test_something_that_takes_an_hour():
+        ...
+
+    def test_what_happens_around_a_loop(run):      # once on each kind of loop, which ends before the test does
+        async def main():
+            ...
+        run(main)
+
+pytest-asyncio runs the first two, on loops that `CURRENT` makes; the fixtures `run` and `virtual` are a `Runner`. All fail if
+anything was reported to the loop's exception handler, unless the test asks for the fixture `reports`, and all end what hangs.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from functools import partial
+from inspect import iscoroutine
+from typing import Any, TypeVar
+
+import pytest
+import uvloop
+
+from purgatory.testing import VirtualTimeLoop
+
+T = TypeVar("T")
+LoopFactory = Callable[..., asyncio.AbstractEventLoop]
+Report = dict[str, Any]
+
+PATIENCE = 60.0
+"""Seconds that a test may take on a real clock. A signal does not get through to a uvloop that sleeps, so a timer ends it."""
+
+
+def eager_virtual_loop(start: float = 0.0) -> asyncio.AbstractEventLoop:
+    """A loop on virtual time, whose tasks start at once."""
+    loop = VirtualTimeLoop(start=start)
+    loop.set_task_factory(asyncio.eager_task_factory)
+    return loop
+
+
+LOOP_FACTORIES: dict[str, LoopFactory] = {
+    "virtual": VirtualTimeLoop,
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+if sys.version_info >= (3, 12):
+    LOOP_FACTORIES["eager"] = eager_virtual_loop
+
+on_virtual_time = pytest.mark.asyncio(loop_factories=["virtual"])
+"""Runs a test that is a coroutine function on virtual time only. If it has a parameter `start`, the time begins there."""
+
+
+def fail_on(reports: list[Report]) -> None:
+    """Fails if anything was reported to the loop's exception handler.
+
+    Raises:
+        AssertionError: from the first exception that was reported.
+    """
+    if reports:
+        error = reports[0].get("exception")
+        raise AssertionError(f"reported to the loop's exception handler: {reports!r}") from error
+
+
+class Current:
+    """Makes the loop of a test that pytest-asyncio runs.
+
+    Attributes:
+        reports: what the loop's exception handler is told.
+        start: when the time of a virtual loop begins.
+    """
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+        self.start = 0.0
+
+    def new_loop(self, kind: str) -> asyncio.AbstractEventLoop:
+        """A loop of a kind that is named in `LOOP_FACTORIES`."""
+        reports = self.reports
+        loop = LOOP_FACTORIES[kind]() if kind in ("asyncio", "uvloop") else LOOP_FACTORIES[kind](start=self.start)
+        loop.set_exception_handler(lambda _, context: reports.append(context))
+
+        def end() -> None:
+            reports.append({"message": f"it still runs after {PATIENCE:g} s"})
+            loop.stop()
+
+        if not isinstance(loop, VirtualTimeLoop):  # which ends by itself what hangs
+            loop.call_later(PATIENCE, end)
+        return loop
+
+
+CURRENT = Current()
+
+
+class Runner:
+    """Runs a coroutine, or a coroutine function without arguments, on a new loop, and closes the loop.
+
+    What the loop's exception handler is told goes to `reports`; if there are none, `__call__` fails on it. What hangs is ended:
+    by the loop on virtual time, elsewhere after `PATIENCE`.
+    """
+
+    def __init__(self, loop_factory: LoopFactory, reports: list[Report] | None) -> None:
+        self.loop_factory = loop_factory
+        self.reports = reports
+
+    def __call__(self, main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T], start: float | None = None) -> T:
+        reports: list[Report] = [] if self.reports is None else self.reports
+        loop_factory = self.loop_factory if start is None else partial(self.loop_factory, start=start)
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.get_loop().set_exception_handler(lambda _, context: reports.append(context))
+            coroutine = main if iscoroutine(main) else main()
+            is_virtual = isinstance(runner.get_loop(), VirtualTimeLoop)
+            result = runner.run(coroutine if is_virtual else asyncio.wait_for(coroutine, PATIENCE))
+        if self.reports is None:
+            fail_on(reports)
+        return result
