@@ -1,4 +1,4 @@
-"""The load behind `python examples/long_poll.py --demo`: real HTTP clients against a board in a process of its own.
+"""The load behind `--demo` of both boards: real HTTP clients against a board in a process of its own.
 
 Every tenth of the pollers shares a topic. One publisher a topic writes about once a second, and a poll waits for 0.2 to
 2 seconds, so that polls end both ways; every fifth poller hangs up before its time. What the server says of itself
@@ -8,10 +8,11 @@ comes from `GET /stats` and from its answers; all else is measured here, on the 
 import asyncio
 import math
 import random
+import socket
 import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +47,7 @@ async def keep_polling(session: aiohttp.ClientSession, topic: str, until: float,
         try:
             async with (
                 asyncio.timeout(patience),
-                session.get(f"/topics/{topic}?offset={offset}&timeout={wait}") as response,
+                session.get(f"/topics/{topic}?offset={offset}&wait={wait}") as response,
             ):
                 answer = await response.json()
         except TimeoutError:
@@ -56,7 +57,8 @@ async def keep_polling(session: aiohttp.ClientSession, topic: str, until: float,
         offset = answer["next"]
         seen.endings[answer["ending"]] += 1
         if answer["ending"] == "deadline":
-            seen.late_by_server.append(answer["late"])
+            if "late" in answer:
+                seen.late_by_server.append(answer["late"])
             seen.late_by_client.append(answered - (asked + wait))
         else:
             published = float(answer["messages"][-1])
@@ -104,7 +106,7 @@ async def stop_with_open_polls(
     """Opens a poll of half a minute for each poller and sends SIGTERM: how many were answered, how long it took."""
 
     async def poll_to_the_end(topic: str) -> bool:
-        async with session.get(f"/topics/{topic}?timeout=30") as response:
+        async with session.get(f"/topics/{topic}?wait=30") as response:
             return response.status == 503
 
     polls = [asyncio.create_task(poll_to_the_end(f"quiet-{number}")) for number in range(pollers)]
@@ -116,12 +118,32 @@ async def stop_with_open_polls(
     return answers.count(True), time.monotonic() - stopping
 
 
+@asynccontextmanager
+async def serving(command: Sequence[str]) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """Starts the server on a free port; when it can be reached, the process and the address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = await asyncio.create_subprocess_exec(*command, "--port", str(port), stdout=asyncio.subprocess.DEVNULL)
+    try:
+        async with asyncio.timeout(60):
+            while server.returncode is None:
+                with suppress(OSError):
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                    writer.close()
+                    break
+                await asyncio.sleep(0.05)
+        if server.returncode is not None:
+            raise SystemExit(f"the board has ended with status {server.returncode}")
+        yield server, f"http://127.0.0.1:{port}"
+    finally:
+        if server.returncode is None:
+            server.kill()
+            await server.wait()
+
+
 async def put_load_on(command: Sequence[str], pollers: int, seconds: float, console: Console) -> Table:
     """Starts the server, lets everybody loose on it, stops it, and makes the report."""
-    server = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
-    try:
-        assert server.stdout is not None
-        url = (await server.stdout.readline()).decode().split()[-1]
+    async with serving(command) as (server, url):
         topics = [f"topic-{number}" for number in range(math.ceil(pollers / POLLERS_PER_TOPIC))]
         seen = Seen()
         async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -135,10 +157,6 @@ async def put_load_on(command: Sequence[str], pollers: int, seconds: float, cons
                     group.create_task(keep_polling(session, topics[number % len(topics)], until, leaves, seen))
             stats = await wait_until_pending(session, 0)
             stopped, stop_seconds = await stop_with_open_polls(session, server, pollers)
-    finally:
-        if server.returncode is None:
-            server.kill()
-            await server.wait()
 
     table = Table(title=f"{pollers} pollers on {len(topics)} topics for {seconds:g} s", title_justify="left")
     table.add_column("")
@@ -149,7 +167,7 @@ async def put_load_on(command: Sequence[str], pollers: int, seconds: float, cons
     table.add_section()
     table.add_row("from publish to answer, p50", "", milliseconds(percentile(seen.latencies, 0.50)))
     table.add_row("from publish to answer, p99", "", milliseconds(percentile(seen.latencies, 0.99)))
-    earliest = [milliseconds(percentile(late, 0)) for late in (seen.late_by_server, seen.late_by_client)]
+    earliest = [milliseconds(percentile(late, 0)) if late else "" for late in (seen.late_by_server, seen.late_by_client)]
     table.add_row("earliest answer by deadline, after its deadline", *earliest)
     table.add_section()
     table.add_row("operations still pending at the end", str(stats["purgatory"]["pending"]), "")

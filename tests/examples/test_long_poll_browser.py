@@ -1,4 +1,4 @@
-"""The page of `examples/long_poll.py` in headless Chromium, two windows of it, on a real server that is stopped and killed.
+"""The page of `examples/long_poll_board.py` in headless Chromium: two windows of it, on a server that is stopped and killed.
 
 Needs Chromium and its driver, and is skipped where they are missing: `apt-get install chromium chromium-driver`.
 """
@@ -21,7 +21,7 @@ from selenium.webdriver.support.wait import WebDriverWait
 
 pytestmark = pytest.mark.xdist_group("browser")  # one browser is enough
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "long_poll.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "long_poll_board.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "no_proxy": "127.0.0.1"}
 PATIENCE = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
 MISSING = "needs Chromium and its driver, which pip cannot bring. On Debian: apt-get install chromium chromium-driver"

@@ -1,0 +1,186 @@
+"""The same wait three times: by hand with `asyncio.Event`, by hand with care, and with a purgatory. What stays, what it costs.
+
+    python examples/by_hand.py
+
+Needs nothing but the library. It opens 100,000 waits that nobody answers, each under a key of its own, and counts what is
+left of them after their deadline; then it times waits that are answered, alone and while 1,000 others wait.
+"""
+
+# ruff: noqa: D102 - what the methods do stands in `Jobs`
+
+import argparse
+import asyncio
+import gc
+import statistics
+import time
+import tracemalloc
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+from purgatory import Purgatory
+
+OTHERS = 1_000
+
+
+class Jobs(Protocol):
+    """The results of jobs, and those who wait for them."""
+
+    async def wait(self, job: int, timeout: float) -> str:
+        """The result of `job`; `TimeoutError` if there is none in time."""
+        ...
+
+    def finish(self, job: int, result: str) -> None:
+        """Brings the result of `job`."""
+
+    @property
+    def left(self) -> int:
+        """How many keys somebody waits for, or once did."""
+        ...
+
+
+class EventByHand:
+    """What one writes first. An event stays in the dictionary if its job never ends.
+
+    To remove it at the deadline would be worse: of two who wait for one job, the first to give up takes the event away from
+    the other, who then hears of nothing.
+    """
+
+    def __init__(self) -> None:
+        self.results: dict[int, str] = {}
+        self.events: dict[int, asyncio.Event] = {}
+
+    async def wait(self, job: int, timeout: float) -> str:
+        if job not in self.results:
+            async with asyncio.timeout(timeout):
+                await self.events.setdefault(job, asyncio.Event()).wait()
+        return self.results[job]
+
+    def finish(self, job: int, result: str) -> None:
+        self.results[job] = result
+        if job in self.events:
+            self.events.pop(job).set()
+
+    @property
+    def left(self) -> int:
+        return len(self.events)
+
+
+class FuturesByHand:
+    """The same with the leak mended: a future for each who waits, and the last to leave a key takes the key away."""
+
+    def __init__(self) -> None:
+        self.results: dict[int, str] = {}
+        self.waiting: dict[int, set[asyncio.Future[None]]] = {}
+
+    async def wait(self, job: int, timeout: float) -> str:
+        if job not in self.results:
+            future = asyncio.get_running_loop().create_future()
+            waiting = self.waiting.setdefault(job, set())
+            waiting.add(future)
+            try:
+                async with asyncio.timeout(timeout):
+                    await future
+            finally:
+                waiting.discard(future)
+                if not waiting and self.waiting.get(job) is waiting:
+                    del self.waiting[job]
+        return self.results[job]
+
+    def finish(self, job: int, result: str) -> None:
+        self.results[job] = result
+        for future in self.waiting.pop(job, ()):
+            if not future.done():
+                future.set_result(None)
+
+    @property
+    def left(self) -> int:
+        return len(self.waiting)
+
+
+class WithPurgatory:
+    """The same with a purgatory."""
+
+    def __init__(self) -> None:
+        self.results: dict[int, str] = {}
+        self.jobs = Purgatory("jobs")
+
+    async def wait(self, job: int, timeout: float) -> str:
+        return await self.jobs.wait_for(lambda: self.results.get(job), [job], timeout)
+
+    def finish(self, job: int, result: str) -> None:
+        self.results[job] = result
+        self.jobs.check_and_complete(job)
+
+    @property
+    def left(self) -> int:
+        return self.jobs.statistics().keys
+
+
+async def what_is_left(kind: type[Jobs], waits: int) -> tuple[int, float]:
+    """How many keys, and how many bytes for each wait, are left of waits that nobody answered."""
+    tracemalloc.start()
+    jobs = kind()
+
+    async def give_up(job: int) -> None:
+        with suppress(TimeoutError):
+            await jobs.wait(job, 0.01)
+
+    await give_up(0)
+    jobs.finish(0, "done")  # what is made once is none of a wait's
+    gc.collect()
+    before = tracemalloc.get_traced_memory()[0]
+    for first in range(1, waits + 1, 1000):
+        await asyncio.gather(*map(give_up, range(first, min(first + 1000, waits + 1))))
+    await asyncio.sleep(0)
+    gc.collect()
+    held = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    return jobs.left, held / waits
+
+
+async def seconds_each(kind: type[Jobs], waits: int, beside: int) -> float:
+    """What a wait costs that is answered while `beside` others wait, in seconds, the switches of tasks included."""
+    jobs = kind()
+    others = [asyncio.create_task(jobs.wait(-1 - number, 60)) for number in range(beside)]
+
+    async def finish() -> None:
+        for job in range(waits):
+            jobs.finish(job, "done")
+            await asyncio.sleep(0)
+
+    async def ask() -> None:
+        for job in range(waits):
+            await jobs.wait(job, 30)
+
+    began = time.perf_counter()
+    asking = asyncio.create_task(ask())
+    await asyncio.sleep(0)
+    await finish()
+    await asking
+    passed = time.perf_counter() - began
+    for other in others:
+        other.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    return passed / waits
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="What a wait leaves behind and costs, by hand and with a purgatory.")
+    parser.add_argument("--waits", type=int, default=100_000, help="how many that nobody answers (default: 100000)")
+    parser.add_argument("--rounds", type=int, default=7, help="of the timing; the median counts (default: 7)")
+    options = parser.parse_args(arguments)
+    kinds: list[type[Jobs]] = [EventByHand, FuturesByHand, WithPurgatory]
+    left = [asyncio.run(what_is_left(kind, options.waits)) for kind in kinds]
+    rounds = range(options.rounds)
+    alone = zip(*([asyncio.run(seconds_each(kind, 5_000, 0)) for kind in kinds] for _ in rounds), strict=True)  # in turns
+    among = zip(*([asyncio.run(seconds_each(kind, 5_000, OTHERS)) for kind in kinds] for _ in rounds), strict=True)
+    print(f"{'':15}{'keys left':>10}{'bytes left, each':>18}{'an answered wait':>18}{f'among {OTHERS:,}':>15}")
+    for kind, (keys, held), *costs in zip(kinds, left, alone, among, strict=True):
+        first, second = (f"{statistics.median(cost) * 1e6:.1f} µs" for cost in costs)
+        print(f"{kind.__name__:15}{keys:>10,}{held:>18,.0f}{first:>18}{second:>15}")
+
+
+if __name__ == "__main__":
+    main()
