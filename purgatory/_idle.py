@@ -72,19 +72,16 @@ class _IdleWheel(LoopWheel, Generic[Id]):
         touched = [entry for entry in batch if entry._wheel_when > now and entry._wheel_bucket is bucket]
         if touched:
             self._put_all_back(touched, bucket)
-        self._tell(cast(list[_Tracked[Id]], batch), bucket, now)
+        if len(touched) < len(batch):
+            self._tell(cast(list[_Tracked[Id]], batch), bucket, now)
 
     def _put_all_back(self, touched: list[Entry], bucket: Bucket) -> None:
         """As `put_back`, but any bucket of its tick will do: in what order ids of one tick fall idle does not matter."""
-        rate, narrow, next_tick = self.rate, self.levels[0], self.tick_now + 1
+        rate, slot_of, next_tick = self.rate, self.levels[0].get, self.tick_now + 1
         for entry in touched:
             due_tick = ceil(entry._wheel_when * rate)
-            try:
-                target = narrow[due_tick].added[-1]
-            except LookupError:
-                self.put_back(entry)
-                continue
-            if due_tick < next_tick or len(target) >= FULL:
+            slot = slot_of(due_tick)
+            if slot is None or due_tick < next_tick or not (buckets := slot.added) or len(target := buckets[-1]) >= FULL:
                 self.put_back(entry)
                 continue
             del bucket[entry]

@@ -53,6 +53,9 @@ class Bucket(dict[Entry, None]):
 
         Those that are still here when all have been returned are returned again.
         """
+        if len(self) <= most:  # the whole of it: nothing to keep
+            self._walk = _WALKED
+            return list(self)
         batch = list(islice(self._walk, most))
         if not batch:
             self._walk = iter(list(islice(self, SNAPSHOT)))

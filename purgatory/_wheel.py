@@ -333,8 +333,10 @@ class Wheel:
             del slot.level[slot.number]
             self.recent.clear()
             self.closed(slot)
-            if not slot:
-                self._portion -= 1  # thousands of empty ones, after a stall, are a burst as well
+            bucket = slot.first()
+            if bucket is not None:
+                return bucket
+            self._portion -= 1  # thousands of empty ones, after a stall, are a burst as well
 
     def _move_some(self, most: int, last_tick: int) -> None:
         """Moves so many entries of the wide slots that begin until `last_tick` to narrower ones."""
