@@ -11,8 +11,9 @@ from purgatory._errors import (
 )
 from purgatory._idle import IdleTracker
 from purgatory._observer import Observer
-from purgatory._operation import DelayedOperation, OperationState
+from purgatory._operation import DelayedOperation
 from purgatory._purgatory import Purgatory
+from purgatory._state import OperationState
 from purgatory._statistics import PurgatoryStatistics, ThresholdStatistics
 from purgatory._threshold import ThresholdPurgatory
 from purgatory._timeouts import Timeout, timeout, timeout_at, wait_for

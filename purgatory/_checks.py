@@ -15,7 +15,8 @@ from typing import Any, NoReturn, Protocol, final
 
 from purgatory._dispatcher import Check, Dispatcher
 from purgatory._observer import NOTHING, Among, Notes, Observer
-from purgatory._operation import COMPLETED, PENDING, DelayedOperation
+from purgatory._operation import DelayedOperation
+from purgatory._state import COMPLETED, PENDING
 from purgatory._watchers import Chunk
 
 Operation = DelayedOperation[Any]

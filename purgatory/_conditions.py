@@ -15,7 +15,8 @@ from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from purgatory._errors import OperationCancelled, OperationTimeout, WrongLoop
-from purgatory._operation import CANCELLED, COMPLETED, PENDING, DelayedOperation
+from purgatory._operation import DelayedOperation
+from purgatory._state import CANCELLED, COMPLETED, PENDING
 from purgatory._timeouts import Timeout
 
 T = TypeVar("T")

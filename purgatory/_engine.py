@@ -3,7 +3,7 @@
 Every operation goes this way, whoever sends it, and the dispatcher of the loop sees to it that its hooks meet nobody else's:
 
     try      the first time, at each check of a key, and at the deadline
-    claim    `_op_claim` makes it COMPLETED, EXPIRED or CANCELLED, and takes it out of the wheel and the watch lists
+    claim    `claim` makes it COMPLETED, EXPIRED or CANCELLED, and takes it out of the wheel and the watch lists
     conclude its hooks run and whoever awaits it is answered; then the observer is told
 
 Whoever tries an operation concludes it as well, whatever has claimed it meanwhile. Who claims one that nobody is trying
@@ -20,9 +20,11 @@ from typing import Any, NoReturn, cast, final
 from purgatory._checks import KeyCheck
 from purgatory._dispatcher import Dispatcher, dispatcher_of
 from purgatory._errors import OperationReused, PurgatoryClosed, PurgatoryFull
+from purgatory._life import answer, check_loop, claim, fail, run_hooks
 from purgatory._observer import DEADLINE, LONG_TIMEOUT, NOBODY, NOTHING, Notes, Observer
-from purgatory._operation import CANCELLED, COMPLETED, EXPIRED, PENDING, DelayedOperation
+from purgatory._operation import DelayedOperation
 from purgatory._signals import Signals
+from purgatory._state import CANCELLED, COMPLETED, EXPIRED, PENDING
 from purgatory._timer import PORTION, LoopWheel
 from purgatory._watchers import NO_PLACES, Watched, Watchers, keys_of
 
@@ -112,7 +114,7 @@ class Engine:
         if operation._op_engine is not None or operation._op_state is not PENDING:
             why = "it is being watched" if operation._op_state is PENDING else "it has ended"
             raise OperationReused(f"cannot watch {operation!r}: {why}, and an operation serves once")
-        operation._op_check_loop("watch")
+        check_loop(operation, "watch")
         type(operation)._op_require_identity()
         self.kinds.add(type(operation))
 
@@ -152,15 +154,15 @@ class Engine:
             timeout = operation._op_timeout
             when = operation._wheel_when if timeout is None else now + timeout
             if self.closed:  # by the try itself
-                operation._op_claim(CANCELLED)
+                claim(operation, CANCELLED)
                 self.cancelled += 1
                 if operation._op_waiters is not None:
-                    operation._op_answer()
+                    answer(operation)
                 self.ended_at_once(operation, watched)
                 return True
             if when is not None and when <= now:
                 operation._wheel_when = max(when, now)
-                operation._op_claim(EXPIRED)
+                claim(operation, EXPIRED)
                 self.expired += 1
                 self._note_keys(operation, watched)
                 self.room.conclude(operation)
@@ -214,13 +216,13 @@ class Engine:
     def try_failed(self, operation: Operation, error: BaseException) -> None:
         """Ends an operation whose `try_complete` raised. Whoever tried it concludes it; after an exit, the next turn does."""
         if operation._op_state is PENDING:
-            operation._op_claim(CANCELLED)
+            claim(operation, CANCELLED)
             self.cancelled += 1
             try:
-                operation._op_failed(error)
+                fail(operation, error)
             finally:
                 if operation._op_waiters is not None:
-                    operation._op_answer()
+                    answer(operation)
             return
         # It was claimed before it raised, so its outcome stands.
         if isinstance(error, (SystemExit, KeyboardInterrupt)):
@@ -238,9 +240,9 @@ class Engine:
             except BaseException as error:
                 self.try_failed(operation, error)
             if operation._op_state is PENDING:
-                operation._op_claim(EXPIRED)
+                claim(operation, EXPIRED)
                 self.expired += 1
-                operation._op_run_hooks()
+                run_hooks(operation)
                 if self.observed:
                     self.tell(operation, DEADLINE)
             else:
@@ -260,7 +262,7 @@ class Engine:
     def conclude(self, operation: Operation, cause: Hashable = NOTHING) -> None:
         """Runs the hooks of the `current` operation, which has been claimed, and tells the observer."""
         if operation._op_state is not CANCELLED:
-            operation._op_run_hooks()
+            run_hooks(operation)
         if self.observed:
             self.tell(operation, cause)
 

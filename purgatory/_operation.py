@@ -1,83 +1,30 @@
-"""The delayed operation: what users subclass, its states, and the compare-and-set by which it ends exactly once.
+"""The delayed operation: what users subclass.
 
-                       force_complete
-               ┌──────────────────────────> COMPLETED   on_complete
-               │       deadline
-    PENDING ───┼──────────────────────────> EXPIRED     on_complete, on_expiration
-               │       cancel, aclose, a try that raised
-               └──────────────────────────> CANCELLED
-
-Every path goes through `_op_claim`, which makes the move if it is a legal one and tells the caller whether it was the
-one that made it. The claim takes the operation out of the wheel and out of all its watch lists in the same breath, so
-no user code ever sees an ended operation that something still holds. The hooks run after that, one at a time (`_engine`).
-
-Names of private attributes begin with `_op_`: subclasses are the users' and `_state` or `_result` would be theirs.
+What becomes of it is told in `_life`, its states in `_state`. Names of private attributes begin with `_op_`: subclasses are the
+users' and `_state` or `_result` would be theirs.
 
 Kafka's counterpart is `DelayedOperation`, whose `completed` is an `AtomicBoolean`; asyncio's is `Future`, from which
 `result` and the way exceptions are handed on are taken.
 """
 
 from abc import ABC, abstractmethod
-from asyncio import Future, InvalidStateError, get_running_loop
+from asyncio import Future, get_running_loop
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Generator
-from contextlib import suppress
-from enum import Enum
 from math import inf, isinf
-from typing import Any, Final, Generic, Protocol, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar, cast
 
-from purgatory._dispatcher import Dispatcher, running_dispatcher
-from purgatory._errors import OperationCancelled, WrongLoop
+from purgatory import _life
 from purgatory._failure import Failure
-from purgatory._timer import LoopWheel
-from purgatory._watchers import NO_PLACES, Places, Watchers
+from purgatory._life import Engine, claim
+from purgatory._state import CANCELLED, COMPLETED, PENDING, OperationState
+from purgatory._watchers import NO_PLACES, Places
 from purgatory._wheel import Entry
 
 R = TypeVar("R")
 
 
-class OperationState(Enum):
-    """Where an operation stands. It leaves `PENDING` exactly once."""
-
-    PENDING = "pending"
-    COMPLETED = "completed"
-    EXPIRED = "expired"
-    CANCELLED = "cancelled"
-
-
-PENDING: Final = OperationState.PENDING
-COMPLETED: Final = OperationState.COMPLETED
-EXPIRED: Final = OperationState.EXPIRED
-CANCELLED: Final = OperationState.CANCELLED
-
-LEGAL_MOVES: Final = {
-    PENDING: {COMPLETED, EXPIRED, CANCELLED},
-    COMPLETED: set[OperationState](),
-    EXPIRED: set[OperationState](),
-    CANCELLED: set[OperationState](),
-}
-"""What `_op_claim` allows: as only `PENDING` can be left, it asks for no more than that."""
-
-
 _NOTHING: Final = object()
-
-
-class Engine(Protocol):
-    """What an operation knows of the purgatory that it is in."""
-
-    name: str
-    loop: Any
-    room: Dispatcher
-    wheel: LoopWheel
-    watchers: Watchers
-    by_key: dict[Any, Any]
-    completed: int
-    cancelled: int
-    observed: bool
-
-    def bind(self, doing: str) -> None: ...
-    def tell(self, operation: Any) -> None: ...
-    def expire(self, operation: Any) -> None: ...
 
 
 class DelayedOperation(Entry, ABC, Generic[R]):
@@ -171,9 +118,9 @@ class DelayedOperation(Entry, ABC, Generic[R]):
         """
         engine = self._op_engine
         if engine is None or running_loop() is not engine.loop:
-            return self._op_complete_from_outside()
+            return _life.complete_from_outside(self)
         room = engine.room
-        if not self._op_claim(COMPLETED):
+        if not claim(self, COMPLETED):
             return False
         engine.completed += 1
         current = room.current
@@ -182,7 +129,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
         if current is None:
             room.current = self
             try:
-                self._op_run_hooks()
+                _life.run_hooks(self)
                 if engine.observed:
                     engine.tell(self)
             finally:
@@ -203,11 +150,11 @@ class DelayedOperation(Entry, ABC, Generic[R]):
             WrongLoop: called from another loop or thread than the purgatory's; nothing has changed.
         """
         engine = self._op_engine
-        self._op_check_loop("cancel")
-        if not self._op_claim(CANCELLED):
+        _life.check_loop(self, "cancel")
+        if not claim(self, CANCELLED):
             return False
         if self._op_waiters is not None:
-            self._op_answer()
+            _life.answer(self)
         if engine is not None:
             engine.cancelled += 1
             if engine.observed and not engine.room.is_trying(self):
@@ -228,7 +175,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
         except AttributeError:
             result = _NOTHING
         if result is _NOTHING:
-            raise self._op_no_result()
+            raise _life.why_no_result(self)
         if type(result) is Failure:
             result.seen = True
             result.let_go()
@@ -255,8 +202,8 @@ class DelayedOperation(Entry, ABC, Generic[R]):
         return None if when is None or isinf(when) else when
 
     def __await__(self) -> Generator[Any, None, R]:
-        if self._op_state is PENDING or not self._op_is_answered():
-            self._op_check_loop("await")
+        if self._op_state is PENDING or not _life.is_answered(self):
+            _life.check_loop(self, "await")
             future: Future[None] = get_running_loop().create_future()
             waiters = self._op_waiters
             if waiters is None:
@@ -268,7 +215,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
             try:
                 yield from future
             except BaseException:
-                self._op_forget(future)
+                _life.forget_waiter(self, future)
                 raise
             finally:
                 del future, waiters
@@ -276,6 +223,14 @@ class DelayedOperation(Entry, ABC, Generic[R]):
             return self.result()
         finally:
             del self
+
+    def _op_conclude(self) -> None:
+        _life.conclude(self)
+
+    def _wheel_due(self) -> None:
+        engine = self._op_engine
+        assert engine is not None
+        engine.expire(self)
 
     def __repr__(self) -> str:
         try:
@@ -288,140 +243,3 @@ class DelayedOperation(Entry, ABC, Generic[R]):
             elif self.deadline is not None:
                 words.append(f"deadline={self.deadline}")
         return f"<{type(self).__name__} {' '.join(words)}>"
-
-    # -- for the engine
-
-    def _op_claim(self, state: OperationState) -> bool:
-        """The compare-and-set: leaves PENDING for `state`, the wheel and the watch lists; False if another came first."""
-        if self._op_state is not PENDING:
-            return False
-        self._op_state = state
-        places = self._op_places
-        if places is not NO_PLACES:
-            engine = self._op_engine
-            assert engine is not None
-            bucket = self._wheel_bucket
-            if bucket is not None:
-                del bucket[self]
-                self._wheel_bucket = None
-                if not bucket and not bucket.wheel.resting:
-                    bucket.wheel.emptied()
-            if type(places) is tuple:
-                engine.watchers.remove(self, places)
-            else:
-                # What `Watchers.remove` does with one key.
-                try:
-                    found = engine.by_key.pop(places, None)
-                except BaseException as error:
-                    found = error
-                if found is not self:
-                    engine.watchers.has_strayed(self, places, found)
-            if bucket is None and not engine.by_key and state is not EXPIRED and not engine.wheel.resting:
-                engine.wheel.emptied()
-            if not engine.observed:
-                self._op_places = NO_PLACES
-        return True
-
-    def _op_conclude(self) -> None:
-        """Does what remains to be done for an operation that was claimed."""
-        engine = self._op_engine
-        if not self._op_is_answered():
-            self._op_run_hooks()
-        if engine is not None and engine.observed:
-            engine.tell(self)
-
-    def _op_run_hooks(self) -> None:
-        """Runs the hooks of an operation that was claimed as completed or expired, and answers whoever awaits it."""
-        try:
-            self._op_result = self.on_complete()
-        except BaseException as error:
-            self._op_failed(error)
-        if self._op_state is EXPIRED:
-            try:
-                self.on_expiration()
-            except BaseException as error:
-                self._op_failed(error)
-        if self._op_waiters is not None:
-            self._op_answer()
-
-    def _op_failed(self, error: BaseException) -> None:
-        """Makes the exception of a hook the result; a second one is reported instead. Exits are passed on as well."""
-        if type(getattr(self, "_op_result", None)) is Failure:
-            _report(f"a second hook of {self!r} raised", error)
-        else:
-            self._op_result = failure = Failure.of_hook(error)
-            if self._op_waiters is None:
-                self._op_report(failure)
-        if isinstance(error, (SystemExit, KeyboardInterrupt)):
-            if self._op_waiters is not None:
-                self._op_answer()
-            running_dispatcher().put_off(self)  # what remains to be done for it, while the exit goes its way
-            running_dispatcher().continue_later()
-            raise error
-
-    def _op_report(self, failure: Failure) -> None:
-        """Reports a failure, unless somebody who awaits the operation has seen it by then.
-
-        In the turn after the next: whoever begins to await it in this one or the next sees it before.
-        """
-        with suppress(RuntimeError):  # outside any loop there is nobody to tell
-            get_running_loop()
-            running_dispatcher().report_soon(f"a hook of {self!r} raised, and nobody awaits it", failure)
-
-    def _op_answer(self) -> None:
-        """Wakes whoever awaits the operation."""
-        waiters, self._op_waiters = self._op_waiters, None
-        for future in waiters if type(waiters) is dict else [cast("Future[None]", waiters)]:
-            if not future.done():
-                future.set_result(None)
-
-    def _op_forget(self, future: "Future[None] | None") -> None:
-        """Whoever waited for `future` does so no longer; if it was the last one, nobody will see a failure."""
-        waiters = self._op_waiters
-        if waiters is future:
-            self._op_waiters = None
-        elif type(waiters) is dict:
-            waiters.pop(cast("Future[None]", future), None)
-        failure = getattr(self, "_op_result", None)
-        if type(failure) is Failure and not failure.seen and self._op_waiters is None:
-            self._op_report(failure)
-
-    def _op_is_answered(self) -> bool:
-        return self._op_state is CANCELLED or hasattr(self, "_op_result")
-
-    def _op_no_result(self) -> Exception:
-        if self._op_state is CANCELLED:
-            return OperationCancelled(f"{self!r} has no result: it was cancelled")
-        if self._op_state is PENDING:
-            return InvalidStateError(f"{self!r} has no result yet: it is pending")
-        return InvalidStateError(f"{self!r} has no result yet: its on_complete has not run")
-
-    def _op_check_loop(self, doing: str) -> None:
-        """Raises `WrongLoop` if this is not the loop of those who wait for the operation, or of its purgatory."""
-        engine, waiters = self._op_engine, self._op_waiters
-        if engine is not None:
-            if running_loop() is not engine.loop:
-                engine.bind(f"{doing} {self!r}")
-        elif waiters is not None:
-            loop = (next(iter(waiters)) if type(waiters) is dict else cast("Future[None]", waiters)).get_loop()
-            if loop is not running_loop():
-                raise WrongLoop(f"cannot {doing} {self!r}: it is awaited on {loop!r}, this is {running_loop()!r}")
-
-    def _op_complete_from_outside(self) -> bool:
-        engine = self._op_engine
-        self._op_check_loop("complete")
-        if not self._op_claim(COMPLETED):
-            return False
-        if engine is not None:
-            engine.completed += 1
-        running_dispatcher().conclude(self)
-        return True
-
-    def _wheel_due(self) -> None:
-        engine = self._op_engine
-        assert engine is not None
-        engine.expire(self)
-
-
-def _report(message: str, error: BaseException) -> None:
-    get_running_loop().call_exception_handler({"message": message, "exception": error})

@@ -21,8 +21,10 @@ from purgatory._closing import close
 from purgatory._conditions import NOT_YET, Condition, Receiver, is_asynchronous, until_true
 from purgatory._engine import Engine
 from purgatory._errors import OperationTimeout, WrongLoop
+from purgatory._life import answer, fail, forget_waiter
 from purgatory._observer import Observer
-from purgatory._operation import COMPLETED, EXPIRED, PENDING, DelayedOperation
+from purgatory._operation import DelayedOperation
+from purgatory._state import COMPLETED, EXPIRED, PENDING
 from purgatory._statistics import PurgatoryStatistics
 from purgatory._timer import LoopWheel
 from purgatory._watchers import Chunk, Watched, distinct
@@ -210,9 +212,9 @@ class Purgatory(Generic[Op]):
                 try:
                     operation._op_result = operation.on_complete()
                 except BaseException as error:
-                    operation._op_failed(error)
+                    fail(operation, error)
                 if operation._op_waiters is not None:
-                    operation._op_answer()
+                    answer(operation)
             if engine.observed:
                 engine.tell_of_one(operation, key)
         finally:
@@ -261,7 +263,7 @@ class Purgatory(Generic[Op]):
                 with suppress(WrongLoop):
                     operation.cancel()
             else:
-                operation._op_forget(None)
+                forget_waiter(operation, None)
             raise
         finally:
             del operation  # which would make a cycle with the traceback of its failure

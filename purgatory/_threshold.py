@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, final
 from purgatory._errors import OperationCancelled, OperationTimeout, PurgatoryClosed
 from purgatory._failure import Failure
 from purgatory._lines import UNKNOWN, has_reached, it_has
-from purgatory._operation import CANCELLED, EXPIRED
+from purgatory._state import CANCELLED, EXPIRED
 from purgatory._statistics import ThresholdStatistics
 from purgatory._timer import LoopWheel
 from purgatory._waits import Waits

@@ -20,8 +20,8 @@ from typing import Any, cast, final
 
 from purgatory._errors import PurgatoryFull
 from purgatory._lines import UNKNOWN, Line, Place, check_advance, has_reached
-from purgatory._operation import CANCELLED, EXPIRED
 from purgatory._signals import Signals
+from purgatory._state import CANCELLED, EXPIRED
 from purgatory._timer import PORTION, LoopWheel
 from purgatory._wheel import Entry
 

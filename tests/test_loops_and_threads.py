@@ -10,6 +10,7 @@ import pytest
 from helpers import Probe, outcome, turns
 
 from purgatory import IdleTracker, OperationState, OperationTimeout, Purgatory, ThresholdPurgatory, WheelTimer, WrongLoop
+from purgatory._life import claim
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 
@@ -317,4 +318,4 @@ def test_what_waits_on_a_closed_loop_is_told_of_and_not_lost_silently(virtual):
 
     virtual(leave)
     virtual(come)
-    operation._op_claim(CANCELLED)  # nothing else can end it
+    claim(operation, CANCELLED)  # nothing else can end it

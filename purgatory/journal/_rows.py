@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from purgatory._observer import DEADLINE, NOTHING, Among
-from purgatory._operation import COMPLETED
+from purgatory._state import COMPLETED
 from purgatory.journal._schema import CHECKS, INSTANT, OPERATIONS
 
 MICROSECONDS: Final = 1_000_000

@@ -1,0 +1,189 @@
+"""The life of an operation after its try: claimed, its hooks run, answered.
+
+    claim       the compare-and-set: out of PENDING, the wheel and all watch lists in the same breath
+    run_hooks   `on_complete`, and `on_expiration` of one that expired; then
+    answer      whoever awaits it is woken
+    fail        a hook raised: its exception is the result
+
+Every path goes through `claim`, which tells the caller whether it was the one that made the move, so no user code ever sees an
+ended operation that something still holds. Who tries an operation, and when its hooks may run, is the business of `_engine` and
+`_dispatcher`.
+
+These are functions, not methods: the names of a class that users subclass are theirs.
+"""
+
+from asyncio import Future, InvalidStateError, get_running_loop
+from asyncio import _get_running_loop as running_loop
+from contextlib import suppress
+from typing import Any, Protocol, cast
+
+from purgatory._dispatcher import Dispatcher, running_dispatcher
+from purgatory._errors import OperationCancelled, WrongLoop
+from purgatory._failure import Failure
+from purgatory._state import CANCELLED, COMPLETED, EXPIRED, PENDING, OperationState
+from purgatory._timer import LoopWheel
+from purgatory._watchers import NO_PLACES, Watchers
+
+Operation = Any
+"""A `DelayedOperation`."""
+
+
+class Engine(Protocol):
+    """What an operation knows of the purgatory that it is in."""
+
+    name: str
+    loop: Any
+    room: Dispatcher
+    wheel: LoopWheel
+    watchers: Watchers
+    by_key: dict[Any, Any]
+    completed: int
+    cancelled: int
+    observed: bool
+
+    def bind(self, doing: str) -> None: ...
+    def tell(self, operation: Any) -> None: ...
+    def expire(self, operation: Any) -> None: ...
+
+
+def claim(operation: Operation, state: OperationState) -> bool:
+    """The compare-and-set: leaves PENDING for `state`, the wheel and the watch lists; False if another came first."""
+    if operation._op_state is not PENDING:
+        return False
+    operation._op_state = state
+    places = operation._op_places
+    if places is not NO_PLACES:
+        engine = operation._op_engine
+        assert engine is not None
+        bucket = operation._wheel_bucket
+        if bucket is not None:
+            del bucket[operation]
+            operation._wheel_bucket = None
+            if not bucket and not bucket.wheel.resting:
+                bucket.wheel.emptied()
+        if type(places) is tuple:
+            engine.watchers.remove(operation, places)
+        else:
+            # What `Watchers.remove` does with one key.
+            try:
+                found = engine.by_key.pop(places, None)
+            except BaseException as error:
+                found = error
+            if found is not operation:
+                engine.watchers.has_strayed(operation, places, found)
+        if bucket is None and not engine.by_key and state is not EXPIRED and not engine.wheel.resting:
+            engine.wheel.emptied()
+        if not engine.observed:
+            operation._op_places = NO_PLACES
+    return True
+
+
+def conclude(operation: Operation) -> None:
+    """Does what remains to be done for an operation that was claimed."""
+    engine = operation._op_engine
+    if not is_answered(operation):
+        run_hooks(operation)
+    if engine is not None and engine.observed:
+        engine.tell(operation)
+
+
+def run_hooks(operation: Operation) -> None:
+    """Runs the hooks of an operation that was claimed as completed or expired, and answers whoever awaits it."""
+    try:
+        operation._op_result = operation.on_complete()
+    except BaseException as error:
+        fail(operation, error)
+    if operation._op_state is EXPIRED:
+        try:
+            operation.on_expiration()
+        except BaseException as error:
+            fail(operation, error)
+    if operation._op_waiters is not None:
+        answer(operation)
+
+
+def fail(operation: Operation, error: BaseException) -> None:
+    """Makes the exception of a hook the result; a second one is reported instead. Exits are passed on as well."""
+    if type(getattr(operation, "_op_result", None)) is Failure:
+        _report(f"a second hook of {operation!r} raised", error)
+    else:
+        operation._op_result = failure = Failure.of_hook(error)
+        if operation._op_waiters is None:
+            report_unseen(operation, failure)
+    if isinstance(error, (SystemExit, KeyboardInterrupt)):
+        if operation._op_waiters is not None:
+            answer(operation)
+        running_dispatcher().put_off(operation)  # what remains to be done for it, while the exit goes its way
+        running_dispatcher().continue_later()
+        raise error
+
+
+def report_unseen(operation: Operation, failure: Failure) -> None:
+    """Reports a failure, unless somebody who awaits the operation has seen it by then.
+
+    In the turn after the next: whoever begins to await it in this one or the next sees it before.
+    """
+    with suppress(RuntimeError):  # outside any loop there is nobody to tell
+        get_running_loop()
+        running_dispatcher().report_soon(f"a hook of {operation!r} raised, and nobody awaits it", failure)
+
+
+def answer(operation: Operation) -> None:
+    """Wakes whoever awaits the operation."""
+    waiters, operation._op_waiters = operation._op_waiters, None
+    for future in waiters if type(waiters) is dict else [cast("Future[None]", waiters)]:
+        if not future.done():
+            future.set_result(None)
+
+
+def forget_waiter(operation: Operation, future: "Future[None] | None") -> None:
+    """Whoever waited for `future` does so no longer; if it was the last one, nobody will see a failure."""
+    waiters = operation._op_waiters
+    if waiters is future:
+        operation._op_waiters = None
+    elif type(waiters) is dict:
+        waiters.pop(cast("Future[None]", future), None)
+    failure = getattr(operation, "_op_result", None)
+    if type(failure) is Failure and not failure.seen and operation._op_waiters is None:
+        report_unseen(operation, failure)
+
+
+def is_answered(operation: Operation) -> bool:
+    return operation._op_state is CANCELLED or hasattr(operation, "_op_result")
+
+
+def why_no_result(operation: Operation) -> Exception:
+    if operation._op_state is CANCELLED:
+        return OperationCancelled(f"{operation!r} has no result: it was cancelled")
+    if operation._op_state is PENDING:
+        return InvalidStateError(f"{operation!r} has no result yet: it is pending")
+    return InvalidStateError(f"{operation!r} has no result yet: its on_complete has not run")
+
+
+def check_loop(operation: Operation, doing: str) -> None:
+    """Raises `WrongLoop` if this is not the loop of those who wait for the operation, or of its purgatory."""
+    engine, waiters = operation._op_engine, operation._op_waiters
+    if engine is not None:
+        if running_loop() is not engine.loop:
+            engine.bind(f"{doing} {operation!r}")
+    elif waiters is not None:
+        loop = (next(iter(waiters)) if type(waiters) is dict else cast("Future[None]", waiters)).get_loop()
+        if loop is not running_loop():
+            raise WrongLoop(f"cannot {doing} {operation!r}: it is awaited on {loop!r}, this is {running_loop()!r}")
+
+
+def complete_from_outside(operation: Operation) -> bool:
+    """`force_complete` of an operation that no purgatory has seen, or from where it may not be called.
+
+    Raises:
+        WrongLoop: it may not; nothing has changed.
+    """
+    check_loop(operation, "complete")
+    if not claim(operation, COMPLETED):
+        return False
+    running_dispatcher().conclude(operation)
+    return True
+
+
+def _report(message: str, error: BaseException) -> None:
+    get_running_loop().call_exception_handler({"message": message, "exception": error})
