@@ -34,7 +34,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
     `Purgatory.wait`, or to `Purgatory.try_complete_else_watch` and await it, from any number of tasks. An operation
     serves once. A subclass with `__slots__` saves memory; one with `__init__` calls this one's.
 
-    The hooks are plain functions, called on the loop's thread, one at a time for all operations of a purgatory: a hook
+    The hooks are plain functions, called on the loop's thread, one at a time for all operations of a loop: a hook
     may call anything here, and what it sets off runs when it has returned. They run in the context of whoever completes
     the operation. An exception of a hook goes to those who await the operation, or, if nobody has done so by the next
     turn of the loop, to the loop's exception handler.

@@ -8,16 +8,17 @@ from pathlib import Path
 from purgatory.bench._cases import LoopName
 
 
-def add_common_options(parser: argparse.ArgumentParser, random: bool = True) -> None:
-    """Adds ``--loop``, ``--quick`` and ``--json``, and ``--seed`` if anything is random."""
-    parser.add_argument(
-        "--loop",
-        dest="loops",
-        type=loops,
-        default=("asyncio", "uvloop") if has_uvloop() else ("asyncio",),
-        metavar="{asyncio,uvloop,both}",
-        help="the event loop to run on (default: both, where uvloop is installed)",
-    )
+def add_common_options(parser: argparse.ArgumentParser, random: bool = True, any_loop: bool = True) -> None:
+    """Adds ``--quick`` and ``--json``, ``--seed`` if anything is random, and ``--loop`` if it runs on any."""
+    if any_loop:
+        parser.add_argument(
+            "--loop",
+            dest="loops",
+            type=loops,
+            default=("asyncio", "uvloop") if has_uvloop() else ("asyncio",),
+            metavar="{asyncio,uvloop,both}",
+            help="the event loop to run on (default: both, where uvloop is installed)",
+        )
     if random:
         parser.add_argument("--seed", type=int, default=1, metavar="N", help="of everything random (default: %(default)s)")
     parser.add_argument(

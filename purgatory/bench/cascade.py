@@ -85,8 +85,7 @@ class MovableLoop(asyncio.SelectorEventLoop):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_common_options(parser)
-    parser.set_defaults(loops=("asyncio",))
+    add_common_options(parser, any_loop=False)
 
 
 def run(options: argparse.Namespace) -> int:

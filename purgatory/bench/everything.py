@@ -6,12 +6,13 @@ import tempfile
 from pathlib import Path
 
 from purgatory._programs import Program
+from purgatory.bench import cascade
 from purgatory.bench._options import add_common_options, add_plot_option, choose_loop
 from purgatory.bench.http import _command as http
 from purgatory.bench.micro import _command as micro
 from purgatory.bench.rivals import burst, load, memory
 
-PROGRAMS = (micro.PROGRAM, http.PROGRAM, load.PROGRAM, burst.PROGRAM, memory.PROGRAM)
+PROGRAMS = (micro.PROGRAM, http.PROGRAM, load.PROGRAM, burst.PROGRAM, cascade.PROGRAM, memory.PROGRAM)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
