@@ -42,27 +42,19 @@ async def _cancel_rest(engine: Engine, at_once: bool) -> list[Operation]:
     cancelled: list[Operation] = []
     interrupted: BaseException | None = None
     left = PORTION
-    while len(engine.watchers) or (engine.room.claimed and not at_once):
+    while len(engine.watchers):
         for key in list(islice(engine.by_key, SNAPSHOT)):
             while found := engine.watchers.first_of(key):
                 cancelled += [operation for operation in found if operation.cancel()]
                 left -= len(found)
                 if left <= 0 and not at_once:
                     left = PORTION
-                    interrupted = await _turn()
-                    at_once = interrupted is not None
-        if engine.room.claimed and not at_once:
-            interrupted = await _turn()
-            at_once = interrupted is not None
+                    try:
+                        await sleep(0)
+                    except BaseException as error:
+                        interrupted, at_once = error, True
     if interrupted is not None:
         raise interrupted
+    if not at_once:
+        await engine.room.claimed_by_now()
     return cancelled
-
-
-async def _turn() -> BaseException | None:
-    """Gives the loop a turn; what came instead."""
-    try:
-        await sleep(0)
-    except BaseException as error:
-        return error
-    return None

@@ -30,7 +30,7 @@ Kafka runs nested completions on the stack of the caller, under locks, and has m
 (KAFKA-14197); Redis keeps a list of ready keys, as here.
 """
 
-from asyncio import AbstractEventLoop, _get_running_loop
+from asyncio import AbstractEventLoop, Future, _get_running_loop
 from collections import deque
 from contextvars import Context
 from math import inf
@@ -58,6 +58,17 @@ class Check(Protocol):
     def advance(self, portion: int) -> int:
         """Tries some of them, and stands in its line again if there are more; what that cost of the portion."""
         ...
+
+
+class _Milestone:
+    """Stands in line behind operations, to tell that its turn has come."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self.future = future
+
+    def _op_conclude(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
 
 
 @final
@@ -103,6 +114,15 @@ class Dispatcher:
         """Has the hooks of `operation` run later."""
         self.claimed.append(operation)
         self.unsettled = True
+
+    async def claimed_by_now(self) -> None:
+        """Waits until the hooks of all operations that are put off now have run, and of none that come later."""
+        if self.claimed:
+            assert self._loop is not None
+            reached = _Milestone(self._loop.create_future())
+            self.put_off(reached)
+            self.continue_later()
+            await reached.future
 
     def settle(self) -> int:
         """Does a portion of what was put off, unless that waits for the next turn; how many operations checks completed."""

@@ -136,6 +136,8 @@ class Engine:
         if not has_ended:
             for check in checks:
                 check.joined(operation)
+            if self.observer is not None:
+                self.notes.retries[operation] = -1  # of the tries that every operation has, it lacks the first
         return has_ended
 
     def _checks_of(self, watched: Watched) -> list[KeyCheck]:
@@ -276,8 +278,8 @@ class Engine:
             except BaseException as error:
                 self._report(f"operation_finished of {self.observer!r} raised", error)
             finally:
-                operation._op_places = NO_PLACES
                 self.notes.forget(operation)
+        operation._op_places = NO_PLACES
         if self.drained and not len(self.watchers):
             for future in self.drained:
                 if not future.done():

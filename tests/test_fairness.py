@@ -381,6 +381,26 @@ def test_a_purgatory_that_is_closed_within_a_first_try_answers_that_operation(ru
     run(main)
 
 
+def test_a_close_waits_for_its_own_hooks_and_not_for_those_that_go_on_for_ever(virtual):
+    async def main():
+        goes_on = True
+
+        def another(_):
+            if goes_on:
+                Probe(completing=another).force_complete()
+
+        Probe(completing=another).force_complete()
+        purgatory = Purgatory()
+        burst = watch_all(purgatory, [Probe(None) for _ in range(3 * PORTION)], "key")
+        Probe(completing=lambda _: [operation.force_complete() for operation in burst]).force_complete()
+        await asyncio.wait_for(purgatory.aclose(), 1)
+        assert all(operation.calls[-1] == "complete" for operation in burst)
+        goes_on = False
+        await turns(3)
+
+    virtual(main)
+
+
 # What ends outside any hook is answered at once
 
 
