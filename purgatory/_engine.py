@@ -270,6 +270,10 @@ class Engine:
 
     def tell(self, operation: Operation, cause: Hashable = NOTHING) -> None:
         """Tells whoever wants to know that an operation has ended and been answered."""
+        if self.drained and not len(self.watchers):
+            for future in self.drained:
+                if not future.done():
+                    future.set_result(None)
         if self.observer is not None:
             operation._op_places = keys_of(operation._op_places)
             self.notes.cause = cause
@@ -279,11 +283,7 @@ class Engine:
                 self._report(f"operation_finished of {self.observer!r} raised", error)
             finally:
                 self.notes.forget(operation)
-        operation._op_places = NO_PLACES
-        if self.drained and not len(self.watchers):
-            for future in self.drained:
-                if not future.done():
-                    future.set_result(None)
+                operation._op_places = NO_PLACES
 
     def tell_checked(self, key: Hashable, tried: int, completed: int) -> None:
         """Tells the observer of a check."""

@@ -270,10 +270,12 @@ class Purgatory(Generic[Op]):
 
     @overload
     async def wait_for(
-        self, predicate: Callable[[], Awaitable[T]], keys: Iterable[Hashable], timeout: float | None = None
+        self, predicate: Callable[[], Awaitable[T | None]], keys: Iterable[Hashable], timeout: float | None = None
     ) -> T: ...
     @overload
-    async def wait_for(self, predicate: Callable[[], T], keys: Iterable[Hashable], timeout: float | None = None) -> T: ...
+    async def wait_for(
+        self, predicate: Callable[[], T | None], keys: Iterable[Hashable], timeout: float | None = None
+    ) -> T: ...
     async def wait_for(self, predicate: Callable[[], Any], keys: Iterable[Hashable], timeout: float | None = None) -> Any:
         """Waits until `predicate()` is true: it is called now, at each `check_and_complete` of a key, and at the deadline.
 
