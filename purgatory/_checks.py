@@ -130,14 +130,14 @@ class KeyCheck:
         return done
 
     def _next(self) -> list[Operation]:
-        """Who is to be tried next: those of the next chunk, then who came late; none if there is nobody."""
+        """Who is to be tried next: who came late to this chunk, then those of the next one; none if there is nobody."""
         found: list[Operation] = []
         if self.waiting is None:
             found = self._begin()
+        elif self.late:
+            found, self.late = self.late, found
         elif self.walked is not None and (chunk := self.walked.standing().after) is not None:
             self.walked, found = chunk, list(chunk)
-        if self.late and not found:
-            found, self.late = self.late, found
         found.reverse()
         self.waiting = found
         return found

@@ -278,19 +278,31 @@ def test_a_newcomer_to_a_key_under_check_takes_its_place_at_the_end(virtual, key
     virtual(main)
 
 
-@pytest.mark.parametrize("walked", ["all leave", "some stay"])
-def test_newcomers_are_met_at_the_end_of_a_check_whoever_leaves_meanwhile(virtual, walked):
+@pytest.mark.parametrize(("count", "at"), [(300, 0), (300, 299), (PORTION, 100), (2 * PORTION + 300, 2 * PORTION + 50)])
+@pytest.mark.parametrize("leaving", ["all leave", "some leave", "nobody leaves"])
+def test_newcomers_are_met_in_order_at_the_end_of_a_check(virtual, leaving, count, at):
     async def main():
         async with Purgatory() as purgatory:
-            old = watch_all(purgatory, [Probe(None) for _ in range(3 * PORTION + 7)], "hot")
+            served, new = [], []
+
+            def newcomers(number):
+                for _ in range(number):
+                    new.append(Probe(None, name=len(new), ready=True, completing=lambda one: served.append(one.name)))
+                    watch_all(purgatory, new[-1:], "hot")
+
+            def come_and_go(_):
+                if not new:
+                    newcomers(5)
+                    for operation in old[:: {"all leave": 1, "some leave": 3, "nobody leaves": count}[leaving]]:
+                        operation.cancel()
+                    newcomers(2 * PORTION)
+
+            old = watch_all(purgatory, [Probe(None) for _ in range(count)], "hot")
+            old[at].trying = come_and_go
             purgatory.check_and_complete("hot")
-            new = watch_all(purgatory, [Probe(None, ready=True) for _ in range(5)], "hot")
-            for operation in old[:: 1 if walked == "all leave" else 3]:
-                operation.cancel()
-            newest = watch_all(purgatory, [Probe(None, ready=True) for _ in range(PORTION)], "hot")
             await turns(12)
-            assert {operation.state for operation in new + newest} == {COMPLETED}
-            assert {len(operation.calls) for operation in new + newest} == {2}
+            assert [number for number, name in enumerate(served) if number != name] == [] and len(served) == len(new)
+            assert {len(operation.calls) for operation in new} == {2}
             purgatory._check()
             purgatory.cancel_for_key("hot")
             assert purgatory.pending == purgatory.watched == 0
