@@ -118,7 +118,6 @@ class Follower:
             return False
         del self.watched[key]
         self._wanted.pop(key, None)
-        self._suspects.pop(key, None)
         return True
 
     # -- the channel

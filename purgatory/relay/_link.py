@@ -68,6 +68,7 @@ class Link:
             self._loop.create_task(self._keep_listening(), name="purgatory.relay: listening"),
             self._loop.create_task(self._keep_reading(), name="purgatory.relay: reading"),
         ]
+        self._set_timer()
 
     async def close(self) -> None:
         """Ends it. Whoever asked for a version is cancelled."""
@@ -142,17 +143,21 @@ class Link:
 
     async def _probe(self) -> None:
         """Sends a probe through the channel; it has to come back in time."""
-        deadline = self._deadline
-        if deadline is None or not self._follower.is_subscribed:
+        if not self._follower.is_subscribed:
             return
         number = self._follower.begin_probe()
-        if deadline.when() is None:
-            deadline.reschedule(self._loop.time() + self._patience)
+        self._doubt()
         try:
-            async with timeout(self._patience):
+            async with timeout(self._patience / 2.0):
                 await self._store.send(dumps(f"{self._name}:{number}").encode())
-        except Exception as error:  # then it does not come back
-            self._report(error)
+        except Exception:  # then it does not come back
+            log.debug("%s: a probe was not sent", self._store.address, exc_info=True)
+
+    def _doubt(self) -> None:
+        """Ends the listening, unless a probe comes back in time."""
+        deadline = self._deadline
+        if deadline is not None and deadline.when() is None:
+            deadline.reschedule(self._loop.time() + self._patience)
 
     # -- reading
 
@@ -167,10 +172,11 @@ class Link:
             read = follower.begin_read()
             asked = {key: self._asked.pop(key) for key in tuple(islice(self._asked, MOST_KEYS))}
             try:
-                async with timeout(self._patience):
-                    await self._read(read, asked)
+                await self._read(read, asked)
             except Exception as error:
                 follower.failed(read)
+                follower.resync()  # which ends with a probe
+                self._doubt()
                 for key, futures in asked.items():
                     self._ask_again(key, futures, error)
                 self._report(error)
@@ -185,12 +191,17 @@ class Link:
 
     async def _read(self, read: Read, asked: dict[str, list[Future[int]]]) -> None:
         follower, store = self._follower, self._store
-        if follower.must_renew is not None:
-            log.warning("%s has fallen back behind what it had answered: its epoch ends", store.address)
-            await store.renew(follower.must_renew)
-            follower.must_renew = None
+        patience = self._patience / 2.0  # so that there is time for a second try
         epochs = follower.epochs
-        answer = await store.read(tuple(dict.fromkeys((*read.keys, *asked))), read.since)
+        try:
+            async with timeout(patience):
+                if follower.must_renew is not None:
+                    log.warning("%s has fallen back behind what it had answered: its epoch ends", store.address)
+                    await store.renew(follower.must_renew)
+                    follower.must_renew = None
+                answer = await store.read(tuple(dict.fromkeys((*read.keys, *asked))), read.since)
+        except TimeoutError as error:
+            raise RelayUnavailable(f"{store.address} gave no answer within {patience} s") from error
         follower.answered(read, answer)
         if follower.epochs > epochs > 0:
             log.warning("%s begins a new epoch, %s", store.address, follower.epoch)
@@ -201,7 +212,7 @@ class Link:
 
     def _ask_again(self, key: str, futures: list[Future[int]], error: Exception) -> None:
         """After a question in vain: whoever cannot expect better is told, the others wait on."""
-        if not isinstance(error, (RelayUnavailable, TimeoutError)):
+        if not isinstance(error, RelayUnavailable):
             for future in futures:
                 if not future.done():
                     future.set_exception(error)
@@ -243,5 +254,5 @@ class Link:
     def _report(self, error: Exception) -> None:
         """Writes down why the store could not be reached, once for each kind of trouble."""
         if self.trouble is None or str(error) != str(self.trouble):
-            log.warning("%s", error, exc_info=None if isinstance(error, (RelayUnavailable, TimeoutError)) else error)
+            log.warning("%s", error, exc_info=None if isinstance(error, RelayUnavailable) else error)
         self.trouble = error

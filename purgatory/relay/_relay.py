@@ -83,7 +83,7 @@ class Relay:
         self._attached: list[Purgatory[Any]] = []
         self._thresholds: ThresholdPurgatory[str, int] = ThresholdPurgatory("relay")
         self._follower = Follower(self._rise, self._rebase, self._tell)
-        self._writes = Writes(self._write, pause)
+        self._writes = Writes(self._write, lambda tries: pause(min(tries, 2)))
         self._store = open_store(store, prefix)
 
     async def __aenter__(self) -> "Relay":
@@ -249,11 +249,12 @@ class Relay:
 
     async def _write(self, changes: Sequence[Change]) -> News:
         position = self._follower.position
+        patience = self._timeout / 2.0  # so that there is time for a second try
         try:
-            async with timeout(self._timeout):
+            async with timeout(patience):
                 news = await self._store.write(changes)
         except TimeoutError as error:
-            raise RelayUnavailable(f"{self._store.address} gave no answer within {self._timeout} s") from error
+            raise RelayUnavailable(f"{self._store.address} gave no answer within {patience} s") from error
         self._follower.wrote(news, position)
         if self._link is not None:
             self._link.wake()

@@ -411,8 +411,6 @@ def test_what_is_missing_between_two_news_is_read_and_counted_as_healed_once_a_p
 @pytest.mark.parametrize("told", [True, False])
 def test_news_that_were_only_late_are_not_counted_as_lost(told: bool) -> None:
     process = process_at(7, a=3)
-    process.wait("a", 3, 0)
-    process.follower.watch("a", 3)  # it is watched on when the two have been answered
     process.follower.resync()
     answer(process, "e", 8, a=4)
     probe = process.follower.begin_probe()
@@ -554,17 +552,6 @@ def test_keys_of_a_read_that_fails_are_asked_for_again_unless_nobody_waits_for_t
     process.follower.unwatch("b")
     process.follower.failed(read)
     assert process.follower.begin_read().keys == ("a",)
-
-
-def test_a_key_that_nobody_waits_for_any_more_is_no_loss() -> None:
-    process = process_at(7)
-    process.follower.watch("a", 0)
-    answer(process, "e", 7, a=0)
-    process.follower.resync()
-    answer(process, "e", 8, a=1)
-    process.follower.unwatch("a")
-    process.follower.probed(process.follower.begin_probe())
-    assert process.follower.healed == 0
 
 
 def test_ten_thousand_keys_that_come_and_go_leave_nothing_behind() -> None:
