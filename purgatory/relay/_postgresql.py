@@ -128,7 +128,7 @@ class PostgresStore:
             yield
         except (asyncpg.DataError, asyncpg.UndefinedColumnError, asyncpg.DatatypeMismatchError) as error:
             raise ValueError(f"cannot use the table {self._table} at {self.address}: {error}") from error
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
             if isinstance(error, RelayUnavailable):
                 raise
             raise RelayUnavailable(f"cannot use {self.address}: {error}") from error
