@@ -165,8 +165,8 @@ class Versions(Generic[K]):
         return Outcome(Ending.SATISFIED, now, 200, headers)
 
     async def _changed_in(self, relay: "Relay", poll: Poll, key: str) -> Outcome[int]:
-        """`changed` with a relay. Who has seen a version of its epoch waits, also while the store is away; who has seen none has
-        to be told what stands, and is refused with 503 then."""
+        """`changed` with a relay. Who has seen a version of its epoch waits, also while the store is away; who has seen none
+        has to be told what stands, and is refused with 503 then."""
         seen, version = self.seen(poll.scope), 0
         if seen is None:
             try:
