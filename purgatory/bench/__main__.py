@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from purgatory.bench import burst, everything, http, load, memory, micro
+from purgatory.bench import burst, everything, http, load, memory, micro, relay
 from purgatory.bench._program import Program
 
 PROGRAMS: tuple[Program, ...] = (
@@ -13,6 +13,7 @@ PROGRAMS: tuple[Program, ...] = (
     burst.PROGRAM,
     memory.PROGRAM,
     http.PROGRAM,
+    relay.PROGRAM,
     everything.PROGRAM,
 )
 

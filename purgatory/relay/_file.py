@@ -87,7 +87,6 @@ class FileStore:
     async def open(self) -> None:
         """See `Store.open`."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
             self._sender = self._sender or datagram_socket()
             await self._patiently(self._connect)
             self._sweep()
@@ -98,6 +97,7 @@ class FileStore:
         """Opens the database, and makes what it consists of."""
         if self._database is not None:
             self._database.close()
+        self._folder.mkdir(parents=True, exist_ok=True)
         database = self._database = sqlite3.connect(self._path, timeout=0.0, isolation_level=None)
         database.execute("PRAGMA synchronous = OFF")
         database.execute("BEGIN IMMEDIATE")
