@@ -204,14 +204,14 @@ class FileStore:
             if since is not None and since < position:
                 query = "SELECT key, version, position FROM versions WHERE position > ? ORDER BY position LIMIT ?"
                 rows = database.execute(query, (since, MOST_ROWS)).fetchall()
-            has_more = len(rows) == MOST_ROWS
+            latest, has_more = position, len(rows) == MOST_ROWS
             if has_more:
                 position = rows[-1][2] - 1  # there may be more at the last one
             versions = {key: version for key, version, at in rows if at <= position}
             for key in keys:
                 row = database.execute("SELECT version FROM versions WHERE key = ?", (key,)).fetchone()
                 versions[key] = row[0] if row else 0
-            return Answer(epoch, position, versions, has_more)
+            return Answer(epoch, position, versions, has_more, latest)
 
         return await self._transact("BEGIN", work)
 

@@ -37,7 +37,7 @@ class Read(NamedTuple):
 
     keys: tuple[str, ...]
     since: int | None
-    position: int
+    latest: int
     """What was known when it began. An answer that is behind that comes from a store that has lost something."""
     confirmations: int
 
@@ -77,6 +77,8 @@ class Follower:
         self.epoch: str | None = None
         self.position = 0
         """All that was written up to here is known, of every watched key that is not wanted."""
+        self.latest = 0
+        """The latest position that was heard of in this epoch."""
         self.watched: dict[str, Watched] = {}
         self.is_subscribed = self.is_current = False
         """Whether news arrive; and whether all that came before them was read."""
@@ -127,6 +129,8 @@ class Follower:
         self.confirmations += 1
         self.is_subscribed, self.is_current = True, False
         self._is_behind = True
+        if self.confirmations > 1:
+            self._wanted.update(dict.fromkeys(self.watched))  # it may have crashed, and may not count on from where it was
         self._judge(self._probes + 1)  # what has not come through the channel that there was, never will
 
     def lost(self) -> None:
@@ -146,6 +150,7 @@ class Follower:
         if epoch != self.epoch:
             self._is_behind = True  # which of the two is the later one, only the store can tell
             return
+        self.latest = max(self.latest, position)
         if after >= 0:
             if position <= self.position:
                 return
@@ -160,9 +165,9 @@ class Follower:
                 self._raise(key, watched, version)
             self._tell(key)
 
-    def wrote(self, news: News, position: int) -> None:
-        """The answer to a write has come, which began when `position` was known."""
-        if news.epoch == self.epoch and 0 <= news.position <= position:
+    def wrote(self, news: News, latest: int) -> None:
+        """The answer to a write has come, which began when `latest` was that."""
+        if news.epoch == self.epoch and news.after < news.position <= latest:
             self.must_renew, self._is_behind = news.epoch, True  # a write is behind nothing that was before it
         self._learn(news)
 
@@ -190,7 +195,7 @@ class Follower:
             del wanted[key]
         since = self.position if self._is_behind and self.epoch is not None else None
         self._is_behind = False
-        self._flight = Read(keys, since, self.position, self.confirmations)
+        self._flight = Read(keys, since, self.latest, self.confirmations)
         return self._flight
 
     def failed(self, read: Read) -> None:
@@ -204,7 +209,7 @@ class Follower:
         self._flight = None
         if answer.epoch != self.epoch:
             self._begin_epoch(read, answer)
-        elif 0 <= answer.position < read.position:
+        elif max(answer.position, answer.latest) < read.latest:
             self.must_renew = self.epoch
             self.failed(read)
             return
@@ -214,6 +219,7 @@ class Follower:
             if answer.position > self.position:
                 self._move(answer.position)
             self._ahead = {after: position for after, position in self._ahead.items() if position > self.position}
+        self.latest = max(self.latest, answer.position)
         self._take(read, answer)
         if read.confirmations == self.confirmations and self.is_subscribed and not self._is_behind:
             self.is_current = True
@@ -221,6 +227,7 @@ class Follower:
     def _begin_epoch(self, read: Read, answer: Answer) -> None:
         self.epochs += 1
         self.epoch, self.position, self.must_renew = answer.epoch, answer.position, None
+        self.latest = answer.position
         if self.tells_all and self.epochs > 1:
             self.position, self._is_behind = 0, True
         self._ahead.clear()

@@ -2,7 +2,7 @@
 
 A *position* counts the writes of a store, over all keys: each write has the next one, and it stands in each answer and in each
 news. So a gap between the positions of two news tells that some are missing, and "what has changed since position 41" is a
-question that costs what has changed. Where a store has no such count (see `purgatory.relay.Store`), its news have `NOWHERE`.
+question that costs what has changed. The news of a store that has no such count came after `NOWHERE`.
 
 On the wire news are JSON, `["8f3a21c0", 41, 43, {"orders/7": 5, "orders/9": 1}]`: of this epoch, after position 41 and up to
 43, these keys have these versions. A string is a probe, which a relay sends to itself.
@@ -14,7 +14,7 @@ from operator import index
 from typing import Any, Final, NamedTuple, SupportsIndex, final
 
 NOWHERE: Final = -1
-"""The position of news in a store that does not count its writes."""
+"""The position before news in a store that does not count its writes."""
 
 LONGEST_KEY: Final = 512
 """Bytes, as UTF-8."""
@@ -40,7 +40,7 @@ class News(NamedTuple):
     after: int
     """The position before the first of these writes, or `NOWHERE`."""
     position: int
-    """That of the last of them, or `NOWHERE`."""
+    """That of the last of them; later than anything that the store had given out when the write began."""
     versions: Mapping[str, int]
 
 
@@ -54,6 +54,9 @@ class Answer(NamedTuple):
     versions: Mapping[str, int]
     has_more: bool = False
     """Whether more has changed than is in it."""
+    latest: int = NOWHERE
+    """The latest position that the store has given to anything, where that is not `position`. It falls only if something was
+    lost."""
 
 
 def encode(news: News) -> bytes:

@@ -6,9 +6,10 @@
 A version is raised by an UPDATE, in the caller's transaction if he wants: the row is locked until that ends, the version is
 told by NOTIFY if and only if it is committed, and nobody else has got the same number. So keep such transactions short.
 
-Its writes are not counted: that would make all of them wait for each other. A position is the oldest transaction that was
-running when somebody looked: every change by an older one was there to be seen, and a change by any other is seen the next
-time, perhaps again. It falls if and only if the database comes back with what it had earlier. News name no position.
+Its writes are not counted: that would make all of them wait for each other. A position is the last transaction before the
+oldest one that was running when somebody looked: every change up to it was there to be seen, and a change by any other is seen
+the next time, perhaps again. News have the transaction that made them; the next one to come is later than all these, unless the
+database comes back with what it had earlier.
 
 One channel, because NOTIFY makes commits wait for each other; so a process tells all that it writes in a turn at once. A
 listener is gone with its connection, and `listen` ends with it. asyncpg calls back from its own reading; psycopg has to be
@@ -49,9 +50,10 @@ CREATE: Final = """
 """
 
 READ: Final = """
-    SELECT key, version, epoch, pg_snapshot_xmin(pg_current_snapshot())::text::bigint FROM {table} WHERE key = '\\xff'
-    UNION ALL SELECT key, version, NULL, NULL FROM {table} WHERE key = ANY ($1::bytea[])
-    UNION ALL SELECT key, version, NULL, NULL FROM {table} WHERE changed >= $2::text::xid8 AND key <> '\\xff'
+    SELECT key, version, epoch, pg_snapshot_xmin(shot)::text::bigint - 1, pg_snapshot_xmax(shot)::text::bigint - 1
+    FROM {table}, pg_current_snapshot() AS shot WHERE key = '\\xff'
+    UNION ALL SELECT key, version, NULL, NULL, NULL FROM {table} WHERE key = ANY ($1::bytea[])
+    UNION ALL SELECT key, version, NULL, NULL, NULL FROM {table} WHERE changed > $2::text::xid8 AND key <> '\\xff'
 """
 
 WRITE: Final = """
@@ -68,7 +70,8 @@ WRITE: Final = """
         SELECT array_agg(key) AS keys, array_agg(version) AS versions, string_agg(name || ':' || version, ',') AS news
         FROM raised JOIN change USING (key)
     )
-    SELECT keys, versions, epoch, pg_notify($5, '["' || epoch || '",-1,-1,{{' || news || '}}]')
+    SELECT keys, versions, epoch, pg_current_xact_id()::text::bigint AS position,
+        pg_notify($5, '["' || epoch || '",-1,' || pg_current_xact_id()::text || ',{{' || news || '}}]')
     FROM told LEFT JOIN {table} ON key = '\\xff'
 """
 
@@ -143,14 +146,14 @@ class PostgresStore:
                     self._query(READ), [key.encode() for key in keys], None if since is None else str(since)
                 )
                 versions = dict.fromkeys(keys, 0)
-                epoch = position = None
+                epoch, position, latest = None, 0, 0
                 for row in rows:
                     if row[0] == EPOCH_KEY:
-                        epoch, position = row[2], row[3]
+                        epoch, position, latest = row[2], row[3], row[4]
                     else:
                         versions[row[0].decode()] = row[1]
-                if epoch is not None and position is not None:
-                    return Answer(epoch, position, versions)
+                if epoch is not None:
+                    return Answer(epoch, position, versions, latest=latest)
                 await connection.execute(self._query(BEGIN_EPOCH), token_hex(4))
 
     async def write(self, changes: Sequence[Change], connection: Any = None) -> News:
@@ -164,7 +167,7 @@ class PostgresStore:
 
     async def _write(self, connection: Any, changes: Sequence[Change]) -> News:
         versions: dict[str, int] = {}
-        epoch = ""
+        epoch, position = "", NOWHERE
         for some in portions(changes):
             keys, least, more = zip(*some, strict=True)
             names = [dumps(key) for key in keys]
@@ -175,9 +178,9 @@ class PostgresStore:
                 row = await connection.fetchrow(
                     self._query(WRITE), arguments[0], names, [0] * len(keys), [0] * len(keys), self._channel
                 )
-            epoch = row["epoch"]
+            epoch, position = row["epoch"], row["position"]
             versions.update((key.decode(), version) for key, version in zip(row["keys"], row["versions"], strict=True))
-        return News(epoch, NOWHERE, NOWHERE, versions)
+        return News(epoch, NOWHERE, position, versions)
 
     async def renew(self, epoch: str) -> None:
         """See `Store.renew`."""

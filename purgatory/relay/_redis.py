@@ -186,13 +186,13 @@ class RedisStore:
         found = await self._run(READ, "" if since is None else since, MOST_ROWS, *names)
         epoch, position, changed, numbers = found[0].decode(), int(found[1]), found[2], found[3]
         versions = dict(zip(keys, map(int, numbers[len(changed) // 2 :]), strict=True))
-        has_more = len(changed) == 2 * MOST_ROWS
+        latest, has_more = position, len(changed) == 2 * MOST_ROWS
         if has_more:
             position = int(changed[-1]) - 1  # there may be more at the last one
         for name, at, number in zip(changed[::2], changed[1::2], numbers, strict=False):
             if int(at) <= position:
                 versions[name[2:].decode()] = int(number)
-        return Answer(epoch, position, versions, has_more)
+        return Answer(epoch, position, versions, has_more, latest)
 
     async def write(self, changes: Sequence[Change], connection: Any = None) -> News:
         """See `Store.write`."""

@@ -248,14 +248,14 @@ class Relay:
             raise self._unavailable(doing, key, self._writes.trouble) from self._writes.trouble
 
     async def _write(self, changes: Sequence[Change]) -> News:
-        position = self._follower.position
+        latest = self._follower.latest
         patience = self._timeout / 2.0  # so that there is time for a second try
         try:
             async with timeout(patience):
                 news = await self._store.write(changes)
         except TimeoutError as error:
             raise RelayUnavailable(f"{self._store.address} gave no answer within {patience} s") from error
-        self._follower.wrote(news, position)
+        self._follower.wrote(news, latest)
         if self._link is not None:
             self._link.wake()
         return news

@@ -45,7 +45,9 @@ class DictStore:
         changed = sorted((at, key) for key, at in self.positions.items() if since is not None and at > since)
         position = changed[most - 1][0] if len(changed) > most else self.position
         names = [*(key for _, key in changed[:most]), *keys]
-        return Answer(self.epoch, position, {key: self.versions.get(key, 0) for key in names}, len(changed) > most)
+        return Answer(
+            self.epoch, position, {key: self.versions.get(key, 0) for key in names}, len(changed) > most, self.position
+        )
 
     def renew(self, epoch: str) -> bool:
         if self.epoch != epoch:
@@ -142,11 +144,11 @@ class Simulation(RuleBasedStateMachine):
     )
     def write(self, at: int, key: str, at_least: int, more: int, answered: bool) -> None:
         follower = self.processes[at].follower
-        position = follower.position
+        latest = follower.latest
         news = self.store.write(key, at_least, more)
         self.tell(news)
         if answered:
-            follower.wrote(news, position)
+            follower.wrote(news, latest)
 
     @rule(at=PROCESSES, key=st.sampled_from(KEYS), behind=st.sampled_from([0, 0, 0, 1, 3, -1]))
     def wait(self, at: int, key: str, behind: int) -> None:
@@ -532,9 +534,12 @@ def test_a_gap_that_grows_is_read_without_waiting() -> None:
 
 def test_a_store_that_does_not_count_its_writes_is_followed_by_reads_alone() -> None:
     process = process_at(7, a=3)
-    process.follower.heard(News("e", -1, -1, {"a": 4}))
+    process.follower.heard(News("e", -1, 12, {"a": 4}))
     assert results(process) == [4]
-    assert process.follower.position == 7
+    assert (process.follower.position, process.follower.latest) == (7, 12)
+    process.follower.resync()
+    answer(process, "e", 9)
+    assert process.follower.must_renew == "e"
     assert not process.follower.has_gap
 
 
