@@ -21,6 +21,7 @@ from contextlib import asynccontextmanager
 from json import dumps
 from secrets import token_hex
 from typing import Any, Final, final
+from urllib.parse import urlsplit, urlunsplit
 
 try:
     from redis.asyncio import Redis
@@ -125,6 +126,7 @@ class RedisStore:
 
     def __init__(self, url: str, prefix: str) -> None:
         self.address = without_password(url)
+        self._url = url
         # Version 2 of the protocol is what all servers speak. Whoever calls keeps the time, and tries again.
         self._options: dict[str, Any] = {"protocol": 2, "socket_timeout": None, "retry": Retry(NoBackoff(), 0)}
         self._seed = Redis.from_url(url, **self._options)
@@ -169,7 +171,10 @@ class RedisStore:
         slot = await ask("CLUSTER KEYSLOT", self._names[0])
         for first, last, [host, port, *_], *_ in await ask("CLUSTER SLOTS"):
             if first <= slot <= last:
-                return Redis(**{**self._seed.connection_pool.connection_kwargs, "host": host.decode(), "port": port})
+                parts = urlsplit(self._url)
+                known = host.decode() if host else parts.hostname  # a node that does not know its own name says so
+                netloc = f"{parts.netloc.rpartition('@')[0]}@{known}:{port}"
+                return Redis.from_url(urlunsplit(parts._replace(netloc=netloc.removeprefix("@"))), **self._options)
         raise RelayUnavailable(f"cannot use {self.address}: no node of the cluster has the slot of {self._names[0]}")
 
     async def _run(self, script: str, *arguments: Any) -> Any:

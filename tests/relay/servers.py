@@ -194,6 +194,11 @@ def place(kind: str, folder: Path) -> Iterator[str]:
     elif kind == "redis":
         with redis_server(folder) as redis:
             yield redis.url
+    elif kind == "cluster":
+        with redis_server(folder, "--cluster-enabled", "yes") as redis:
+            redis.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+            until(lambda: b"cluster_state:ok" in redis.ask("CLUSTER", "INFO"))
+            yield redis.url
     else:
         with postgres_server() as postgres:
             yield postgres.url

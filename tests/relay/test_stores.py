@@ -13,7 +13,7 @@ from purgatory.testing import store_checks
 prefixes = count(1)
 
 
-@pytest.fixture(scope="module", params=["file", "redis", "postgresql"])
+@pytest.fixture(scope="module", params=["file", "redis", "cluster", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with place(request.param, tmp_path_factory.mktemp("relay")) as url:
         yield url
