@@ -7,6 +7,7 @@ from purgatory._errors import (
     PurgatoryClosed,
     PurgatoryError,
     PurgatoryFull,
+    RelayUnavailable,
     WrongLoop,
 )
 from purgatory._idle import IdleTracker
@@ -44,6 +45,7 @@ __all__ = [
     "PurgatoryError",
     "PurgatoryFull",
     "PurgatoryStatistics",
+    "RelayUnavailable",
     "ThresholdPurgatory",
     "ThresholdStatistics",
     "Timeout",

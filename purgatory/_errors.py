@@ -6,6 +6,7 @@
     ├── OperationReused     (also a RuntimeError)   an operation serves once
     ├── PurgatoryFull                               max_pending operations wait already
     ├── PurgatoryClosed     (also a RuntimeError)   aclose() was called
+    ├── RelayUnavailable    (also a ConnectionError)  the store that processes share cannot be reached
     └── WrongLoop           (also a RuntimeError)   used from another event loop or thread
 
 A message says what could not be done, the value, and the state that forbids it. Arguments that are wrong in themselves
@@ -39,6 +40,10 @@ class PurgatoryFull(PurgatoryError):
 
 class PurgatoryClosed(PurgatoryError, RuntimeError):
     """The purgatory accepts no operations any more."""
+
+
+class RelayUnavailable(PurgatoryError, ConnectionError):
+    """The store of a `purgatory.relay` could not be reached, or gave no answer in time. A write was perhaps made."""
 
 
 class WrongLoop(PurgatoryError, RuntimeError):

@@ -10,6 +10,7 @@ import pytest
 
 import purgatory
 import purgatory.asgi
+import purgatory.relay
 import purgatory.testing
 
 EXTRAS = [
@@ -24,10 +25,14 @@ EXTRAS = [
     "prometheus_client",
     "uvloop",
     "pytest",
+    "redis",
+    "asyncpg",
 ]
 
 
-@pytest.mark.parametrize("module", [purgatory, purgatory.asgi, purgatory.testing], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [purgatory, purgatory.asgi, purgatory.relay, purgatory.testing], ids=lambda module: module.__name__
+)
 def test_all_is_sorted_and_names_what_is_public(module):
     def is_ours(value: object) -> bool:
         return getattr(value, "__module__", "").partition(".")[0] == "purgatory"
@@ -52,7 +57,7 @@ def may_be_subclassed(value: type) -> bool:
     "value",
     [
         value
-        for module in (purgatory, purgatory.asgi, purgatory.testing)
+        for module in (purgatory, purgatory.asgi, purgatory.relay, purgatory.testing)
         for value in map(vars(module).get, module.__all__)
         if isinstance(value, type) and not may_be_subclassed(value)
     ],
@@ -70,11 +75,21 @@ def test_the_errors_form_the_tree_that_is_promised():
         PurgatoryClosed,
         PurgatoryError,
         PurgatoryFull,
+        RelayUnavailable,
         WrongLoop,
     )
 
-    for error in (OperationCancelled, OperationReused, OperationTimeout, PurgatoryClosed, PurgatoryFull, WrongLoop):
+    for error in (
+        OperationCancelled,
+        OperationReused,
+        OperationTimeout,
+        PurgatoryClosed,
+        PurgatoryFull,
+        RelayUnavailable,
+        WrongLoop,
+    ):
         assert issubclass(error, PurgatoryError)
+    assert issubclass(RelayUnavailable, ConnectionError)
     assert issubclass(OperationTimeout, TimeoutError)
     assert not issubclass(OperationCancelled, TimeoutError)
 

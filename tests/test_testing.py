@@ -870,4 +870,7 @@ def test_the_plugin_imports_nothing_but_the_loop() -> None:
         timeout=50,
         check=True,
     )
-    assert done.stdout.strip() == "['purgatory._pytest_plugin', 'purgatory.testing']"
+    assert (
+        done.stdout.strip()
+        == "['purgatory._pytest_plugin', 'purgatory.testing', 'purgatory.testing._stores', 'purgatory.testing._virtual_time']"
+    )

@@ -13,6 +13,9 @@ A tag is a version behind an epoch, which is the server's. Tags are compared for
 are (RFC 9110): whatever the client has is either the version that there is now, and then the poll waits for the next one, or
 it is not. So a client that knows an earlier server does not sleep until the new one has counted that far.
 
+With a relay the versions and their epoch are those of its store, so all this holds wherever a request is served, whichever
+worker wrote, and when all of them start anew.
+
 Without `If-None-Match` the same tag is taken from a parameter of the query, `?index=8f3a21c0-41`, as in Consul's blocking
 queries.
 """
@@ -21,13 +24,17 @@ from collections.abc import Hashable
 from dataclasses import replace
 from re import compile as regex
 from secrets import token_hex
-from typing import Generic, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, final
 
-from purgatory import ThresholdPurgatory
+from purgatory import RelayUnavailable, ThresholdPurgatory
 from purgatory.asgi._outcome import ANSWERS, Ending, Outcome
 from purgatory.asgi._poll import Poll
 from purgatory.asgi._preferences import query_parameter
+from purgatory.asgi._relayed import RelayedThresholds
 from purgatory.asgi._types import Scope, header_values
+
+if TYPE_CHECKING:
+    from purgatory.relay import Relay
 
 K = TypeVar("K", bound=Hashable)
 
@@ -44,12 +51,14 @@ class Versions(Generic[K]):
             server, being offsets in a file for instance, so may the epoch. Letters, digits and underscores.
         unchanged: the status at the deadline: 304, or 204 where clients do not expect that.
         index_parameter: the parameter of the query that may stand for `If-None-Match`.
+        relay: whose versions these are, in place of `thresholds` and `epoch`. They rise by `await relay.bump(key)`.
 
     Raises:
         ValueError: an argument is out of its bounds.
+        TypeError: both a relay and what it stands for are given.
     """
 
-    __slots__ = ("epoch", "index_parameter", "thresholds", "unchanged")
+    __slots__ = ("_epoch", "index_parameter", "relay", "thresholds", "unchanged")
 
     def __init__(
         self,
@@ -58,7 +67,12 @@ class Versions(Generic[K]):
         epoch: str | None = None,
         unchanged: Literal[204, 304] = 304,
         index_parameter: str = "index",
+        relay: "Relay | None" = None,
     ) -> None:
+        if relay is not None:
+            if thresholds is not None or epoch is not None:
+                raise TypeError("the versions of a relay have its thresholds and its epoch: name none beside it")
+            thresholds = cast(Any, RelayedThresholds(relay))
         if epoch is None:
             epoch = token_hex(4)
         elif not (isinstance(epoch, str) and epoch.isascii() and epoch.replace("_", "a").isalnum()):
@@ -66,12 +80,22 @@ class Versions(Generic[K]):
         if not isinstance(unchanged, int) or unchanged not in (204, 304):
             raise ValueError(f"unchanged must be 204 or 304, not {unchanged!r}")
         self.thresholds: ThresholdPurgatory[K, int] = ThresholdPurgatory("versions") if thresholds is None else thresholds
-        self.epoch = epoch
+        self._epoch = epoch
         self.unchanged = unchanged
         self.index_parameter = index_parameter
+        self.relay = relay
+
+    @property
+    def epoch(self) -> str:
+        """What tells these numbers from others.
+
+        Raises:
+            RelayUnavailable: they are those of a relay that was never open.
+        """
+        return self._epoch if self.relay is None else self.relay.epoch
 
     def version(self, key: K) -> int:
-        """The version of `key`: how often it was bumped. Cost: O(1)."""
+        """The version of `key`: how often it was bumped. Of a relay's, which are elsewhere, 0. Cost: O(1)."""
         return self.thresholds.value(key) or 0
 
     def bump(self, key: K) -> int:
@@ -82,7 +106,10 @@ class Versions(Generic[K]):
 
         Raises:
             PurgatoryFull, WrongLoop, TypeError: as `ThresholdPurgatory.advance`.
+            RuntimeError: these are the versions of a relay.
         """
+        if self.relay is not None:
+            raise RuntimeError(f"cannot bump {key!r} here: its versions are those of a relay, so `await relay.bump(...)`")
         version = self.version(key) + 1
         self.thresholds.advance(key, version)
         return version
@@ -123,6 +150,8 @@ class Versions(Generic[K]):
         Raises:
             RuntimeError, PurgatoryFull: as `Poll.reach`.
         """
+        if self.relay is not None:
+            return await self._changed_in(self.relay, poll, cast(str, key))
         version = self.version(key)
         if self.has_seen(poll.scope, version):
             outcome = await poll.reach(self.thresholds, key, version + 1)
@@ -135,3 +164,24 @@ class Versions(Generic[K]):
         if now == version and outcome.ending is Ending.DEADLINE:
             return replace(outcome, status=self.unchanged, headers=headers)
         return Outcome(Ending.SATISFIED, now, ANSWERS[Ending.SATISFIED].status, headers)
+
+    async def _changed_in(self, relay: "Relay", poll: Poll, key: str) -> Outcome[int]:
+        """`changed` with a relay. Who has seen a version of its epoch waits, also while the store is away; who has seen none
+        has to be told what stands, and is refused with 503 then."""
+        seen, version = self.seen(poll.scope), 0
+        if seen is None:
+            try:
+                version = await relay.version(key)
+            except RelayUnavailable as error:
+                answer = ANSWERS[Ending.REFUSED]
+                return Outcome(Ending.REFUSED, None, answer.status, {"Retry-After": "1"}, str(error))
+            if self.has_seen(poll.scope, version):  # as `*` has any
+                seen = version
+        outcome: Outcome[int]
+        outcome = poll.at_once(version) if seen is None else await poll.reach(cast(Any, self.thresholds), key, seen + 1)
+        if outcome.ending is Ending.SATISFIED and outcome.value is not None:
+            return replace(outcome, headers={**outcome.headers, "ETag": f'"{self.tag(outcome.value)}"'})
+        if outcome.ending is Ending.DEADLINE and seen is not None:
+            headers = {**outcome.headers, "ETag": f'"{self.tag(seen)}"'}
+            return replace(outcome, status=self.unchanged, headers=headers)
+        return outcome

@@ -61,7 +61,7 @@ def event_source(
         return PlainTextResponse(refusal.reason, refusal.status, refusal.headers)
     [last, *_] = header_values(poll.scope, b"last-event-id") or [""]
     seen = versions.parse(last) or 0
-    if seen > versions.version(key):  # it was forgotten, and has begun anew
+    if versions.relay is None and seen > versions.version(key):  # it was forgotten, and has begun anew
         seen = 0
     return EventSourceResponse(_events(poll, versions, key, read, seen), ping=ping)
 
@@ -70,8 +70,8 @@ async def _events(
     poll: Poll, versions: Versions[K], key: K, read: Callable[[int], Iterable[tuple[int, Any]]], seen: int
 ) -> AsyncIterator[ServerSentEvent]:
     poll.timeout = inf
+    now = versions.version(key)
     while True:
-        now = versions.version(key)
         for version, data in read(seen):
             seen = version
             yield ServerSentEvent(data, id=versions.tag(version))
@@ -79,3 +79,6 @@ async def _events(
         outcome = await poll.reach(versions.thresholds, key, seen + 1)
         if not outcome.is_satisfied:
             return
+        now = versions.version(key) if versions.relay is None else outcome.value or 0
+        if now <= seen:  # a relay has begun a new epoch
+            seen = 0

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from purgatory._programs import Program, run_program
-from purgatory.bench import cascade, everything
+from purgatory.bench import cascade, everything, relay
 from purgatory.bench.http import _command as http
 from purgatory.bench.micro import _command as micro
 from purgatory.bench.rivals import burst, load, memory
@@ -12,6 +12,7 @@ from purgatory.bench.rivals import burst, load, memory
 PROGRAMS: tuple[Program, ...] = (
     micro.PROGRAM,
     http.PROGRAM,
+    relay.PROGRAM,
     load.PROGRAM,
     burst.PROGRAM,
     cascade.PROGRAM,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from requirements import need
 
 from purgatory._programs import Program
 from purgatory.bench import everything
@@ -172,3 +173,20 @@ def test_a_seed_is_not_asked_for_where_nothing_is_random(program: str, capsys: p
         main([program, "--seed", "1"])
 
     assert "unrecognized arguments: --seed 1" in capsys.readouterr().err
+
+
+def test_relay_measures_a_folder_and_redis_against_the_hand_written_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need("redis-server", "needs redis-server: apt-get install redis-server")
+    report = report_of(tmp_path, "relay", "--seconds", "5")
+
+    rows = [(row["store"], row["way"], row["is_killed"]) for row in report["rows"]]
+    redis = [("redis", way, is_killed) for way in ("ours", "theirs") for is_killed in (False, True)]
+    assert rows == [("file", "ours", False), *redis]
+    for row in report["rows"]:
+        assert row["writes"] > 0
+        assert row["answers"] > 0
+        assert row["lost"] == 0 or row["way"] == "theirs"
+    assert report["watched"] == 10_000
+    assert "prove nothing" in capsys.readouterr().out

@@ -1,0 +1,191 @@
+"""The load behind `python examples/orders_workers.py --demo`: clients that wait for a payment, webhooks on other connections.
+
+Each client waits for an order, is told that it is paid, and goes on to the next. A third of the way through, the worker that
+has answered most is killed; its supervisor starts another, and its clients ask again with the ETag that they have (aiohttp does
+so once by itself). Two thirds of the way through, all connections to the store are cut, if it is a server. A wait that is not
+answered although the webhook was, is *missed*.
+"""
+
+import argparse
+import asyncio
+import math
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import asyncpg
+from redis.asyncio import Redis
+from rich.console import Console
+from rich.table import Table
+
+WAIT = 20.0  # seconds, that a client asks for
+LATE = 18.0  # seconds from the webhook's answer to the client's, after which an answer is no answer: longer than any resync
+
+
+@dataclass
+class Seen:
+    """What the clients saw."""
+
+    endings: Counter[str] = field(default_factory=Counter)
+    answers: dict[int, tuple[str, float]] = field(default_factory=dict)  # by order: the worker, and seconds since the write
+    writers: dict[int, str] = field(default_factory=dict)  # by order: the worker that the webhook went to
+    told: dict[int, float] = field(default_factory=dict)  # by order: when the webhook was answered
+    workers: Counter[str] = field(default_factory=Counter)
+
+
+async def ask(url: str, method: str, **options: Any) -> tuple[int, Any, Any]:
+    """One request on a connection of its own, so that any worker may get it."""
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
+        session.request(method, url, **options) as response,
+    ):
+        return response.status, response.headers, await response.json() if response.status == 200 else None
+
+
+async def keep_waiting(url: str, number: int, until: float, seen: Seen, orders: dict[int, asyncio.Event]) -> None:
+    """Waits for one order after the other."""
+    order = number * 1_000_000
+    while time.monotonic() < until:
+        order += 1
+        tag: str | None = None
+        while True:
+            try:
+                headers = {} if tag is None else {"If-None-Match": tag}
+                status, answer, body = await ask(f"{url}/orders/{order}", "GET", params={"wait": WAIT}, headers=headers)
+            except (aiohttp.ClientError, ConnectionError):
+                seen.endings["asked again"] += 1  # its worker was killed
+                await asyncio.sleep(0.1)
+                continue
+            tag = answer.get("ETag", tag)
+            seen.workers[answer["X-Worker"]] += 1
+            now = time.time()
+            if body is not None and body["state"] == "paid":
+                seen.endings["completed"] += 1
+                seen.answers[order] = (answer["X-Worker"], now - body["paid_at"])
+                break
+            if status == 200:
+                orders.setdefault(order, asyncio.Event()).set()  # it is known, and is waited for next
+            elif status == 304:
+                seen.endings["by deadline"] += 1
+            if order in seen.told and now - seen.told[order] > LATE:
+                seen.endings["missed"] += 1
+                break
+
+
+async def keep_paying(url: str, number: int, seen: Seen, orders: dict[int, asyncio.Event]) -> None:
+    """Calls the webhook for each of the client's orders, a while after that has begun to wait."""
+    order = number * 1_000_000
+    while True:
+        order += 1
+        await orders.setdefault(order, asyncio.Event()).wait()
+        await asyncio.sleep(random.expovariate(1.0))
+        while order not in seen.told:
+            try:
+                status, headers, _ = await ask(f"{url}/webhooks/payment", "POST", params={"order": order})
+            except (aiohttp.ClientError, ConnectionError):
+                status = 0
+            if status == 200:
+                seen.writers[order] = headers["X-Worker"]
+                seen.told[order] = time.time()
+            else:
+                seen.endings["webhooks called again"] += 1  # as providers do
+                await asyncio.sleep(0.2)
+
+
+async def until_it_serves(url: str) -> None:
+    for _ in range(600):
+        with suppress(aiohttp.ClientError, ConnectionError):
+            await ask(f"{url}/stats", "GET")
+            return
+        await asyncio.sleep(0.1)
+
+
+async def cause_trouble(options: argparse.Namespace, seen: Seen, events: list[str]) -> None:
+    await asyncio.sleep(options.seconds / 3)
+    if options.workers > 1 and seen.workers:
+        [(victim, _)] = seen.workers.most_common(1)
+        os.kill(int(victim), signal.SIGKILL)
+        events.append(f"killed worker {victim}")
+    await asyncio.sleep(options.seconds / 3)
+    store = os.environ["ORDERS_STORE"]
+    if not store.startswith("file:"):
+        await (cut_postgresql if store.startswith("postgres") else cut_redis)(store)
+        events.append("cut all connections to the store")
+
+
+async def cut_redis(store: str) -> None:
+    async with Redis.from_url(store) as client:
+        for kind in ("pubsub", "normal"):
+            await client.execute_command("CLIENT", "KILL", "TYPE", kind)
+
+
+async def cut_postgresql(store: str) -> None:
+    connection = await asyncpg.connect(store)
+    query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
+    await connection.execute(query)
+    await connection.close()
+
+
+async def put_load_on(url: str, options: argparse.Namespace) -> Table:
+    seen, events = Seen(), list[str]()
+    await until_it_serves(url)
+    orders: dict[int, asyncio.Event] = {}
+    until = time.monotonic() + options.seconds
+    numbers = range(1, options.clients + 1)
+    others = [asyncio.create_task(keep_paying(url, number, seen, orders)) for number in numbers]
+    others.append(asyncio.create_task(cause_trouble(options, seen, events)))
+    await asyncio.gather(*(keep_waiting(url, number, until, seen, orders) for number in numbers))
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    return report(seen, events, options)
+
+
+def report(seen: Seen, events: list[str], options: argparse.Namespace) -> Table:
+    """What the clients saw."""
+    store = os.environ["ORDERS_STORE"].rpartition("@")[2]
+    title = f"{options.clients} clients, {options.workers} workers, {options.seconds:g} s, {store.partition(':')[0]}"
+    table = Table(title=title, title_justify="left", caption=", ".join(events), caption_justify="left")
+    table.add_column("")
+    table.add_column("clients", justify="right")
+    waits = seen.endings["completed"] + seen.endings["missed"]
+    table.add_row("orders waited for", str(waits))
+    for name in ("completed", "by deadline", "missed", "asked again", "webhooks called again"):
+        table.add_row(name, str(seen.endings[name]))
+    table.add_section()
+    for name, is_same in (("the same worker", True), ("another worker", False)):
+        some = [late for order, (worker, late) in seen.answers.items() if (worker == seen.writers.get(order)) is is_same]
+        p50, p99 = (milliseconds(percentile(some, fraction)) for fraction in (0.5, 0.99))
+        table.add_row(f"from write to answer on {name}, {len(some)} times: p50", p50)
+        table.add_row("p99", p99)
+    return table
+
+
+def percentile(values: list[float], fraction: float) -> float:
+    """The value below which this fraction lies; nan if there are none."""
+    return sorted(values)[int(fraction * (len(values) - 1))] if values else math.nan
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.2f} ms"
+
+
+def run_demo(command: Sequence[str], options: argparse.Namespace) -> None:
+    """Serves, puts load on it, and prints what the clients saw."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    whole = [*command, "--port", str(port), "--store", os.environ["ORDERS_STORE"]]
+    with subprocess.Popen(whole, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as server:
+        try:
+            Console().print(asyncio.run(put_load_on(f"http://127.0.0.1:{port}", options)))
+        finally:
+            server.terminate()

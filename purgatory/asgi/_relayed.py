@@ -1,0 +1,24 @@
+"""The versions of a relay as `Poll.reach` waits for them."""
+
+from typing import TYPE_CHECKING, final
+
+if TYPE_CHECKING:
+    from purgatory.relay import Relay
+
+
+@final
+class RelayedThresholds:
+    """Has the two methods of a `ThresholdPurgatory` that a poll calls."""
+
+    __slots__ = ("_relay",)
+
+    def __init__(self, relay: "Relay") -> None:
+        self._relay = relay
+
+    async def wait(self, key: str, threshold: int, timeout: float | None = None) -> int:
+        """As `Relay.wait`, which may answer with less if the epoch has changed."""
+        return await self._relay.wait(key, threshold - 1, timeout)
+
+    def value(self, _key: str) -> int | None:
+        """Only the store knows, and it may be away."""
+        return None

@@ -1,0 +1,199 @@
+"""``python -m purgatory.bench relay``: waits that complete in another process, ours and what people write by hand.
+
+One process waits for the next version of each of 200 keys, another one writes them at a rate. Latency is from the call of the
+write in one to the answer of the wait in the other; CPU is the waiting process's for each answer, and for each news that of a
+third process, in which nobody waits. Then the same while all subscribers' connections are killed every 0.3 seconds: a wake-up
+is lost if a waiter has not been answered within a second. The stores: a folder; a Redis of its own, if ``redis-server`` is
+installed; any ``--store`` besides.
+"""
+
+import argparse
+import json
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from rich.table import Table
+
+from purgatory._programs import Program
+from purgatory.bench._options import positive, writable_file
+from purgatory.bench._relay_process import lines_of
+from purgatory.bench._report import environment, wide_console, write_report
+
+KEYS = 200
+WATCHED = 100_000
+LOST_AFTER = 1.0
+"""Seconds after which an answer counts as lost."""
+
+Row = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--store", action="append", default=[], metavar="URL", help="a store besides; may be repeated")
+    parser.add_argument("--rate", type=positive, default=1_000, metavar="N", help="writes a second (default: %(default)s)")
+    parser.add_argument("--seconds", type=positive, default=10, metavar="S", help="of each turn (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of everything random (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="do a tenth: shows that it runs, and proves nothing")
+    parser.add_argument("--json", type=writable_file, metavar="FILE", help="write the figures to FILE, too")
+
+
+def run(options: argparse.Namespace) -> int:
+    console = wide_console()
+    where = environment()
+    console.print(", ".join(f"{name}: {value}" for name, value in where.items()))
+    seconds = options.seconds / 10 if options.quick else options.seconds
+    rows: list[Row] = []
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="relay-"))
+        redis = stack.enter_context(own_redis(folder))
+        contenders = [("ours", f"file://{folder}/app"), *(("ours", url) for url in options.store)]
+        if redis is not None:
+            contenders += [("ours", redis), ("theirs", redis)]
+        for number, (way, url) in enumerate(contenders):
+            order = {"way": way, "url": url, "keys": KEYS, "rate": options.rate, "seconds": seconds, "seed": options.seed}
+            kills = [False, True] if url == redis else [False]
+            for is_killed in kills:
+                # A database for each turn, with keys that begin at 0.
+                database = url.removesuffix("0") + str(1 + 2 * number + is_killed) if url == redis else url
+                rows.append(measured({**order, "url": database}, is_killed))
+                console.print(f"{rows[-1]['store']}, {way}: done")
+        count = WATCHED // 10 if options.quick else WATCHED
+        memory = memory_of(f"file://{folder}/memory", count)
+    console.print(figures(rows, options))
+    console.print(f"{count:,} keys watched: {memory / 1e6:.1f} MB more than in a ThresholdPurgatory alone")
+    head = {"program": "relay", "environment": where, "seed": options.seed, "quick": options.quick, "rate": options.rate}
+    write_report(console, options.json, {**head, "rows": rows, "watched": count, "bytes": memory})
+    return 0
+
+
+@contextmanager
+def own_redis(folder: str) -> Iterator[str | None]:
+    """The address of a Redis of its own, or None where there is none."""
+    command = shutil.which("redis-server")
+    if command is None:
+        yield None
+        return
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    words = [command, "--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", "", "--loglevel", "warning"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as server:
+        try:
+            for _ in range(100):
+                with socket.socket() as client:
+                    if client.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.05)
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            server.kill()
+
+
+@contextmanager
+def process(order: dict[str, Any]) -> Iterator["subprocess.Popen[str]"]:
+    command = [sys.executable, "-m", "purgatory.bench._relay_process", json.dumps(order)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def line(child: "subprocess.Popen[str]") -> str:
+    assert child.stdout is not None
+    text = child.stdout.readline()
+    if not text:
+        raise RuntimeError(f"a process of the benchmark ended with status {child.wait()}")
+    return text
+
+
+def measured(order: dict[str, Any], is_killed: bool) -> Row:
+    """What a turn has shown."""
+    url = order["url"]
+    with process({**order, "work": "wait"}) as waiter, process({**order, "work": "wait", "keys": 0}) as hearer:
+        line(waiter)
+        line(hearer)
+        with process({**order, "work": "write"}) as writer:
+            line(writer)
+            until = time.monotonic() + order["seconds"]
+            while is_killed and time.monotonic() < until:
+                kill_subscribers(url)
+                time.sleep(0.3)
+            writes = json.loads(line(writer))["writes"]
+        time.sleep(2.0)
+        seen, heard = (ended(child) for child in (waiter, hearer))
+    head = {"way": order["way"], "store": url.partition(":")[0], "is_killed": is_killed}
+    return {**head, **judged(writes, seen), "cpu_of_news": 1e6 * heard["cpu"] / max(1, heard["received"])}
+
+
+def ended(child: "subprocess.Popen[str]") -> dict[str, Any]:
+    """What a process has to say at its end."""
+    assert child.stdin is not None
+    child.stdin.close()
+    result: dict[str, Any] = json.loads(line(child))
+    return result
+
+
+def kill_subscribers(url: str) -> None:
+    port = int(url.rpartition(":")[2].partition("/")[0])
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(b"CLIENT KILL TYPE pubsub\r\n")
+        client.recv(100)
+
+
+def judged(writes: list[tuple[str, int, float]], seen: dict[str, Any]) -> Row:
+    """Latencies of the answers to each version that was written, and what was not answered."""
+    begun = {(key, version): at for key, version, at in writes}
+    answered: dict[str, list[tuple[int, float]]] = {}
+    for key, version, at in seen["answers"]:
+        answered.setdefault(key, []).append((version, at))
+    latencies = sorted(at - begun[key, version] for key, version, at in seen["answers"] if (key, version) in begun)
+    lost = 0
+    for key, version, at in writes:
+        in_time = any(got >= version and when - at < LOST_AFTER for got, when in answered.get(key, ()))
+        lost += not in_time
+    return {
+        "writes": len(writes),
+        "answers": len(seen["answers"]),
+        "p50": 1e3 * statistics.median(latencies) if latencies else None,
+        "p99": 1e3 * latencies[int(0.99 * len(latencies))] if latencies else None,
+        "cpu": 1e6 * seen["cpu"] / max(1, len(seen["answers"])),
+        "lost": lost,
+        "healed": seen.get("healed"),
+    }
+
+
+def memory_of(url: str, count: int) -> int:
+    """What so many watched keys take, beyond what they take in a `ThresholdPurgatory`."""
+    sizes = {}
+    for way in ("ours", "plain"):
+        with process({"work": "watch", "way": way, "url": url, "keys": count}) as child:
+            sizes[way] = json.loads(line(child))["bytes"]
+    return int(sizes["ours"] - sizes["plain"])
+
+
+def figures(rows: list[Row], options: argparse.Namespace) -> Table:
+    caption = f"{options.rate:,} writes a second to {KEYS} keys."
+    caption += f" Lines of code around it: {lines_of('ours')} with a relay, {lines_of('theirs')} by hand."
+    if options.quick:
+        caption += "\nQUICK: done with a tenth of everything; these figures prove nothing."
+    table = Table(title="purgatory, relay", title_justify="left", caption=caption, caption_justify="left")
+    for name in ("store", "way", "connections", "writes", "p50", "p99", "CPU/news", "CPU/answer", "lost", "healed"):
+        table.add_column(name, justify="left" if name in ("store", "way", "connections") else "right", no_wrap=True)
+    for row in rows:
+        p50, p99 = ("" if row[name] is None else f"{row[name]:.2f} ms" for name in ("p50", "p99"))
+        healed = "" if row["healed"] is None else str(row["healed"])
+        way = "relay" if row["way"] == "ours" else "by hand"
+        state = "killed" if row["is_killed"] else "left alone"
+        costs = (f"{row[name]:.0f} µs" for name in ("cpu_of_news", "cpu"))
+        table.add_row(row["store"], way, state, f"{row['writes']:,}", p50, p99, *costs, str(row["lost"]), healed)
+    return table
+
+
+PROGRAM = Program("relay", "Waits that complete in another process, against what people write by hand.", add_arguments, run)

@@ -1,0 +1,14 @@
+"""Versions of keys, shared by processes through a store: a wait completes wherever the write was made.
+
+    async with Relay("file:///run/app") as relay:           # or redis://..., postgresql://...
+        await relay.bump("orders/7")                        # in one worker: 42
+        await relay.wait("orders/7", seen=41, timeout=20)   # in another: 42
+
+How it works, what it promises and how to write a store is told in the README beside this file.
+"""
+
+from purgatory.relay._messages import Answer, Change, News, decode, encode
+from purgatory.relay._relay import Relay, RelayStatistics
+from purgatory.relay._store import Store
+
+__all__ = ["Answer", "Change", "News", "Relay", "RelayStatistics", "Store", "decode", "encode"]

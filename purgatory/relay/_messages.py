@@ -1,0 +1,121 @@
+"""What passes between a relay and its store: keys and versions, changes, answers and news.
+
+A *position* counts the writes of a store, over all keys: each write has the next one, and it stands in each answer and in each
+news. So a gap between the positions of two news tells that some are missing, and "what has changed since position 41" is a
+question that costs what has changed. The news of a store that has no such count came after `NOWHERE`.
+
+On the wire news are JSON, `["8f3a21c0", 41, 43, {"orders/7": 5, "orders/9": 1}]`: of this epoch, after position 41 and up to
+43, these keys have these versions. A string is a probe, which a relay sends to itself.
+"""
+
+from collections.abc import Mapping
+from json import JSONDecodeError, dumps, loads
+from operator import index
+from typing import Any, Final, NamedTuple, SupportsIndex, final
+
+NOWHERE: Final = -1
+"""The position before news in a store that does not count its writes."""
+
+LONGEST_KEY: Final = 512
+"""Bytes, as UTF-8."""
+
+HIGHEST_VERSION: Final = 2**52
+"""What `advance` may name. All stores count in numbers that are exact to 2**53, so 2**52 bumps are left after that."""
+
+
+@final
+class Change(NamedTuple):
+    """What a write does to a key: its version is raised to `at_least`, and then by `more`."""
+
+    key: str
+    at_least: int
+    more: int
+
+
+@final
+class News(NamedTuple):
+    """That keys have these versions: what a write tells everyone, and what it answers."""
+
+    epoch: str
+    after: int
+    """The position before the first of these writes, or `NOWHERE`."""
+    position: int
+    """That of the last of them; later than anything that the store had given out when the write began."""
+    versions: Mapping[str, int]
+
+
+@final
+class Answer(NamedTuple):
+    """What a read has found."""
+
+    epoch: str
+    position: int
+    """Everything up to here is in it: of the keys that were asked for, and of all that have changed since, if that was."""
+    versions: Mapping[str, int]
+    has_more: bool = False
+    """Whether more has changed than is in it."""
+    latest: int = NOWHERE
+    """The latest position that the store has given to anything, where that is not `position`. It falls only if something was
+    lost."""
+
+
+def encode(news: News) -> bytes:
+    """News as they are sent."""
+    return dumps(news, separators=(",", ":")).encode()
+
+
+def decode(payload: bytes | str) -> News | str:
+    """News, or a probe, as they were received.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    try:
+        message: Any = loads(payload)
+    except (JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"neither news nor a probe: {payload[:100]!r}") from error
+    if type(message) is str:
+        return message
+    try:
+        epoch, after, position, versions = message
+        if type(epoch) is str and type(after) is type(position) is int and type(versions) is dict:
+            return News(epoch, after, position, versions)
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"neither news nor a probe: {payload[:100]!r}")
+
+
+def check_key(key: object) -> str:
+    """The key.
+
+    Raises:
+        TypeError: it is no `str`.
+        ValueError: it is longer than 512 bytes, or no text that can be sent.
+    """
+    if not isinstance(key, str):
+        raise TypeError(f"a key is a str, not {key!r}")
+    # Most are short enough, whatever they consist of; those of ASCII can all be sent.
+    if len(key) <= LONGEST_KEY // 4 and key.isascii():
+        return key
+    try:
+        size = len(key.encode())
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a key is text, which {key!r} is not: {error.reason}") from None
+    if size > LONGEST_KEY:
+        raise ValueError(f"a key has at most {LONGEST_KEY} bytes, not {size} as {key[:40]!r}...")
+    return key
+
+
+def check_version(version: object, name: str = "version") -> int:
+    """The version.
+
+    Raises:
+        TypeError: it is no whole number.
+        ValueError: it is negative or above 2**52.
+    """
+    if isinstance(version, bool) or not isinstance(version, SupportsIndex):
+        raise TypeError(f"{name} is a whole number, not {version!r}")
+    number = index(version)
+    if not 0 <= number <= HIGHEST_VERSION:
+        raise ValueError(f"{name} is from 0 to 2**52, not {number}")
+    return number

@@ -1,0 +1,236 @@
+"""A store in Redis, or Valkey: two keys, and one channel.
+
+    {purgatory}:versions    a hash: epoch, position, and v:orders/7 -> its version
+    {purgatory}:order       a sorted set: v:orders/7 -> the position of its last write
+    {purgatory}:news:0      the channel of database 0; channels know nothing of databases
+
+Each operation is one script, so a version is raised and told in one step. What is lost, by FLUSHALL or eviction, takes the
+epoch with it, and the next script begins a new one.
+
+One channel for all keys. Every process hears of each write, which costs it 20 µs if nobody there waits for the key. A channel
+for each key would cost a subscription, its confirmation and a read for each key that somebody begins to wait for, and after a
+lost connection all of that at once; and whoever hears one channel can tell by the positions when something is missing.
+
+The client subscribes again by itself when its connection was cut; the only trace of what was lost then is a second
+confirmation, which `listen` looks out for. On a cluster all of this is in one slot, because of the braces, and news go through
+a sharded channel; so one node is all that a relay talks to.
+"""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from json import dumps
+from secrets import token_hex
+from typing import Any, Final, final
+from urllib.parse import urlsplit, urlunsplit
+
+try:
+    from redis.asyncio import Redis
+    from redis.asyncio.retry import Retry
+    from redis.backoff import NoBackoff
+    from redis.exceptions import RedisError, ResponseError
+except ImportError as error:
+    raise ImportError("a relay over Redis needs its client: pip install 'asyncio-purgatory[redis]'") from error
+
+from purgatory import RelayUnavailable
+from purgatory.relay._address import without_password
+from purgatory.relay._messages import Answer, Change, News
+
+MOST_ROWS: Final = 5_000
+"""How many changes one read answers."""
+
+# KEYS: versions, order. ARGV: channel, command to publish, an epoch in case one is needed, then what the operation needs.
+# Versions and positions are below 2^53, and so exact as Lua's numbers; but its tostring rounds them to 14 digits.
+BEGIN: Final = """
+local versions, order = redis.call('TYPE', KEYS[1]).ok, redis.call('TYPE', KEYS[2]).ok
+local epoch, position = false, false
+if versions == 'hash' then
+    epoch, position = unpack(redis.call('HMGET', KEYS[1], 'epoch', 'position'))
+end
+local function is_foreign()
+    if versions ~= 'hash' and versions ~= 'none' or order ~= 'zset' and order ~= 'none' then return true end
+    if versions == 'hash' then return not epoch end
+    return order == 'zset' and not redis.call('ZSCORE', KEYS[2], 'epoch')
+end
+if not epoch or order ~= 'zset' then
+    if is_foreign() then return redis.error_reply('FOREIGN keys') end
+    redis.call('DEL', KEYS[1], KEYS[2])
+    epoch, position = ARGV[3], '0'
+    redis.call('HSET', KEYS[1], 'epoch', epoch, 'position', position)
+    redis.call('ZADD', KEYS[2], -1, 'epoch')
+end
+local function tell(after, news)
+    local head = '["' .. epoch .. '",' .. after .. ',' .. position
+    redis.call(ARGV[2], ARGV[1], head .. ',{' .. table.concat(news, ',') .. '}]')
+end
+"""
+
+READ: Final = """
+-- then: since or '', how many changes at most, names
+local answer = {}
+local function look(names)
+    for first = 1, #names, 1000 do
+        local some = {unpack(names, first, math.min(first + 999, #names))}
+        for i, version in ipairs(redis.call('HMGET', KEYS[1], unpack(some))) do
+            answer[#answer + 1] = version or '0'
+        end
+    end
+end
+local changed = {}
+if ARGV[4] ~= '' and tonumber(ARGV[4]) < tonumber(position) then
+    changed = redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. ARGV[4], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[5])
+end
+local names = {}
+for i = 1, #changed, 2 do names[#names + 1] = changed[i] end
+for i = 6, #ARGV do names[#names + 1] = ARGV[i] end
+look(names)
+return {epoch, position, changed, answer}
+"""
+
+WRITE: Final = """
+-- then, for each key: its name, its name in JSON, at_least, more
+local after, answer, news, scores, fields = position, {}, {}, {}, {}
+for i = 4, #ARGV, 4 do
+    local before = tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or '0')
+    local version = math.max(before, tonumber(ARGV[i + 2])) + tonumber(ARGV[i + 3])
+    local text = string.format('%.0f', version)
+    answer[#answer + 1] = text
+    if version > before then
+        fields[#fields + 1], fields[#fields + 2] = ARGV[i], text
+        news[#news + 1] = ARGV[i + 1] .. ':' .. text
+    end
+end
+if #news > 0 then
+    position = string.format('%.0f', tonumber(position) + #news)
+    for i = 1, #fields, 2 do scores[i], scores[i + 1] = position, fields[i] end
+    redis.call('HSET', KEYS[1], 'position', position, unpack(fields))
+    redis.call('ZADD', KEYS[2], unpack(scores))
+    tell(after, news)
+end
+return {epoch, after, position, answer}
+"""
+
+RENEW: Final = """
+-- then: the epoch to be ended
+if epoch == ARGV[4] then
+    epoch = ARGV[3]
+    redis.call('HSET', KEYS[1], 'epoch', epoch)
+    tell(position, {})
+end
+return {epoch}
+"""
+
+
+@final
+class RedisStore:
+    """The store at `redis://host:port/database`, `rediss://...` or `unix:///socket?db=0`. See `purgatory.relay.Store`."""
+
+    def __init__(self, url: str, prefix: str) -> None:
+        self.address = without_password(url)
+        self._url = url
+        # Version 2 of the protocol is what all servers speak. Whoever calls keeps the time, and tries again.
+        self._options: dict[str, Any] = {"protocol": 2, "socket_timeout": None, "retry": Retry(NoBackoff(), 0)}
+        self._seed = Redis.from_url(url, **self._options)
+        self._client: Redis | None = None
+        """Of the server that has the keys; found out when it is needed."""
+        self._is_cluster = False
+        self._names = [f"{{{prefix}}}:versions", f"{{{prefix}}}:order"]
+        self._channel = f"{{{prefix}}}:news:{self._seed.connection_pool.connection_kwargs.get('db') or 0}"
+        self._scripts = {text: self._seed.register_script(BEGIN + text) for text in (READ, WRITE, RENEW)}
+
+    async def open(self) -> None:
+        """See `Store.open`."""
+        await self.read((), None)
+
+    async def close(self) -> None:
+        """See `Store.close`."""
+        await self._seed.aclose()
+        if self._client is not None:
+            await self._client.aclose()
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[Redis]:
+        """A client of the server that has the keys, and its errors in our words."""
+        try:
+            if self._client is None:
+                self._client = await self._find()
+            yield self._client
+        except (RedisError, OSError) as error:
+            if isinstance(error, ResponseError) and ("FOREIGN" in str(error) or "WRONGTYPE" in str(error)):
+                names = " or ".join(self._names)
+                raise ValueError(f"cannot use {names} at {self.address}: it is something else, and was left alone") from error
+            if isinstance(error, ResponseError) and self._client is not self._seed:
+                self._client = None  # on a cluster it may have moved
+            raise RelayUnavailable(f"cannot use {self.address}: {error}") from error
+
+    async def _find(self) -> Redis:
+        info: dict[str, Any] = await self._seed.info("cluster")
+        self._is_cluster = bool(info.get("cluster_enabled"))
+        if not self._is_cluster:
+            return self._seed
+        ask: Any = self._seed.execute_command
+        slot = await ask("CLUSTER KEYSLOT", self._names[0])
+        for first, last, [host, port, *_], *_ in await ask("CLUSTER SLOTS"):
+            if first <= slot <= last:
+                parts = urlsplit(self._url)
+                known = host.decode() if host else parts.hostname  # a node that does not know its own name says so
+                netloc = f"{parts.netloc.rpartition('@')[0]}@{known}:{port}"
+                return Redis.from_url(urlunsplit(parts._replace(netloc=netloc.removeprefix("@"))), **self._options)
+        raise RelayUnavailable(f"cannot use {self.address}: no node of the cluster has the slot of {self._names[0]}")
+
+    async def _run(self, script: str, *arguments: Any) -> Any:
+        async with self._connected() as client:
+            publish = "SPUBLISH" if self._is_cluster else "PUBLISH"
+            common = (self._channel, publish, token_hex(4))
+            return await self._scripts[script](keys=self._names, args=[*common, *arguments], client=client)
+
+    # -- versions
+
+    async def read(self, keys: Sequence[str], since: int | None) -> Answer:
+        """See `Store.read`."""
+        names = [f"v:{key}" for key in keys]
+        found = await self._run(READ, "" if since is None else since, MOST_ROWS, *names)
+        epoch, position, changed, numbers = found[0].decode(), int(found[1]), found[2], found[3]
+        versions = dict(zip(keys, map(int, numbers[len(changed) // 2 :]), strict=True))
+        latest, has_more = position, len(changed) == 2 * MOST_ROWS
+        if has_more:
+            position = int(changed[-1]) - 1  # there may be more at the last one
+        for name, at, number in zip(changed[::2], changed[1::2], numbers, strict=False):
+            if int(at) <= position:
+                versions[name[2:].decode()] = int(number)
+        return Answer(epoch, position, versions, has_more, latest)
+
+    async def write(self, changes: Sequence[Change], connection: Any = None) -> News:
+        """See `Store.write`."""
+        if connection is not None:
+            raise TypeError(f"{self.address} writes in no other transaction than its own, so it takes no connection")
+        arguments = [word for key, least, more in changes for word in (f"v:{key}", dumps(key), least, more)]
+        epoch, after, position, versions = await self._run(WRITE, *arguments)
+        return News(
+            epoch.decode(),
+            int(after),
+            int(position),
+            {change[0]: int(text) for change, text in zip(changes, versions, strict=True)},
+        )
+
+    async def renew(self, epoch: str) -> None:
+        """See `Store.renew`."""
+        await self._run(RENEW, epoch)
+
+    # -- news
+
+    async def listen(self, confirmed: Callable[[], None], heard: Callable[[bytes | str], None]) -> None:
+        """See `Store.listen`."""
+        async with self._connected() as client, client.pubsub() as channel:
+            await (channel.ssubscribe if self._is_cluster else channel.subscribe)(self._channel)
+            async for message in channel.listen():
+                kind = message["type"]
+                if kind in ("message", "smessage"):
+                    heard(message["data"])
+                elif kind in ("subscribe", "ssubscribe"):
+                    confirmed()
+
+    async def send(self, payload: bytes) -> None:
+        """See `Store.send`."""
+        async with self._connected() as client:
+            run: Any = client.execute_command
+            await run("SPUBLISH" if self._is_cluster else "PUBLISH", self._channel, payload)

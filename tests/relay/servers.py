@@ -1,0 +1,204 @@
+"""Real servers for tests: started on a free port, stopped with the test, killed and paused meanwhile."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Self
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from requirements import need, unavailable
+
+PATIENCE = 30.0  # seconds; no test passes or fails by how much of it a busy machine takes
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "it has not come"
+        time.sleep(0.02)
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+class Server:
+    """A process that serves on a port, and can be killed, started anew, paused and continued."""
+
+    def __init__(self, command: list[str], port: int, user: str | None = None) -> None:
+        self.command, self.port, self.user = command, port, user
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Self:
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
+        self.process = subprocess.Popen(self.command, user=self.user, **quiet)
+        until(self.is_ready)
+        return self
+
+    def is_ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, f"{self.command} has ended with {self.process.returncode}"
+        return answers(self.port)
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+
+    def pause(self) -> None:
+        self.send(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.send(signal.SIGCONT)
+
+
+class RedisServer(Server):
+    """Redis, with its dump in `folder`; `options` are its own."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        command = need("redis-server", "needs redis-server: apt-get install redis-server")
+        port = free_port()
+        self.folder = folder
+        self.url = f"redis://127.0.0.1:{port}/0"
+        plain = [
+            "--port",
+            str(port),
+            "--bind",
+            "127.0.0.1",
+            "--dir",
+            str(folder),
+            "--save",
+            "",
+            "--unixsocket",
+            str(folder / "s"),
+        ]
+        super().__init__([command, *plain, *options], port)
+
+    def ask(self, *words: str) -> bytes:
+        """What it answers to a command."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as client:
+            parts = b"".join(b"$%d\r\n%s\r\n" % (len(word.encode()), word.encode()) for word in words)
+            client.sendall(b"*%d\r\n%s" % (len(words), parts))
+            return client.recv(1 << 16)
+
+    def is_ready(self) -> bool:
+        return super().is_ready() and self.ask("PING").startswith(b"+PONG")
+
+
+class PostgresServer(Server):
+    """PostgreSQL, with a database cluster of its own, which root has somebody else serve."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="purgatory-"))
+        port = free_port()
+        self.url = f"postgresql://tester@127.0.0.1:{port}/postgres"
+        user = None
+        if os.getuid() == 0:
+            user = "nobody"
+            shutil.chown(self.folder, user)
+        binaries = self._binaries()
+        self.data = self.folder / "data"
+        made = subprocess.run(
+            [
+                binaries / "initdb",
+                "-D",
+                self.data,
+                "-U",
+                "tester",
+                "-A",
+                "trust",
+                "-E",
+                "UTF8",
+                "--no-sync",
+                "--no-instructions",
+            ],
+            user=user,
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert made.returncode == 0, made.stderr
+        options = {"unix_socket_directories": self.folder, "fsync": "off", "listen_addresses": "127.0.0.1", "port": port}
+        settings = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
+        super().__init__([str(binaries / "postgres"), "-D", str(self.data), *settings], port, user)
+
+    @staticmethod
+    def _binaries() -> Path:
+        on_path = shutil.which("postgres")
+        if on_path:
+            return Path(on_path).resolve().parent
+        installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
+        return installed[-1].parent if installed else unavailable("needs PostgreSQL: apt-get install postgresql")
+
+    def is_ready(self) -> bool:
+        """It accepts connections, and is not starting up."""
+        if not super().is_ready():
+            return False
+        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as client:
+            words = b"user\0tester\0database\0postgres\0\0"
+            client.sendall((8 + len(words)).to_bytes(4, "big") + (196608).to_bytes(4, "big") + words)
+            return client.recv(1) == b"R"
+
+    def kill(self) -> None:
+        """Kills its processes; the children of a killed postmaster end by themselves, and nobody starts before that."""
+        super().kill()
+        (self.data / "postmaster.pid").unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@contextmanager
+def redis_server(folder: Path, *options: str) -> Iterator[RedisServer]:
+    server = RedisServer(folder, *options)
+    try:
+        yield server.start()
+    finally:
+        server.kill()
+
+
+@contextmanager
+def postgres_server() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    try:
+        yield server.start()
+    finally:
+        server.remove()
+
+
+@contextmanager
+def place(kind: str, folder: Path) -> Iterator[str]:
+    """The address of a store of this kind, with its server, if it has one."""
+    if kind == "file":
+        yield f"file://{folder}/app"
+    elif kind == "redis":
+        with redis_server(folder) as redis:
+            yield redis.url
+    elif kind == "cluster":
+        with redis_server(folder, "--cluster-enabled", "yes") as redis:
+            redis.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
+            until(lambda: b"cluster_state:ok" in redis.ask("CLUSTER", "INFO"))
+            yield redis.url
+    else:
+        with postgres_server() as postgres:
+            yield postgres.url

@@ -1,0 +1,261 @@
+"""The failure soak: four processes, two thousand waits, and a store to which everything happens.
+
+    python tests/relay/soak.py [--seconds 30] [--waits 2000] [--scenario NAME] [--resync 5]
+
+In each scenario three processes wait and one writes, while the store or its connections are tormented; then it is left alone,
+the writer stops, and after max(resync, reconnection) every wait has to know the version that stands. It prints a row for each
+scenario: answers, writes that have failed, what must be none (answers that came early, and keys whose waits are behind what
+stands), seconds from a write to its answer, and the relays' statistics. The exit status is 1 if there is what must not be.
+"""
+
+import argparse
+import asyncio
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from servers import PostgresServer, RedisServer
+
+WORKER = Path(__file__).with_name("soak_worker.py")
+
+
+@dataclass
+class Process:
+    """A process of the soak, and what it has told."""
+
+    child: asyncio.subprocess.Process
+    told: list[dict[str, Any]] = field(default_factory=list)
+    reading: "asyncio.Task[None] | None" = None
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def read(self) -> None:
+        assert self.child.stdout is not None
+        while line := await self.child.stdout.readline():
+            self.told.append(json.loads(line))
+            self.ready.set()
+
+    async def end(self) -> None:
+        assert self.child.stdin is not None
+        self.child.stdin.close()
+        await asyncio.wait_for(self.child.wait(), 30)
+        assert self.reading is not None
+        await self.reading
+
+
+async def start(role: str, url: str, first: int, count: int, resync: float) -> Process:
+    pipe = asyncio.subprocess.PIPE
+    words = (role, url, str(first), str(count), str(resync))
+    process = Process(
+        await asyncio.create_subprocess_exec(sys.executable, str(WORKER), *words, stdin=pipe, stdout=pipe, limit=1 << 24)
+    )
+    process.reading = asyncio.create_task(process.read())
+    await asyncio.wait_for(process.ready.wait(), 30)
+    return process
+
+
+# -- what happens to a store; each step takes a while, and is repeated until the time is over
+
+
+async def killed_and_restarted(server: Any) -> None:
+    server.kill()
+    await asyncio.sleep(random.uniform(0.1, 1.0))
+    await asyncio.to_thread(server.start)
+    await asyncio.sleep(3.0)
+
+
+async def connections_killed(server: Any) -> None:
+    if isinstance(server, RedisServer):
+        for kind in ("pubsub", "normal"):
+            server.ask("CLIENT", "KILL", "TYPE", kind)
+    else:
+        await asyncio.to_thread(end_backends, server)
+    await asyncio.sleep(0.3)
+
+
+def end_backends(server: PostgresServer) -> None:
+    import asyncpg
+
+    async def end() -> None:
+        connection = await asyncpg.connect(server.url)
+        query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
+        await connection.execute(query)
+        await connection.close()
+
+    asyncio.run(end())
+
+
+async def paused(server: Any) -> None:
+    server.pause()
+    await asyncio.sleep(5.0)
+    server.go_on()
+    await asyncio.sleep(3.0)
+
+
+async def flushed(server: RedisServer) -> None:
+    await asyncio.sleep(3.0)
+    server.ask("FLUSHALL")
+
+
+async def rolled_back(server: RedisServer) -> None:
+    server.ask("SAVE")
+    await asyncio.sleep(2.0)
+    server.kill()
+    await asyncio.to_thread(server.start)
+    await asyncio.sleep(2.0)
+
+
+async def deleted(folder: Path) -> None:
+    await asyncio.sleep(2.0)
+    remove_sockets(folder)
+    await asyncio.sleep(2.0)
+    remove(folder)
+
+
+def remove(folder: Path) -> None:
+    """At once: SQLite does not survive it if its files are deleted one after the other while others make new ones."""
+    if folder.exists():
+        shutil.rmtree(folder.rename(folder.with_name(f"gone-{time.monotonic_ns()}")))
+
+
+def remove_sockets(folder: Path) -> None:
+    for path in folder.glob("*.sock"):
+        path.unlink(missing_ok=True)
+
+
+async def nothing(_: Any) -> None:
+    await asyncio.sleep(0.1)
+
+
+SCENARIOS: dict[str, tuple[str, Callable[[Any], Awaitable[None]]]] = {
+    "file: nothing": ("file", nothing),
+    "file: deleted": ("file", deleted),
+    "redis: nothing": ("redis", nothing),
+    "redis: killed": ("redis", killed_and_restarted),
+    "redis: connections killed": ("redis", connections_killed),
+    "redis: paused": ("redis", paused),
+    "redis: flushed": ("redis", flushed),
+    "redis: rolled back": ("redis", rolled_back),
+    "postgresql: nothing": ("postgresql", nothing),
+    "postgresql: killed": ("postgresql", killed_and_restarted),
+    "postgresql: connections killed": ("postgresql", connections_killed),
+    "postgresql: paused": ("postgresql", paused),
+}
+
+
+@dataclass
+class Result:
+    """What a scenario has shown."""
+
+    answers: int
+    failed: int
+    early: int
+    behind: int
+    p50: float
+    p99: float
+    longest: float
+    healed: int
+    resyncs: int
+    epochs: int
+
+
+async def soak(name: str, seconds: float, waits: int, resync: float) -> Result:
+    kind, torment = SCENARIOS[name]
+    with tempfile.TemporaryDirectory(prefix="soak-") as temporary:
+        folder, server = Path(temporary) / "app", None
+        if kind == "redis":
+            server = RedisServer(
+                Path(temporary), "--appendonly", "no" if "rolled" in name else "yes", "--appendfsync", "always"
+            )
+            url = server.start().url
+        elif kind == "postgresql":
+            server = PostgresServer()
+            url = server.start().url
+        else:
+            url = f"file://{folder}"
+        try:
+            return await run(url, torment, server or folder, seconds, waits, resync)
+        finally:
+            if server is not None:
+                server.kill()
+            if isinstance(server, PostgresServer):
+                server.remove()
+
+
+async def run(
+    url: str, torment: Callable[[Any], Awaitable[None]], store: Any, seconds: float, waits: int, resync: float
+) -> Result:
+    keys = max(1, waits // 3)
+    writer = await start("write", url, 0, keys, resync)
+    waiters = [await start("wait", url, 0, keys, resync) for _ in range(3)]
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        await torment(store)
+    # What is slept away at the end of a step is a part of it; from here on the store is left alone.
+    await asyncio.sleep(1.0)
+    await writer.end()
+    await asyncio.sleep(resync + 2.0)
+    for process in waiters:
+        await process.end()
+    return judge(writer, waiters)
+
+
+def judge(writer: Process, waiters: list[Process]) -> Result:
+    written = {(line["epoch"], line["key"], line["version"]): line["at"] for line in writer.told if "key" in line}
+    latencies: list[float] = []
+    early = behind = answers = 0
+    for process in waiters:
+        known: dict[str, int] = {}
+        for line in process.told:
+            if "key" in line:
+                answers += 1
+                known[line["key"]] = line["version"]
+                at = written.get((line["epoch"], line["key"], line["version"]))
+                if at is not None:
+                    latencies.append(max(0.0, line["at"] - at))
+            early += "early" in line
+        [last] = [line for line in process.told if "stands" in line]
+        behind += sum(known.get(key, 0) != version for key, version in last["stands"].items())
+    latencies.sort()
+    numbers = [line["statistics"] for process in waiters for line in process.told if "statistics" in line]
+    return Result(
+        answers=answers,
+        failed=sum("failed" in line for line in writer.told),
+        early=early,
+        behind=behind,
+        p50=latencies[len(latencies) // 2] if latencies else 0.0,
+        p99=latencies[int(len(latencies) * 0.99)] if latencies else 0.0,
+        longest=latencies[-1] if latencies else 0.0,
+        healed=sum(number["healed"] for number in numbers),
+        resyncs=sum(number["resyncs"] for number in numbers),
+        epochs=max(number["epochs"] for number in numbers),
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Torments stores of relays, and counts who was not told.")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of torment in each scenario (default: 30)")
+    parser.add_argument("--waits", type=int, default=2000, help="in all processes together (default: 2000)")
+    parser.add_argument("--resync", type=float, default=5.0, help="of the relays, in seconds (default: 5)")
+    parser.add_argument("--scenario", choices=SCENARIOS, action="append", help="only this; may be repeated")
+    options = parser.parse_args()
+    names = [each.name for each in fields(Result)]
+    print(f"{'':32}", *(f"{name:>8}" for name in names))
+    bad = 0
+    for name in options.scenario or SCENARIOS:
+        result = asyncio.run(soak(name, options.seconds, options.waits, options.resync))
+        bad += result.early + result.behind
+        cells = [value if isinstance(value, int) else f"{value:.3f}" for value in (getattr(result, name) for name in names)]
+        print(f"{name:32}", *(f"{cell:>8}" for cell in cells), flush=True)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

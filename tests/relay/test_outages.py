@@ -1,0 +1,448 @@
+"""What a relay does when its store is killed, paused, emptied, or comes back with what it had earlier."""
+
+import asyncio
+import shutil
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import PostgresServer, RedisServer, postgres_server, redis_server
+
+from purgatory import RelayUnavailable
+from purgatory.relay import Relay
+
+RESYNC = 30.0  # so long that nothing here is healed by it
+prefixes = count(1)
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(params=["redis", "postgresql"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    if request.param == "postgresql":
+        yield request.getfixturevalue("postgres")
+        return
+    with redis_server(tmp_path, "--appendonly", "yes", "--appendfsync", "always") as server:
+        yield server
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    with redis_server(tmp_path) as server:
+        yield server
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def pair(url: str, **options: Any) -> AsyncIterator[tuple[Relay, Relay]]:
+    """Two relays on one store."""
+    options = {"prefix": f"test{next(prefixes)}", "resync": RESYNC, **options}
+    async with Relay(url, **options) as here, Relay(url, **options) as there:
+        yield here, there
+
+
+def test_waits_outlive_a_killed_server_and_complete_when_it_is_back(server: Any) -> None:
+    async def main() -> None:
+        async with pair(server.url) as (here, there):
+            assert await there.bump("a") == 1
+            epoch = here.epoch
+            waits = [asyncio.create_task(here.wait(f"key{number}", 0)) for number in range(20)]
+            short = asyncio.create_task(here.wait("a", 1, 0.3))
+            await until(lambda: here.statistics().watched == 21)
+            server.kill()
+            await until(lambda: not here.statistics().is_connected)
+            with pytest.raises(TimeoutError):
+                await short
+            writing = asyncio.create_task(there.bump("key0"))
+            await asyncio.sleep(0.1)
+            assert not writing.done()
+            await asyncio.to_thread(server.start)
+            assert await writing >= 1
+            for number in range(1, 20):
+                await there.bump(f"key{number}")
+            assert [version >= 1 for version in await asyncio.gather(*waits)] == [True] * 20
+            assert here.epoch == epoch
+            await until(lambda: here.statistics().is_connected)
+
+    run(main)
+
+
+def test_while_the_store_is_away_reads_and_writes_fail_within_the_timeout(server: Any) -> None:
+    async def main() -> None:
+        async with pair(server.url, timeout=0.5) as (here, _):
+            waiting = asyncio.create_task(here.wait("b", 0))
+            await until(lambda: here.statistics().is_connected)
+            server.kill()
+            for call in (here.bump, here.version, lambda key: here.advance(key, 7)):
+                begun = time.monotonic()
+                with pytest.raises(RelayUnavailable, match=r"cannot (bump|read|advance) 'a': .*127.0.0.1"):
+                    await call("a")
+                assert time.monotonic() - begun < 5
+            assert not waiting.done()
+            await asyncio.to_thread(server.start)
+            await here.bump("b")
+            assert await waiting >= 1
+
+    run(main)
+
+
+def test_a_paused_server_is_noticed_and_nothing_is_lost_by_it(redis: RedisServer) -> None:
+    async def main() -> None:
+        async with pair(redis.url, timeout=0.5, resync=0.5) as (here, there):
+            waits = [asyncio.create_task(here.wait(f"key{number}", 0)) for number in range(20)]
+            await until(lambda: here.statistics().watched == 20)
+            redis.pause()
+            with pytest.raises(RelayUnavailable, match="gave no answer within"):
+                await there.bump("other")
+            await until(lambda: not here.statistics().is_connected)
+            redis.go_on()
+            await asyncio.gather(*(there.bump(f"key{number}") for number in range(20)))
+            assert min(await asyncio.gather(*waits)) >= 1
+
+    run(main)
+
+
+def test_what_is_published_while_a_connection_is_cut_is_found_and_counted(redis: RedisServer) -> None:
+    async def main() -> None:
+        async with pair(redis.url) as (here, there):
+            for number in range(1, 21):
+                waiting = asyncio.create_task(here.wait("a", number - 1))
+                await until(lambda: here.statistics().watched == 1 and not here._follower._wanted)
+                redis.ask("CLIENT", "KILL", "TYPE", "pubsub")
+                assert await there.bump("a") == number
+                assert await waiting == number
+            await until(lambda: here.statistics().is_connected)
+            assert here.statistics().healed > 0
+            assert here.statistics().epochs == 1
+
+    run(main)
+
+
+class Proxy:
+    """Passes on what goes to a server, until it says nothing more on the connections that there are, as a firewall may."""
+
+    def __init__(self, server: Any) -> None:
+        self.server = server
+        self.open: list[list[asyncio.StreamWriter]] = []
+        self.silent: list[list[asyncio.StreamWriter]] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        both = [writer, far_writer]
+        self.open.append(both)
+        for source, sink in ((reader, far_writer), (far_reader, writer)):
+            task = asyncio.create_task(self.pass_on(source, sink, both))
+            self.tasks.add(task)
+
+    async def pass_on(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, both: list[asyncio.StreamWriter]) -> None:
+        while data := await source.read(1 << 16):
+            if both not in self.silent:
+                sink.write(data)
+        if both not in self.silent:
+            sink.close()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        listener = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+        port = listener.sockets[0].getsockname()[1]
+        try:
+            yield self.server.url.replace(str(self.server.port), str(port))
+        finally:
+            listener.close()
+            for task in self.tasks:
+                task.cancel()
+            for both in self.open:
+                for writer in both:
+                    writer.close()
+            await asyncio.sleep(0.01)
+
+
+def test_a_connection_that_is_dead_and_silent_is_found_by_the_probe(server: Any) -> None:
+    async def main() -> None:
+        proxy = Proxy(server)
+        async with proxy.serving() as url, pair(url, resync=0.3, timeout=0.3) as (here, _):
+            await until(lambda: here.statistics().resyncs > 1)
+            proxy.silent = list(proxy.open)
+            await until(lambda: not here.statistics().is_connected)
+            await until(lambda: here.statistics().is_connected)
+            assert await here.bump("a") == 1
+
+    run(main)
+
+
+def test_after_flushall_everybody_is_told_what_stands_in_a_new_epoch(redis: RedisServer) -> None:
+    async def main() -> None:
+        async with pair(redis.url) as (here, there):
+            assert await there.advance("a", 40) == 40
+            epoch = here.epoch
+            waiting = asyncio.create_task(here.wait("a", 40))
+            again = asyncio.create_task(here.wait("b", 0))
+            await until(lambda: here.statistics().watched == 2 and not here._follower._wanted)
+            redis.ask("FLUSHALL")
+            assert await there.bump("c") == 1
+            assert await waiting == 0
+            assert await again == 0
+            assert here.epoch == there.epoch != epoch
+            assert here.statistics().epochs == 2
+            later = asyncio.create_task(here.wait("b", 0))
+            await asyncio.sleep(0.05)
+            assert not later.done()
+            await there.bump("b")
+            assert await later == 1
+
+    run(main)
+
+
+def test_a_server_that_comes_back_with_an_older_dump_has_a_new_epoch(redis: RedisServer) -> None:
+    async def main() -> None:
+        async with pair(redis.url) as (here, there):
+            assert await there.advance("a", 40) == 40
+            redis.ask("SAVE")
+            for number in range(41, 51):
+                assert await there.bump("a") == number
+            epoch = here.epoch
+            waiting = asyncio.create_task(here.wait("a", 50))
+            await until(lambda: here.statistics().watched == 1 and not here._follower._wanted)
+            redis.kill()
+            await asyncio.to_thread(redis.start)
+            assert await waiting == 40
+            await there.bump("b")
+            await until(lambda: there.epoch == here.epoch)
+            assert here.epoch != epoch
+            assert await there.bump("a") == 41
+
+    run(main)
+
+
+def test_a_database_that_comes_back_as_it_was_earlier_has_a_new_epoch(tmp_path: Path) -> None:
+    async def main() -> None:
+        with postgres_server() as server:
+            async with pair(server.url) as (here, there):
+                assert await there.advance("a", 40) == 40
+                server.send(signal.SIGINT)
+                assert server.process is not None
+                await asyncio.to_thread(server.process.wait)
+                earlier = server.folder / "earlier"
+                shutil.copytree(server.data, earlier, symlinks=True)
+                await asyncio.to_thread(server.start)
+                for number in range(41, 51):
+                    assert await there.bump("a") == number
+                waiting = asyncio.create_task(here.wait("a", 50))
+                await until(lambda: here.statistics().is_connected and not here._follower.has_questions)
+                epoch = here.epoch
+                server.kill()
+                await asyncio.sleep(0.3)
+                shutil.rmtree(server.data)
+                earlier.rename(server.data)
+                for path in (server.data, *server.data.rglob("*")):
+                    if server.user:
+                        shutil.chown(path, server.user)
+                await asyncio.to_thread(server.start)
+                assert await waiting == 40
+                assert here.epoch != epoch
+
+    run(main)
+
+
+def test_a_version_is_told_if_and_only_if_the_callers_transaction_is_committed(postgres: PostgresServer) -> None:
+    import asyncpg
+
+    async def main() -> None:
+        connection = await asyncpg.connect(postgres.url)
+        await connection.execute("CREATE TABLE orders (id int)")
+        async with pair(postgres.url) as (here, there):
+            waiting = asyncio.create_task(there.wait("orders", 0))
+            transaction = connection.transaction()
+            await transaction.start()
+            await connection.execute("INSERT INTO orders VALUES (1)")
+            assert await here.bump("orders", connection=connection) == 1
+            await transaction.rollback()
+            assert await here.version("orders") == 0
+            async with connection.transaction():
+                await connection.execute("INSERT INTO orders VALUES (2)")
+                assert await here.bump("orders", connection=connection) == 1
+                assert await here.advance("stock", 7, connection=connection) == 7
+                await asyncio.sleep(0.1)
+                assert not waiting.done()
+                assert await there.version("orders") == 0
+            assert await waiting == 1
+            assert await there.wait("stock", 6) == 7
+            with pytest.raises(TypeError, match="on a connection of asyncpg, not on 'x'"):
+                await here.bump("orders", connection="x")
+            assert await connection.fetchval("SELECT count(*) FROM orders") == 1
+        await connection.close()
+
+    run(main)
+
+
+def test_what_changed_in_a_long_transaction_is_seen_by_a_later_look(postgres: PostgresServer) -> None:
+    """A position is older than what was under way: the order of transactions is not that of their commits."""
+    import asyncpg
+
+    async def main() -> None:
+        connection = await asyncpg.connect(postgres.url)
+        async with pair(postgres.url) as (here, there):
+            async with connection.transaction():
+                await here.bump("slow", connection=connection)
+                for number in range(5):
+                    await here.bump(f"quick{number}")
+                resyncs = there.statistics().resyncs
+                there._follower.resync()
+                there._link._has_work.set()  # type: ignore[union-attr]
+                await until(lambda: there.statistics().resyncs > resyncs)
+                position = there._follower.position
+            answer = await there._store.read((), position)
+            assert answer.versions["slow"] == 1
+        await connection.close()
+
+    run(main)
+
+
+def test_a_listener_that_is_ended_by_the_server_comes_back(postgres: PostgresServer) -> None:
+    import asyncpg
+
+    async def main() -> None:
+        connection = await asyncpg.connect(postgres.url)
+        async with pair(postgres.url) as (here, there):
+            for _ in range(3):
+                seen = await there.version("a")
+                waiting = asyncio.create_task(here.wait("a", seen))
+                await until(lambda: here.statistics().is_connected and not here._follower.has_questions)
+                query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
+                await connection.execute(query)
+                assert await there.bump("a") > seen
+                assert await waiting > seen
+        await connection.close()
+
+    run(main)
+
+
+# -- without a server
+
+
+def test_sockets_and_database_may_be_deleted_while_they_are_in_use(tmp_path: Path) -> None:
+    """As programs that tidy up /tmp do."""
+
+    def sockets() -> list[Path]:
+        return list(tmp_path.glob("app/*.sock"))
+
+    async def main() -> None:
+        async with pair(f"file://{tmp_path}/app", resync=0.2, timeout=0.3) as (here, there):
+            assert await there.bump("a") == 1
+            epoch = there.epoch
+            waiting = asyncio.create_task(here.wait("a", 1))
+            await until(lambda: here.statistics().watched == 1 and not here._follower._wanted)
+            for path in sockets():
+                path.unlink()
+            assert await there.bump("a") == 2
+            assert await waiting == 2
+            shutil.rmtree(tmp_path / "app")
+            (tmp_path / "app").mkdir()
+            waiting = asyncio.create_task(here.wait("a", 2))
+            assert await waiting == 0
+            await until(lambda: here.epoch == there.epoch != epoch)
+            assert await there.bump("a") == 1
+            assert await here.wait("a", 0) == 1
+
+    run(main)
+
+
+def test_a_locked_database_holds_up_nobody_elses_turn(tmp_path: Path) -> None:
+    import sqlite3
+
+    async def main() -> None:
+        async with pair(f"file://{tmp_path}/app", timeout=0.5) as (here, there):
+            other = sqlite3.connect(there._store._path, isolation_level=None)  # type: ignore[attr-defined]
+            other.execute("BEGIN IMMEDIATE")
+            turns = 0
+            writing = asyncio.create_task(here.bump("a"))
+            begun = time.monotonic()
+            while not writing.done():
+                await asyncio.sleep(0.001)
+                turns += 1
+            assert turns > 20
+            with pytest.raises(RelayUnavailable, match=r"gave no answer within 0.5 s"):
+                await writing
+            assert time.monotonic() - begun < 5
+            other.execute("ROLLBACK")
+            other.close()
+            assert await here.bump("a") >= 1
+
+    run(main)
+
+
+def test_a_listener_that_is_held_up_hears_of_everything_in_the_end(tmp_path: Path) -> None:
+    """Its socket is full after ten messages, on most machines."""
+
+    async def main() -> None:
+        async with pair(f"file://{tmp_path}/app") as (here, there):
+            waits = [asyncio.create_task(there.wait(f"key{number}", 0)) for number in range(300)]
+            await until(lambda: there.statistics().watched == 300 and not there._follower.has_questions)
+            writer = here._store
+            for number in range(300):  # in one turn, so that nobody reads meanwhile
+                coroutine = writer.write([(f"key{number}", 0, 1)])  # type: ignore[list-item]
+                with pytest.raises(StopIteration):
+                    coroutine.send(None)
+            assert await asyncio.gather(*waits) == [1] * 300
+
+    run(main)
+
+
+def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
+    program = f"""if True:
+        import asyncio, os, signal
+        from purgatory.relay import Relay
+        async def main():
+            async with Relay("file://{tmp_path}/app"):
+                os.kill(os.getpid(), signal.SIGKILL)
+        asyncio.run(main())
+    """
+
+    def sockets() -> list[Path]:
+        return list(tmp_path.glob("app/*.sock"))
+
+    async def main() -> None:
+        for _ in range(2):
+            child = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+            assert await child.wait() == -signal.SIGKILL
+        assert sockets()
+        async with Relay(f"file://{tmp_path}/app") as here:
+            assert len(sockets()) == 1
+            await here.bump("a")
+            rows = here._store._database.execute("SELECT * FROM listeners").fetchall()  # type: ignore[attr-defined]
+            assert len(rows) == 1
+        assert not sockets()
+
+    run(main)
+
+
+def test_a_folder_may_have_a_longer_name_than_a_socket(tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 100) / ("b" * 100)
+
+    async def main() -> None:
+        async with pair(f"file://{folder}") as (here, there):
+            waiting = asyncio.create_task(here.wait("a", 0))
+            await until(lambda: here.statistics().watched == 1)
+            await there.bump("a")
+            assert await waiting == 1
+
+    run(main)

@@ -1,0 +1,420 @@
+"""`Relay`, on each kind of store, and without trouble: who waits is answered wherever the write was made."""
+
+import asyncio
+import gc
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servers import free_port, place, postgres_server, redis_server
+
+from purgatory import (
+    DelayedOperation,
+    OperationCancelled,
+    OperationTimeout,
+    Purgatory,
+    PurgatoryClosed,
+    RelayUnavailable,
+    WrongLoop,
+)
+from purgatory.relay import Answer, Change, News, Relay
+from purgatory.relay._store import open_store
+
+prefixes = count(1)
+
+
+@pytest.fixture(scope="module", params=["file", "redis", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with place(request.param, tmp_path_factory.mktemp("relay")) as url:
+        yield url
+
+
+@pytest.fixture
+def relay(url: str) -> Callable[..., Relay]:
+    """Makes relays on one store, which is empty."""
+    prefix = f"test{next(prefixes)}"
+    return lambda **options: Relay(url, prefix=prefix, **options)
+
+
+@pytest.fixture
+def file_relay(tmp_path: Path) -> Callable[..., Relay]:
+    return lambda **options: Relay(f"file://{tmp_path}/app", **options)
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.005)
+
+
+def test_a_wait_completes_wherever_the_write_was_made(relay: Callable[..., Relay]) -> None:
+    async def main() -> None:
+        async with relay() as here, relay() as there:
+            assert here.epoch == there.epoch
+            waits = [asyncio.create_task(one.wait("a", 0, 20)) for one in (here, there) for _ in range(3)]
+            await until(lambda: here.statistics().watched == there.statistics().watched == 1)
+            assert await here.bump("a") == 1
+            assert await asyncio.gather(*waits) == [1] * 6
+            assert await there.bump("a") == 2
+            assert await here.wait("a", 1, 20) == 2
+            assert await here.version("a") == await there.version("a") == 2
+            assert here.statistics().watched == there.statistics().watched == 0
+
+    run(main)
+
+
+def test_a_version_that_is_there_already_is_answered_at_once(relay: Callable[..., Relay]) -> None:
+    async def main() -> None:
+        async with relay() as here, relay() as there:
+            assert await there.advance("a", 41) == 41
+            assert await there.advance("a", 7) == 41
+            assert await here.wait("a", 7, 20) == 41
+
+    run(main)
+
+
+def test_each_bump_gets_a_number_of_its_own(relay: Callable[..., Relay]) -> None:
+    async def main() -> None:
+        async with relay() as here, relay() as there:
+            numbers = await asyncio.gather(*(one.bump("a") for one in (here, there) * 50))
+            assert sorted(numbers) == list(range(1, 101))
+            assert await here.version("a") == 100
+
+    run(main)
+
+
+def test_at_its_deadline_a_wait_says_what_the_key_has(relay: Callable[..., Relay]) -> None:
+    async def main() -> None:
+        async with relay() as here:
+            await here.advance("a", 3)
+            with pytest.raises(OperationTimeout, match=r"'a' did not reach 4 within 0.3 s: it has 3"):
+                await here.wait("a", 3, 0.3)
+            assert here.statistics().watched == 0
+
+    run(main)
+
+
+def test_news_check_the_keys_of_attached_purgatories(relay: Callable[..., Relay]) -> None:
+    class Paid(DelayedOperation[str]):
+        def try_complete(self) -> bool:
+            return bool(paid) and self.force_complete()
+
+        def on_complete(self) -> str:
+            return "paid"
+
+    async def main() -> None:
+        async with relay() as here, relay() as there, Purgatory() as purgatory:
+            here.attach(purgatory)
+            here.attach(purgatory)
+            operation = Paid(20)
+            purgatory.try_complete_else_watch(operation, ["a"])
+            await there.bump("b")
+            paid.append(True)
+            await there.bump("a")
+            assert await operation == "paid"
+
+    paid: list[bool] = []
+    run(main)
+
+
+def test_a_purgatory_that_fails_hurts_itself_alone(file_relay: Callable[..., Relay]) -> None:
+    reports: list[dict[str, Any]] = []
+
+    class Broken(Purgatory[Any]):  # type: ignore[misc]
+        def check_and_complete(self, key: object) -> int:
+            raise ZeroDivisionError
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
+        async with file_relay() as here:
+            here.attach(Broken())
+            await here.bump("a")
+            assert await here.wait("a", 0, 20) == 1
+
+    run(main)
+    assert isinstance(reports[0]["exception"], ZeroDivisionError)
+
+
+def test_closing_answers_whoever_waits(file_relay: Callable[..., Relay]) -> None:
+    async def main() -> None:
+        async with file_relay() as here:
+            waiting = asyncio.create_task(here.wait("a", 0))
+            await until(lambda: here.statistics().watched == 1)
+        with pytest.raises(OperationCancelled):
+            await waiting
+        await here.aclose()
+        for call in (here.wait("a", 0), here.bump("a"), here.advance("a", 1), here.version("a")):
+            with pytest.raises(PurgatoryClosed, match=r"'a': the relay at file:///.* is closed"):
+                await call
+        with pytest.raises(PurgatoryClosed, match=r"cannot open the relay .* again"):
+            await here.__aenter__()
+
+    run(main)
+    gc.collect()
+
+
+def test_a_relay_is_used_on_the_loop_that_it_was_entered_on(file_relay: Callable[..., Relay]) -> None:
+    async def main() -> None:
+        here = file_relay()
+        with pytest.raises(RelayUnavailable, match=r"cannot bump 'a': the relay at file:///.* is not open yet"):
+            await here.bump("a")
+        with pytest.raises(RelayUnavailable, match=r"not known: the relay is not open yet"):
+            here.epoch  # noqa: B018
+        async with here:
+            with pytest.raises(RuntimeError, match=r"open already"):
+                await here.__aenter__()
+            with pytest.raises(WrongLoop, match=r"cannot bump 'a'"):
+                await asyncio.to_thread(asyncio.run, here.bump("a"))
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda relay: relay.bump(7), TypeError, "a key is a str, not 7"),
+        (lambda relay: relay.wait(b"a", 0), TypeError, "a key is a str, not b'a'"),
+        (lambda relay: relay.version("ä" * 257), ValueError, "at most 512 bytes, not 514"),
+        (lambda relay: relay.bump("\ud800"), ValueError, "a key is text"),
+        (lambda relay: relay.advance("a", -1), ValueError, r"version is from 0 to 2\*\*52, not -1"),
+        (lambda relay: relay.advance("a", 2**52 + 1), ValueError, r"version is from 0 to 2\*\*52"),
+        (lambda relay: relay.advance("a", 1.0), TypeError, "version is a whole number, not 1.0"),
+        (lambda relay: relay.advance("a", True), TypeError, "version is a whole number, not True"),
+        (lambda relay: relay.wait("a", "1"), TypeError, "seen is a whole number, not '1'"),
+        (lambda relay: relay.wait("a", -1), ValueError, "seen is from 0"),
+        (lambda relay: relay.wait("a", 0, float("nan")), ValueError, "NaN"),
+        (lambda relay: relay.bump("a", connection=object()), TypeError, "takes no connection"),
+    ],
+)
+def test_bad_input_is_refused_and_changes_nothing(
+    file_relay: Callable[..., Relay], call: Callable[[Relay], Any], error: type[Exception], message: str
+) -> None:
+    async def main() -> None:
+        async with file_relay() as here:
+            with pytest.raises(error, match=message):
+                await call(here)
+            assert await here.version("a") == 0
+            assert here.statistics().watched == 0
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("store", "options", "error", "message"),
+    [
+        ("mysql://user:secret@host/db", {}, ValueError, "'mysql://host/db': it is none of file://"),
+        ("nonsense", {}, ValueError, "none of file://"),
+        ("file://app", {}, ValueError, "file:///folder, with three slashes"),
+        ("file:///", {}, ValueError, "file:///folder"),
+        (7, {}, TypeError, "a store is an address or has the methods of purgatory.relay.Store, not 7"),
+        ("file:///tmp", {"resync": 0}, ValueError, "resync must be a positive"),
+        ("file:///tmp", {"timeout": float("inf")}, ValueError, "timeout must be a positive"),
+        ("file:///tmp", {"prefix": "a-b"}, ValueError, "prefix must consist of"),
+    ],
+)
+def test_a_bad_address_or_setting_is_refused(store: Any, options: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message) as raised:
+        Relay(store, **options)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("scheme", ["redis", "postgresql"])
+def test_a_store_that_cannot_be_reached_is_told_at_once_without_its_password(scheme: str) -> None:
+    port = free_port()
+
+    async def main() -> None:
+        begun = time.monotonic()
+        with pytest.raises(RelayUnavailable, match=f"127.0.0.1:{port}") as raised:
+            async with Relay(f"{scheme}://user:secret@127.0.0.1:{port}/0", timeout=2):
+                pass
+        assert time.monotonic() - begun < 3
+        assert "secret" not in str(raised.value)
+
+    run(main)
+
+
+def test_a_store_that_does_not_answer_is_told_within_the_timeout() -> None:
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            port = silent.getsockname()[1]
+            for scheme in ("redis", "postgresql"):
+                with pytest.raises(RelayUnavailable, match=f"{scheme}://127.0.0.1:{port}/0 gave no answer within 0.3 s"):
+                    async with Relay(f"{scheme}://127.0.0.1:{port}/0", timeout=0.3):
+                        pass
+
+    run(main)
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    async def main() -> None:
+        with pytest.raises(RelayUnavailable, match=r"Not a directory|File exists"):
+            async with Relay(f"file://{tmp_path}/file/app"):
+                pass
+
+    run(main)
+
+
+def test_what_belongs_to_others_is_refused_and_left_alone_in_a_folder(tmp_path: Path) -> None:
+    path = open_store(f"file://{tmp_path}", "purgatory")._path
+    theirs = sqlite3.connect(path)
+    theirs.execute("CREATE TABLE accounts (name TEXT)")
+
+    async def main() -> None:
+        with pytest.raises(ValueError, match=r"database of something else, and was left alone"):
+            async with Relay(f"file://{tmp_path}"):
+                pass
+        assert theirs.execute("SELECT name FROM sqlite_schema").fetchall() == [("accounts",)]
+        theirs.close()
+        path.write_bytes(b"a text that is no database" * 100)
+        with pytest.raises(ValueError, match=r"not a database"):
+            async with Relay(f"file://{tmp_path}"):
+                pass
+        assert path.read_bytes() == b"a text that is no database" * 100
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("SET", "{purgatory}:versions", "x"),
+        ("SET", "{purgatory}:order", "x"),
+        ("HSET", "{purgatory}:versions", "name", "x"),
+        ("ZADD", "{purgatory}:order", "1", "x"),
+    ],
+)
+def test_what_belongs_to_others_is_refused_and_left_alone_in_redis(tmp_path: Path, command: tuple[str, ...]) -> None:
+    async def main() -> None:
+        with redis_server(tmp_path) as server:
+            server.ask(*command)
+            before = server.ask("DUMP", command[1])
+            with pytest.raises(ValueError, match=r"it is something else, and was left alone"):
+                async with Relay(server.url):
+                    pass
+            assert server.ask("DUMP", command[1]) == before
+            assert server.ask("DBSIZE") == b":1\r\n"
+
+    run(main)
+
+
+def test_what_belongs_to_others_is_refused_and_left_alone_in_postgresql() -> None:
+    import asyncpg
+
+    async def main() -> None:
+        with postgres_server() as server:
+            connection = await asyncpg.connect(server.url)
+            await connection.execute("CREATE TABLE purgatory_versions (key text, version text)")
+            with pytest.raises(ValueError, match=r'"purgatory_versions" .* is something else, and was left alone'):
+                async with Relay(server.url):
+                    pass
+            assert await connection.fetch("SELECT * FROM purgatory_versions") == []
+            await connection.close()
+
+    run(main)
+
+
+class Watching:
+    """A store that counts what is asked of another one."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.address = store.address
+        self.reads: list[tuple[tuple[str, ...], int | None]] = []
+        self.writes: list[list[Change]] = []
+        self.open, self.close, self.listen = store.open, store.close, store.listen
+        self.renew, self.send = store.renew, store.send
+
+    async def read(self, keys: tuple[str, ...], since: int | None) -> Answer:
+        self.reads.append((tuple(keys), since))
+        return await self._store.read(keys, since)
+
+    async def write(self, changes: list[Change], connection: Any = None) -> News:
+        self.writes.append(list(changes))
+        return await self._store.write(changes, connection)
+
+
+def test_many_first_waits_are_one_question_and_the_writes_of_a_turn_are_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = Watching(open_store(f"file://{tmp_path}", "test"))
+        async with Relay(store) as here, Relay(f"file://{tmp_path}", prefix="test") as there:
+            store.reads.clear()
+            waits = [asyncio.create_task(here.wait(f"key{number % 40}", 0, 20)) for number in range(400)]
+            await until(lambda: bool(store.reads))
+            await asyncio.sleep(0.05)
+            assert len(store.reads) <= 2
+            bumps = [*(here.bump("a") for _ in range(5)), here.advance("a", 10), *(here.bump(f"key{n}") for n in range(40))]
+            assert (await asyncio.gather(*bumps))[:6] == [11, 12, 13, 14, 15, 15]
+            [changes] = store.writes
+            assert changes[0] == ("a", 10, 5)
+            assert len(changes) == 41
+            assert await asyncio.gather(*waits) == [1] * 400
+            await until(lambda: there.statistics().received == 41)
+            assert here.statistics().sent == 41
+
+    run(main)
+
+
+def test_ten_thousand_keys_that_come_and_go_leave_nothing_behind(file_relay: Callable[..., Relay]) -> None:
+    async def main() -> None:
+        async with file_relay() as here:
+            waits = [asyncio.create_task(here.wait(f"key{number}", 0, 20)) for number in range(10_000)]
+            await asyncio.sleep(0)
+            for number in range(0, 10_000, 2):
+                waits[number].cancel()
+            await asyncio.gather(*(here.bump(f"key{number}") for number in range(1, 10_000, 2)))
+            answers = await asyncio.gather(*waits[1::2])
+            assert answers == [1] * 5_000
+            await asyncio.gather(*waits, return_exceptions=True)
+            assert here.statistics().watched == 0
+            assert here._thresholds.statistics().keys == 0
+            assert not here._follower._wanted
+
+    run(main)
+
+
+def test_who_has_seen_more_than_there_is_is_told_what_stands(relay: Callable[..., Relay]) -> None:
+    async def main() -> None:
+        async with relay() as here:
+            await here.advance("a", 3)
+            assert await here.wait("a", 1000, 20) == 3
+
+    run(main)
+
+
+def test_a_caller_who_reads_his_own_write_elsewhere_waits_on(relay: Callable[..., Relay]) -> None:
+    async def main() -> None:
+        async with relay() as here, relay() as there:
+            for number in range(1, 30):
+                assert await here.bump("a") == number
+                with pytest.raises(TimeoutError):
+                    await there.wait("a", number, 0.005)
+
+    run(main)
+
+
+def test_the_extra_is_named_when_a_client_is_missing() -> None:
+    program = """if True:
+        import sys
+        sys.modules["redis"] = sys.modules["asyncpg"] = None
+        from purgatory.relay import Relay
+        for url in ("redis://host", "postgresql://host"):
+            try:
+                Relay(url)
+            except ImportError as error:
+                print(error)
+    """
+    child = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "pip install 'asyncio-purgatory[redis]'" in child.stdout
+    assert "pip install 'asyncio-purgatory[postgresql]'" in child.stdout

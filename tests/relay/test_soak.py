@@ -1,0 +1,13 @@
+"""A short run of the soak in each way of losing news; the long one is `python tests/relay/soak.py`."""
+
+import asyncio
+
+import pytest
+from soak import soak
+
+
+@pytest.mark.parametrize("name", ["file: deleted", "redis: connections killed", "postgresql: killed"])
+def test_no_wait_of_any_process_outlives_the_trouble_and_none_is_answered_early(name: str) -> None:
+    result = asyncio.run(soak(name, seconds=2.0, waits=60, resync=1.0))
+    assert result.answers > 60
+    assert (result.early, result.behind) == (0, 0)

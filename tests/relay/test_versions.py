@@ -1,0 +1,136 @@
+"""`Versions(relay=...)`: ETags that hold in every worker, and `event_source` over them."""
+
+import asyncio
+import shutil
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from asgi_requests import Request
+
+from purgatory import ThresholdPurgatory
+from purgatory.asgi import LongPolls, Versions
+from purgatory.asgi.sse import event_source
+from purgatory.relay import Relay
+
+
+class Worker:
+    """One of several that serve the same resource."""
+
+    def __init__(self, relay: Relay, **options: Any) -> None:
+        self.versions: Versions[str] = Versions(relay=relay, **options)
+        self.events: list[tuple[int, str]] = []
+        self.polls = LongPolls(signals=())
+        self.app = self.polls.middleware(self.answer)
+
+    async def answer(self, scope: Any, receive: Any, send: Any) -> None:
+        poll = self.polls.poll(scope)
+        if scope["path"] == "/events":
+            response = event_source(poll, self.versions, "news", lambda seen: [row for row in self.events if row[0] > seen])
+            await response(scope, receive, send)
+            return
+        outcome = await self.versions.changed(poll, "news")
+        await outcome.send(send, b"%d" % outcome.value if outcome.is_satisfied else outcome.reason.encode())
+
+    def ask(self, condition: str | None = None, query: bytes = b"wait=5") -> Request:
+        return Request(self.app, query, {} if condition is None else {"If-None-Match": condition})
+
+
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_tag_of_one_worker_holds_in_another_and_after_a_restart(tmp_path: Path) -> None:
+    async def main() -> None:
+        url = f"file://{tmp_path}/app"
+        async with Relay(url) as first, Relay(url) as second:
+            request = await Worker(first).ask().done()
+            assert (request.status, request.content) == (200, b"0")
+            other = Worker(second)
+            waiting = other.ask(request.headers["etag"])
+            await asyncio.sleep(0.1)
+            assert other.polls.open == 1
+            await first.bump("news")
+            await waiting.done()
+            assert (waiting.status, waiting.content, waiting.headers["etag"]) == (200, b"1", f'"{first.epoch}-1"')
+        async with Relay(url) as third:
+            request = await Worker(third).ask(waiting.headers["etag"], b"wait=0.1").done()
+            assert (request.status, request.headers["etag"]) == (304, waiting.headers["etag"])
+            await third.bump("news")
+            request = await Worker(third).ask(waiting.headers["etag"]).done()
+            assert (request.status, request.content) == (200, b"2")
+
+    run(main)
+
+
+@pytest.mark.parametrize("condition", ['"other-7"', '"{epoch}-1000"', None])
+def test_who_knows_nothing_of_this_epoch_is_told_what_stands(tmp_path: Path, condition: str | None) -> None:
+    async def main() -> None:
+        async with Relay(f"file://{tmp_path}") as relay:
+            await relay.advance("news", 3)
+            request = await Worker(relay).ask(condition and condition.replace("{epoch}", relay.epoch)).done()
+            assert (request.status, request.content, request.headers["etag"]) == (200, b"3", f'"{relay.epoch}-3"')
+
+    run(main)
+
+
+def test_any_version_that_is_named_by_a_star_is_waited_beyond(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Relay(f"file://{tmp_path}") as relay:
+            request = await Worker(relay, unchanged=204).ask("*", b"wait=0.1").done()
+            assert (request.status, request.headers["etag"]) == (204, f'"{relay.epoch}-0"')
+
+    run(main)
+
+
+def test_when_the_store_is_away_polls_wait_on_and_newcomers_are_told(tmp_path: Path) -> None:
+    async def main() -> None:
+        folder = tmp_path / "app"
+        async with Relay(f"file://{folder}", timeout=0.3, resync=0.2) as relay:
+            worker, epoch = Worker(relay), relay.epoch
+            waiting = worker.ask(f'"{epoch}-0"', b"wait=30")
+            await asyncio.sleep(0.1)
+            shutil.rmtree(folder)
+            folder.write_text("")
+            request = await worker.ask().done()
+            assert (request.status, request.headers["retry-after"]) == (503, "1")
+            assert b"cannot read 'news'" in request.content
+            folder.unlink()
+            folder.mkdir()
+            await waiting.done()
+            assert (waiting.status, waiting.content) == (200, b"0")
+            assert waiting.headers["etag"] == f'"{relay.epoch}-0"' != f'"{epoch}-0"'
+
+    run(main)
+
+
+def test_events_are_sent_for_versions_of_the_relay(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Relay(f"file://{tmp_path}") as relay:
+            worker = Worker(relay)
+            request = Request(worker.app, b"", {}, path="/events")
+            await asyncio.sleep(0.1)
+            for number in (1, 2, 3):
+                if number < 3:  # a version need not bring anything
+                    worker.events.append((number, f"event {number}"))
+                await relay.bump("news")
+                await asyncio.sleep(0.02)
+            worker.polls.stop()
+            await request.done()
+            assert request.content.count(b"data: event") == 2
+            assert f"id: {relay.epoch}-2".encode() in request.content
+
+    run(main)
+
+
+def test_a_relay_brings_its_own_thresholds_and_epoch(tmp_path: Path) -> None:
+    relay = Relay(f"file://{tmp_path}")
+    for options in ({"epoch": "e"}, {"thresholds": ThresholdPurgatory()}):
+        with pytest.raises(TypeError, match="name none beside it"):
+            Versions(relay=relay, **options)
+    with pytest.raises(RuntimeError, match="cannot bump 'news' here"):
+        Versions(relay=relay).bump("news")
