@@ -146,6 +146,7 @@ async def cancelled_asynchronous_wait_for(purgatory, thresholds):
 async def timeout_left_before_a_failure(purgatory, thresholds):
     async with library.timeout(0.01) as limit:
         limit.reschedule(None)
+    await asyncio.sleep(0)
     fails()
 
 
