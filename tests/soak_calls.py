@@ -602,7 +602,7 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
         if task is None:
             task = timer.call_at(now + 30.0, str)
             stack.callback(task.cancel)
-        other = timer.call_at(now + 300.0, str)
+        other = timer.call_at(now + 5.0, str)
         other.reschedule(now + 0.05)
         task.reschedule(now + 30.0)
         other.cancel()
