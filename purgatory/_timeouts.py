@@ -132,6 +132,7 @@ class Timeout(Entry):
     _soon: Handle | None
     _state: TimeoutState
     _task: Task[Any]
+    """While it is entered: longer, and what a task has raised would hold the frame, the timeout and the task itself."""
 
     def __init__(self, when: float | None) -> None:
         self._state = CREATED
@@ -218,17 +219,20 @@ class Timeout(Entry):
     def _exit(self, error: BaseException | None) -> None:
         bucket = self._wheel_bucket
         if bucket is not None:  # then it has not struck
-            del bucket[self]
+            del bucket[self], self._task
             self._wheel_bucket = None
             self._state = EXITED
             if not bucket and not bucket.wheel.resting:
                 bucket.wheel.emptied()
         elif self._state is ENTERED:
             self._leave()
+            del self._task
             self._state = EXITED
         elif self._state is EXPIRING:
+            is_ours = self._task.uncancel() <= self._cancelling
+            del self._task
             self._state = EXPIRED
-            if self._task.uncancel() <= self._cancelling and error is not None:
+            if is_ours and error is not None:
                 _raise_timeout(error)
         else:
             raise RuntimeError(f"Cannot leave {self._state.value} Timeout")

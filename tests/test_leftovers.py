@@ -127,6 +127,67 @@ def test_a_wait_that_expires_or_fails_leaves_nothing_for_the_garbage_collector(l
         runner.run(main())
 
 
+async def expired_asynchronous_wait_for(purgatory, thresholds):
+    async def is_true():
+        return False
+
+    await purgatory.wait_for(is_true, ["key"], 0.01)
+
+
+async def cancelled_asynchronous_wait_for(purgatory, thresholds):
+    async def is_true():
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(asyncio.current_task().cancel)
+        return False
+
+    await purgatory.wait_for(is_true, ["key"], 0.01)
+
+
+async def timeout_left_before_a_failure(purgatory, thresholds):
+    async with library.timeout(0.01) as limit:
+        limit.reschedule(None)
+    await asyncio.sleep(0)
+    fails()
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        expired_wait_for,
+        wait_for_that_fails_later,
+        cancelled_operation,
+        expired_threshold,
+        failed_threshold,
+        expired_timeout,
+        expired_library_wait_for,
+        expired_asynchronous_wait_for,
+        cancelled_asynchronous_wait_for,
+        timeout_left_before_a_failure,
+    ],
+)
+def test_a_wait_that_ends_the_task_it_runs_in_leaves_nothing_for_the_garbage_collector(loop_factory, wait):
+    async def main():
+        async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
+
+            async def once():
+                await asyncio.wait((task := asyncio.create_task(wait(purgatory, thresholds)),))
+                assert task.cancelled() or task.exception() is not None
+
+            await once()
+            gc.collect()
+            gc.disable()
+            try:
+                for _ in range(20):
+                    await once()
+                await turns(3)
+                assert gc.collect() == 0
+            finally:
+                gc.enable()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
+
+
 @pytest.mark.parametrize("wait", [expired_wait_for, failed_wait_for, failed_hook, expired_threshold])
 def test_a_wait_that_expires_or_fails_asks_the_loop_for_no_callback_of_its_own(virtual, wait):
     async def main():

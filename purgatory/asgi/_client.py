@@ -17,7 +17,7 @@ One of those who wait is reading, and the others wait for what he reads; if he i
 end of the body is not the end of the client: only a disconnect is.
 """
 
-from asyncio import Future, Task, get_running_loop
+from asyncio import CancelledError, Future, Task, get_running_loop
 from typing import Final, Protocol, final
 
 from purgatory.asgi._types import Message, Receive
@@ -149,6 +149,8 @@ class Client:
                     self._keep(await self._receive())
                 finally:
                     self._has_read()
+        except CancelledError:  # by `close`; kept in the task, its traceback would hold the client, and so the task
+            return
         except Exception as error:
             self.error = error
         for attendant in self._attendants:

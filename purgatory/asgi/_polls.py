@@ -140,14 +140,14 @@ class LongPolls:
             wait: its timeout in seconds, if the author has settled that; otherwise it is what the request asks for, capped.
 
         Raises:
-            RuntimeError: the request did not come through `middleware`.
+            RuntimeError: the request did not come through `middleware`, or the application has returned.
             ValueError: `wait` is NaN.
         """
         scope = cast(Scope, scope)
         client = scope.get(CLIENT)
         if client is None:
             raise RuntimeError(
-                "cannot poll: the request did not come through LongPolls.middleware, which has to be around the app"
+                "cannot poll: the request did not come through LongPolls.middleware, which has to be around the app, or is over"
             )
         if wait is not None:
             if isnan(wait):
@@ -173,6 +173,7 @@ class LongPolls:
                     await app(scope, client.receive, send)
                 finally:
                     client.close()
+                    scope.pop(CLIENT, None)  # the server's `receive` holds the scope, and the client that `receive`
             elif scope["type"] == "lifespan":
                 open_polls = self._here(anew=True)
                 chain = SignalChain(self._signals, partial(open_polls.stop, self.grace))

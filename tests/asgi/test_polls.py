@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 from typing import Any
 
 import pytest
@@ -423,6 +424,41 @@ def test_after_the_servers_receive_has_failed_every_further_wait_says_so(run, wa
         await service.polls.middleware(answer)({"type": "http", "headers": []}, receive, raiser(AssertionError()))
 
     run(main)
+
+
+@pytest.mark.parametrize("ending", ["satisfied", "deadline", "leaves", "never polls"])
+def test_a_request_leaves_nothing_for_the_garbage_collector(virtual, waiting, ending):
+    async def main():
+        service = Service(waiting)
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            if ending != "never polls":
+                await service.wait(service.polls.poll(scope, 1.0))
+
+        async def once() -> None:
+            request = Request(service.polls.middleware(answer))
+            request.body()
+            await turns(5)
+            if ending == "satisfied":
+                service.satisfy()
+            elif ending == "leaves":
+                request.leave()
+            await request.done()
+            service.results.clear()
+            service.thresholds.forget("key")
+            await turns(3)
+
+        await once()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(10):
+                await once()
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
+
+    virtual(main)
 
 
 @pytest.mark.parametrize("is_held", [False, True])

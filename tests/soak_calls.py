@@ -1,0 +1,819 @@
+"""What `soak` does over and over: each public call that waits, ends a wait or limits one, in each way it can end.
+
+Each entry of `CALLS` makes what it needs once and gives a cycle: a coroutine function of the cycle's number, which does the
+call once, checks how it ended and leaves nothing behind. Keys are new in each cycle, so that what is kept for a key shows.
+"""
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from asgi_requests import Request, lifespan
+
+import purgatory as library
+from purgatory import (
+    DelayedOperation,
+    IdleTracker,
+    OperationCancelled,
+    OperationTimeout,
+    Purgatory,
+    PurgatoryFull,
+    ThresholdPurgatory,
+    WheelTimer,
+)
+from purgatory.asgi import Ending, LongPolls
+from purgatory.journal import Journal
+
+Cycle = Callable[[int], Coroutine[Any, Any, None]]
+Make = Callable[[contextlib.AsyncExitStack], Cycle]
+
+CALLS: dict[str, Make] = {}
+
+COLLECTED = {
+    "aclose, a new purgatory each time",
+    "aclose, drained",
+    "ThresholdPurgatory: aclose, a new one each time",
+    "IdleTracker: close, a new one each time",
+}
+"""What makes a purgatory and drops it. The parts of one know each other, and go when the collector comes."""
+
+CANCELLED, WELL = asyncio.CancelledError, type(None)
+
+
+def call(name: str) -> Callable[[Make], Make]:
+    """Enters what it decorates into `CALLS`."""
+
+    def enter(make: Make) -> Make:
+        CALLS[name] = make
+        return make
+
+    return enter
+
+
+def check(is_so: object) -> None:
+    """An assertion that holds under ``-O`` as well."""
+    if not is_so:
+        raise AssertionError("a call of the soak did not do what it should")
+
+
+async def turns(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def soon(function: Callable[..., object], *args: Any) -> None:
+    """Has a function called from the loop, if a hook in it raises: called here, the exception would hold a cycle's task."""
+    asyncio.get_running_loop().call_soon(function, *args)
+
+
+async def end(task: "asyncio.Task[Any]", kind: type) -> None:
+    """Waits until `task` has ended, which must be with an exception of this `kind`; nothing is raised here, which would
+    make a cycle of the soak's own: exception, traceback, frame, task."""
+    await asyncio.wait((task,))
+    check((CANCELLED if task.cancelled() else type(task.exception())) is kind)
+
+
+async def in_task(wait: Coroutine[Any, Any, Any], kind: type = WELL) -> None:
+    await end(asyncio.create_task(wait), kind)
+
+
+async def cancelled(wait: Coroutine[Any, Any, Any]) -> None:
+    """Cancels a task that waits."""
+    task = asyncio.create_task(wait)
+    await turns(2)
+    task.cancel()
+    await end(task, CANCELLED)
+
+
+class Flag(DelayedOperation[bool]):
+    """Is complete when its flag says so."""
+
+    def __init__(self, timeout: float | None = None) -> None:
+        super().__init__(timeout)
+        self.is_ready = False
+
+    def try_complete(self) -> bool:
+        return self.is_ready and self.force_complete()
+
+    def on_complete(self) -> bool:
+        return self.is_ready
+
+
+class Broken(Flag):
+    """Fails when it is completed."""
+
+    def on_complete(self) -> bool:
+        raise LookupError("as it should")
+
+
+# -- operations
+
+
+@call("operation: force_complete, result")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Flag] = Purgatory()
+
+    async def cycle(number: int) -> None:
+        operation = Flag(30.0)
+        check(not purgatory.try_complete_else_watch(operation, [number, -number, "all"]))
+        check(operation.force_complete() and operation.result() is False and not purgatory.watched)
+
+    return cycle
+
+
+@call("operation: force_complete, never watched")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    async def cycle(number: int) -> None:
+        operation = Flag()
+        check(operation.force_complete() and not operation.cancel() and not await operation)
+
+    return cycle
+
+
+@call("operation: cancel, awaited by two")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Flag] = Purgatory()
+
+    async def cycle(number: int) -> None:
+        operation = Flag()
+        purgatory.try_complete_else_watch(operation, [number])
+
+        async def awaiting() -> bool:
+            return await operation
+
+        tasks = [asyncio.create_task(awaiting()) for _ in range(2)]
+        await turns(1)
+        check(operation.cancel())
+        for task in tasks:
+            await end(task, OperationCancelled)
+
+    return cycle
+
+
+@call("operation: await cancelled, then completed")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Flag] = Purgatory()
+
+    async def cycle(number: int) -> None:
+        operation = Flag()
+        purgatory.try_complete_else_watch(operation, [number])
+
+        async def awaiting() -> bool:
+            return await operation
+
+        await cancelled(awaiting())
+        check(operation.force_complete())
+
+    return cycle
+
+
+@call("operation: a hook raises")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Any] = Purgatory()
+
+    async def cycle(number: int) -> None:
+        operation = Broken()
+        task = asyncio.create_task(purgatory.wait(operation, [number]))
+        await turns(1)
+        soon(operation.force_complete)
+        await end(task, LookupError)
+
+    return cycle
+
+
+# -- the purgatory
+
+
+@call("try_complete_else_watch, true at once")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Flag] = Purgatory()
+
+    async def cycle(number: int) -> None:
+        operation = Flag(30.0)
+        operation.is_ready = True
+        check(purgatory.try_complete_else_watch(operation, [number]))
+
+    return cycle
+
+
+@call("try_complete_else_watch, expired")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Flag] = Purgatory()
+
+    async def cycle(number: int) -> None:
+        operation = Flag(0.01)
+        purgatory.try_complete_else_watch(operation, [number, "all"])
+        check(not await operation)
+
+    return cycle
+
+
+@call("try_complete_else_watch, full")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Flag] = Purgatory(max_pending=1)
+    first = Flag()
+    stack.callback(first.cancel)
+
+    async def cycle(number: int) -> None:
+        if not purgatory.pending:
+            purgatory.try_complete_else_watch(first, ["first"])
+        try:
+            purgatory.try_complete_else_watch(Flag(30.0), [number])
+        except PurgatoryFull:
+            return
+        check(False)
+
+    return cycle
+
+
+@call("check_and_complete")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Flag] = Purgatory()
+
+    async def cycle(number: int) -> None:
+        operation = Flag(30.0)
+        purgatory.try_complete_else_watch(operation, [number, "all"])
+        check(purgatory.check_and_complete(number) == 0 == purgatory.check_and_complete(-1))
+        operation.is_ready = True
+        check(purgatory.check_and_complete(number) == 1)
+
+    return cycle
+
+
+@call("check_and_complete, in portions")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Flag] = Purgatory()
+    others = [Flag() for _ in range(600)]
+    for other in others:
+        stack.callback(other.cancel)
+
+    async def cycle(number: int) -> None:
+        if not purgatory.pending:
+            for other in others:
+                purgatory.try_complete_else_watch(other, ["all"])
+        operation = Flag()
+        purgatory.try_complete_else_watch(operation, ["all"])
+        operation.is_ready = True
+        purgatory.check_and_complete("all")
+        check(await operation)
+
+    return cycle
+
+
+@call("check_and_complete_threadsafe")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Flag] = Purgatory()
+
+    async def cycle(number: int) -> None:
+        operation = Flag()
+        purgatory.try_complete_else_watch(operation, [number])
+        operation.is_ready = True
+        for _ in range(2):
+            purgatory.check_and_complete_threadsafe(number)
+        check(await operation)
+
+    return cycle
+
+
+@call("check_and_complete_threadsafe, thread")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Flag] = Purgatory()
+    threads = stack.enter_context(ThreadPoolExecutor(1))
+
+    async def cycle(number: int) -> None:
+        operation = Flag()
+        purgatory.try_complete_else_watch(operation, [number])
+        operation.is_ready = True
+        await asyncio.get_running_loop().run_in_executor(threads, purgatory.check_and_complete_threadsafe, number)
+        check(await operation)
+
+    return cycle
+
+
+@call("wait, expired")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Flag] = Purgatory()
+
+    async def cycle(number: int) -> None:
+        check(not await purgatory.wait(Flag(0.01), [number]))
+
+    return cycle
+
+
+@call("wait, its task cancelled")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Flag] = Purgatory()
+
+    async def cycle(number: int) -> None:
+        await cancelled(purgatory.wait(Flag(30.0), [number]))
+
+    return cycle
+
+
+def _sync(is_ready: list[int]) -> Callable[[], Any]:
+    return lambda: [*is_ready]
+
+
+def _async(is_ready: list[int]) -> Callable[[], Any]:
+    async def look() -> list[int]:
+        await asyncio.sleep(0)
+        return [*is_ready]
+
+    return look
+
+
+def _failing(is_ready: list[int]) -> Callable[[], Any]:
+    def look() -> list[int]:
+        return [*is_ready] if not is_ready else [1 // 0]
+
+    return look
+
+
+def _async_failing(is_ready: list[int]) -> Callable[[], Any]:
+    async def look() -> list[int]:
+        await asyncio.sleep(0)
+        return [*is_ready] if not is_ready else [1 // 0]
+
+    return look
+
+
+def _completed(predicate: Callable[[list[int]], Callable[[], Any]], kind: type = WELL) -> Make:
+    def make(stack: contextlib.AsyncExitStack) -> Cycle:
+        purgatory: Purgatory[Any] = Purgatory()
+
+        async def cycle(number: int) -> None:
+            is_ready: list[int] = []
+            task = asyncio.create_task(purgatory.wait_for(predicate(is_ready), [number, "all"], 30.0))
+            await turns(3)
+            is_ready.append(number)
+            soon(purgatory.check_and_complete, number)
+            await end(task, kind)
+
+        return cycle
+
+    return make
+
+
+def _expired(predicate: Callable[[list[int]], Callable[[], Any]]) -> Make:
+    def make(stack: contextlib.AsyncExitStack) -> Cycle:
+        purgatory: Purgatory[Any] = Purgatory()
+
+        async def cycle(number: int) -> None:
+            await in_task(purgatory.wait_for(predicate([]), [number], 0.01), OperationTimeout)
+
+        return cycle
+
+    return make
+
+
+def _cancelled(predicate: Callable[[list[int]], Callable[[], Any]]) -> Make:
+    def make(stack: contextlib.AsyncExitStack) -> Cycle:
+        purgatory: Purgatory[Any] = Purgatory()
+
+        async def cycle(number: int) -> None:
+            await cancelled(purgatory.wait_for(predicate([]), [number], 30.0))
+
+        return cycle
+
+    return make
+
+
+CALLS |= {
+    "wait_for, completed": _completed(_sync),
+    "wait_for, expired": _expired(_sync),
+    "wait_for, its task cancelled": _cancelled(_sync),
+    "wait_for, its predicate raises": _completed(_failing, ZeroDivisionError),
+    "wait_for async, completed": _completed(_async),
+    "wait_for async, expired": _expired(_async),
+    "wait_for async, its task cancelled": _cancelled(_async),
+    "wait_for async, its predicate raises": _completed(_async_failing, ZeroDivisionError),
+}
+
+
+@call("receive and deliver")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Any] = Purgatory()
+
+    async def cycle(number: int) -> None:
+        task = asyncio.create_task(purgatory.receive(number, 30.0))
+        await turns(1)
+        check(purgatory.deliver(number, "news") == 1 and purgatory.deliver(number, "too late") == 0)
+        await end(task, WELL)
+
+    return cycle
+
+
+@call("receive, expired")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Any] = Purgatory()
+
+    async def cycle(number: int) -> None:
+        await in_task(purgatory.receive(number, 0.01), OperationTimeout)
+
+    return cycle
+
+
+@call("receive, its task cancelled")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Any] = Purgatory()
+
+    async def cycle(number: int) -> None:
+        await cancelled(purgatory.receive(number, 30.0))
+
+    return cycle
+
+
+@call("cancel_for_key")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Any] = Purgatory()
+
+    async def cycle(number: int) -> None:
+        task = asyncio.create_task(purgatory.wait(Flag(30.0), [number, "all"]))
+        await turns(1)
+        check(len(purgatory.cancel_for_key(number)) == 1 and purgatory.cancel_for_key(number) == [])
+        await end(task, OperationCancelled)
+
+    return cycle
+
+
+@call("acancel_for_key")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Any] = Purgatory()
+
+    async def cycle(number: int) -> None:
+        task = asyncio.create_task(purgatory.wait(Flag(30.0), [number, "all"]))
+        await turns(1)
+        check(len(await purgatory.acancel_for_key(number)) == 1)
+        await end(task, OperationCancelled)
+
+    return cycle
+
+
+@call("statistics, pending, watched")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Any] = Purgatory()
+
+    async def cycle(number: int) -> None:
+        check(purgatory.statistics().pending == purgatory.pending == purgatory.watched == 0 and repr(purgatory))
+
+    return cycle
+
+
+@call("aclose, a new purgatory each time")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    async def cycle(number: int) -> None:
+        async with Purgatory[Flag](max_pending=8) as purgatory:
+            task = asyncio.create_task(purgatory.wait(Flag(30.0), [number, "all"]))
+            await turns(1)
+        await end(task, OperationCancelled)
+
+    return cycle
+
+
+@call("aclose, drained")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    async def cycle(number: int) -> None:
+        purgatory = Purgatory[Flag]()
+        task = asyncio.create_task(purgatory.wait(Flag(0.01), [number]))
+        await turns(1)
+        check(await purgatory.aclose(drain=1.0) == [])
+        await end(task, WELL)
+
+    return cycle
+
+
+# -- thresholds
+
+
+@call("ThresholdPurgatory: wait, advance, forget")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    thresholds: ThresholdPurgatory[int, int] = ThresholdPurgatory()
+
+    async def cycle(number: int) -> None:
+        task = asyncio.create_task(thresholds.wait(number, 2, 30.0))
+        await turns(1)
+        check(thresholds.advance(number, 1) == 0 and thresholds.advance(number, 2) == 1)
+        await end(task, WELL)
+        check(await thresholds.wait(number, 1) == 2 and thresholds.forget(number))
+
+    return cycle
+
+
+@call("ThresholdPurgatory: advance_threadsafe")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    thresholds: ThresholdPurgatory[int, int] = ThresholdPurgatory()
+    threads = stack.enter_context(ThreadPoolExecutor(1))
+
+    async def cycle(number: int) -> None:
+        task = asyncio.create_task(thresholds.wait(number, 1))
+        await turns(1)
+        await asyncio.get_running_loop().run_in_executor(threads, thresholds.advance_threadsafe, number, 1)
+        await end(task, WELL)
+        check(thresholds.forget(number))
+
+    return cycle
+
+
+@call("ThresholdPurgatory: wait, expired")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    thresholds: ThresholdPurgatory[int, int] = ThresholdPurgatory()
+
+    async def cycle(number: int) -> None:
+        await in_task(thresholds.wait(number, 1, 0.01), OperationTimeout)
+
+    return cycle
+
+
+@call("ThresholdPurgatory: wait, its task cancelled")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    thresholds: ThresholdPurgatory[int, int] = ThresholdPurgatory()
+
+    async def cycle(number: int) -> None:
+        await cancelled(thresholds.wait(number, 1, 30.0))
+
+    return cycle
+
+
+@call("ThresholdPurgatory: fail")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    thresholds: ThresholdPurgatory[int, int] = ThresholdPurgatory()
+
+    async def cycle(number: int) -> None:
+        task = asyncio.create_task(thresholds.wait(number, 1, 30.0))
+        await turns(1)
+        check(thresholds.fail(number, LookupError("as it should")) == 1)
+        await end(task, LookupError)
+
+    return cycle
+
+
+@call("ThresholdPurgatory: aclose, a new one each time")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    async def cycle(number: int) -> None:
+        async with ThresholdPurgatory[int, int]() as thresholds:
+            task = asyncio.create_task(thresholds.wait(number, 1, 30.0))
+            await turns(1)
+        await end(task, OperationCancelled)
+
+    return cycle
+
+
+# -- the timer and the timeouts
+
+
+@call("WheelTimer: call_later, call_at, fired")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    timer = WheelTimer()
+
+    async def cycle(number: int) -> None:
+        loop = asyncio.get_running_loop()
+        fired = loop.create_future()
+        timer.call_later(0.002, str)
+        timer.call_at(loop.time() + 0.005, fired.set_result, None)
+        await fired
+
+    return cycle
+
+
+@call("WheelTimer: cancel")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    timer = WheelTimer()
+
+    async def cycle(number: int) -> None:
+        for delay in (0.01, 30.0, 1e9, float("inf")):
+            task = timer.call_later(delay, str)
+            task.cancel()
+            check(task.cancelled() and not timer.size)
+
+    return cycle
+
+
+@call("WheelTimer: reschedule")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    timer = WheelTimer()
+    task = None
+
+    async def cycle(number: int) -> None:
+        nonlocal task
+        now = asyncio.get_running_loop().time()
+        if task is None:
+            task = timer.call_at(now + 30.0, str)
+            stack.callback(task.cancel)
+        other = timer.call_at(now + 5.0, str)
+        other.reschedule(now + 0.05)
+        task.reschedule(now + 30.0)
+        other.cancel()
+
+    return cycle
+
+
+@call("timeout, timeout_at, left in time")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    async def cycle(number: int) -> None:
+        now = asyncio.get_running_loop().time()
+        async with library.timeout(30.0), library.timeout_at(now + 5.0) as inner:
+            inner.reschedule(now + 10.0)
+        check(not inner.expired())
+
+    return cycle
+
+
+@call("timeout, expired")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    async def limited() -> None:
+        async with library.timeout(0.01):
+            await asyncio.sleep(30)
+
+    async def cycle(number: int) -> None:
+        await in_task(limited(), TimeoutError)
+
+    return cycle
+
+
+@call("wait_for of the library, in time")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    async def cycle(number: int) -> None:
+        await in_task(library.wait_for(asyncio.sleep(0), 30.0))
+
+    return cycle
+
+
+@call("wait_for of the library, expired")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    async def cycle(number: int) -> None:
+        await in_task(library.wait_for(asyncio.sleep(30), 0.01), TimeoutError)
+
+    return cycle
+
+
+@call("IdleTracker: touch, fallen idle")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    idle: list[int] = []
+    tracker = stack.enter_context(IdleTracker(0.05, idle.append))
+
+    async def cycle(number: int) -> None:
+        tracker.touch(number)
+        tracker.touch(number - 1)
+        idle.clear()
+
+    return cycle
+
+
+@call("IdleTracker: touch, remove")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    tracker: IdleTracker[int] = stack.enter_context(IdleTracker(30.0, check))
+
+    async def cycle(number: int) -> None:
+        tracker.touch(number)
+        check(tracker.remove(number) and not tracker.remove(number) and not len(tracker))
+
+    return cycle
+
+
+@call("IdleTracker: close, a new one each time")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    async def cycle(number: int) -> None:
+        with IdleTracker[int](30.0, check) as tracker:
+            tracker.touch(number)
+
+    return cycle
+
+
+# -- long polls
+
+
+def _poll(ending: Ending, status: int) -> Make:
+    """A poll over HTTP that ends in this way."""
+
+    def make(stack: contextlib.AsyncExitStack) -> Cycle:
+        purgatory: Purgatory[Any] = Purgatory()
+        polls = LongPolls(max_wait=1e9, max_open=2 if ending is Ending.REFUSED else None)
+        results: dict[int, int] = {}
+
+        async def endpoint(scope: Any, receive: Any, send: Any) -> None:
+            number = int(scope["path"][1:])
+            outcome = await polls.poll(scope).wait_for(purgatory, lambda: results.get(number), [number])
+            check(outcome.ending is ending or ending is Ending.REFUSED)
+            headers = [(name.encode(), value.encode()) for name, value in outcome.headers.items()]
+            await send({"type": "http.response.start", "status": outcome.status, "headers": headers})
+            await send({"type": "http.response.body", "body": b""})
+
+        app = polls.middleware(endpoint)
+
+        async def cycle(number: int) -> None:
+            number += 1
+            if ending is Ending.REFUSED:
+                first = Request(app, path=f"/{number}")
+                second = Request(app, path=f"/{number}")
+                await turns(3)
+            request = Request(app, b"wait=0.01" if ending is Ending.DEADLINE else b"wait=1000", path=f"/{number}")
+            request.body()
+            await turns(3)
+            if ending in (Ending.SATISFIED, Ending.REFUSED):
+                results[number] = number
+                purgatory.check_and_complete(number)
+            elif ending is Ending.GONE:
+                request.leave()
+            elif ending is Ending.STOPPING:
+                polls.stop()
+            await end(request.task, WELL)
+            check(request.status == status)
+            if ending is Ending.REFUSED:
+                await end(first.task, WELL)
+                await end(second.task, WELL)
+            results.clear()
+            if ending is Ending.STOPPING:
+                polls.is_stopping = False
+            check(polls.open == purgatory.pending == 0)
+
+        return cycle
+
+    return make
+
+
+CALLS |= {
+    "LongPolls: satisfied": _poll(Ending.SATISFIED, 200),
+    "LongPolls: deadline": _poll(Ending.DEADLINE, 204),
+    "LongPolls: gone": _poll(Ending.GONE, 499),
+    "LongPolls: stopping": _poll(Ending.STOPPING, 503),
+    "LongPolls: refused": _poll(Ending.REFUSED, 503),
+}
+
+
+def _other_poll(begin: Callable[[Any, int], Coroutine[Any, Any, Any]]) -> Make:
+    """A poll of another kind, which ends at its deadline."""
+
+    def make(stack: contextlib.AsyncExitStack) -> Cycle:
+        polls = LongPolls()
+
+        async def endpoint(scope: Any, receive: Any, send: Any) -> None:
+            outcome = await begin(polls.poll(scope), int(scope["path"][1:]))
+            check(outcome.ending is Ending.DEADLINE)
+
+        app = polls.middleware(endpoint)
+
+        async def cycle(number: int) -> None:
+            request = Request(app, b"wait=0.01", path=f"/{number}")
+            request.body()
+            await end(request.task, WELL)
+
+        return cycle
+
+    return make
+
+
+def _waiting(stack: contextlib.AsyncExitStack) -> Cycle:
+    purgatory: Purgatory[Flag] = Purgatory()
+    return _other_poll(lambda poll, number: poll.wait(purgatory, Flag(poll.timeout), [number]))(stack)
+
+
+def _reaching(stack: contextlib.AsyncExitStack) -> Cycle:
+    thresholds: ThresholdPurgatory[int, int] = ThresholdPurgatory()
+    return _other_poll(lambda poll, number: poll.reach(thresholds, number, 1))(stack)
+
+
+CALLS |= {
+    "LongPolls: poll.wait": _waiting,
+    "LongPolls: poll.reach": _reaching,
+    "LongPolls: poll.run": _other_poll(lambda poll, number: poll.run(asyncio.sleep(30))),
+}
+
+
+@call("LongPolls: a lifespan")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    polls = LongPolls()
+
+    async def endpoint(scope: Any, receive: Any, send: Any) -> None:
+        for _ in range(2):
+            message = await receive()
+            await send({"type": f"{message['type']}.complete"})
+
+    app = polls.middleware(endpoint)
+
+    async def cycle(number: int) -> None:
+        answers = await lifespan(app, "lifespan.startup", "lifespan.shutdown")
+        check(answers == ["lifespan.startup.complete", "lifespan.shutdown.complete"])
+
+    return cycle
+
+
+# -- the journal
+
+
+@call("Journal, as observer")
+def _(stack: contextlib.AsyncExitStack) -> Cycle:
+    directory = stack.enter_context(tempfile.TemporaryDirectory())
+    journal = stack.enter_context(Journal(directory, file_seconds=0.25))
+    purgatory: Purgatory[Flag] = Purgatory(observer=journal)
+
+    async def cycle(number: int) -> None:
+        operation = Flag(30.0)
+        purgatory.try_complete_else_watch(operation, [number])
+        operation.is_ready = number % 2 == 0
+        purgatory.check_and_complete(number)
+        operation.cancel()
+
+    return cycle
