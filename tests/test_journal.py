@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from helpers import Probe, raiser
+from loops import on_virtual_time
 
 from purgatory import Purgatory
 from purgatory.journal import CHECKS, FOLDERS, OPERATIONS, Journal, _journal, _writer
@@ -267,20 +268,18 @@ def test_a_key_of_that_fails_does_not_show_the_key_and_loses_no_row(virtual, tmp
     assert "key_of failed" in caplog.text and "alice" not in caplog.text
 
 
-def test_a_journal_does_not_keep_operations_alive(virtual, tmp_path):
-    async def main():
-        with Journal(tmp_path) as journal:
-            async with Purgatory(observer=journal) as purgatory:
-                operation = Probe()
-                purgatory.try_complete_else_watch(operation, ["key"])
-                purgatory.check_and_complete("key")
-                operation.cancel()
-                gone = weakref.ref(operation)
-                del operation
-                gc.collect()
-                assert gone() is None
-
-    virtual(main)
+@on_virtual_time
+async def test_a_journal_does_not_keep_operations_alive(tmp_path):
+    with Journal(tmp_path) as journal:
+        async with Purgatory(observer=journal) as purgatory:
+            operation = Probe()
+            purgatory.try_complete_else_watch(operation, ["key"])
+            purgatory.check_and_complete("key")
+            operation.cancel()
+            gone = weakref.ref(operation)
+            del operation
+            gc.collect()
+            assert gone() is None
 
 
 def test_a_journal_serves_one_purgatory(virtual, reports, tmp_path):
@@ -512,16 +511,14 @@ def test_importing_the_journal_without_pyarrow_says_how_to_get_it():
     assert "pip install 'asyncio-purgatory[journal]'" in answer.stderr
 
 
-def test_without_an_observer_nothing_is_noted(virtual):
-    async def main():
-        async with Purgatory() as purgatory:
-            purgatory.try_complete_else_watch(Probe(), ["key"])
-            purgatory.try_complete_else_watch(Probe(), ["key"])
-            purgatory.check_and_complete("key")
-            notes = purgatory._engine.notes
-            assert not notes.retries and not notes.started
-
-    virtual(main)
+@on_virtual_time
+async def test_without_an_observer_nothing_is_noted():
+    async with Purgatory() as purgatory:
+        purgatory.try_complete_else_watch(Probe(), ["key"])
+        purgatory.try_complete_else_watch(Probe(), ["key"])
+        purgatory.check_and_complete("key")
+        notes = purgatory._engine.notes
+        assert not notes.retries and not notes.started
 
 
 def test_the_schemas_are_those_of_the_two_folders():

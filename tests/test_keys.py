@@ -67,36 +67,33 @@ TIMEOUTS = [{"timeout": 30.0}, {"timeout": None}, {"timeout": 1e9}]
     ids=["equality", "ValueError", "KeyError", "OverflowError", "list"],
 )
 @pytest.mark.parametrize("place", ["alone", "first", "last", "behind one that is shared"])
-def test_what_a_key_raises_reaches_the_caller_and_changes_nothing(run, bad, error, place, timeout):
-    async def main():
-        async with Purgatory() as purgatory:
-            other, crowd = Probe(0.01), [Probe(0.01), Probe(0.01)]
-            purgatory.try_complete_else_watch(other, [1, 2])  # the hash of 1 is that of Naive(1)
-            for one in crowd:
-                purgatory.try_complete_else_watch(one, ["shared", "more"])
-            before = counts(purgatory)
-            operation = Probe(**timeout)
-            keys = {
-                "alone": [bad()],
-                "first": [bad(), "a", "b"],
-                "last": ["a", "b", bad()],
-                "behind one that is shared": ["shared", "a", "more", bad()],
-            }[place]
-            for _ in range(3):
-                with pytest.raises(error):
-                    purgatory.try_complete_else_watch(operation, keys)
-                assert counts(purgatory) == before and operation.state is PENDING
-                purgatory._check()
+async def test_what_a_key_raises_reaches_the_caller_and_changes_nothing(bad, error, place, timeout):
+    async with Purgatory() as purgatory:
+        other, crowd = Probe(0.01), [Probe(0.01), Probe(0.01)]
+        purgatory.try_complete_else_watch(other, [1, 2])  # the hash of 1 is that of Naive(1)
+        for one in crowd:
+            purgatory.try_complete_else_watch(one, ["shared", "more"])
+        before = counts(purgatory)
+        operation = Probe(**timeout)
+        keys = {
+            "alone": [bad()],
+            "first": [bad(), "a", "b"],
+            "last": ["a", "b", bad()],
+            "behind one that is shared": ["shared", "a", "more", bad()],
+        }[place]
+        for _ in range(3):
             with pytest.raises(error):
-                purgatory.check_and_complete(bad())
-            assert purgatory.try_complete_else_watch(operation, ["a", "b"]) is False
-            assert [await one for one in (other, *crowd)] == ["", "", ""]
-            assert {one.state for one in (other, *crowd)} == {EXPIRED}
-            assert all(one.calls.count("complete") == 1 for one in (other, *crowd))
-            operation.ready = True
-            assert purgatory.check_and_complete("b") == 1 and counts(purgatory) == (0, 0, 0)
-
-    run(main)
+                purgatory.try_complete_else_watch(operation, keys)
+            assert counts(purgatory) == before and operation.state is PENDING
+            purgatory._check()
+        with pytest.raises(error):
+            purgatory.check_and_complete(bad())
+        assert purgatory.try_complete_else_watch(operation, ["a", "b"]) is False
+        assert [await one for one in (other, *crowd)] == ["", "", ""]
+        assert {one.state for one in (other, *crowd)} == {EXPIRED}
+        assert all(one.calls.count("complete") == 1 for one in (other, *crowd))
+        operation.ready = True
+        assert purgatory.check_and_complete("b") == 1 and counts(purgatory) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("keys", ["alone", "several", "shared"])
@@ -153,7 +150,7 @@ def test_threads_that_name_bad_keys_hurt_nobody_else(run, reports):
 # Operations that are equal
 
 
-def test_operations_that_a_decorator_makes_equal_are_refused(run):
+async def test_operations_that_a_decorator_makes_equal_are_refused():
     @dataclass(unsafe_hash=True)
     class Equal(DelayedOperation):
         number: int
@@ -184,16 +181,13 @@ def test_operations_that_a_decorator_makes_equal_are_refused(run):
         def try_complete(self):
             return False
 
-    async def main():
-        async with Purgatory() as purgatory:
-            for kind in (Equal, NotHashable):
-                for _ in range(2):
-                    with pytest.raises(TypeError, match=f"{kind.__name__} defines __eq__ or __hash__"):
-                        purgatory.try_complete_else_watch(kind(1), ["key"])
-            assert counts(purgatory) == (0, 0, 0)
-            two = [Right(1), Right(1)]
-            for one in two:
-                purgatory.try_complete_else_watch(one, ["key"])
-            assert [await one for one in two] == [None, None] and {one.state for one in two} == {EXPIRED}
-
-    run(main)
+    async with Purgatory() as purgatory:
+        for kind in (Equal, NotHashable):
+            for _ in range(2):
+                with pytest.raises(TypeError, match=f"{kind.__name__} defines __eq__ or __hash__"):
+                    purgatory.try_complete_else_watch(kind(1), ["key"])
+        assert counts(purgatory) == (0, 0, 0)
+        two = [Right(1), Right(1)]
+        for one in two:
+            purgatory.try_complete_else_watch(one, ["key"])
+        assert [await one for one in two] == [None, None] and {one.state for one in two} == {EXPIRED}

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from helpers import Probe, outcome, raiser, turns
-from loops import Runner
+from loops import Runner, on_virtual_time
 
 import purgatory as library
 from purgatory import OperationCancelled, OperationState, OperationTimeout, Purgatory, ThresholdPurgatory
@@ -127,32 +127,30 @@ def test_a_wait_that_expires_or_fails_leaves_nothing_for_the_garbage_collector(l
         runner.run(main())
 
 
+@on_virtual_time
 @pytest.mark.parametrize("wait", [expired_wait_for, failed_wait_for, failed_hook, expired_threshold])
-def test_a_wait_that_expires_or_fails_asks_the_loop_for_no_callback_of_its_own(virtual, wait):
-    async def main():
-        loop = asyncio.get_running_loop()
-        asked, call_soon = Counter(), loop.call_soon
+async def test_a_wait_that_expires_or_fails_asks_the_loop_for_no_callback_of_its_own(wait):
+    loop = asyncio.get_running_loop()
+    asked, call_soon = Counter(), loop.call_soon
 
-        def counted(callback, *args, **kwargs):
-            asked[
-                "task" if isinstance(getattr(callback, "__self__", None), asyncio.Task) or "Task" in repr(callback) else "own"
-            ] += 1
-            return call_soon(callback, *args, **kwargs)
+    def counted(callback, *args, **kwargs):
+        asked[
+            "task" if isinstance(getattr(callback, "__self__", None), asyncio.Task) or "Task" in repr(callback) else "own"
+        ] += 1
+        return call_soon(callback, *args, **kwargs)
 
-        async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
-            # Something else waits, so that the wheel has no reason to look whether it may rest.
-            purgatory.try_complete_else_watch(Probe(1e6), ["other"])
-            other = asyncio.create_task(thresholds.wait("other", 1))
-            tasks = [asyncio.create_task(outcome(wait(purgatory, thresholds))) for _ in range(100)]
-            loop.call_soon = counted
-            await asyncio.wait(tasks)
-            loop.call_soon = call_soon
-            # What the loop is asked for in all is for the turn, not for each.
-            assert asked["own"] <= 110  # each task tells `asyncio.wait` that it is done
-            purgatory.cancel_for_key("other")
-            other.cancel()
-
-    virtual(main)
+    async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
+        # Something else waits, so that the wheel has no reason to look whether it may rest.
+        purgatory.try_complete_else_watch(Probe(1e6), ["other"])
+        other = asyncio.create_task(thresholds.wait("other", 1))
+        tasks = [asyncio.create_task(outcome(wait(purgatory, thresholds))) for _ in range(100)]
+        loop.call_soon = counted
+        await asyncio.wait(tasks)
+        loop.call_soon = call_soon
+        # What the loop is asked for in all is for the turn, not for each.
+        assert asked["own"] <= 110  # each task tells `asyncio.wait` that it is done
+        purgatory.cancel_for_key("other")
+        other.cancel()
 
 
 def test_a_failure_that_nobody_sees_is_reported_though_somebody_had_waited(run, reports):
@@ -173,31 +171,28 @@ def test_a_failure_that_nobody_sees_is_reported_though_somebody_had_waited(run, 
 
 @pytest.mark.parametrize("keys", ["own", "shared"])
 @pytest.mark.parametrize("timeout", [None, float("inf"), 30.0])
-def test_after_very_many_have_left_their_table_is_given_back(run, keys, timeout):
-    async def main():
-        purgatory = Purgatory()
-        await purgatory.acancel_for_key("bind")
-        await turns(2)
+async def test_after_very_many_have_left_their_table_is_given_back(keys, timeout):
+    purgatory = Purgatory()
+    await purgatory.acancel_for_key("bind")
+    await turns(2)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        operations = [Probe(timeout) for _ in range(30_000)]
+        for number, operation in enumerate(operations):
+            purgatory.try_complete_else_watch(operation, [number if keys == "own" else number % 100])
+        full, _ = tracemalloc.get_traced_memory()
+        for operation in operations:
+            operation.cancel()
+        del operation, operations
+        await turns(3)
         gc.collect()
-        tracemalloc.start()
-        try:
-            before, _ = tracemalloc.get_traced_memory()
-            operations = [Probe(timeout) for _ in range(30_000)]
-            for number, operation in enumerate(operations):
-                purgatory.try_complete_else_watch(operation, [number if keys == "own" else number % 100])
-            full, _ = tracemalloc.get_traced_memory()
-            for operation in operations:
-                operation.cancel()
-            del operation, operations
-            await turns(3)
-            gc.collect()
-            after, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert after - before < (full - before) / 50
-        await purgatory.aclose()
-
-    run(main)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < (full - before) / 50
+    await purgatory.aclose()
 
 
 @pytest.mark.parametrize("claim", ["complete", "cancel"])

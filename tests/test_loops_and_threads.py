@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from helpers import Probe, outcome, turns
+from loops import on_virtual_time
 
 from purgatory import IdleTracker, OperationState, OperationTimeout, Purgatory, ThresholdPurgatory, WheelTimer, WrongLoop
 
@@ -109,32 +110,30 @@ def test_a_call_from_a_thread_may_be_interrupted_by_another_one(kind, by):
     assert interruptions
 
 
-def test_however_much_threads_name_it_takes_no_more_memory_than_what_differs(virtual):
-    async def main():
-        async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
-            operations = [Probe(None) for _ in range(10)]
-            for key, operation in enumerate(operations):
-                purgatory.try_complete_else_watch(operation, [key])
-                operation.ready = True
-            thresholds.advance(0, 0)
+@on_virtual_time
+async def test_however_much_threads_name_it_takes_no_more_memory_than_what_differs():
+    async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
+        operations = [Probe(None) for _ in range(10)]
+        for key, operation in enumerate(operations):
+            purgatory.try_complete_else_watch(operation, [key])
+            operation.ready = True
+        thresholds.advance(0, 0)
 
-            def work():
-                for number in range(50_000):
-                    purgatory.check_and_complete_threadsafe(number % 10)
-                    thresholds.advance_threadsafe(number % 10, number)
+        def work():
+            for number in range(50_000):
+                purgatory.check_and_complete_threadsafe(number % 10)
+                thresholds.advance_threadsafe(number % 10, number)
 
-            threads = [threading.Thread(target=work) for _ in range(3)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()  # while the loop is held up
-            named = len(purgatory._engine.signals._items), len(thresholds._waits._signals._items)
-            assert max(named) <= 5000
-            await turns(3)
-            assert {operation.state for operation in operations} == {COMPLETED}
-            assert [thresholds.value(key) for key in range(10)] == [49_990 + key for key in range(10)]
-
-    virtual(main)
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()  # while the loop is held up
+        named = len(purgatory._engine.signals._items), len(thresholds._waits._signals._items)
+        assert max(named) <= 5000
+        await turns(3)
+        assert {operation.state for operation in operations} == {COMPLETED}
+        assert [thresholds.value(key) for key in range(10)] == [49_990 + key for key in range(10)]
 
 
 # A loop is run in one thread today, and in another one tomorrow

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from loops import on_virtual_time
 
 from purgatory import WheelTimer, WrongLoop, _timer
 from purgatory._timer import PORTION, TimerTask
@@ -229,32 +230,29 @@ def test_a_timer_whose_time_comes_while_its_early_callback_runs_is_not_lost() ->
 
 
 @pytest.mark.parametrize("tick", [0.001, 0.0001, 0.01])
-def test_on_real_clocks_too_a_timer_never_fires_before_its_time(run: Any, tick: float) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        timer = WheelTimer(tick=tick, wheel_size=4)
-        randomly = random.Random(tick)
-        early: list[float] = []
-        count = 0
+async def test_on_real_clocks_too_a_timer_never_fires_before_its_time(tick: float) -> None:
+    loop = asyncio.get_running_loop()
+    timer = WheelTimer(tick=tick, wheel_size=4)
+    randomly = random.Random(tick)
+    early: list[float] = []
+    count = 0
 
-        def note(when: float) -> None:
-            nonlocal count
-            count += 1
-            if loop.time() < when:
-                early.append(when - loop.time())
+    def note(when: float) -> None:
+        nonlocal count
+        count += 1
+        if loop.time() < when:
+            early.append(when - loop.time())
 
-        for _ in range(400):
-            when = loop.time() + randomly.random() * 0.08
-            timer.call_at(when, note, when)
-        for n in range(80):  # whole milliseconds
-            when = (int(loop.time() * 1000) + n) / 1000
-            timer.call_at(when, note, when)
-        await fired(timer, loop.time() + 0.1)
-        while timer.size:
-            await asyncio.sleep(0)
-        assert (count, early) == (480, [])
-
-    run(main)
+    for _ in range(400):
+        when = loop.time() + randomly.random() * 0.08
+        timer.call_at(when, note, when)
+    for n in range(80):  # whole milliseconds
+        when = (int(loop.time() * 1000) + n) / 1000
+        timer.call_at(when, note, when)
+    await fired(timer, loop.time() + 0.1)
+    while timer.size:
+        await asyncio.sleep(0)
+    assert (count, early) == (480, [])
 
 
 def test_callbacks_of_one_tick_come_in_the_order_in_which_they_were_scheduled(run: Any) -> None:
@@ -274,36 +272,30 @@ def test_callbacks_of_one_tick_come_in_the_order_in_which_they_were_scheduled(ru
 
 @pytest.mark.parametrize("delay", [0, 0.0, -1, -1e9, -1e18, -math.inf])
 @pytest.mark.parametrize("method", ["call_later", "call_at"])
-def test_a_delay_of_zero_or_less_means_the_next_turn_of_the_loop(run: Any, method: str, delay: float) -> None:
-    async def main() -> None:
-        timer, seen = WheelTimer(tick=0.25), list[str]()
-        when = delay if method == "call_later" else asyncio.get_running_loop().time() + delay
-        task = getattr(timer, method)(when, seen.append, "called")
-        assert isinstance(task, TimerTask)
-        assert seen == []
-        if delay == 0:
-            await fired(timer, task.when())
-        else:
-            await turns(3)
-        assert seen == ["called"]
-
-    run(main)
+async def test_a_delay_of_zero_or_less_means_the_next_turn_of_the_loop(method: str, delay: float) -> None:
+    timer, seen = WheelTimer(tick=0.25), list[str]()
+    when = delay if method == "call_later" else asyncio.get_running_loop().time() + delay
+    task = getattr(timer, method)(when, seen.append, "called")
+    assert isinstance(task, TimerTask)
+    assert seen == []
+    if delay == 0:
+        await fired(timer, task.when())
+    else:
+        await turns(3)
+    assert seen == ["called"]
 
 
 @pytest.mark.parametrize("method", ["call_later", "call_at"])
-def test_nan_is_refused_and_nothing_is_scheduled(run: Any, method: str) -> None:
-    async def main() -> None:
-        timer = WheelTimer()
-        with pytest.raises(ValueError, match="NaN"):
-            getattr(timer, method)(math.nan, nothing)
-        assert timer.size == 0
-        task = timer.call_later(5, nothing)
-        when = task.when()
-        with pytest.raises(ValueError, match="NaN"):
-            task.reschedule(math.nan)
-        assert (timer.size, task.when()) == (1, when)
-
-    run(main)
+async def test_nan_is_refused_and_nothing_is_scheduled(method: str) -> None:
+    timer = WheelTimer()
+    with pytest.raises(ValueError, match="NaN"):
+        getattr(timer, method)(math.nan, nothing)
+    assert timer.size == 0
+    task = timer.call_later(5, nothing)
+    when = task.when()
+    with pytest.raises(ValueError, match="NaN"):
+        task.reschedule(math.nan)
+    assert (timer.size, task.when()) == (1, when)
 
 
 @at_any_loop_time
@@ -495,101 +487,90 @@ def test_the_context_of_whoever_scheduled_a_callback_is_not_kept_alive(run: Any,
 
 
 @pytest.mark.parametrize("count", [100_000, 3 * PORTION, PORTION, PORTION - 1])
-def test_a_burst_is_called_in_order_and_a_portion_at_most_in_each_turn_of_the_loop(run: Any, count: int) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        timer = WheelTimer()
-        seen: list[int] = []
-        seen_by_turn = [0]
-        done = loop.create_future()
+async def test_a_burst_is_called_in_order_and_a_portion_at_most_in_each_turn_of_the_loop(count: int) -> None:
+    loop = asyncio.get_running_loop()
+    timer = WheelTimer()
+    seen: list[int] = []
+    seen_by_turn = [0]
+    done = loop.create_future()
 
-        def probe() -> None:
-            seen_by_turn.append(len(seen))
-            if len(seen) < count:
-                loop.call_soon(probe)
-            else:
-                done.set_result(None)
+    def probe() -> None:
+        seen_by_turn.append(len(seen))
+        if len(seen) < count:
+            loop.call_soon(probe)
+        else:
+            done.set_result(None)
 
-        when = loop.time() + 0.01
-        timer.call_at(when, loop.call_soon, probe)
-        for number in range(count):
-            timer.call_at(when, seen.append, number)
-        await done
-        assert seen == list(range(count))
-        assert max(later - before for before, later in pairwise(seen_by_turn)) <= PORTION
-        assert timer.size == 0
-
-    run(main)
+    when = loop.time() + 0.01
+    timer.call_at(when, loop.call_soon, probe)
+    for number in range(count):
+        timer.call_at(when, seen.append, number)
+    await done
+    assert seen == list(range(count))
+    assert max(later - before for before, later in pairwise(seen_by_turn)) <= PORTION
+    assert timer.size == 0
 
 
-def test_a_callback_due_at_once_that_schedules_its_like_gets_one_a_turn(run: Any) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        timer = WheelTimer()
-        turn = 0
-        seen: list[int] = []
+async def test_a_callback_due_at_once_that_schedules_its_like_gets_one_a_turn() -> None:
+    loop = asyncio.get_running_loop()
+    timer = WheelTimer()
+    turn = 0
+    seen: list[int] = []
 
-        def count_turns() -> None:
-            nonlocal turn
-            turn += 1
-            if len(seen) < 50:
-                loop.call_soon(count_turns)
+    def count_turns() -> None:
+        nonlocal turn
+        turn += 1
+        if len(seen) < 50:
+            loop.call_soon(count_turns)
 
-        def again() -> None:
-            seen.append(turn)
-            if len(seen) < 50:
-                timer.call_later(0 if len(seen) % 2 else -1, again)
+    def again() -> None:
+        seen.append(turn)
+        if len(seen) < 50:
+            timer.call_later(0 if len(seen) % 2 else -1, again)
 
-        loop.call_soon(count_turns)
-        timer.call_at(-1, again)
-        while len(seen) < 50:
-            await asyncio.sleep(0)
-        assert len(set(seen)) == 50
-
-    run(main)
+    loop.call_soon(count_turns)
+    timer.call_at(-1, again)
+    while len(seen) < 50:
+        await asyncio.sleep(0)
+    assert len(set(seen)) == 50
 
 
-def test_a_burst_that_is_cancelled_in_the_middle_of_its_cascade_ends_there(virtual: Any) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        timer = WheelTimer(tick=0.01, wheel_size=10)
-        seen: list[int] = []
-        tasks = [timer.call_at(0.88, seen.append, number) for number in range(20 * PORTION)]
-        await asyncio.sleep(0.8)
-        while timer._wheel.moves < PORTION:
-            await asyncio.sleep(0)
-        for task in tasks:
-            task.cancel()
-        await turns(30)
-        assert timer.size == 0
-        timer.call_later(0.02, seen.append, 1)
-        await fired(timer, loop.time() + 0.03)
-        assert seen == [1]
-
-    virtual(main)
+@on_virtual_time
+async def test_a_burst_that_is_cancelled_in_the_middle_of_its_cascade_ends_there() -> None:
+    loop = asyncio.get_running_loop()
+    timer = WheelTimer(tick=0.01, wheel_size=10)
+    seen: list[int] = []
+    tasks = [timer.call_at(0.88, seen.append, number) for number in range(20 * PORTION)]
+    await asyncio.sleep(0.8)
+    while timer._wheel.moves < PORTION:
+        await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await turns(30)
+    assert timer.size == 0
+    timer.call_later(0.02, seen.append, 1)
+    await fired(timer, loop.time() + 0.03)
+    assert seen == [1]
 
 
-def test_callbacks_cancel_and_move_others_of_their_own_tick(run: Any) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        timer, seen = WheelTimer(), list[Any]()
-        when = loop.time() + 0.01
-        tasks: dict[str, TimerTask] = {}
+async def test_callbacks_cancel_and_move_others_of_their_own_tick() -> None:
+    loop = asyncio.get_running_loop()
+    timer, seen = WheelTimer(), list[Any]()
+    when = loop.time() + 0.01
+    tasks: dict[str, TimerTask] = {}
 
-        def first() -> None:
-            seen.append("first")
-            tasks["cancelled"].cancel()
-            tasks["postponed"].reschedule(when + 1000)
-            tasks["hastened"].reschedule(when - 1)
+    def first() -> None:
+        seen.append("first")
+        tasks["cancelled"].cancel()
+        tasks["postponed"].reschedule(when + 1000)
+        tasks["hastened"].reschedule(when - 1)
 
-        tasks["first"] = timer.call_at(when, first)
-        for name in ("cancelled", "postponed", "hastened", "last"):
-            tasks[name] = timer.call_at(when, seen.append, name)
-        await fired(timer, when + 0.01)
-        assert seen == ["first", "last", "hastened"]
-        assert timer.size == 1
-
-    run(main)
+    tasks["first"] = timer.call_at(when, first)
+    for name in ("cancelled", "postponed", "hastened", "last"):
+        tasks[name] = timer.call_at(when, seen.append, name)
+    await fired(timer, when + 0.01)
+    assert seen == ["first", "last", "hastened"]
+    assert timer.size == 1
 
 
 # Callbacks that fail
@@ -600,27 +581,24 @@ class OwnError(Exception):
 
 
 @pytest.mark.parametrize("error", [OwnError, asyncio.CancelledError, GeneratorExit])
-def test_an_exception_of_a_callback_goes_to_the_handler_and_does_not_stop_the_others(
-    run: Any, reports: list[dict[str, Any]], error: type[BaseException]
+async def test_an_exception_of_a_callback_goes_to_the_handler_and_does_not_stop_the_others(
+    reports: list[dict[str, Any]], error: type[BaseException]
 ) -> None:
     def fail() -> None:
         raise error("on purpose")
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        timer, seen = WheelTimer(), list[int]()
-        when = loop.time() + 0.01
-        timer.call_at(when, seen.append, 1)
-        failing = timer.call_at(when, fail)
-        timer.call_at(when, seen.append, 2)
-        await fired(timer, when + 0.01)
-        assert seen == [1, 2]
-        assert timer.size == 0
-        (report,) = reports
-        assert isinstance(report["exception"], error)
-        assert repr(failing) in report["message"]
-
-    run(main)
+    loop = asyncio.get_running_loop()
+    timer, seen = WheelTimer(), list[int]()
+    when = loop.time() + 0.01
+    timer.call_at(when, seen.append, 1)
+    failing = timer.call_at(when, fail)
+    timer.call_at(when, seen.append, 2)
+    await fired(timer, when + 0.01)
+    assert seen == [1, 2]
+    assert timer.size == 0
+    (report,) = reports
+    assert isinstance(report["exception"], error)
+    assert repr(failing) in report["message"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
@@ -692,32 +670,26 @@ def test_a_postponed_callback_is_looked_at_once_for_each_time_and_comes_at_the_l
     [[0.05], [0.01], [0.05, 0.01], [0.01, 0.05], [0.05, 0.03], [0.02], [math.inf, 0.03], [0.001, math.inf, 0.05], [1e9, 0.02]],
     ids=str,
 )
-def test_a_rescheduled_callback_comes_once_and_not_before_its_last_time(run: Any, whens: list[float]) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        timer, seen = WheelTimer(wheel_size=4), list[float]()
-        now = loop.time()
-        task = timer.call_at(now + 0.02, lambda: seen.append(loop.time()))
-        for when in whens:
-            task.reschedule(now + when)
-            assert task.when() == now + when
-            assert timer.size == 1
-        await fired(timer, now + 0.08)
-        assert len(seen) == 1
-        assert seen[0] >= now + whens[-1]
-
-    run(main)
+async def test_a_rescheduled_callback_comes_once_and_not_before_its_last_time(whens: list[float]) -> None:
+    loop = asyncio.get_running_loop()
+    timer, seen = WheelTimer(wheel_size=4), list[float]()
+    now = loop.time()
+    task = timer.call_at(now + 0.02, lambda: seen.append(loop.time()))
+    for when in whens:
+        task.reschedule(now + when)
+        assert task.when() == now + when
+        assert timer.size == 1
+    await fired(timer, now + 0.08)
+    assert len(seen) == 1
+    assert seen[0] >= now + whens[-1]
 
 
 @pytest.mark.parametrize("when", [-1.0, -math.inf, 0.0])
-def test_a_callback_moved_into_the_past_comes_in_the_next_turn(run: Any, when: float) -> None:
-    async def main() -> None:
-        timer, seen = WheelTimer(), list[int]()
-        timer.call_later(1000, seen.append, 1).reschedule(when)
-        await turns(3)
-        assert seen == [1]
-
-    run(main)
+async def test_a_callback_moved_into_the_past_comes_in_the_next_turn(when: float) -> None:
+    timer, seen = WheelTimer(), list[int]()
+    timer.call_later(1000, seen.append, 1).reschedule(when)
+    await turns(3)
+    assert seen == [1]
 
 
 def test_a_callback_postponed_for_ever_leaves_nothing_in_the_loop_after_its_old_time() -> None:
@@ -737,61 +709,52 @@ def test_a_callback_postponed_for_ever_leaves_nothing_in_the_loop_after_its_old_
 
 
 @pytest.mark.parametrize(("end", "words"), [("cancelled", "it was cancelled"), ("called", "its callback has been called")])
-def test_a_callback_that_was_cancelled_or_called_cannot_be_rescheduled(run: Any, end: str, words: str) -> None:
-    async def main() -> None:
-        timer = WheelTimer()
-        task = timer.call_later(0, nothing)
-        if end == "cancelled":
-            task.cancel()
-        await fired(timer, task.when() + 0.01)
-        for when in (0.0, 1e9, math.inf):
-            with pytest.raises(RuntimeError, match=f"cannot reschedule <TimerTask {end} when=.* to {when}: {words}"):
-                task.reschedule(when)
-        assert timer.size == 0
-
-    run(main)
+async def test_a_callback_that_was_cancelled_or_called_cannot_be_rescheduled(end: str, words: str) -> None:
+    timer = WheelTimer()
+    task = timer.call_later(0, nothing)
+    if end == "cancelled":
+        task.cancel()
+    await fired(timer, task.when() + 0.01)
+    for when in (0.0, 1e9, math.inf):
+        with pytest.raises(RuntimeError, match=f"cannot reschedule <TimerTask {end} when=.* to {when}: {words}"):
+            task.reschedule(when)
+    assert timer.size == 0
 
 
-def test_a_cancelled_callback_is_not_called_and_cancelling_again_or_later_changes_nothing(run: Any) -> None:
-    async def main() -> None:
-        timer, seen = WheelTimer(), list[str]()
-        cancelled = timer.call_later(0.01, seen.append, "cancelled")
-        called = timer.call_later(0.01, seen.append, "called")
-        never = timer.call_later(math.inf, seen.append, "never")
-        assert [task.cancelled() for task in (cancelled, called, never)] == [False, False, False]
-        for _ in range(2):
-            cancelled.cancel()
-            never.cancel()
-            assert timer.size == 1
-        await fired(timer, called.when() + 0.01)
-        assert seen == ["called"]
-        assert [task.cancelled() for task in (cancelled, called, never)] == [True, False, True]
-        called.cancel()
-        assert called.cancelled()
-        assert timer.size == 0
-
-    run(main)
+async def test_a_cancelled_callback_is_not_called_and_cancelling_again_or_later_changes_nothing() -> None:
+    timer, seen = WheelTimer(), list[str]()
+    cancelled = timer.call_later(0.01, seen.append, "cancelled")
+    called = timer.call_later(0.01, seen.append, "called")
+    never = timer.call_later(math.inf, seen.append, "never")
+    assert [task.cancelled() for task in (cancelled, called, never)] == [False, False, False]
+    for _ in range(2):
+        cancelled.cancel()
+        never.cancel()
+        assert timer.size == 1
+    await fired(timer, called.when() + 0.01)
+    assert seen == ["called"]
+    assert [task.cancelled() for task in (cancelled, called, never)] == [True, False, True]
+    called.cancel()
+    assert called.cancelled()
+    assert timer.size == 0
 
 
-def test_a_callback_cancels_and_reschedules_itself_in_vain(run: Any) -> None:
-    async def main() -> None:
-        timer = WheelTimer()
-        errors: list[str] = []
+async def test_a_callback_cancels_and_reschedules_itself_in_vain() -> None:
+    timer = WheelTimer()
+    errors: list[str] = []
 
-        def callback() -> None:
-            try:
-                task.reschedule(task.when() + 1)
-            except RuntimeError as error:
-                errors.append(str(error))
-            task.cancel()
+    def callback() -> None:
+        try:
+            task.reschedule(task.when() + 1)
+        except RuntimeError as error:
+            errors.append(str(error))
+        task.cancel()
 
-        task = timer.call_later(0, callback)
-        await fired(timer, task.when() + 0.01)
-        assert len(errors) == 1
-        assert task.cancelled()
-        assert timer.size == 0
-
-    run(main)
+    task = timer.call_later(0, callback)
+    await fired(timer, task.when() + 0.01)
+    assert len(errors) == 1
+    assert task.cancelled()
+    assert timer.size == 0
 
 
 def test_a_task_can_be_cancelled_when_its_loop_has_closed(loop_factory: Any) -> None:
@@ -806,25 +769,22 @@ def test_a_task_can_be_cancelled_when_its_loop_has_closed(loop_factory: Any) -> 
         assert task.cancelled()
 
 
-def test_the_callback_gets_its_arguments_and_is_let_go_with_them_when_it_is_cancelled(run: Any) -> None:
+async def test_the_callback_gets_its_arguments_and_is_let_go_with_them_when_it_is_cancelled() -> None:
     class Argument:
         pass
 
-    async def main() -> None:
-        timer, seen = WheelTimer(), list[Any]()
-        argument = Argument()
-        reference = weakref.ref(argument)
-        task = timer.call_later(5, seen.append, argument)
-        del argument
-        assert reference() is not None
-        task.cancel()
-        gc.collect()
-        assert reference() is None
-        timer.call_later(0, lambda *args: seen.append(args), 1, "two")
-        await fired(timer, asyncio.get_running_loop().time() + 0.01)
-        assert seen == [(1, "two")]
-
-    run(main)
+    timer, seen = WheelTimer(), list[Any]()
+    argument = Argument()
+    reference = weakref.ref(argument)
+    task = timer.call_later(5, seen.append, argument)
+    del argument
+    assert reference() is not None
+    task.cancel()
+    gc.collect()
+    assert reference() is None
+    timer.call_later(0, lambda *args: seen.append(args), 1, "two")
+    await fired(timer, asyncio.get_running_loop().time() + 0.01)
+    assert seen == [(1, "two")]
 
 
 def test_a_task_says_when_it_is_due_and_shows_its_state() -> None:
@@ -872,29 +832,26 @@ in_any_use = pytest.mark.parametrize("use", USES.values(), ids=USES)
 
 @in_any_use
 @pytest.mark.parametrize("thread_has_a_loop", [False, True])
-def test_a_timer_refuses_other_threads_than_its_loops(run: Any, use: Any, thread_has_a_loop: bool) -> None:
-    async def main() -> None:
-        timer = WheelTimer(tick=1000.0)
-        task = timer.call_later(5, nothing)
-        when = task.when()
+async def test_a_timer_refuses_other_threads_than_its_loops(use: Any, thread_has_a_loop: bool) -> None:
+    timer = WheelTimer(tick=1000.0)
+    task = timer.call_later(5, nothing)
+    when = task.when()
 
-        async def use_it() -> None:
-            use(timer, task)
+    async def use_it() -> None:
+        use(timer, task)
 
-        def in_thread() -> None:
-            try:
-                asyncio.run(use_it()) if thread_has_a_loop else use(timer, task)
-            except WrongLoop as error:
-                refusals.append(str(error))
+    def in_thread() -> None:
+        try:
+            asyncio.run(use_it()) if thread_has_a_loop else use(timer, task)
+        except WrongLoop as error:
+            refusals.append(str(error))
 
-        refusals: list[str] = []
-        thread = threading.Thread(target=in_thread)
-        thread.start()
-        thread.join(30)  # the loop stands still, but it is running
-        assert (timer.size, task.when()) == (1, when)
-        assert "this is another thread" in "".join(refusals)
-
-    run(main)
+    refusals: list[str] = []
+    thread = threading.Thread(target=in_thread)
+    thread.start()
+    thread.join(30)  # the loop stands still, but it is running
+    assert (timer.size, task.when()) == (1, when)
+    assert "this is another thread" in "".join(refusals)
 
 
 @in_any_use
@@ -932,14 +889,11 @@ def test_a_timer_that_was_refused_outside_of_any_loop_may_still_be_used_in_one(r
     run(main)
 
 
-def test_a_timer_starts_no_thread(run: Any) -> None:
-    async def main() -> None:
-        before = threading.active_count()
-        timer = WheelTimer()
-        await fired(timer, asyncio.get_running_loop().time() + 0.01)
-        assert threading.active_count() == before
-
-    run(main)
+async def test_a_timer_starts_no_thread() -> None:
+    before = threading.active_count()
+    timer = WheelTimer()
+    await fired(timer, asyncio.get_running_loop().time() + 0.01)
+    assert threading.active_count() == before
 
 
 def test_the_owner_is_told_once_when_nothing_waits_any_more(spy_run: Any) -> None:
