@@ -153,17 +153,14 @@ async def test_however_it_ends_nobody_is_left(during, end):
     await purgatory.aclose()
 
 
-def test_a_run_that_is_not_begun_leaves_no_warning(run, recwarn):
-    async def main():
-        purgatory = Purgatory(max_pending=1)
-        purgatory.try_complete_else_watch(Probe(None), ["key"])
-        for error in (PurgatoryFull, PurgatoryClosed):
-            with pytest.raises(error):
-                await purgatory.wait_for(lambda: returns(1), ["key"], 5)
-            await purgatory.aclose()
-        gc.collect()
-
-    run(main)
+async def test_a_run_that_is_not_begun_leaves_no_warning(recwarn):
+    purgatory = Purgatory(max_pending=1)
+    purgatory.try_complete_else_watch(Probe(None), ["key"])
+    for error in (PurgatoryFull, PurgatoryClosed):
+        with pytest.raises(error):
+            await purgatory.wait_for(lambda: returns(1), ["key"], 5)
+        await purgatory.aclose()
+    gc.collect()
     assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
 
 

@@ -7,11 +7,10 @@ from itertools import pairwise
 
 import pytest
 from helpers import Probe, outcome, turns
-from loops import Runner, on_virtual_time
+from loops import on_virtual_time
 
 from purgatory import DelayedOperation, OperationCancelled, OperationState, Purgatory
 from purgatory._timer import PORTION
-from purgatory.testing import VirtualTimeLoop
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 
@@ -374,21 +373,18 @@ async def test_a_first_try_that_sets_off_a_burst_has_its_own_result_at_once():
         assert all(operation.calls.count("complete") == 1 for operation in burst)
 
 
-def test_what_a_portion_leaves_is_done_also_if_a_hook_exits(reports):
-    run = Runner(VirtualTimeLoop, reports)
+@on_virtual_time
+async def test_what_a_portion_leaves_is_done_also_if_a_hook_exits(reports):
     purgatory = Purgatory()
     operations = [Probe(None) for _ in range(3 * PORTION)]
 
-    async def main():
-        watch_all(purgatory, operations, "key")
-        operations[10].completing = lambda _: (_ for _ in ()).throw(SystemExit)
-        for operation in operations:
-            operation.ready = True
-        with pytest.raises(SystemExit):
-            purgatory.check_and_complete("key")
-        await turns(8)
-        assert {operation.state for operation in operations} == {COMPLETED}
-        assert all(operation.calls.count("complete") == 1 for operation in operations)
-        await outcome(operations[10])
-
-    run(main)
+    watch_all(purgatory, operations, "key")
+    operations[10].completing = lambda _: (_ for _ in ()).throw(SystemExit)
+    for operation in operations:
+        operation.ready = True
+    with pytest.raises(SystemExit):
+        purgatory.check_and_complete("key")
+    await turns(8)
+    assert {operation.state for operation in operations} == {COMPLETED}
+    assert all(operation.calls.count("complete") == 1 for operation in operations)
+    await outcome(operations[10])

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 from helpers import Probe, turns
+from loops import on_virtual_time
 
 from purgatory import DelayedOperation, OperationState, Purgatory
 
@@ -96,54 +97,51 @@ async def test_what_a_key_raises_reaches_the_caller_and_changes_nothing(bad, err
         assert purgatory.check_and_complete("b") == 1 and counts(purgatory) == (0, 0, 0)
 
 
+@on_virtual_time
 @pytest.mark.parametrize("keys", ["alone", "several", "shared"])
-def test_a_key_that_changes_while_it_is_watched_hurts_its_own_operation_alone(virtual, reports, keys):
-    async def main():
-        async with Purgatory() as purgatory:
-            key = Changeable(1)
-            bad = [Probe(5) for _ in range(2 if keys == "shared" else 1)]
-            for one in bad:
-                purgatory.try_complete_else_watch(one, [key] if keys == "alone" else ["other", key])
-            good = Probe(10)
-            purgatory.try_complete_else_watch(good, ["good"])
-            key.id = 2
-            await asyncio.sleep(6)
-            assert {one.state for one in bad} == {EXPIRED} and good.state is PENDING
-            assert counts(purgatory) == (1, 1, 1)
-            for seen in (Changeable(1), Changeable(2)):
-                later = Probe(5)
-                assert purgatory.try_complete_else_watch(later, [seen]) is False
-                later.ready = True
-                assert purgatory.check_and_complete(seen) == 1
-            key.id = 1
-            again = [Probe(1), Probe(1)]
-            for one in again:
-                purgatory.try_complete_else_watch(one, [Changeable(1)])
-            assert counts(purgatory) == (3, 3, 2)
-            await asyncio.sleep(10)
-            assert counts(purgatory) == (0, 0, 0) and good.state is EXPIRED
-            assert all(one.calls.count("complete") == 1 for one in (*bad, *again, good))
-
-    virtual(main)
+async def test_a_key_that_changes_while_it_is_watched_hurts_its_own_operation_alone(reports, keys):
+    async with Purgatory() as purgatory:
+        key = Changeable(1)
+        bad = [Probe(5) for _ in range(2 if keys == "shared" else 1)]
+        for one in bad:
+            purgatory.try_complete_else_watch(one, [key] if keys == "alone" else ["other", key])
+        good = Probe(10)
+        purgatory.try_complete_else_watch(good, ["good"])
+        key.id = 2
+        await asyncio.sleep(6)
+        assert {one.state for one in bad} == {EXPIRED} and good.state is PENDING
+        assert counts(purgatory) == (1, 1, 1)
+        for seen in (Changeable(1), Changeable(2)):
+            later = Probe(5)
+            assert purgatory.try_complete_else_watch(later, [seen]) is False
+            later.ready = True
+            assert purgatory.check_and_complete(seen) == 1
+        key.id = 1
+        again = [Probe(1), Probe(1)]
+        for one in again:
+            purgatory.try_complete_else_watch(one, [Changeable(1)])
+        assert counts(purgatory) == (3, 3, 2)
+        await asyncio.sleep(10)
+        assert counts(purgatory) == (0, 0, 0) and good.state is EXPIRED
+        assert all(one.calls.count("complete") == 1 for one in (*bad, *again, good))
+    await turns(4)
     assert all("cannot find a key again" in report["message"] for report in reports) and reports
 
 
-def test_threads_that_name_bad_keys_hurt_nobody_else(run, reports):
-    async def main():
-        async with Purgatory() as purgatory:
-            good, other = Probe(None), Probe(None)
-            purgatory.try_complete_else_watch(good, ["good"])
-            purgatory.try_complete_else_watch(other, [1])
-            good.ready = True
-            for key in (1, Naive(1), Naive(1), "good"):
-                purgatory.check_and_complete_threadsafe(key)
-            with pytest.raises(ValueError, match="no hash"):
-                purgatory.check_and_complete_threadsafe(Unhashable(ValueError("no hash")))
-            await turns(4)
-            assert good.state is COMPLETED and other.calls == ["try", "try"]
-            other.cancel()
-
-    run(main)
+async def test_threads_that_name_bad_keys_hurt_nobody_else(reports):
+    async with Purgatory() as purgatory:
+        good, other = Probe(None), Probe(None)
+        purgatory.try_complete_else_watch(good, ["good"])
+        purgatory.try_complete_else_watch(other, [1])
+        good.ready = True
+        for key in (1, Naive(1), Naive(1), "good"):
+            purgatory.check_and_complete_threadsafe(key)
+        with pytest.raises(ValueError, match="no hash"):
+            purgatory.check_and_complete_threadsafe(Unhashable(ValueError("no hash")))
+        await turns(4)
+        assert good.state is COMPLETED and other.calls == ["try", "try"]
+        other.cancel()
+    await turns(4)
     assert reports and all("which another thread has named" in report["message"] for report in reports)
 
 

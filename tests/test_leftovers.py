@@ -101,30 +101,26 @@ async def expired_library_wait_for(purgatory, thresholds):
         expired_library_wait_for,
     ],
 )
-def test_a_wait_that_expires_or_fails_leaves_nothing_for_the_garbage_collector(loop_factory, wait):
-    async def main():
-        async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
+async def test_a_wait_that_expires_or_fails_leaves_nothing_for_the_garbage_collector(wait):
+    async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
 
-            async def once():
-                try:
-                    await wait(purgatory, thresholds)
-                except (OperationTimeout, OperationCancelled, TimeoutError, Broken):
-                    return
-                raise AssertionError("it ended well")
-
-            await once()
-            gc.collect()
-            gc.disable()
+        async def once():
             try:
-                for _ in range(20):
-                    await once()
-                await turns(3)
-                assert gc.collect() == 0
-            finally:
-                gc.enable()
+                await wait(purgatory, thresholds)
+            except (OperationTimeout, OperationCancelled, TimeoutError, Broken):
+                return
+            raise AssertionError("it ended well")
 
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(main())
+        await once()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                await once()
+            await turns(3)
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
 
 
 @on_virtual_time
@@ -153,19 +149,16 @@ async def test_a_wait_that_expires_or_fails_asks_the_loop_for_no_callback_of_its
         other.cancel()
 
 
-def test_a_failure_that_nobody_sees_is_reported_though_somebody_had_waited(run, reports):
-    async def main():
-        async with Purgatory() as purgatory:
-            operation = Probe(None, completing=raiser(Broken()))
-            purgatory.try_complete_else_watch(operation, ["key"])
-            waiting = asyncio.create_task(outcome(operation))
-            await turns(2)
-            operation.force_complete()
-            waiting.cancel()
-            assert isinstance(await waiting, asyncio.CancelledError)
-            await turns(4)
-
-    run(main)
+async def test_a_failure_that_nobody_sees_is_reported_though_somebody_had_waited(reports):
+    async with Purgatory() as purgatory:
+        operation = Probe(None, completing=raiser(Broken()))
+        purgatory.try_complete_else_watch(operation, ["key"])
+        waiting = asyncio.create_task(outcome(operation))
+        await turns(2)
+        operation.force_complete()
+        waiting.cancel()
+        assert isinstance(await waiting, asyncio.CancelledError)
+        await turns(4)
     assert [type(report["exception"]) for report in reports] == [Broken]
 
 

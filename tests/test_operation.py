@@ -222,41 +222,39 @@ async def test_without_a_deadline_an_operation_waits_for_ever(times, keys):
         assert purgatory.check_and_complete(keys[-1]) == 1
 
 
+@on_virtual_time
 @pytest.mark.parametrize(
     "times", [{"timeout": 0}, {"timeout": -0.0}, {"timeout": -3}, {"timeout": -inf}, {"deadline": 7.0}, {"deadline": -inf}]
 )
 @pytest.mark.parametrize("keys", [["a"], ["a", "b"]])
 @pytest.mark.parametrize("ready", [False, True])
-def test_a_time_that_is_over_means_try_once_then_expire(virtual, times, keys, ready):
-    async def main():
-        async with Purgatory() as purgatory:
-            operation = Probe(**times, ready=ready)
-            assert purgatory.try_complete_else_watch(operation, keys)
-            assert operation.state is (COMPLETED if ready else EXPIRED)
-            assert operation.calls == (["try", "complete"] if ready else ["try", "complete", "expire"])
-            assert purgatory.statistics().missed_triggers == 0 and purgatory.pending == 0
-            assert operation.deadline != -inf and "-inf" not in repr(operation)
-
-    virtual(main, start=7.0)
+@pytest.mark.parametrize("start", [7.0])
+async def test_a_time_that_is_over_means_try_once_then_expire(times, keys, ready, start):
+    async with Purgatory() as purgatory:
+        operation = Probe(**times, ready=ready)
+        assert purgatory.try_complete_else_watch(operation, keys)
+        assert operation.state is (COMPLETED if ready else EXPIRED)
+        assert operation.calls == (["try", "complete"] if ready else ["try", "complete", "expire"])
+        assert purgatory.statistics().missed_triggers == 0 and purgatory.pending == 0
+        assert operation.deadline != -inf and "-inf" not in repr(operation)
 
 
+@on_virtual_time
 @pytest.mark.parametrize("keys", [["a"], ["a", "b"]])
-def test_the_deadline_is_an_instant_of_the_loop_and_counts_from_the_watch(virtual, keys):
-    async def main():
-        async with Purgatory() as purgatory:
-            operations = [Probe(2.5), Probe(deadline=12.5)]
-            assert [operation.deadline for operation in operations] == [None, None]
-            await asyncio.sleep(3)
-            for operation in operations:
-                purgatory.try_complete_else_watch(operation, keys)
-            assert [operation.deadline for operation in operations] == [12.5, 12.5]
-            await asyncio.sleep(2.49)
-            assert purgatory.pending == 2
-            await asyncio.sleep(0.02)
-            assert [operation.state for operation in operations] == [EXPIRED, EXPIRED]
-            assert [operation.deadline for operation in operations] == [12.5, 12.5]
-
-    virtual(main, start=7.0)
+@pytest.mark.parametrize("start", [7.0])
+async def test_the_deadline_is_an_instant_of_the_loop_and_counts_from_the_watch(keys, start):
+    async with Purgatory() as purgatory:
+        operations = [Probe(2.5), Probe(deadline=12.5)]
+        assert [operation.deadline for operation in operations] == [None, None]
+        await asyncio.sleep(3)
+        for operation in operations:
+            purgatory.try_complete_else_watch(operation, keys)
+        assert [operation.deadline for operation in operations] == [12.5, 12.5]
+        await asyncio.sleep(2.49)
+        assert purgatory.pending == 2
+        await asyncio.sleep(0.02)
+        assert [operation.state for operation in operations] == [EXPIRED, EXPIRED]
+        assert [operation.deadline for operation in operations] == [12.5, 12.5]
 
 
 @on_virtual_time
@@ -330,11 +328,12 @@ HOOKS = ("try", "complete", "expire")
 SUBSETS = list(chain.from_iterable(combinations(HOOKS, size) for size in range(len(HOOKS) + 1)))
 
 
+@on_virtual_time
 @pytest.mark.parametrize("awaited", [True, False], ids=["awaited", "unawaited"])
 @pytest.mark.parametrize("raising", SUBSETS, ids="+".join)
 @pytest.mark.parametrize("end", ["first try", "first try expires", "key", "force_complete", "deadline", "missed trigger"])
 @pytest.mark.parametrize("keys", [["a"], ["a", "b"]])
-def test_the_exception_of_a_hook_is_the_result_and_a_second_one_is_reported(virtual, reports, end, raising, awaited, keys):
+async def test_the_exception_of_a_hook_is_the_result_and_a_second_one_is_reported(reports, end, raising, awaited, keys):
     errors = {hook: RuntimeError(hook) for hook in HOOKS}
     at_first = end.startswith("first")
 
@@ -351,24 +350,22 @@ def test_the_exception_of_a_hook_is_the_result_and_a_second_one_is_reported(virt
         expiring=raiser(errors["expire"]) if "expire" in raising else None,
     )
 
-    async def main():
-        async with Purgatory() as purgatory:
-            awaiter = asyncio.create_task(outcome(operation)) if awaited else None
-            await turns()
-            assert purgatory.try_complete_else_watch(operation, keys) is at_first
-            if end == "key":
-                operation.ready = True
-                purgatory.check_and_complete(keys[-1])
-            elif end == "force_complete":
-                operation.force_complete()
-            elif not at_first:
-                operation.ready = end == "missed trigger"
-                await asyncio.sleep(2)
-            await turns(4)
-            purgatory._check()
-            return awaiter and await awaiter
+    async with Purgatory() as purgatory:
+        awaiter = asyncio.create_task(outcome(operation)) if awaited else None
+        await turns()
+        assert purgatory.try_complete_else_watch(operation, keys) is at_first
+        if end == "key":
+            operation.ready = True
+            purgatory.check_and_complete(keys[-1])
+        elif end == "force_complete":
+            operation.force_complete()
+        elif not at_first:
+            operation.ready = end == "missed trigger"
+            await asyncio.sleep(2)
+        await turns(4)
+        purgatory._check()
+        result = awaiter and await awaiter
 
-    result = virtual(main)
     expires = end in ("deadline", "first try expires")
     hooks = [] if end == "force_complete" else ["try"]
     hooks += ["complete", "expire"] if expires else ["complete"]
@@ -410,21 +407,18 @@ async def test_an_exception_that_was_seen_by_result_is_not_reported():
     await turns(4)
 
 
-def test_returning_true_without_completing_is_a_type_error(virtual, reports):
+@on_virtual_time
+async def test_returning_true_without_completing_is_a_type_error():
     class Liar(Probe):
         def try_complete(self):
             return True
 
-    async def main():
-        async with Purgatory() as purgatory:
-            operation = Liar(1)
-            assert purgatory.try_complete_else_watch(operation, ["key"])
-            assert operation.state is CANCELLED and operation.calls == []
-            with pytest.raises(TypeError, match="did not call force_complete"):
-                await operation
-
-    virtual(main)
-    assert reports == []
+    async with Purgatory() as purgatory:
+        operation = Liar(1)
+        assert purgatory.try_complete_else_watch(operation, ["key"])
+        assert operation.state is CANCELLED and operation.calls == []
+        with pytest.raises(TypeError, match="did not call force_complete"):
+            await operation
 
 
 @on_virtual_time

@@ -198,47 +198,40 @@ async def test_what_the_first_try_completes_elsewhere_is_finished_before_the_cal
 # 3. Never early
 
 
-def test_nothing_expires_before_its_deadline_by_the_clock_of_the_loop(run):
+async def test_nothing_expires_before_its_deadline_by_the_clock_of_the_loop():
     generator = random.Random(3)
-
-    async def main():
-        time = asyncio.get_running_loop().time
-        expired = []
-        async with Purgatory(tick=0.001) as purgatory:
-            for number in range(300):
-                timeout = generator.uniform(0.0005, 0.06)
-                operation = Probe(timeout, completing=lambda operation: expired.append(time() - operation.deadline))
-                purgatory.try_complete_else_watch(operation, [number])
-                if number % 50 == 0:
-                    await asyncio.sleep(0.0007)
-            await asyncio.sleep(0.03)
-            while purgatory.pending:
-                await asyncio.sleep(0.005)
-        assert len(expired) == 300 and min(expired) >= 0.0
-
-    run(main)
+    time = asyncio.get_running_loop().time
+    expired = []
+    async with Purgatory(tick=0.001) as purgatory:
+        for number in range(300):
+            timeout = generator.uniform(0.0005, 0.06)
+            operation = Probe(timeout, completing=lambda operation: expired.append(time() - operation.deadline))
+            purgatory.try_complete_else_watch(operation, [number])
+            if number % 50 == 0:
+                await asyncio.sleep(0.0007)
+        await asyncio.sleep(0.03)
+        while purgatory.pending:
+            await asyncio.sleep(0.005)
+    assert len(expired) == 300 and min(expired) >= 0.0
 
 
+@on_virtual_time
 @pytest.mark.parametrize("start", [0.0, 2e7, 1e9])
 @pytest.mark.parametrize("tick", [0.001, 0.01, 0.25])
 @pytest.mark.parametrize("wheel_size", [2, 20, 512])
-def test_an_expiry_is_late_by_one_tick_at_most(virtual, start, tick, wheel_size):
+async def test_an_expiry_is_late_by_one_tick_at_most(start, tick, wheel_size):
     generator = random.Random(4)
-
-    async def main():
-        time = asyncio.get_running_loop().time
-        late = []
-        async with Purgatory(tick=tick, wheel_size=wheel_size) as purgatory:
-            for number in range(100):
-                timeout = tick * generator.choice([0.3, 1, 1.5, 7, 40, 1000, 123_456.7]) * generator.uniform(0.9, 1.1)
-                operation = Probe(timeout, completing=lambda operation: late.append(time() - operation.deadline))
-                purgatory.try_complete_else_watch(operation, [number])
-                await asyncio.sleep(tick * generator.random() / 3)
-            await asyncio.sleep(tick * 200_000)
-        assert len(late) == 100 and min(late) >= 0.0
-        assert max(late) <= tick + 4 * ulp(start + 1)
-
-    virtual(main, start=start)
+    time = asyncio.get_running_loop().time
+    late = []
+    async with Purgatory(tick=tick, wheel_size=wheel_size) as purgatory:
+        for number in range(100):
+            timeout = tick * generator.choice([0.3, 1, 1.5, 7, 40, 1000, 123_456.7]) * generator.uniform(0.9, 1.1)
+            operation = Probe(timeout, completing=lambda operation: late.append(time() - operation.deadline))
+            purgatory.try_complete_else_watch(operation, [number])
+            await asyncio.sleep(tick * generator.random() / 3)
+        await asyncio.sleep(tick * 200_000)
+    assert len(late) == 100 and min(late) >= 0.0
+    assert max(late) <= tick + 4 * ulp(start + 1)
 
 
 async def test_many_tasks_in_wait_each_time_out_at_their_own_deadline_and_not_before():
@@ -277,9 +270,10 @@ ENDS = ["check", "force_complete", "cancel", "cancel_for_key", "expiry", "aclose
 on_every_end = pytest.mark.parametrize("how", ENDS)
 
 
+@on_virtual_time
 @on_every_end
 @on_every_path
-def test_a_finished_operation_is_freed_at_once_without_the_garbage_collector(virtual, how, options, keys):
+async def test_a_finished_operation_is_freed_at_once_without_the_garbage_collector(how, options, keys):
     class Key:
         def __hash__(self):
             return hash("key")
@@ -287,7 +281,9 @@ def test_a_finished_operation_is_freed_at_once_without_the_garbage_collector(vir
         def __eq__(self, other):
             return other == "key" or self is other
 
-    async def main():
+    gc.collect()
+    gc.disable()
+    try:
         options.get("observer", Journal()).finished.clear()
         async with Purgatory(**options) as purgatory:
             operation, key = Probe(1), Key()
@@ -298,11 +294,6 @@ def test_a_finished_operation_is_freed_at_once_without_the_garbage_collector(vir
             assert counts(purgatory) == (0, 0, 0)
             del operation, key
             assert [reference() for reference in references] == [None, None]
-
-    gc.collect()
-    gc.disable()
-    try:
-        virtual(main)
     finally:
         gc.enable()
 
@@ -573,87 +564,77 @@ async def test_checks_of_one_key_asked_for_in_one_hook_are_made_once():
         assert other.calls == ["try", "try"]
 
 
-def test_an_observer_may_set_off_a_chain_as_well(virtual):
+@on_virtual_time
+async def test_an_observer_may_set_off_a_chain_as_well():
     class Domino(Journal):
         def operation_finished(self, operation):
             super().operation_finished(operation)
             if operation.name + 1 < DEEP:
                 operations[operation.name + 1].cancel()
 
-    async def main():
-        async with Purgatory(observer=observer) as purgatory:
-            for number, operation in enumerate(operations):
-                purgatory.try_complete_else_watch(operation, [number])
-            operations[0].cancel()
-            await turns(DEEP // PORTION + 5)
-            assert purgatory.pending == 0 and observer.finished == operations
-
     observer = Domino()
     operations = [Probe(30, name=number) for number in range(DEEP)]
-    virtual(main)
+    async with Purgatory(observer=observer) as purgatory:
+        for number, operation in enumerate(operations):
+            purgatory.try_complete_else_watch(operation, [number])
+        operations[0].cancel()
+        await turns(DEEP // PORTION + 5)
+        assert purgatory.pending == 0 and observer.finished == operations
 
 
 # 8. One bad operation hurts itself alone
 
 
+@on_virtual_time
 @on_every_path
 @pytest.mark.parametrize("error_type", [ZeroDivisionError, asyncio.CancelledError, GeneratorExit])
 @pytest.mark.parametrize("hook", ["trying", "completing"])
 @pytest.mark.parametrize("end", ["check", "expiry"])
-def test_a_raising_hook_does_not_disturb_those_before_and_after_it(virtual, reports, options, keys, error_type, hook, end):
-    async def main():
-        async with Purgatory(**options) as purgatory:
-            operations = watch_all(purgatory, [Probe(1, name=number) for number in range(3)], keys)
-            setattr(operations[1], hook, raiser(error_type()))
-            for operation in operations:
-                operation.ready = end == "check"
-            waiting = [asyncio.create_task(outcome(operation)) for operation in operations]
-            await turns()
-            if end == "check":
-                assert purgatory.check_and_complete("key") == (2 if hook == "trying" else 3)
-            first, bad, last = await asyncio.gather(*waiting)
-            assert (first, last) == (0, 2) and type(bad) is error_type
-            assert counts(purgatory) == (0, 0, 0)
-            statistics = purgatory.statistics()
-            assert statistics.cancelled == (hook == "trying")
-            assert statistics.completed + statistics.expired == (2 if hook == "trying" else 3)
-            purgatory._check()
-
-    virtual(main)
-    assert reports == []
+async def test_a_raising_hook_does_not_disturb_those_before_and_after_it(options, keys, error_type, hook, end):
+    async with Purgatory(**options) as purgatory:
+        operations = watch_all(purgatory, [Probe(1, name=number) for number in range(3)], keys)
+        setattr(operations[1], hook, raiser(error_type()))
+        for operation in operations:
+            operation.ready = end == "check"
+        waiting = [asyncio.create_task(outcome(operation)) for operation in operations]
+        await turns()
+        if end == "check":
+            assert purgatory.check_and_complete("key") == (2 if hook == "trying" else 3)
+        first, bad, last = await asyncio.gather(*waiting)
+        assert (first, last) == (0, 2) and type(bad) is error_type
+        assert counts(purgatory) == (0, 0, 0)
+        statistics = purgatory.statistics()
+        assert statistics.cancelled == (hook == "trying")
+        assert statistics.completed + statistics.expired == (2 if hook == "trying" else 3)
+        purgatory._check()
 
 
 @pytest.mark.parametrize("method", ["operation_finished", "keys_checked"])
-def test_a_raising_observer_is_reported_and_hurts_nobody(run, reports, method):
-    async def main():
-        observer = Journal()
-        setattr(observer, method, lambda *_: 1 // 0)
-        async with Purgatory("letters", observer=observer) as purgatory:
-            operations = watch_all(purgatory, [Probe(30) for _ in range(3)])
-            for operation in operations:
-                operation.ready = True
-            assert purgatory.check_and_complete("key") == 3
-            watch_all(purgatory, [Probe(30)])[0].cancel()
-            purgatory._check()
-
-    run(main)
+async def test_a_raising_observer_is_reported_and_hurts_nobody(reports, method):
+    observer = Journal()
+    setattr(observer, method, lambda *_: 1 // 0)
+    async with Purgatory("letters", observer=observer) as purgatory:
+        operations = watch_all(purgatory, [Probe(30) for _ in range(3)])
+        for operation in operations:
+            operation.ready = True
+        assert purgatory.check_and_complete("key") == 3
+        watch_all(purgatory, [Probe(30)])[0].cancel()
+        purgatory._check()
+    await turns(4)
     assert len(reports) == (4 if method == "operation_finished" else 1)
     assert all(method in report["message"] and report["message"].startswith("letters") for report in reports)
     assert all(isinstance(report["exception"], ZeroDivisionError) for report in reports)
 
 
-def test_hooks_at_the_deadline_run_in_no_context_of_a_stranger(virtual):
+@on_virtual_time
+async def test_hooks_at_the_deadline_run_in_no_context_of_a_stranger():
     variable = ContextVar("variable", default="nobody")
-
-    async def main():
-        async with Purgatory() as purgatory:
-            variable.set("the first to watch")
-            operation = Probe(1, completing=lambda _: variable.get())
-            purgatory.try_complete_else_watch(operation, ["key"])
-            await asyncio.sleep(2)
-            assert operation.result() == "nobody"
-
-    virtual(main)
+    async with Purgatory() as purgatory:
+        variable.set("the first to watch")
+        operation = Probe(1, completing=lambda _: variable.get())
+        purgatory.try_complete_else_watch(operation, ["key"])
+        await asyncio.sleep(2)
+        assert operation.result() == "nobody"
 
 
 # 9. A burst does not stall the loop
@@ -785,9 +766,10 @@ async def test_two_large_checks_take_turns():
 # 10. O(1), counted in calls
 
 
+@on_virtual_time
 @pytest.mark.parametrize("spread", [True, False], ids=["own keys", "one hot key"])
 @pytest.mark.parametrize("work", ["watch", "cancel first", "cancel middle", "force last", "pending"])
-def test_the_cost_of_an_operation_does_not_depend_on_what_is_pending(virtual, spread, work):
+async def test_the_cost_of_an_operation_does_not_depend_on_what_is_pending(spread, work):
     async def cost(pending):
         async with Purgatory() as purgatory:
             operations = []
@@ -807,11 +789,7 @@ def test_the_cost_of_an_operation_does_not_depend_on_what_is_pending(virtual, sp
                 operation.cancel()
             return result
 
-    async def main():
-        return await cost(10), await cost(20_000)
-
-    few, many = virtual(main)
-    assert few == many
+    assert await cost(10) == await cost(20_000)
 
 
 # Errors: nothing has changed
@@ -1224,18 +1202,16 @@ async def test_a_purgatory_dropped_while_operations_wait_warns_and_they_still_ex
     assert [operation.state for operation in operations] == [COMPLETED, EXPIRED, EXPIRED]
 
 
-def test_a_purgatory_dropped_with_nothing_pending_is_silent_and_freed_at_once(virtual, recwarn):
-    async def main():
-        purgatory = Purgatory()
-        watch_all(purgatory, [Probe(1)])[0].force_complete()
-        reference = weakref.ref(purgatory)
-        del purgatory
-        assert reference() is None
-        with pytest.raises(ValueError, match="wheel_size"):
-            Purgatory(wheel_size=0)
-        gc.collect()
-
-    virtual(main)
+@on_virtual_time
+async def test_a_purgatory_dropped_with_nothing_pending_is_silent_and_freed_at_once(recwarn):
+    purgatory = Purgatory()
+    watch_all(purgatory, [Probe(1)])[0].force_complete()
+    reference = weakref.ref(purgatory)
+    del purgatory
+    assert reference() is None
+    with pytest.raises(ValueError, match="wheel_size"):
+        Purgatory(wheel_size=0)
+    gc.collect()
     assert not recwarn
 
 

@@ -80,36 +80,32 @@ async def test_a_burst_of_signals_wakes_the_loop_once_and_checks_each_key_once_i
             assert log[round_ * keys :] == [(key, "try") for key in range(keys)]
 
 
-def test_no_signal_is_lost_under_load_from_many_threads(run):
+async def test_no_signal_is_lost_under_load_from_many_threads():
     threads, cells, rounds = 8, 25, 40
+    counters = [0] * cells
+    seen = [0] * cells
+    async with Purgatory() as purgatory:
 
-    async def main():
-        counters = [0] * cells
-        seen = [0] * cells
-        async with Purgatory() as purgatory:
+        async def follow(cell):
+            while seen[cell] < rounds:
+                last = seen[cell]
+                await purgatory.wait_for(lambda: counters[cell] > last, [cell])
+                seen[cell] = counters[cell]
 
-            async def follow(cell):
-                while seen[cell] < rounds:
-                    last = seen[cell]
-                    await purgatory.wait_for(lambda: counters[cell] > last, [cell])
-                    seen[cell] = counters[cell]
+        followers = [asyncio.create_task(follow(cell)) for cell in range(cells)]
+        await turns()
 
-            followers = [asyncio.create_task(follow(cell)) for cell in range(cells)]
-            await turns()
+        def work(first):
+            for _ in range(rounds):
+                for cell in range(first, cells, threads):
+                    counters[cell] += 1  # one thread for each cell
+                    purgatory.check_and_complete_threadsafe(cell)
 
-            def work(first):
-                for _ in range(rounds):
-                    for cell in range(first, cells, threads):
-                        counters[cell] += 1  # one thread for each cell
-                        purgatory.check_and_complete_threadsafe(cell)
-
-            await asyncio.gather(*[asyncio.to_thread(work, first) for first in range(threads)])
-            # Nobody signals from here on, and there is no deadline: one lost signal hangs.
-            await asyncio.gather(*followers)
-            assert counters == seen == [rounds] * cells and purgatory.pending == 0
-            purgatory._check()
-
-    run(main)
+        await asyncio.gather(*[asyncio.to_thread(work, first) for first in range(threads)])
+        # Nobody signals from here on, and there is no deadline: one lost signal hangs.
+        await asyncio.gather(*followers)
+        assert counters == seen == [rounds] * cells and purgatory.pending == 0
+        purgatory._check()
 
 
 async def test_a_signal_that_comes_while_signals_are_served_is_served_as_well():

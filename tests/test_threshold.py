@@ -85,23 +85,20 @@ async def test_a_threshold_that_is_reached_is_answered_at_once():
         assert counts(purgatory, "completed", "pending", "wake_ups") == (3, 0, 0)
 
 
-def test_nothing_falls_between_two_waits(run):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            seen = [0]
-            producer = asyncio.create_task(produce(purgatory))
-            while seen[-1] < 20:
-                seen.append(await purgatory.wait("key", seen[-1] + 1, 30))
-                await turns(seen[-1] % 3)
-            await producer
-            assert seen == sorted(set(seen)) and seen[-1] == 20
-
+async def test_nothing_falls_between_two_waits():
     async def produce(purgatory):
         for value in range(1, 21):
             purgatory.advance("key", value)
             await turns(value % 2)
 
-    run(main)
+    async with ThresholdPurgatory() as purgatory:
+        seen = [0]
+        producer = asyncio.create_task(produce(purgatory))
+        while seen[-1] < 20:
+            seen.append(await purgatory.wait("key", seen[-1] + 1, 30))
+            await turns(seen[-1] % 3)
+        await producer
+        assert seen == sorted(set(seen)) and seen[-1] == 20
 
 
 @on_virtual_time
@@ -275,22 +272,20 @@ def test_an_argument_out_of_bounds_is_refused_by_its_name(arguments, error, word
 # Deadlines
 
 
-@pytest.mark.parametrize("start_time", [0.0, 0.1234567, 2e7, 1e9])
-def test_a_wait_expires_at_its_deadline_and_at_most_a_tick_later(virtual, start_time):
-    async def main():
-        loop = asyncio.get_running_loop()
-        async with ThresholdPurgatory(tick=0.01) as purgatory:
-            purgatory.advance("key", 3)
-            for timeout in (0.001, 0.01, 0.0151, 1.0, 5000.0):
-                began = loop.time()
-                with pytest.raises(OperationTimeout, match=rf"'key' did not reach 4 within {timeout} s: it has 3"):
-                    await purgatory.wait("key", 4, timeout)
-                assert began + timeout <= loop.time() <= began + timeout + 0.01 + 1e-6
-                assert purgatory.pending == 0
-                purgatory._check()
-            assert counts(purgatory, "expired", "completed", "cancelled") == (5, 0, 0)
-
-    virtual(main, start=start_time)
+@on_virtual_time
+@pytest.mark.parametrize("start", [0.0, 0.1234567, 2e7, 1e9])
+async def test_a_wait_expires_at_its_deadline_and_at_most_a_tick_later(start):
+    loop = asyncio.get_running_loop()
+    async with ThresholdPurgatory(tick=0.01) as purgatory:
+        purgatory.advance("key", 3)
+        for timeout in (0.001, 0.01, 0.0151, 1.0, 5000.0):
+            began = loop.time()
+            with pytest.raises(OperationTimeout, match=rf"'key' did not reach 4 within {timeout} s: it has 3"):
+                await purgatory.wait("key", 4, timeout)
+            assert began + timeout <= loop.time() <= began + timeout + 0.01 + 1e-6
+            assert purgatory.pending == 0
+            purgatory._check()
+        assert counts(purgatory, "expired", "completed", "cancelled") == (5, 0, 0)
 
 
 async def test_a_wait_is_never_early_by_the_clock_of_the_loop():
@@ -368,23 +363,20 @@ async def test_an_advance_at_the_very_deadline_is_one_outcome_and_not_two():
             assert sum(counts(purgatory, "completed", "expired")) == 1
 
 
-def test_a_task_that_is_cancelled_leaves_no_trace(run):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            tasks = await start(purgatory, *[("key", threshold, 30) for threshold in (1, 1, 1, 2, 3)])
-            for task in (tasks[1], tasks[4], tasks[0], tasks[2]):
-                task.cancel()
-                assert isinstance(await task, asyncio.CancelledError)
-                purgatory._check()
-            assert counts(purgatory, "pending", "cancelled") == (1, 4)
-            assert [list(run) for run in purgatory._waits.lines["key"].runs] == [[2]]
-            tasks[3].cancel()
-            await turns(2)
-            assert counts(purgatory, "pending", "cancelled", "keys") == (0, 5, 0)
+async def test_a_task_that_is_cancelled_leaves_no_trace():
+    async with ThresholdPurgatory() as purgatory:
+        tasks = await start(purgatory, *[("key", threshold, 30) for threshold in (1, 1, 1, 2, 3)])
+        for task in (tasks[1], tasks[4], tasks[0], tasks[2]):
+            task.cancel()
+            assert isinstance(await task, asyncio.CancelledError)
             purgatory._check()
-            assert purgatory._waits.wheel.is_empty()
-
-    run(main)
+        assert counts(purgatory, "pending", "cancelled") == (1, 4)
+        assert [list(run) for run in purgatory._waits.lines["key"].runs] == [[2]]
+        tasks[3].cancel()
+        await turns(2)
+        assert counts(purgatory, "pending", "cancelled", "keys") == (0, 5, 0)
+        purgatory._check()
+        assert purgatory._waits.wheel.is_empty()
 
 
 async def test_cancelled_and_then_reached_in_one_turn_is_a_cancellation_and_does_no_harm():
@@ -931,21 +923,18 @@ def test_after_the_loop_is_closed_threads_advance_nothing_and_keep_nothing():
     assert asyncio.run(later()) == (0, 1)
 
 
-def test_a_value_from_a_thread_that_is_refused_is_reported_and_the_others_count(run, reports):
-    async def main():
-        async with ThresholdPurgatory("small", max_keys=2) as purgatory:
-            purgatory.advance("a", 1)
-            for wrong, error in ((nan, ValueError), (Decimal("snan"), TypeError)):
-                with pytest.raises(error, match="cannot advance 'a'"):
-                    purgatory.advance_threadsafe("a", wrong)
-            purgatory.advance_threadsafe("a", "text")
-            purgatory.advance_threadsafe("a", 2)
-            for key in ("b", "c"):
-                purgatory.advance_threadsafe(key, 1)
-            await turns(3)
-            assert (purgatory.value("a"), purgatory.value("b"), purgatory.value("c")) == (2, 1, None)
-
-    run(main)
+async def test_a_value_from_a_thread_that_is_refused_is_reported_and_the_others_count(reports):
+    async with ThresholdPurgatory("small", max_keys=2) as purgatory:
+        purgatory.advance("a", 1)
+        for wrong, error in ((nan, ValueError), (Decimal("snan"), TypeError)):
+            with pytest.raises(error, match="cannot advance 'a'"):
+                purgatory.advance_threadsafe("a", wrong)
+        purgatory.advance_threadsafe("a", "text")
+        purgatory.advance_threadsafe("a", 2)
+        for key in ("b", "c"):
+            purgatory.advance_threadsafe(key, 1)
+        await turns(3)
+        assert (purgatory.value("a"), purgatory.value("b"), purgatory.value("c")) == (2, 1, None)
     assert [type(report["exception"]) for report in reports] == [TypeError, PurgatoryFull]
     assert reports[0]["message"] == "small: cannot advance 'a' to 'text', as another thread asked for"
 

@@ -28,7 +28,7 @@ import anyio
 import pytest
 import uvloop
 from helpers import Spy, outcome, turns
-from loops import Runner, on_virtual_time
+from loops import Runner, on_asyncio, on_virtual_time
 
 import purgatory
 from purgatory import Timeout, WrongLoop, timeout, timeout_at, wait_for
@@ -325,21 +325,21 @@ async def test_a_deadline_that_passes_before_the_timeout_is_entered_ends_in_the_
             await asyncio.sleep(0)
 
 
-def test_a_deadline_that_has_passed_does_not_wait_for_the_end_of_its_tick(virtual: Runner) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        async with timeout_at(now + TICK / 2):  # due at the end of this tick, as the next would be
-            with pytest.raises(TimeoutError):
-                async with timeout_at(now):
-                    await asyncio.sleep(0)
-        assert loop.time() == now
+@on_virtual_time
+@pytest.mark.parametrize("start", [TICK / 4])
+async def test_a_deadline_that_has_passed_does_not_wait_for_the_end_of_its_tick(start: float) -> None:
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    async with timeout_at(now + TICK / 2):  # due at the end of this tick, as the next would be
+        with pytest.raises(TimeoutError):
+            async with timeout_at(now):
+                await asyncio.sleep(0)
+    assert loop.time() == now
 
-    virtual(main, start=TICK / 4)
 
-
+@on_virtual_time
 @at_any_loop_time
-def test_never_early_and_late_by_a_tick_at_most(virtual: Runner, start: float) -> None:
+async def test_never_early_and_late_by_a_tick_at_most(start: float) -> None:
     chance = random.Random(3)
 
     async def strike(when: float) -> None:
@@ -350,12 +350,9 @@ def test_never_early_and_late_by_a_tick_at_most(virtual: Runner, start: float) -
         late = asyncio.get_running_loop().time() - when
         assert 0 <= late <= TICK + 2 * math.ulp(when)
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        whens = [loop.time() + chance.choice([1e-9, 0.001, 0.5, 1.0, 700.0]) * chance.random() for _ in range(300)]
-        await asyncio.gather(*map(strike, whens), *map(strike, (loop.time() + number / 1000 for number in range(1, 50))))
-
-    virtual(main, start=start)
+    loop = asyncio.get_running_loop()
+    whens = [loop.time() + chance.choice([1e-9, 0.001, 0.5, 1.0, 700.0]) * chance.random() for _ in range(300)]
+    await asyncio.gather(*map(strike, whens), *map(strike, (loop.time() + number / 1000 for number in range(1, 50))))
 
 
 async def test_never_early_by_the_loops_own_clock() -> None:
@@ -457,25 +454,21 @@ async def test_who_cancels_the_task_wins_over_the_deadline() -> None:
     assert task.cancelling() == 1
 
 
-def test_a_task_that_was_cancelled_before_may_still_limit_its_cleaning_up(run: Runner) -> None:
-    async def main() -> str:
-        async def body() -> str:
-            try:
-                await asyncio.sleep(10)
-            except asyncio.CancelledError:
-                with pytest.raises(TimeoutError):
-                    async with timeout(0.005):
-                        await asyncio.sleep(10)
-            return "cleaned up"
+async def test_a_task_that_was_cancelled_before_may_still_limit_its_cleaning_up() -> None:
+    async def body() -> str:
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            with pytest.raises(TimeoutError):
+                async with timeout(0.005):
+                    await asyncio.sleep(10)
+        return "cleaned up"
 
-        task = asyncio.create_task(body())
-        await turns()
-        task.cancel()
-        assert await task == "cleaned up"
-        assert task.cancelling() == 1
-        return "done"
-
-    assert run(main) == "done"
+    task = asyncio.create_task(body())
+    await turns()
+    task.cancel()
+    assert await task == "cleaned up"
+    assert task.cancelling() == 1
 
 
 @pytest.mark.parametrize("strikes", [True, False])
@@ -720,47 +713,43 @@ async def test_a_wait_that_is_cancelled_when_its_future_is_done_does_not_swallow
     assert not reached_end
 
 
-def test_wait_for_awaits_in_the_task_and_the_context_of_the_caller(run: Runner) -> None:
+async def test_wait_for_awaits_in_the_task_and_the_context_of_the_caller() -> None:
     variable: ContextVar[str] = ContextVar("variable")
 
     async def look() -> asyncio.Task[Any] | None:
         variable.set("set inside")
         return asyncio.current_task()
 
-    async def main() -> None:
-        assert await wait_for(look(), 30) is asyncio.current_task()
-        assert variable.get() == "set inside"
-
-    run(main)
+    assert await wait_for(look(), 30) is asyncio.current_task()
+    assert variable.get() == "set inside"
 
 
 # Outside
 
 
-def test_outside_a_loop_or_a_task_it_says_so(run: Runner) -> None:
+def test_outside_a_loop_it_says_so() -> None:
     with pytest.raises(RuntimeError, match="no running event loop"):
         timeout(30)
     limit = timeout_at(30)
     with pytest.raises(RuntimeError, match="no running event loop"):
         limit.__aenter__().send(None)
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        answer = loop.create_future()
 
-        def enter() -> None:
-            try:
-                timeout(30).__aenter__().send(None)
-            except RuntimeError as error:
-                answer.set_result(str(error))
+async def test_outside_a_task_it_says_so() -> None:
+    loop = asyncio.get_running_loop()
+    answer = loop.create_future()
 
-        loop.call_soon(enter)
-        assert await answer == "Timeout should be used inside a task"
+    def enter() -> None:
+        try:
+            timeout(30).__aenter__().send(None)
+        except RuntimeError as error:
+            answer.set_result(str(error))
 
-    run(main)
+    loop.call_soon(enter)
+    assert await answer == "Timeout should be used inside a task"
 
 
-def test_moving_the_timeout_of_another_loop_is_refused_and_changes_nothing(run: Runner) -> None:
+async def test_moving_the_timeout_of_another_loop_is_refused_and_changes_nothing() -> None:
     refused: list[BaseException] = []
 
     def elsewhere(limit: Timeout) -> None:
@@ -772,17 +761,14 @@ def test_moving_the_timeout_of_another_loop_is_refused_and_changes_nothing(run: 
 
         asyncio.run(move())
 
-    async def main() -> None:
-        for delay in (1e9, None):
-            async with timeout(delay) as limit:
-                when = limit.when()
-                thread = threading.Thread(target=elsewhere, args=(limit,))
-                thread.start()
-                thread.join()
-                assert limit.when() == when
-                await turns(3)
-
-    run(main)
+    for delay in (1e9, None):
+        async with timeout(delay) as limit:
+            when = limit.when()
+            thread = threading.Thread(target=elsewhere, args=(limit,))
+            thread.start()
+            thread.join()
+            assert limit.when() == when
+            await turns(3)
     assert len(refused) == 4
 
 
@@ -919,7 +905,7 @@ async def test_a_timeout_that_was_left_is_held_by_nothing() -> None:
 
 
 @pytest.mark.parametrize("often", [1, 2 * BUSY])
-def test_a_bucket_keeps_nobodys_context(run: Runner, often: int) -> None:
+async def test_a_bucket_keeps_nobodys_context(often: int) -> None:
     class Secret:
         pass
 
@@ -934,22 +920,19 @@ def test_a_bucket_keeps_nobodys_context(run: Runner, often: int) -> None:
                 await asyncio.sleep(0)
         return weakref.ref(secret)
 
-    async def main() -> None:
-        started = asyncio.Event()
+    started = asyncio.Event()
 
-        async def second() -> None:
-            async with timeout(30.001):
-                await started.wait()
+    async def second() -> None:
+        async with timeout(30.001):
+            await started.wait()
 
-        reference = await asyncio.create_task(first(often))
-        task = asyncio.create_task(second())
-        await turns(3)
-        gc.collect()
-        assert reference() is None
-        started.set()
-        await task
-
-    run(main)
+    reference = await asyncio.create_task(first(often))
+    task = asyncio.create_task(second())
+    await turns(3)
+    gc.collect()
+    assert reference() is None
+    started.set()
+    await task
 
 
 # One wheel per loop
@@ -1132,12 +1115,10 @@ async def test_a_task_that_starts_at_once_may_enter_a_timeout_before_it_first_gi
     assert not limit.expired() and outer.cancelling() == 0
 
 
-def test_typed_results_pass_through_wait_for() -> None:
+@on_asyncio
+async def test_typed_results_pass_through_wait_for() -> None:
     async def number() -> int:
         return 1
 
-    async def main() -> int:
-        awaitable: Awaitable[int] = number()
-        return await wait_for(awaitable, 1) + 1
-
-    assert asyncio.run(main()) == 2
+    awaitable: Awaitable[int] = number()
+    assert await wait_for(awaitable, 1) + 1 == 2

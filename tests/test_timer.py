@@ -1,7 +1,7 @@
 """`WheelTimer` and `TimerTask`: what they ask of the loop, and when the callbacks come.
 
-Where the loop matters, a `Spy` stands in for it: a subclass of the loop that counts what is asked of its public
-`call_at`, and may fire it early or late. Nothing else in these tests calls it, so what is counted is the wheel's.
+Where the loop matters, a `Spy` stands before it: it counts what is asked of its public `call_at`, and may have it fire
+early or late. Nothing else in these tests calls it, so what is counted is the wheel's.
 """
 
 import asyncio
@@ -17,12 +17,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import uvloop
 from loops import on_virtual_time
 
 from purgatory import WheelTimer, WrongLoop, _timer
 from purgatory._timer import PORTION, TimerTask
-from purgatory.testing import VirtualTimeLoop
 
 DAY = 86_400.0
 STARTS = [0.0, 2e7, 1e9]
@@ -30,60 +28,43 @@ STARTS = [0.0, 2e7, 1e9]
 at_any_loop_time = pytest.mark.parametrize("start", STARTS)
 
 
-def spy_on(loop_class: type[Any]) -> type[Any]:
-    """A loop that remembers what its `call_at` was asked, and fires it `shift()` seconds late, or early if negative."""
+class Spy:
+    """Remembers what the running loop's `call_at` is asked, and has it fire `shift()` seconds late, or early if negative."""
 
-    class Spy(loop_class):  # type: ignore[misc]
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.asked: list[float] = []
-            self.longest_wait = 0.0
-            self.shift: Callable[[], float] = float
-            self._armed: dict[int, asyncio.TimerHandle] = {}
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.time = loop.time
+        self.asked: list[float] = []
+        self.longest_wait = 0.0
+        self.shift: Callable[[], float] = float
+        self._armed: dict[int, asyncio.TimerHandle] = {}
+        self._call_at = loop.call_at
+        loop.call_at = self.call_at  # type: ignore[method-assign]
 
-        def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> Any:
-            number = len(self.asked)
-            self.asked.append(when)
-            self.longest_wait = max(self.longest_wait, when - self.time())
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        number = len(self.asked)
+        self.asked.append(when)
+        self.longest_wait = max(self.longest_wait, when - self.time())
 
-            def fire() -> None:
-                del self._armed[number]
-                callback(*args)
+        def fire() -> None:
+            del self._armed[number]
+            callback(*args)
 
-            shifted = when + self.shift()
-            if shifted <= self.time():
-                shifted = when  # early, but not over and over at one instant: every clock moves on
-            self._armed[number] = handle = super().call_at(shifted, fire, context=context)
-            return handle
+        shifted = when + self.shift()
+        if shifted <= self.time():
+            shifted = when  # early, but not over and over at one instant: every clock moves on
+        self._armed[number] = handle = self._call_at(shifted, fire, context=context)
+        return handle
 
-        def armed(self) -> list[float]:
-            """What it was asked for and neither has done nor was told to forget."""
-            return sorted(self.asked[number] for number, handle in self._armed.items() if not handle.cancelled())
-
-    return Spy
-
-
-SPIES = {
-    "virtual": spy_on(VirtualTimeLoop),
-    "asyncio": spy_on(asyncio.SelectorEventLoop),
-    "uvloop": spy_on(uvloop.Loop),
-}
+    def armed(self) -> list[float]:
+        """What the loop was asked for and neither has done nor was told to forget."""
+        return sorted(self.asked[number] for number, handle in self._armed.items() if not handle.cancelled())
 
 
-@pytest.fixture(params=SPIES)
-def spy_run(request: pytest.FixtureRequest) -> Callable[[Callable[[Any], Any]], Any]:
-    """Runs `main(spy)` on each kind of loop."""
-
-    def run(main: Callable[[Any], Any]) -> Any:
-        with asyncio.Runner(loop_factory=SPIES[request.param]) as runner:
-            return runner.run(main(runner.get_loop()))
-
-    return run
-
-
-def run_virtually(main: Callable[[Any], Any], start: float = 0.0) -> Any:
-    with asyncio.Runner(loop_factory=lambda: SPIES["virtual"](start=start)) as runner:
-        return runner.run(main(runner.get_loop()))
+@pytest.fixture
+async def spy() -> Spy:
+    """Spies on the loop of the test."""
+    return Spy()
 
 
 async def fired(timer: WheelTimer, when: float) -> float:
@@ -106,6 +87,7 @@ def nothing() -> None:
 # When the callbacks come
 
 
+@on_virtual_time
 @at_any_loop_time
 @pytest.mark.parametrize("tick", [0.001, 0.01, 0.25])
 @pytest.mark.parametrize(
@@ -113,120 +95,105 @@ def nothing() -> None:
     [((0.0, 0.0), 0.0), ((-0.0009, 0.0), 0.001), ((-0.0009, -0.0009), 0.001), ((0.0, 0.3), 0.3)],
     ids=["on time", "often early", "always early", "late"],
 )
-def test_a_timer_never_fires_early_and_is_late_by_at_most_a_tick_and_what_the_loop_was(
-    start: float, tick: float, shifts: tuple[float, float], late: float
+async def test_a_timer_never_fires_early_and_is_late_by_at_most_a_tick_and_what_the_loop_was(
+    spy: Spy, start: float, tick: float, shifts: tuple[float, float], late: float
 ) -> None:
-    async def main(spy: Any) -> None:
-        randomly = random.Random(tick)
-        spy.shift = lambda: randomly.uniform(*shifts)
-        timer = WheelTimer(tick=tick, wheel_size=8)
-        lateness: list[float] = []
+    randomly = random.Random(tick)
+    spy.shift = lambda: randomly.uniform(*shifts)
+    timer = WheelTimer(tick=tick, wheel_size=8)
+    lateness: list[float] = []
 
-        def note(when: float) -> None:
-            lateness.append(spy.time() - when)
+    def note(when: float) -> None:
+        lateness.append(spy.time() - when)
 
-        for _ in range(20):
-            for _ in range(10):
-                when = spy.time() + randomly.choice([0.0, tick, 5 * tick, 3.0, 40.0]) * randomly.choice([1, randomly.random()])
-                timer.call_at(when, note, when)
-                timer.call_later(when - spy.time(), note, when)
-            await fired(timer, spy.time() + randomly.random())
-        await fired(timer, spy.time() + 50)
-        assert len(lateness) == 400
-        assert min(lateness) >= 0
-        assert max(lateness) <= tick + late + 4 * math.ulp(spy.time())
-        assert spy.armed() == []
-
-    run_virtually(main, start)
+    for _ in range(20):
+        for _ in range(10):
+            when = spy.time() + randomly.choice([0.0, tick, 5 * tick, 3.0, 40.0]) * randomly.choice([1, randomly.random()])
+            timer.call_at(when, note, when)
+            timer.call_later(when - spy.time(), note, when)
+        await fired(timer, spy.time() + randomly.random())
+    await fired(timer, spy.time() + 50)
+    assert len(lateness) == 400
+    assert min(lateness) >= 0
+    assert max(lateness) <= tick + late + 4 * math.ulp(spy.time())
+    assert spy.armed() == []
 
 
+@on_virtual_time
 @at_any_loop_time
 @pytest.mark.parametrize("tick", [0.001, 0.01, 0.25])
-def test_a_deadline_on_the_border_of_a_tick_is_met_exactly(start: float, tick: float) -> None:
-    async def main(spy: Any) -> None:
-        timer = WheelTimer(tick=tick)
-        per_second = round(1 / tick)
-        first = int(start) * per_second
-        for number in range(first + 1, first + 200):
-            when = number / per_second
-            lateness = await fired(timer, when) - when
-            assert 0 <= lateness <= 1.01 * tick
-            assert lateness == 0 or math.ceil(when * per_second) > number  # the product was rounded up past the border
-
-    run_virtually(main, start)
+async def test_a_deadline_on_the_border_of_a_tick_is_met_exactly(spy: Spy, start: float, tick: float) -> None:
+    timer = WheelTimer(tick=tick)
+    per_second = round(1 / tick)
+    first = int(start) * per_second
+    for number in range(first + 1, first + 200):
+        when = number / per_second
+        lateness = await fired(timer, when) - when
+        assert 0 <= lateness <= 1.01 * tick
+        assert lateness == 0 or math.ceil(when * per_second) > number  # the product was rounded up past the border
 
 
+@on_virtual_time
 @pytest.mark.parametrize("start", [*STARTS, 9.007e6, 1e7])
 @pytest.mark.parametrize("tick", [1e-9, 3e-8])
-def test_a_tick_too_short_for_the_clock_to_tell_apart_is_met_all_the_same(start: float, tick: float) -> None:
-    async def main(spy: Any) -> None:
-        timer = WheelTimer(tick=tick)
-        for delay in (0.02, 1e-9, 0.0, 3.7, 100.0, 3e-8):
-            when = spy.time() + delay
-            woken_at = await asyncio.wait_for(fired(timer, when), 200)
-            assert when <= woken_at <= when + 2 * tick + 8 * math.ulp(when)
-        assert timer.size == 0
-        assert len(spy.armed()) <= 1  # that of wait_for
-
-    run_virtually(main, start)
+async def test_a_tick_too_short_for_the_clock_to_tell_apart_is_met_all_the_same(spy: Spy, start: float, tick: float) -> None:
+    timer = WheelTimer(tick=tick)
+    for delay in (0.02, 1e-9, 0.0, 3.7, 100.0, 3e-8):
+        when = spy.time() + delay
+        woken_at = await asyncio.wait_for(fired(timer, when), 200)
+        assert when <= woken_at <= when + 2 * tick + 8 * math.ulp(when)
+    assert timer.size == 0
+    assert len(spy.armed()) <= 1  # that of wait_for
 
 
-def test_what_comes_due_while_a_callback_takes_its_time_is_not_late_for_that() -> None:
+@on_virtual_time
+async def test_what_comes_due_while_a_callback_takes_its_time_is_not_late_for_that(spy: Spy) -> None:
     """The callback before it reads the clock again, through the timer; it must not be put off as if it came early."""
+    timer, seen = WheelTimer(tick=0.01), list[float]()
 
-    async def main(spy: Any) -> None:
-        timer, seen = WheelTimer(tick=0.01), list[float]()
+    def takes_its_time() -> None:
+        asyncio.get_running_loop()._set_time(spy.time() + 0.02)  # type: ignore[attr-defined]
+        timer.call_later(1, nothing).cancel()
 
-        def takes_its_time() -> None:
-            spy._set_time(spy.time() + 0.02)
-            timer.call_later(1, nothing).cancel()
-
-        timer.call_at(1.0, takes_its_time)
-        timer.call_at(1.015, lambda: seen.append(spy.time()))
-        await asyncio.sleep(2)
-        assert seen == [1.02]
-
-    run_virtually(main)
+    timer.call_at(1.0, takes_its_time)
+    timer.call_at(1.015, lambda: seen.append(spy.time()))
+    await asyncio.sleep(2)
+    assert seen == [1.02]
 
 
-def test_a_wide_slot_is_moved_ahead_in_turns_of_a_quarter_portion_and_nothing_is_armed() -> None:
-    async def main(spy: Any) -> None:
-        timer, seen = WheelTimer(tick=0.01, wheel_size=10), list[float]()
-        count = 5 * PORTION
-        for _ in range(count):
-            timer.call_at(8.75, lambda: seen.append(spy.time()))
-        assert spy.asked == [7.0]
-        await asyncio.sleep(6.999)
-        assert timer._wheel.moves == 0
-        moved: list[int] = []
-        await asyncio.sleep(0.001)
-        while timer._wheel.moves < count:
-            moves = timer._wheel.moves
-            await asyncio.sleep(0)
-            moved.append(timer._wheel.moves - moves)
-        assert spy.time() == 7.0
-        assert max(moved) <= PORTION // 4
-        assert spy.armed() == [8.6]  # for the narrower slot
-        await asyncio.sleep(2)
-        assert seen == [8.75] * count
-        assert spy.armed() == []
-
-    run_virtually(main)
+@on_virtual_time
+async def test_a_wide_slot_is_moved_ahead_in_turns_of_a_quarter_portion_and_nothing_is_armed(spy: Spy) -> None:
+    timer, seen = WheelTimer(tick=0.01, wheel_size=10), list[float]()
+    count = 5 * PORTION
+    for _ in range(count):
+        timer.call_at(8.75, lambda: seen.append(spy.time()))
+    assert spy.asked == [7.0]
+    await asyncio.sleep(6.999)
+    assert timer._wheel.moves == 0
+    moved: list[int] = []
+    await asyncio.sleep(0.001)
+    while timer._wheel.moves < count:
+        moves = timer._wheel.moves
+        await asyncio.sleep(0)
+        moved.append(timer._wheel.moves - moves)
+    assert spy.time() == 7.0
+    assert max(moved) <= PORTION // 4
+    assert spy.armed() == [8.6]  # for the narrower slot
+    await asyncio.sleep(2)
+    assert seen == [8.75] * count
+    assert spy.armed() == []
 
 
-def test_a_timer_whose_time_comes_while_its_early_callback_runs_is_not_lost() -> None:
+@on_virtual_time
+async def test_a_timer_whose_time_comes_while_its_early_callback_runs_is_not_lost(spy: Spy) -> None:
     """The clock moves on between two looks at it: by the first the callback was early, by the second it was not."""
-
-    async def main(spy: Any) -> None:
-        timer, moves_on = WheelTimer(tick=0.01), cycle([0.0, 0.0006])
-        spy.shift = lambda: -0.0005
-        when = spy.time() + 1.0
-        woken = asyncio.ensure_future(fired(timer, when))
-        await turns(2)
-        timer._wheel.time = lambda: spy.time() + next(moves_on)
-        assert when - 0.0006 <= await woken <= when + 0.01
-
-    run_virtually(main)
+    timer, moves_on = WheelTimer(tick=0.01), cycle([0.0, 0.0006])
+    spy.shift = lambda: -0.0005
+    when = spy.time() + 1.0
+    woken = asyncio.ensure_future(fired(timer, when))
+    await turns(2)
+    timer._wheel.time = lambda: spy.time() + next(moves_on)
+    assert when - 0.0006 <= await woken <= when + 0.01
 
 
 @pytest.mark.parametrize("tick", [0.001, 0.0001, 0.01])
@@ -255,19 +222,16 @@ async def test_on_real_clocks_too_a_timer_never_fires_before_its_time(tick: floa
     assert (count, early) == (480, [])
 
 
-def test_callbacks_of_one_tick_come_in_the_order_in_which_they_were_scheduled(run: Any) -> None:
-    async def main() -> list[int]:
-        loop = asyncio.get_running_loop()
-        timer, seen = WheelTimer(tick=0.01, wheel_size=2), list[int]()
-        when = loop.time() + 0.06
-        for number in range(5):
-            for step in range(20):
-                timer.call_at(when, seen.append, 20 * number + step)
-            await fired(timer, when - 0.05 + 0.01 * number)
-        await fired(timer, when)
-        return seen
-
-    assert run(main) == list(range(100))
+async def test_callbacks_of_one_tick_come_in_the_order_in_which_they_were_scheduled() -> None:
+    loop = asyncio.get_running_loop()
+    timer, seen = WheelTimer(tick=0.01, wheel_size=2), list[int]()
+    when = loop.time() + 0.06
+    for number in range(5):
+        for step in range(20):
+            timer.call_at(when, seen.append, 20 * number + step)
+        await fired(timer, when - 0.05 + 0.01 * number)
+    await fired(timer, when)
+    assert seen == list(range(100))
 
 
 @pytest.mark.parametrize("delay", [0, 0.0, -1, -1e9, -1e18, -math.inf])
@@ -298,189 +262,161 @@ async def test_nan_is_refused_and_nothing_is_scheduled(method: str) -> None:
     assert (timer.size, task.when()) == (1, when)
 
 
+@on_virtual_time
 @at_any_loop_time
-def test_after_a_stall_everything_overdue_comes_in_the_order_of_its_deadline(start: float) -> None:
-    async def main(spy: Any) -> None:
-        timer, seen = WheelTimer(tick=0.01, wheel_size=4), list[int]()
-        spy.shift = lambda: 20.0  # whatever is armed comes 20 s late
-        delays = [88, 82, 9, 521, 222, 520, 515, 9, 1000, 999]
-        for delay in delays:
-            timer.call_at(start + delay / 100, seen.append, delay)
-        await asyncio.sleep(60)
-        assert seen == sorted(delays)
-
-    run_virtually(main, start)
+async def test_after_a_stall_everything_overdue_comes_in_the_order_of_its_deadline(spy: Spy, start: float) -> None:
+    timer, seen = WheelTimer(tick=0.01, wheel_size=4), list[int]()
+    spy.shift = lambda: 20.0  # whatever is armed comes 20 s late
+    delays = [88, 82, 9, 521, 222, 520, 515, 9, 1000, 999]
+    for delay in delays:
+        timer.call_at(start + delay / 100, seen.append, delay)
+    await asyncio.sleep(60)
+    assert seen == sorted(delays)
 
 
-def test_the_garbage_collector_looks_at_new_buckets_while_they_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main(spy: Any) -> None:
-        timer = WheelTimer(tick=0.01, wheel_size=10)
-        tasks = [timer.call_at(8.8 + number / 1000, nothing) for number in range(450)]
-        await asyncio.sleep(8.5)
-        assert timer._wheel.moves >= 450
-        assert len(collected) == enabled * (timer._wheel.moves // 100)
-        del tasks
-
+@on_virtual_time
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_the_garbage_collector_looks_at_new_buckets_while_they_are_small(
+    monkeypatch: pytest.MonkeyPatch, enabled: bool
+) -> None:
+    collected: list[int] = []
     monkeypatch.setattr(_timer, "LOOK_OVER", 100)
     monkeypatch.setattr(_timer, "PORTION", 100)
-    for enabled in (True, False):
-        collected: list[int] = []
-        monkeypatch.setattr(_timer, "gc", SimpleNamespace(collect=collected.append, isenabled=lambda: enabled))
-        run_virtually(main)
-        assert set(collected) <= {1}
+    monkeypatch.setattr(_timer, "gc", SimpleNamespace(collect=collected.append, isenabled=lambda: enabled))
+    timer = WheelTimer(tick=0.01, wheel_size=10)
+    tasks = [timer.call_at(8.8 + number / 1000, nothing) for number in range(450)]
+    await asyncio.sleep(8.5)
+    assert timer._wheel.moves >= 450
+    assert collected == [1] * (enabled * (timer._wheel.moves // 100))
+    del tasks
 
 
 # What is asked of the loop
 
 
-def test_the_loop_has_one_timer_for_each_bucket_and_none_for_each_callback(spy_run: Any) -> None:
-    async def main(spy: Any) -> None:
-        timer = WheelTimer(tick=1.0, wheel_size=10)
-        now = math.floor(spy.time())
-        far = (now // 100 + 5) * 100  # where a bucket of the third level begins
-        tasks = []
-        for _ in range(1000):
-            tasks += [timer.call_at(when, nothing) for when in (now + 5, now + 6, far + 55, far + 56, far + 57.5)]
-        assert len(spy.asked) == len(spy.armed()) == 3
-        for task in tasks:
-            task.reschedule(now + 3)
-        assert len(spy.asked) == 4
-
-    spy_run(main)
+async def test_the_loop_has_one_timer_for_each_bucket_and_none_for_each_callback(spy: Spy) -> None:
+    timer = WheelTimer(tick=1.0, wheel_size=10)
+    now = math.floor(spy.time())
+    far = (now // 100 + 5) * 100  # where a bucket of the third level begins
+    tasks = []
+    for _ in range(1000):
+        tasks += [timer.call_at(when, nothing) for when in (now + 5, now + 6, far + 55, far + 56, far + 57.5)]
+    assert len(spy.asked) == len(spy.armed()) == 3
+    for task in tasks:
+        task.reschedule(now + 3)
+    assert len(spy.asked) == 4
 
 
-def test_a_callback_far_away_wakes_the_loop_once_for_each_level_that_it_passes() -> None:
-    async def main(spy: Any) -> None:
-        timer = WheelTimer(tick=0.001, wheel_size=10)
-        assert await fired(timer, 0.521) == 0.521
-        assert spy.asked == [0.4, 0.51, 0.521]
-
-    run_virtually(main)
+@on_virtual_time
+async def test_a_callback_far_away_wakes_the_loop_once_for_each_level_that_it_passes(spy: Spy) -> None:
+    timer = WheelTimer(tick=0.001, wheel_size=10)
+    assert await fired(timer, 0.521) == 0.521
+    assert spy.asked == [0.4, 0.51, 0.521]
 
 
 @pytest.mark.parametrize("when", [math.inf, 1e18, 1e300])
-def test_a_callback_that_is_never_due_is_not_asked_of_the_loop(spy_run: Any, when: float) -> None:
-    async def main(spy: Any) -> None:
-        timer = WheelTimer()
-        tasks = [timer.call_at(when, nothing), timer.call_later(when, nothing)]
-        assert spy.asked == []
-        assert timer.size == 2
-        for task in tasks:
-            assert task.when() >= when
-            task.cancel()
-        assert (spy.asked, timer.size) == ([], 0)
-
-    spy_run(main)
+async def test_a_callback_that_is_never_due_is_not_asked_of_the_loop(spy: Spy, when: float) -> None:
+    timer = WheelTimer()
+    tasks = [timer.call_at(when, nothing), timer.call_later(when, nothing)]
+    assert spy.asked == []
+    assert timer.size == 2
+    for task in tasks:
+        assert task.when() >= when
+        task.cancel()
+    assert (spy.asked, timer.size) == ([], 0)
 
 
 @pytest.mark.parametrize("wheel_size", [2, 20, 512])
-def test_when_the_last_callback_was_cancelled_the_turn_leaves_nothing_in_the_loop(spy_run: Any, wheel_size: int) -> None:
-    async def main(spy: Any) -> None:
-        timer = WheelTimer(wheel_size=wheel_size)
-        timer.call_later(math.inf, nothing)
-        for _ in range(3):
-            tasks = [timer.call_later(delay, nothing) for delay in (1, 1, 10, 1000, 1e6)]
-            assert spy.armed()
-            for task in tasks:
-                task.cancel()
-            await asyncio.sleep(0)
-            assert spy.armed() == []
-        assert timer.size == 1
-
-    spy_run(main)
-
-
-def test_when_the_last_callback_was_called_the_loop_has_nothing_left(spy_run: Any) -> None:
-    async def main(spy: Any) -> None:
-        timer = WheelTimer(tick=0.01, wheel_size=2)
-        cancelled = [timer.call_later(delay, nothing) for delay in (0.05, 1, 1000)]
-        await fired(timer, spy.time() + 0.02)
-        for task in cancelled:
+async def test_when_the_last_callback_was_cancelled_the_turn_leaves_nothing_in_the_loop(spy: Spy, wheel_size: int) -> None:
+    timer = WheelTimer(wheel_size=wheel_size)
+    timer.call_later(math.inf, nothing)
+    for _ in range(3):
+        tasks = [timer.call_later(delay, nothing) for delay in (1, 1, 10, 1000, 1e6)]
+        assert spy.armed()
+        for task in tasks:
             task.cancel()
         await asyncio.sleep(0)
         assert spy.armed() == []
+    assert timer.size == 1
 
-    spy_run(main)
+
+async def test_when_the_last_callback_was_called_the_loop_has_nothing_left(spy: Spy) -> None:
+    timer = WheelTimer(tick=0.01, wheel_size=2)
+    cancelled = [timer.call_later(delay, nothing) for delay in (0.05, 1, 1000)]
+    await fired(timer, spy.time() + 0.02)
+    for task in cancelled:
+        task.cancel()
+    await asyncio.sleep(0)
+    assert spy.armed() == []
 
 
-def test_an_emptied_bucket_stays_armed_while_others_wait_and_is_not_armed_again(spy_run: Any) -> None:
-    async def main(spy: Any) -> None:
-        timer = WheelTimer(tick=1.0)
-        timer.call_later(100, nothing)
-        when = spy.time() + 50
-        for _ in range(10):
-            timer.call_at(when, nothing).cancel()
-            await asyncio.sleep(0)
-        assert len(spy.asked) == len(spy.armed()) == 2
-
-    spy_run(main)
+async def test_an_emptied_bucket_stays_armed_while_others_wait_and_is_not_armed_again(spy: Spy) -> None:
+    timer = WheelTimer(tick=1.0)
+    timer.call_later(100, nothing)
+    when = spy.time() + 50
+    for _ in range(10):
+        timer.call_at(when, nothing).cancel()
+        await asyncio.sleep(0)
+    assert len(spy.asked) == len(spy.armed()) == 2
 
 
 @pytest.mark.parametrize("delay", [DAY - 1, DAY + 1, 1e6, 1e9, 1e12])
 @pytest.mark.parametrize("wheel_size", [2, 512])
-def test_the_loop_is_never_asked_for_more_than_a_day(spy_run: Any, delay: float, wheel_size: int) -> None:
-    async def main(spy: Any) -> None:
-        timer = WheelTimer(wheel_size=wheel_size)
-        task = timer.call_later(delay, nothing)
-        assert len(spy.armed()) == 1
-        assert spy.longest_wait <= DAY
-        await turns(3)
-        assert timer.size == len(spy.armed()) == 1
-        assert spy.longest_wait <= DAY
-        task.cancel()
-
-    spy_run(main)
+async def test_the_loop_is_never_asked_for_more_than_a_day(spy: Spy, delay: float, wheel_size: int) -> None:
+    timer = WheelTimer(wheel_size=wheel_size)
+    task = timer.call_later(delay, nothing)
+    assert len(spy.armed()) == 1
+    assert spy.longest_wait <= DAY
+    await turns(3)
+    assert timer.size == len(spy.armed()) == 1
+    assert spy.longest_wait <= DAY
+    task.cancel()
 
 
+@on_virtual_time
 @at_any_loop_time
-def test_a_callback_months_away_comes_on_time_after_one_wake_up_a_day(start: float) -> None:
-    async def main(spy: Any) -> None:
-        timer = WheelTimer(tick=0.25, wheel_size=100_000)
-        when = start + 100 * DAY
-        assert when <= await fired(timer, when) <= when + 0.25
-        assert spy.longest_wait <= DAY
-        assert len(spy.asked) <= 105
-
-    run_virtually(main, start)
+async def test_a_callback_months_away_comes_on_time_after_one_wake_up_a_day(spy: Spy, start: float) -> None:
+    timer = WheelTimer(tick=0.25, wheel_size=100_000)
+    when = start + 100 * DAY
+    assert when <= await fired(timer, when) <= when + 0.25
+    assert spy.longest_wait <= DAY
+    assert len(spy.asked) <= 105
 
 
 @pytest.mark.parametrize("outcome", ["pending", "cancelled", "called", "fired in portions"])
-def test_the_context_of_whoever_scheduled_a_callback_is_not_kept_alive(run: Any, outcome: str) -> None:
+async def test_the_context_of_whoever_scheduled_a_callback_is_not_kept_alive(outcome: str) -> None:
     class Luggage:
         pass
 
     variable: ContextVar[Luggage] = ContextVar("variable")
 
-    async def main() -> None:
-        timer = WheelTimer()
-        seen = []
+    timer = WheelTimer()
+    seen = []
 
-        def schedule(luggage: Luggage) -> list[TimerTask]:
-            variable.set(luggage)
-            delay = 5 if outcome in ("pending", "cancelled") else 0
-            return [timer.call_later(delay, lambda: seen.append(variable.get(None))) for _ in range(3 * PORTION)]
+    def schedule(luggage: Luggage) -> list[TimerTask]:
+        variable.set(luggage)
+        delay = 5 if outcome in ("pending", "cancelled") else 0
+        return [timer.call_later(delay, lambda: seen.append(variable.get(None))) for _ in range(3 * PORTION)]
 
-        luggage = Luggage()
-        reference = weakref.ref(luggage)
-        context = copy_context()
-        tasks = context.run(schedule, luggage)
-        if outcome == "cancelled":
-            context.run(lambda: [task.cancel() for task in tasks])
-        elif outcome == "called":
-            while timer.size:
-                await asyncio.sleep(0)
-        elif outcome == "fired in portions":
-            while not seen:
-                await asyncio.sleep(0)
-        del luggage, context
-        gc.collect()
-        assert reference() is None
-        assert set(seen) <= {None}
-        assert timer.size + len(seen) == (0 if outcome == "cancelled" else 3 * PORTION)
-        for task in tasks:
-            task.cancel()
-
-    run(main)
+    luggage = Luggage()
+    reference = weakref.ref(luggage)
+    context = copy_context()
+    tasks = context.run(schedule, luggage)
+    if outcome == "cancelled":
+        context.run(lambda: [task.cancel() for task in tasks])
+    elif outcome == "called":
+        while timer.size:
+            await asyncio.sleep(0)
+    elif outcome == "fired in portions":
+        while not seen:
+            await asyncio.sleep(0)
+    del luggage, context
+    gc.collect()
+    assert reference() is None
+    assert set(seen) <= {None}
+    assert timer.size + len(seen) == (0 if outcome == "cancelled" else 3 * PORTION)
+    for task in tasks:
+        task.cancel()
 
 
 # Bursts
@@ -636,33 +572,28 @@ def test_an_exit_leaves_the_loop_and_what_is_left_is_called_in_order_when_it_run
 # One task
 
 
-def test_postponing_does_not_touch_the_loop(spy_run: Any) -> None:
-    async def main(spy: Any) -> None:
-        timer = WheelTimer()
-        tasks = [timer.call_later(5, nothing) for _ in range(100)]
-        asked = len(spy.asked)
-        for step in range(10):
-            for task in tasks:
-                task.reschedule(spy.time() + 6 + step)
-        assert len(spy.asked) == asked
-        assert timer.size == 100
-
-    spy_run(main)
+async def test_postponing_does_not_touch_the_loop(spy: Spy) -> None:
+    timer = WheelTimer()
+    tasks = [timer.call_later(5, nothing) for _ in range(100)]
+    asked = len(spy.asked)
+    for step in range(10):
+        for task in tasks:
+            task.reschedule(spy.time() + 6 + step)
+    assert len(spy.asked) == asked
+    assert timer.size == 100
 
 
-def test_a_postponed_callback_is_looked_at_once_for_each_time_and_comes_at_the_last() -> None:
-    async def main(spy: Any) -> None:
-        timer, seen = WheelTimer(tick=0.01), list[float]()
-        task = timer.call_at(1.0, lambda: seen.append(spy.time()))
-        for _ in range(10):
-            for _ in range(100):
-                task.reschedule(task.when() + 0.01)
-            await asyncio.sleep(0.5)
-        await asyncio.sleep(20)
-        assert seen == [11.0]
-        assert len(spy.asked) < 50
-
-    run_virtually(main)
+@on_virtual_time
+async def test_a_postponed_callback_is_looked_at_once_for_each_time_and_comes_at_the_last(spy: Spy) -> None:
+    timer, seen = WheelTimer(tick=0.01), list[float]()
+    task = timer.call_at(1.0, lambda: seen.append(spy.time()))
+    for _ in range(10):
+        for _ in range(100):
+            task.reschedule(task.when() + 0.01)
+        await asyncio.sleep(0.5)
+    await asyncio.sleep(20)
+    assert seen == [11.0]
+    assert len(spy.asked) < 50
 
 
 @pytest.mark.parametrize(
@@ -692,20 +623,18 @@ async def test_a_callback_moved_into_the_past_comes_in_the_next_turn(when: float
     assert seen == [1]
 
 
-def test_a_callback_postponed_for_ever_leaves_nothing_in_the_loop_after_its_old_time() -> None:
-    async def main(spy: Any) -> None:
-        timer = WheelTimer()
-        task = timer.call_later(5, nothing)
-        task.reschedule(math.inf)
-        await asyncio.sleep(6)
-        assert spy.armed() == []
-        assert timer.size == 1
-        task.reschedule(10)
-        assert spy.armed()
-        await asyncio.sleep(6)
-        assert timer.size == 0
-
-    run_virtually(main)
+@on_virtual_time
+async def test_a_callback_postponed_for_ever_leaves_nothing_in_the_loop_after_its_old_time(spy: Spy) -> None:
+    timer = WheelTimer()
+    task = timer.call_later(5, nothing)
+    task.reschedule(math.inf)
+    await asyncio.sleep(6)
+    assert spy.armed() == []
+    assert timer.size == 1
+    task.reschedule(10)
+    assert spy.armed()
+    await asyncio.sleep(6)
+    assert timer.size == 0
 
 
 @pytest.mark.parametrize(("end", "words"), [("cancelled", "it was cancelled"), ("called", "its callback has been called")])
@@ -787,21 +716,19 @@ async def test_the_callback_gets_its_arguments_and_is_let_go_with_them_when_it_i
     assert seen == [(1, "two")]
 
 
-def test_a_task_says_when_it_is_due_and_shows_its_state() -> None:
-    async def main(spy: Any) -> None:
-        timer = WheelTimer(tick=0.01)
-        task, other = timer.call_later(5, nothing), timer.call_at(7.5, nothing)
-        assert (task.when(), other.when()) == (5.0, 7.5)
-        assert repr(task) == f"<TimerTask pending when=5.0 {nothing!r}>"
-        assert repr(timer) == "<WheelTimer tick=0.01 size=2>"
-        other.cancel()
-        assert repr(other) == "<TimerTask cancelled when=7.5>"
-        await asyncio.sleep(6)
-        assert repr(task) == f"<TimerTask called when=5.0 {nothing!r}>"
-        assert repr(timer) == "<WheelTimer tick=0.01 size=0>"
-        assert (task.when(), other.when()) == (5.0, 7.5)
-
-    run_virtually(main)
+@on_virtual_time
+async def test_a_task_says_when_it_is_due_and_shows_its_state(spy: Spy) -> None:
+    timer = WheelTimer(tick=0.01)
+    task, other = timer.call_later(5, nothing), timer.call_at(7.5, nothing)
+    assert (task.when(), other.when()) == (5.0, 7.5)
+    assert repr(task) == f"<TimerTask pending when=5.0 {nothing!r}>"
+    assert repr(timer) == "<WheelTimer tick=0.01 size=2>"
+    other.cancel()
+    assert repr(other) == "<TimerTask cancelled when=7.5>"
+    await asyncio.sleep(6)
+    assert repr(task) == f"<TimerTask called when=5.0 {nothing!r}>"
+    assert repr(timer) == "<WheelTimer tick=0.01 size=0>"
+    assert (task.when(), other.when()) == (5.0, 7.5)
 
 
 @pytest.mark.parametrize(
@@ -896,19 +823,16 @@ async def test_a_timer_starts_no_thread() -> None:
     assert threading.active_count() == before
 
 
-def test_the_owner_is_told_once_when_nothing_waits_any_more(spy_run: Any) -> None:
-    async def main(spy: Any) -> None:
-        timer, told = WheelTimer(), list[int]()
-        timer._wheel.when_cleared = lambda: told.append(timer.size)
-        first, second = timer.call_later(10, nothing), timer.call_later(20, nothing)
-        first.cancel()
-        await turns(2)
-        assert told == []
-        second.cancel()
-        assert told == []
-        await turns(2)
-        assert told == [0]
-        await fired(timer, spy.time() + 0.001)
-        assert told == [0, 0]
-
-    spy_run(main)
+async def test_the_owner_is_told_once_when_nothing_waits_any_more(spy: Spy) -> None:
+    timer, told = WheelTimer(), list[int]()
+    timer._wheel.when_cleared = lambda: told.append(timer.size)
+    first, second = timer.call_later(10, nothing), timer.call_later(20, nothing)
+    first.cancel()
+    await turns(2)
+    assert told == []
+    second.cancel()
+    assert told == []
+    await turns(2)
+    assert told == [0]
+    await fired(timer, spy.time() + 0.001)
+    assert told == [0, 0]

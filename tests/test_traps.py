@@ -292,28 +292,26 @@ async def test_a_deadline_days_ahead_is_approached_in_stages_and_met(days):
         assert purgatory.statistics().wake_ups <= days + 6
 
 
-def test_the_timers_of_the_wheel_keep_nobodys_context_alive(virtual):
+@on_virtual_time
+async def test_the_timers_of_the_wheel_keep_nobodys_context_alive():
     """A timer handle keeps the context of whoever armed it alive; a bucket's handle belongs to nobody."""
     variable = ContextVar("variable")
 
     class Value:
         pass
 
-    async def main():
-        async with Purgatory() as purgatory:
-            value = Value()
-            context = copy_context()
-            context.run(variable.set, value)
-            operation = Probe(5)
-            context.run(purgatory.try_complete_else_watch, operation, ["key"])
-            purgatory.try_complete_else_watch(Probe(5), ["key"])
-            operation.cancel()
-            reference = weakref.ref(value)
-            del value, context
-            gc.collect()
-            assert purgatory.pending == 1 and reference() is None
-
-    virtual(main)
+    async with Purgatory() as purgatory:
+        value = Value()
+        context = copy_context()
+        context.run(variable.set, value)
+        operation = Probe(5)
+        context.run(purgatory.try_complete_else_watch, operation, ["key"])
+        purgatory.try_complete_else_watch(Probe(5), ["key"])
+        operation.cancel()
+        reference = weakref.ref(value)
+        del value, context
+        gc.collect()
+        assert purgatory.pending == 1 and reference() is None
 
 
 # asyncio
