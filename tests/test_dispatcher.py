@@ -161,7 +161,14 @@ async def test_what_was_put_off_is_done_also_if_a_hook_exits():
     dispatcher._check()
 
 
-async def test_on_a_way_out_the_loop_is_asked_for_a_turn_once_and_only_if_anything_is_left():
+async def test_on_a_way_out_the_loop_is_asked_for_a_turn_once_and_only_if_anything_is_left(monkeypatch):
+    def count(*args, **options):
+        asked.append(args)
+        return call_soon(*args, **options)
+
+    loop = asyncio.get_running_loop()
+    call_soon, asked = loop.call_soon, []
+    monkeypatch.setattr(loop, "call_soon", count)
     dispatcher, log = running_dispatcher(), []
     dispatcher.continue_if_unsettled()
     assert not dispatcher.is_put_off
@@ -172,6 +179,7 @@ async def test_on_a_way_out_the_loop_is_asked_for_a_turn_once_and_only_if_anythi
     dispatcher.current = None
     for _ in range(2):
         dispatcher.continue_if_unsettled()
+    assert len(asked) == 1
     await turns()
     assert log == ["left"]
     dispatcher._check()
