@@ -54,6 +54,9 @@ if sys.version_info >= (3, 12):
 on_virtual_time = pytest.mark.asyncio(loop_factories=["virtual"])
 """Runs a test that is a coroutine function on virtual time only. If it has a parameter `start`, the time begins there."""
 
+on_asyncio = pytest.mark.asyncio(loop_factories=["asyncio"])
+"""Runs such a test on asyncio's own loop only: for what takes real time, or is not about loops."""
+
 
 def fail_on(reports: list[Report]) -> None:
     """Fails if anything was reported to the loop's exception handler.

@@ -222,18 +222,16 @@ async def test_operations_completed_by_the_hooks_of_others_while_closing_are_ans
     purgatory._check()
 
 
+@on_virtual_time
 @pytest.mark.parametrize("drain", [0.0, 3.0])
-def test_bad_hooks_do_not_keep_a_purgatory_from_closing(virtual, reports, drain):
-    async def main():
-        purgatory = Purgatory()
-        for number in range(4):
-            operation = Probe(2, completing=raiser(ZeroDivisionError()), expiring=raiser(KeyError()))
-            purgatory.try_complete_else_watch(operation, [number])
-        assert len(await purgatory.aclose(drain)) == (0 if drain else 4)
-        await turns(4)
-        assert purgatory.pending == 0
-
-    virtual(main)
+async def test_bad_hooks_do_not_keep_a_purgatory_from_closing(reports, drain):
+    purgatory = Purgatory()
+    for number in range(4):
+        operation = Probe(2, completing=raiser(ZeroDivisionError()), expiring=raiser(KeyError()))
+        purgatory.try_complete_else_watch(operation, [number])
+    assert len(await purgatory.aclose(drain)) == (0 if drain else 4)
+    await turns(4)
+    assert purgatory.pending == 0
     assert len(reports) == (8 if drain else 0)
 
 

@@ -5,6 +5,7 @@ import gc
 
 import pytest
 from helpers import Probe, outcome, turns
+from loops import on_virtual_time
 
 import purgatory as library
 from purgatory import OperationCancelled, OperationTimeout, Purgatory, PurgatoryClosed, PurgatoryFull
@@ -36,57 +37,49 @@ class World:
 
 
 @pytest.mark.parametrize("takes", [0.0, 0.01])
-def test_an_asynchronous_predicate_is_awaited_and_run_again_after_each_check(run, takes):
-    async def main():
-        async with Purgatory() as purgatory:
-            world = World(purgatory, takes)
-            waiting = asyncio.create_task(purgatory.wait_for(world.holds, ["key"], 30))
-            await asyncio.sleep(0.05)
-            assert world.runs == [0] and purgatory.pending == 1
+async def test_an_asynchronous_predicate_is_awaited_and_run_again_after_each_check(takes):
+    async with Purgatory() as purgatory:
+        world = World(purgatory, takes)
+        waiting = asyncio.create_task(purgatory.wait_for(world.holds, ["key"], 30))
+        await asyncio.sleep(0.05)
+        assert world.runs == [0] and purgatory.pending == 1
+        world.set(0)
+        await asyncio.sleep(0.05)
+        assert world.runs == [0, 0]
+        world.set("there")
+        assert await waiting == "there"
+        assert world.runs == [0, 0, "there"] and world.task is waiting
+        assert purgatory.pending == purgatory.watched == 0
+        assert purgatory.statistics().completed >= 1
+
+
+@on_virtual_time
+async def test_checks_during_a_run_count_as_one_more_run():
+    async with Purgatory() as purgatory:
+        world = World(purgatory, 1.0)
+        waiting = asyncio.create_task(purgatory.wait_for(world.holds, ["key"], 30))
+        await asyncio.sleep(0.5)
+        for _ in range(10):
             world.set(0)
-            await asyncio.sleep(0.05)
-            assert world.runs == [0, 0]
-            world.set("there")
-            assert await waiting == "there"
-            assert world.runs == [0, 0, "there"] and world.task is waiting
-            assert purgatory.pending == purgatory.watched == 0
-            assert purgatory.statistics().completed >= 1
-
-    run(main)
+        world.set(7)
+        await asyncio.sleep(0.4)
+        assert world.runs == [0]
+        assert await waiting == 7 and world.runs == [0, 7]
+        assert asyncio.get_running_loop().time() == pytest.approx(2.0)
 
 
-def test_checks_during_a_run_count_as_one_more_run(virtual):
-    async def main():
-        async with Purgatory() as purgatory:
-            world = World(purgatory, 1.0)
-            waiting = asyncio.create_task(purgatory.wait_for(world.holds, ["key"], 30))
-            await asyncio.sleep(0.5)
-            for _ in range(10):
-                world.set(0)
-            world.set(7)
-            await asyncio.sleep(0.4)
-            assert world.runs == [0]
-            assert await waiting == 7 and world.runs == [0, 7]
-            assert asyncio.get_running_loop().time() == pytest.approx(2.0)
+async def test_what_comes_to_hold_before_the_first_run_looks_is_not_missed():
+    async with Purgatory() as purgatory:
+        values = []
 
-    virtual(main)
+        async def slow():
+            seen = list(values)
+            values.append(1)
+            purgatory.check_and_complete("key")  # as another task would
+            await asyncio.sleep(0)
+            return seen
 
-
-def test_what_comes_to_hold_before_the_first_run_looks_is_not_missed(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            values = []
-
-            async def slow():
-                seen = list(values)
-                values.append(1)
-                purgatory.check_and_complete("key")  # as another task would
-                await asyncio.sleep(0)
-                return seen
-
-            assert await purgatory.wait_for(slow, ["key"], 5) == [1]
-
-    run(main)
+        assert await purgatory.wait_for(slow, ["key"], 5) == [1]
 
 
 class Callable:
@@ -103,150 +96,129 @@ async def returns(value):
     [lambda: returns("called"), Callable(), lambda: asyncio.ensure_future(returns("called"))],
     ids=["lambda", "object", "future"],
 )
-def test_whatever_returns_an_awaitable_is_asynchronous(run, predicate):
-    async def main():
-        async with Purgatory() as purgatory:
-            assert await purgatory.wait_for(predicate, ["key"], 5) == "called"
-
-    run(main)
+async def test_whatever_returns_an_awaitable_is_asynchronous(predicate):
+    async with Purgatory() as purgatory:
+        assert await purgatory.wait_for(predicate, ["key"], 5) == "called"
 
 
+@on_virtual_time
 @pytest.mark.parametrize("during", ["a run", "the sleep"])
-def test_the_deadline_ends_a_run_in_progress_and_the_sleep_between_two(virtual, during):
-    async def main():
-        async with Purgatory() as purgatory:
-            world = World(purgatory, 100 if during == "a run" else 0)
-            with pytest.raises(OperationTimeout, match=r"condition on \['key', 'other'\]"):
-                await purgatory.wait_for(world.holds, ["key", "other"], 5)
-            loop = asyncio.get_running_loop()
-            assert 5 <= loop.time() < 5.01 and world.running == 0
-            assert asyncio.current_task().cancelling() == 0
-            assert purgatory.pending == purgatory.watched == 0 and purgatory.statistics().expired == 1
-
-    virtual(main)
+async def test_the_deadline_ends_a_run_in_progress_and_the_sleep_between_two(during):
+    async with Purgatory() as purgatory:
+        world = World(purgatory, 100 if during == "a run" else 0)
+        with pytest.raises(OperationTimeout, match=r"condition on \['key', 'other'\]"):
+            await purgatory.wait_for(world.holds, ["key", "other"], 5)
+        loop = asyncio.get_running_loop()
+        assert 5 <= loop.time() < 5.01 and world.running == 0
+        assert asyncio.current_task().cancelling() == 0
+        assert purgatory.pending == purgatory.watched == 0 and purgatory.statistics().expired == 1
 
 
+@on_virtual_time
 @pytest.mark.parametrize("timeout", [0, -1])
-def test_without_time_an_asynchronous_predicate_has_one_run_that_may_not_wait(virtual, timeout):
-    async def main():
-        async with Purgatory() as purgatory:
-            assert await purgatory.wait_for(lambda: returns("now"), ["key"], timeout) == "now"
-            with pytest.raises(OperationTimeout):
-                await purgatory.wait_for(lambda: asyncio.sleep(1, "later"), ["key"], timeout)
-            assert asyncio.get_running_loop().time() < 0.1
-
-    virtual(main)
+async def test_without_time_an_asynchronous_predicate_has_one_run_that_may_not_wait(timeout):
+    async with Purgatory() as purgatory:
+        assert await purgatory.wait_for(lambda: returns("now"), ["key"], timeout) == "now"
+        with pytest.raises(OperationTimeout):
+            await purgatory.wait_for(lambda: asyncio.sleep(1, "later"), ["key"], timeout)
+        assert asyncio.get_running_loop().time() < 0.1
 
 
+@on_virtual_time
 @pytest.mark.parametrize("during", ["a run", "the sleep"])
 @pytest.mark.parametrize("end", ["cancel_for_key", "aclose", "cancel the task", "raise"])
-def test_however_it_ends_nobody_is_left(virtual, during, end):
-    async def main():
-        purgatory = Purgatory()
-        world = World(purgatory, 100 if during == "a run" else 0)
-        if end == "raise":
-            world.set = lambda value: waiting.cancel()
-            world.holds = failing = lambda: asyncio.wait_for(asyncio.sleep(100), 1)
-            with pytest.raises(TimeoutError) as raised:
-                await purgatory.wait_for(failing, ["key"], 5)
-            assert not isinstance(raised.value, OperationTimeout) and purgatory.pending == 0
-            await purgatory.aclose()
-            return
-        waiting = asyncio.create_task(outcome(purgatory.wait_for(world.holds, ["key"], 30)))
-        await asyncio.sleep(1)
-        if end == "cancel_for_key":
-            assert len(purgatory.cancel_for_key("key")) == 1
-        elif end == "aclose":
-            await purgatory.aclose()
-        else:
-            waiting.cancel()
-        error = await waiting
-        assert isinstance(error, asyncio.CancelledError if end == "cancel the task" else OperationCancelled)
-        assert world.running == purgatory.pending == purgatory.watched == 0
-        assert asyncio.get_running_loop().time() < 1.1
+async def test_however_it_ends_nobody_is_left(during, end):
+    purgatory = Purgatory()
+    world = World(purgatory, 100 if during == "a run" else 0)
+    if end == "raise":
+        world.set = lambda value: waiting.cancel()
+        world.holds = failing = lambda: asyncio.wait_for(asyncio.sleep(100), 1)
+        with pytest.raises(TimeoutError) as raised:
+            await purgatory.wait_for(failing, ["key"], 5)
+        assert not isinstance(raised.value, OperationTimeout) and purgatory.pending == 0
         await purgatory.aclose()
+        return
+    waiting = asyncio.create_task(outcome(purgatory.wait_for(world.holds, ["key"], 30)))
+    await asyncio.sleep(1)
+    if end == "cancel_for_key":
+        assert len(purgatory.cancel_for_key("key")) == 1
+    elif end == "aclose":
+        await purgatory.aclose()
+    else:
+        waiting.cancel()
+    error = await waiting
+    assert isinstance(error, asyncio.CancelledError if end == "cancel the task" else OperationCancelled)
+    assert world.running == purgatory.pending == purgatory.watched == 0
+    assert asyncio.get_running_loop().time() < 1.1
+    await purgatory.aclose()
 
-    virtual(main)
 
-
-def test_a_run_that_is_not_begun_leaves_no_warning(run, recwarn):
-    async def main():
-        purgatory = Purgatory(max_pending=1)
-        purgatory.try_complete_else_watch(Probe(None), ["key"])
-        for error in (PurgatoryFull, PurgatoryClosed):
-            with pytest.raises(error):
-                await purgatory.wait_for(lambda: returns(1), ["key"], 5)
-            await purgatory.aclose()
-        gc.collect()
-
-    run(main)
+async def test_a_run_that_is_not_begun_leaves_no_warning(recwarn):
+    purgatory = Purgatory(max_pending=1)
+    purgatory.try_complete_else_watch(Probe(None), ["key"])
+    for error in (PurgatoryFull, PurgatoryClosed):
+        with pytest.raises(error):
+            await purgatory.wait_for(lambda: returns(1), ["key"], 5)
+        await purgatory.aclose()
+    gc.collect()
     assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
 
 
-def test_errors_name_the_keys(virtual):
-    async def main():
-        async with Purgatory(max_pending=1) as jobs:
-            with pytest.raises(OperationTimeout, match=r"the condition on \['job', 7\] did not hold within 1 s"):
-                await jobs.wait_for(lambda: False, ["job", 7], 1)
-            with pytest.raises(OperationTimeout, match="nothing was delivered to 'reply' within 1 s"):
-                await jobs.receive("reply", 1)
-            waiting = asyncio.create_task(outcome(jobs.wait_for(lambda: False, ["job"])))
-            await turns(2)
-            with pytest.raises(PurgatoryFull, match=r"cannot watch <wait for \['more'\] pending>: 1 operations wait in"):
-                await jobs.wait_for(lambda: False, ["more"])
-            jobs.cancel_for_key("job")
-            assert str(await waiting) == "<wait for ['job'] cancelled> has no result: it was cancelled"
-
-    virtual(main)
+@on_virtual_time
+async def test_errors_name_the_keys():
+    async with Purgatory(max_pending=1) as jobs:
+        with pytest.raises(OperationTimeout, match=r"the condition on \['job', 7\] did not hold within 1 s"):
+            await jobs.wait_for(lambda: False, ["job", 7], 1)
+        with pytest.raises(OperationTimeout, match="nothing was delivered to 'reply' within 1 s"):
+            await jobs.receive("reply", 1)
+        waiting = asyncio.create_task(outcome(jobs.wait_for(lambda: False, ["job"])))
+        await turns(2)
+        with pytest.raises(PurgatoryFull, match=r"cannot watch <wait for \['more'\] pending>: 1 operations wait in"):
+            await jobs.wait_for(lambda: False, ["more"])
+        jobs.cancel_for_key("job")
+        assert str(await waiting) == "<wait for ['job'] cancelled> has no result: it was cancelled"
 
 
 # Deliver and receive
 
 
-def test_a_value_is_delivered_to_everyone_who_receives_and_to_nobody_else(run):
-    async def main():
-        async with Purgatory() as replies:
-            other = Probe(None)
-            replies.try_complete_else_watch(other, [7])
-            assert replies.deliver(7, "nobody") == 0
-            receiving = [asyncio.create_task(replies.receive(7, 30)) for _ in range(3)]
-            elsewhere = asyncio.create_task(outcome(replies.receive(8, 0.05)))
-            await turns(2)
-            assert replies.deliver(7, None) == 3
-            assert replies.deliver(7, "too late") == 0
-            assert await asyncio.gather(*receiving) == [None] * 3
-            assert isinstance(await elsewhere, OperationTimeout)
-            assert other.calls[0] == "try" and not other.is_completed
-            other.cancel()
-            assert replies.pending == replies.watched == 0
-
-    run(main)
+async def test_a_value_is_delivered_to_everyone_who_receives_and_to_nobody_else():
+    async with Purgatory() as replies:
+        other = Probe(None)
+        replies.try_complete_else_watch(other, [7])
+        assert replies.deliver(7, "nobody") == 0
+        receiving = [asyncio.create_task(replies.receive(7, 30)) for _ in range(3)]
+        elsewhere = asyncio.create_task(outcome(replies.receive(8, 0.05)))
+        await turns(2)
+        assert replies.deliver(7, None) == 3
+        assert replies.deliver(7, "too late") == 0
+        assert await asyncio.gather(*receiving) == [None] * 3
+        assert isinstance(await elsewhere, OperationTimeout)
+        assert other.calls[0] == "try" and not other.is_completed
+        other.cancel()
+        assert replies.pending == replies.watched == 0
 
 
-def test_what_is_delivered_to_a_crowd_comes_in_portions_and_to_those_alone_who_had_come(virtual):
-    async def main():
-        async with Purgatory() as replies:
-            crowd = [asyncio.create_task(replies.receive("key", 30)) for _ in range(2000)]
-            await turns(2)
-            assert replies.deliver("key", "first") == 2000
-            late = asyncio.create_task(replies.receive("key", 30))
-            await turns(1)
-            assert 0 < replies.pending <= 2001
-            assert await asyncio.gather(*crowd) == ["first"] * 2000
-            assert replies.deliver("key", "second") == 1 and await late == "second"
-
-    virtual(main)
+@on_virtual_time
+async def test_what_is_delivered_to_a_crowd_comes_in_portions_and_to_those_alone_who_had_come():
+    async with Purgatory() as replies:
+        crowd = [asyncio.create_task(replies.receive("key", 30)) for _ in range(2000)]
+        await turns(2)
+        assert replies.deliver("key", "first") == 2000
+        late = asyncio.create_task(replies.receive("key", 30))
+        await turns(1)
+        assert 0 < replies.pending <= 2001
+        assert await asyncio.gather(*crowd) == ["first"] * 2000
+        assert replies.deliver("key", "second") == 1 and await late == "second"
 
 
-def test_a_value_delivered_within_a_hook_arrives(virtual):
-    async def main():
-        async with Purgatory() as replies:
-            receiving = asyncio.create_task(replies.receive("key", 30))
-            await turns(2)
-            Probe(completing=lambda _: replies.deliver("key", 42)).force_complete()
-            assert await receiving == 42
-
-    virtual(main)
+@on_virtual_time
+async def test_a_value_delivered_within_a_hook_arrives():
+    async with Purgatory() as replies:
+        receiving = asyncio.create_task(replies.receive("key", 30))
+        await turns(2)
+        Probe(completing=lambda _: replies.deliver("key", 42)).force_complete()
+        assert await receiving == 42
 
 
 def test_the_version_is_that_of_the_distribution():

@@ -7,11 +7,10 @@ from itertools import pairwise
 
 import pytest
 from helpers import Probe, outcome, turns
-from loops import Runner
+from loops import on_virtual_time
 
 from purgatory import DelayedOperation, OperationCancelled, OperationState, Purgatory
 from purgatory._timer import PORTION
-from purgatory.testing import VirtualTimeLoop
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 
@@ -25,216 +24,193 @@ def watch_all(purgatory, operations, *keys):
 # No wake-up is lost
 
 
-def test_a_first_try_that_checks_its_own_key_is_tried_again(run):
-    async def main():
-        async with Purgatory() as purgatory:
+async def test_a_first_try_that_checks_its_own_key_is_tried_again():
+    async with Purgatory() as purgatory:
 
-            def check_and_be_ready(operation):
-                if len(operation.calls) == 1:
-                    purgatory.check_and_complete("key")
-                    # Too late for this try, which has found it not ready.
-                    asyncio.get_running_loop().call_soon(set)
-                    first_ready.append(operation)
+        def check_and_be_ready(operation):
+            if len(operation.calls) == 1:
+                purgatory.check_and_complete("key")
+                # Too late for this try, which has found it not ready.
+                asyncio.get_running_loop().call_soon(set)
+                first_ready.append(operation)
 
-            class Late(Probe):
-                def try_complete(self):
-                    was_ready = self.ready
-                    super().try_complete()
-                    self.ready = True
-                    return was_ready and self.force_complete()
+        class Late(Probe):
+            def try_complete(self):
+                was_ready = self.ready
+                super().try_complete()
+                self.ready = True
+                return was_ready and self.force_complete()
 
-            first_ready = []
-            operation = Late(None, trying=check_and_be_ready)
-            # It has been completed by the time that the watch is over, by the check that its own try had asked for.
-            assert purgatory.try_complete_else_watch(operation, ["key"]) is True
-            assert operation.state is COMPLETED and purgatory.pending == 0
-
-    run(main)
+        first_ready = []
+        operation = Late(None, trying=check_and_be_ready)
+        # It has been completed by the time that the watch is over, by the check that its own try had asked for.
+        assert purgatory.try_complete_else_watch(operation, ["key"]) is True
+        assert operation.state is COMPLETED and purgatory.pending == 0
 
 
-def test_a_first_try_within_a_hook_that_checks_its_own_key_is_tried_again(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            inner = Probe(None)
-            inner.trying = lambda one: (purgatory.check_and_complete("inner"), setattr(one, "ready", len(one.calls) > 1))
-            outer = Probe(None, completing=lambda _: purgatory.try_complete_else_watch(inner, ["inner"]))
-            watch_all(purgatory, [outer], "outer")
-            outer.ready = True
-            assert purgatory.check_and_complete("outer") == 2
-            assert inner.state is COMPLETED and inner.calls == ["try", "try", "complete"]
-
-    run(main)
+async def test_a_first_try_within_a_hook_that_checks_its_own_key_is_tried_again():
+    async with Purgatory() as purgatory:
+        inner = Probe(None)
+        inner.trying = lambda one: (purgatory.check_and_complete("inner"), setattr(one, "ready", len(one.calls) > 1))
+        outer = Probe(None, completing=lambda _: purgatory.try_complete_else_watch(inner, ["inner"]))
+        watch_all(purgatory, [outer], "outer")
+        outer.ready = True
+        assert purgatory.check_and_complete("outer") == 2
+        assert inner.state is COMPLETED and inner.calls == ["try", "try", "complete"]
 
 
-def test_an_operation_watched_after_its_key_was_checked_in_the_same_hook_is_not_missed(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            inner = Probe(None, ready=True)
+async def test_an_operation_watched_after_its_key_was_checked_in_the_same_hook_is_not_missed():
+    async with Purgatory() as purgatory:
+        inner = Probe(None, ready=True)
 
-            def check_then_watch(_):
-                purgatory.check_and_complete("inner")
-                purgatory.try_complete_else_watch(inner, ["inner"])
+        def check_then_watch(_):
+            purgatory.check_and_complete("inner")
+            purgatory.try_complete_else_watch(inner, ["inner"])
 
-            outer = Probe(None, ready=True, completing=check_then_watch)
-            assert purgatory.try_complete_else_watch(outer, ["outer"])
-            assert inner.state is COMPLETED
-
-    run(main)
+        outer = Probe(None, ready=True, completing=check_then_watch)
+        assert purgatory.try_complete_else_watch(outer, ["outer"])
+        assert inner.state is COMPLETED
 
 
 # Bursts coalesce
 
 
+@on_virtual_time
 @pytest.mark.parametrize("by", ["calls", "threads", "hooks"])
-def test_a_key_that_is_checked_all_the_time_is_in_line_once(virtual, by):
-    async def main():
-        async with Purgatory() as purgatory:
-            waiting = watch_all(purgatory, [Probe(None) for _ in range(10 * PORTION)], "hot")
-            log = waiting[0].log
-            for operation in waiting:
-                operation.log = log
-            asked = 100
-            for _ in range(asked):
-                if by == "calls":
-                    purgatory.check_and_complete("hot")
-                elif by == "threads":
-                    purgatory.check_and_complete_threadsafe("hot")
-                else:
-                    Probe(completing=lambda _: purgatory.check_and_complete("hot")).force_complete()
-                await turns(1)
-            before = len(log)
-            assert before <= (asked + 1) * PORTION + len(waiting)
-            await turns(asked * 10)
-            # What is left is the rest of the check in progress, and one more: not a check for each call.
-            assert len(log) - before <= 2 * len(waiting)
-            count = len(log)
-            await turns(30)
-            assert len(log) == count
-
-    virtual(main)
+async def test_a_key_that_is_checked_all_the_time_is_in_line_once(by):
+    async with Purgatory() as purgatory:
+        waiting = watch_all(purgatory, [Probe(None) for _ in range(10 * PORTION)], "hot")
+        log = waiting[0].log
+        for operation in waiting:
+            operation.log = log
+        asked = 100
+        for _ in range(asked):
+            if by == "calls":
+                purgatory.check_and_complete("hot")
+            elif by == "threads":
+                purgatory.check_and_complete_threadsafe("hot")
+            else:
+                Probe(completing=lambda _: purgatory.check_and_complete("hot")).force_complete()
+            await turns(1)
+        before = len(log)
+        assert before <= (asked + 1) * PORTION + len(waiting)
+        await turns(asked * 10)
+        # What is left is the rest of the check in progress, and one more: not a check for each call.
+        assert len(log) - before <= 2 * len(waiting)
+        count = len(log)
+        await turns(30)
+        assert len(log) == count
 
 
-def test_a_check_that_is_asked_for_while_it_is_in_progress_runs_once_more(virtual):
-    async def main():
-        async with Purgatory() as purgatory:
-            waiting = watch_all(purgatory, [Probe(None) for _ in range(3 * PORTION)], "hot")
-            assert purgatory.check_and_complete("hot") == 0
-            waiting[0].ready = True
-            assert purgatory.check_and_complete("hot") == 0  # its turn in this check has passed
-            await turns(10)
-            assert waiting[0].state is COMPLETED
-            assert {len(operation.calls) for operation in waiting[1:]} == {3}
-
-    virtual(main)
+@on_virtual_time
+async def test_a_check_that_is_asked_for_while_it_is_in_progress_runs_once_more():
+    async with Purgatory() as purgatory:
+        waiting = watch_all(purgatory, [Probe(None) for _ in range(3 * PORTION)], "hot")
+        assert purgatory.check_and_complete("hot") == 0
+        waiting[0].ready = True
+        assert purgatory.check_and_complete("hot") == 0  # its turn in this check has passed
+        await turns(10)
+        assert waiting[0].state is COMPLETED
+        assert {len(operation.calls) for operation in waiting[1:]} == {3}
 
 
 # Nobody starves
 
 
+@on_virtual_time
 @pytest.mark.parametrize("busy", ["one hot key", "many hot keys", "hooks that go on for ever"])
-def test_a_key_that_a_thread_names_is_answered_whatever_else_goes_on(virtual, busy):
-    async def main():
-        async with Purgatory() as purgatory:
-            goes_on = True
-            keys = range(20) if busy == "many hot keys" else [0]
-            if busy == "hooks that go on for ever":
+async def test_a_key_that_a_thread_names_is_answered_whatever_else_goes_on(busy):
+    async with Purgatory() as purgatory:
+        goes_on = True
+        keys = range(20) if busy == "many hot keys" else [0]
+        if busy == "hooks that go on for ever":
 
-                def another(_):
-                    if goes_on:
-                        Probe(completing=another).force_complete()
+            def another(_):
+                if goes_on:
+                    Probe(completing=another).force_complete()
 
-                Probe(completing=another).force_complete()
-            else:
-                for key in keys:
-                    watch_all(purgatory, [Probe(None) for _ in range(5000 // len(keys))], key)
-            quiet = watch_all(purgatory, [Probe(None)], "quiet")[0]
-            quiet.ready = True
-            waited = 0
-            for turn in range(200):
-                for key in keys:
-                    purgatory.check_and_complete(key)
-                if turn == 20:
-                    thread = threading.Thread(target=purgatory.check_and_complete_threadsafe, args=("quiet",))
-                    thread.start()
-                    thread.join()
-                await turns(1)
-                waited += turn >= 20 and not quiet.is_completed
-            goes_on = False
-            assert quiet.is_completed and waited <= 4
-            await turns(300)
-
-    virtual(main)
+            Probe(completing=another).force_complete()
+        else:
+            for key in keys:
+                watch_all(purgatory, [Probe(None) for _ in range(5000 // len(keys))], key)
+        quiet = watch_all(purgatory, [Probe(None)], "quiet")[0]
+        quiet.ready = True
+        waited = 0
+        for turn in range(200):
+            for key in keys:
+                purgatory.check_and_complete(key)
+            if turn == 20:
+                thread = threading.Thread(target=purgatory.check_and_complete_threadsafe, args=("quiet",))
+                thread.start()
+                thread.join()
+            await turns(1)
+            waited += turn >= 20 and not quiet.is_completed
+        goes_on = False
+        assert quiet.is_completed and waited <= 4
+        await turns(300)
 
 
-def test_the_three_kinds_of_put_off_work_take_turns(virtual):
-    async def main():
-        async with Purgatory() as purgatory:
-            log = []
-            for kind in ("check", "named"):
-                watch_all(
-                    purgatory, [Probe(None, log=[], trying=lambda _, kind=kind: log.append(kind)) for _ in range(5000)], kind
-                )
+@on_virtual_time
+async def test_the_three_kinds_of_put_off_work_take_turns():
+    async with Purgatory() as purgatory:
+        log = []
+        for kind in ("check", "named"):
+            watch_all(purgatory, [Probe(None, log=[], trying=lambda _, kind=kind: log.append(kind)) for _ in range(5000)], kind)
+        log.clear()
+        claimed = [Probe(completing=lambda _: log.append("hook")) for _ in range(5000)]
+        Probe(completing=lambda _: [operation.force_complete() for operation in claimed]).force_complete()
+        purgatory.check_and_complete("check")
+        purgatory.check_and_complete_threadsafe("named")
+        await turns(2)
+        for _ in range(10):
             log.clear()
-            claimed = [Probe(completing=lambda _: log.append("hook")) for _ in range(5000)]
-            Probe(completing=lambda _: [operation.force_complete() for operation in claimed]).force_complete()
-            purgatory.check_and_complete("check")
-            purgatory.check_and_complete_threadsafe("named")
-            await turns(2)
-            for _ in range(10):
-                log.clear()
-                await turns(1)
-                assert len(log) <= PORTION
-                assert all(log.count(kind) >= PORTION // 5 for kind in ("hook", "check", "named"))
-            await turns(100)
-
-    virtual(main)
+            await turns(1)
+            assert len(log) <= PORTION
+            assert all(log.count(kind) >= PORTION // 5 for kind in ("hook", "check", "named"))
+        await turns(100)
 
 
 # No turn costs more than a portion
 
 
-def test_the_first_turn_of_a_check_costs_a_portion_whatever_waits(virtual):
-    async def main():
-        async with Purgatory() as purgatory:
-            waiting = watch_all(purgatory, [Probe(None, log=[]) for _ in range(60 * PORTION)], "hot")
-            shared = []
-            for operation in waiting:
-                operation.log = shared
-            shared.extend([None] * len(waiting))
-            shared.clear()
-            tracemalloc.start()
-            try:
-                purgatory.check_and_complete("hot")
-                _, peak = tracemalloc.get_traced_memory()
-            finally:
-                tracemalloc.stop()
-            assert len(shared) <= PORTION
-            # A copy of the list would take 8 bytes for each that waits, some 240 kB; what is tried logs a tuple of 56.
-            assert peak < PORTION * 200
-
-    virtual(main)
+@on_virtual_time
+async def test_the_first_turn_of_a_check_costs_a_portion_whatever_waits():
+    async with Purgatory() as purgatory:
+        waiting = watch_all(purgatory, [Probe(None, log=[]) for _ in range(60 * PORTION)], "hot")
+        shared = []
+        for operation in waiting:
+            operation.log = shared
+        shared.extend([None] * len(waiting))
+        shared.clear()
+        tracemalloc.start()
+        try:
+            purgatory.check_and_complete("hot")
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert len(shared) <= PORTION
+        # A copy of the list would take 8 bytes for each that waits, some 240 kB; what is tried logs a tuple of 56.
+        assert peak < PORTION * 200
 
 
-def test_a_crowd_can_be_cancelled_a_portion_per_turn(virtual):
-    async def main():
-        async with Purgatory() as purgatory:
-            waiting = watch_all(purgatory, [Probe(30) for _ in range(5 * PORTION)], "hot", "other")
-            left = [purgatory.pending]
+@on_virtual_time
+async def test_a_crowd_can_be_cancelled_a_portion_per_turn():
+    async with Purgatory() as purgatory:
+        waiting = watch_all(purgatory, [Probe(30) for _ in range(5 * PORTION)], "hot", "other")
+        left = [purgatory.pending]
 
-            async def look():
-                while purgatory.pending:
-                    await turns(1)
-                    left.append(purgatory.pending)
+        async def look():
+            while purgatory.pending:
+                await turns(1)
+                left.append(purgatory.pending)
 
-            looking = asyncio.create_task(look())
-            await turns(1)
-            assert await purgatory.acancel_for_key("hot") == waiting
-            await looking
-            assert max(before - after for before, after in pairwise(left)) <= PORTION
-            assert {operation.state for operation in waiting} == {CANCELLED} and purgatory.watched == 0
-            assert await purgatory.acancel_for_key("hot") == []
-
-    virtual(main)
+        looking = asyncio.create_task(look())
+        await turns(1)
+        assert await purgatory.acancel_for_key("hot") == waiting
+        await looking
+        assert max(before - after for before, after in pairwise(left)) <= PORTION
+        assert {operation.state for operation in waiting} == {CANCELLED} and purgatory.watched == 0
+        assert await purgatory.acancel_for_key("hot") == []
 
 
 # First come, first served
@@ -257,120 +233,109 @@ class Takes(DelayedOperation[int]):
         return self.number
 
 
+@on_virtual_time
 @pytest.mark.parametrize("key", ["hot", ("hot", 1)])
-def test_a_newcomer_to_a_key_under_check_takes_its_place_at_the_end(virtual, key):
-    async def main():
-        async with Purgatory() as purgatory:
-            tokens, served = [], []
-            count = PORTION + 188
-            watch_all(purgatory, [Takes(number, tokens, served) for number in range(count)], key)
-            tokens.extend(range(count))
-            assert purgatory.check_and_complete(key) == PORTION
-            newcomers = [Takes(count + number, tokens, served) for number in range(3)]
-            for newcomer in newcomers:
-                assert purgatory.try_complete_else_watch(newcomer, [key, "another"]) is False
-            tokens.append(None)
-            await turns(5)
-            assert served == list(range(count + 1))
-            assert [newcomer.state for newcomer in newcomers] == [COMPLETED, PENDING, PENDING]
-            purgatory.cancel_for_key(key)
-
-    virtual(main)
+async def test_a_newcomer_to_a_key_under_check_takes_its_place_at_the_end(key):
+    async with Purgatory() as purgatory:
+        tokens, served = [], []
+        count = PORTION + 188
+        watch_all(purgatory, [Takes(number, tokens, served) for number in range(count)], key)
+        tokens.extend(range(count))
+        assert purgatory.check_and_complete(key) == PORTION
+        newcomers = [Takes(count + number, tokens, served) for number in range(3)]
+        for newcomer in newcomers:
+            assert purgatory.try_complete_else_watch(newcomer, [key, "another"]) is False
+        tokens.append(None)
+        await turns(5)
+        assert served == list(range(count + 1))
+        assert [newcomer.state for newcomer in newcomers] == [COMPLETED, PENDING, PENDING]
+        purgatory.cancel_for_key(key)
 
 
+@on_virtual_time
 @pytest.mark.parametrize(("count", "at"), [(300, 0), (300, 299), (PORTION, 100), (2 * PORTION + 300, 2 * PORTION + 50)])
 @pytest.mark.parametrize("leaving", ["all leave", "some leave", "nobody leaves"])
-def test_newcomers_are_met_in_order_at_the_end_of_a_check(virtual, leaving, count, at):
-    async def main():
-        async with Purgatory() as purgatory:
-            served, new = [], []
+async def test_newcomers_are_met_in_order_at_the_end_of_a_check(leaving, count, at):
+    async with Purgatory() as purgatory:
+        served, new = [], []
 
-            def newcomers(number):
-                for _ in range(number):
-                    new.append(Probe(None, name=len(new), ready=True, completing=lambda one: served.append(one.name)))
-                    watch_all(purgatory, new[-1:], "hot")
+        def newcomers(number):
+            for _ in range(number):
+                new.append(Probe(None, name=len(new), ready=True, completing=lambda one: served.append(one.name)))
+                watch_all(purgatory, new[-1:], "hot")
 
-            def come_and_go(_):
-                if not new:
-                    newcomers(5)
-                    for operation in old[:: {"all leave": 1, "some leave": 3, "nobody leaves": count}[leaving]]:
-                        operation.cancel()
-                    newcomers(2 * PORTION)
+        def come_and_go(_):
+            if not new:
+                newcomers(5)
+                for operation in old[:: {"all leave": 1, "some leave": 3, "nobody leaves": count}[leaving]]:
+                    operation.cancel()
+                newcomers(2 * PORTION)
 
-            old = watch_all(purgatory, [Probe(None) for _ in range(count)], "hot")
-            old[at].trying = come_and_go
-            purgatory.check_and_complete("hot")
-            await turns(12)
-            assert [number for number, name in enumerate(served) if number != name] == [] and len(served) == len(new)
-            assert {len(operation.calls) for operation in new} == {2}
-            purgatory._check()
-            purgatory.cancel_for_key("hot")
-            assert purgatory.pending == purgatory.watched == 0
-
-    virtual(main)
+        old = watch_all(purgatory, [Probe(None) for _ in range(count)], "hot")
+        old[at].trying = come_and_go
+        purgatory.check_and_complete("hot")
+        await turns(12)
+        assert [number for number, name in enumerate(served) if number != name] == [] and len(served) == len(new)
+        assert {len(operation.calls) for operation in new} == {2}
+        purgatory._check()
+        purgatory.cancel_for_key("hot")
+        assert purgatory.pending == purgatory.watched == 0
 
 
-def test_who_cannot_wait_is_tried_at_once_also_at_a_key_under_check(virtual):
-    async def main():
-        async with Purgatory() as purgatory:
-            watch_all(purgatory, [Probe(None) for _ in range(2 * PORTION)], "hot")
-            purgatory.check_and_complete("hot")
-            assert purgatory.try_complete_else_watch(Probe(0, ready=True, name="now"), ["hot"]) is True
-            assert purgatory.try_complete_else_watch(hopeless := Probe(-1), ["hot"]) is True
-            assert hopeless.calls == ["try", "complete", "expire"]
-            purgatory.cancel_for_key("hot")
-
-    virtual(main)
+@on_virtual_time
+async def test_who_cannot_wait_is_tried_at_once_also_at_a_key_under_check():
+    async with Purgatory() as purgatory:
+        watch_all(purgatory, [Probe(None) for _ in range(2 * PORTION)], "hot")
+        purgatory.check_and_complete("hot")
+        assert purgatory.try_complete_else_watch(Probe(0, ready=True, name="now"), ["hot"]) is True
+        assert purgatory.try_complete_else_watch(hopeless := Probe(-1), ["hot"]) is True
+        assert hopeless.calls == ["try", "complete", "expire"]
+        purgatory.cancel_for_key("hot")
 
 
 # One hook at a time, whichever purgatory it belongs to
 
 
-def test_a_chain_across_purgatories_needs_no_deeper_stack_than_one(run):
-    async def main():
-        count = 5000
-        purgatories = [Purgatory(str(number)) for number in range(count)]
+async def test_a_chain_across_purgatories_needs_no_deeper_stack_than_one():
+    count = 5000
+    purgatories = [Purgatory(str(number)) for number in range(count)]
 
-        def next_one(operation):
-            if operation.name + 1 < count:
-                purgatories[operation.name + 1].check_and_complete("key")
+    def next_one(operation):
+        if operation.name + 1 < count:
+            purgatories[operation.name + 1].check_and_complete("key")
 
-        operations = [Probe(None, name=number, completing=next_one) for number in range(count)]
-        for purgatory, operation in zip(purgatories, operations, strict=True):
-            purgatory.try_complete_else_watch(operation, ["key"])
-            operation.ready = True
-        purgatories[0].check_and_complete("key")
-        await turns(4 * count // PORTION)
-        assert {operation.state for operation in operations} == {COMPLETED}
-        for purgatory in purgatories:
-            await purgatory.aclose()
-
-    run(main)
+    operations = [Probe(None, name=number, completing=next_one) for number in range(count)]
+    for purgatory, operation in zip(purgatories, operations, strict=True):
+        purgatory.try_complete_else_watch(operation, ["key"])
+        operation.ready = True
+    purgatories[0].check_and_complete("key")
+    await turns(4 * count // PORTION)
+    assert {operation.state for operation in operations} == {COMPLETED}
+    for purgatory in purgatories:
+        await purgatory.aclose()
 
 
-def test_no_hook_runs_within_another_one_of_any_purgatory(virtual):
-    async def main():
-        async with Purgatory("one") as one, Purgatory("two") as two:
-            inside = []
+@on_virtual_time
+async def test_no_hook_runs_within_another_one_of_any_purgatory():
+    async with Purgatory("one") as one, Purgatory("two") as two:
+        inside = []
 
-            def enter(operation):
-                assert not inside
-                inside.append(operation)
-                for purgatory in (one, two):
-                    purgatory.check_and_complete("key")
-                for other in operations:
-                    other.force_complete()
-                inside.pop()
+        def enter(operation):
+            assert not inside
+            inside.append(operation)
+            for purgatory in (one, two):
+                purgatory.check_and_complete("key")
+            for other in operations:
+                other.force_complete()
+            inside.pop()
 
-            operations = [Probe(None, completing=enter) for _ in range(6)]
-            for number, operation in enumerate(operations):
-                (one, two)[number % 2].try_complete_else_watch(operation, ["key"])
-            operations[0].ready = True
-            one.check_and_complete("key")
-            assert [operation.state for operation in operations] == [COMPLETED] * 6
-            assert all(operation.calls.count("complete") == 1 for operation in operations)
-
-    virtual(main)
+        operations = [Probe(None, completing=enter) for _ in range(6)]
+        for number, operation in enumerate(operations):
+            (one, two)[number % 2].try_complete_else_watch(operation, ["key"])
+        operations[0].ready = True
+        one.check_and_complete("key")
+        assert [operation.state for operation in operations] == [COMPLETED] * 6
+        assert all(operation.calls.count("complete") == 1 for operation in operations)
 
 
 # The end, within a hook
@@ -382,86 +347,74 @@ def closed_within(purgatory):
         purgatory.aclose().send(None)
 
 
-def test_a_purgatory_that_is_closed_within_a_first_try_answers_that_operation(run):
-    async def main():
-        purgatory = Purgatory()
-        operation = Probe(30, trying=lambda _: closed_within(purgatory))
-        assert isinstance(await asyncio.wait_for(outcome(purgatory.wait(operation, ["key"])), 5), OperationCancelled)
-        assert operation.state is CANCELLED and purgatory.pending == purgatory.watched == 0
-        assert purgatory.statistics().cancelled == 1
-
-    run(main)
+async def test_a_purgatory_that_is_closed_within_a_first_try_answers_that_operation():
+    purgatory = Purgatory()
+    operation = Probe(30, trying=lambda _: closed_within(purgatory))
+    assert isinstance(await asyncio.wait_for(outcome(purgatory.wait(operation, ["key"])), 5), OperationCancelled)
+    assert operation.state is CANCELLED and purgatory.pending == purgatory.watched == 0
+    assert purgatory.statistics().cancelled == 1
 
 
-def test_a_close_waits_for_its_own_hooks_and_not_for_those_that_go_on_for_ever(virtual):
-    async def main():
-        goes_on = True
+@on_virtual_time
+async def test_a_close_waits_for_its_own_hooks_and_not_for_those_that_go_on_for_ever():
+    goes_on = True
 
-        def another(_):
-            if goes_on:
-                Probe(completing=another).force_complete()
+    def another(_):
+        if goes_on:
+            Probe(completing=another).force_complete()
 
-        Probe(completing=another).force_complete()
-        purgatory = Purgatory()
-        burst = watch_all(purgatory, [Probe(None) for _ in range(3 * PORTION)], "key")
-        Probe(completing=lambda _: [operation.force_complete() for operation in burst]).force_complete()
-        await asyncio.wait_for(purgatory.aclose(), 1)
-        assert all(operation.calls[-1] == "complete" for operation in burst)
-        goes_on = False
-        await turns(3)
-
-    virtual(main)
+    Probe(completing=another).force_complete()
+    purgatory = Purgatory()
+    burst = watch_all(purgatory, [Probe(None) for _ in range(3 * PORTION)], "key")
+    Probe(completing=lambda _: [operation.force_complete() for operation in burst]).force_complete()
+    await asyncio.wait_for(purgatory.aclose(), 1)
+    assert all(operation.calls[-1] == "complete" for operation in burst)
+    goes_on = False
+    await turns(3)
 
 
 # What ends outside any hook is answered at once
 
 
-def test_force_complete_has_its_result_at_once_while_a_burst_is_worked_off(virtual):
-    async def main():
-        async with Purgatory() as purgatory:
-            log = []
-            burst = watch_all(purgatory, [Probe(None, log=log) for _ in range(4 * PORTION)], "burst")
-            others = watch_all(purgatory, [Probe(None, name=number) for number in range(3)], "others")
-            starter = Probe(None, ready=True, completing=lambda _: [operation.force_complete() for operation in burst])
-            assert purgatory.try_complete_else_watch(starter, ["start"])
-            log.clear()
-            for other in others:
-                assert other.force_complete() and other.result() == other.name
-            assert log == []  # the burst has its own turns
-            await turns(5)
-            assert [name for _, name in log].count("complete") >= 3 * PORTION
-
-    virtual(main)
+@on_virtual_time
+async def test_force_complete_has_its_result_at_once_while_a_burst_is_worked_off():
+    async with Purgatory() as purgatory:
+        log = []
+        burst = watch_all(purgatory, [Probe(None, log=log) for _ in range(4 * PORTION)], "burst")
+        others = watch_all(purgatory, [Probe(None, name=number) for number in range(3)], "others")
+        starter = Probe(None, ready=True, completing=lambda _: [operation.force_complete() for operation in burst])
+        assert purgatory.try_complete_else_watch(starter, ["start"])
+        log.clear()
+        for other in others:
+            assert other.force_complete() and other.result() == other.name
+        assert log == []  # the burst has its own turns
+        await turns(5)
+        assert [name for _, name in log].count("complete") >= 3 * PORTION
 
 
-def test_a_first_try_that_sets_off_a_burst_has_its_own_result_at_once(virtual):
-    async def main():
-        async with Purgatory() as purgatory:
-            burst = watch_all(purgatory, [Probe(None) for _ in range(4 * PORTION)], "burst")
-            first = Probe(None, name="first", ready=True)
-            first.trying = lambda _: [operation.force_complete() for operation in burst]
-            assert purgatory.try_complete_else_watch(first, ["key"]) and first.result() == "first"
-            await turns(5)
-            assert all(operation.calls.count("complete") == 1 for operation in burst)
-
-    virtual(main)
+@on_virtual_time
+async def test_a_first_try_that_sets_off_a_burst_has_its_own_result_at_once():
+    async with Purgatory() as purgatory:
+        burst = watch_all(purgatory, [Probe(None) for _ in range(4 * PORTION)], "burst")
+        first = Probe(None, name="first", ready=True)
+        first.trying = lambda _: [operation.force_complete() for operation in burst]
+        assert purgatory.try_complete_else_watch(first, ["key"]) and first.result() == "first"
+        await turns(5)
+        assert all(operation.calls.count("complete") == 1 for operation in burst)
 
 
-def test_what_a_portion_leaves_is_done_also_if_a_hook_exits(reports):
-    run = Runner(VirtualTimeLoop, reports)
+@on_virtual_time
+async def test_what_a_portion_leaves_is_done_also_if_a_hook_exits(reports):
     purgatory = Purgatory()
     operations = [Probe(None) for _ in range(3 * PORTION)]
 
-    async def main():
-        watch_all(purgatory, operations, "key")
-        operations[10].completing = lambda _: (_ for _ in ()).throw(SystemExit)
-        for operation in operations:
-            operation.ready = True
-        with pytest.raises(SystemExit):
-            purgatory.check_and_complete("key")
-        await turns(8)
-        assert {operation.state for operation in operations} == {COMPLETED}
-        assert all(operation.calls.count("complete") == 1 for operation in operations)
-        await outcome(operations[10])
-
-    run(main)
+    watch_all(purgatory, operations, "key")
+    operations[10].completing = lambda _: (_ for _ in ()).throw(SystemExit)
+    for operation in operations:
+        operation.ready = True
+    with pytest.raises(SystemExit):
+        purgatory.check_and_complete("key")
+    await turns(8)
+    assert {operation.state for operation in operations} == {COMPLETED}
+    assert all(operation.calls.count("complete") == 1 for operation in operations)
+    await outcome(operations[10])

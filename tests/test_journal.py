@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from helpers import Probe, raiser
+from loops import on_asyncio, on_virtual_time
 
 from purgatory import Purgatory
 from purgatory.journal import CHECKS, FOLDERS, OPERATIONS, Journal, _journal, _writer
@@ -49,22 +50,19 @@ def summary(row: dict[str, Any]) -> tuple[Any, ...]:
     return (row["outcome"], row["attempts"], row["ended_by"], row["missed_trigger"])
 
 
-def test_each_row_says_what_became_of_an_operation(virtual, tmp_path, at_noon):
-    async def main():
-        with Journal(tmp_path) as journal:
-            async with Purgatory("letters", observer=journal) as purgatory:
-                first, second = Probe(30.0), Probe(deadline=asyncio.get_running_loop().time() + 20.0)
-                purgatory.try_complete_else_watch(first, ["a", "b"])
-                purgatory.try_complete_else_watch(second, [7])
-                await asyncio.sleep(1.5)
-                purgatory.check_and_complete("a")
-                first.ready = True
-                await asyncio.sleep(1.0)
-                purgatory.check_and_complete("b")
-                await asyncio.sleep(30.0)
-        return journal
-
-    journal = virtual(main)
+@on_virtual_time
+async def test_each_row_says_what_became_of_an_operation(tmp_path, at_noon):
+    with Journal(tmp_path) as journal:
+        async with Purgatory("letters", observer=journal) as purgatory:
+            first, second = Probe(30.0), Probe(deadline=asyncio.get_running_loop().time() + 20.0)
+            purgatory.try_complete_else_watch(first, ["a", "b"])
+            purgatory.try_complete_else_watch(second, [7])
+            await asyncio.sleep(1.5)
+            purgatory.check_and_complete("a")
+            first.ready = True
+            await asyncio.sleep(1.0)
+            purgatory.check_and_complete("b")
+            await asyncio.sleep(30.0)
 
     one, two = read(tmp_path)
     assert one == {
@@ -114,47 +112,45 @@ WAYS_TO_END = {
 }
 
 
+@on_virtual_time
 @pytest.mark.parametrize("timeout", [{"timeout": 5.0}, {"deadline": 5.0}, {}], ids=["timeout", "deadline", "none"])
 @pytest.mark.parametrize("keys", [["key"], ["other", "key"]], ids=["one key", "two keys"])
 @pytest.mark.parametrize("way", WAYS_TO_END)
-def test_however_an_operation_ends_its_row_says_so(virtual, reports, tmp_path, at_noon, way, keys, timeout):
+async def test_however_an_operation_ends_its_row_says_so(reports, tmp_path, at_noon, way, keys, timeout):
     times_out = way in ("deadline", "missed", "its last try raises")
     if times_out and not timeout:
         timeout = {"timeout": 5.0}
     if way == "expired at once":
         timeout = {"timeout": -1.0}
 
-    async def main():
-        with Journal(tmp_path) as journal:
-            async with Purgatory(observer=journal) as purgatory:
-                operation = Probe(**timeout)
-                others = [Probe() for _ in range(3)] if way == "check among others" else []
-                for other in others[:2]:
-                    purgatory.try_complete_else_watch(other, ["key"])
-                operation.ready = way == "at once"
-                operation.trying = raiser(ValueError()) if way == "its first try raises" else None
-                purgatory.try_complete_else_watch(operation, keys)
-                for other in others[2:]:
-                    purgatory.try_complete_else_watch(other, ["key"])
-                await asyncio.sleep(0 if operation.is_completed else 1.0)
-                if way == "the third check":
-                    purgatory.check_and_complete("key")
-                    purgatory.check_and_complete(keys[0])
-                operation.ready = way != "deadline"
-                if "try raises" in way:
-                    operation.trying = raiser(ValueError())
-                if "check" in way:
-                    purgatory.check_and_complete("key")
-                elif way == "from outside":
-                    operation.force_complete()
-                elif way == "cancel":
-                    operation.cancel()
-                elif times_out:
-                    await asyncio.sleep(10.0)
-            notes = purgatory._engine.notes
-            assert not notes.retries and not notes.started
-
-    virtual(main)
+    with Journal(tmp_path) as journal:
+        async with Purgatory(observer=journal) as purgatory:
+            operation = Probe(**timeout)
+            others = [Probe() for _ in range(3)] if way == "check among others" else []
+            for other in others[:2]:
+                purgatory.try_complete_else_watch(other, ["key"])
+            operation.ready = way == "at once"
+            operation.trying = raiser(ValueError()) if way == "its first try raises" else None
+            purgatory.try_complete_else_watch(operation, keys)
+            for other in others[2:]:
+                purgatory.try_complete_else_watch(other, ["key"])
+            await asyncio.sleep(0 if operation.is_completed else 1.0)
+            if way == "the third check":
+                purgatory.check_and_complete("key")
+                purgatory.check_and_complete(keys[0])
+            operation.ready = way != "deadline"
+            if "try raises" in way:
+                operation.trying = raiser(ValueError())
+            if "check" in way:
+                purgatory.check_and_complete("key")
+            elif way == "from outside":
+                operation.force_complete()
+            elif way == "cancel":
+                operation.cancel()
+            elif times_out:
+                await asyncio.sleep(10.0)
+        notes = purgatory._engine.notes
+        assert not notes.retries and not notes.started
 
     [row] = [row for row in read(tmp_path) if row["keys"] == keys and row["outcome"] == WAYS_TO_END[way][0]][:1]
     assert summary(row) == WAYS_TO_END[way]
@@ -169,45 +165,41 @@ def test_however_an_operation_ends_its_row_says_so(virtual, reports, tmp_path, a
         assert row["timeout_s"] == (None if not timeout else 5.0)
 
 
+@on_virtual_time
 @pytest.mark.parametrize("timeout", [float("inf"), 1e300, 2e6, None])
-def test_a_start_is_known_though_the_timeout_is_too_long_to_tell_it_by(virtual, tmp_path, at_noon, timeout):
-    async def main():
-        with Journal(tmp_path) as journal:
-            async with Purgatory(observer=journal) as purgatory:
-                await asyncio.sleep(0.25)
-                purgatory.try_complete_else_watch(Probe(timeout), ["key"])
-                await asyncio.sleep(0.5)
-                purgatory.cancel_for_key("key")
-
-    monotonic_far_from_zero = 1e9
-    virtual(main, start=monotonic_far_from_zero)
+@pytest.mark.parametrize("start", [1e9])
+async def test_a_start_is_known_though_the_timeout_is_too_long_to_tell_it_by(tmp_path, at_noon, timeout, start):
+    with Journal(tmp_path) as journal:
+        async with Purgatory(observer=journal) as purgatory:
+            await asyncio.sleep(0.25)
+            purgatory.try_complete_else_watch(Probe(timeout), ["key"])
+            await asyncio.sleep(0.5)
+            purgatory.cancel_for_key("key")
 
     [row] = read(tmp_path)
     assert row["ended_at"] - row["started_at"] == timedelta(seconds=0.5)
     assert row["timeout_s"] == (None if timeout in (None, float("inf")) else timeout)
 
 
-def test_the_checks_of_a_key_are_added_up_by_the_second(virtual, tmp_path, at_noon):
-    async def main():
-        with Journal(tmp_path) as journal:
-            async with Purgatory(observer=journal) as purgatory:
-                for second in range(2):
-                    alone, *crowd = (Probe() for _ in range(4))
-                    purgatory.try_complete_else_watch(alone, ["alone"])
-                    for operation in crowd:
-                        purgatory.try_complete_else_watch(operation, ["crowd"])
-                    purgatory.check_and_complete("nobody")
-                    purgatory.check_and_complete("alone")
-                    purgatory.check_and_complete("crowd")
-                    await asyncio.sleep(0.5)
-                    alone.ready = crowd[0].ready = True
-                    purgatory.check_and_complete("alone")
-                    purgatory.check_and_complete("crowd")
-                    for operation in crowd:
-                        operation.cancel()
-                    await asyncio.sleep(0.5 + second)
-
-    virtual(main)
+@on_virtual_time
+async def test_the_checks_of_a_key_are_added_up_by_the_second(tmp_path, at_noon):
+    with Journal(tmp_path) as journal:
+        async with Purgatory(observer=journal) as purgatory:
+            for second in range(2):
+                alone, *crowd = (Probe() for _ in range(4))
+                purgatory.try_complete_else_watch(alone, ["alone"])
+                for operation in crowd:
+                    purgatory.try_complete_else_watch(operation, ["crowd"])
+                purgatory.check_and_complete("nobody")
+                purgatory.check_and_complete("alone")
+                purgatory.check_and_complete("crowd")
+                await asyncio.sleep(0.5)
+                alone.ready = crowd[0].ready = True
+                purgatory.check_and_complete("alone")
+                purgatory.check_and_complete("crowd")
+                for operation in crowd:
+                    operation.cancel()
+                await asyncio.sleep(0.5 + second)
 
     rows = sorted(
         (row["key"], row["second"], row["checks"], row["tried"], row["completed"]) for row in read(tmp_path, "checks")
@@ -215,18 +207,16 @@ def test_the_checks_of_a_key_are_added_up_by_the_second(virtual, tmp_path, at_no
     assert rows == [(key, after(second), 2, tried, 1) for key, tried in (("alone", 2), ("crowd", 6)) for second in range(2)]
 
 
-def test_a_nested_check_of_one_is_counted_as_well(virtual, tmp_path):
-    async def main():
-        with Journal(tmp_path) as journal:
-            async with Purgatory(observer=journal) as purgatory:
-                last = Probe(ready=False)
-                first = Probe(completing=lambda _: (setattr(last, "ready", True), purgatory.check_and_complete("last")))
-                purgatory.try_complete_else_watch(first, ["first"])
-                purgatory.try_complete_else_watch(last, ["last"])
-                first.ready = True
-                purgatory.check_and_complete("first")
-
-    virtual(main)
+@on_virtual_time
+async def test_a_nested_check_of_one_is_counted_as_well(tmp_path):
+    with Journal(tmp_path) as journal:
+        async with Purgatory(observer=journal) as purgatory:
+            last = Probe(ready=False)
+            first = Probe(completing=lambda _: (setattr(last, "ready", True), purgatory.check_and_complete("last")))
+            purgatory.try_complete_else_watch(first, ["first"])
+            purgatory.try_complete_else_watch(last, ["last"])
+            first.ready = True
+            purgatory.check_and_complete("first")
 
     assert sorted(row["ended_by"] for row in read(tmp_path)) == ["first", "last"]
     assert sorted((row["key"], row["tried"], row["completed"]) for row in read(tmp_path, "checks")) == [
@@ -239,72 +229,62 @@ def hashed(key: object) -> str:
     return hashlib.sha256(str(key).encode()).hexdigest()[:8]
 
 
-def test_private_keys_can_be_hashed_and_are_then_nowhere_in_the_files(virtual, tmp_path):
-    async def main():
-        with Journal(tmp_path, key_of=hashed) as journal:
-            async with Purgatory(observer=journal) as purgatory:
-                operation = Probe()
-                purgatory.try_complete_else_watch(operation, ["alice@example.org"])
-                operation.ready = True
-                purgatory.check_and_complete("alice@example.org")
-
-    virtual(main)
+@on_virtual_time
+async def test_private_keys_can_be_hashed_and_are_then_nowhere_in_the_files(tmp_path):
+    with Journal(tmp_path, key_of=hashed) as journal:
+        async with Purgatory(observer=journal) as purgatory:
+            operation = Probe()
+            purgatory.try_complete_else_watch(operation, ["alice@example.org"])
+            operation.ready = True
+            purgatory.check_and_complete("alice@example.org")
 
     [row], [check] = read(tmp_path), read(tmp_path, "checks")
     assert row["keys"] == [row["ended_by"]] == [check["key"]] == [hashed("alice@example.org")]
     assert not any(b"alice" in file.read_bytes() for file in tmp_path.glob("*/*"))
 
 
-def test_a_key_of_that_fails_does_not_show_the_key_and_loses_no_row(virtual, tmp_path, caplog):
-    async def main():
-        with Journal(tmp_path, key_of=lambda key: 1 // 0) as journal:
-            async with Purgatory(observer=journal) as purgatory:
-                purgatory.try_complete_else_watch(Probe(), ["alice"])
-
-    virtual(main)
+@on_virtual_time
+async def test_a_key_of_that_fails_does_not_show_the_key_and_loses_no_row(tmp_path, caplog):
+    with Journal(tmp_path, key_of=lambda key: 1 // 0) as journal:
+        async with Purgatory(observer=journal) as purgatory:
+            purgatory.try_complete_else_watch(Probe(), ["alice"])
 
     assert [row["keys"] for row in read(tmp_path)] == [["<str>"]]
     assert "key_of failed" in caplog.text and "alice" not in caplog.text
 
 
-def test_a_journal_does_not_keep_operations_alive(virtual, tmp_path):
-    async def main():
-        with Journal(tmp_path) as journal:
-            async with Purgatory(observer=journal) as purgatory:
-                operation = Probe()
-                purgatory.try_complete_else_watch(operation, ["key"])
-                purgatory.check_and_complete("key")
-                operation.cancel()
-                gone = weakref.ref(operation)
-                del operation
-                gc.collect()
-                assert gone() is None
-
-    virtual(main)
+@on_virtual_time
+async def test_a_journal_does_not_keep_operations_alive(tmp_path):
+    with Journal(tmp_path) as journal:
+        async with Purgatory(observer=journal) as purgatory:
+            operation = Probe()
+            purgatory.try_complete_else_watch(operation, ["key"])
+            purgatory.check_and_complete("key")
+            operation.cancel()
+            gone = weakref.ref(operation)
+            del operation
+            gc.collect()
+            assert gone() is None
 
 
-def test_a_journal_serves_one_purgatory(virtual, reports, tmp_path):
-    async def main():
-        with Journal(tmp_path) as journal:
-            async with Purgatory("one", observer=journal) as one, Purgatory("two", observer=journal) as two:
-                one.try_complete_else_watch(Probe(ready=True), ["key"])
-                two.try_complete_else_watch(Probe(ready=True), ["key"])
-
-    virtual(main)
+@on_virtual_time
+async def test_a_journal_serves_one_purgatory(reports, tmp_path):
+    with Journal(tmp_path) as journal:
+        async with Purgatory("one", observer=journal) as one, Purgatory("two", observer=journal) as two:
+            one.try_complete_else_watch(Probe(ready=True), ["key"])
+            two.try_complete_else_watch(Probe(ready=True), ["key"])
 
     assert [row["purgatory"] for row in read(tmp_path)] == ["one"]
     assert "this journal belongs to another purgatory, 'one'" in str(reports[0]["exception"])
 
 
-def test_checks_that_come_before_the_first_operation_has_ended_are_kept(virtual, tmp_path):
-    async def main():
-        with Journal(tmp_path) as journal:
-            async with Purgatory("letters", observer=journal) as purgatory:
-                purgatory.try_complete_else_watch(Probe(), ["key"])
-                purgatory.check_and_complete("key")
-                await asyncio.to_thread(journal._writer._stopping.wait, 0.6)
-
-    virtual(main)
+@on_virtual_time
+async def test_checks_that_come_before_the_first_operation_has_ended_are_kept(tmp_path):
+    with Journal(tmp_path) as journal:
+        async with Purgatory("letters", observer=journal) as purgatory:
+            purgatory.try_complete_else_watch(Probe(), ["key"])
+            purgatory.check_and_complete("key")
+            await asyncio.to_thread(journal._writer._stopping.wait, 0.6)
 
     assert [(row["purgatory"], row["tried"]) for row in read(tmp_path, "checks")] == [("letters", 1)]
 
@@ -314,13 +294,10 @@ async def operations(purgatory, count):
         purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
 
 
-def test_files_are_rolled_over_by_size_and_each_is_whole(run, tmp_path):
-    async def main():
-        async with Journal(tmp_path, file_bytes=200_000) as journal, Purgatory(observer=journal) as purgatory:
-            await operations(purgatory, 6_000)
-        return journal.statistics()
-
-    statistics = run(main)
+async def test_files_are_rolled_over_by_size_and_each_is_whole(tmp_path):
+    async with Journal(tmp_path, file_bytes=200_000) as journal, Purgatory(observer=journal) as purgatory:
+        await operations(purgatory, 6_000)
+    statistics = journal.statistics()
 
     assert [row["operation_id"] for row in read(tmp_path)] == list(range(6_000))
     assert statistics.written == 6_000 and statistics.dropped == statistics.lost == statistics.waiting == 0
@@ -329,29 +306,23 @@ def test_files_are_rolled_over_by_size_and_each_is_whole(run, tmp_path):
     assert statistics.bytes == sum(file.stat().st_size for file in files)
 
 
-def test_a_file_is_finished_when_it_is_old_enough(tmp_path):
-    async def main():
-        async with Journal(tmp_path, file_seconds=0.01) as journal, Purgatory(observer=journal) as purgatory:
-            await operations(purgatory, 1)
-            while not read(tmp_path):  # the test's own timeout is the bound
-                await asyncio.sleep(0.01)
-            return journal.statistics().written
-
-    assert asyncio.run(main()) == 1
+@on_asyncio
+async def test_a_file_is_finished_when_it_is_old_enough(tmp_path):
+    async with Journal(tmp_path, file_seconds=0.01) as journal, Purgatory(observer=journal) as purgatory:
+        await operations(purgatory, 1)
+        while not read(tmp_path):  # the test's own timeout is the bound
+            await asyncio.sleep(0.01)
+        assert journal.statistics().written == 1
 
 
-def test_what_does_not_fit_is_dropped_counted_and_leaves_a_gap_in_the_ids(run, tmp_path, monkeypatch):
+async def test_what_does_not_fit_is_dropped_counted_and_leaves_a_gap_in_the_ids(tmp_path, monkeypatch):
     monkeypatch.setattr(_writer, "SECONDS_BETWEEN_LOOKS", 3600)
-
-    async def main():
-        async with Journal(tmp_path, max_rows=8_000) as journal, Purgatory(observer=journal) as purgatory:
-            await operations(purgatory, 2_500)
-            assert (journal.statistics().waiting, journal.statistics().dropped) == (2_000, 500)
-            await asyncio.to_thread(journal._writer._look, False)
-            await operations(purgatory, 1)
-        return journal.statistics()
-
-    statistics = run(main)
+    async with Journal(tmp_path, max_rows=8_000) as journal, Purgatory(observer=journal) as purgatory:
+        await operations(purgatory, 2_500)
+        assert (journal.statistics().waiting, journal.statistics().dropped) == (2_000, 500)
+        await asyncio.to_thread(journal._writer._look, False)
+        await operations(purgatory, 1)
+    statistics = journal.statistics()
 
     assert (statistics.written, statistics.dropped) == (2_001, 500)
     ids = [row["operation_id"] for row in read(tmp_path)]
@@ -359,7 +330,8 @@ def test_what_does_not_fit_is_dropped_counted_and_leaves_a_gap_in_the_ids(run, t
     assert tallies(tmp_path) == []
 
 
-def test_a_full_disk_holds_nobody_up_and_nothing_is_lost_when_there_is_room_again(tmp_path, monkeypatch, caplog):
+@on_asyncio
+async def test_a_full_disk_holds_nobody_up_and_nothing_is_lost_when_there_is_room_again(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(_writer, "SECONDS_AFTER_FAILURE", 0.0)
     write_table, full = pq.write_table, [True]
 
@@ -371,32 +343,27 @@ def test_a_full_disk_holds_nobody_up_and_nothing_is_lost_when_there_is_room_agai
 
     monkeypatch.setattr(_writer.pq, "write_table", write)
 
-    async def main():
-        async with Journal(tmp_path, file_seconds=0.01) as journal, Purgatory(observer=journal) as purgatory:
-            await operations(purgatory, 10)
-            while journal.statistics().failure is None:
-                await asyncio.sleep(0.01)
-            assert list((tmp_path / "operations").iterdir()) == []
-            full.clear()
-            while not journal.statistics().written:
-                await asyncio.sleep(0.01)
-        return journal.statistics()
-
-    statistics = asyncio.run(main())
+    async with Journal(tmp_path, file_seconds=0.01) as journal, Purgatory(observer=journal) as purgatory:
+        await operations(purgatory, 10)
+        while journal.statistics().failure is None:
+            await asyncio.sleep(0.01)
+        assert list((tmp_path / "operations").iterdir()) == []
+        full.clear()
+        while not journal.statistics().written:
+            await asyncio.sleep(0.01)
+    statistics = journal.statistics()
 
     assert (statistics.written, statistics.lost, statistics.failure) == (10, 0, None)
     assert len(read(tmp_path)) == 10
     assert "No space left" in caplog.text
 
 
-def test_a_disk_that_stays_full_costs_what_was_not_written_and_the_journal_says_how_much(tmp_path, monkeypatch, caplog):
-    async def main():
-        async with Journal(tmp_path) as journal, Purgatory(observer=journal) as purgatory:
-            await operations(purgatory, 10)
-            monkeypatch.setattr(_writer.pq, "write_table", no_space)
-        return journal.statistics()
-
-    statistics = asyncio.run(main())
+@on_asyncio
+async def test_a_disk_that_stays_full_costs_what_was_not_written_and_the_journal_says_how_much(tmp_path, monkeypatch, caplog):
+    async with Journal(tmp_path) as journal, Purgatory(observer=journal) as purgatory:
+        await operations(purgatory, 10)
+        monkeypatch.setattr(_writer.pq, "write_table", no_space)
+    statistics = journal.statistics()
 
     assert (statistics.written, statistics.lost, statistics.waiting) == (0, 10, 0)
     assert "closed without its last 10 operations" in caplog.text and "No space left" in caplog.text
@@ -408,16 +375,14 @@ def no_space(table, file):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_what_happens_after_the_journal_was_closed_is_dropped_and_counted(virtual, tmp_path):
-    async def main():
-        journal = Journal(tmp_path)
-        async with Purgatory(observer=journal) as purgatory:
-            await operations(purgatory, 1)
-            assert journal.close() == journal.close()
-            await operations(purgatory, 2)
-        return journal.statistics()
-
-    statistics = virtual(main)
+@on_virtual_time
+async def test_what_happens_after_the_journal_was_closed_is_dropped_and_counted(tmp_path):
+    journal = Journal(tmp_path)
+    async with Purgatory(observer=journal) as purgatory:
+        await operations(purgatory, 1)
+        assert journal.close() == journal.close()
+        await operations(purgatory, 2)
+    statistics = journal.statistics()
 
     assert (statistics.written, statistics.dropped) == (1, 2)
 
@@ -470,16 +435,13 @@ def test_what_was_in_files_when_the_process_was_killed_is_still_there_and_whole(
     assert ended >= len(rows)
 
 
-def test_a_file_is_finished_at_its_age_also_while_there_is_always_more_to_take(virtual, tmp_path, monkeypatch):
+@on_virtual_time
+async def test_a_file_is_finished_at_its_age_also_while_there_is_always_more_to_take(tmp_path, monkeypatch):
     monkeypatch.setattr(_writer, "PORTION", 1)  # so that a hundred operations are more than it can take at once
-
-    async def main():
-        with Journal(tmp_path, file_seconds=1e-9) as journal:
-            async with Purgatory(observer=journal) as purgatory:
-                await operations(purgatory, 100)
-        return journal.statistics()
-
-    statistics = virtual(main)
+    with Journal(tmp_path, file_seconds=1e-9) as journal:
+        async with Purgatory(observer=journal) as purgatory:
+            await operations(purgatory, 100)
+    statistics = journal.statistics()
 
     assert statistics.files >= statistics.written == 100
     assert [row["operation_id"] for row in read(tmp_path)] == list(range(100))
@@ -512,16 +474,14 @@ def test_importing_the_journal_without_pyarrow_says_how_to_get_it():
     assert "pip install 'asyncio-purgatory[journal]'" in answer.stderr
 
 
-def test_without_an_observer_nothing_is_noted(virtual):
-    async def main():
-        async with Purgatory() as purgatory:
-            purgatory.try_complete_else_watch(Probe(), ["key"])
-            purgatory.try_complete_else_watch(Probe(), ["key"])
-            purgatory.check_and_complete("key")
-            notes = purgatory._engine.notes
-            assert not notes.retries and not notes.started
-
-    virtual(main)
+@on_virtual_time
+async def test_without_an_observer_nothing_is_noted():
+    async with Purgatory() as purgatory:
+        purgatory.try_complete_else_watch(Probe(), ["key"])
+        purgatory.try_complete_else_watch(Probe(), ["key"])
+        purgatory.check_and_complete("key")
+        notes = purgatory._engine.notes
+        assert not notes.retries and not notes.started
 
 
 def test_the_schemas_are_those_of_the_two_folders():

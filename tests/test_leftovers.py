@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from helpers import Probe, outcome, raiser, turns
-from loops import Runner
+from loops import Runner, on_virtual_time
 
 import purgatory as library
 from purgatory import OperationCancelled, OperationState, OperationTimeout, Purgatory, ThresholdPurgatory
@@ -101,30 +101,26 @@ async def expired_library_wait_for(purgatory, thresholds):
         expired_library_wait_for,
     ],
 )
-def test_a_wait_that_expires_or_fails_leaves_nothing_for_the_garbage_collector(loop_factory, wait):
-    async def main():
-        async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
+async def test_a_wait_that_expires_or_fails_leaves_nothing_for_the_garbage_collector(wait):
+    async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
 
-            async def once():
-                try:
-                    await wait(purgatory, thresholds)
-                except (OperationTimeout, OperationCancelled, TimeoutError, Broken):
-                    return
-                raise AssertionError("it ended well")
-
-            await once()
-            gc.collect()
-            gc.disable()
+        async def once():
             try:
-                for _ in range(20):
-                    await once()
-                await turns(3)
-                assert gc.collect() == 0
-            finally:
-                gc.enable()
+                await wait(purgatory, thresholds)
+            except (OperationTimeout, OperationCancelled, TimeoutError, Broken):
+                return
+            raise AssertionError("it ended well")
 
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        runner.run(main())
+        await once()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(20):
+                await once()
+            await turns(3)
+            assert gc.collect() == 0
+        finally:
+            gc.enable()
 
 
 async def expired_asynchronous_wait_for(purgatory, thresholds):
@@ -188,77 +184,69 @@ def test_a_wait_that_ends_the_task_it_runs_in_leaves_nothing_for_the_garbage_col
         runner.run(main())
 
 
+@on_virtual_time
 @pytest.mark.parametrize("wait", [expired_wait_for, failed_wait_for, failed_hook, expired_threshold])
-def test_a_wait_that_expires_or_fails_asks_the_loop_for_no_callback_of_its_own(virtual, wait):
-    async def main():
-        loop = asyncio.get_running_loop()
-        asked, call_soon = Counter(), loop.call_soon
+async def test_a_wait_that_expires_or_fails_asks_the_loop_for_no_callback_of_its_own(wait):
+    loop = asyncio.get_running_loop()
+    asked, call_soon = Counter(), loop.call_soon
 
-        def counted(callback, *args, **kwargs):
-            asked[
-                "task" if isinstance(getattr(callback, "__self__", None), asyncio.Task) or "Task" in repr(callback) else "own"
-            ] += 1
-            return call_soon(callback, *args, **kwargs)
+    def counted(callback, *args, **kwargs):
+        asked[
+            "task" if isinstance(getattr(callback, "__self__", None), asyncio.Task) or "Task" in repr(callback) else "own"
+        ] += 1
+        return call_soon(callback, *args, **kwargs)
 
-        async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
-            # Something else waits, so that the wheel has no reason to look whether it may rest.
-            purgatory.try_complete_else_watch(Probe(1e6), ["other"])
-            other = asyncio.create_task(thresholds.wait("other", 1))
-            tasks = [asyncio.create_task(outcome(wait(purgatory, thresholds))) for _ in range(100)]
-            loop.call_soon = counted
-            await asyncio.wait(tasks)
-            loop.call_soon = call_soon
-            # What the loop is asked for in all is for the turn, not for each.
-            assert asked["own"] <= 110  # each task tells `asyncio.wait` that it is done
-            purgatory.cancel_for_key("other")
-            other.cancel()
-
-    virtual(main)
+    async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
+        # Something else waits, so that the wheel has no reason to look whether it may rest.
+        purgatory.try_complete_else_watch(Probe(1e6), ["other"])
+        other = asyncio.create_task(thresholds.wait("other", 1))
+        tasks = [asyncio.create_task(outcome(wait(purgatory, thresholds))) for _ in range(100)]
+        loop.call_soon = counted
+        await asyncio.wait(tasks)
+        loop.call_soon = call_soon
+        # What the loop is asked for in all is for the turn, not for each.
+        assert asked["own"] <= 110  # each task tells `asyncio.wait` that it is done
+        purgatory.cancel_for_key("other")
+        other.cancel()
 
 
-def test_a_failure_that_nobody_sees_is_reported_though_somebody_had_waited(run, reports):
-    async def main():
-        async with Purgatory() as purgatory:
-            operation = Probe(None, completing=raiser(Broken()))
-            purgatory.try_complete_else_watch(operation, ["key"])
-            waiting = asyncio.create_task(outcome(operation))
-            await turns(2)
-            operation.force_complete()
-            waiting.cancel()
-            assert isinstance(await waiting, asyncio.CancelledError)
-            await turns(4)
-
-    run(main)
+async def test_a_failure_that_nobody_sees_is_reported_though_somebody_had_waited(reports):
+    async with Purgatory() as purgatory:
+        operation = Probe(None, completing=raiser(Broken()))
+        purgatory.try_complete_else_watch(operation, ["key"])
+        waiting = asyncio.create_task(outcome(operation))
+        await turns(2)
+        operation.force_complete()
+        waiting.cancel()
+        assert isinstance(await waiting, asyncio.CancelledError)
+        await turns(4)
     assert [type(report["exception"]) for report in reports] == [Broken]
 
 
 @pytest.mark.parametrize("keys", ["own", "shared"])
 @pytest.mark.parametrize("timeout", [None, float("inf"), 30.0])
-def test_after_very_many_have_left_their_table_is_given_back(run, keys, timeout):
-    async def main():
-        purgatory = Purgatory()
-        await purgatory.acancel_for_key("bind")
-        await turns(2)
+async def test_after_very_many_have_left_their_table_is_given_back(keys, timeout):
+    purgatory = Purgatory()
+    await purgatory.acancel_for_key("bind")
+    await turns(2)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        operations = [Probe(timeout) for _ in range(30_000)]
+        for number, operation in enumerate(operations):
+            purgatory.try_complete_else_watch(operation, [number if keys == "own" else number % 100])
+        full, _ = tracemalloc.get_traced_memory()
+        for operation in operations:
+            operation.cancel()
+        del operation, operations
+        await turns(3)
         gc.collect()
-        tracemalloc.start()
-        try:
-            before, _ = tracemalloc.get_traced_memory()
-            operations = [Probe(timeout) for _ in range(30_000)]
-            for number, operation in enumerate(operations):
-                purgatory.try_complete_else_watch(operation, [number if keys == "own" else number % 100])
-            full, _ = tracemalloc.get_traced_memory()
-            for operation in operations:
-                operation.cancel()
-            del operation, operations
-            await turns(3)
-            gc.collect()
-            after, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert after - before < (full - before) / 50
-        await purgatory.aclose()
-
-    run(main)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < (full - before) / 50
+    await purgatory.aclose()
 
 
 @pytest.mark.parametrize("claim", ["complete", "cancel"])

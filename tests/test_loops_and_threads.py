@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from helpers import Probe, outcome, turns
+from loops import on_asyncio, on_virtual_time
 
 from purgatory import IdleTracker, OperationState, OperationTimeout, Purgatory, ThresholdPurgatory, WheelTimer, WrongLoop
 from purgatory._life import claim
@@ -53,52 +54,12 @@ class Interrupting:
         return self is other
 
 
+@on_asyncio
 @pytest.mark.parametrize("kind", ["keys", "thresholds"])
 @pytest.mark.parametrize("by", ["signal", "finalizer"])
-def test_a_call_from_a_thread_may_be_interrupted_by_another_one(kind, by):
+async def test_a_call_from_a_thread_may_be_interrupted_by_another_one(kind, by):
     """A plain lock would be taken twice: by the call that is interrupted, and by the one that interrupts it."""
     interruptions = []
-
-    async def main():
-        async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
-            put = (
-                purgatory.check_and_complete_threadsafe if kind == "keys" else lambda key: thresholds.advance_threadsafe(key, 1)
-            )
-
-            def interrupt(*_):
-                interruptions.append(1)
-                put("from the handler")
-
-            class Loop:
-                """Garbage that calls when it is found, in whatever the collector has interrupted."""
-
-                def __init__(self):
-                    self.itself = self
-
-                def __del__(self):
-                    interrupt()
-
-            keys = [Interrupting() for _ in range(50)]
-            ready = {key: asyncio.create_task(waits(purgatory, thresholds, kind, key)) for key in ("from the handler", "plain")}
-            await turns(2)
-            before = signal.signal(signal.SIGUSR1, interrupt)
-            thresholds_before = gc.get_threshold()
-            if by == "finalizer":
-                gc.set_threshold(1, 1, 1)
-            try:
-                for key in keys:
-                    if by == "finalizer":
-                        Loop()
-                    put(key)
-                    put(("a", "tuple", [].__len__()))
-                put("plain")
-                if by == "signal":
-                    signal.raise_signal(signal.SIGUSR1)
-                gc.collect()
-                assert await asyncio.gather(*ready.values()) == [1, 1]
-            finally:
-                gc.set_threshold(*thresholds_before)
-                signal.signal(signal.SIGUSR1, before)
 
     async def waits(purgatory, thresholds, kind, key):
         if kind == "thresholds":
@@ -106,36 +67,70 @@ def test_a_call_from_a_thread_may_be_interrupted_by_another_one(kind, by):
         seen = []
         return await purgatory.wait_for(lambda: seen.append(1) or len(seen) - 1, [key], 20)
 
-    asyncio.run(asyncio.wait_for(main(), 30))
+    async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
+        put = purgatory.check_and_complete_threadsafe if kind == "keys" else lambda key: thresholds.advance_threadsafe(key, 1)
+
+        def interrupt(*_):
+            interruptions.append(1)
+            put("from the handler")
+
+        class Loop:
+            """Garbage that calls when it is found, in whatever the collector has interrupted."""
+
+            def __init__(self):
+                self.itself = self
+
+            def __del__(self):
+                interrupt()
+
+        keys = [Interrupting() for _ in range(50)]
+        ready = {key: asyncio.create_task(waits(purgatory, thresholds, kind, key)) for key in ("from the handler", "plain")}
+        await turns(2)
+        before = signal.signal(signal.SIGUSR1, interrupt)
+        thresholds_before = gc.get_threshold()
+        if by == "finalizer":
+            gc.set_threshold(1, 1, 1)
+        try:
+            for key in keys:
+                if by == "finalizer":
+                    Loop()
+                put(key)
+                put(("a", "tuple", [].__len__()))
+            put("plain")
+            if by == "signal":
+                signal.raise_signal(signal.SIGUSR1)
+            gc.collect()
+            assert await asyncio.gather(*ready.values()) == [1, 1]
+        finally:
+            gc.set_threshold(*thresholds_before)
+            signal.signal(signal.SIGUSR1, before)
     assert interruptions
 
 
-def test_however_much_threads_name_it_takes_no_more_memory_than_what_differs(virtual):
-    async def main():
-        async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
-            operations = [Probe(None) for _ in range(10)]
-            for key, operation in enumerate(operations):
-                purgatory.try_complete_else_watch(operation, [key])
-                operation.ready = True
-            thresholds.advance(0, 0)
+@on_virtual_time
+async def test_however_much_threads_name_it_takes_no_more_memory_than_what_differs():
+    async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
+        operations = [Probe(None) for _ in range(10)]
+        for key, operation in enumerate(operations):
+            purgatory.try_complete_else_watch(operation, [key])
+            operation.ready = True
+        thresholds.advance(0, 0)
 
-            def work():
-                for number in range(50_000):
-                    purgatory.check_and_complete_threadsafe(number % 10)
-                    thresholds.advance_threadsafe(number % 10, number)
+        def work():
+            for number in range(50_000):
+                purgatory.check_and_complete_threadsafe(number % 10)
+                thresholds.advance_threadsafe(number % 10, number)
 
-            threads = [threading.Thread(target=work) for _ in range(3)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()  # while the loop is held up
-            named = len(purgatory._engine.signals._items), len(thresholds._waits._signals._items)
-            assert max(named) <= 5000
-            await turns(3)
-            assert {operation.state for operation in operations} == {COMPLETED}
-            assert [thresholds.value(key) for key in range(10)] == [49_990 + key for key in range(10)]
-
-    virtual(main)
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()  # while the loop is held up
+        named = len(purgatory._engine.signals._items), len(thresholds._waits._signals._items)
+        assert max(named) <= 5000
+        await turns(3)
+        assert {operation.state for operation in operations} == {COMPLETED}
+        assert [thresholds.value(key) for key in range(10)] == [49_990 + key for key in range(10)]
 
 
 # A loop is run in one thread today, and in another one tomorrow

@@ -6,6 +6,7 @@ from math import inf, nan
 
 import pytest
 from helpers import Probe, outcome, raiser, turns
+from loops import on_virtual_time
 
 from purgatory import (
     DelayedOperation,
@@ -42,161 +43,140 @@ async def move(purgatory: Purgatory[Probe], operation: Probe, state: OperationSt
     return True
 
 
+@on_virtual_time
 @pytest.mark.parametrize(("source", "target"), list(product(OperationState, OperationState)))
-def test_every_move_is_made_if_it_is_legal_and_refused_if_not(virtual, source, target):
-    async def main():
+async def test_every_move_is_made_if_it_is_legal_and_refused_if_not(source, target):
+    async with Purgatory() as purgatory:
+        operation = Probe(5)
+        purgatory.try_complete_else_watch(operation, ["key"])
+        if source is not PENDING:
+            assert await move(purgatory, operation, source)
+        calls = operation.calls[:]
+        legal = target in LEGAL_MOVES[source]
+        assert await move(purgatory, operation, target) is legal
+        assert operation.state is (target if legal else source)
+        assert operation.is_completed is (operation.state is not PENDING)
+        assert legal or operation.calls == calls
+        assert operation.calls.count("complete") == (operation.state in (COMPLETED, EXPIRED))
+        assert operation.calls.count("expire") == (operation.state is EXPIRED)
+
+
+@on_virtual_time
+async def test_the_state_is_final_before_any_hook_runs():
+    seen = []
+    for end in ("complete", "expire"):
+        operation = Probe(
+            1,
+            completing=lambda operation: seen.append((operation.state, operation.force_complete(), operation.cancel())),
+            expiring=lambda operation: seen.append((operation.state, operation.force_complete(), operation.cancel())),
+        )
         async with Purgatory() as purgatory:
-            operation = Probe(5)
             purgatory.try_complete_else_watch(operation, ["key"])
-            if source is not PENDING:
-                assert await move(purgatory, operation, source)
-            calls = operation.calls[:]
-            legal = target in LEGAL_MOVES[source]
-            assert await move(purgatory, operation, target) is legal
-            assert operation.state is (target if legal else source)
-            assert operation.is_completed is (operation.state is not PENDING)
-            assert legal or operation.calls == calls
-            assert operation.calls.count("complete") == (operation.state in (COMPLETED, EXPIRED))
-            assert operation.calls.count("expire") == (operation.state is EXPIRED)
-
-    virtual(main)
-
-
-def test_the_state_is_final_before_any_hook_runs(virtual):
-    async def main():
-        seen = []
-        for end in ("complete", "expire"):
-            operation = Probe(
-                1,
-                completing=lambda operation: seen.append((operation.state, operation.force_complete(), operation.cancel())),
-                expiring=lambda operation: seen.append((operation.state, operation.force_complete(), operation.cancel())),
-            )
-            async with Purgatory() as purgatory:
-                purgatory.try_complete_else_watch(operation, ["key"])
-                operation.ready = end == "complete"
-                purgatory.check_and_complete("key")
-                await asyncio.sleep(2)
-        assert seen == [(COMPLETED, False, False), (EXPIRED, False, False), (EXPIRED, False, False)]
-
-    virtual(main)
+            operation.ready = end == "complete"
+            purgatory.check_and_complete("key")
+            await asyncio.sleep(2)
+    assert seen == [(COMPLETED, False, False), (EXPIRED, False, False), (EXPIRED, False, False)]
 
 
 # Result
 
 
-def test_every_awaiter_gets_the_result_also_one_that_comes_later(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            operation = Probe(30, name="answer")
-            purgatory.try_complete_else_watch(operation, ["key"])
-            awaiters = [asyncio.create_task(outcome(operation)) for _ in range(3)]
-            await turns()
-            assert operation.force_complete() and operation.result() == "answer"
-            assert await asyncio.gather(*awaiters) == ["answer"] * 3
-            assert await operation == "answer"
-            assert operation.calls == ["try", "complete"]
-
-    run(main)
+async def test_every_awaiter_gets_the_result_also_one_that_comes_later():
+    async with Purgatory() as purgatory:
+        operation = Probe(30, name="answer")
+        purgatory.try_complete_else_watch(operation, ["key"])
+        awaiters = [asyncio.create_task(outcome(operation)) for _ in range(3)]
+        await turns()
+        assert operation.force_complete() and operation.result() == "answer"
+        assert await asyncio.gather(*awaiters) == ["answer"] * 3
+        assert await operation == "answer"
+        assert operation.calls == ["try", "complete"]
 
 
 @pytest.mark.parametrize("others", [0, 1, 2])
-def test_cancelling_one_awaiter_ends_that_await_alone(run, others):
-    async def main():
-        async with Purgatory() as purgatory:
-            operation = Probe(30, name="answer")
-            purgatory.try_complete_else_watch(operation, ["key"])
-            before, *after = [asyncio.create_task(outcome(operation)) for _ in range(1 + others)]
-            await turns()
-            before.cancel()
-            assert isinstance(await before, asyncio.CancelledError)
-            assert operation.state is PENDING and purgatory.pending == 1
-            operation.force_complete()
-            assert await asyncio.gather(*after) == ["answer"] * others
-
-    run(main)
+async def test_cancelling_one_awaiter_ends_that_await_alone(others):
+    async with Purgatory() as purgatory:
+        operation = Probe(30, name="answer")
+        purgatory.try_complete_else_watch(operation, ["key"])
+        before, *after = [asyncio.create_task(outcome(operation)) for _ in range(1 + others)]
+        await turns()
+        before.cancel()
+        assert isinstance(await before, asyncio.CancelledError)
+        assert operation.state is PENDING and purgatory.pending == 1
+        operation.force_complete()
+        assert await asyncio.gather(*after) == ["answer"] * others
 
 
-def test_awaiting_a_cancelled_operation_raises_before_and_after(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            operation = Probe(30)
-            purgatory.try_complete_else_watch(operation, ["key"])
-            awaiters = [asyncio.create_task(outcome(operation)) for _ in range(2)]
-            await turns()
-            assert operation.cancel() and not operation.cancel() and not operation.force_complete()
-            for error in [*await asyncio.gather(*awaiters), await outcome(operation)]:
-                assert isinstance(error, OperationCancelled) and not isinstance(error, asyncio.CancelledError)
-            with pytest.raises(OperationCancelled, match=r"Probe cancelled.*was cancelled") as caught:
+async def test_awaiting_a_cancelled_operation_raises_before_and_after():
+    async with Purgatory() as purgatory:
+        operation = Probe(30)
+        purgatory.try_complete_else_watch(operation, ["key"])
+        awaiters = [asyncio.create_task(outcome(operation)) for _ in range(2)]
+        await turns()
+        assert operation.cancel() and not operation.cancel() and not operation.force_complete()
+        for error in [*await asyncio.gather(*awaiters), await outcome(operation)]:
+            assert isinstance(error, OperationCancelled) and not isinstance(error, asyncio.CancelledError)
+        with pytest.raises(OperationCancelled, match=r"Probe cancelled.*was cancelled") as caught:
+            operation.result()
+        assert caught.value.__context__ is None, "the traceback tells of our insides"
+        assert operation.calls == ["try"]
+
+
+async def test_each_await_of_a_failed_operation_raises_its_error_with_the_hook_in_the_traceback():
+    error = ZeroDivisionError("in the hook")
+    async with Purgatory() as purgatory:
+        operation = Probe(30, completing=raiser(error))
+        purgatory.try_complete_else_watch(operation, ["key"])
+        awaiters = [asyncio.create_task(outcome(operation)) for _ in range(2)]
+        await turns()
+        assert operation.force_complete() and operation.state is COMPLETED
+        assert await asyncio.gather(*awaiters) == [error, error]
+        depths = set()
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError) as caught:
+                await operation
+            depths.add(len(caught.traceback))
+            assert caught.traceback[-1].name == "hook"
+        assert len(depths) == 1, "the traceback grows each time it is raised"
+
+
+@on_virtual_time
+async def test_a_result_that_is_asked_for_too_early_is_an_invalid_state():
+    early = []
+    async with Purgatory() as purgatory:
+        other = Probe(30)
+        first = Probe(30, completing=lambda _: (other.force_complete(), early.append(other)))
+        purgatory.try_complete_else_watch(other, ["other"])
+        purgatory.try_complete_else_watch(first, ["first"])
+        for operation in (Probe(), first):
+            with pytest.raises(asyncio.InvalidStateError, match="no result yet: it is pending"):
                 operation.result()
-            assert caught.value.__context__ is None, "the traceback tells of our insides"
-            assert operation.calls == ["try"]
 
-    run(main)
+        def ask(_):
+            other.force_complete()
+            with pytest.raises(asyncio.InvalidStateError, match="on_complete has not run"):
+                other.result()
+            early.append(True)
+
+        first.completing = ask
+        first.force_complete()
+        assert early == [True] and other.result() == ""
 
 
-def test_each_await_of_a_failed_operation_raises_its_error_with_the_hook_in_the_traceback(run):
-    async def main():
-        error = ZeroDivisionError("in the hook")
-        async with Purgatory() as purgatory:
-            operation = Probe(30, completing=raiser(error))
+async def test_an_operation_that_was_claimed_in_a_hook_is_awaited_until_its_own_hook_has_run():
+    async with Purgatory() as purgatory:
+        second = Probe(30, name="second")
+        awaiters = []
+
+        def completing(_):
+            second.force_complete()
+            awaiters.append(asyncio.create_task(outcome(second)))
+
+        first = Probe(30, completing=completing)
+        for operation in (first, second):
             purgatory.try_complete_else_watch(operation, ["key"])
-            awaiters = [asyncio.create_task(outcome(operation)) for _ in range(2)]
-            await turns()
-            assert operation.force_complete() and operation.state is COMPLETED
-            assert await asyncio.gather(*awaiters) == [error, error]
-            depths = set()
-            for _ in range(3):
-                with pytest.raises(ZeroDivisionError) as caught:
-                    await operation
-                depths.add(len(caught.traceback))
-                assert caught.traceback[-1].name == "hook"
-            assert len(depths) == 1, "the traceback grows each time it is raised"
-
-    run(main)
-
-
-def test_a_result_that_is_asked_for_too_early_is_an_invalid_state(virtual):
-    async def main():
-        early = []
-        async with Purgatory() as purgatory:
-            other = Probe(30)
-            first = Probe(30, completing=lambda _: (other.force_complete(), early.append(other)))
-            purgatory.try_complete_else_watch(other, ["other"])
-            purgatory.try_complete_else_watch(first, ["first"])
-            for operation in (Probe(), first):
-                with pytest.raises(asyncio.InvalidStateError, match="no result yet: it is pending"):
-                    operation.result()
-
-            def ask(_):
-                other.force_complete()
-                with pytest.raises(asyncio.InvalidStateError, match="on_complete has not run"):
-                    other.result()
-                early.append(True)
-
-            first.completing = ask
-            first.force_complete()
-            assert early == [True] and other.result() == ""
-
-    virtual(main)
-
-
-def test_an_operation_that_was_claimed_in_a_hook_is_awaited_until_its_own_hook_has_run(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            second = Probe(30, name="second")
-            awaiters = []
-
-            def completing(_):
-                second.force_complete()
-                awaiters.append(asyncio.create_task(outcome(second)))
-
-            first = Probe(30, completing=completing)
-            for operation in (first, second):
-                purgatory.try_complete_else_watch(operation, ["key"])
-            first.force_complete()
-            assert await asyncio.wait_for(awaiters[0], 5) == "second"
-
-    run(main)
+        first.force_complete()
+        assert await asyncio.wait_for(awaiters[0], 5) == "second"
 
 
 def test_the_default_hooks_answer_none():
@@ -223,76 +203,70 @@ def test_timeout_and_deadline_exclude_each_other(timeout, deadline):
         Probe(timeout, deadline=deadline)
 
 
+@on_virtual_time
 @pytest.mark.parametrize("times", [{}, {"timeout": None}, {"timeout": inf}, {"deadline": None}, {"deadline": inf}])
 @pytest.mark.parametrize("keys", [["a"], ["a", "b"]])
-def test_without_a_deadline_an_operation_waits_for_ever(virtual, times, keys):
-    async def main():
-        async with Purgatory() as purgatory:
-            operation = Probe(**times)
-            assert not purgatory.try_complete_else_watch(operation, keys)
-            assert operation.deadline is None
-            await asyncio.sleep(3e9)
-            assert operation.state is PENDING and operation.calls == ["try"]
-            operation.ready = True
-            assert purgatory.check_and_complete(keys[-1]) == 1
-
-    virtual(main)
+async def test_without_a_deadline_an_operation_waits_for_ever(times, keys):
+    async with Purgatory() as purgatory:
+        operation = Probe(**times)
+        assert not purgatory.try_complete_else_watch(operation, keys)
+        assert operation.deadline is None
+        await asyncio.sleep(3e9)
+        assert operation.state is PENDING and operation.calls == ["try"]
+        operation.ready = True
+        assert purgatory.check_and_complete(keys[-1]) == 1
 
 
+@on_virtual_time
 @pytest.mark.parametrize(
     "times", [{"timeout": 0}, {"timeout": -0.0}, {"timeout": -3}, {"timeout": -inf}, {"deadline": 7.0}, {"deadline": -inf}]
 )
 @pytest.mark.parametrize("keys", [["a"], ["a", "b"]])
 @pytest.mark.parametrize("ready", [False, True])
-def test_a_time_that_is_over_means_try_once_then_expire(virtual, times, keys, ready):
-    async def main():
-        async with Purgatory() as purgatory:
-            operation = Probe(**times, ready=ready)
-            assert purgatory.try_complete_else_watch(operation, keys)
-            assert operation.state is (COMPLETED if ready else EXPIRED)
-            assert operation.calls == (["try", "complete"] if ready else ["try", "complete", "expire"])
-            assert purgatory.statistics().missed_triggers == 0 and purgatory.pending == 0
-            assert operation.deadline != -inf and "-inf" not in repr(operation)
-
-    virtual(main, start=7.0)
+@pytest.mark.parametrize("start", [7.0])
+async def test_a_time_that_is_over_means_try_once_then_expire(times, keys, ready, start):
+    async with Purgatory() as purgatory:
+        operation = Probe(**times, ready=ready)
+        assert purgatory.try_complete_else_watch(operation, keys)
+        assert operation.state is (COMPLETED if ready else EXPIRED)
+        assert operation.calls == (["try", "complete"] if ready else ["try", "complete", "expire"])
+        assert purgatory.statistics().missed_triggers == 0 and purgatory.pending == 0
+        assert operation.deadline != -inf and "-inf" not in repr(operation)
 
 
+@on_virtual_time
 @pytest.mark.parametrize("keys", [["a"], ["a", "b"]])
-def test_the_deadline_is_an_instant_of_the_loop_and_counts_from_the_watch(virtual, keys):
-    async def main():
-        async with Purgatory() as purgatory:
-            operations = [Probe(2.5), Probe(deadline=12.5)]
-            assert [operation.deadline for operation in operations] == [None, None]
-            await asyncio.sleep(3)
-            for operation in operations:
-                purgatory.try_complete_else_watch(operation, keys)
-            assert [operation.deadline for operation in operations] == [12.5, 12.5]
-            await asyncio.sleep(2.49)
-            assert purgatory.pending == 2
-            await asyncio.sleep(0.02)
-            assert [operation.state for operation in operations] == [EXPIRED, EXPIRED]
-            assert [operation.deadline for operation in operations] == [12.5, 12.5]
-
-    virtual(main, start=7.0)
+@pytest.mark.parametrize("start", [7.0])
+async def test_the_deadline_is_an_instant_of_the_loop_and_counts_from_the_watch(keys, start):
+    async with Purgatory() as purgatory:
+        operations = [Probe(2.5), Probe(deadline=12.5)]
+        assert [operation.deadline for operation in operations] == [None, None]
+        await asyncio.sleep(3)
+        for operation in operations:
+            purgatory.try_complete_else_watch(operation, keys)
+        assert [operation.deadline for operation in operations] == [12.5, 12.5]
+        await asyncio.sleep(2.49)
+        assert purgatory.pending == 2
+        await asyncio.sleep(0.02)
+        assert [operation.state for operation in operations] == [EXPIRED, EXPIRED]
+        assert [operation.deadline for operation in operations] == [12.5, 12.5]
 
 
-def test_repr_says_the_state_and_the_deadline(virtual):
-    async def main():
-        async with Purgatory() as purgatory:
-            operation = Probe(2.5)
-            assert repr(operation) == "<Probe pending unwatched>"
-            purgatory.try_complete_else_watch(operation, ["key"])
-            assert repr(operation) == "<Probe pending deadline=2.5>"
-            await asyncio.sleep(3)
-            assert repr(operation) == "<Probe expired deadline=2.5>"
-            patient = Probe()
-            purgatory.try_complete_else_watch(patient, ["key"])
-            assert repr(patient) == "<Probe pending>"
-            patient.cancel()
-            assert repr(patient) == "<Probe cancelled>"
-            assert repr(Probe.__new__(Probe)) == "<Probe not initialised>"
-
-    virtual(main)
+@on_virtual_time
+async def test_repr_says_the_state_and_the_deadline():
+    async with Purgatory() as purgatory:
+        operation = Probe(2.5)
+        assert repr(operation) == "<Probe pending unwatched>"
+        purgatory.try_complete_else_watch(operation, ["key"])
+        assert repr(operation) == "<Probe pending deadline=2.5>"
+        await asyncio.sleep(3)
+        assert repr(operation) == "<Probe expired deadline=2.5>"
+        patient = Probe()
+        purgatory.try_complete_else_watch(patient, ["key"])
+        assert repr(patient) == "<Probe pending>"
+        patient.cancel()
+        assert repr(patient) == "<Probe cancelled>"
+        assert repr(Probe.__new__(Probe)) == "<Probe not initialised>"
 
 
 # Without a purgatory
@@ -310,16 +284,13 @@ def test_an_operation_that_nobody_watches_can_be_completed_and_cancelled_without
 
 
 @pytest.mark.parametrize("end", ["force_complete", "cancel"])
-def test_an_operation_that_nobody_watches_can_be_awaited(run, end):
-    async def main():
-        operation = Probe(name="answer")
-        awaiters = [asyncio.create_task(outcome(operation)) for _ in range(2)]
-        await turns()
-        getattr(operation, end)()
-        for result in await asyncio.gather(*awaiters):
-            assert result == "answer" if end == "force_complete" else isinstance(result, OperationCancelled)
-
-    run(main)
+async def test_an_operation_that_nobody_watches_can_be_awaited(end):
+    operation = Probe(name="answer")
+    awaiters = [asyncio.create_task(outcome(operation)) for _ in range(2)]
+    await turns()
+    getattr(operation, end)()
+    for result in await asyncio.gather(*awaiters):
+        assert result == "answer" if end == "force_complete" else isinstance(result, OperationCancelled)
 
 
 def test_a_chain_of_ten_thousand_unwatched_completions_needs_no_stack_and_keeps_its_order():
@@ -352,11 +323,12 @@ HOOKS = ("try", "complete", "expire")
 SUBSETS = list(chain.from_iterable(combinations(HOOKS, size) for size in range(len(HOOKS) + 1)))
 
 
+@on_virtual_time
 @pytest.mark.parametrize("awaited", [True, False], ids=["awaited", "unawaited"])
 @pytest.mark.parametrize("raising", SUBSETS, ids="+".join)
 @pytest.mark.parametrize("end", ["first try", "first try expires", "key", "force_complete", "deadline", "missed trigger"])
 @pytest.mark.parametrize("keys", [["a"], ["a", "b"]])
-def test_the_exception_of_a_hook_is_the_result_and_a_second_one_is_reported(virtual, reports, end, raising, awaited, keys):
+async def test_the_exception_of_a_hook_is_the_result_and_a_second_one_is_reported(reports, end, raising, awaited, keys):
     errors = {hook: RuntimeError(hook) for hook in HOOKS}
     at_first = end.startswith("first")
 
@@ -373,24 +345,22 @@ def test_the_exception_of_a_hook_is_the_result_and_a_second_one_is_reported(virt
         expiring=raiser(errors["expire"]) if "expire" in raising else None,
     )
 
-    async def main():
-        async with Purgatory() as purgatory:
-            awaiter = asyncio.create_task(outcome(operation)) if awaited else None
-            await turns()
-            assert purgatory.try_complete_else_watch(operation, keys) is at_first
-            if end == "key":
-                operation.ready = True
-                purgatory.check_and_complete(keys[-1])
-            elif end == "force_complete":
-                operation.force_complete()
-            elif not at_first:
-                operation.ready = end == "missed trigger"
-                await asyncio.sleep(2)
-            await turns(4)
-            purgatory._check()
-            return awaiter and await awaiter
+    async with Purgatory() as purgatory:
+        awaiter = asyncio.create_task(outcome(operation)) if awaited else None
+        await turns()
+        assert purgatory.try_complete_else_watch(operation, keys) is at_first
+        if end == "key":
+            operation.ready = True
+            purgatory.check_and_complete(keys[-1])
+        elif end == "force_complete":
+            operation.force_complete()
+        elif not at_first:
+            operation.ready = end == "missed trigger"
+            await asyncio.sleep(2)
+        await turns(4)
+        purgatory._check()
+        result = awaiter and await awaiter
 
-    result = virtual(main)
     expires = end in ("deadline", "first try expires")
     hooks = [] if end == "force_complete" else ["try"]
     hooks += ["complete", "expire"] if expires else ["complete"]
@@ -415,83 +385,72 @@ def test_the_exception_of_a_hook_is_the_result_and_a_second_one_is_reported(virt
 
 
 @pytest.mark.parametrize("late", [1, 2])
-def test_an_exception_that_nobody_has_seen_two_turns_later_is_reported_once(run, reports, late):
-    async def main():
-        operation = Probe(completing=raiser(ZeroDivisionError()))
-        operation.force_complete()
-        await turns(late)
-        assert isinstance(await outcome(operation), ZeroDivisionError)
-        await turns(3)
-        assert len(reports) == (late == 2)
-
-    run(main)
+async def test_an_exception_that_nobody_has_seen_two_turns_later_is_reported_once(reports, late):
+    operation = Probe(completing=raiser(ZeroDivisionError()))
+    operation.force_complete()
+    await turns(late)
+    assert isinstance(await outcome(operation), ZeroDivisionError)
+    await turns(3)
+    assert len(reports) == (late == 2)
 
 
-def test_an_exception_that_was_seen_by_result_is_not_reported(run):
-    async def main():
-        operation = Probe(completing=raiser(ZeroDivisionError()))
-        operation.force_complete()
-        with pytest.raises(ZeroDivisionError):
-            operation.result()
-        await turns(4)
-
-    run(main)
+async def test_an_exception_that_was_seen_by_result_is_not_reported():
+    operation = Probe(completing=raiser(ZeroDivisionError()))
+    operation.force_complete()
+    with pytest.raises(ZeroDivisionError):
+        operation.result()
+    await turns(4)
 
 
-def test_returning_true_without_completing_is_a_type_error(virtual, reports):
+@on_virtual_time
+async def test_returning_true_without_completing_is_a_type_error():
     class Liar(Probe):
         def try_complete(self):
             return True
 
-    async def main():
-        async with Purgatory() as purgatory:
-            operation = Liar(1)
-            assert purgatory.try_complete_else_watch(operation, ["key"])
-            assert operation.state is CANCELLED and operation.calls == []
-            with pytest.raises(TypeError, match="did not call force_complete"):
-                await operation
-
-    virtual(main)
-    assert reports == []
+    async with Purgatory() as purgatory:
+        operation = Liar(1)
+        assert purgatory.try_complete_else_watch(operation, ["key"])
+        assert operation.state is CANCELLED and operation.calls == []
+        with pytest.raises(TypeError, match="did not call force_complete"):
+            await operation
 
 
+@on_virtual_time
 @pytest.mark.parametrize("exit_type", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("hook", ["try", "forced try", "complete"])
 @pytest.mark.parametrize("shared", [False, True], ids=["one waiter", "several waiters"])
-def test_an_exit_in_a_hook_goes_through_to_the_caller_and_leaves_everything_answered(virtual, reports, hook, exit_type, shared):
-    async def main():
-        async with Purgatory() as purgatory:
-            forced = Probe(30, name="forced")
-            purgatory.try_complete_else_watch(forced, ["forced"])
+async def test_an_exit_in_a_hook_goes_through_to_the_caller_and_leaves_everything_answered(reports, hook, exit_type, shared):
+    async with Purgatory() as purgatory:
+        forced = Probe(30, name="forced")
+        purgatory.try_complete_else_watch(forced, ["forced"])
 
-            def leave(operation):
-                if operation.calls.count("try") == 2:
-                    forced.force_complete()
-                    if hook == "forced try":
-                        operation.force_complete()
-                    raise exit_type
+        def leave(operation):
+            if operation.calls.count("try") == 2:
+                forced.force_complete()
+                if hook == "forced try":
+                    operation.force_complete()
+                raise exit_type
 
-            operation = Probe(30, **{"completing" if hook == "complete" else "trying": leave})
-            other = Probe(30, name="other")
-            purgatory.try_complete_else_watch(operation, ["key"])
-            if shared:
-                purgatory.try_complete_else_watch(other, ["key"])
-            awaiters = [asyncio.create_task(outcome(one)) for one in (operation, forced)]
-            await turns()
-            operation.ready = hook == "complete"
-            other.ready = True
-            with pytest.raises(exit_type):
-                purgatory.check_and_complete("key")
-            await turns(4)
-            purgatory._check()
-            assert purgatory.pending == 0
-            assert operation.state is (CANCELLED if hook == "try" else COMPLETED)
-            assert operation.calls.count("complete") == (hook != "try")
-            answer, forced_answer = await asyncio.wait_for(asyncio.gather(*awaiters), 5)
-            assert forced_answer == "forced" and other.is_completed is shared
-            assert isinstance(answer, exit_type) or hook == "forced try"
-
-    virtual(main)
+        operation = Probe(30, **{"completing" if hook == "complete" else "trying": leave})
+        other = Probe(30, name="other")
+        purgatory.try_complete_else_watch(operation, ["key"])
+        if shared:
+            purgatory.try_complete_else_watch(other, ["key"])
+        awaiters = [asyncio.create_task(outcome(one)) for one in (operation, forced)]
+        await turns()
+        operation.ready = hook == "complete"
+        other.ready = True
+        with pytest.raises(exit_type):
+            purgatory.check_and_complete("key")
+        await turns(4)
+        purgatory._check()
+        assert purgatory.pending == 0
+        assert operation.state is (CANCELLED if hook == "try" else COMPLETED)
+        assert operation.calls.count("complete") == (hook != "try")
+        answer, forced_answer = await asyncio.wait_for(asyncio.gather(*awaiters), 5)
+        assert forced_answer == "forced" and other.is_completed is shared
+        assert isinstance(answer, exit_type) or hook == "forced try"
 
 
 def test_an_exit_in_a_hook_at_the_deadline_ends_the_loop_and_the_next_operation_is_pending():
@@ -516,7 +475,8 @@ def test_an_exit_in_a_hook_at_the_deadline_ends_the_loop_and_the_next_operation_
 # Misuse
 
 
-def test_a_subclass_that_forgets_the_constructor_is_told_so_and_nothing_has_changed(virtual):
+@on_virtual_time
+async def test_a_subclass_that_forgets_the_constructor_is_told_so_and_nothing_has_changed():
     class Forgetful(DelayedOperation[None]):
         def __init__(self):
             pass
@@ -524,16 +484,13 @@ def test_a_subclass_that_forgets_the_constructor_is_told_so_and_nothing_has_chan
         def try_complete(self):
             raise AssertionError("must not be tried")
 
-    async def main():
-        async with Purgatory() as purgatory:
-            before = purgatory.statistics()
-            for keys in (["a"], ["a", "b"]):
-                with pytest.raises(TypeError, match=r"Forgetful not initialised.*super\(\).__init__"):
-                    purgatory.try_complete_else_watch(Forgetful(), keys)
-            assert purgatory.statistics() == before
-            purgatory._check()
-
-    virtual(main)
+    async with Purgatory() as purgatory:
+        before = purgatory.statistics()
+        for keys in (["a"], ["a", "b"]):
+            with pytest.raises(TypeError, match=r"Forgetful not initialised.*super\(\).__init__"):
+                purgatory.try_complete_else_watch(Forgetful(), keys)
+        assert purgatory.statistics() == before
+        purgatory._check()
 
 
 @pytest.mark.parametrize("method", ["__eq__", "__hash__"])

@@ -13,6 +13,7 @@ from sys import getsizeof
 
 import pytest
 from helpers import Probe, Spy, outcome, profiled, raiser, turns
+from loops import on_virtual_time
 
 from purgatory import (
     OperationCancelled,
@@ -74,68 +75,56 @@ def counts(purgatory):
 
 
 @on_every_path
-def test_an_operation_whose_condition_holds_completes_at_once_and_is_never_watched(run, options, keys):
-    async def main():
-        async with Purgatory(**options) as purgatory:
-            operation = Probe(30, name="answer", ready=True)
-            assert purgatory.try_complete_else_watch(operation, keys)
-            assert operation.calls == ["try", "complete"] and await operation == "answer"
-            assert counts(purgatory) == (0, 0, 0) and purgatory.statistics().completed == 1
-
-    run(main)
+async def test_an_operation_whose_condition_holds_completes_at_once_and_is_never_watched(options, keys):
+    async with Purgatory(**options) as purgatory:
+        operation = Probe(30, name="answer", ready=True)
+        assert purgatory.try_complete_else_watch(operation, keys)
+        assert operation.calls == ["try", "complete"] and await operation == "answer"
+        assert counts(purgatory) == (0, 0, 0) and purgatory.statistics().completed == 1
 
 
 @on_every_path
-def test_checking_any_key_tries_and_completes_once(run, options, keys):
-    async def main():
-        async with Purgatory(**options) as purgatory:
-            operation = Probe(30)
-            assert not purgatory.try_complete_else_watch(operation, keys)
-            assert counts(purgatory) == (1, len(keys), len(keys))
-            assert purgatory.check_and_complete("other") == 0 and operation.calls == ["try"]
-            assert purgatory.check_and_complete("key") == 0 and operation.calls == ["try", "try"]
+async def test_checking_any_key_tries_and_completes_once(options, keys):
+    async with Purgatory(**options) as purgatory:
+        operation = Probe(30)
+        assert not purgatory.try_complete_else_watch(operation, keys)
+        assert counts(purgatory) == (1, len(keys), len(keys))
+        assert purgatory.check_and_complete("other") == 0 and operation.calls == ["try"]
+        assert purgatory.check_and_complete("key") == 0 and operation.calls == ["try", "try"]
+        operation.ready = True
+        assert next(purgatory.check_and_complete(key) for key in [*reversed(list(keys)), *keys]) == 1
+        assert operation.calls == ["try", "try", "try", "complete"]
+        assert counts(purgatory) == (0, 0, 0)
+        purgatory._check()
+
+
+async def test_check_returns_how_many_it_completed_also_by_checks_that_its_hooks_asked_for():
+    async with Purgatory() as purgatory:
+        a = watch_all(purgatory, [Probe(30, ready=False) for _ in range(3)], ["a"])
+        b = watch_all(purgatory, [Probe(30) for _ in range(2)], ["b"])
+        forced = watch_all(purgatory, [Probe(30)], ["c"])[0]
+        inner = []
+
+        def completing(_):
+            inner.append(purgatory.check_and_complete("b"))
+            forced.force_complete()
+
+        for operation in (a[0], a[2], *b):
             operation.ready = True
-            assert next(purgatory.check_and_complete(key) for key in [*reversed(list(keys)), *keys]) == 1
-            assert operation.calls == ["try", "try", "try", "complete"]
-            assert counts(purgatory) == (0, 0, 0)
-            purgatory._check()
-
-    run(main)
+        a[0].completing = completing
+        assert purgatory.check_and_complete("a") == 4 and inner == [0]
+        assert forced.state is COMPLETED and purgatory.pending == 1
 
 
-def test_check_returns_how_many_it_completed_also_by_checks_that_its_hooks_asked_for(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            a = watch_all(purgatory, [Probe(30, ready=False) for _ in range(3)], ["a"])
-            b = watch_all(purgatory, [Probe(30) for _ in range(2)], ["b"])
-            forced = watch_all(purgatory, [Probe(30)], ["c"])[0]
-            inner = []
-
-            def completing(_):
-                inner.append(purgatory.check_and_complete("b"))
-                forced.force_complete()
-
-            for operation in (a[0], a[2], *b):
-                operation.ready = True
-            a[0].completing = completing
-            assert purgatory.check_and_complete("a") == 4 and inner == [0]
-            assert forced.state is COMPLETED and purgatory.pending == 1
-
-    run(main)
-
-
-def test_a_check_does_not_count_what_an_earlier_one_left_for_the_next_turns(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            hot = watch_all(purgatory, [Probe(30) for _ in range(5 * PORTION)], ["hot"])
-            cold = watch_all(purgatory, [Probe(30)], ["cold"])
-            for operation in [*hot, *cold]:
-                operation.ready = True
-            assert purgatory.check_and_complete("hot") == PORTION
-            assert purgatory.check_and_complete("cold") == 1
-            assert cold[0].state is COMPLETED
-
-    run(main)
+async def test_a_check_does_not_count_what_an_earlier_one_left_for_the_next_turns():
+    async with Purgatory() as purgatory:
+        hot = watch_all(purgatory, [Probe(30) for _ in range(5 * PORTION)], ["hot"])
+        cold = watch_all(purgatory, [Probe(30)], ["cold"])
+        for operation in [*hot, *cold]:
+            operation.ready = True
+        assert purgatory.check_and_complete("hot") == PORTION
+        assert purgatory.check_and_complete("cold") == 1
+        assert cold[0].state is COMPLETED
 
 
 def test_the_name_that_kafkas_readers_know_is_the_same_function():
@@ -147,133 +136,114 @@ def test_the_name_that_kafkas_readers_know_is_the_same_function():
 
 @on_every_path
 @pytest.mark.parametrize("nested", [False, True], ids=["outside", "in a hook"])
-def test_a_check_that_the_first_try_itself_asks_for_finds_the_operation(run, options, keys, nested):
-    async def main():
-        async with Purgatory(**options) as purgatory:
+async def test_a_check_that_the_first_try_itself_asks_for_finds_the_operation(options, keys, nested):
+    async with Purgatory(**options) as purgatory:
 
-            class Late(Probe):
-                """Its condition comes true right after it was looked at."""
+        class Late(Probe):
+            """Its condition comes true right after it was looked at."""
 
-                def try_complete(self):
-                    held = super().try_complete()
-                    if not self.ready:
-                        self.ready = True
-                        purgatory.check_and_complete(next(iter(keys)))
-                    return held
+            def try_complete(self):
+                held = super().try_complete()
+                if not self.ready:
+                    self.ready = True
+                    purgatory.check_and_complete(next(iter(keys)))
+                return held
 
+        operation = Late(30)
+        watched = []
+
+        def watch(_=None):
+            watched.append(purgatory.try_complete_else_watch(operation, keys))
+
+        # Somebody else watches the key, or there would be nothing to ask for before the operation is watched.
+        watch_all(purgatory, [Probe(30)], keys)
+        if nested:
+            Probe(30, completing=watch).force_complete()
+            host = watch_all(purgatory, [Probe(30, completing=watch)], ["host"])[0]
             operation = Late(30)
-            watched = []
-
-            def watch(_=None):
-                watched.append(purgatory.try_complete_else_watch(operation, keys))
-
-            # Somebody else watches the key, or there would be nothing to ask for before the operation is watched.
-            watch_all(purgatory, [Probe(30)], keys)
-            if nested:
-                Probe(30, completing=watch).force_complete()
-                host = watch_all(purgatory, [Probe(30, completing=watch)], ["host"])[0]
-                operation = Late(30)
-                host.force_complete()
-            else:
-                watch()
-            assert operation.state is COMPLETED and operation.calls == ["try", "try", "complete"]
-            assert watched[-1] is (not nested), "nested, the check comes when the hook has returned"
-            purgatory._check()
-
-    run(main)
+            host.force_complete()
+        else:
+            watch()
+        assert operation.state is COMPLETED and operation.calls == ["try", "try", "complete"]
+        assert watched[-1] is (not nested), "nested, the check comes when the hook has returned"
+        purgatory._check()
 
 
 @pytest.mark.parametrize("refusal", [PurgatoryFull, TypeError])
-def test_a_check_that_the_first_try_asks_for_is_made_even_if_the_operation_is_then_refused(run, refusal):
-    async def main():
-        async with Purgatory(max_pending=1 if refusal is PurgatoryFull else None) as purgatory:
-            waiting = watch_all(purgatory, [Probe(30)], ["key"])[0]
+async def test_a_check_that_the_first_try_asks_for_is_made_even_if_the_operation_is_then_refused(refusal):
+    async with Purgatory(max_pending=1 if refusal is PurgatoryFull else None) as purgatory:
+        waiting = watch_all(purgatory, [Probe(30)], ["key"])[0]
 
-            def trying(_):
-                waiting.ready = True
-                purgatory.check_and_complete("key")
+        def trying(_):
+            waiting.ready = True
+            purgatory.check_and_complete("key")
 
-            keys = [[]] if refusal is TypeError else ["other"]
-            with pytest.raises(refusal):
-                purgatory.try_complete_else_watch(Probe(30, trying=trying), keys)
-            await turns(2)
-            assert waiting.state is COMPLETED or waiting.calls == ["try"], "asked for and not made"
-            purgatory._check()
-
-    run(main)
+        keys = [[]] if refusal is TypeError else ["other"]
+        with pytest.raises(refusal):
+            purgatory.try_complete_else_watch(Probe(30, trying=trying), keys)
+        await turns(2)
+        assert waiting.state is COMPLETED or waiting.calls == ["try"], "asked for and not made"
+        purgatory._check()
 
 
 @pytest.mark.parametrize("keys", [["key"], ["key", "second"]])
-def test_what_the_first_try_completes_elsewhere_is_finished_before_the_call_returns(run, keys):
-    async def main():
-        async with Purgatory() as purgatory:
-            other = watch_all(purgatory, [Probe(30)], ["other"])[0]
-            operation = Probe(30, trying=lambda _: other.force_complete())
-            assert not purgatory.try_complete_else_watch(operation, keys)
-            assert other.calls == ["try", "complete"]
-
-    run(main)
+async def test_what_the_first_try_completes_elsewhere_is_finished_before_the_call_returns(keys):
+    async with Purgatory() as purgatory:
+        other = watch_all(purgatory, [Probe(30)], ["other"])[0]
+        operation = Probe(30, trying=lambda _: other.force_complete())
+        assert not purgatory.try_complete_else_watch(operation, keys)
+        assert other.calls == ["try", "complete"]
 
 
 # 3. Never early
 
 
-def test_nothing_expires_before_its_deadline_by_the_clock_of_the_loop(run):
+async def test_nothing_expires_before_its_deadline_by_the_clock_of_the_loop():
     generator = random.Random(3)
-
-    async def main():
-        time = asyncio.get_running_loop().time
-        expired = []
-        async with Purgatory(tick=0.001) as purgatory:
-            for number in range(300):
-                timeout = generator.uniform(0.0005, 0.06)
-                operation = Probe(timeout, completing=lambda operation: expired.append(time() - operation.deadline))
-                purgatory.try_complete_else_watch(operation, [number])
-                if number % 50 == 0:
-                    await asyncio.sleep(0.0007)
-            await asyncio.sleep(0.03)
-            while purgatory.pending:
-                await asyncio.sleep(0.005)
-        assert len(expired) == 300 and min(expired) >= 0.0
-
-    run(main)
+    time = asyncio.get_running_loop().time
+    expired = []
+    async with Purgatory(tick=0.001) as purgatory:
+        for number in range(300):
+            timeout = generator.uniform(0.0005, 0.06)
+            operation = Probe(timeout, completing=lambda operation: expired.append(time() - operation.deadline))
+            purgatory.try_complete_else_watch(operation, [number])
+            if number % 50 == 0:
+                await asyncio.sleep(0.0007)
+        await asyncio.sleep(0.03)
+        while purgatory.pending:
+            await asyncio.sleep(0.005)
+    assert len(expired) == 300 and min(expired) >= 0.0
 
 
+@on_virtual_time
 @pytest.mark.parametrize("start", [0.0, 2e7, 1e9])
 @pytest.mark.parametrize("tick", [0.001, 0.01, 0.25])
 @pytest.mark.parametrize("wheel_size", [2, 20, 512])
-def test_an_expiry_is_late_by_one_tick_at_most(virtual, start, tick, wheel_size):
+async def test_an_expiry_is_late_by_one_tick_at_most(start, tick, wheel_size):
     generator = random.Random(4)
-
-    async def main():
-        time = asyncio.get_running_loop().time
-        late = []
-        async with Purgatory(tick=tick, wheel_size=wheel_size) as purgatory:
-            for number in range(100):
-                timeout = tick * generator.choice([0.3, 1, 1.5, 7, 40, 1000, 123_456.7]) * generator.uniform(0.9, 1.1)
-                operation = Probe(timeout, completing=lambda operation: late.append(time() - operation.deadline))
-                purgatory.try_complete_else_watch(operation, [number])
-                await asyncio.sleep(tick * generator.random() / 3)
-            await asyncio.sleep(tick * 200_000)
-        assert len(late) == 100 and min(late) >= 0.0
-        assert max(late) <= tick + 4 * ulp(start + 1)
-
-    virtual(main, start=start)
+    time = asyncio.get_running_loop().time
+    late = []
+    async with Purgatory(tick=tick, wheel_size=wheel_size) as purgatory:
+        for number in range(100):
+            timeout = tick * generator.choice([0.3, 1, 1.5, 7, 40, 1000, 123_456.7]) * generator.uniform(0.9, 1.1)
+            operation = Probe(timeout, completing=lambda operation: late.append(time() - operation.deadline))
+            purgatory.try_complete_else_watch(operation, [number])
+            await asyncio.sleep(tick * generator.random() / 3)
+        await asyncio.sleep(tick * 200_000)
+    assert len(late) == 100 and min(late) >= 0.0
+    assert max(late) <= tick + 4 * ulp(start + 1)
 
 
-def test_many_tasks_in_wait_each_time_out_at_their_own_deadline_and_not_before(run):
-    async def main():
-        time = asyncio.get_running_loop().time
-        async with Purgatory() as purgatory:
+async def test_many_tasks_in_wait_each_time_out_at_their_own_deadline_and_not_before():
+    time = asyncio.get_running_loop().time
+    async with Purgatory() as purgatory:
 
-            async def one(number):
-                begun, timeout = time(), 0.001 * number
-                assert await purgatory.wait(Probe(timeout, name=number), [number]) == number
-                assert time() >= begun + timeout
+        async def one(number):
+            begun, timeout = time(), 0.001 * number
+            assert await purgatory.wait(Probe(timeout, name=number), [number]) == number
+            assert time() >= begun + timeout
 
-            await asyncio.gather(*map(one, range(1, 40)))
-
-    run(main)
+        await asyncio.gather(*map(one, range(1, 40)))
 
 
 # 4. Nothing lingers
@@ -300,9 +270,10 @@ ENDS = ["check", "force_complete", "cancel", "cancel_for_key", "expiry", "aclose
 on_every_end = pytest.mark.parametrize("how", ENDS)
 
 
+@on_virtual_time
 @on_every_end
 @on_every_path
-def test_a_finished_operation_is_freed_at_once_without_the_garbage_collector(virtual, how, options, keys):
+async def test_a_finished_operation_is_freed_at_once_without_the_garbage_collector(how, options, keys):
     class Key:
         def __hash__(self):
             return hash("key")
@@ -310,7 +281,9 @@ def test_a_finished_operation_is_freed_at_once_without_the_garbage_collector(vir
         def __eq__(self, other):
             return other == "key" or self is other
 
-    async def main():
+    gc.collect()
+    gc.disable()
+    try:
         options.get("observer", Journal()).finished.clear()
         async with Purgatory(**options) as purgatory:
             operation, key = Probe(1), Key()
@@ -321,113 +294,95 @@ def test_a_finished_operation_is_freed_at_once_without_the_garbage_collector(vir
             assert counts(purgatory) == (0, 0, 0)
             del operation, key
             assert [reference() for reference in references] == [None, None]
-
-    gc.collect()
-    gc.disable()
-    try:
-        virtual(main)
     finally:
         gc.enable()
 
 
+@on_virtual_time
 @on_every_end
 @on_every_path
-def test_a_finished_operation_is_out_of_the_wheel_and_all_watch_lists_before_its_hooks_run(virtual, how, options, keys):
-    async def main():
-        async with Purgatory(**options) as purgatory:
-            seen = []
+async def test_a_finished_operation_is_out_of_the_wheel_and_all_watch_lists_before_its_hooks_run(how, options, keys):
+    async with Purgatory(**options) as purgatory:
+        seen = []
 
-            def look(_):
-                seen.append((counts(purgatory), purgatory.pending, purgatory.watched, len(purgatory._engine.wheel)))
+        def look(_):
+            seen.append((counts(purgatory), purgatory.pending, purgatory.watched, len(purgatory._engine.wheel)))
 
-            watch_all(purgatory, [Probe(9) for _ in range(3)], ["bystander"])
-            watch_all(purgatory, [Probe(1, completing=look, expiring=look)], keys)
-            if how == "aclose":
-                return
-            await end(purgatory, purgatory._engine.watchers.of("key")[0], how)
-            look(None)
-            assert set(seen) == {((3, 3, 1), 3, 3, 3)}
-            assert len(seen) == {"cancel": 1, "cancel_for_key": 1, "expiry": 3}.get(how, 2)
-
-    virtual(main)
+        watch_all(purgatory, [Probe(9) for _ in range(3)], ["bystander"])
+        watch_all(purgatory, [Probe(1, completing=look, expiring=look)], keys)
+        if how == "aclose":
+            return
+        await end(purgatory, purgatory._engine.watchers.of("key")[0], how)
+        look(None)
+        assert set(seen) == {((3, 3, 1), 3, 3, 3)}
+        assert len(seen) == {"cancel": 1, "cancel_for_key": 1, "expiry": 3}.get(how, 2)
 
 
+@on_virtual_time
 @on_every_end
-def test_after_wait_nothing_keeps_the_operation(virtual, how):
-    async def main():
-        async with Purgatory() as purgatory:
-            operation = Probe(1)
-            waiting = asyncio.create_task(outcome(purgatory.wait(operation, ["key", "second"])))
-            await turns()
-            reference = weakref.ref(operation)
-            await end(purgatory, operation, how)
-            result = await waiting
-            assert isinstance(result, OperationCancelled) if how in ("cancel", "cancel_for_key", "aclose") else result == ""
-            # A traceback leads to frames, and from there to the operation.
-            del operation, result, waiting
-            await turns()
-            gc.collect()
-            assert reference() is None
-
-    virtual(main)
+async def test_after_wait_nothing_keeps_the_operation(how):
+    async with Purgatory() as purgatory:
+        operation = Probe(1)
+        waiting = asyncio.create_task(outcome(purgatory.wait(operation, ["key", "second"])))
+        await turns()
+        reference = weakref.ref(operation)
+        await end(purgatory, operation, how)
+        result = await waiting
+        assert isinstance(result, OperationCancelled) if how in ("cancel", "cancel_for_key", "aclose") else result == ""
+        # A traceback leads to frames, and from there to the operation.
+        del operation, result, waiting
+        await turns()
+        gc.collect()
+        assert reference() is None
 
 
 # 5. One loop callback for each bucket
 
 
 @on_every_path
-def test_a_bucket_arms_the_loop_once_and_an_idle_purgatory_not_at_all(run, options, keys):
-    async def main():
-        loop = asyncio.get_running_loop()
-        spy = Spy(loop)
-        async with Purgatory(tick=0.25, **options) as purgatory:
-            deadline = (loop.time() // 0.25 + 40) * 0.25
-            operations = watch_all(purgatory, [Probe(deadline=deadline - 0.1) for _ in range(500)], keys)
-            assert spy.calls["call_at"] == spy.armed == 1
-            watch_all(purgatory, [Probe() for _ in range(5)], keys)
-            watch_all(purgatory, [Probe(inf) for _ in range(5)], keys)
-            assert spy.calls["call_at"] == spy.armed == 1
-            for operation in operations:
-                operation.force_complete()
-            await turns(2)
-            assert spy.armed == 0 and purgatory.pending == 10
-            await turns(5)
-            assert spy.armed == 0 and spy.calls["call_at"] == 1
-
-    run(main)
+async def test_a_bucket_arms_the_loop_once_and_an_idle_purgatory_not_at_all(options, keys):
+    loop = asyncio.get_running_loop()
+    spy = Spy(loop)
+    async with Purgatory(tick=0.25, **options) as purgatory:
+        deadline = (loop.time() // 0.25 + 40) * 0.25
+        operations = watch_all(purgatory, [Probe(deadline=deadline - 0.1) for _ in range(500)], keys)
+        assert spy.calls["call_at"] == spy.armed == 1
+        watch_all(purgatory, [Probe() for _ in range(5)], keys)
+        watch_all(purgatory, [Probe(inf) for _ in range(5)], keys)
+        assert spy.calls["call_at"] == spy.armed == 1
+        for operation in operations:
+            operation.force_complete()
+        await turns(2)
+        assert spy.armed == 0 and purgatory.pending == 10
+        await turns(5)
+        assert spy.armed == 0 and spy.calls["call_at"] == 1
 
 
-def test_a_thousand_cycles_in_one_tick_arm_the_loop_once(run):
-    async def main():
-        spy = Spy(asyncio.get_running_loop())
-        async with Purgatory(tick=3600.0) as purgatory:
-            for number in range(1000):
-                operation = Probe(1800)
-                purgatory.try_complete_else_watch(operation, [number])
-                operation.force_complete()
-            assert spy.calls["call_at"] <= 2
-            await turns(2)
-            assert spy.armed == 0
-
-    run(main)
+async def test_a_thousand_cycles_in_one_tick_arm_the_loop_once():
+    spy = Spy(asyncio.get_running_loop())
+    async with Purgatory(tick=3600.0) as purgatory:
+        for number in range(1000):
+            operation = Probe(1800)
+            purgatory.try_complete_else_watch(operation, [number])
+            operation.force_complete()
+        assert spy.calls["call_at"] <= 2
+        await turns(2)
+        assert spy.armed == 0
 
 
 # 6. First come, first served
 
 
-def test_waiters_of_a_key_are_tried_and_completed_in_the_order_in_which_they_came(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            log = []
-            operations = watch_all(purgatory, [Probe(30, name=number, log=log) for number in range(6)])
-            operations[1].cancel()
-            log.clear()
-            for operation in operations[2:]:
-                operation.ready = True
-            assert purgatory.check_and_complete("key") == 4
-            assert log == [(0, "try"), *((number, hook) for number in (2, 3, 4, 5) for hook in ("try", "complete"))]
-
-    run(main)
+async def test_waiters_of_a_key_are_tried_and_completed_in_the_order_in_which_they_came():
+    async with Purgatory() as purgatory:
+        log = []
+        operations = watch_all(purgatory, [Probe(30, name=number, log=log) for number in range(6)])
+        operations[1].cancel()
+        log.clear()
+        for operation in operations[2:]:
+            operation.ready = True
+        assert purgatory.check_and_complete("key") == 4
+        assert log == [(0, "try"), *((number, hook) for number in (2, 3, 4, 5) for hook in ("try", "complete"))]
 
 
 class Take(Probe):
@@ -447,51 +402,43 @@ class Take(Probe):
         return item
 
 
-def test_first_come_order_holds_when_completions_nest(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            items, log = deque(), []
+async def test_first_come_order_holds_when_completions_nest():
+    async with Purgatory() as purgatory:
+        items, log = deque(), []
 
-            def give_back(operation):
-                items.append(operation.name)
-                purgatory.check_and_complete("items")
+        def give_back(operation):
+            items.append(operation.name)
+            purgatory.check_and_complete("items")
 
-            operations = [Take(items, name=number, log=log, completing=give_back) for number in range(100)]
-            watch_all(purgatory, operations, ["items"])
-            items.append("first")
-            assert purgatory.check_and_complete("items") == 100
-            assert [name for name, hook in log if hook == "complete"] == list(range(100))
-            assert [operation.result() for operation in operations] == ["first", *range(99)]
-
-    run(main)
+        operations = [Take(items, name=number, log=log, completing=give_back) for number in range(100)]
+        watch_all(purgatory, operations, ["items"])
+        items.append("first")
+        assert purgatory.check_and_complete("items") == 100
+        assert [name for name, hook in log if hook == "complete"] == list(range(100))
+        assert [operation.result() for operation in operations] == ["first", *range(99)]
 
 
-def test_a_waiter_forced_by_the_hook_of_another_runs_before_the_next_is_tried(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            log = []
-            a, b, c = watch_all(purgatory, [Probe(30, name=name, log=log) for name in "abc"])
-            log.clear()
-            a.completing = lambda _: (c.force_complete(), log.append(("a", "left")))
-            a.ready = b.ready = True
-            assert purgatory.check_and_complete("key") == 2
-            assert log == [("a", "try"), ("a", "complete"), ("a", "left"), ("c", "complete"), ("b", "try"), ("b", "complete")]
-
-    run(main)
+async def test_a_waiter_forced_by_the_hook_of_another_runs_before_the_next_is_tried():
+    async with Purgatory() as purgatory:
+        log = []
+        a, b, c = watch_all(purgatory, [Probe(30, name=name, log=log) for name in "abc"])
+        log.clear()
+        a.completing = lambda _: (c.force_complete(), log.append(("a", "left")))
+        a.ready = b.ready = True
+        assert purgatory.check_and_complete("key") == 2
+        assert log == [("a", "try"), ("a", "complete"), ("a", "left"), ("c", "complete"), ("b", "try"), ("b", "complete")]
 
 
-def test_operations_of_one_tick_expire_in_the_order_in_which_they_came(virtual):
-    async def main():
-        async with Purgatory(tick=1.0, wheel_size=2) as purgatory:
-            log = []
-            for number in range(50):
-                operation = Probe(deadline=63.0 - number / 100, name=number, log=log)
-                purgatory.try_complete_else_watch(operation, [number])
-                await asyncio.sleep(1.2)
-            await asyncio.sleep(10)
-            assert [name for name, hook in log if hook == "expire"] == list(range(50))
-
-    virtual(main)
+@on_virtual_time
+async def test_operations_of_one_tick_expire_in_the_order_in_which_they_came():
+    async with Purgatory(tick=1.0, wheel_size=2) as purgatory:
+        log = []
+        for number in range(50):
+            operation = Probe(deadline=63.0 - number / 100, name=number, log=log)
+            purgatory.try_complete_else_watch(operation, [number])
+            await asyncio.sleep(1.2)
+        await asyncio.sleep(10)
+        assert [name for name, hook in log if hook == "expire"] == list(range(50))
 
 
 # 7. Re-entrant, without recursion
@@ -523,192 +470,171 @@ def chained_by_watch(purgatory, operations, number):
     return hook
 
 
+@on_virtual_time
 @pytest.mark.parametrize("chained_by", [chained_by_check, chained_by_force, chained_by_watch])
 @pytest.mark.parametrize("hook", ["trying", "completing", "expiring"])
 @pytest.mark.parametrize("observer", [None, Journal()], ids=["unobserved", "observed"])
-def test_a_chain_of_ten_thousand_completions_needs_no_stack(virtual, chained_by, hook, observer):
-    async def main():
-        async with Purgatory(observer=observer) as purgatory:
-            log = []
-            operations = [Probe(None, name=number, log=log) for number in range(DEEP)]
-            for number, operation in enumerate(operations):
-                purgatory.try_complete_else_watch(operation, [number])
-            log.clear()
-            for number, operation in enumerate(operations[:-1]):
-                # Only those that expire call `expiring`, which is the first one; after that the chain is of completions.
-                name = "completing" if hook == "expiring" else hook
-                if hook == "trying" and chained_by is chained_by_force:
-                    name = "completing"  # who is forced is not tried
-                setattr(operation, name, chained_by(purgatory, operations, number))
-            if hook == "expiring":
-                first = Probe(1, expiring=lambda _: operations[0].force_complete())
-                purgatory.try_complete_else_watch(first, ["first"])
-                await asyncio.sleep(2)
-            else:
-                operations[0].ready = True
-                purgatory.check_and_complete(0)
-            while purgatory.pending:
-                await asyncio.sleep(0)
-            await turns(2)
-            assert [name for name, called in log if called == "complete"] == list(range(DEEP))
-            purgatory._check()
-
-    virtual(main)
+async def test_a_chain_of_ten_thousand_completions_needs_no_stack(chained_by, hook, observer):
+    async with Purgatory(observer=observer) as purgatory:
+        log = []
+        operations = [Probe(None, name=number, log=log) for number in range(DEEP)]
+        for number, operation in enumerate(operations):
+            purgatory.try_complete_else_watch(operation, [number])
+        log.clear()
+        for number, operation in enumerate(operations[:-1]):
+            # Only those that expire call `expiring`, which is the first one; after that the chain is of completions.
+            name = "completing" if hook == "expiring" else hook
+            if hook == "trying" and chained_by is chained_by_force:
+                name = "completing"  # who is forced is not tried
+            setattr(operation, name, chained_by(purgatory, operations, number))
+        if hook == "expiring":
+            first = Probe(1, expiring=lambda _: operations[0].force_complete())
+            purgatory.try_complete_else_watch(first, ["first"])
+            await asyncio.sleep(2)
+        else:
+            operations[0].ready = True
+            purgatory.check_and_complete(0)
+        while purgatory.pending:
+            await asyncio.sleep(0)
+        await turns(2)
+        assert [name for name, called in log if called == "complete"] == list(range(DEEP))
+        purgatory._check()
 
 
-def test_hooks_may_add_and_remove_waiters_of_the_key_that_is_being_walked(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            log, added = [], []
+async def test_hooks_may_add_and_remove_waiters_of_the_key_that_is_being_walked():
+    async with Purgatory() as purgatory:
+        log, added = [], []
 
-            def shuffle(operation):
-                operations[operation.name + 1].cancel()
-                operations[operation.name + 2].force_complete()
-                added.append(Probe(30, name=operation.name + 100, log=log))
-                purgatory.try_complete_else_watch(added[-1], ["key"])
+        def shuffle(operation):
+            operations[operation.name + 1].cancel()
+            operations[operation.name + 2].force_complete()
+            added.append(Probe(30, name=operation.name + 100, log=log))
+            purgatory.try_complete_else_watch(added[-1], ["key"])
 
-            operations = watch_all(purgatory, [Probe(30, name=number, log=log) for number in range(9)])
-            log.clear()
-            for number in (0, 3, 6):
-                operations[number].ready = True
-                operations[number].completing = shuffle
-            assert purgatory.check_and_complete("key") == 3
-            assert [entry for entry in log if entry[1] == "complete"] == [(n, "complete") for n in (0, 2, 3, 5, 6, 8)]
-            assert [operations[number].state for number in (1, 4, 7)] == [CANCELLED] * 3
-            assert [operation.calls for operation in added] == [["try"]] * 3, "who comes during a check waits for the next"
-            assert counts(purgatory) == (3, 3, 1)
-            purgatory._check()
-            for operation in added:
-                operation.ready = True
-            assert purgatory.check_and_complete("key") == 3
-            assert [name for name, hook in log if hook == "complete"][-3:] == [100, 103, 106]
-
-    run(main)
+        operations = watch_all(purgatory, [Probe(30, name=number, log=log) for number in range(9)])
+        log.clear()
+        for number in (0, 3, 6):
+            operations[number].ready = True
+            operations[number].completing = shuffle
+        assert purgatory.check_and_complete("key") == 3
+        assert [entry for entry in log if entry[1] == "complete"] == [(n, "complete") for n in (0, 2, 3, 5, 6, 8)]
+        assert [operations[number].state for number in (1, 4, 7)] == [CANCELLED] * 3
+        assert [operation.calls for operation in added] == [["try"]] * 3, "who comes during a check waits for the next"
+        assert counts(purgatory) == (3, 3, 1)
+        purgatory._check()
+        for operation in added:
+            operation.ready = True
+        assert purgatory.check_and_complete("key") == 3
+        assert [name for name, hook in log if hook == "complete"][-3:] == [100, 103, 106]
 
 
-def test_no_hook_runs_inside_another_one(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            inside = []
+async def test_no_hook_runs_inside_another_one():
+    async with Purgatory() as purgatory:
+        inside = []
 
-            def enter(operation):
-                assert not inside
-                inside.append(operation)
-                forced.force_complete()
-                for key in ("key", "other"):
-                    purgatory.check_and_complete(key)
-                assert inside.pop() is operation
+        def enter(operation):
+            assert not inside
+            inside.append(operation)
+            forced.force_complete()
+            for key in ("key", "other"):
+                purgatory.check_and_complete(key)
+            assert inside.pop() is operation
 
-            forced, *operations = [Probe(30, completing=enter) for _ in range(6)]
-            watch_all(purgatory, [forced, *operations[:3]])
-            watch_all(purgatory, operations[3:], ["other"])
-            for number in (1, 4):
-                operations[number].ready = True
-            for operation in operations:
-                operation.trying = lambda operation: len(operation.calls) < 4 and enter(operation)
-            assert purgatory.check_and_complete("key") == 2
-            assert forced.state is COMPLETED and purgatory.pending == 3
-            results = [await outcome(one) for one in (forced, operations[1], operations[4])]
-            assert results == [None] * 3, "a hook was entered inside another one"
-            purgatory._check()
-
-    run(main)
+        forced, *operations = [Probe(30, completing=enter) for _ in range(6)]
+        watch_all(purgatory, [forced, *operations[:3]])
+        watch_all(purgatory, operations[3:], ["other"])
+        for number in (1, 4):
+            operations[number].ready = True
+        for operation in operations:
+            operation.trying = lambda operation: len(operation.calls) < 4 and enter(operation)
+        assert purgatory.check_and_complete("key") == 2
+        assert forced.state is COMPLETED and purgatory.pending == 3
+        results = [await outcome(one) for one in (forced, operations[1], operations[4])]
+        assert results == [None] * 3, "a hook was entered inside another one"
+        purgatory._check()
 
 
-def test_checks_of_one_key_asked_for_in_one_hook_are_made_once(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            other = watch_all(purgatory, [Probe(30)], ["other"])[0]
-            first = watch_all(
-                purgatory, [Probe(30, completing=lambda _: [purgatory.check_and_complete("other") for _ in range(50)])]
-            )
-            first[0].force_complete()
-            assert other.calls == ["try", "try"]
-
-    run(main)
+async def test_checks_of_one_key_asked_for_in_one_hook_are_made_once():
+    async with Purgatory() as purgatory:
+        other = watch_all(purgatory, [Probe(30)], ["other"])[0]
+        first = watch_all(
+            purgatory, [Probe(30, completing=lambda _: [purgatory.check_and_complete("other") for _ in range(50)])]
+        )
+        first[0].force_complete()
+        assert other.calls == ["try", "try"]
 
 
-def test_an_observer_may_set_off_a_chain_as_well(virtual):
+@on_virtual_time
+async def test_an_observer_may_set_off_a_chain_as_well():
     class Domino(Journal):
         def operation_finished(self, operation):
             super().operation_finished(operation)
             if operation.name + 1 < DEEP:
                 operations[operation.name + 1].cancel()
 
-    async def main():
-        async with Purgatory(observer=observer) as purgatory:
-            for number, operation in enumerate(operations):
-                purgatory.try_complete_else_watch(operation, [number])
-            operations[0].cancel()
-            await turns(DEEP // PORTION + 5)
-            assert purgatory.pending == 0 and observer.finished == operations
-
     observer = Domino()
     operations = [Probe(30, name=number) for number in range(DEEP)]
-    virtual(main)
+    async with Purgatory(observer=observer) as purgatory:
+        for number, operation in enumerate(operations):
+            purgatory.try_complete_else_watch(operation, [number])
+        operations[0].cancel()
+        await turns(DEEP // PORTION + 5)
+        assert purgatory.pending == 0 and observer.finished == operations
 
 
 # 8. One bad operation hurts itself alone
 
 
+@on_virtual_time
 @on_every_path
 @pytest.mark.parametrize("error_type", [ZeroDivisionError, asyncio.CancelledError, GeneratorExit])
 @pytest.mark.parametrize("hook", ["trying", "completing"])
 @pytest.mark.parametrize("end", ["check", "expiry"])
-def test_a_raising_hook_does_not_disturb_those_before_and_after_it(virtual, reports, options, keys, error_type, hook, end):
-    async def main():
-        async with Purgatory(**options) as purgatory:
-            operations = watch_all(purgatory, [Probe(1, name=number) for number in range(3)], keys)
-            setattr(operations[1], hook, raiser(error_type()))
-            for operation in operations:
-                operation.ready = end == "check"
-            waiting = [asyncio.create_task(outcome(operation)) for operation in operations]
-            await turns()
-            if end == "check":
-                assert purgatory.check_and_complete("key") == (2 if hook == "trying" else 3)
-            first, bad, last = await asyncio.gather(*waiting)
-            assert (first, last) == (0, 2) and type(bad) is error_type
-            assert counts(purgatory) == (0, 0, 0)
-            statistics = purgatory.statistics()
-            assert statistics.cancelled == (hook == "trying")
-            assert statistics.completed + statistics.expired == (2 if hook == "trying" else 3)
-            purgatory._check()
-
-    virtual(main)
-    assert reports == []
+async def test_a_raising_hook_does_not_disturb_those_before_and_after_it(options, keys, error_type, hook, end):
+    async with Purgatory(**options) as purgatory:
+        operations = watch_all(purgatory, [Probe(1, name=number) for number in range(3)], keys)
+        setattr(operations[1], hook, raiser(error_type()))
+        for operation in operations:
+            operation.ready = end == "check"
+        waiting = [asyncio.create_task(outcome(operation)) for operation in operations]
+        await turns()
+        if end == "check":
+            assert purgatory.check_and_complete("key") == (2 if hook == "trying" else 3)
+        first, bad, last = await asyncio.gather(*waiting)
+        assert (first, last) == (0, 2) and type(bad) is error_type
+        assert counts(purgatory) == (0, 0, 0)
+        statistics = purgatory.statistics()
+        assert statistics.cancelled == (hook == "trying")
+        assert statistics.completed + statistics.expired == (2 if hook == "trying" else 3)
+        purgatory._check()
 
 
 @pytest.mark.parametrize("method", ["operation_finished", "keys_checked"])
-def test_a_raising_observer_is_reported_and_hurts_nobody(run, reports, method):
-    async def main():
-        observer = Journal()
-        setattr(observer, method, lambda *_: 1 // 0)
-        async with Purgatory("letters", observer=observer) as purgatory:
-            operations = watch_all(purgatory, [Probe(30) for _ in range(3)])
-            for operation in operations:
-                operation.ready = True
-            assert purgatory.check_and_complete("key") == 3
-            watch_all(purgatory, [Probe(30)])[0].cancel()
-            purgatory._check()
-
-    run(main)
+async def test_a_raising_observer_is_reported_and_hurts_nobody(reports, method):
+    observer = Journal()
+    setattr(observer, method, lambda *_: 1 // 0)
+    async with Purgatory("letters", observer=observer) as purgatory:
+        operations = watch_all(purgatory, [Probe(30) for _ in range(3)])
+        for operation in operations:
+            operation.ready = True
+        assert purgatory.check_and_complete("key") == 3
+        watch_all(purgatory, [Probe(30)])[0].cancel()
+        purgatory._check()
+    await turns(4)
     assert len(reports) == (4 if method == "operation_finished" else 1)
     assert all(method in report["message"] and report["message"].startswith("letters") for report in reports)
     assert all(isinstance(report["exception"], ZeroDivisionError) for report in reports)
 
 
-def test_hooks_at_the_deadline_run_in_no_context_of_a_stranger(virtual):
+@on_virtual_time
+async def test_hooks_at_the_deadline_run_in_no_context_of_a_stranger():
     variable = ContextVar("variable", default="nobody")
-
-    async def main():
-        async with Purgatory() as purgatory:
-            variable.set("the first to watch")
-            operation = Probe(1, completing=lambda _: variable.get())
-            purgatory.try_complete_else_watch(operation, ["key"])
-            await asyncio.sleep(2)
-            assert operation.result() == "nobody"
-
-    virtual(main)
+    async with Purgatory() as purgatory:
+        variable.set("the first to watch")
+        operation = Probe(1, completing=lambda _: variable.get())
+        purgatory.try_complete_else_watch(operation, ["key"])
+        await asyncio.sleep(2)
+        assert operation.result() == "nobody"
 
 
 # 9. A burst does not stall the loop
@@ -741,120 +667,109 @@ BURST = 8 * PORTION + 7
 
 
 @pytest.mark.parametrize("ready", [True, False], ids=["completing", "only tried"])
-def test_a_check_with_very_many_waiters_is_spread_over_turns_in_order(run, ready):
-    async def main():
-        async with Purgatory() as purgatory:
-            log = []
-            operations = watch_all(purgatory, [Probe(30, name=number, log=log) for number in range(BURST)])
-            log.clear()
-            pulse = Pulse()
-            for operation in operations:
-                operation.ready, operation.trying = ready, pulse.mark
-            assert purgatory.check_and_complete("key") == (PORTION if ready else 0)
-            assert len(log) == (2 * PORTION if ready else PORTION), "the first portion is tried at once"
-            await turns(20)
-            assert [name for name, hook in log if hook == "try"] == list(range(BURST))
-            assert pulse.busiest <= PORTION and purgatory.pending == (0 if ready else BURST)
-            purgatory._check()
-
-    run(main)
+async def test_a_check_with_very_many_waiters_is_spread_over_turns_in_order(ready):
+    async with Purgatory() as purgatory:
+        log = []
+        operations = watch_all(purgatory, [Probe(30, name=number, log=log) for number in range(BURST)])
+        log.clear()
+        pulse = Pulse()
+        for operation in operations:
+            operation.ready, operation.trying = ready, pulse.mark
+        assert purgatory.check_and_complete("key") == (PORTION if ready else 0)
+        assert len(log) == (2 * PORTION if ready else PORTION), "the first portion is tried at once"
+        await turns(20)
+        assert [name for name, hook in log if hook == "try"] == list(range(BURST))
+        assert pulse.busiest <= PORTION and purgatory.pending == (0 if ready else BURST)
+        purgatory._check()
 
 
+@on_virtual_time
 @pytest.mark.parametrize("start", [0.0, 1e9])
 @pytest.mark.parametrize("keys", [1, 10_000], ids=["one key", "own keys"])
-def test_a_burst_of_expiries_is_spread_over_turns_in_order(virtual, start, keys):
-    async def main():
-        async with Purgatory() as purgatory:
-            log, pulses = [], []
+async def test_a_burst_of_expiries_is_spread_over_turns_in_order(start, keys):
+    async with Purgatory() as purgatory:
+        log, pulses = [], []
 
+        def completing(_):
+            if not pulses:
+                pulses.append(Pulse())
+            pulses[0].mark()
+
+        for number in range(BURST):
+            operation = Probe(1, name=number, log=log, completing=completing)
+            purgatory.try_complete_else_watch(operation, [number % keys])
+        await asyncio.sleep(1.01)
+        assert [name for name, hook in log if hook == "expire"] == list(range(BURST))
+        assert pulses[0].busiest <= PORTION and len(pulses[0].marks) <= BURST / PORTION + 2
+
+
+@on_virtual_time
+async def test_a_burst_of_expiries_beside_an_unfinished_check_stays_within_bounds():
+    async with Purgatory() as purgatory:
+        pulses = []
+
+        def begin(_=None):
+            if not pulses:
+                pulses.append(Pulse())
+                purgatory.check_and_complete("hot")
+
+        hot = watch_all(purgatory, [Probe(30) for _ in range(40 * PORTION)], ["hot"])
+        for operation in hot:
+            operation.trying = lambda _: pulses[0].mark()
+        for number in range(PORTION):
+            purgatory.try_complete_else_watch(Probe(1, completing=begin), [number])
+        await asyncio.sleep(1.5)
+        assert pulses[0].busiest <= 2 * PORTION
+        assert sum(pulses[0].marks.values()) == len(hot)
+
+
+@on_virtual_time
+@pytest.mark.parametrize("end", ["check", "expiry"])
+async def test_chains_that_fan_out_in_hooks_stay_within_bounds(end):
+    async with Purgatory() as purgatory:
+        pulses = []
+
+        def link(length):
             def completing(_):
                 if not pulses:
                     pulses.append(Pulse())
                 pulses[0].mark()
+                if length:
+                    following = Probe(completing=link(length - 1))
+                    purgatory.try_complete_else_watch(following, [following])
+                    following.force_complete()
 
-            for number in range(BURST):
-                operation = Probe(1, name=number, log=log, completing=completing)
-                purgatory.try_complete_else_watch(operation, [number % keys])
-            await asyncio.sleep(1.01)
-            assert [name for name, hook in log if hook == "expire"] == list(range(BURST))
-            assert pulses[0].busiest <= PORTION and len(pulses[0].marks) <= BURST / PORTION + 2
+            return completing
 
-    virtual(main, start=start)
-
-
-def test_a_burst_of_expiries_beside_an_unfinished_check_stays_within_bounds(virtual):
-    async def main():
-        async with Purgatory() as purgatory:
-            pulses = []
-
-            def begin(_=None):
-                if not pulses:
-                    pulses.append(Pulse())
-                    purgatory.check_and_complete("hot")
-
-            hot = watch_all(purgatory, [Probe(30) for _ in range(40 * PORTION)], ["hot"])
-            for operation in hot:
-                operation.trying = lambda _: pulses[0].mark()
-            for number in range(PORTION):
-                purgatory.try_complete_else_watch(Probe(1, completing=begin), [number])
-            await asyncio.sleep(1.5)
-            assert pulses[0].busiest <= 2 * PORTION
-            assert sum(pulses[0].marks.values()) == len(hot)
-
-    virtual(main)
+        for operation in watch_all(purgatory, [Probe(1, completing=link(PORTION)) for _ in range(20)]):
+            operation.ready = True
+        if end == "check":
+            purgatory.check_and_complete("key")
+        await asyncio.sleep(2)
+        assert sum(pulses[0].marks.values()) == 20 * (PORTION + 1)
+        assert pulses[0].busiest <= 3 * PORTION
 
 
-@pytest.mark.parametrize("end", ["check", "expiry"])
-def test_chains_that_fan_out_in_hooks_stay_within_bounds(virtual, end):
-    async def main():
-        async with Purgatory() as purgatory:
-            pulses = []
-
-            def link(length):
-                def completing(_):
-                    if not pulses:
-                        pulses.append(Pulse())
-                    pulses[0].mark()
-                    if length:
-                        following = Probe(completing=link(length - 1))
-                        purgatory.try_complete_else_watch(following, [following])
-                        following.force_complete()
-
-                return completing
-
-            for operation in watch_all(purgatory, [Probe(1, completing=link(PORTION)) for _ in range(20)]):
-                operation.ready = True
-            if end == "check":
-                purgatory.check_and_complete("key")
-            await asyncio.sleep(2)
-            assert sum(pulses[0].marks.values()) == 20 * (PORTION + 1)
-            assert pulses[0].busiest <= 3 * PORTION
-
-    virtual(main)
-
-
-def test_two_large_checks_take_turns(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            log = []
-            for key in "ab":
-                watch_all(purgatory, [Probe(30, name=key, log=log) for _ in range(4 * PORTION)], [key])
-            log.clear()
-            purgatory.check_and_complete("a")
-            purgatory.check_and_complete("b")
-            await turns(20)
-            rounds = [name for position, (name, _) in enumerate(log) if position % PORTION == 0]
-            assert sorted(rounds) == ["a"] * 4 + ["b"] * 4 and set(rounds[:4]) == {"a", "b"}
-
-    run(main)
+async def test_two_large_checks_take_turns():
+    async with Purgatory() as purgatory:
+        log = []
+        for key in "ab":
+            watch_all(purgatory, [Probe(30, name=key, log=log) for _ in range(4 * PORTION)], [key])
+        log.clear()
+        purgatory.check_and_complete("a")
+        purgatory.check_and_complete("b")
+        await turns(20)
+        rounds = [name for position, (name, _) in enumerate(log) if position % PORTION == 0]
+        assert sorted(rounds) == ["a"] * 4 + ["b"] * 4 and set(rounds[:4]) == {"a", "b"}
 
 
 # 10. O(1), counted in calls
 
 
+@on_virtual_time
 @pytest.mark.parametrize("spread", [True, False], ids=["own keys", "one hot key"])
 @pytest.mark.parametrize("work", ["watch", "cancel first", "cancel middle", "force last", "pending"])
-def test_the_cost_of_an_operation_does_not_depend_on_what_is_pending(virtual, spread, work):
+async def test_the_cost_of_an_operation_does_not_depend_on_what_is_pending(spread, work):
     async def cost(pending):
         async with Purgatory() as purgatory:
             operations = []
@@ -874,11 +789,7 @@ def test_the_cost_of_an_operation_does_not_depend_on_what_is_pending(virtual, sp
                 operation.cancel()
             return result
 
-    async def main():
-        return await cost(10), await cost(20_000)
-
-    few, many = virtual(main)
-    assert few == many
+    assert await cost(10) == await cost(20_000)
 
 
 # Errors: nothing has changed
@@ -898,26 +809,25 @@ def unchanged():
     return check
 
 
+@on_virtual_time
 @pytest.mark.parametrize("keys", [["key"], ["key", "second"], ("key",), {"key"}])
-def test_an_operation_serves_once(virtual, unchanged, keys):
-    async def main():
-        async with Purgatory() as purgatory, Purgatory() as other:
-            operation, ended, forced = Probe(30), Probe(30, ready=True), Probe(30)
-            purgatory.try_complete_else_watch(operation, keys)
-            purgatory.try_complete_else_watch(ended, keys)
-            forced.force_complete()
-            calls = operation.calls
-            for place in (purgatory, other):
-                give = place.try_complete_else_watch
-                unchanged(place, lambda give=give: give(operation, keys), OperationReused, repr(operation), "is being watched")
-                unchanged(place, lambda give=give: give(ended, keys), OperationReused, repr(ended), "has ended")
-                unchanged(place, lambda give=give: give(forced, keys), OperationReused, repr(forced), "has ended")
-            assert operation.calls == calls and operation.deadline == 30.0
-            assert purgatory.pending == 1
-
-    virtual(main)
+async def test_an_operation_serves_once(unchanged, keys):
+    async with Purgatory() as purgatory, Purgatory() as other:
+        operation, ended, forced = Probe(30), Probe(30, ready=True), Probe(30)
+        purgatory.try_complete_else_watch(operation, keys)
+        purgatory.try_complete_else_watch(ended, keys)
+        forced.force_complete()
+        calls = operation.calls
+        for place in (purgatory, other):
+            give = place.try_complete_else_watch
+            unchanged(place, lambda give=give: give(operation, keys), OperationReused, repr(operation), "is being watched")
+            unchanged(place, lambda give=give: give(ended, keys), OperationReused, repr(ended), "has ended")
+            unchanged(place, lambda give=give: give(forced, keys), OperationReused, repr(forced), "has ended")
+        assert operation.calls == calls and operation.deadline == 30.0
+        assert purgatory.pending == 1
 
 
+@on_virtual_time
 @pytest.mark.parametrize(
     ("keys", "error", "word"),
     [
@@ -934,82 +844,71 @@ def test_an_operation_serves_once(virtual, unchanged, keys):
 )
 @pytest.mark.parametrize("timeout", [30, None])
 @pytest.mark.parametrize("options", [{}, {"max_pending": 5}])
-def test_wrong_keys_are_refused_and_the_operation_can_be_given_again(virtual, unchanged, keys, error, word, timeout, options):
-    async def main():
-        async with Purgatory(**options) as purgatory:
-            for bystander in (False, True):
-                if bystander:
-                    watch_all(purgatory, [Probe(30)])
-                operation = Probe(timeout)
-                unchanged(
-                    purgatory, lambda operation=operation: purgatory.try_complete_else_watch(operation, keys), error, word
-                )
-                assert operation.state is PENDING and operation.deadline is None and "unwatched" in repr(operation)
-                assert not purgatory.try_complete_else_watch(operation, ["key"])
-                assert operation.cancel()
-                purgatory._check()
-
-    virtual(main)
+async def test_wrong_keys_are_refused_and_the_operation_can_be_given_again(unchanged, keys, error, word, timeout, options):
+    async with Purgatory(**options) as purgatory:
+        for bystander in (False, True):
+            if bystander:
+                watch_all(purgatory, [Probe(30)])
+            operation = Probe(timeout)
+            unchanged(purgatory, lambda operation=operation: purgatory.try_complete_else_watch(operation, keys), error, word)
+            assert operation.state is PENDING and operation.deadline is None and "unwatched" in repr(operation)
+            assert not purgatory.try_complete_else_watch(operation, ["key"])
+            assert operation.cancel()
+            purgatory._check()
 
 
-def test_a_closed_purgatory_refuses_new_operations_and_they_can_be_given_to_another_one(virtual, unchanged):
-    async def main():
-        purgatory = Purgatory("letters")
-        await purgatory.aclose()
-        operation = Probe(30, ready=True)
-        for keys in (["key"], ["key", "second"]):
-            give = partial(purgatory.try_complete_else_watch, operation, keys)
-            unchanged(purgatory, give, PurgatoryClosed, "cannot watch", repr(operation), "letters is closed")
-        assert operation.calls == [] and purgatory.check_and_complete("key") == 0 and purgatory.cancel_for_key("key") == []
-        async with Purgatory() as other:
-            assert other.try_complete_else_watch(operation, ["key"])
-
-    virtual(main)
+@on_virtual_time
+async def test_a_closed_purgatory_refuses_new_operations_and_they_can_be_given_to_another_one(unchanged):
+    purgatory = Purgatory("letters")
+    await purgatory.aclose()
+    operation = Probe(30, ready=True)
+    for keys in (["key"], ["key", "second"]):
+        give = partial(purgatory.try_complete_else_watch, operation, keys)
+        unchanged(purgatory, give, PurgatoryClosed, "cannot watch", repr(operation), "letters is closed")
+    assert operation.calls == [] and purgatory.check_and_complete("key") == 0 and purgatory.cancel_for_key("key") == []
+    async with Purgatory() as other:
+        assert other.try_complete_else_watch(operation, ["key"])
 
 
+@on_virtual_time
 @pytest.mark.parametrize("keys", [["key"], ["key", "second"]])
-def test_a_full_purgatory_refuses_who_would_have_to_wait_and_only_them(virtual, unchanged, keys):
-    async def main():
-        async with Purgatory("letters", max_pending=3) as purgatory:
-            operations = watch_all(purgatory, [Probe(30) for _ in range(3)], keys)
+async def test_a_full_purgatory_refuses_who_would_have_to_wait_and_only_them(unchanged, keys):
+    async with Purgatory("letters", max_pending=3) as purgatory:
+        operations = watch_all(purgatory, [Probe(30) for _ in range(3)], keys)
+        refused = Probe(30)
+        give = partial(purgatory.try_complete_else_watch, refused, keys)
+        for _ in range(100):
+            unchanged(purgatory, give, PurgatoryFull, "cannot watch", "Probe pending", "3 operations wait in letters")
+        assert isinstance(await outcome(purgatory.wait(Probe(30), keys)), PurgatoryFull)
+        assert isinstance(await outcome(purgatory.wait_for(lambda: 0, keys, 30)), PurgatoryFull)
+        assert purgatory.try_complete_else_watch(Probe(30, ready=True), keys), "does not have to wait"
+        assert purgatory.try_complete_else_watch(Probe(0), keys), "does not wait either"
+        assert await purgatory.wait_for(lambda: 7, keys) == 7
+        for end in ("cancel", "force_complete"):
+            getattr(operations.pop(), end)()
+            assert purgatory.pending == 2
+            assert not give()
+            operations.append(refused)
             refused = Probe(30)
             give = partial(purgatory.try_complete_else_watch, refused, keys)
-            for _ in range(100):
-                unchanged(purgatory, give, PurgatoryFull, "cannot watch", "Probe pending", "3 operations wait in letters")
-            assert isinstance(await outcome(purgatory.wait(Probe(30), keys)), PurgatoryFull)
-            assert isinstance(await outcome(purgatory.wait_for(lambda: 0, keys, 30)), PurgatoryFull)
-            assert purgatory.try_complete_else_watch(Probe(30, ready=True), keys), "does not have to wait"
-            assert purgatory.try_complete_else_watch(Probe(0), keys), "does not wait either"
-            assert await purgatory.wait_for(lambda: 7, keys) == 7
-            for end in ("cancel", "force_complete"):
-                getattr(operations.pop(), end)()
-                assert purgatory.pending == 2
-                assert not give()
-                operations.append(refused)
-                refused = Probe(30)
-                give = partial(purgatory.try_complete_else_watch, refused, keys)
-                unchanged(purgatory, give, PurgatoryFull)
-            await asyncio.sleep(31)
-            assert purgatory.pending == 0 and not give()
-
-    virtual(main)
+            unchanged(purgatory, give, PurgatoryFull)
+        await asyncio.sleep(31)
+        assert purgatory.pending == 0 and not give()
 
 
-def test_a_limit_leaks_no_slot_whoever_leaves(virtual):
-    async def main():
-        async with Purgatory(max_pending=2) as purgatory:
-            for round_ in range(50):
-                waiting = [asyncio.create_task(outcome(purgatory.wait(Probe(1), ["key", n]))) for n in range(5)]
-                await turns()
-                assert purgatory.pending == 2
-                if round_ % 2:
-                    for task in waiting:
-                        task.cancel()
-                results = await asyncio.gather(*waiting)
-                assert [type(result) for result in results[2:]] == [PurgatoryFull] * 3
-                assert purgatory.pending == purgatory.watched == 0
-
-    virtual(main)
+@on_virtual_time
+async def test_a_limit_leaks_no_slot_whoever_leaves():
+    async with Purgatory(max_pending=2) as purgatory:
+        for round_ in range(50):
+            waiting = [asyncio.create_task(outcome(purgatory.wait(Probe(1), ["key", n]))) for n in range(5)]
+            await turns()
+            assert purgatory.pending == 2
+            if round_ % 2:
+                for task in waiting:
+                    task.cancel()
+            results = await asyncio.gather(*waiting)
+            assert [type(result) for result in results[2:]] == [PurgatoryFull] * 3
+            assert purgatory.pending == purgatory.watched == 0
 
 
 @pytest.mark.parametrize(
@@ -1060,122 +959,111 @@ def test_outside_its_loop_a_purgatory_says_so_and_does_nothing(loop_factory, unc
         assert len(home.run(purgatory.aclose())) == 1
 
 
-def test_two_purgatories_of_one_loop_may_set_each_other_off(run):
-    async def main():
-        async with Purgatory() as one, Purgatory() as two:
-            operations = [Probe(30, name=number) for number in range(5000)]
-            for number, operation in enumerate(operations):
-                (one, two)[number % 2].try_complete_else_watch(operation, [number])
-            for operation, following in itertools.pairwise(operations):
-                operation.completing = lambda _, following=following: following.force_complete()
-            operations[0].force_complete()
-            while one.pending or two.pending:
-                await asyncio.sleep(0)
-            assert all(operation.state is COMPLETED for operation in operations)
-
-    run(main)
+async def test_two_purgatories_of_one_loop_may_set_each_other_off():
+    async with Purgatory() as one, Purgatory() as two:
+        operations = [Probe(30, name=number) for number in range(5000)]
+        for number, operation in enumerate(operations):
+            (one, two)[number % 2].try_complete_else_watch(operation, [number])
+        for operation, following in itertools.pairwise(operations):
+            operation.completing = lambda _, following=following: following.force_complete()
+        operations[0].force_complete()
+        while one.pending or two.pending:
+            await asyncio.sleep(0)
+        assert all(operation.state is COMPLETED for operation in operations)
 
 
 # Counts
 
 
-def test_a_repeated_key_counts_once(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            operation = Probe(30)
-            purgatory.try_complete_else_watch(operation, ["a", "b", "a", "a", "b"])
-            assert counts(purgatory) == (1, 2, 2)
-            assert purgatory.check_and_complete("a") == 0 and operation.calls == ["try", "try"]
-            assert purgatory.cancel_for_key("a") == [operation] and counts(purgatory) == (0, 0, 0)
-
-    run(main)
+async def test_a_repeated_key_counts_once():
+    async with Purgatory() as purgatory:
+        operation = Probe(30)
+        purgatory.try_complete_else_watch(operation, ["a", "b", "a", "a", "b"])
+        assert counts(purgatory) == (1, 2, 2)
+        assert purgatory.check_and_complete("a") == 0 and operation.calls == ["try", "try"]
+        assert purgatory.cancel_for_key("a") == [operation] and counts(purgatory) == (0, 0, 0)
 
 
-def test_the_statistics_are_exact_and_frozen(virtual):
-    async def main():
-        async with Purgatory("letters") as purgatory:
-            waiting = [Probe(2) for _ in range(9)]
-            for number, operation in enumerate(waiting):
-                purgatory.try_complete_else_watch(operation, ["all", number // 3])
-            purgatory.try_complete_else_watch(Probe(ready=True), ["all"])
-            purgatory.try_complete_else_watch(Probe(0), ["all"])
-            waiting[0].ready = waiting[8].ready = True
-            assert purgatory.check_and_complete(0) == 1
-            waiting[1].force_complete()
-            waiting[2].cancel()
-            assert purgatory.cancel_for_key(1) == waiting[3:6]
-            statistics = purgatory.statistics()
-            expected = {
-                "pending": 3,
-                "watched": 6,
-                "keys": 2,
-                "completed": 3,
-                "expired": 1,
-                "cancelled": 4,
-                "missed_triggers": 0,
-            }
-            assert {name: getattr(statistics, name) for name in expected} == expected and statistics.name == "letters"
-            with pytest.raises(AttributeError):
-                statistics.pending = 5
-            await asyncio.sleep(3)
-            expected |= {"pending": 0, "watched": 0, "keys": 0, "completed": 4, "expired": 3, "missed_triggers": 1}
-            assert {name: getattr(purgatory.statistics(), name) for name in expected} == expected
-            assert statistics.pending == 3
-
-    virtual(main)
+@on_virtual_time
+async def test_the_statistics_are_exact_and_frozen():
+    async with Purgatory("letters") as purgatory:
+        waiting = [Probe(2) for _ in range(9)]
+        for number, operation in enumerate(waiting):
+            purgatory.try_complete_else_watch(operation, ["all", number // 3])
+        purgatory.try_complete_else_watch(Probe(ready=True), ["all"])
+        purgatory.try_complete_else_watch(Probe(0), ["all"])
+        waiting[0].ready = waiting[8].ready = True
+        assert purgatory.check_and_complete(0) == 1
+        waiting[1].force_complete()
+        waiting[2].cancel()
+        assert purgatory.cancel_for_key(1) == waiting[3:6]
+        statistics = purgatory.statistics()
+        expected = {
+            "pending": 3,
+            "watched": 6,
+            "keys": 2,
+            "completed": 3,
+            "expired": 1,
+            "cancelled": 4,
+            "missed_triggers": 0,
+        }
+        assert {name: getattr(statistics, name) for name in expected} == expected and statistics.name == "letters"
+        with pytest.raises(AttributeError):
+            statistics.pending = 5
+        await asyncio.sleep(3)
+        expected |= {"pending": 0, "watched": 0, "keys": 0, "completed": 4, "expired": 3, "missed_triggers": 1}
+        assert {name: getattr(purgatory.statistics(), name) for name in expected} == expected
+        assert statistics.pending == 3
 
 
+@on_virtual_time
 @on_every_path
-def test_an_operation_satisfiable_at_its_deadline_completes_and_is_a_missed_trigger(virtual, options, keys):
-    async def main():
-        async with Purgatory(**options) as purgatory:
-            operation = watch_all(purgatory, [Probe(1, completing=lambda operation: operation.state)], keys)[0]
-            operation.ready = True
-            assert await operation is COMPLETED and operation.calls == ["try", "try", "complete"]
-            assert (await purgatory.wait(Probe(1), keys), operation.deadline) == ("", 1.0)
-            statistics = purgatory.statistics()
-            assert (statistics.completed, statistics.expired, statistics.missed_triggers) == (1, 1, 1)
-
-    virtual(main)
+async def test_an_operation_satisfiable_at_its_deadline_completes_and_is_a_missed_trigger(options, keys):
+    async with Purgatory(**options) as purgatory:
+        operation = watch_all(purgatory, [Probe(1, completing=lambda operation: operation.state)], keys)[0]
+        operation.ready = True
+        assert await operation is COMPLETED and operation.calls == ["try", "try", "complete"]
+        assert (await purgatory.wait(Probe(1), keys), operation.deadline) == ("", 1.0)
+        statistics = purgatory.statistics()
+        assert (statistics.completed, statistics.expired, statistics.missed_triggers) == (1, 1, 1)
 
 
-def test_pending_watched_and_keys_are_exact_inside_every_hook(virtual):
-    async def main():
-        async with Purgatory() as purgatory:
-            seen = {}
+@on_virtual_time
+async def test_pending_watched_and_keys_are_exact_inside_every_hook():
+    async with Purgatory() as purgatory:
+        seen = {}
 
-            def look(when):
-                return lambda operation: seen.setdefault((operation.name, when), counts(purgatory))
+        def look(when):
+            return lambda operation: seen.setdefault((operation.name, when), counts(purgatory))
 
-            def make(name, timeout):
-                return Probe(timeout, name=name, trying=look("try"), completing=look("complete"), expiring=look("expire"))
+        def make(name, timeout):
+            return Probe(timeout, name=name, trying=look("try"), completing=look("complete"), expiring=look("expire"))
 
-            watch_all(purgatory, [Probe(90)], ["other"])
-            for name, timeout in [("expires", 1), ("completes", 2), ("twin", 2)]:
-                purgatory.try_complete_else_watch(operation := make(name, timeout), ["key", name])
-            assert seen == {("expires", "try"): (1, 1, 1), ("completes", "try"): (2, 3, 3), ("twin", "try"): (3, 5, 4)}
-            seen.clear()
-            await asyncio.sleep(1.5)
-            operation.ready = True
-            purgatory.check_and_complete("key")
-            assert seen == {
-                ("expires", "try"): (4, 7, 5),
-                ("expires", "complete"): (3, 5, 4),
-                ("expires", "expire"): (3, 5, 4),
-                ("completes", "try"): (3, 5, 4),
-                ("twin", "try"): (3, 5, 4),
-                ("twin", "complete"): (2, 3, 3),
-            }
-
-    virtual(main)
+        watch_all(purgatory, [Probe(90)], ["other"])
+        for name, timeout in [("expires", 1), ("completes", 2), ("twin", 2)]:
+            purgatory.try_complete_else_watch(operation := make(name, timeout), ["key", name])
+        assert seen == {("expires", "try"): (1, 1, 1), ("completes", "try"): (2, 3, 3), ("twin", "try"): (3, 5, 4)}
+        seen.clear()
+        await asyncio.sleep(1.5)
+        operation.ready = True
+        purgatory.check_and_complete("key")
+        assert seen == {
+            ("expires", "try"): (4, 7, 5),
+            ("expires", "complete"): (3, 5, 4),
+            ("expires", "expire"): (3, 5, 4),
+            ("completes", "try"): (3, 5, 4),
+            ("twin", "try"): (3, 5, 4),
+            ("twin", "complete"): (2, 3, 3),
+        }
 
 
 # The observer
 
 
+@on_virtual_time
 @on_every_end
 @pytest.mark.parametrize("keys", [["key"], ["key", "second"]])
-def test_the_observer_is_told_once_of_each_operation_that_has_ended_and_been_answered(virtual, how, keys):
+async def test_the_observer_is_told_once_of_each_operation_that_has_ended_and_been_answered(how, keys):
     class Witness(Journal):
         def operation_finished(self, operation):
             super().operation_finished(operation)
@@ -1183,186 +1071,156 @@ def test_the_observer_is_told_once_of_each_operation_that_has_ended_and_been_ans
             if operation.state is not CANCELLED:
                 operation.result()
 
-    async def main():
-        observer = Witness()
-        async with Purgatory(observer=observer) as purgatory:
-            operation = watch_all(purgatory, [Probe(1)], keys)[0]
-            assert observer.finished == []
-            await end(purgatory, operation, how)
-            assert observer.finished == [operation]
-            await asyncio.sleep(3)
+    observer = Witness()
+    async with Purgatory(observer=observer) as purgatory:
+        operation = watch_all(purgatory, [Probe(1)], keys)[0]
+        assert observer.finished == []
+        await end(purgatory, operation, how)
         assert observer.finished == [operation]
-        assert observer.checks == ([("key", 1, 1)] if how == "check" else [])
-
-    virtual(main)
-
-
-def test_the_observer_is_told_of_operations_that_never_waited(run):
-    async def main():
-        observer = Journal()
-        async with Purgatory(observer=observer) as purgatory:
-            bad = Probe(30, trying=raiser(ZeroDivisionError()))
-            quitter = Probe(30, trying=lambda operation: operation.cancel())
-            operations = [Probe(ready=True), Probe(0), bad, quitter]
-            for operation in operations:
-                assert purgatory.try_complete_else_watch(operation, ["key"])
-            assert observer.finished == operations and observer.checks == []
-            assert isinstance(await outcome(bad), ZeroDivisionError)
-
-    run(main)
+        await asyncio.sleep(3)
+    assert observer.finished == [operation]
+    assert observer.checks == ([("key", 1, 1)] if how == "check" else [])
 
 
-def test_the_observer_is_told_once_of_each_check_that_found_waiters(run):
-    async def main():
-        observer = Journal()
-        async with Purgatory(observer=observer) as purgatory:
-            operations = watch_all(purgatory, [Probe(30) for _ in range(3 * PORTION)])
-            nested = watch_all(purgatory, [Probe(30)], ["nested"])[0]
-            operations[0].ready = operations[-1].ready = nested.ready = True
-            operations[0].completing = lambda _: purgatory.check_and_complete("nested")
-            purgatory.check_and_complete("nobody")
-            purgatory.check_and_complete("key")
-            await turns(8)
-            assert sorted(observer.checks) == [("key", 3 * PORTION, 2), ("nested", 1, 1)]
-            observer.checks.clear()
-            purgatory.check_and_complete_threadsafe("nobody")
-            purgatory.check_and_complete_threadsafe("key")
-            await asyncio.sleep(0.01)
-            await turns(8)
-            assert observer.checks == [("key", 3 * PORTION - 2, 0)]
+async def test_the_observer_is_told_of_operations_that_never_waited():
+    observer = Journal()
+    async with Purgatory(observer=observer) as purgatory:
+        bad = Probe(30, trying=raiser(ZeroDivisionError()))
+        quitter = Probe(30, trying=lambda operation: operation.cancel())
+        operations = [Probe(ready=True), Probe(0), bad, quitter]
+        for operation in operations:
+            assert purgatory.try_complete_else_watch(operation, ["key"])
+        assert observer.finished == operations and observer.checks == []
+        assert isinstance(await outcome(bad), ZeroDivisionError)
 
-    run(main)
+
+async def test_the_observer_is_told_once_of_each_check_that_found_waiters():
+    observer = Journal()
+    async with Purgatory(observer=observer) as purgatory:
+        operations = watch_all(purgatory, [Probe(30) for _ in range(3 * PORTION)])
+        nested = watch_all(purgatory, [Probe(30)], ["nested"])[0]
+        operations[0].ready = operations[-1].ready = nested.ready = True
+        operations[0].completing = lambda _: purgatory.check_and_complete("nested")
+        purgatory.check_and_complete("nobody")
+        purgatory.check_and_complete("key")
+        await turns(8)
+        assert sorted(observer.checks) == [("key", 3 * PORTION, 2), ("nested", 1, 1)]
+        observer.checks.clear()
+        purgatory.check_and_complete_threadsafe("nobody")
+        purgatory.check_and_complete_threadsafe("key")
+        await asyncio.sleep(0.01)
+        await turns(8)
+        assert observer.checks == [("key", 3 * PORTION - 2, 0)]
 
 
 # wait and wait_for
 
 
-def test_wait_gives_the_result_and_cancelling_its_task_cancels_the_operation(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            operation, doomed = Probe(30, name="answer"), Probe(30)
-            tasks = [asyncio.create_task(purgatory.wait(one, ["key"])) for one in (operation, doomed)]
-            await turns()
-            tasks[1].cancel()
-            assert isinstance(await outcome(tasks[1]), asyncio.CancelledError)
-            assert doomed.state is CANCELLED and purgatory.pending == 1 and doomed.calls == ["try"]
-            operation.ready = True
-            purgatory.check_and_complete("key")
-            assert await tasks[0] == "answer"
-            assert await purgatory.wait(Probe(ready=True, name=1), ["key"]) == 1
-            assert await purgatory.wait(Probe(0.001, name=2), ["key"]) == 2
-            bad = Probe(0.001, completing=raiser(KeyError("bad")))
-            assert isinstance(await outcome(purgatory.wait(bad, ["key"])), KeyError)
-
-    run(main)
+async def test_wait_gives_the_result_and_cancelling_its_task_cancels_the_operation():
+    async with Purgatory() as purgatory:
+        operation, doomed = Probe(30, name="answer"), Probe(30)
+        tasks = [asyncio.create_task(purgatory.wait(one, ["key"])) for one in (operation, doomed)]
+        await turns()
+        tasks[1].cancel()
+        assert isinstance(await outcome(tasks[1]), asyncio.CancelledError)
+        assert doomed.state is CANCELLED and purgatory.pending == 1 and doomed.calls == ["try"]
+        operation.ready = True
+        purgatory.check_and_complete("key")
+        assert await tasks[0] == "answer"
+        assert await purgatory.wait(Probe(ready=True, name=1), ["key"]) == 1
+        assert await purgatory.wait(Probe(0.001, name=2), ["key"]) == 2
+        bad = Probe(0.001, completing=raiser(KeyError("bad")))
+        assert isinstance(await outcome(purgatory.wait(bad, ["key"])), KeyError)
 
 
-def test_wait_for_gives_the_first_true_value(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            values = iter([None, 0, "", [], "true", "never asked for"])
-            waiting = asyncio.create_task(purgatory.wait_for(lambda: next(values), ["key", "second"], 30))
-            await turns()
-            for key in ["key", "second", "key", "second"]:
-                assert not waiting.done()
-                purgatory.check_and_complete(key)
-            assert await waiting == "true" and next(values) == "never asked for"
-            assert await purgatory.wait_for(lambda: 5, ["key"], 0) == 5
-
-    run(main)
+async def test_wait_for_gives_the_first_true_value():
+    async with Purgatory() as purgatory:
+        values = iter([None, 0, "", [], "true", "never asked for"])
+        waiting = asyncio.create_task(purgatory.wait_for(lambda: next(values), ["key", "second"], 30))
+        await turns()
+        for key in ["key", "second", "key", "second"]:
+            assert not waiting.done()
+            purgatory.check_and_complete(key)
+        assert await waiting == "true" and next(values) == "never asked for"
+        assert await purgatory.wait_for(lambda: 5, ["key"], 0) == 5
 
 
 @pytest.mark.parametrize("timeout", [0, -1.5, 0.002])
-def test_wait_for_asks_once_more_and_then_raises_a_timeout_that_says_how_long(run, timeout):
-    async def main():
-        async with Purgatory() as purgatory:
-            asked = []
+async def test_wait_for_asks_once_more_and_then_raises_a_timeout_that_says_how_long(timeout):
+    async with Purgatory() as purgatory:
+        asked = []
 
-            def predicate():
-                asked.append(True)
+        def predicate():
+            asked.append(True)
 
-            with pytest.raises(TimeoutError) as caught:
-                await purgatory.wait_for(predicate, ["key"], timeout)
-            assert type(caught.value) is OperationTimeout
-            assert str(caught.value) == f"the condition on ['key'] did not hold within {timeout} s"
-            assert len(asked) == (2 if timeout > 0 else 1)
-            assert purgatory.statistics().expired == 1
-
-    run(main)
+        with pytest.raises(TimeoutError) as caught:
+            await purgatory.wait_for(predicate, ["key"], timeout)
+        assert type(caught.value) is OperationTimeout
+        assert str(caught.value) == f"the condition on ['key'] did not hold within {timeout} s"
+        assert len(asked) == (2 if timeout > 0 else 1)
+        assert purgatory.statistics().expired == 1
 
 
-def test_wait_for_raises_what_the_predicate_raised_at_first_or_later(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            assert isinstance(await outcome(purgatory.wait_for(lambda: 1 // 0, ["key"])), ZeroDivisionError)
-            number = 0
-            waiting = asyncio.create_task(outcome(purgatory.wait_for(lambda: number and 1 // (number - 1), ["key"])))
-            await turns()
-            number = 1
-            assert purgatory.check_and_complete("key") == 0
-            assert isinstance(await waiting, ZeroDivisionError) and purgatory.pending == 0
-            with pytest.raises(ValueError, match="NaN"):
-                await purgatory.wait_for(lambda: True, ["key"], nan)
-
-    run(main)
+async def test_wait_for_raises_what_the_predicate_raised_at_first_or_later():
+    async with Purgatory() as purgatory:
+        assert isinstance(await outcome(purgatory.wait_for(lambda: 1 // 0, ["key"])), ZeroDivisionError)
+        number = 0
+        waiting = asyncio.create_task(outcome(purgatory.wait_for(lambda: number and 1 // (number - 1), ["key"])))
+        await turns()
+        number = 1
+        assert purgatory.check_and_complete("key") == 0
+        assert isinstance(await waiting, ZeroDivisionError) and purgatory.pending == 0
+        with pytest.raises(ValueError, match="NaN"):
+            await purgatory.wait_for(lambda: True, ["key"], nan)
 
 
-def test_cancel_for_key_answers_everybody_and_says_whom(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            a = watch_all(purgatory, [Probe(30) for _ in range(3)], ["a", "b"])
-            b = watch_all(purgatory, [Probe(30)], ["b"])
-            waiting = [asyncio.create_task(outcome(operation)) for operation in a]
-            predicate = asyncio.create_task(outcome(purgatory.wait_for(lambda: False, ["a"])))
-            await turns()
-            cancelled = purgatory.cancel_for_key("a")
-            assert cancelled[:3] == a and len(cancelled) == 4 and purgatory.cancel_for_key("a") == []
-            for result in await asyncio.gather(*waiting, predicate):
-                assert isinstance(result, OperationCancelled)
-            assert counts(purgatory) == (1, 1, 1) and not b[0].is_completed
-
-    run(main)
+async def test_cancel_for_key_answers_everybody_and_says_whom():
+    async with Purgatory() as purgatory:
+        a = watch_all(purgatory, [Probe(30) for _ in range(3)], ["a", "b"])
+        b = watch_all(purgatory, [Probe(30)], ["b"])
+        waiting = [asyncio.create_task(outcome(operation)) for operation in a]
+        predicate = asyncio.create_task(outcome(purgatory.wait_for(lambda: False, ["a"])))
+        await turns()
+        cancelled = purgatory.cancel_for_key("a")
+        assert cancelled[:3] == a and len(cancelled) == 4 and purgatory.cancel_for_key("a") == []
+        for result in await asyncio.gather(*waiting, predicate):
+            assert isinstance(result, OperationCancelled)
+        assert counts(purgatory) == (1, 1, 1) and not b[0].is_completed
 
 
 # Left behind
 
 
-def test_a_purgatory_dropped_while_operations_wait_warns_and_they_still_expire_and_complete(virtual):
-    async def main():
-        purgatory = Purgatory("letters")
-        operations = watch_all(purgatory, [Probe(1, name=number) for number in range(3)])
-        with pytest.warns(ResourceWarning, match="letters.*pending=3.*dropped while operations wait"):
-            del purgatory
-        operations[0].force_complete()
-        assert await asyncio.gather(*operations) == [0, 1, 2]
-        assert [operation.state for operation in operations] == [COMPLETED, EXPIRED, EXPIRED]
-
-    virtual(main)
-
-
-def test_a_purgatory_dropped_with_nothing_pending_is_silent_and_freed_at_once(virtual, recwarn):
-    async def main():
-        purgatory = Purgatory()
-        watch_all(purgatory, [Probe(1)])[0].force_complete()
-        reference = weakref.ref(purgatory)
+@on_virtual_time
+async def test_a_purgatory_dropped_while_operations_wait_warns_and_they_still_expire_and_complete():
+    purgatory = Purgatory("letters")
+    operations = watch_all(purgatory, [Probe(1, name=number) for number in range(3)])
+    with pytest.warns(ResourceWarning, match="letters.*pending=3.*dropped while operations wait"):
         del purgatory
-        assert reference() is None
-        with pytest.raises(ValueError, match="wheel_size"):
-            Purgatory(wheel_size=0)
-        gc.collect()
+    operations[0].force_complete()
+    assert await asyncio.gather(*operations) == [0, 1, 2]
+    assert [operation.state for operation in operations] == [COMPLETED, EXPIRED, EXPIRED]
 
-    virtual(main)
+
+@on_virtual_time
+async def test_a_purgatory_dropped_with_nothing_pending_is_silent_and_freed_at_once(recwarn):
+    purgatory = Purgatory()
+    watch_all(purgatory, [Probe(1)])[0].force_complete()
+    reference = weakref.ref(purgatory)
+    del purgatory
+    assert reference() is None
+    with pytest.raises(ValueError, match="wheel_size"):
+        Purgatory(wheel_size=0)
+    gc.collect()
     assert not recwarn
 
 
-def test_repr_says_the_name_and_what_is_pending(virtual):
-    async def main():
-        async with Purgatory("letters") as purgatory:
-            watch_all(purgatory, [Probe(1)], ["a", "b"])
-            assert repr(purgatory) == "<Purgatory 'letters' open pending=1 watched=2>"
-        assert repr(purgatory) == "<Purgatory 'letters' closed pending=0 watched=0>"
-
-    virtual(main)
+@on_virtual_time
+async def test_repr_says_the_name_and_what_is_pending():
+    async with Purgatory("letters") as purgatory:
+        watch_all(purgatory, [Probe(1)], ["a", "b"])
+        assert repr(purgatory) == "<Purgatory 'letters' open pending=1 watched=2>"
+    assert repr(purgatory) == "<Purgatory 'letters' closed pending=0 watched=0>"
 
 
 def test_the_same_run_twice_gives_the_same_trace(virtual):
@@ -1380,17 +1238,14 @@ def test_the_same_run_twice_gives_the_same_trace(virtual):
     assert virtual(main) == virtual(main)
 
 
-def test_when_nothing_waits_any_more_the_memory_of_the_table_of_keys_is_given_back(run):
-    async def main():
-        purgatory = Purgatory()
-        operations = [Probe(timeout=30) for _ in range(1000)]
-        for number, operation in enumerate(operations):
-            purgatory.try_complete_else_watch(operation, (number,))
-        full = getsizeof(purgatory._engine.by_key)
-        for operation in operations:
-            operation.force_complete()
-        await turns(2)
-        assert getsizeof(purgatory._engine.by_key) < full / 100
-        purgatory._check()
-
-    run(main)
+async def test_when_nothing_waits_any_more_the_memory_of_the_table_of_keys_is_given_back():
+    purgatory = Purgatory()
+    operations = [Probe(timeout=30) for _ in range(1000)]
+    for number, operation in enumerate(operations):
+        purgatory.try_complete_else_watch(operation, (number,))
+    full = getsizeof(purgatory._engine.by_key)
+    for operation in operations:
+        operation.force_complete()
+    await turns(2)
+    assert getsizeof(purgatory._engine.by_key) < full / 100
+    purgatory._check()

@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 from helpers import Probe, Spy, outcome, turns
+from loops import on_virtual_time
 
 from purgatory import OperationCancelled, OperationState, Purgatory
 from purgatory.testing import VirtualTimeLoop
@@ -108,123 +109,109 @@ async def verify(race, *ends):
 
 
 @pytest.mark.parametrize(("first", "second"), list(product(ENDS, ENDS)), ids=map(" then ".join, product(ENDS, ENDS)))
-def test_of_two_ends_in_one_turn_exactly_one_wins(run, first, second):
-    async def main():
-        race = Race(asyncio.get_running_loop(), "answer", timeout=60)
-        await race.begin()
-        race.end(first)
-        race.end(second)
-        if first in AT_ONCE:
-            assert race.operation.state is AT_ONCE[first] and race.accepted[0]
-        elif second in AT_ONCE and race.operation.is_completed:
-            assert race.operation.state in (AT_ONCE[second], CANCELLED)
-        await verify(race, first, second)
-
-    run(main)
+async def test_of_two_ends_in_one_turn_exactly_one_wins(first, second):
+    race = Race(asyncio.get_running_loop(), "answer", timeout=60)
+    await race.begin()
+    race.end(first)
+    race.end(second)
+    if first in AT_ONCE:
+        assert race.operation.state is AT_ONCE[first] and race.accepted[0]
+    elif second in AT_ONCE and race.operation.is_completed:
+        assert race.operation.state in (AT_ONCE[second], CANCELLED)
+    await verify(race, first, second)
 
 
 @pytest.mark.parametrize("ending", ENDS)
 @pytest.mark.parametrize("expiry_first", [True, False], ids=["after expiry", "before expiry"])
-def test_of_an_end_and_the_deadline_in_one_turn_exactly_one_wins(run, ending, expiry_first):
-    async def main():
-        loop = asyncio.get_running_loop()
-        race = Race(loop, "answer")
-        states = []
+async def test_of_an_end_and_the_deadline_in_one_turn_exactly_one_wins(ending, expiry_first):
+    loop = asyncio.get_running_loop()
+    race = Race(loop, "answer")
+    states = []
 
-        def end():
-            states.append(race.operation.state)
-            race.end(ending)
+    def end():
+        states.append(race.operation.state)
+        race.end(ending)
 
-        if not expiry_first:
-            loop.call_at(race.instant, end)
-        await race.begin()
-        if expiry_first:
-            # Late enough: a bucket of the wheel may open, and set its timer, only when a wider one has begun.
-            loop.call_at(race.instant - 0.001, loop.call_at, race.instant, end)
-        await asyncio.sleep(race.instant - loop.time() + 0.02)
-        if isinstance(loop, VirtualTimeLoop):
-            # Timers of the same instant, called in the order in which they were set.
-            assert states == [EXPIRED if expiry_first else PENDING]
-            expected = EXPIRED if expiry_first or ending not in AT_ONCE else AT_ONCE[ending]
-            if not expiry_first and ending == "signal":
-                expected = COMPLETED  # by the last try: it was satisfiable
-            assert race.operation.state in ((EXPIRED, CANCELLED) if ending == "close" else (expected,))
-        await verify(race, ending)
-
-    run(main)
+    if not expiry_first:
+        loop.call_at(race.instant, end)
+    await race.begin()
+    if expiry_first:
+        # Late enough: a bucket of the wheel may open, and set its timer, only when a wider one has begun.
+        loop.call_at(race.instant - 0.001, loop.call_at, race.instant, end)
+    await asyncio.sleep(race.instant - loop.time() + 0.02)
+    if isinstance(loop, VirtualTimeLoop):
+        # Timers of the same instant, called in the order in which they were set.
+        assert states == [EXPIRED if expiry_first else PENDING]
+        expected = EXPIRED if expiry_first or ending not in AT_ONCE else AT_ONCE[ending]
+        if not expiry_first and ending == "signal":
+            expected = COMPLETED  # by the last try: it was satisfiable
+        assert race.operation.state in ((EXPIRED, CANCELLED) if ending == "close" else (expected,))
+    await verify(race, ending)
 
 
 @pytest.mark.parametrize("ending", ENDS)
 @pytest.mark.parametrize("hook", ["trying", "completing", "expiring"])
-def test_an_end_inside_a_hook_of_the_operation_itself_loses_or_wins_once(run, hook, ending):
-    async def main():
-        race = Race(asyncio.get_running_loop(), "answer", timeout=None if hook == "expiring" else 60)
-        await race.begin()
+async def test_an_end_inside_a_hook_of_the_operation_itself_loses_or_wins_once(hook, ending):
+    race = Race(asyncio.get_running_loop(), "answer", timeout=None if hook == "expiring" else 60)
+    await race.begin()
 
-        def hooked(_):
-            if not race.started:
-                race.end(ending)
-            return "answer"
+    def hooked(_):
+        if not race.started:
+            race.end(ending)
+        return "answer"
 
-        setattr(race.operation, hook, hooked)
-        if hook == "expiring":
-            await asyncio.sleep(race.instant - race.loop.time() + 0.02)
-        else:
-            race.operation.ready = True
-            race.purgatory.check_and_complete("key")
-        assert race.started == [ending]
-        if hook == "expiring":
-            assert race.operation.state is EXPIRED
-        elif hook == "completing" or ending not in ("cancel", "cancel_key", "close"):
-            assert race.operation.state is COMPLETED
-        await verify(race, ending)
-
-    run(main)
+    setattr(race.operation, hook, hooked)
+    if hook == "expiring":
+        await asyncio.sleep(race.instant - race.loop.time() + 0.02)
+    else:
+        race.operation.ready = True
+        race.purgatory.check_and_complete("key")
+    assert race.started == [ending]
+    if hook == "expiring":
+        assert race.operation.state is EXPIRED
+    elif hook == "completing" or ending not in ("cancel", "cancel_key", "close"):
+        assert race.operation.state is COMPLETED
+    await verify(race, ending)
 
 
 @pytest.mark.parametrize("ending", ENDS)
 @pytest.mark.parametrize("hook", ["trying", "completing"])
-def test_an_end_inside_a_hook_of_another_waiter_of_the_same_key(run, hook, ending):
-    async def main():
-        race = Race(asyncio.get_running_loop(), "answer", timeout=60)
-        neighbour = Probe(30, name="neighbour")
-        race.purgatory.try_complete_else_watch(neighbour, ["key"])
-        await race.begin()
+async def test_an_end_inside_a_hook_of_another_waiter_of_the_same_key(hook, ending):
+    race = Race(asyncio.get_running_loop(), "answer", timeout=60)
+    neighbour = Probe(30, name="neighbour")
+    race.purgatory.try_complete_else_watch(neighbour, ["key"])
+    await race.begin()
 
-        def hooked(_):
-            if not race.started:
-                race.end(ending)
+    def hooked(_):
+        if not race.started:
+            race.end(ending)
 
-        setattr(neighbour, hook, hooked)
-        neighbour.ready = race.operation.ready = True
-        race.purgatory.check_and_complete("key")
-        assert race.started == [ending]
-        assert race.operation.is_completed
-        assert race.operation.state is AT_ONCE.get(ending, race.operation.state)
-        if neighbour.state is not CANCELLED:
-            assert neighbour.state is COMPLETED
-        race.purgatory._check()
-        assert neighbour.calls.count("complete") == (neighbour.state is COMPLETED)
-        await outcome(neighbour)
-        # `verify` counts the ends of one operation alone.
-        statistics = race.purgatory.statistics()
-        assert statistics.completed + statistics.cancelled == 2 and statistics.pending == statistics.watched == 0
-        await race.owner
-        await race.other
-
-    run(main)
+    setattr(neighbour, hook, hooked)
+    neighbour.ready = race.operation.ready = True
+    race.purgatory.check_and_complete("key")
+    assert race.started == [ending]
+    assert race.operation.is_completed
+    assert race.operation.state is AT_ONCE.get(ending, race.operation.state)
+    if neighbour.state is not CANCELLED:
+        assert neighbour.state is COMPLETED
+    race.purgatory._check()
+    assert neighbour.calls.count("complete") == (neighbour.state is COMPLETED)
+    await outcome(neighbour)
+    # `verify` counts the ends of one operation alone.
+    statistics = race.purgatory.statistics()
+    assert statistics.completed + statistics.cancelled == 2 and statistics.pending == statistics.watched == 0
+    await race.owner
+    await race.other
 
 
+@on_virtual_time
 @pytest.mark.parametrize("ending", ["check", "force", "cancel", "cancel_key"])
-def test_after_a_race_with_the_deadline_no_timer_is_left(virtual, ending):
-    async def main():
-        loop = asyncio.get_running_loop()
-        spy = Spy(loop)
-        race = Race(loop, "answer")
-        await race.begin()
-        assert spy.armed == 1
-        race.end(ending)
-        await turns(2)
-        assert spy.armed == 0
-
-    virtual(main)
+async def test_after_a_race_with_the_deadline_no_timer_is_left(ending):
+    loop = asyncio.get_running_loop()
+    spy = Spy(loop)
+    race = Race(loop, "answer")
+    await race.begin()
+    assert spy.armed == 1
+    race.end(ending)
+    await turns(2)
+    assert spy.armed == 0

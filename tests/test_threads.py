@@ -38,108 +38,92 @@ async def until(condition):
         await asyncio.to_thread(threading.Event().wait, 0.001)
 
 
-def test_a_signal_from_another_thread_completes_and_wakes_a_loop_that_sleeps(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            operation = Probe(30, name="answer")
-            waiting = asyncio.create_task(purgatory.wait(operation, ["key"]))
-            await turns()
-            operation.ready = True
-            assert await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key") is None
-            assert await waiting == "answer"
-
-    run(main)
+async def test_a_signal_from_another_thread_completes_and_wakes_a_loop_that_sleeps():
+    async with Purgatory() as purgatory:
+        operation = Probe(30, name="answer")
+        waiting = asyncio.create_task(purgatory.wait(operation, ["key"]))
+        await turns()
+        operation.ready = True
+        assert await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key") is None
+        assert await waiting == "answer"
 
 
-def test_the_hooks_run_on_the_thread_of_the_loop(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            operation = Probe(30, completing=lambda _: threading.get_ident())
-            purgatory.try_complete_else_watch(operation, ["key"])
-            operation.ready = True
-            await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key")
-            assert await operation == threading.get_ident()
-
-    run(main)
+async def test_the_hooks_run_on_the_thread_of_the_loop():
+    async with Purgatory() as purgatory:
+        operation = Probe(30, completing=lambda _: threading.get_ident())
+        purgatory.try_complete_else_watch(operation, ["key"])
+        operation.ready = True
+        await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key")
+        assert await operation == threading.get_ident()
 
 
 @pytest.mark.parametrize("keys", [1, 7])
-def test_a_burst_of_signals_wakes_the_loop_once_and_checks_each_key_once_in_order(run, keys):
-    async def main():
-        spy = Spy(asyncio.get_running_loop())
-        async with Purgatory() as purgatory:
-            log = []
-            operations = [Probe(30, name=key, log=log) for key in range(keys)]
-            for operation in operations:
-                purgatory.try_complete_else_watch(operation, [operation.name])
-            log.clear()
+async def test_a_burst_of_signals_wakes_the_loop_once_and_checks_each_key_once_in_order(keys):
+    spy = Spy(asyncio.get_running_loop())
+    async with Purgatory() as purgatory:
+        log = []
+        operations = [Probe(30, name=key, log=log) for key in range(keys)]
+        for operation in operations:
+            purgatory.try_complete_else_watch(operation, [operation.name])
+        log.clear()
 
-            def burst():
-                for number in range(100 * keys):
-                    purgatory.check_and_complete_threadsafe(number % keys)
+        def burst():
+            for number in range(100 * keys):
+                purgatory.check_and_complete_threadsafe(number % keys)
 
-            for round_ in range(3):
-                # The loop does not turn while the thread is waited for.
-                in_thread(burst)
-                burst()
-                assert spy.calls["call_soon_threadsafe"] == round_ + 1 and len(log) == round_ * keys
-                await asyncio.sleep(0.01)
-                assert log[round_ * keys :] == [(key, "try") for key in range(keys)]
-
-    run(main)
+        for round_ in range(3):
+            # The loop does not turn while the thread is waited for.
+            in_thread(burst)
+            burst()
+            assert spy.calls["call_soon_threadsafe"] == round_ + 1 and len(log) == round_ * keys
+            await asyncio.sleep(0.01)
+            assert log[round_ * keys :] == [(key, "try") for key in range(keys)]
 
 
-def test_no_signal_is_lost_under_load_from_many_threads(run):
+async def test_no_signal_is_lost_under_load_from_many_threads():
     threads, cells, rounds = 8, 25, 40
+    counters = [0] * cells
+    seen = [0] * cells
+    async with Purgatory() as purgatory:
 
-    async def main():
-        counters = [0] * cells
-        seen = [0] * cells
-        async with Purgatory() as purgatory:
+        async def follow(cell):
+            while seen[cell] < rounds:
+                last = seen[cell]
+                await purgatory.wait_for(lambda: counters[cell] > last, [cell])
+                seen[cell] = counters[cell]
 
-            async def follow(cell):
-                while seen[cell] < rounds:
-                    last = seen[cell]
-                    await purgatory.wait_for(lambda: counters[cell] > last, [cell])
-                    seen[cell] = counters[cell]
+        followers = [asyncio.create_task(follow(cell)) for cell in range(cells)]
+        await turns()
 
-            followers = [asyncio.create_task(follow(cell)) for cell in range(cells)]
-            await turns()
+        def work(first):
+            for _ in range(rounds):
+                for cell in range(first, cells, threads):
+                    counters[cell] += 1  # one thread for each cell
+                    purgatory.check_and_complete_threadsafe(cell)
 
-            def work(first):
-                for _ in range(rounds):
-                    for cell in range(first, cells, threads):
-                        counters[cell] += 1  # one thread for each cell
-                        purgatory.check_and_complete_threadsafe(cell)
-
-            await asyncio.gather(*[asyncio.to_thread(work, first) for first in range(threads)])
-            # Nobody signals from here on, and there is no deadline: one lost signal hangs.
-            await asyncio.gather(*followers)
-            assert counters == seen == [rounds] * cells and purgatory.pending == 0
-            purgatory._check()
-
-    run(main)
+        await asyncio.gather(*[asyncio.to_thread(work, first) for first in range(threads)])
+        # Nobody signals from here on, and there is no deadline: one lost signal hangs.
+        await asyncio.gather(*followers)
+        assert counters == seen == [rounds] * cells and purgatory.pending == 0
+        purgatory._check()
 
 
-def test_a_signal_that_comes_while_signals_are_served_is_served_as_well(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            operations = [Probe(30, name=number) for number in range(5)]
-            for operation in operations:
-                purgatory.try_complete_else_watch(operation, [operation.name])
+async def test_a_signal_that_comes_while_signals_are_served_is_served_as_well():
+    async with Purgatory() as purgatory:
+        operations = [Probe(30, name=number) for number in range(5)]
+        for operation in operations:
+            purgatory.try_complete_else_watch(operation, [operation.name])
 
-            def completing(operation):
-                if operation.name + 1 < len(operations):
-                    operations[operation.name + 1].ready = True
-                    in_thread(purgatory.check_and_complete_threadsafe, operation.name + 1)
+        def completing(operation):
+            if operation.name + 1 < len(operations):
+                operations[operation.name + 1].ready = True
+                in_thread(purgatory.check_and_complete_threadsafe, operation.name + 1)
 
-            for operation in operations:
-                operation.completing = completing
-            operations[0].ready = True
-            in_thread(purgatory.check_and_complete_threadsafe, 0)
-            await until(lambda: purgatory.pending == 0)
-
-    run(main)
+        for operation in operations:
+            operation.completing = completing
+        operations[0].ready = True
+        in_thread(purgatory.check_and_complete_threadsafe, 0)
+        await until(lambda: purgatory.pending == 0)
 
 
 # Where there is nothing to signal
@@ -160,33 +144,27 @@ def test_a_signal_before_first_use_has_no_effect(run):
     run(main)
 
 
-def test_a_signal_after_closing_has_no_effect(run):
-    async def main():
-        purgatory = Purgatory()
-        operation = Probe(30)
-        purgatory.try_complete_else_watch(operation, ["key"])
-        await purgatory.aclose()
-        operation.ready = True
-        in_thread(purgatory.check_and_complete_threadsafe, "key")
-        await asyncio.sleep(0.005)
-        assert operation.calls == ["try"] and operation.state is CANCELLED
-        purgatory._check()
-
-    run(main)
+async def test_a_signal_after_closing_has_no_effect():
+    purgatory = Purgatory()
+    operation = Probe(30)
+    purgatory.try_complete_else_watch(operation, ["key"])
+    await purgatory.aclose()
+    operation.ready = True
+    in_thread(purgatory.check_and_complete_threadsafe, "key")
+    await asyncio.sleep(0.005)
+    assert operation.calls == ["try"] and operation.state is CANCELLED
+    purgatory._check()
 
 
-def test_a_signal_while_draining_completes(run):
-    async def main():
-        purgatory = Purgatory()
-        operation = Probe(30)
-        purgatory.try_complete_else_watch(operation, ["key"])
-        closing = asyncio.create_task(purgatory.aclose(drain=20))
-        await turns(2)
-        operation.ready = True
-        await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key")
-        assert await closing == [] and operation.state is COMPLETED
-
-    run(main)
+async def test_a_signal_while_draining_completes():
+    purgatory = Purgatory()
+    operation = Probe(30)
+    purgatory.try_complete_else_watch(operation, ["key"])
+    closing = asyncio.create_task(purgatory.aclose(drain=20))
+    await turns(2)
+    operation.ready = True
+    await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key")
+    assert await closing == [] and operation.state is COMPLETED
 
 
 def test_a_signal_to_a_closed_loop_has_no_effect_and_keeps_nothing(loop_factory):
@@ -214,15 +192,12 @@ def test_a_signal_to_a_closed_loop_has_no_effect_and_keeps_nothing(loop_factory)
         del purgatory
 
 
-def test_a_key_that_is_not_hashable_is_refused_where_it_is_signalled(run):
-    async def main():
-        async with Purgatory() as purgatory:
-            for _ in range(2):
-                with pytest.raises(TypeError, match="unhashable"):
-                    in_thread(purgatory.check_and_complete_threadsafe, [])
-                purgatory.try_complete_else_watch(Probe(30), ["key"])
-
-    run(main)
+async def test_a_key_that_is_not_hashable_is_refused_where_it_is_signalled():
+    async with Purgatory() as purgatory:
+        for _ in range(2):
+            with pytest.raises(TypeError, match="unhashable"):
+                in_thread(purgatory.check_and_complete_threadsafe, [])
+            purgatory.try_complete_else_watch(Probe(30), ["key"])
 
 
 # Everything else belongs on the loop's thread
@@ -238,37 +213,34 @@ CALLS = {
 
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("hook", [None, "trying", "completing"], ids=["outside hooks", "during a try", "during on_complete"])
-def test_from_another_thread_everything_else_is_a_wrong_loop_and_nothing_has_changed(run, call, hook):
-    async def main():
-        async with Purgatory() as purgatory:
-            operation = Probe(30)
-            purgatory.try_complete_else_watch(operation, ["key"])
-            errors = []
+async def test_from_another_thread_everything_else_is_a_wrong_loop_and_nothing_has_changed(call, hook):
+    async with Purgatory() as purgatory:
+        operation = Probe(30)
+        purgatory.try_complete_else_watch(operation, ["key"])
+        errors = []
 
-            def intrude(_=None):
-                if errors:
-                    return
-                before = purgatory.statistics()
-                with pytest.raises(WrongLoop, match="another thread") as caught:
-                    in_thread(CALLS[call], purgatory, operation)
-                errors.append(caught.value)
-                assert purgatory.statistics() == before and operation.state is PENDING
+        def intrude(_=None):
+            if errors:
+                return
+            before = purgatory.statistics()
+            with pytest.raises(WrongLoop, match="another thread") as caught:
+                in_thread(CALLS[call], purgatory, operation)
+            errors.append(caught.value)
+            assert purgatory.statistics() == before and operation.state is PENDING
 
-            if hook is None:
-                intrude()
-            else:
-                host = Probe(30)
-                purgatory.try_complete_else_watch(host, ["host"])
-                setattr(host, hook, intrude)
-                host.ready = True
-                purgatory.check_and_complete("host")
-                await outcome(host)
-            assert len(errors) == 1
-            purgatory._check()
-            operation.ready = True
-            assert purgatory.check_and_complete("key") == 1
-
-    run(main)
+        if hook is None:
+            intrude()
+        else:
+            host = Probe(30)
+            purgatory.try_complete_else_watch(host, ["host"])
+            setattr(host, hook, intrude)
+            host.ready = True
+            purgatory.check_and_complete("host")
+            await outcome(host)
+        assert len(errors) == 1
+        purgatory._check()
+        operation.ready = True
+        assert purgatory.check_and_complete("key") == 1
 
 
 def test_another_loop_in_another_thread_is_a_wrong_loop_too(run, loop_factory):

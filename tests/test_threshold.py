@@ -15,6 +15,7 @@ import pytest
 from helpers import Spy, outcome, profiled, turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loops import on_virtual_time
 
 from purgatory import (
     OperationCancelled,
@@ -59,81 +60,68 @@ def counts(purgatory, *names):
 # What is decided
 
 
-def test_an_advance_completes_who_waits_for_no_more_in_order_of_threshold_and_arrival(run):
-    async def main():
-        log = []
-        async with ThresholdPurgatory() as purgatory:
-            purgatory.advance("orders", 41)
-            tasks = await start(purgatory, *[("orders", threshold, 30) for threshold in (42, 60, 45, 42)], log=log)
-            assert purgatory.pending == 4
-            assert purgatory.advance("orders", 47) == 3 and purgatory.pending == 1
-            purgatory._check()
-            await turns(2)
-            assert log == [(0, 47), (3, 47), (2, 47)]
-            assert purgatory.advance("orders", 60) == 1
-            assert await tasks[1] == 60
-            assert counts(purgatory, "completed", "pending", "unanswered", "keys") == (4, 0, 0, 1)
-
-    run(main)
+async def test_an_advance_completes_who_waits_for_no_more_in_order_of_threshold_and_arrival():
+    log = []
+    async with ThresholdPurgatory() as purgatory:
+        purgatory.advance("orders", 41)
+        tasks = await start(purgatory, *[("orders", threshold, 30) for threshold in (42, 60, 45, 42)], log=log)
+        assert purgatory.pending == 4
+        assert purgatory.advance("orders", 47) == 3 and purgatory.pending == 1
+        purgatory._check()
+        await turns(2)
+        assert log == [(0, 47), (3, 47), (2, 47)]
+        assert purgatory.advance("orders", 60) == 1
+        assert await tasks[1] == 60
+        assert counts(purgatory, "completed", "pending", "unanswered", "keys") == (4, 0, 0, 1)
 
 
-def test_a_threshold_that_is_reached_is_answered_at_once(run):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            purgatory.advance("key", 5)
-            for threshold in (-1, 4, 5):
-                with pytest.raises(StopIteration) as stop:
-                    purgatory.wait("key", threshold, 0).send(None)
-                assert stop.value.value == 5
-            assert counts(purgatory, "completed", "pending", "wake_ups") == (3, 0, 0)
-
-    run(main)
+async def test_a_threshold_that_is_reached_is_answered_at_once():
+    async with ThresholdPurgatory() as purgatory:
+        purgatory.advance("key", 5)
+        for threshold in (-1, 4, 5):
+            with pytest.raises(StopIteration) as stop:
+                purgatory.wait("key", threshold, 0).send(None)
+            assert stop.value.value == 5
+        assert counts(purgatory, "completed", "pending", "wake_ups") == (3, 0, 0)
 
 
-def test_nothing_falls_between_two_waits(run):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            seen = [0]
-            producer = asyncio.create_task(produce(purgatory))
-            while seen[-1] < 20:
-                seen.append(await purgatory.wait("key", seen[-1] + 1, 30))
-                await turns(seen[-1] % 3)
-            await producer
-            assert seen == sorted(set(seen)) and seen[-1] == 20
-
+async def test_nothing_falls_between_two_waits():
     async def produce(purgatory):
         for value in range(1, 21):
             purgatory.advance("key", value)
             await turns(value % 2)
 
-    run(main)
+    async with ThresholdPurgatory() as purgatory:
+        seen = [0]
+        producer = asyncio.create_task(produce(purgatory))
+        while seen[-1] < 20:
+            seen.append(await purgatory.wait("key", seen[-1] + 1, 30))
+            await turns(seen[-1] % 3)
+        await producer
+        assert seen == sorted(set(seen)) and seen[-1] == 20
 
 
-def test_a_value_is_remembered_for_each_key_and_the_same_one_may_come_again(virtual):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            assert purgatory.value("a") is None
-            assert purgatory.advance("a", 0) == 0
-            assert purgatory.advance("b", "text") == purgatory.advance("a", 0) == 0
-            assert (purgatory.value("a"), purgatory.value("b"), purgatory.value("c")) == (0, "text", None)
-            [task] = await start(purgatory, ("c", 1, 30))
-            assert purgatory.value("c") is None
-            task.cancel()
-        assert purgatory.value("a") == 0
-
-    virtual(main)
+@on_virtual_time
+async def test_a_value_is_remembered_for_each_key_and_the_same_one_may_come_again():
+    async with ThresholdPurgatory() as purgatory:
+        assert purgatory.value("a") is None
+        assert purgatory.advance("a", 0) == 0
+        assert purgatory.advance("b", "text") == purgatory.advance("a", 0) == 0
+        assert (purgatory.value("a"), purgatory.value("b"), purgatory.value("c")) == (0, "text", None)
+        [task] = await start(purgatory, ("c", 1, 30))
+        assert purgatory.value("c") is None
+        task.cancel()
+    assert purgatory.value("a") == 0
 
 
-def test_values_may_be_whatever_is_in_one_order(virtual):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            for key, low, high in (("text", "a", "b"), ("pair", (1, 2), (1, 3)), ("mixed", Decimal(1), 1.5), (None, b"", b"x")):
-                [task] = await start(purgatory, (key, high))
-                assert purgatory.advance(key, low) == 0
-                assert purgatory.advance(key, high) == 1
-                assert await task == high
-
-    virtual(main)
+@on_virtual_time
+async def test_values_may_be_whatever_is_in_one_order():
+    async with ThresholdPurgatory() as purgatory:
+        for key, low, high in (("text", "a", "b"), ("pair", (1, 2), (1, 3)), ("mixed", Decimal(1), 1.5), (None, b"", b"x")):
+            [task] = await start(purgatory, (key, high))
+            assert purgatory.advance(key, low) == 0
+            assert purgatory.advance(key, high) == 1
+            assert await task == high
 
 
 @total_ordering
@@ -153,23 +141,22 @@ class Opaque:
         return self.number <= other.number
 
 
-def test_thresholds_that_are_equal_in_order_alone_share_a_place(virtual):
-    async def main():
-        log = []
-        async with ThresholdPurgatory() as purgatory:
-            await start(purgatory, *[("key", Opaque(number)) for number in (2, 1, 2, 1)], log=log)
-            assert [len(run) for run in purgatory._waits.lines["key"].runs] == [2]
-            assert purgatory.advance("key", Opaque(1)) == 2
-            assert purgatory.advance("key", Opaque(3)) == 2
-            await turns(2)
-            assert [number for number, _ in log] == [1, 3, 0, 2]
-
-    virtual(main)
+@on_virtual_time
+async def test_thresholds_that_are_equal_in_order_alone_share_a_place():
+    log = []
+    async with ThresholdPurgatory() as purgatory:
+        await start(purgatory, *[("key", Opaque(number)) for number in (2, 1, 2, 1)], log=log)
+        assert [len(run) for run in purgatory._waits.lines["key"].runs] == [2]
+        assert purgatory.advance("key", Opaque(1)) == 2
+        assert purgatory.advance("key", Opaque(3)) == 2
+        await turns(2)
+        assert [number for number, _ in log] == [1, 3, 0, 2]
 
 
 # What is refused
 
 
+@on_virtual_time
 @pytest.mark.parametrize(
     ("value", "error", "why"),
     [
@@ -181,103 +168,90 @@ def test_thresholds_that_are_equal_in_order_alone_share_a_place(virtual):
         (1j, TypeError, "'<=' not supported"),
     ],
 )
-def test_a_value_that_is_no_advance_is_refused_and_changes_nothing(virtual, value, error, why):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            purgatory.advance("orders", 47)
-            [task] = await start(purgatory, ("orders", 50, 30))
-            before = purgatory.statistics()
-            with pytest.raises(error, match=why) as caught:
-                purgatory.advance("orders", value)
-            assert "'orders'" in str(caught.value) and repr(value) in str(caught.value) and "47" in str(caught.value)
-            assert purgatory.value("orders") == 47 and purgatory.statistics() == before
-            purgatory._check()
-            assert purgatory.advance("orders", 50) == 1 and await task == 50
-
-    virtual(main)
+async def test_a_value_that_is_no_advance_is_refused_and_changes_nothing(value, error, why):
+    async with ThresholdPurgatory() as purgatory:
+        purgatory.advance("orders", 47)
+        [task] = await start(purgatory, ("orders", 50, 30))
+        before = purgatory.statistics()
+        with pytest.raises(error, match=why) as caught:
+            purgatory.advance("orders", value)
+        assert "'orders'" in str(caught.value) and repr(value) in str(caught.value) and "47" in str(caught.value)
+        assert purgatory.value("orders") == 47 and purgatory.statistics() == before
+        purgatory._check()
+        assert purgatory.advance("orders", 50) == 1 and await task == 50
 
 
+@on_virtual_time
 @pytest.mark.parametrize("value", [nan, Decimal("nan"), Decimal("snan")])
-def test_nan_is_no_value_to_begin_with_and_no_threshold(virtual, value):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            for known in (False, True):
-                if known:
-                    purgatory.advance("key", Decimal(5))
-                with pytest.raises((ValueError, TypeError), match=r"cannot advance 'key' to .*N.N|cannot advance 'key' to nan"):
-                    purgatory.advance("key", value)
-                with pytest.raises((ValueError, TypeError), match="'key'"):
-                    await purgatory.wait("key", value, 30)
-                assert counts(purgatory, "keys", "pending") == (known, 0)
-
-    virtual(main)
+async def test_nan_is_no_value_to_begin_with_and_no_threshold(value):
+    async with ThresholdPurgatory() as purgatory:
+        for known in (False, True):
+            if known:
+                purgatory.advance("key", Decimal(5))
+            with pytest.raises((ValueError, TypeError), match=r"cannot advance 'key' to .*N.N|cannot advance 'key' to nan"):
+                purgatory.advance("key", value)
+            with pytest.raises((ValueError, TypeError), match="'key'"):
+                await purgatory.wait("key", value, 30)
+            assert counts(purgatory, "keys", "pending") == (known, 0)
 
 
-def test_a_value_that_cannot_be_compared_with_the_thresholds_is_refused_and_changes_nothing(virtual):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            tasks = await start(purgatory, ("key", (1, "a"), 30), ("key", (2, 5), 30), ("key", (3, 1), 30))
-            # It is past the first, but nobody can tell whether it is past the second.
-            for known in (None, (1, "A")):
-                with pytest.raises(TypeError, match=r"cannot advance 'key' to \(2, 'b'\): it has"):
-                    purgatory.advance("key", (2, "b"))
-                assert purgatory.value("key") == known and purgatory.pending == 3
-                purgatory._check()
-                assert purgatory.advance("key", (1, "A")) == 0
-            assert purgatory.advance("key", (2, 5)) == 2
-            assert purgatory.advance("key", (3, 1)) == 1
-            assert await asyncio.gather(*tasks) == [(2, 5), (2, 5), (3, 1)]
-
-    virtual(main)
-
-
-def test_a_threshold_that_cannot_be_compared_is_refused_and_changes_nothing(virtual):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            [task] = await start(purgatory, ("key", 10, 30))
-            with pytest.raises(TypeError, match="cannot wait for 'key' to reach 'x': others wait there"):
-                await purgatory.wait("key", "x")
-            purgatory.advance("key", 5)
-            with pytest.raises(TypeError, match="whether 'key' has reached 'x': it has 5"):
-                await purgatory.wait("key", "x")
-            assert purgatory.pending == 1
+@on_virtual_time
+async def test_a_value_that_cannot_be_compared_with_the_thresholds_is_refused_and_changes_nothing():
+    async with ThresholdPurgatory() as purgatory:
+        tasks = await start(purgatory, ("key", (1, "a"), 30), ("key", (2, 5), 30), ("key", (3, 1), 30))
+        # It is past the first, but nobody can tell whether it is past the second.
+        for known in (None, (1, "A")):
+            with pytest.raises(TypeError, match=r"cannot advance 'key' to \(2, 'b'\): it has"):
+                purgatory.advance("key", (2, "b"))
+            assert purgatory.value("key") == known and purgatory.pending == 3
             purgatory._check()
-            purgatory.advance("key", 10)
-            assert await task == 10
-
-    virtual(main)
-
-
-def test_what_is_neither_below_nor_past_a_value_is_refused(virtual):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            [task] = await start(purgatory, ("key", {1, 2}, 30))
-            with pytest.raises(TypeError, match=r"neither below nor past \{1, 2\}"):
-                await purgatory.wait("key", {0, 2})
-            purgatory.advance("key", {1})
-            with pytest.raises(TypeError, match=r"it has \{1\}, neither below nor past it"):
-                await purgatory.wait("key", {2})
-            with pytest.raises(ValueError, match=r"cannot advance 'key' to \{2\}: it has \{1\}"):
-                purgatory.advance("key", {2})
-            assert purgatory.value("key") == {1} and purgatory.pending == 1
-            purgatory.advance("key", {1, 2, 3})
-            assert await task == {1, 2, 3}
-
-    virtual(main)
+            assert purgatory.advance("key", (1, "A")) == 0
+        assert purgatory.advance("key", (2, 5)) == 2
+        assert purgatory.advance("key", (3, 1)) == 1
+        assert await asyncio.gather(*tasks) == [(2, 5), (2, 5), (3, 1)]
 
 
-def test_a_key_that_is_not_hashable_is_refused(virtual):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            calls = [purgatory.advance, purgatory.advance_threadsafe, purgatory.fail, purgatory.forget, purgatory.value]
-            for call, arguments in zip(calls, [(1,), (1,), (Broken(),), (), ()], strict=True):
-                with pytest.raises(TypeError, match="unhashable"):
-                    call([], *arguments)
+@on_virtual_time
+async def test_a_threshold_that_cannot_be_compared_is_refused_and_changes_nothing():
+    async with ThresholdPurgatory() as purgatory:
+        [task] = await start(purgatory, ("key", 10, 30))
+        with pytest.raises(TypeError, match="cannot wait for 'key' to reach 'x': others wait there"):
+            await purgatory.wait("key", "x")
+        purgatory.advance("key", 5)
+        with pytest.raises(TypeError, match="whether 'key' has reached 'x': it has 5"):
+            await purgatory.wait("key", "x")
+        assert purgatory.pending == 1
+        purgatory._check()
+        purgatory.advance("key", 10)
+        assert await task == 10
+
+
+@on_virtual_time
+async def test_what_is_neither_below_nor_past_a_value_is_refused():
+    async with ThresholdPurgatory() as purgatory:
+        [task] = await start(purgatory, ("key", {1, 2}, 30))
+        with pytest.raises(TypeError, match=r"neither below nor past \{1, 2\}"):
+            await purgatory.wait("key", {0, 2})
+        purgatory.advance("key", {1})
+        with pytest.raises(TypeError, match=r"it has \{1\}, neither below nor past it"):
+            await purgatory.wait("key", {2})
+        with pytest.raises(ValueError, match=r"cannot advance 'key' to \{2\}: it has \{1\}"):
+            purgatory.advance("key", {2})
+        assert purgatory.value("key") == {1} and purgatory.pending == 1
+        purgatory.advance("key", {1, 2, 3})
+        assert await task == {1, 2, 3}
+
+
+@on_virtual_time
+async def test_a_key_that_is_not_hashable_is_refused():
+    async with ThresholdPurgatory() as purgatory:
+        calls = [purgatory.advance, purgatory.advance_threadsafe, purgatory.fail, purgatory.forget, purgatory.value]
+        for call, arguments in zip(calls, [(1,), (1,), (Broken(),), (), ()], strict=True):
             with pytest.raises(TypeError, match="unhashable"):
-                await purgatory.wait([], 1)
-            assert counts(purgatory, "keys", "pending") == (0, 0)
-
-    virtual(main)
+                call([], *arguments)
+        with pytest.raises(TypeError, match="unhashable"):
+            await purgatory.wait([], 1)
+        assert counts(purgatory, "keys", "pending") == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -298,174 +272,146 @@ def test_an_argument_out_of_bounds_is_refused_by_its_name(arguments, error, word
 # Deadlines
 
 
-@pytest.mark.parametrize("start_time", [0.0, 0.1234567, 2e7, 1e9])
-def test_a_wait_expires_at_its_deadline_and_at_most_a_tick_later(virtual, start_time):
-    async def main():
-        loop = asyncio.get_running_loop()
-        async with ThresholdPurgatory(tick=0.01) as purgatory:
-            purgatory.advance("key", 3)
-            for timeout in (0.001, 0.01, 0.0151, 1.0, 5000.0):
-                began = loop.time()
-                with pytest.raises(OperationTimeout, match=rf"'key' did not reach 4 within {timeout} s: it has 3"):
-                    await purgatory.wait("key", 4, timeout)
-                assert began + timeout <= loop.time() <= began + timeout + 0.01 + 1e-6
-                assert purgatory.pending == 0
-                purgatory._check()
-            assert counts(purgatory, "expired", "completed", "cancelled") == (5, 0, 0)
-
-    virtual(main, start=start_time)
+@on_virtual_time
+@pytest.mark.parametrize("start", [0.0, 0.1234567, 2e7, 1e9])
+async def test_a_wait_expires_at_its_deadline_and_at_most_a_tick_later(start):
+    loop = asyncio.get_running_loop()
+    async with ThresholdPurgatory(tick=0.01) as purgatory:
+        purgatory.advance("key", 3)
+        for timeout in (0.001, 0.01, 0.0151, 1.0, 5000.0):
+            began = loop.time()
+            with pytest.raises(OperationTimeout, match=rf"'key' did not reach 4 within {timeout} s: it has 3"):
+                await purgatory.wait("key", 4, timeout)
+            assert began + timeout <= loop.time() <= began + timeout + 0.01 + 1e-6
+            assert purgatory.pending == 0
+            purgatory._check()
+        assert counts(purgatory, "expired", "completed", "cancelled") == (5, 0, 0)
 
 
-def test_a_wait_is_never_early_by_the_clock_of_the_loop(run):
-    async def main():
-        loop = asyncio.get_running_loop()
-        async with ThresholdPurgatory() as purgatory:
+async def test_a_wait_is_never_early_by_the_clock_of_the_loop():
+    loop = asyncio.get_running_loop()
+    async with ThresholdPurgatory() as purgatory:
 
-            async def wait(timeout):
-                deadline = loop.time() + timeout
-                assert isinstance(await outcome(purgatory.wait("key", 1, timeout)), OperationTimeout)
-                assert loop.time() >= deadline
+        async def wait(timeout):
+            deadline = loop.time() + timeout
+            assert isinstance(await outcome(purgatory.wait("key", 1, timeout)), OperationTimeout)
+            assert loop.time() >= deadline
 
-            await asyncio.gather(*[wait(0.001 * (1 + number % 20)) for number in range(100)])
-            assert counts(purgatory, "keys", "pending", "expired") == (0, 0, 100)
-
-    run(main)
+        await asyncio.gather(*[wait(0.001 * (1 + number % 20)) for number in range(100)])
+        assert counts(purgatory, "keys", "pending", "expired") == (0, 0, 100)
 
 
 @pytest.mark.parametrize("timeout", [0, 0.0, -1, -inf])
-def test_without_time_a_wait_looks_once(run, timeout):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            with pytest.raises(TimeoutError, match="'key' has not reached 1: it has no value"):
-                purgatory.wait("key", 1, timeout).send(None)
-            purgatory.advance("key", 1)
-            assert await purgatory.wait("key", 1, timeout) == 1
-            assert counts(purgatory, "pending", "expired", "keys") == (0, 1, 1)
-
-    run(main)
+async def test_without_time_a_wait_looks_once(timeout):
+    async with ThresholdPurgatory() as purgatory:
+        with pytest.raises(TimeoutError, match="'key' has not reached 1: it has no value"):
+            purgatory.wait("key", 1, timeout).send(None)
+        purgatory.advance("key", 1)
+        assert await purgatory.wait("key", 1, timeout) == 1
+        assert counts(purgatory, "pending", "expired", "keys") == (0, 1, 1)
 
 
+@on_virtual_time
 @pytest.mark.parametrize("timeout", [None, inf, 1e300])
-def test_without_a_deadline_nothing_is_asked_of_the_loop(virtual, timeout):
-    async def main():
-        spy = Spy(asyncio.get_running_loop())
-        async with ThresholdPurgatory() as purgatory:
-            [task] = await start(purgatory, ("key", 1, timeout))
-            assert spy.calls["call_at"] == 0
-            purgatory._check()
-            purgatory.advance("key", 1)
-            assert await task == 1
-
-    virtual(main)
+async def test_without_a_deadline_nothing_is_asked_of_the_loop(timeout):
+    spy = Spy(asyncio.get_running_loop())
+    async with ThresholdPurgatory() as purgatory:
+        [task] = await start(purgatory, ("key", 1, timeout))
+        assert spy.calls["call_at"] == 0
+        purgatory._check()
+        purgatory.advance("key", 1)
+        assert await task == 1
 
 
-def test_a_timeout_that_is_nan_is_refused(virtual):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            purgatory.advance("key", 1)
-            for threshold in (1, 2):
-                with pytest.raises(ValueError, match="timeout cannot be NaN"):
-                    await purgatory.wait("key", threshold, nan)
-            assert counts(purgatory, "pending", "completed") == (0, 0)
-
-    virtual(main)
+@on_virtual_time
+async def test_a_timeout_that_is_nan_is_refused():
+    async with ThresholdPurgatory() as purgatory:
+        purgatory.advance("key", 1)
+        for threshold in (1, 2):
+            with pytest.raises(ValueError, match="timeout cannot be NaN"):
+                await purgatory.wait("key", threshold, nan)
+        assert counts(purgatory, "pending", "completed") == (0, 0)
 
 
-def test_one_callback_for_a_bucket_and_none_when_nobody_waits(virtual):
-    async def main():
-        spy = Spy(asyncio.get_running_loop())
-        async with ThresholdPurgatory(tick=1.0) as purgatory:
-            tasks = await start(purgatory, *[(number, 1, 30) for number in range(1000)])
-            assert spy.calls["call_at"] == spy.armed == 1
-            for number in range(1000):
-                purgatory.advance(number, 1)
-            await asyncio.gather(*tasks)
-            await turns(2)
-            assert spy.armed == 0
-
-    virtual(main)
+@on_virtual_time
+async def test_one_callback_for_a_bucket_and_none_when_nobody_waits():
+    spy = Spy(asyncio.get_running_loop())
+    async with ThresholdPurgatory(tick=1.0) as purgatory:
+        tasks = await start(purgatory, *[(number, 1, 30) for number in range(1000)])
+        assert spy.calls["call_at"] == spy.armed == 1
+        for number in range(1000):
+            purgatory.advance(number, 1)
+        await asyncio.gather(*tasks)
+        await turns(2)
+        assert spy.armed == 0
 
 
 # Races: exactly once
 
 
-def test_an_advance_at_the_very_deadline_is_one_outcome_and_not_two(virtual):
-    async def main():
-        loop = asyncio.get_running_loop()
-        for delay in (0.999, 1.0, 1.001, 1.002):
-            async with ThresholdPurgatory() as purgatory:
-                [task] = await start(purgatory, ("key", 1, 1.0))
-                advanced = loop.create_future()
-                loop.call_later(delay, lambda purgatory=purgatory, it=advanced: it.set_result(purgatory.advance("key", 1)))
-                result = await task
-                assert await advanced == (result == 1)
-                assert (result == 1) is not isinstance(result, OperationTimeout)
-                assert sum(counts(purgatory, "completed", "expired")) == 1
-
-    virtual(main)
-
-
-def test_a_task_that_is_cancelled_leaves_no_trace(run):
-    async def main():
+@on_virtual_time
+async def test_an_advance_at_the_very_deadline_is_one_outcome_and_not_two():
+    loop = asyncio.get_running_loop()
+    for delay in (0.999, 1.0, 1.001, 1.002):
         async with ThresholdPurgatory() as purgatory:
-            tasks = await start(purgatory, *[("key", threshold, 30) for threshold in (1, 1, 1, 2, 3)])
-            for task in (tasks[1], tasks[4], tasks[0], tasks[2]):
-                task.cancel()
-                assert isinstance(await task, asyncio.CancelledError)
-                purgatory._check()
-            assert counts(purgatory, "pending", "cancelled") == (1, 4)
-            assert [list(run) for run in purgatory._waits.lines["key"].runs] == [[2]]
-            tasks[3].cancel()
-            await turns(2)
-            assert counts(purgatory, "pending", "cancelled", "keys") == (0, 5, 0)
+            [task] = await start(purgatory, ("key", 1, 1.0))
+            advanced = loop.create_future()
+            loop.call_later(delay, lambda purgatory=purgatory, it=advanced: it.set_result(purgatory.advance("key", 1)))
+            result = await task
+            assert await advanced == (result == 1)
+            assert (result == 1) is not isinstance(result, OperationTimeout)
+            assert sum(counts(purgatory, "completed", "expired")) == 1
+
+
+async def test_a_task_that_is_cancelled_leaves_no_trace():
+    async with ThresholdPurgatory() as purgatory:
+        tasks = await start(purgatory, *[("key", threshold, 30) for threshold in (1, 1, 1, 2, 3)])
+        for task in (tasks[1], tasks[4], tasks[0], tasks[2]):
+            task.cancel()
+            assert isinstance(await task, asyncio.CancelledError)
             purgatory._check()
-            assert purgatory._waits.wheel.is_empty()
-
-    run(main)
-
-
-def test_cancelled_and_then_reached_in_one_turn_is_a_cancellation_and_does_no_harm(run):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            tasks = await start(purgatory, ("key", 1, 30), ("key", 1, 30))
-            tasks[0].cancel()
-            # The task has yet to run: until then it waits, and takes nothing from the other.
-            assert purgatory.advance("key", 1) == 2
-            first, second = await asyncio.gather(*tasks)
-            assert isinstance(first, asyncio.CancelledError) and second == 1
-            assert counts(purgatory, "pending", "completed", "cancelled") == (0, 2, 0)
-            purgatory._check()
-
-    run(main)
+        assert counts(purgatory, "pending", "cancelled") == (1, 4)
+        assert [list(run) for run in purgatory._waits.lines["key"].runs] == [[2]]
+        tasks[3].cancel()
+        await turns(2)
+        assert counts(purgatory, "pending", "cancelled", "keys") == (0, 5, 0)
+        purgatory._check()
+        assert purgatory._waits.wheel.is_empty()
 
 
-def test_reached_and_then_cancelled_in_one_turn_is_a_cancellation_and_does_no_harm(run):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            tasks = await start(purgatory, ("key", 1, 30), ("key", 1, 30))
-            assert purgatory.advance("key", 1) == 2
-            tasks[0].cancel()
-            first, second = await asyncio.gather(*tasks)
-            assert isinstance(first, asyncio.CancelledError) and second == 1
-            assert counts(purgatory, "pending", "completed", "cancelled") == (0, 2, 0)
-            purgatory._check()
-
-    run(main)
+async def test_cancelled_and_then_reached_in_one_turn_is_a_cancellation_and_does_no_harm():
+    async with ThresholdPurgatory() as purgatory:
+        tasks = await start(purgatory, ("key", 1, 30), ("key", 1, 30))
+        tasks[0].cancel()
+        # The task has yet to run: until then it waits, and takes nothing from the other.
+        assert purgatory.advance("key", 1) == 2
+        first, second = await asyncio.gather(*tasks)
+        assert isinstance(first, asyncio.CancelledError) and second == 1
+        assert counts(purgatory, "pending", "completed", "cancelled") == (0, 2, 0)
+        purgatory._check()
 
 
-def test_the_count_of_cancellation_requests_is_left_alone(run):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(0.005):
-                    await purgatory.wait("key", 1, 30)
-            assert asyncio.current_task().cancelling() == 0
-            with pytest.raises(OperationTimeout):
-                async with asyncio.timeout(30):
-                    await purgatory.wait("key", 1, 0.005)
-            assert purgatory.pending == 0
+async def test_reached_and_then_cancelled_in_one_turn_is_a_cancellation_and_does_no_harm():
+    async with ThresholdPurgatory() as purgatory:
+        tasks = await start(purgatory, ("key", 1, 30), ("key", 1, 30))
+        assert purgatory.advance("key", 1) == 2
+        tasks[0].cancel()
+        first, second = await asyncio.gather(*tasks)
+        assert isinstance(first, asyncio.CancelledError) and second == 1
+        assert counts(purgatory, "pending", "completed", "cancelled") == (0, 2, 0)
+        purgatory._check()
 
-    run(main)
+
+async def test_the_count_of_cancellation_requests_is_left_alone():
+    async with ThresholdPurgatory() as purgatory:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.005):
+                await purgatory.wait("key", 1, 30)
+        assert asyncio.current_task().cancelling() == 0
+        with pytest.raises(OperationTimeout):
+            async with asyncio.timeout(30):
+                await purgatory.wait("key", 1, 0.005)
+        assert purgatory.pending == 0
 
 
 def test_a_wait_that_is_thrown_away_with_its_loop_is_let_go_quietly():
@@ -485,121 +431,104 @@ def test_a_wait_that_is_thrown_away_with_its_loop_is_let_go_quietly():
 # Failing and forgetting
 
 
-def test_fail_ends_every_wait_for_the_key_and_leaves_its_value(run):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            purgatory.advance("key", 1)
-            error = Broken("the log is gone")
-            tasks = await start(purgatory, ("key", 3, 30), ("key", 2, 30), ("other", 2, 30), ("new", 1, 30))
-            assert purgatory.fail("key", error) == 2
-            assert await asyncio.gather(*tasks[:2]) == [error, error]
-            assert purgatory.fail("key", error) == purgatory.fail("nobody", error) == 0
-            assert purgatory.fail("new", error) == 1
-            assert purgatory.value("key") == 1 and purgatory.value("new") is None
-            assert counts(purgatory, "failed", "pending", "keys") == (3, 1, 2)
-            purgatory._check()
-            assert purgatory.advance("key", 5) == 0 and purgatory.advance("other", 2) == 1
-            assert await asyncio.gather(*tasks[2:]) == [2, error]
-
-    run(main)
+async def test_fail_ends_every_wait_for_the_key_and_leaves_its_value():
+    async with ThresholdPurgatory() as purgatory:
+        purgatory.advance("key", 1)
+        error = Broken("the log is gone")
+        tasks = await start(purgatory, ("key", 3, 30), ("key", 2, 30), ("other", 2, 30), ("new", 1, 30))
+        assert purgatory.fail("key", error) == 2
+        assert await asyncio.gather(*tasks[:2]) == [error, error]
+        assert purgatory.fail("key", error) == purgatory.fail("nobody", error) == 0
+        assert purgatory.fail("new", error) == 1
+        assert purgatory.value("key") == 1 and purgatory.value("new") is None
+        assert counts(purgatory, "failed", "pending", "keys") == (3, 1, 2)
+        purgatory._check()
+        assert purgatory.advance("key", 5) == 0 and purgatory.advance("other", 2) == 1
+        assert await asyncio.gather(*tasks[2:]) == [2, error]
 
 
-def test_an_exception_that_many_get_does_not_grow(run):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            tasks = await start(purgatory, *[("key", 1, 30)] * 50)
-            purgatory.fail("key", error := Broken())
-            await asyncio.gather(*tasks)
-            depth, traceback = 0, error.__traceback__
-            while traceback is not None:
-                depth, traceback = depth + 1, traceback.tb_next
-            assert depth <= 3
-
-    run(main)
+async def test_an_exception_that_many_get_does_not_grow():
+    async with ThresholdPurgatory() as purgatory:
+        tasks = await start(purgatory, *[("key", 1, 30)] * 50)
+        purgatory.fail("key", error := Broken())
+        await asyncio.gather(*tasks)
+        depth, traceback = 0, error.__traceback__
+        while traceback is not None:
+            depth, traceback = depth + 1, traceback.tb_next
+        assert depth <= 3
 
 
-def test_fail_takes_an_exception_and_not_its_class(virtual):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            await start(purgatory, ("key", 1, 30))
-            for wrong in (Broken, "broken", None):
-                with pytest.raises(TypeError, match=r"cannot fail 'key' with .*: it is not an instance of an exception"):
-                    purgatory.fail("key", wrong)
-            assert purgatory.pending == 1
-
-    virtual(main)
+@on_virtual_time
+async def test_fail_takes_an_exception_and_not_its_class():
+    async with ThresholdPurgatory() as purgatory:
+        await start(purgatory, ("key", 1, 30))
+        for wrong in (Broken, "broken", None):
+            with pytest.raises(TypeError, match=r"cannot fail 'key' with .*: it is not an instance of an exception"):
+                purgatory.fail("key", wrong)
+        assert purgatory.pending == 1
 
 
-def test_a_key_that_is_forgotten_begins_anew_and_who_waits_waits_on(run):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            assert purgatory.forget("key") is False
-            purgatory.advance("key", 100)
-            [task] = await start(purgatory, ("key", 101, 30))
-            assert purgatory.forget("key") is True and purgatory.forget("key") is False
-            assert purgatory.value("key") is None and purgatory.pending == 1
-            purgatory._check()
-            assert purgatory.advance("key", 3) == 0
-            [other] = await start(purgatory, ("key", 4, 30))
-            assert purgatory.advance("key", 101) == 2
-            assert await task == await other == 101
-            purgatory.forget("key")
-            assert counts(purgatory, "keys") == (0,)
-
-    run(main)
+async def test_a_key_that_is_forgotten_begins_anew_and_who_waits_waits_on():
+    async with ThresholdPurgatory() as purgatory:
+        assert purgatory.forget("key") is False
+        purgatory.advance("key", 100)
+        [task] = await start(purgatory, ("key", 101, 30))
+        assert purgatory.forget("key") is True and purgatory.forget("key") is False
+        assert purgatory.value("key") is None and purgatory.pending == 1
+        purgatory._check()
+        assert purgatory.advance("key", 3) == 0
+        [other] = await start(purgatory, ("key", 4, 30))
+        assert purgatory.advance("key", 101) == 2
+        assert await task == await other == 101
+        purgatory.forget("key")
+        assert counts(purgatory, "keys") == (0,)
 
 
 # Limits
 
 
-def test_a_full_one_refuses_one_wait_more_and_counts_nothing_twice(run):
-    async def main():
-        async with ThresholdPurgatory("small", max_pending=2) as purgatory:
-            purgatory.advance("key", 1)
-            tasks = await start(purgatory, ("key", 2, 30), ("other", 2, 30))
-            for _ in range(3):
-                with pytest.raises(PurgatoryFull, match="cannot wait for 'key' to reach 3: 2 waits are pending in small"):
-                    await purgatory.wait("key", 3, 30)
-            assert await purgatory.wait("key", 1) == 1
-            with pytest.raises(OperationTimeout):
-                await purgatory.wait("key", 2, 0)
-            for end in range(3):
-                if end == 0:
-                    purgatory.advance("key", 2)
-                elif end == 1:
-                    tasks[0].cancel()
-                else:
-                    purgatory.fail("key", Broken())
-                await turns(2)
-                [tasks[0]] = await start(purgatory, ("key", 9, 30))
-                with pytest.raises(PurgatoryFull):
-                    await purgatory.wait("third", 3, 30)
-            assert purgatory.pending == 2
-
-    run(main)
-
-
-def test_one_key_too_many_is_refused_and_none_is_forgotten_for_it(run):
-    async def main():
-        async with ThresholdPurgatory("small", max_keys=2) as purgatory:
-            purgatory.advance("a", 1)
-            [task] = await start(purgatory, ("b", 1, 30))
-            for _ in range(3):
-                with pytest.raises(PurgatoryFull, match="cannot advance 'c' to 1: 2 other keys are in small"):
-                    purgatory.advance("c", 1)
-                with pytest.raises(PurgatoryFull, match="cannot wait for 'c' to reach 1: 2 other keys are in small"):
-                    await purgatory.wait("c", 1, 30)
-            purgatory.advance("a", 2)
-            assert purgatory.value("a") == 2 and purgatory.value("c") is None
-            task.cancel()  # nobody waits for b any more, and it has no value
+async def test_a_full_one_refuses_one_wait_more_and_counts_nothing_twice():
+    async with ThresholdPurgatory("small", max_pending=2) as purgatory:
+        purgatory.advance("key", 1)
+        tasks = await start(purgatory, ("key", 2, 30), ("other", 2, 30))
+        for _ in range(3):
+            with pytest.raises(PurgatoryFull, match="cannot wait for 'key' to reach 3: 2 waits are pending in small"):
+                await purgatory.wait("key", 3, 30)
+        assert await purgatory.wait("key", 1) == 1
+        with pytest.raises(OperationTimeout):
+            await purgatory.wait("key", 2, 0)
+        for end in range(3):
+            if end == 0:
+                purgatory.advance("key", 2)
+            elif end == 1:
+                tasks[0].cancel()
+            else:
+                purgatory.fail("key", Broken())
             await turns(2)
-            purgatory.advance("c", 1)
-            purgatory.forget("a")
-            purgatory.advance("b", 1)
-            assert counts(purgatory, "keys", "pending") == (2, 0)
-            purgatory._check()
+            [tasks[0]] = await start(purgatory, ("key", 9, 30))
+            with pytest.raises(PurgatoryFull):
+                await purgatory.wait("third", 3, 30)
+        assert purgatory.pending == 2
 
-    run(main)
+
+async def test_one_key_too_many_is_refused_and_none_is_forgotten_for_it():
+    async with ThresholdPurgatory("small", max_keys=2) as purgatory:
+        purgatory.advance("a", 1)
+        [task] = await start(purgatory, ("b", 1, 30))
+        for _ in range(3):
+            with pytest.raises(PurgatoryFull, match="cannot advance 'c' to 1: 2 other keys are in small"):
+                purgatory.advance("c", 1)
+            with pytest.raises(PurgatoryFull, match="cannot wait for 'c' to reach 1: 2 other keys are in small"):
+                await purgatory.wait("c", 1, 30)
+        purgatory.advance("a", 2)
+        assert purgatory.value("a") == 2 and purgatory.value("c") is None
+        task.cancel()  # nobody waits for b any more, and it has no value
+        await turns(2)
+        purgatory.advance("c", 1)
+        purgatory.forget("a")
+        purgatory.advance("b", 1)
+        assert counts(purgatory, "keys", "pending") == (2, 0)
+        purgatory._check()
 
 
 # Cost
@@ -676,231 +605,202 @@ def test_joining_and_leaving_cost_the_logarithm_of_what_waits():
         assert compared(line.join, waiters[number]) <= 22
 
 
-def test_an_advance_with_very_many_above_it_makes_as_many_calls_as_with_none(virtual):
-    async def main():
-        async with ThresholdPurgatory() as crowded, ThresholdPurgatory() as empty:
-            tasks = await start(crowded, *[("key", 10 + number) for number in range(5_000)])
-            crowded.advance("key", 0)
-            empty.advance("key", 0)
-            calls = profiled(lambda: crowded.advance("key", 1)), profiled(lambda: empty.advance("key", 1))
-            assert calls[0] == calls[1]
-            one, lone = await start(crowded, ("key", 5)), await start(empty, ("key", 5))
-            assert profiled(lambda: crowded.advance("key", 6)) <= profiled(lambda: empty.advance("key", 6)) + 6
-            await asyncio.gather(*one, *lone)
-            assert not any(task.done() for task in tasks)
-
-    virtual(main)
+@on_virtual_time
+async def test_an_advance_with_very_many_above_it_makes_as_many_calls_as_with_none():
+    async with ThresholdPurgatory() as crowded, ThresholdPurgatory() as empty:
+        tasks = await start(crowded, *[("key", 10 + number) for number in range(5_000)])
+        crowded.advance("key", 0)
+        empty.advance("key", 0)
+        calls = profiled(lambda: crowded.advance("key", 1)), profiled(lambda: empty.advance("key", 1))
+        assert calls[0] == calls[1]
+        one, lone = await start(crowded, ("key", 5)), await start(empty, ("key", 5))
+        assert profiled(lambda: crowded.advance("key", 6)) <= profiled(lambda: empty.advance("key", 6)) + 6
+        await asyncio.gather(*one, *lone)
+        assert not any(task.done() for task in tasks)
 
 
-def test_very_many_are_woken_a_portion_per_turn_in_order_and_all_are_decided_at_once(run):
-    async def main():
-        size, log = 10 * PORTION + 7, []
-        async with ThresholdPurgatory() as purgatory:
-            tasks = await start(purgatory, *[("key", 1 + number // 3, 30) for number in range(size)], log=log)
-            assert purgatory.advance("key", size) == size
-            assert counts(purgatory, "pending", "completed", "unanswered") == (0, size, size - PORTION)
+async def test_very_many_are_woken_a_portion_per_turn_in_order_and_all_are_decided_at_once():
+    size, log = 10 * PORTION + 7, []
+    async with ThresholdPurgatory() as purgatory:
+        tasks = await start(purgatory, *[("key", 1 + number // 3, 30) for number in range(size)], log=log)
+        assert purgatory.advance("key", size) == size
+        assert counts(purgatory, "pending", "completed", "unanswered") == (0, size, size - PORTION)
+        purgatory._check()
+        for turn in range(1, 12):
+            woken = len(log)
+            await turns()
+            assert len(log) - woken <= PORTION
+            assert counts(purgatory, "unanswered") == (max(0, size - (turn + 1) * PORTION),)
             purgatory._check()
-            for turn in range(1, 12):
-                woken = len(log)
-                await turns()
-                assert len(log) - woken <= PORTION
-                assert counts(purgatory, "unanswered") == (max(0, size - (turn + 1) * PORTION),)
-                purgatory._check()
-            await asyncio.gather(*tasks)
-            assert log == [(number, size) for number in range(size)]
-
-    run(main)
+        await asyncio.gather(*tasks)
+        assert log == [(number, size) for number in range(size)]
 
 
-def test_what_is_decided_stays_decided_until_it_is_woken(virtual):
-    async def main():
-        size = 3 * PORTION
-        loop = asyncio.get_running_loop()
-        async with ThresholdPurgatory() as purgatory:
-            tasks = await start(purgatory, *[("key", 1, 1.0)] * size)
-            late = await start(purgatory, ("key", 2, 30), ("other", 1, 30))
-            loop._set_time(loop.time() + 5.0)  # all their deadlines have passed, and the loop has had no turn yet
-            assert purgatory.advance("key", 1) == size
-            purgatory.forget("key")
-            assert purgatory.fail("key", Broken()) == 1
-            assert purgatory.advance("other", 1) == 1
-            tasks[-1].cancel()
-            assert await asyncio.gather(*tasks[:-1]) == [1] * (size - 1)
-            assert isinstance(await tasks[-1], asyncio.CancelledError)
-            assert isinstance(await late[0], Broken) and await late[1] == 1
-            await turns(2)
-            assert counts(purgatory, "completed", "expired", "cancelled", "failed", "unanswered", "keys") == (
-                size + 1, 0, 0, 1, 0, 1,
-            )  # fmt: skip
-            purgatory._check()
-            assert len(purgatory._waits.wheel) == 0
-
-    virtual(main)
+@on_virtual_time
+async def test_what_is_decided_stays_decided_until_it_is_woken():
+    size = 3 * PORTION
+    loop = asyncio.get_running_loop()
+    async with ThresholdPurgatory() as purgatory:
+        tasks = await start(purgatory, *[("key", 1, 1.0)] * size)
+        late = await start(purgatory, ("key", 2, 30), ("other", 1, 30))
+        loop._set_time(loop.time() + 5.0)  # all their deadlines have passed, and the loop has had no turn yet
+        assert purgatory.advance("key", 1) == size
+        purgatory.forget("key")
+        assert purgatory.fail("key", Broken()) == 1
+        assert purgatory.advance("other", 1) == 1
+        tasks[-1].cancel()
+        assert await asyncio.gather(*tasks[:-1]) == [1] * (size - 1)
+        assert isinstance(await tasks[-1], asyncio.CancelledError)
+        assert isinstance(await late[0], Broken) and await late[1] == 1
+        await turns(2)
+        assert counts(purgatory, "completed", "expired", "cancelled", "failed", "unanswered", "keys") == (
+            size + 1, 0, 0, 1, 0, 1,
+        )  # fmt: skip
+        purgatory._check()
+        assert len(purgatory._waits.wheel) == 0
 
 
-def test_several_bursts_in_one_turn_wake_a_portion_per_turn_between_them(run):
-    async def main():
-        log = []
-        async with ThresholdPurgatory() as purgatory:
-            waits = [(key, 1, 30) for key in range(5) for _ in range(PORTION)]
-            tasks = await start(purgatory, *waits, log=log)
-            [small] = await start(purgatory, ("small", 1, 30))
-            extra = await start(purgatory, (0, 1, 30))
-            for key in range(5):
-                assert purgatory.advance(key, 1) == PORTION + (key == 0)
-            assert purgatory.fail("small", Broken()) == 1
-            while not small.done():
-                woken = len(log)
-                purgatory.advance_threadsafe("other", woken)  # wakes the loop, and nobody else
-                await turns()
-                assert len(log) - woken <= PORTION
-            await asyncio.gather(*tasks, *extra)
-            assert [number for number, _ in log] == list(range(len(waits)))
-            await turns(3)
-            assert purgatory.value("other") > 0
-            purgatory._check()
-
-    run(main)
+async def test_several_bursts_in_one_turn_wake_a_portion_per_turn_between_them():
+    log = []
+    async with ThresholdPurgatory() as purgatory:
+        waits = [(key, 1, 30) for key in range(5) for _ in range(PORTION)]
+        tasks = await start(purgatory, *waits, log=log)
+        [small] = await start(purgatory, ("small", 1, 30))
+        extra = await start(purgatory, (0, 1, 30))
+        for key in range(5):
+            assert purgatory.advance(key, 1) == PORTION + (key == 0)
+        assert purgatory.fail("small", Broken()) == 1
+        while not small.done():
+            woken = len(log)
+            purgatory.advance_threadsafe("other", woken)  # wakes the loop, and nobody else
+            await turns()
+            assert len(log) - woken <= PORTION
+        await asyncio.gather(*tasks, *extra)
+        assert [number for number, _ in log] == list(range(len(waits)))
+        await turns(3)
+        assert purgatory.value("other") > 0
+        purgatory._check()
 
 
 # The end
 
 
-def test_closing_answers_everybody_and_refuses_newcomers(run):
-    async def main():
-        purgatory = ThresholdPurgatory("closing")
-        purgatory.advance("key", 1)
-        tasks = await start(purgatory, *[(key, 2, timeout) for key in ("key", "other") for timeout in (None, 30)] * 400)
-        assert await purgatory.aclose() == 1600
-        results = await asyncio.gather(*tasks)
-        assert all(type(result) is OperationCancelled for result in results)
-        assert str(results[0]) == "'key' did not reach 2: closing was closed"
-        assert counts(purgatory, "pending", "unanswered", "cancelled", "keys") == (0, 0, 1600, 1)
-        for threshold in (1, 2):
-            with pytest.raises(PurgatoryClosed, match=f"cannot wait for 'key' to reach {threshold}: closing is closed"):
-                await purgatory.wait("key", threshold)
-        assert await purgatory.aclose(5.0) == 0
-        assert purgatory.advance("key", 7) == 0 and purgatory.value("key") == 7
-        purgatory._check()
-
-    run(main)
+async def test_closing_answers_everybody_and_refuses_newcomers():
+    purgatory = ThresholdPurgatory("closing")
+    purgatory.advance("key", 1)
+    tasks = await start(purgatory, *[(key, 2, timeout) for key in ("key", "other") for timeout in (None, 30)] * 400)
+    assert await purgatory.aclose() == 1600
+    results = await asyncio.gather(*tasks)
+    assert all(type(result) is OperationCancelled for result in results)
+    assert str(results[0]) == "'key' did not reach 2: closing was closed"
+    assert counts(purgatory, "pending", "unanswered", "cancelled", "keys") == (0, 0, 1600, 1)
+    for threshold in (1, 2):
+        with pytest.raises(PurgatoryClosed, match=f"cannot wait for 'key' to reach {threshold}: closing is closed"):
+            await purgatory.wait("key", threshold)
+    assert await purgatory.aclose(5.0) == 0
+    assert purgatory.advance("key", 7) == 0 and purgatory.value("key") == 7
+    purgatory._check()
 
 
-def test_closing_holds_the_loop_up_for_a_portion_at_a_time(run):
-    async def main():
-        log = []
+async def test_closing_holds_the_loop_up_for_a_portion_at_a_time():
+    log = []
+    purgatory = ThresholdPurgatory()
+    await start(purgatory, *[(number, 1) for number in range(4 * PORTION)], log=log)
+    await start(purgatory, *[("crowded", number) for number in range(4 * PORTION)], log=log)
+    closing = asyncio.create_task(purgatory.aclose())
+    while not closing.done():
+        woken = len(log)
+        await turns()
+        assert len(log) - woken <= 2 * PORTION
+    assert await closing == len(log) == 8 * PORTION
+
+
+async def test_while_it_drains_waits_end_by_themselves():
+    for drain in (30.0, inf):
         purgatory = ThresholdPurgatory()
-        await start(purgatory, *[(number, 1) for number in range(4 * PORTION)], log=log)
-        await start(purgatory, *[("crowded", number) for number in range(4 * PORTION)], log=log)
-        closing = asyncio.create_task(purgatory.aclose())
-        while not closing.done():
-            woken = len(log)
-            await turns()
-            assert len(log) - woken <= 2 * PORTION
-        assert await closing == len(log) == 8 * PORTION
-
-    run(main)
-
-
-def test_while_it_drains_waits_end_by_themselves(run):
-    async def main():
-        for drain in (30.0, inf):
-            purgatory = ThresholdPurgatory()
-            tasks = await start(purgatory, ("a", 1, 30), ("b", 1, 0.001), ("c", 1))
-            closing = asyncio.create_task(purgatory.aclose(drain))
-            await turns(2)
-            again = asyncio.create_task(purgatory.aclose(drain))
-            await turns(2)
-            tasks[2].cancel()
-            assert purgatory.advance("a", 1) == 1
-            assert await closing == await again == 0
-            assert await tasks[0] == 1 and isinstance(await tasks[1], OperationTimeout)
-
-    run(main)
+        tasks = await start(purgatory, ("a", 1, 30), ("b", 1, 0.001), ("c", 1))
+        closing = asyncio.create_task(purgatory.aclose(drain))
+        await turns(2)
+        again = asyncio.create_task(purgatory.aclose(drain))
+        await turns(2)
+        tasks[2].cancel()
+        assert purgatory.advance("a", 1) == 1
+        assert await closing == await again == 0
+        assert await tasks[0] == 1 and isinstance(await tasks[1], OperationTimeout)
 
 
-def test_draining_ends_with_its_time(virtual):
-    async def main():
-        loop = asyncio.get_running_loop()
-        purgatory = ThresholdPurgatory()
-        [task] = await start(purgatory, ("a", 1))
-        assert await purgatory.aclose(5.0) == 1 and loop.time() == 5.0
-        assert isinstance(await task, OperationCancelled)
-
-    virtual(main)
+@on_virtual_time
+async def test_draining_ends_with_its_time():
+    loop = asyncio.get_running_loop()
+    purgatory = ThresholdPurgatory()
+    [task] = await start(purgatory, ("a", 1))
+    assert await purgatory.aclose(5.0) == 1 and loop.time() == 5.0
+    assert isinstance(await task, OperationCancelled)
 
 
 @pytest.mark.parametrize("drain", [0.0, 30.0])
-def test_closing_that_is_cancelled_ends_all_the_rest_at_once(run, drain):
-    async def main():
-        purgatory = ThresholdPurgatory()
-        tasks = await start(purgatory, *[(number % 5 > 0, number, 30) for number in range(5 * PORTION)])
-        purgatory.advance(False, 10 * PORTION)
-        closing = asyncio.create_task(purgatory.aclose(drain))
-        await turns()
-        closing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await closing
-        assert counts(purgatory, "pending", "unanswered", "completed", "cancelled") == (0, 0, PORTION, 4 * PORTION)
-        assert Counter(map(type, await asyncio.gather(*tasks))) == {int: PORTION, OperationCancelled: 4 * PORTION}
-        await turns(2)
-        purgatory._check()
-
-    run(main)
+async def test_closing_that_is_cancelled_ends_all_the_rest_at_once(drain):
+    purgatory = ThresholdPurgatory()
+    tasks = await start(purgatory, *[(number % 5 > 0, number, 30) for number in range(5 * PORTION)])
+    purgatory.advance(False, 10 * PORTION)
+    closing = asyncio.create_task(purgatory.aclose(drain))
+    await turns()
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert counts(purgatory, "pending", "unanswered", "completed", "cancelled") == (0, 0, PORTION, 4 * PORTION)
+    assert Counter(map(type, await asyncio.gather(*tasks))) == {int: PORTION, OperationCancelled: 4 * PORTION}
+    await turns(2)
+    purgatory._check()
 
 
+@on_virtual_time
 @pytest.mark.parametrize("drain", [-1.0, nan])
-def test_a_drain_out_of_bounds_is_refused(virtual, drain):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            with pytest.raises(ValueError, match="drain must be zero or more seconds"):
-                await purgatory.aclose(drain)
-            await start(purgatory, ("key", 1))
-            assert purgatory.pending == 1
-
-    virtual(main)
+async def test_a_drain_out_of_bounds_is_refused(drain):
+    async with ThresholdPurgatory() as purgatory:
+        with pytest.raises(ValueError, match="drain must be zero or more seconds"):
+            await purgatory.aclose(drain)
+        await start(purgatory, ("key", 1))
+        assert purgatory.pending == 1
 
 
-def test_memory_comes_back_to_where_it_was(run):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
+async def test_memory_comes_back_to_where_it_was():
+    async with ThresholdPurgatory() as purgatory:
 
-            async def everything():
-                waits = [(key, threshold, 0.02) for key in range(20) for threshold in range(1, 40)]
-                tasks = [asyncio.create_task(outcome(purgatory.wait(*arguments))) for arguments in waits]
-                await turns()
-                for number, task in enumerate(tasks):
-                    if number % 7 == 0:
-                        task.cancel()
-                for key in range(15):
-                    purgatory.advance(key, 20)
-                for key in range(5, 10):
-                    purgatory.fail(key, Broken())
-                await asyncio.gather(*tasks)
-                await turns(3)
-                for key in range(15):
-                    purgatory.forget(key)
+        async def everything():
+            waits = [(key, threshold, 0.02) for key in range(20) for threshold in range(1, 40)]
+            tasks = [asyncio.create_task(outcome(purgatory.wait(*arguments))) for arguments in waits]
+            await turns()
+            for number, task in enumerate(tasks):
+                if number % 7 == 0:
+                    task.cancel()
+            for key in range(15):
+                purgatory.advance(key, 20)
+            for key in range(5, 10):
+                purgatory.fail(key, Broken())
+            await asyncio.gather(*tasks)
+            await turns(3)
+            for key in range(15):
+                purgatory.forget(key)
 
-            # Not with the collector's help: nothing is to be left in a cycle.
+        # Not with the collector's help: nothing is to be left in a cycle.
+        await everything()
+        gc.collect()
+        others = sum(type(thing) in (Waiter, Line) for thing in gc.get_objects())
+        gc.disable()
+        tracemalloc.start()
+        try:
             await everything()
-            gc.collect()
-            others = sum(type(thing) in (Waiter, Line) for thing in gc.get_objects())
-            gc.disable()
-            tracemalloc.start()
-            try:
+            before = tracemalloc.get_traced_memory()[0]
+            for _ in range(5):
                 await everything()
-                before = tracemalloc.get_traced_memory()[0]
-                for _ in range(5):
-                    await everything()
-                # 3,900 waits, of which each would leave hundreds of bytes.
-                assert tracemalloc.get_traced_memory()[0] - before < 100_000
-            finally:
-                tracemalloc.stop()
-                gc.enable()
-            assert sum(type(thing) in (Waiter, Line) for thing in gc.get_objects()) == others
-            assert counts(purgatory, "keys", "pending", "unanswered") == (0, 0, 0)
-
-    run(main)
+            # 3,900 waits, of which each would leave hundreds of bytes.
+            assert tracemalloc.get_traced_memory()[0] - before < 100_000
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+        assert sum(type(thing) in (Waiter, Line) for thing in gc.get_objects()) == others
+        assert counts(purgatory, "keys", "pending", "unanswered") == (0, 0, 0)
 
 
 # Loops and threads
@@ -973,44 +873,38 @@ def test_a_closed_loop_that_still_has_waiters_says_so():
     waits[0].close()
 
 
-def test_threads_advance_through_one_wake_up_to_the_greatest_value(run):
-    async def main():
-        loop = asyncio.get_running_loop()
-        async with ThresholdPurgatory() as purgatory:
-            tasks = await start(purgatory, ("a", 1000, 30), ("b", 7, 30))
-            spy = Spy(loop)
+async def test_threads_advance_through_one_wake_up_to_the_greatest_value():
+    loop = asyncio.get_running_loop()
+    async with ThresholdPurgatory() as purgatory:
+        tasks = await start(purgatory, ("a", 1000, 30), ("b", 7, 30))
+        spy = Spy(loop)
 
-            def work(first):
-                for value in range(first, 1001, 4):
-                    purgatory.advance_threadsafe("a", value)
-                purgatory.advance_threadsafe("b", 7 if first == 2 else 3)
+        def work(first):
+            for value in range(first, 1001, 4):
+                purgatory.advance_threadsafe("a", value)
+            purgatory.advance_threadsafe("b", 7 if first == 2 else 3)
 
-            threads = [threading.Thread(target=work, args=(first,)) for first in (1, 2, 3, 4)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()  # while the loop is held up
-            assert spy.calls["call_soon_threadsafe"] == 1
-            assert await asyncio.gather(*tasks) == [1000, 7]
-            assert (purgatory.value("a"), purgatory.value("b")) == (1000, 7)
-            # One that was overtaken on its way is not news.
-            purgatory.advance_threadsafe("a", 5)
-            await turns(3)
-            assert purgatory.value("a") == 1000
-
-    run(main)
+        threads = [threading.Thread(target=work, args=(first,)) for first in (1, 2, 3, 4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()  # while the loop is held up
+        assert spy.calls["call_soon_threadsafe"] == 1
+        assert await asyncio.gather(*tasks) == [1000, 7]
+        assert (purgatory.value("a"), purgatory.value("b")) == (1000, 7)
+        # One that was overtaken on its way is not news.
+        purgatory.advance_threadsafe("a", 5)
+        await turns(3)
+        assert purgatory.value("a") == 1000
 
 
-def test_what_threads_name_before_first_use_is_there_at_first_use(run):
-    async def main():
-        purgatory = ThresholdPurgatory()
-        thread = threading.Thread(target=purgatory.advance_threadsafe, args=("key", 5))
-        thread.start()
-        thread.join()
-        assert await purgatory.wait("key", 5, 0) == 5
-        await purgatory.aclose()
-
-    run(main)
+async def test_what_threads_name_before_first_use_is_there_at_first_use():
+    purgatory = ThresholdPurgatory()
+    thread = threading.Thread(target=purgatory.advance_threadsafe, args=("key", 5))
+    thread.start()
+    thread.join()
+    assert await purgatory.wait("key", 5, 0) == 5
+    await purgatory.aclose()
 
 
 def test_after_the_loop_is_closed_threads_advance_nothing_and_keep_nothing():
@@ -1029,54 +923,46 @@ def test_after_the_loop_is_closed_threads_advance_nothing_and_keep_nothing():
     assert asyncio.run(later()) == (0, 1)
 
 
-def test_a_value_from_a_thread_that_is_refused_is_reported_and_the_others_count(run, reports):
-    async def main():
-        async with ThresholdPurgatory("small", max_keys=2) as purgatory:
-            purgatory.advance("a", 1)
-            for wrong, error in ((nan, ValueError), (Decimal("snan"), TypeError)):
-                with pytest.raises(error, match="cannot advance 'a'"):
-                    purgatory.advance_threadsafe("a", wrong)
-            purgatory.advance_threadsafe("a", "text")
-            purgatory.advance_threadsafe("a", 2)
-            for key in ("b", "c"):
-                purgatory.advance_threadsafe(key, 1)
-            await turns(3)
-            assert (purgatory.value("a"), purgatory.value("b"), purgatory.value("c")) == (2, 1, None)
-
-    run(main)
+async def test_a_value_from_a_thread_that_is_refused_is_reported_and_the_others_count(reports):
+    async with ThresholdPurgatory("small", max_keys=2) as purgatory:
+        purgatory.advance("a", 1)
+        for wrong, error in ((nan, ValueError), (Decimal("snan"), TypeError)):
+            with pytest.raises(error, match="cannot advance 'a'"):
+                purgatory.advance_threadsafe("a", wrong)
+        purgatory.advance_threadsafe("a", "text")
+        purgatory.advance_threadsafe("a", 2)
+        for key in ("b", "c"):
+            purgatory.advance_threadsafe(key, 1)
+        await turns(3)
+        assert (purgatory.value("a"), purgatory.value("b"), purgatory.value("c")) == (2, 1, None)
     assert [type(report["exception"]) for report in reports] == [TypeError, PurgatoryFull]
     assert reports[0]["message"] == "small: cannot advance 'a' to 'text', as another thread asked for"
 
 
-def test_what_threads_name_is_applied_a_portion_per_turn(run):
-    async def main():
-        async with ThresholdPurgatory() as purgatory:
-            purgatory.forget("bound")
-            for key in range(3 * PORTION):
-                purgatory.advance_threadsafe(key, 1)
-            keys = [0]
-            while keys[-1] < 3 * PORTION:
-                await turns()
-                keys.append(counts(purgatory, "keys")[0])
-                assert keys[-1] - keys[-2] <= PORTION
+async def test_what_threads_name_is_applied_a_portion_per_turn():
+    async with ThresholdPurgatory() as purgatory:
+        purgatory.forget("bound")
+        for key in range(3 * PORTION):
+            purgatory.advance_threadsafe(key, 1)
+        keys = [0]
+        while keys[-1] < 3 * PORTION:
             await turns()
-            purgatory._check()
-
-    run(main)
+            keys.append(counts(purgatory, "keys")[0])
+            assert keys[-1] - keys[-2] <= PORTION
+        await turns()
+        purgatory._check()
 
 
 # In words
 
 
-def test_it_says_what_it_is(virtual):
-    async def main():
-        async with ThresholdPurgatory("offsets") as purgatory:
-            await start(purgatory, ("key", 1))
-            assert repr(purgatory) == "<ThresholdPurgatory 'offsets' open pending=1 keys=1>"
-            assert type(purgatory.statistics()) is ThresholdStatistics and purgatory.statistics().name == "offsets"
-        assert repr(purgatory) == "<ThresholdPurgatory 'offsets' closed pending=0 keys=0>"
-
-    virtual(main)
+@on_virtual_time
+async def test_it_says_what_it_is():
+    async with ThresholdPurgatory("offsets") as purgatory:
+        await start(purgatory, ("key", 1))
+        assert repr(purgatory) == "<ThresholdPurgatory 'offsets' open pending=1 keys=1>"
+        assert type(purgatory.statistics()) is ThresholdStatistics and purgatory.statistics().name == "offsets"
+    assert repr(purgatory) == "<ThresholdPurgatory 'offsets' closed pending=0 keys=0>"
 
 
 # Against a model that scans

@@ -28,7 +28,7 @@ import anyio
 import pytest
 import uvloop
 from helpers import Spy, outcome, turns
-from loops import Runner
+from loops import Runner, on_asyncio, on_virtual_time
 
 import purgatory
 from purgatory import Timeout, WrongLoop, timeout, timeout_at, wait_for
@@ -280,78 +280,66 @@ def test_the_signatures_are_asyncios() -> None:
     assert public == {name for name in dir(Timeout) if not name.startswith("_")}
 
 
-def test_what_takes_too_long_is_cancelled_and_raises_a_timeout_error(run: Runner) -> None:
-    async def main() -> None:
-        cancelled = False
-        with pytest.raises(TimeoutError) as raised:
-            async with timeout(0.01) as limit:
-                assert not limit.expired()
-                try:
-                    await asyncio.sleep(10)
-                except asyncio.CancelledError:
-                    cancelled = True
-                    assert limit.expired()
-                    raise
-        assert cancelled
-        assert isinstance(raised.value.__cause__, asyncio.CancelledError)
-        assert limit.expired()
-        task = asyncio.current_task()
-        assert task is not None and task.cancelling() == 0
-
-    run(main)
+async def test_what_takes_too_long_is_cancelled_and_raises_a_timeout_error() -> None:
+    cancelled = False
+    with pytest.raises(TimeoutError) as raised:
+        async with timeout(0.01) as limit:
+            assert not limit.expired()
+            try:
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                cancelled = True
+                assert limit.expired()
+                raise
+    assert cancelled
+    assert isinstance(raised.value.__cause__, asyncio.CancelledError)
+    assert limit.expired()
+    task = asyncio.current_task()
+    assert task is not None and task.cancelling() == 0
 
 
 @pytest.mark.parametrize("delay", [10, 10.0, None, math.inf, 1e300, 1e9])
-def test_what_is_done_in_time_is_left_alone(run: Runner, delay: float | None) -> None:
-    async def main() -> None:
-        async with timeout(delay) as limit:
-            await asyncio.sleep(0.001)
-        assert not limit.expired()
-        await turns(3)
-
-    run(main)
+async def test_what_is_done_in_time_is_left_alone(delay: float | None) -> None:
+    async with timeout(delay) as limit:
+        await asyncio.sleep(0.001)
+    assert not limit.expired()
+    await turns(3)
 
 
 @pytest.mark.parametrize("delay", [0, 0.0, -1, -math.inf])
-def test_no_time_at_all_ends_in_the_first_await(run: Runner, delay: float) -> None:
-    async def main() -> None:
+async def test_no_time_at_all_ends_in_the_first_await(delay: float) -> None:
+    with pytest.raises(TimeoutError):
+        async with timeout(delay):
+            await asyncio.sleep(0)
+    async with timeout(delay) as limit:
+        pass  # never gave way
+    await turns(3)
+    assert not limit.expired()
+
+
+async def test_a_deadline_that_passes_before_the_timeout_is_entered_ends_in_the_first_await() -> None:
+    limit = timeout(0.002)
+    await asyncio.sleep(0.005)
+    with pytest.raises(TimeoutError):
+        async with limit:
+            await asyncio.sleep(0)
+
+
+@on_virtual_time
+@pytest.mark.parametrize("start", [TICK / 4])
+async def test_a_deadline_that_has_passed_does_not_wait_for_the_end_of_its_tick(start: float) -> None:
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    async with timeout_at(now + TICK / 2):  # due at the end of this tick, as the next would be
         with pytest.raises(TimeoutError):
-            async with timeout(delay):
+            async with timeout_at(now):
                 await asyncio.sleep(0)
-        async with timeout(delay) as limit:
-            pass  # never gave way
-        await turns(3)
-        assert not limit.expired()
-
-    run(main)
+    assert loop.time() == now
 
 
-def test_a_deadline_that_passes_before_the_timeout_is_entered_ends_in_the_first_await(run: Runner) -> None:
-    async def main() -> None:
-        limit = timeout(0.002)
-        await asyncio.sleep(0.005)
-        with pytest.raises(TimeoutError):
-            async with limit:
-                await asyncio.sleep(0)
-
-    run(main)
-
-
-def test_a_deadline_that_has_passed_does_not_wait_for_the_end_of_its_tick(virtual: Runner) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        async with timeout_at(now + TICK / 2):  # due at the end of this tick, as the next would be
-            with pytest.raises(TimeoutError):
-                async with timeout_at(now):
-                    await asyncio.sleep(0)
-        assert loop.time() == now
-
-    virtual(main, start=TICK / 4)
-
-
+@on_virtual_time
 @at_any_loop_time
-def test_never_early_and_late_by_a_tick_at_most(virtual: Runner, start: float) -> None:
+async def test_never_early_and_late_by_a_tick_at_most(start: float) -> None:
     chance = random.Random(3)
 
     async def strike(when: float) -> None:
@@ -362,15 +350,12 @@ def test_never_early_and_late_by_a_tick_at_most(virtual: Runner, start: float) -
         late = asyncio.get_running_loop().time() - when
         assert 0 <= late <= TICK + 2 * math.ulp(when)
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        whens = [loop.time() + chance.choice([1e-9, 0.001, 0.5, 1.0, 700.0]) * chance.random() for _ in range(300)]
-        await asyncio.gather(*map(strike, whens), *map(strike, (loop.time() + number / 1000 for number in range(1, 50))))
-
-    virtual(main, start=start)
+    loop = asyncio.get_running_loop()
+    whens = [loop.time() + chance.choice([1e-9, 0.001, 0.5, 1.0, 700.0]) * chance.random() for _ in range(300)]
+    await asyncio.gather(*map(strike, whens), *map(strike, (loop.time() + number / 1000 for number in range(1, 50))))
 
 
-def test_never_early_by_the_loops_own_clock(run: Runner) -> None:
+async def test_never_early_by_the_loops_own_clock() -> None:
     async def strike(delay: float) -> None:
         loop = asyncio.get_running_loop()
         with pytest.raises(TimeoutError):
@@ -386,234 +371,194 @@ def test_never_early_by_the_loops_own_clock(run: Runner) -> None:
             await wait_for(asyncio.sleep(100), delay)
         assert loop.time() >= when
 
-    async def main() -> None:
-        delays = [0.05 * number / 300 for number in range(300)]
-        await asyncio.gather(*map(strike, delays), *map(strike_wait_for, delays))
-
-    run(main)
+    delays = [0.05 * number / 300 for number in range(300)]
+    await asyncio.gather(*map(strike, delays), *map(strike_wait_for, delays))
 
 
 @pytest.mark.parametrize("bad", [math.nan, "soon"])
-def test_a_deadline_that_is_none_is_an_error_and_changes_nothing(run: Runner, bad: Any) -> None:
-    async def main() -> None:
-        limit = timeout_at(bad)
+async def test_a_deadline_that_is_none_is_an_error_and_changes_nothing(bad: Any) -> None:
+    limit = timeout_at(bad)
+    with pytest.raises((ValueError, TypeError)):
+        await limit.__aenter__()
+    assert repr(limit) == "<Timeout [created]>"
+    async with timeout(5) as limit:
+        before = limit.when()
         with pytest.raises((ValueError, TypeError)):
-            await limit.__aenter__()
-        assert repr(limit) == "<Timeout [created]>"
-        async with timeout(5) as limit:
-            before = limit.when()
+            limit.reschedule(bad)
+        assert limit.when() == before
+    with pytest.raises(TimeoutError):
+        async with timeout(0.003) as limit:
             with pytest.raises((ValueError, TypeError)):
                 limit.reschedule(bad)
-            assert limit.when() == before
+            await asyncio.sleep(10)
+    coroutine = asyncio.sleep(0)
+    with pytest.raises((ValueError, TypeError)):
+        await wait_for(coroutine, bad)
+    coroutine.close()
+
+
+async def test_the_inner_of_two_strikes_alone_and_the_outer_through_it() -> None:
+    async with timeout(30) as outer:
         with pytest.raises(TimeoutError):
-            async with timeout(0.003) as limit:
-                with pytest.raises((ValueError, TypeError)):
-                    limit.reschedule(bad)
+            async with timeout(0.005) as inner:
                 await asyncio.sleep(10)
-        coroutine = asyncio.sleep(0)
-        with pytest.raises((ValueError, TypeError)):
-            await wait_for(coroutine, bad)
-        coroutine.close()
+    assert inner.expired() and not outer.expired()
 
-    run(main)
-
-
-def test_the_inner_of_two_strikes_alone_and_the_outer_through_it(run: Runner) -> None:
-    async def main() -> None:
-        async with timeout(30) as outer:
-            with pytest.raises(TimeoutError):
-                async with timeout(0.005) as inner:
+    with pytest.raises(TimeoutError):
+        async with timeout(0.005) as outer:
+            try:
+                async with timeout(30) as inner:
                     await asyncio.sleep(10)
-        assert inner.expired() and not outer.expired()
-
-        with pytest.raises(TimeoutError):
-            async with timeout(0.005) as outer:
-                try:
-                    async with timeout(30) as inner:
-                        await asyncio.sleep(10)
-                except TimeoutError:
-                    pytest.fail("the inner one raised")
-        assert outer.expired() and not inner.expired()
-
-    run(main)
+            except TimeoutError:
+                pytest.fail("the inner one raised")
+    assert outer.expired() and not inner.expired()
 
 
-def test_of_two_that_strike_together_only_the_outer_raises(run: Runner) -> None:
-    async def main() -> None:
-        when = asyncio.get_running_loop().time() + 0.005
-        with pytest.raises(TimeoutError):
-            async with timeout_at(when) as outer:
-                with pytest.raises(asyncio.CancelledError):
-                    async with timeout_at(when) as inner:
-                        await asyncio.sleep(10)
-                raise asyncio.CancelledError
-        assert outer.expired() and inner.expired()
-        task = asyncio.current_task()
-        assert task is not None and task.cancelling() == 0
-
-    run(main)
-
-
-def test_a_body_that_swallows_its_cancellation_goes_on_and_nothing_is_raised(run: Runner) -> None:
-    async def main() -> None:
-        async with timeout(0.005) as limit:
+async def test_of_two_that_strike_together_only_the_outer_raises() -> None:
+    when = asyncio.get_running_loop().time() + 0.005
+    with pytest.raises(TimeoutError):
+        async with timeout_at(when) as outer:
             with pytest.raises(asyncio.CancelledError):
-                await asyncio.sleep(10)
-            with pytest.raises(RuntimeError, match="Cannot change state of expiring Timeout"):
-                limit.reschedule(None)
-            await asyncio.sleep(0.01)
-        assert limit.expired()
-        task = asyncio.current_task()
-        assert task is not None and task.cancelling() == 0
-
-    run(main)
-
-
-def test_who_cancels_the_task_wins_over_the_deadline(run: Runner) -> None:
-    async def main() -> None:
-        async def body() -> None:
-            async with timeout(0.005):
-                try:
+                async with timeout_at(when) as inner:
                     await asyncio.sleep(10)
-                except asyncio.CancelledError:
-                    task.cancel()
-                    raise
+            raise asyncio.CancelledError
+    assert outer.expired() and inner.expired()
+    task = asyncio.current_task()
+    assert task is not None and task.cancelling() == 0
 
-        task = asyncio.create_task(body())
+
+async def test_a_body_that_swallows_its_cancellation_goes_on_and_nothing_is_raised() -> None:
+    async with timeout(0.005) as limit:
         with pytest.raises(asyncio.CancelledError):
-            await task
-        assert task.cancelling() == 1
+            await asyncio.sleep(10)
+        with pytest.raises(RuntimeError, match="Cannot change state of expiring Timeout"):
+            limit.reschedule(None)
+        await asyncio.sleep(0.01)
+    assert limit.expired()
+    task = asyncio.current_task()
+    assert task is not None and task.cancelling() == 0
 
-    run(main)
 
-
-def test_a_task_that_was_cancelled_before_may_still_limit_its_cleaning_up(run: Runner) -> None:
-    async def main() -> str:
-        async def body() -> str:
+async def test_who_cancels_the_task_wins_over_the_deadline() -> None:
+    async def body() -> None:
+        async with timeout(0.005):
             try:
                 await asyncio.sleep(10)
             except asyncio.CancelledError:
-                with pytest.raises(TimeoutError):
-                    async with timeout(0.005):
-                        await asyncio.sleep(10)
-            return "cleaned up"
+                task.cancel()
+                raise
 
-        task = asyncio.create_task(body())
-        await turns()
-        task.cancel()
-        assert await task == "cleaned up"
-        assert task.cancelling() == 1
-        return "done"
+    task = asyncio.create_task(body())
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelling() == 1
 
-    assert run(main) == "done"
+
+async def test_a_task_that_was_cancelled_before_may_still_limit_its_cleaning_up() -> None:
+    async def body() -> str:
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            with pytest.raises(TimeoutError):
+                async with timeout(0.005):
+                    await asyncio.sleep(10)
+        return "cleaned up"
+
+    task = asyncio.create_task(body())
+    await turns()
+    task.cancel()
+    assert await task == "cleaned up"
+    assert task.cancelling() == 1
 
 
 @pytest.mark.parametrize("strikes", [True, False])
-def test_other_exceptions_pass_through(run: Runner, strikes: bool) -> None:
-    async def main() -> None:
-        with pytest.raises(KeyError):
-            async with timeout(0.005) as limit:
-                try:
-                    await asyncio.sleep(10 if strikes else 0)
-                finally:
-                    raise KeyError
-        assert limit.expired() is strikes
-
-    run(main)
+async def test_other_exceptions_pass_through(strikes: bool) -> None:
+    with pytest.raises(KeyError):
+        async with timeout(0.005) as limit:
+            try:
+                await asyncio.sleep(10 if strikes else 0)
+            finally:
+                raise KeyError
+    assert limit.expired() is strikes
 
 
-def test_a_subclass_of_the_cancelled_error_counts_as_one(run: Runner) -> None:
+async def test_a_subclass_of_the_cancelled_error_counts_as_one() -> None:
     class Cancelled(asyncio.CancelledError):
         pass
 
-    async def main() -> None:
-        with pytest.raises(TimeoutError):
-            async with timeout(0.005):
-                try:
-                    await asyncio.sleep(10)
-                except asyncio.CancelledError:
-                    raise Cancelled from None
-
-    run(main)
+    with pytest.raises(TimeoutError):
+        async with timeout(0.005):
+            try:
+                await asyncio.sleep(10)
+            except asyncio.CancelledError:
+                raise Cancelled from None
 
 
 # Moving the deadline
 
 
-def test_a_deadline_can_be_moved_either_way_put_off_for_ever_and_set_again(run: Runner) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        async with timeout(0.002) as limit:
-            limit.reschedule(loop.time() + 30)
-            await asyncio.sleep(0.005)
-            limit.reschedule(None)
-            assert limit.when() is None
-            limit.reschedule(loop.time() + 0.002)
-            limit.reschedule(math.inf)
-            await asyncio.sleep(0.005)
-        assert not limit.expired()
-        for first in (None, loop.time() + 30, math.inf):
-            with pytest.raises(TimeoutError):
-                async with timeout_at(first) as limit:
-                    limit.reschedule(when := loop.time() + 0.003)
-                    await asyncio.sleep(10)
-            assert limit.when() == when <= loop.time()
-
-    run(main)
+async def test_a_deadline_can_be_moved_either_way_put_off_for_ever_and_set_again() -> None:
+    loop = asyncio.get_running_loop()
+    async with timeout(0.002) as limit:
+        limit.reschedule(loop.time() + 30)
+        await asyncio.sleep(0.005)
+        limit.reschedule(None)
+        assert limit.when() is None
+        limit.reschedule(loop.time() + 0.002)
+        limit.reschedule(math.inf)
+        await asyncio.sleep(0.005)
+    assert not limit.expired()
+    for first in (None, loop.time() + 30, math.inf):
+        with pytest.raises(TimeoutError):
+            async with timeout_at(first) as limit:
+                limit.reschedule(when := loop.time() + 0.003)
+                await asyncio.sleep(10)
+        assert limit.when() == when <= loop.time()
 
 
 @pytest.mark.parametrize("ahead", [None, 30.0, 0.0, 0.001])
-def test_a_deadline_moved_to_the_past_strikes_in_the_next_turn(run: Runner, ahead: float | None) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        with pytest.raises(TimeoutError):
-            async with timeout(ahead) as limit:
-                if ahead == 0.001 and not isinstance(loop, VirtualTimeLoop):
-                    time.sleep(0.003)  # noqa: ASYNC251  # so that the new time is later than the old, and past
-                limit.reschedule(loop.time())
-                await asyncio.sleep(0)
+async def test_a_deadline_moved_to_the_past_strikes_in_the_next_turn(ahead: float | None) -> None:
+    loop = asyncio.get_running_loop()
+    with pytest.raises(TimeoutError):
         async with timeout(ahead) as limit:
-            limit.reschedule(loop.time() - 1)
-            limit.reschedule(loop.time() + 30)
-            await turns(3)
-        assert not limit.expired()
-
-    run(main)
-
-
-def test_to_postpone_does_not_touch_the_loop(run: Runner) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        async with timeout(30) as limit:
-            when = limit.when()
-            assert when is not None
-            spy = Spy(loop)
-            for number in range(1000):
-                limit.reschedule(when + number)
-            assert not spy.calls
-
-    run(main)
+            if ahead == 0.001 and not isinstance(loop, VirtualTimeLoop):
+                time.sleep(0.003)  # noqa: ASYNC251  # so that the new time is later than the old, and past
+            limit.reschedule(loop.time())
+            await asyncio.sleep(0)
+    async with timeout(ahead) as limit:
+        limit.reschedule(loop.time() - 1)
+        limit.reschedule(loop.time() + 30)
+        await turns(3)
+    assert not limit.expired()
 
 
-def test_only_a_timeout_that_is_active_can_be_moved_or_left_and_it_serves_once(run: Runner) -> None:
-    async def main() -> None:
-        limit = timeout(30)
-        with pytest.raises(RuntimeError, match="Timeout has not been entered"):
+async def test_to_postpone_does_not_touch_the_loop() -> None:
+    loop = asyncio.get_running_loop()
+    async with timeout(30) as limit:
+        when = limit.when()
+        assert when is not None
+        spy = Spy(loop)
+        for number in range(1000):
+            limit.reschedule(when + number)
+        assert not spy.calls
+
+
+async def test_only_a_timeout_that_is_active_can_be_moved_or_left_and_it_serves_once() -> None:
+    limit = timeout(30)
+    with pytest.raises(RuntimeError, match="Timeout has not been entered"):
+        limit.reschedule(None)
+    with pytest.raises(RuntimeError, match="Cannot leave created Timeout"):
+        await limit.__aexit__(None, None, None)
+    async with limit:
+        with pytest.raises(RuntimeError, match="Timeout has already been entered"):
+            await limit.__aenter__()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="Cannot change state of finished Timeout"):
             limit.reschedule(None)
-        with pytest.raises(RuntimeError, match="Cannot leave created Timeout"):
+        with pytest.raises(RuntimeError, match="Timeout has already been entered"):
+            await limit.__aenter__()
+        with pytest.raises(RuntimeError, match="Cannot leave finished Timeout"):
             await limit.__aexit__(None, None, None)
-        async with limit:
-            with pytest.raises(RuntimeError, match="Timeout has already been entered"):
-                await limit.__aenter__()
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="Cannot change state of finished Timeout"):
-                limit.reschedule(None)
-            with pytest.raises(RuntimeError, match="Timeout has already been entered"):
-                await limit.__aenter__()
-            with pytest.raises(RuntimeError, match="Cannot leave finished Timeout"):
-                await limit.__aexit__(None, None, None)
-
-    run(main)
 
 
 def test_its_repr_has_asyncios_words(virtual: Runner) -> None:
@@ -642,7 +587,7 @@ def test_its_repr_has_asyncios_words(virtual: Runner) -> None:
 
 
 @pytest.mark.parametrize("limit", [None, 30, math.inf])
-def test_wait_for_gives_the_result_or_raises_the_exception(run: Runner, limit: float | None) -> None:
+async def test_wait_for_gives_the_result_or_raises_the_exception(limit: float | None) -> None:
     async def give(value: object) -> object:
         await asyncio.sleep(0)
         return value
@@ -655,180 +600,156 @@ def test_wait_for_gives_the_result_or_raises_the_exception(run: Runner, limit: f
             yield from asyncio.sleep(0).__await__()
             return "answer"
 
-    async def main() -> None:
-        assert await wait_for(give(42), limit) == 42
-        assert await wait_for(asyncio.create_task(give(43)), timeout=limit) == 43
-        assert await wait_for(Answer(), limit) == "answer"  # type: ignore[arg-type]
-        with pytest.raises(KeyError, match="mine"):
-            await wait_for(fail(), limit)
-
-    run(main)
+    assert await wait_for(give(42), limit) == 42
+    assert await wait_for(asyncio.create_task(give(43)), timeout=limit) == 43
+    assert await wait_for(Answer(), limit) == "answer"  # type: ignore[arg-type]
+    with pytest.raises(KeyError, match="mine"):
+        await wait_for(fail(), limit)
 
 
-def test_wait_for_cancels_what_takes_too_long_and_waits_until_it_has_ended(run: Runner) -> None:
-    async def main() -> None:
+async def test_wait_for_cancels_what_takes_too_long_and_waits_until_it_has_ended() -> None:
+    ended = False
+
+    async def slow() -> None:
+        nonlocal ended
+        try:
+            await asyncio.sleep(10)
+        finally:
+            await asyncio.sleep(0.002)
+            ended = True
+
+    for awaitable in (slow(), asyncio.create_task(slow())):
         ended = False
-
-        async def slow() -> None:
-            nonlocal ended
-            try:
-                await asyncio.sleep(10)
-            finally:
-                await asyncio.sleep(0.002)
-                ended = True
-
-        for awaitable in (slow(), asyncio.create_task(slow())):
-            ended = False
-            with pytest.raises(TimeoutError) as raised:
-                await wait_for(awaitable, 0.003)
-            assert ended
-            assert isinstance(raised.value.__cause__, asyncio.CancelledError)
-
-    run(main)
+        with pytest.raises(TimeoutError) as raised:
+            await wait_for(awaitable, 0.003)
+        assert ended
+        assert isinstance(raised.value.__cause__, asyncio.CancelledError)
 
 
 @pytest.mark.parametrize("limit", [0, -1, -math.inf])
-def test_wait_for_without_time_takes_what_is_done_and_cancels_what_is_not(run: Runner, limit: float) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        done, pending = loop.create_future(), loop.create_future()
-        done.set_result("done")
-        assert await wait_for(done, limit) == "done"
-        failed = loop.create_future()
-        failed.set_exception(KeyError)
-        with pytest.raises(KeyError):
-            await wait_for(failed, limit)
-        with pytest.raises(TimeoutError) as raised:
-            await wait_for(pending, limit)
-        assert isinstance(raised.value.__cause__, asyncio.CancelledError)
-        assert pending.cancelled()
-        with pytest.raises(asyncio.CancelledError):  # it was so before, and time had no part in it
-            await wait_for(pending, limit)
+async def test_wait_for_without_time_takes_what_is_done_and_cancels_what_is_not(limit: float) -> None:
+    loop = asyncio.get_running_loop()
+    done, pending = loop.create_future(), loop.create_future()
+    done.set_result("done")
+    assert await wait_for(done, limit) == "done"
+    failed = loop.create_future()
+    failed.set_exception(KeyError)
+    with pytest.raises(KeyError):
+        await wait_for(failed, limit)
+    with pytest.raises(TimeoutError) as raised:
+        await wait_for(pending, limit)
+    assert isinstance(raised.value.__cause__, asyncio.CancelledError)
+    assert pending.cancelled()
+    with pytest.raises(asyncio.CancelledError):  # it was so before, and time had no part in it
+        await wait_for(pending, limit)
 
-        async def stubborn() -> str:
-            try:
-                await asyncio.sleep(10)
-            except asyncio.CancelledError:
-                return "all the same"
-            return "in time"
-
-        task = asyncio.create_task(stubborn())
-        await turns()
-        assert await wait_for(task, limit) == "all the same"
-
-    run(main)
-
-
-def test_wait_for_without_time_does_not_start_a_coroutine(virtual: Runner) -> None:
-    async def main() -> None:
-        async def never() -> None:
-            pytest.fail("it was started")
-
-        with pytest.raises(TimeoutError):
-            await wait_for(never(), 0)
-
-    virtual(main)
-
-
-def test_a_result_counts_although_it_comes_after_the_cancellation(run: Runner) -> None:
-    async def main() -> None:
-        async def stubborn() -> str:
-            try:
-                await asyncio.sleep(10)
-            except asyncio.CancelledError:
-                await asyncio.sleep(0.001)
+    async def stubborn() -> str:
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
             return "all the same"
+        return "in time"
 
-        assert await wait_for(stubborn(), 0.003) == "all the same"
-        inner = asyncio.create_task(stubborn())
-        waiter = asyncio.create_task(wait_for(inner, 30))
+    task = asyncio.create_task(stubborn())
+    await turns()
+    assert await wait_for(task, limit) == "all the same"
+
+
+@on_virtual_time
+async def test_wait_for_without_time_does_not_start_a_coroutine() -> None:
+    async def never() -> None:
+        pytest.fail("it was started")
+
+    with pytest.raises(TimeoutError):
+        await wait_for(never(), 0)
+
+
+async def test_a_result_counts_although_it_comes_after_the_cancellation() -> None:
+    async def stubborn() -> str:
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.001)
+        return "all the same"
+
+    assert await wait_for(stubborn(), 0.003) == "all the same"
+    inner = asyncio.create_task(stubborn())
+    waiter = asyncio.create_task(wait_for(inner, 30))
+    await turns(2)
+    waiter.cancel()
+    assert await waiter == "all the same"  # with 3.11's own, a CancelledError
+
+
+async def test_cancelling_wait_for_cancels_what_it_waits_for_but_not_behind_a_shield() -> None:
+    loop = asyncio.get_running_loop()
+    inner, shielded = loop.create_future(), loop.create_future()
+    for awaitable in (inner, asyncio.shield(shielded)):
+        waiter = asyncio.create_task(wait_for(awaitable, 30))
         await turns(2)
         waiter.cancel()
-        assert await waiter == "all the same"  # with 3.11's own, a CancelledError
-
-    run(main)
-
-
-def test_cancelling_wait_for_cancels_what_it_waits_for_but_not_behind_a_shield(run: Runner) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        inner, shielded = loop.create_future(), loop.create_future()
-        for awaitable in (inner, asyncio.shield(shielded)):
-            waiter = asyncio.create_task(wait_for(awaitable, 30))
-            await turns(2)
-            waiter.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiter
-        assert inner.cancelled() and not shielded.done()
-        with pytest.raises(TimeoutError):
-            await wait_for(asyncio.shield(shielded), 0.002)
-        assert not shielded.done()
-
-    run(main)
+        with pytest.raises(asyncio.CancelledError):
+            await waiter
+    assert inner.cancelled() and not shielded.done()
+    with pytest.raises(TimeoutError):
+        await wait_for(asyncio.shield(shielded), 0.002)
+    assert not shielded.done()
 
 
-def test_a_wait_that_is_cancelled_when_its_future_is_done_does_not_swallow_the_cancellation(run: Runner) -> None:
-    async def main() -> None:
-        future = asyncio.get_running_loop().create_future()
-        reached_end = False
+async def test_a_wait_that_is_cancelled_when_its_future_is_done_does_not_swallow_the_cancellation() -> None:
+    future = asyncio.get_running_loop().create_future()
+    reached_end = False
 
-        async def body() -> None:
-            nonlocal reached_end
-            await wait_for(future, 30)
-            await asyncio.sleep(0)
-            reached_end = True
+    async def body() -> None:
+        nonlocal reached_end
+        await wait_for(future, 30)
+        await asyncio.sleep(0)
+        reached_end = True
 
-        task = asyncio.create_task(body())
-        await turns(2)
-        future.set_result(None)
-        task.cancel()
-        assert isinstance(await outcome(task), asyncio.CancelledError)
-        assert not reached_end
-
-    run(main)
+    task = asyncio.create_task(body())
+    await turns(2)
+    future.set_result(None)
+    task.cancel()
+    assert isinstance(await outcome(task), asyncio.CancelledError)
+    assert not reached_end
 
 
-def test_wait_for_awaits_in_the_task_and_the_context_of_the_caller(run: Runner) -> None:
+async def test_wait_for_awaits_in_the_task_and_the_context_of_the_caller() -> None:
     variable: ContextVar[str] = ContextVar("variable")
 
     async def look() -> asyncio.Task[Any] | None:
         variable.set("set inside")
         return asyncio.current_task()
 
-    async def main() -> None:
-        assert await wait_for(look(), 30) is asyncio.current_task()
-        assert variable.get() == "set inside"
-
-    run(main)
+    assert await wait_for(look(), 30) is asyncio.current_task()
+    assert variable.get() == "set inside"
 
 
 # Outside
 
 
-def test_outside_a_loop_or_a_task_it_says_so(run: Runner) -> None:
+def test_outside_a_loop_it_says_so() -> None:
     with pytest.raises(RuntimeError, match="no running event loop"):
         timeout(30)
     limit = timeout_at(30)
     with pytest.raises(RuntimeError, match="no running event loop"):
         limit.__aenter__().send(None)
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        answer = loop.create_future()
 
-        def enter() -> None:
-            try:
-                timeout(30).__aenter__().send(None)
-            except RuntimeError as error:
-                answer.set_result(str(error))
+async def test_outside_a_task_it_says_so() -> None:
+    loop = asyncio.get_running_loop()
+    answer = loop.create_future()
 
-        loop.call_soon(enter)
-        assert await answer == "Timeout should be used inside a task"
+    def enter() -> None:
+        try:
+            timeout(30).__aenter__().send(None)
+        except RuntimeError as error:
+            answer.set_result(str(error))
 
-    run(main)
+    loop.call_soon(enter)
+    assert await answer == "Timeout should be used inside a task"
 
 
-def test_moving_the_timeout_of_another_loop_is_refused_and_changes_nothing(run: Runner) -> None:
+async def test_moving_the_timeout_of_another_loop_is_refused_and_changes_nothing() -> None:
     refused: list[BaseException] = []
 
     def elsewhere(limit: Timeout) -> None:
@@ -840,17 +761,14 @@ def test_moving_the_timeout_of_another_loop_is_refused_and_changes_nothing(run: 
 
         asyncio.run(move())
 
-    async def main() -> None:
-        for delay in (1e9, None):
-            async with timeout(delay) as limit:
-                when = limit.when()
-                thread = threading.Thread(target=elsewhere, args=(limit,))
-                thread.start()
-                thread.join()
-                assert limit.when() == when
-                await turns(3)
-
-    run(main)
+    for delay in (1e9, None):
+        async with timeout(delay) as limit:
+            when = limit.when()
+            thread = threading.Thread(target=elsewhere, args=(limit,))
+            thread.start()
+            thread.join()
+            assert limit.when() == when
+            await turns(3)
     assert len(refused) == 4
 
 
@@ -880,131 +798,114 @@ def test_a_coroutine_that_is_closed_when_its_loop_is_gone_makes_no_noise(run: Ru
 # What it asks of the loop
 
 
-def test_a_thousand_timeouts_of_one_time_are_one_timer_and_none_when_they_are_done(run: Runner) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        spy = Spy(loop)
-        when = loop.time() + 30
-        done = asyncio.Event()
+async def test_a_thousand_timeouts_of_one_time_are_one_timer_and_none_when_they_are_done() -> None:
+    loop = asyncio.get_running_loop()
+    spy = Spy(loop)
+    when = loop.time() + 30
+    done = asyncio.Event()
 
-        async def body() -> None:
-            async with timeout_at(when):
-                await done.wait()
+    async def body() -> None:
+        async with timeout_at(when):
+            await done.wait()
 
-        tasks = [asyncio.create_task(body()) for _ in range(1000)]
-        await turns(2)
-        assert spy.calls["call_at"] == spy.armed == 1
-        done.set()
-        await asyncio.gather(*tasks)
-        await turns(2)
-        assert spy.calls["call_at"] == 1
-        assert spy.armed == 0
-
-    run(main)
+    tasks = [asyncio.create_task(body()) for _ in range(1000)]
+    await turns(2)
+    assert spy.calls["call_at"] == spy.armed == 1
+    done.set()
+    await asyncio.gather(*tasks)
+    await turns(2)
+    assert spy.calls["call_at"] == 1
+    assert spy.armed == 0
 
 
-def test_as_many_timers_as_buckets(run: Runner) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        spy = Spy(loop)
-        start = loop.time()
-        done = asyncio.Event()
+async def test_as_many_timers_as_buckets() -> None:
+    loop = asyncio.get_running_loop()
+    spy = Spy(loop)
+    start = loop.time()
+    done = asyncio.Event()
 
-        async def body(number: int) -> None:
-            async with timeout_at(start + 1000 + number % 10 * 500):
-                await done.wait()
+    async def body(number: int) -> None:
+        async with timeout_at(start + 1000 + number % 10 * 500):
+            await done.wait()
 
-        tasks = [asyncio.create_task(body(number)) for number in range(1000)]
-        await turns(2)
-        assert spy.calls["call_at"] == spy.armed == 10
-        done.set()
-        await asyncio.gather(*tasks)
-        await turns(2)
-        assert spy.calls["call_at"] == 10
-        assert spy.armed == 0
-
-    run(main)
+    tasks = [asyncio.create_task(body(number)) for number in range(1000)]
+    await turns(2)
+    assert spy.calls["call_at"] == spy.armed == 10
+    done.set()
+    await asyncio.gather(*tasks)
+    await turns(2)
+    assert spy.calls["call_at"] == 10
+    assert spy.armed == 0
 
 
 @pytest.mark.parametrize("enough", [1, 100, 10 * BUSY])
-def test_one_timeout_after_another_touches_the_loop_rarely_and_leaves_nothing_on_it(run: Runner, enough: int) -> None:
-    async def main() -> None:
-        spy = Spy(asyncio.get_running_loop())
-        await asyncio.sleep(0)
-        for _ in range(enough):
-            await wait_for(asyncio.sleep(0), 30)
-        if isinstance(asyncio.get_running_loop(), VirtualTimeLoop):  # whose time stands still
-            assert spy.calls["call_at"] <= 2  # the bucket, and one look
-        if enough > BUSY:
-            await asyncio.sleep(2 * TICK)
-        await turns(3)
-        assert spy.armed == 0
-        wheel: TimeoutWheel = asyncio.get_running_loop()._purgatory_timeouts  # type: ignore[attr-defined]
-        assert wheel.is_empty() and not wheel.recent and not wheel.resting
-        wheel._check()
-
-    run(main)
+async def test_one_timeout_after_another_touches_the_loop_rarely_and_leaves_nothing_on_it(enough: int) -> None:
+    spy = Spy(asyncio.get_running_loop())
+    await asyncio.sleep(0)
+    for _ in range(enough):
+        await wait_for(asyncio.sleep(0), 30)
+    if isinstance(asyncio.get_running_loop(), VirtualTimeLoop):  # whose time stands still
+        assert spy.calls["call_at"] <= 2  # the bucket, and one look
+    if enough > BUSY:
+        await asyncio.sleep(2 * TICK)
+    await turns(3)
+    assert spy.armed == 0
+    wheel: TimeoutWheel = asyncio.get_running_loop()._purgatory_timeouts  # type: ignore[attr-defined]
+    assert wheel.is_empty() and not wheel.recent and not wheel.resting
+    wheel._check()
 
 
-def test_a_wheel_that_was_busy_is_looked_at_once_per_tick_until_it_was_quiet_for_a_while(virtual: Runner) -> None:
-    async def main() -> None:
-        spy = Spy(asyncio.get_running_loop())
-        for _ in range(BUSY + 10):
-            await wait_for(asyncio.sleep(0), 30)
+@on_virtual_time
+async def test_a_wheel_that_was_busy_is_looked_at_once_per_tick_until_it_was_quiet_for_a_while() -> None:
+    spy = Spy(asyncio.get_running_loop())
+    for _ in range(BUSY + 10):
+        await wait_for(asyncio.sleep(0), 30)
+    await turns(5)
+    assert spy.armed == 2  # the bucket, and the look
+    await asyncio.sleep(TICK)
+    assert spy.armed == 0
+    await asyncio.sleep(QUIET)
+    for armed in (2, 0):  # the look that comes late finds that it was quiet
+        await wait_for(asyncio.sleep(0), 30)
         await turns(5)
-        assert spy.armed == 2  # the bucket, and the look
+        assert spy.armed == armed
         await asyncio.sleep(TICK)
-        assert spy.armed == 0
-        await asyncio.sleep(QUIET)
-        for armed in (2, 0):  # the look that comes late finds that it was quiet
-            await wait_for(asyncio.sleep(0), 30)
-            await turns(5)
-            assert spy.armed == armed
-            await asyncio.sleep(TICK)
-
-    virtual(main)
 
 
-def test_nothing_is_left_when_timeouts_have_struck(run: Runner) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        spy = Spy(loop)
-        wheel = None
+async def test_nothing_is_left_when_timeouts_have_struck() -> None:
+    loop = asyncio.get_running_loop()
+    spy = Spy(loop)
+    wheel = None
 
-        async def body(number: int) -> None:
-            async with timeout(0.0001 * number):
-                await asyncio.Event().wait()
+    async def body(number: int) -> None:
+        async with timeout(0.0001 * number):
+            await asyncio.Event().wait()
 
-        outcomes = await asyncio.gather(*(body(number) for number in range(700)), return_exceptions=True)
-        assert {type(error) for error in outcomes} == {TimeoutError}
-        await turns(3)
-        assert spy.armed == 0
-        wheel = loop._purgatory_timeouts  # type: ignore[attr-defined]
-        assert wheel.is_empty()
-        wheel._check()
-
-    run(main)
+    outcomes = await asyncio.gather(*(body(number) for number in range(700)), return_exceptions=True)
+    assert {type(error) for error in outcomes} == {TimeoutError}
+    await turns(3)
+    assert spy.armed == 0
+    wheel = loop._purgatory_timeouts  # type: ignore[attr-defined]
+    assert wheel.is_empty()
+    wheel._check()
 
 
-def test_a_timeout_that_was_left_is_held_by_nothing(run: Runner) -> None:
-    async def main() -> None:
-        gc.disable()
-        try:
-            async with timeout(30) as waiting:
-                async with timeout(30) as limit:
-                    pass
-                reference = weakref.ref(limit)
-                del limit
-                assert reference() is None
-            assert waiting is not None
-        finally:
-            gc.enable()
-
-    run(main)
+async def test_a_timeout_that_was_left_is_held_by_nothing() -> None:
+    gc.disable()
+    try:
+        async with timeout(30) as waiting:
+            async with timeout(30) as limit:
+                pass
+            reference = weakref.ref(limit)
+            del limit
+            assert reference() is None
+        assert waiting is not None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("often", [1, 2 * BUSY])
-def test_a_bucket_keeps_nobodys_context(run: Runner, often: int) -> None:
+async def test_a_bucket_keeps_nobodys_context(often: int) -> None:
     class Secret:
         pass
 
@@ -1019,22 +920,19 @@ def test_a_bucket_keeps_nobodys_context(run: Runner, often: int) -> None:
                 await asyncio.sleep(0)
         return weakref.ref(secret)
 
-    async def main() -> None:
-        started = asyncio.Event()
+    started = asyncio.Event()
 
-        async def second() -> None:
-            async with timeout(30.001):
-                await started.wait()
+    async def second() -> None:
+        async with timeout(30.001):
+            await started.wait()
 
-        reference = await asyncio.create_task(first(often))
-        task = asyncio.create_task(second())
-        await turns(3)
-        gc.collect()
-        assert reference() is None
-        started.set()
-        await task
-
-    run(main)
+    reference = await asyncio.create_task(first(often))
+    task = asyncio.create_task(second())
+    await turns(3)
+    gc.collect()
+    assert reference() is None
+    started.set()
+    await task
 
 
 # One wheel per loop
@@ -1131,53 +1029,47 @@ def test_many_loops_in_threads_do_not_meet() -> None:
 # With others
 
 
-def test_a_task_group_inside_is_cancelled_as_a_whole(run: Runner) -> None:
-    async def main() -> None:
-        ended: list[int] = []
+async def test_a_task_group_inside_is_cancelled_as_a_whole() -> None:
+    ended: list[int] = []
 
-        async def child(number: int) -> None:
-            try:
+    async def child(number: int) -> None:
+        try:
+            await asyncio.sleep(10)
+        finally:
+            ended.append(number)
+
+    with pytest.raises(TimeoutError):
+        async with timeout(0.005), asyncio.TaskGroup() as group:
+            for number in range(3):
+                group.create_task(child(number))
+    assert sorted(ended) == [0, 1, 2]
+
+    with pytest.raises(ExceptionGroup) as raised:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(wait_for(asyncio.Event().wait(), 0.002))
+            group.create_task(asyncio.sleep(10))
+    assert [type(error) for error in raised.value.exceptions] == [TimeoutError]
+
+
+async def test_anyios_scopes_around_and_inside_know_their_own_cancellations() -> None:
+    with anyio.move_on_after(0.003) as scope:
+        async with timeout(30) as limit:
+            await asyncio.sleep(10)
+    assert scope.cancelled_caught and not limit.expired()
+
+    with anyio.fail_after(30) as scope, pytest.raises(TimeoutError):
+        async with timeout(0.003) as limit:
+            await asyncio.sleep(10)
+    assert limit.expired() and not scope.cancelled_caught
+
+    with pytest.raises(TimeoutError):
+        async with timeout(0.003) as limit:
+            with anyio.CancelScope() as scope:
                 await asyncio.sleep(10)
-            finally:
-                ended.append(number)
-
-        with pytest.raises(TimeoutError):
-            async with timeout(0.005), asyncio.TaskGroup() as group:
-                for number in range(3):
-                    group.create_task(child(number))
-        assert sorted(ended) == [0, 1, 2]
-
-        with pytest.raises(ExceptionGroup) as raised:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(wait_for(asyncio.Event().wait(), 0.002))
-                group.create_task(asyncio.sleep(10))
-        assert [type(error) for error in raised.value.exceptions] == [TimeoutError]
-
-    run(main)
+    assert limit.expired() and not scope.cancelled_caught
 
 
-def test_anyios_scopes_around_and_inside_know_their_own_cancellations(run: Runner) -> None:
-    async def main() -> None:
-        with anyio.move_on_after(0.003) as scope:
-            async with timeout(30) as limit:
-                await asyncio.sleep(10)
-        assert scope.cancelled_caught and not limit.expired()
-
-        with anyio.fail_after(30) as scope, pytest.raises(TimeoutError):
-            async with timeout(0.003) as limit:
-                await asyncio.sleep(10)
-        assert limit.expired() and not scope.cancelled_caught
-
-        with pytest.raises(TimeoutError):
-            async with timeout(0.003) as limit:
-                with anyio.CancelScope() as scope:
-                    await asyncio.sleep(10)
-        assert limit.expired() and not scope.cancelled_caught
-
-    run(main)
-
-
-def test_where_anyio_cancels_again_and_again_it_goes_as_with_asyncios_timeout(run: Runner) -> None:
+async def test_where_anyio_cancels_again_and_again_it_goes_as_with_asyncios_timeout() -> None:
     async def scene(timeout: Callable[[float], Any], first: str, swallow: bool) -> list[object]:
         task = asyncio.current_task()
         assert task is not None
@@ -1199,42 +1091,34 @@ def test_where_anyio_cancels_again_and_again_it_goes_as_with_asyncios_timeout(ru
             seen.append(error)
         return [list(map(type, seen)), scope.cancelled_caught, limit.expired(), repr(limit), task.cancelling()]
 
-    async def main() -> None:
-        for first in ("timeout", "scope"):
-            for swallow in (True, False):
-                ours = await asyncio.create_task(scene(timeout, first, swallow))
-                assert ours == await asyncio.create_task(scene(asyncio.timeout, first, swallow))
-
-    run(main)
+    for first in ("timeout", "scope"):
+        for swallow in (True, False):
+            ours = await asyncio.create_task(scene(timeout, first, swallow))
+            assert ours == await asyncio.create_task(scene(asyncio.timeout, first, swallow))
 
 
-def test_a_task_that_starts_at_once_may_enter_a_timeout_before_it_first_gives_way(run: Runner) -> None:
-    async def main() -> None:
-        async def at_once(delay: float) -> str:
-            async with timeout(delay):
-                return "at once"
+async def test_a_task_that_starts_at_once_may_enter_a_timeout_before_it_first_gives_way() -> None:
+    async def at_once(delay: float) -> str:
+        async with timeout(delay):
+            return "at once"
 
-        async def strike() -> None:
-            async with timeout(0.003):
-                await asyncio.sleep(10)
+    async def strike() -> None:
+        async with timeout(0.003):
+            await asyncio.sleep(10)
 
-        outer = asyncio.current_task()
-        assert outer is not None
-        assert await asyncio.gather(*(asyncio.create_task(at_once(delay)) for delay in (30, 0))) == ["at once"] * 2
-        async with timeout(30) as limit:
-            with pytest.raises(TimeoutError):
-                await asyncio.create_task(strike())
-        assert not limit.expired() and outer.cancelling() == 0
-
-    run(main)
+    outer = asyncio.current_task()
+    assert outer is not None
+    assert await asyncio.gather(*(asyncio.create_task(at_once(delay)) for delay in (30, 0))) == ["at once"] * 2
+    async with timeout(30) as limit:
+        with pytest.raises(TimeoutError):
+            await asyncio.create_task(strike())
+    assert not limit.expired() and outer.cancelling() == 0
 
 
-def test_typed_results_pass_through_wait_for() -> None:
+@on_asyncio
+async def test_typed_results_pass_through_wait_for() -> None:
     async def number() -> int:
         return 1
 
-    async def main() -> int:
-        awaitable: Awaitable[int] = number()
-        return await wait_for(awaitable, 1) + 1
-
-    assert asyncio.run(main()) == 2
+    awaitable: Awaitable[int] = number()
+    assert await wait_for(awaitable, 1) + 1 == 2

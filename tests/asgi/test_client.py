@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from asgi_requests import Message, Request
 from helpers import turns
+from loops import on_virtual_time
 
 from purgatory.asgi._client import READ_AHEAD, Client
 
@@ -30,225 +31,189 @@ def client_and_request(read_ahead: int = READ_AHEAD) -> tuple[Client, Request]:
     return Client(request.receive, read_ahead), request
 
 
-def test_messages_that_came_while_somebody_listened_are_kept_for_the_application_in_order(run):
-    async def main():
-        client, request = client_and_request()
-        client.attend(Attendant())
-        request.body(b"par", more=True)
-        request.body(b"t")
-        await turns(20)
-        assert request.messages.empty()
-        assert [(await client.receive())["body"] for _ in range(2)] == [b"par", b"t"]
-        client.close()
-        await turns(2)
-
-    run(main)
+async def test_messages_that_came_while_somebody_listened_are_kept_for_the_application_in_order():
+    client, request = client_and_request()
+    client.attend(Attendant())
+    request.body(b"par", more=True)
+    request.body(b"t")
+    await turns(20)
+    assert request.messages.empty()
+    assert [(await client.receive())["body"] for _ in range(2)] == [b"par", b"t"]
+    client.close()
+    await turns(2)
 
 
-def test_the_end_of_a_body_is_kept_in_its_place(run):
-    async def main():
-        client, request = client_and_request()
-        client.attend(Attendant())
-        request.body(b"part", more=True)
-        request.body()
-        request.messages.put_nowait({"type": "http.something.new"})
-        request.body()
-        await turns(20)
-        end = {"type": "http.request", "body": b"", "more_body": False}
-        assert (await client.receive())["body"] == b"part"
-        assert [await client.receive() for _ in range(3)] == [end, {"type": "http.something.new"}, end]
-        client.close()
-        await turns(2)
-
-    run(main)
+async def test_the_end_of_a_body_is_kept_in_its_place():
+    client, request = client_and_request()
+    client.attend(Attendant())
+    request.body(b"part", more=True)
+    request.body()
+    request.messages.put_nowait({"type": "http.something.new"})
+    request.body()
+    await turns(20)
+    end = {"type": "http.request", "body": b"", "more_body": False}
+    assert (await client.receive())["body"] == b"part"
+    assert [await client.receive() for _ in range(3)] == [end, {"type": "http.something.new"}, end]
+    client.close()
+    await turns(2)
 
 
-def test_an_unknown_message_is_kept_as_well(run):
-    async def main():
-        client, request = client_and_request()
-        client.attend(Attendant())
-        request.messages.put_nowait({"type": "http.something.new"})
-        await turns(20)
-        assert await client.receive() == {"type": "http.something.new"}
-        client.close()
-        await turns(2)
-
-    run(main)
+async def test_an_unknown_message_is_kept_as_well():
+    client, request = client_and_request()
+    client.attend(Attendant())
+    request.messages.put_nowait({"type": "http.something.new"})
+    await turns(20)
+    assert await client.receive() == {"type": "http.something.new"}
+    client.close()
+    await turns(2)
 
 
-def test_the_end_of_the_body_is_not_the_end_of_the_client_but_hanging_up_is(run):
-    async def main():
-        client, request = client_and_request()
-        attendant = Attendant()
-        client.attend(attendant)
-        request.body(b"all of it")
-        await turns(20)
-        assert (client.gone, attendant.told) == (False, [])
-        request.leave()
-        await turns(20)
-        assert (client.gone, attendant.told) == (True, ["left"])
-        assert (await client.receive())["body"] == b"all of it"
-        assert [await client.receive() for _ in range(2)] == [{"type": "http.disconnect"}] * 2
-
-    run(main)
+async def test_the_end_of_the_body_is_not_the_end_of_the_client_but_hanging_up_is():
+    client, request = client_and_request()
+    attendant = Attendant()
+    client.attend(attendant)
+    request.body(b"all of it")
+    await turns(20)
+    assert (client.gone, attendant.told) == (False, [])
+    request.leave()
+    await turns(20)
+    assert (client.gone, attendant.told) == (True, ["left"])
+    assert (await client.receive())["body"] == b"all of it"
+    assert [await client.receive() for _ in range(2)] == [{"type": "http.disconnect"}] * 2
 
 
-def test_there_is_one_reader_however_many_ask(run):
-    async def main():
-        client, request = client_and_request()
-        attendant = Attendant()
-        client.attend(attendant)
-        asking = [asyncio.create_task(client.receive()) for _ in range(3)]
-        await turns(3)
-        request.body(b"one", more=True)
-        request.body(b"two", more=True)
-        await turns(20)
-        request.leave()
-        answers = [await task for task in asking]
-        assert [answer.get("body") for answer in answers] == [b"one", b"two", None]
-        assert attendant.told == ["left"]
-        assert request.most_readers == 1
-
-    run(main)
+async def test_there_is_one_reader_however_many_ask():
+    client, request = client_and_request()
+    attendant = Attendant()
+    client.attend(attendant)
+    asking = [asyncio.create_task(client.receive()) for _ in range(3)]
+    await turns(3)
+    request.body(b"one", more=True)
+    request.body(b"two", more=True)
+    await turns(20)
+    request.leave()
+    answers = [await task for task in asking]
+    assert [answer.get("body") for answer in answers] == [b"one", b"two", None]
+    assert attendant.told == ["left"]
+    assert request.most_readers == 1
 
 
-def test_a_reader_that_is_cancelled_hands_over_to_another_one(run):
-    async def main():
-        client, request = client_and_request()
-        attendant = Attendant()
-        reader = asyncio.create_task(client.receive())
-        await turns(2)
-        client.attend(attendant)
-        await turns(2)
-        reader.cancel()
-        await turns(4)
-        request.leave()
-        await turns(20)
-        assert attendant.told == ["left"]
-        assert request.most_readers == 1
-
-    run(main)
+async def test_a_reader_that_is_cancelled_hands_over_to_another_one():
+    client, request = client_and_request()
+    attendant = Attendant()
+    reader = asyncio.create_task(client.receive())
+    await turns(2)
+    client.attend(attendant)
+    await turns(2)
+    reader.cancel()
+    await turns(4)
+    request.leave()
+    await turns(20)
+    assert attendant.told == ["left"]
+    assert request.most_readers == 1
 
 
-def test_somebody_who_waits_for_the_reader_may_be_cancelled(run):
-    async def main():
-        client, request = client_and_request()
-        client.attend(Attendant())
-        await turns(2)
-        first, second = (asyncio.create_task(client.receive()) for _ in range(2))
-        await turns(2)
-        first.cancel()
-        await turns(2)
-        request.body(b"for the second")
-        assert (await second)["body"] == b"for the second"
-        client.close()
-        await turns(2)
-
-    run(main)
+async def test_somebody_who_waits_for_the_reader_may_be_cancelled():
+    client, request = client_and_request()
+    client.attend(Attendant())
+    await turns(2)
+    first, second = (asyncio.create_task(client.receive()) for _ in range(2))
+    await turns(2)
+    first.cancel()
+    await turns(2)
+    request.body(b"for the second")
+    assert (await second)["body"] == b"for the second"
+    client.close()
+    await turns(2)
 
 
-def test_a_body_of_any_length_is_read_only_as_fast_as_the_application_takes_it(virtual):
-    async def main():
-        client, request = client_and_request()
-        attendant = Attendant()
-        client.attend(attendant)
-        for _ in range(10):
-            request.body(bytes(READ_AHEAD // 4), more=True)
-        request.leave()
-        await asyncio.sleep(1)
-        left = request.messages.qsize()
-        assert left == 11 - 4  # the fourth is what made it too much, with what a message takes besides
-        assert attendant.told == []
-        for _ in range(10):
-            assert len((await client.receive())["body"]) == READ_AHEAD // 4
-        await asyncio.sleep(1)
-        assert attendant.told == ["left"]
-
-    virtual(main)
+@on_virtual_time
+async def test_a_body_of_any_length_is_read_only_as_fast_as_the_application_takes_it():
+    client, request = client_and_request()
+    attendant = Attendant()
+    client.attend(attendant)
+    for _ in range(10):
+        request.body(bytes(READ_AHEAD // 4), more=True)
+    request.leave()
+    await asyncio.sleep(1)
+    left = request.messages.qsize()
+    assert left == 11 - 4  # the fourth is what made it too much, with what a message takes besides
+    assert attendant.told == []
+    for _ in range(10):
+        assert len((await client.receive())["body"]) == READ_AHEAD // 4
+    await asyncio.sleep(1)
+    assert attendant.told == ["left"]
 
 
+@on_virtual_time
 @pytest.mark.parametrize(
     ("chunks", "told"),
     [([bytes(64 * 1024)], ["left"]), ([bytes(100)] * 300, ["left"]), ([bytes(READ_AHEAD - 256), b"x"], [])],
     ids=["64 KiB", "300 chunks", "beyond"],
 )
-def test_a_client_that_leaves_an_unread_body_behind_is_heard_up_to_the_bound(virtual, chunks, told):
-    async def main():
-        client, request = client_and_request()
-        attendant = Attendant()
-        client.attend(attendant)
-        for chunk in chunks:
-            request.body(chunk, more=True)
-        request.body()
-        request.leave()
-        await asyncio.sleep(1)
-        assert attendant.told == told
-
-    virtual(main)
+async def test_a_client_that_leaves_an_unread_body_behind_is_heard_up_to_the_bound(chunks, told):
+    client, request = client_and_request()
+    attendant = Attendant()
+    client.attend(attendant)
+    for chunk in chunks:
+        request.body(chunk, more=True)
+    request.body()
+    request.leave()
+    await asyncio.sleep(1)
+    assert attendant.told == told
 
 
-def test_single_bytes_are_not_kept_for_nothing(virtual):
-    async def main():
-        client, request = client_and_request(64 * 1024)
-        client.attend(Attendant())
-        for _ in range(10_000):
-            request.body(b"x", more=True)
-        request.body()
-        await asyncio.sleep(1)
-        assert 10_000 - request.messages.qsize() < 300
-        taken = b"".join([(await client.receive())["body"] for _ in range(10_001)])
-        assert taken == b"x" * 10_000
-        assert client._kept_bytes == 0
-        client.close()
-        await turns(2)
-
-    virtual(main)
+@on_virtual_time
+async def test_single_bytes_are_not_kept_for_nothing():
+    client, request = client_and_request(64 * 1024)
+    client.attend(Attendant())
+    for _ in range(10_000):
+        request.body(b"x", more=True)
+    request.body()
+    await asyncio.sleep(1)
+    assert 10_000 - request.messages.qsize() < 300
+    taken = b"".join([(await client.receive())["body"] for _ in range(10_001)])
+    assert taken == b"x" * 10_000
+    assert client._kept_bytes == 0
+    client.close()
+    await turns(2)
 
 
-def test_an_attendant_that_is_ignored_is_told_nothing_more(run):
-    async def main():
-        client, request = client_and_request()
-        first, second = Attendant(), Attendant()
-        client.attend(first)
-        client.attend(second)
-        client.ignore(first)
-        client.ignore(first)
-        request.leave()
-        await turns(20)
-        assert (first.told, second.told) == ([], ["left"])
-        client.close()
-        assert second.told == ["left", "ended"]
-
-    run(main)
+async def test_an_attendant_that_is_ignored_is_told_nothing_more():
+    client, request = client_and_request()
+    first, second = Attendant(), Attendant()
+    client.attend(first)
+    client.attend(second)
+    client.ignore(first)
+    client.ignore(first)
+    request.leave()
+    await turns(20)
+    assert (first.told, second.told) == ([], ["left"])
+    client.close()
+    assert second.told == ["left", "ended"]
 
 
-def test_closing_stops_the_listener(run):
-    async def main():
-        client, request = client_and_request()
-        client.attend(Attendant())
-        await turns(2)
-        assert request.readers == 1
-        client.close()
-        await turns(3)
-        assert request.readers == 0
-
-    run(main)
+async def test_closing_stops_the_listener():
+    client, request = client_and_request()
+    client.attend(Attendant())
+    await turns(2)
+    assert request.readers == 1
+    client.close()
+    await turns(3)
+    assert request.readers == 0
 
 
-def test_a_channel_that_fails_is_told_to_the_attendants_and_raised_to_the_next(run):
-    async def main():
-        async def receive() -> Message:
-            raise ConnectionError("the server is broken")
+async def test_a_channel_that_fails_is_told_to_the_attendants_and_raised_to_the_next():
+    async def receive() -> Message:
+        raise ConnectionError("the server is broken")
 
-        client, attendant = Client(receive), Attendant()
-        client.attend(attendant)
-        await turns(3)
-        assert attendant.told == ["left"]
-        assert client.gone is False
-        for _ in range(2):
-            with pytest.raises(ConnectionError, match="the server is broken"):
-                client.attend(Attendant())
+    client, attendant = Client(receive), Attendant()
+    client.attend(attendant)
+    await turns(3)
+    assert attendant.told == ["left"]
+    assert client.gone is False
+    for _ in range(2):
         with pytest.raises(ConnectionError, match="the server is broken"):
-            await client.receive()
-
-    run(main)
+            client.attend(Attendant())
+    with pytest.raises(ConnectionError, match="the server is broken"):
+        await client.receive()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from asgi_requests import Request, lifespan
 from helpers import raiser, turns
+from loops import on_virtual_time
 from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request as StarletteRequest
@@ -86,423 +87,363 @@ def waiting(request: pytest.FixtureRequest) -> str:
 # The four endings
 
 
-def test_what_is_there_already_is_answered_at_once(run, waiting):
-    async def main():
-        service = Service(waiting)
-        service.satisfy()
-        request = await Request(service.app, b"wait=5").done()
-        assert (request.status, request.content) == (200, b"1")
-        assert service.endings == [Ending.SATISFIED]
-        service.check_nothing_is_left()
-
-    run(main)
+async def test_what_is_there_already_is_answered_at_once(waiting):
+    service = Service(waiting)
+    service.satisfy()
+    request = await Request(service.app, b"wait=5").done()
+    assert (request.status, request.content) == (200, b"1")
+    assert service.endings == [Ending.SATISFIED]
+    service.check_nothing_is_left()
 
 
-def test_what_comes_answers_those_who_wait_for_it(virtual, waiting):
-    async def main():
-        service = Service(waiting)
-        requests = [Request(service.app, b"wait=5") for _ in range(3)]
-        await asyncio.sleep(1)
-        assert service.pending == service.polls.open == 3
-        service.satisfy()
-        for request in requests:
-            assert (await request.done()).status == 200
-            assert request.content == b"1"
-        assert asyncio.get_running_loop().time() == 1.0
-        service.check_nothing_is_left()
-
-    virtual(main)
+@on_virtual_time
+async def test_what_comes_answers_those_who_wait_for_it(waiting):
+    service = Service(waiting)
+    requests = [Request(service.app, b"wait=5") for _ in range(3)]
+    await asyncio.sleep(1)
+    assert service.pending == service.polls.open == 3
+    service.satisfy()
+    for request in requests:
+        assert (await request.done()).status == 200
+        assert request.content == b"1"
+    assert asyncio.get_running_loop().time() == 1.0
+    service.check_nothing_is_left()
 
 
-def test_the_deadline_answers_without_content(virtual, waiting):
-    async def main():
-        service = Service(waiting)
-        request = await Request(service.app, b"wait=5").done()
-        assert asyncio.get_running_loop().time() == 5.0
-        assert (request.status, request.content) == (204, b"")
-        assert request.headers == {"preference-applied": "wait=5"}
-        assert service.endings == [Ending.DEADLINE]
-        assert service.outcomes[0].value == {"predicate": None, "operation": -1, "threshold": None}[waiting]
-        service.check_nothing_is_left()
-
-    virtual(main)
+@on_virtual_time
+async def test_the_deadline_answers_without_content(waiting):
+    service = Service(waiting)
+    request = await Request(service.app, b"wait=5").done()
+    assert asyncio.get_running_loop().time() == 5.0
+    assert (request.status, request.content) == (204, b"")
+    assert request.headers == {"preference-applied": "wait=5"}
+    assert service.endings == [Ending.DEADLINE]
+    assert service.outcomes[0].value == {"predicate": None, "operation": -1, "threshold": None}[waiting]
+    service.check_nothing_is_left()
 
 
-def test_a_client_that_leaves_ends_its_wait_at_once(virtual, waiting):
-    async def main():
-        service = Service(waiting)
-        leaver, stayer = Request(service.app), Request(service.app)
-        await asyncio.sleep(1)
+@on_virtual_time
+async def test_a_client_that_leaves_ends_its_wait_at_once(waiting):
+    service = Service(waiting)
+    leaver, stayer = Request(service.app), Request(service.app)
+    await asyncio.sleep(1)
+    leaver.leave()
+    await leaver.done()
+    assert asyncio.get_running_loop().time() == 1.0
+    assert service.endings == [Ending.GONE]
+    assert (service.outcomes[0].status, service.pending, service.polls.open) == (499, 1, 1)
+    service.satisfy()
+    assert (await stayer.done()).status == 200
+    service.check_nothing_is_left()
+
+
+@on_virtual_time
+async def test_a_client_that_had_left_before_does_not_wait(waiting):
+    service = Service(waiting)
+    request = Request(service.app)
+    request.leave()
+    await request.done()
+    await Request(service.app, b"wait=0").done()
+    assert service.endings == [Ending.GONE, Ending.DEADLINE]
+    service.check_nothing_is_left()
+
+
+@on_virtual_time
+async def test_a_client_that_is_known_to_have_left_ends_each_further_wait_at_once(waiting):
+    service = Service(waiting)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        for _ in range(3):
+            service.outcomes.append(await service.wait(service.polls.poll(scope)))
+
+    request = Request(service.polls.middleware(answer))
+    await asyncio.sleep(1)
+    request.leave()
+    await request.done()
+    assert asyncio.get_running_loop().time() == 1.0
+    assert service.endings == [Ending.GONE] * 3
+    service.check_nothing_is_left()
+
+
+@on_virtual_time
+async def test_the_stop_answers_those_who_wait_and_refuses_new_ones(waiting):
+    service = Service(waiting, retry_after=2.5)
+    requests = [Request(service.app) for _ in range(3)]
+    await asyncio.sleep(1)
+    service.polls.stop()
+    service.polls.stop()
+    late = Request(service.app)
+    for request in [*requests, late]:
+        await request.done()
+        assert request.status == 503
+        assert (request.headers["retry-after"], request.headers["connection"]) == ("3", "close")
+    assert asyncio.get_running_loop().time() == 1.0
+    assert service.polls.endings == {Ending.STOPPING: 4}
+    service.check_nothing_is_left()
+
+
+@on_virtual_time
+async def test_every_ending_is_counted_and_every_slot_comes_back(waiting):
+    service = Service(waiting, max_open=2, max_per_client=2)
+    for _ in range(5):
+        leaver, late = Request(service.app, b"wait=1"), Request(service.app, b"wait=1")
+        await asyncio.sleep(0.5)
+        refused = await Request(service.app).done()
+        assert refused.status == 503
         leaver.leave()
-        await leaver.done()
-        assert asyncio.get_running_loop().time() == 1.0
-        assert service.endings == [Ending.GONE]
-        assert (service.outcomes[0].status, service.pending, service.polls.open) == (499, 1, 1)
-        service.satisfy()
-        assert (await stayer.done()).status == 200
+        await asyncio.gather(leaver.done(), late.done())
         service.check_nothing_is_left()
-
-    virtual(main)
-
-
-def test_a_client_that_had_left_before_does_not_wait(virtual, waiting):
-    async def main():
-        service = Service(waiting)
-        request = Request(service.app)
-        request.leave()
-        await request.done()
-        await Request(service.app, b"wait=0").done()
-        assert service.endings == [Ending.GONE, Ending.DEADLINE]
-        service.check_nothing_is_left()
-
-    virtual(main)
-
-
-def test_a_client_that_is_known_to_have_left_ends_each_further_wait_at_once(virtual, waiting):
-    async def main():
-        service = Service(waiting)
-
-        async def answer(scope: Any, receive: Any, send: Any) -> None:
-            for _ in range(3):
-                service.outcomes.append(await service.wait(service.polls.poll(scope)))
-
-        request = Request(service.polls.middleware(answer))
-        await asyncio.sleep(1)
-        request.leave()
-        await request.done()
-        assert asyncio.get_running_loop().time() == 1.0
-        assert service.endings == [Ending.GONE] * 3
-        service.check_nothing_is_left()
-
-    virtual(main)
-
-
-def test_the_stop_answers_those_who_wait_and_refuses_new_ones(virtual, waiting):
-    async def main():
-        service = Service(waiting, retry_after=2.5)
-        requests = [Request(service.app) for _ in range(3)]
-        await asyncio.sleep(1)
-        service.polls.stop()
-        service.polls.stop()
-        late = Request(service.app)
-        for request in [*requests, late]:
-            await request.done()
-            assert request.status == 503
-            assert (request.headers["retry-after"], request.headers["connection"]) == ("3", "close")
-        assert asyncio.get_running_loop().time() == 1.0
-        assert service.polls.endings == {Ending.STOPPING: 4}
-        service.check_nothing_is_left()
-
-    virtual(main)
-
-
-def test_every_ending_is_counted_and_every_slot_comes_back(virtual, waiting):
-    async def main():
-        service = Service(waiting, max_open=2, max_per_client=2)
-        for _ in range(5):
-            leaver, late = Request(service.app, b"wait=1"), Request(service.app, b"wait=1")
-            await asyncio.sleep(0.5)
-            refused = await Request(service.app).done()
-            assert refused.status == 503
-            leaver.leave()
-            await asyncio.gather(leaver.done(), late.done())
-            service.check_nothing_is_left()
-        assert service.polls.endings == {Ending.GONE: 5, Ending.DEADLINE: 5, Ending.REFUSED: 5}
-
-    virtual(main)
+    assert service.polls.endings == {Ending.GONE: 5, Ending.DEADLINE: 5, Ending.REFUSED: 5}
 
 
 # Races
 
 
-def test_what_is_satisfied_in_the_turn_in_which_the_server_stops_is_satisfied(run, waiting):
-    async def main():
-        service = Service(waiting)
-        request = Request(service.app)
-        await turns(20)
-        service.satisfy()
-        service.polls.stop()
-        assert (await request.done()).status == 200
-        service.check_nothing_is_left()
-
-    run(main)
+async def test_what_is_satisfied_in_the_turn_in_which_the_server_stops_is_satisfied(waiting):
+    service = Service(waiting)
+    request = Request(service.app)
+    await turns(20)
+    service.satisfy()
+    service.polls.stop()
+    assert (await request.done()).status == 200
+    service.check_nothing_is_left()
 
 
-def test_a_wait_that_was_ended_is_not_satisfied_by_what_comes_in_the_same_turn(run):
-    async def main():
-        service = Service("operation")
-        request = Request(service.app)
-        await turns(20)
-        service.polls.stop()
-        service.satisfy()
+async def test_a_wait_that_was_ended_is_not_satisfied_by_what_comes_in_the_same_turn():
+    service = Service("operation")
+    request = Request(service.app)
+    await turns(20)
+    service.polls.stop()
+    service.satisfy()
+    await request.done()
+    statistics = service.purgatory.statistics()
+    assert request.status == (200 if statistics.completed else 503)
+    service.check_nothing_is_left()
+
+
+@on_virtual_time
+async def test_a_client_that_leaves_at_the_very_deadline_leaves_nothing_to_report(waiting):
+    service = Service(waiting)
+    requests = [Request(service.app, b"wait=1") for _ in range(3)]
+    await asyncio.sleep(0)
+    asyncio.get_running_loop().call_at(1.0, service.polls.stop)
+    for request in requests:
         await request.done()
-        statistics = service.purgatory.statistics()
-        assert request.status == (200 if statistics.completed else 503)
-        service.check_nothing_is_left()
-
-    run(main)
+    assert set(service.endings) <= {Ending.DEADLINE, Ending.STOPPING}
+    service.check_nothing_is_left()
+    await turns(5)
 
 
-def test_a_client_that_leaves_at_the_very_deadline_leaves_nothing_to_report(virtual, waiting):
-    async def main():
-        service = Service(waiting)
-        requests = [Request(service.app, b"wait=1") for _ in range(3)]
-        await asyncio.sleep(0)
-        asyncio.get_running_loop().call_at(1.0, service.polls.stop)
-        for request in requests:
-            await request.done()
-        assert set(service.endings) <= {Ending.DEADLINE, Ending.STOPPING}
-        service.check_nothing_is_left()
-        await turns(5)
-
-    virtual(main)
-
-
-def test_a_task_that_is_cancelled_from_elsewhere_stays_cancelled(run, waiting):
-    async def main():
-        service = Service(waiting)
-        for also_stopped in (False, True):
-            request = Request(service.app)
-            await turns(20)
-            if also_stopped:
-                service.polls.stop()
-            request.task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await request.done()
-            assert request.answer == []
-            service.check_nothing_is_left()
-
-    run(main)
-
-
-def test_a_timeout_around_a_wait_that_was_ended_is_left_as_it_was(virtual, waiting):
-    async def main():
-        service = Service(waiting)
-
-        async def patient(scope: Any, receive: Any, send: Any) -> None:
-            async with asyncio.timeout(10):
-                outcome = await service.wait(service.polls.poll(scope))
-                assert outcome.ending is Ending.STOPPING
-                task = asyncio.current_task()
-                assert task is not None
-                assert task.cancelling() == 0
-                await asyncio.sleep(1)
-
-        request = Request(service.polls.middleware(patient))
-        await asyncio.sleep(1)
-        service.polls.stop()
-        await request.done()
-        assert asyncio.get_running_loop().time() == 2.0
-
-    virtual(main)
-
-
-def test_a_hook_of_the_wait_itself_may_stop_the_polls(run):
-    async def main():
-        service = Service()
-
-        async def answer(scope: Any, receive: Any, send: Any) -> None:
-            purgatory: Purgatory[Any] = Purgatory()
-            for result in (None, 7):
-                service.polls.is_stopping = False
-                outcome = await service.polls.poll(scope).wait_for(
-                    purgatory, lambda r=result: [service.polls.stop(), r][1], ["k"]
-                )
-                service.outcomes.append(outcome)
-                await turns(20)  # where a cancellation that was left behind would strike
-
-        await Request(service.polls.middleware(answer)).done()
-        assert service.endings == [Ending.STOPPING, Ending.SATISFIED]
-        service.check_nothing_is_left()
-
-    run(main)
-
-
-def test_a_purgatory_that_is_closed_or_calls_a_wait_off_says_come_again(run):
-    async def main():
-        service = Service()
-        requests = [Request(service.app) for _ in range(2)]
-        await turns(20)
-        service.purgatory.cancel_for_key("key")
-        await asyncio.gather(*(request.done() for request in requests))
-        await service.purgatory.aclose()
-        requests.append(await Request(service.app).done())
-        assert [request.status for request in requests] == [503] * 3
-        assert service.endings == [Ending.STOPPING] * 3
-
-    run(main)
-
-
-def test_a_full_purgatory_says_come_again(run):
-    async def main():
-        service = Service()
-        service.purgatory = Purgatory(max_pending=1)
-        waiting = Request(service.app)
-        await turns(20)
-        for _ in range(3):
-            refused = await Request(service.app).done()
-            assert (refused.status, refused.headers["retry-after"]) == (503, "1")
-        assert service.polls.open == 1
-        service.satisfy()
-        assert (await waiting.done()).status == 200
-        service.check_nothing_is_left()
-
-    run(main)
-
-
-def test_what_a_hook_raises_passes_through_and_leaves_nothing(run):
-    async def main():
-        service = Service()
-        errors = [ValueError("bad"), OperationTimeout("not ours")]
-
-        async def answer(scope: Any, receive: Any, send: Any) -> None:
-            poll = service.polls.poll(scope)
-            for error in errors:
-                with pytest.raises(type(error), match=str(error)):
-                    await poll.wait_for(service.purgatory, lambda e=error: raiser(e)(None), ["key"])
-            with pytest.raises(TypeError, match="keys"):
-                await poll.wait_for(service.purgatory, lambda: 1, "a string")
-
-        await Request(service.polls.middleware(answer)).done()
-        service.check_nothing_is_left()
-
-    run(main)
-
-
-def test_what_the_servers_receive_raises_is_raised_to_the_poll(run, waiting):
-    async def main():
-        service = Service(waiting)
+async def test_a_task_that_is_cancelled_from_elsewhere_stays_cancelled(waiting):
+    service = Service(waiting)
+    for also_stopped in (False, True):
         request = Request(service.app)
-        request.messages.put_nowait({})  # a message without a type
-        with pytest.raises(KeyError):
+        await turns(20)
+        if also_stopped:
+            service.polls.stop()
+        request.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
             await request.done()
+        assert request.answer == []
         service.check_nothing_is_left()
 
-    run(main)
+
+@on_virtual_time
+async def test_a_timeout_around_a_wait_that_was_ended_is_left_as_it_was(waiting):
+    service = Service(waiting)
+
+    async def patient(scope: Any, receive: Any, send: Any) -> None:
+        async with asyncio.timeout(10):
+            outcome = await service.wait(service.polls.poll(scope))
+            assert outcome.ending is Ending.STOPPING
+            task = asyncio.current_task()
+            assert task is not None
+            assert task.cancelling() == 0
+            await asyncio.sleep(1)
+
+    request = Request(service.polls.middleware(patient))
+    await asyncio.sleep(1)
+    service.polls.stop()
+    await request.done()
+    assert asyncio.get_running_loop().time() == 2.0
+
+
+async def test_a_hook_of_the_wait_itself_may_stop_the_polls():
+    service = Service()
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        purgatory: Purgatory[Any] = Purgatory()
+        for result in (None, 7):
+            service.polls.is_stopping = False
+            outcome = await service.polls.poll(scope).wait_for(purgatory, lambda r=result: [service.polls.stop(), r][1], ["k"])
+            service.outcomes.append(outcome)
+            await turns(20)  # where a cancellation that was left behind would strike
+
+    await Request(service.polls.middleware(answer)).done()
+    assert service.endings == [Ending.STOPPING, Ending.SATISFIED]
+    service.check_nothing_is_left()
+
+
+async def test_a_purgatory_that_is_closed_or_calls_a_wait_off_says_come_again():
+    service = Service()
+    requests = [Request(service.app) for _ in range(2)]
+    await turns(20)
+    service.purgatory.cancel_for_key("key")
+    await asyncio.gather(*(request.done() for request in requests))
+    await service.purgatory.aclose()
+    requests.append(await Request(service.app).done())
+    assert [request.status for request in requests] == [503] * 3
+    assert service.endings == [Ending.STOPPING] * 3
+
+
+async def test_a_full_purgatory_says_come_again():
+    service = Service()
+    service.purgatory = Purgatory(max_pending=1)
+    waiting = Request(service.app)
+    await turns(20)
+    for _ in range(3):
+        refused = await Request(service.app).done()
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+    assert service.polls.open == 1
+    service.satisfy()
+    assert (await waiting.done()).status == 200
+    service.check_nothing_is_left()
+
+
+async def test_what_a_hook_raises_passes_through_and_leaves_nothing():
+    service = Service()
+    errors = [ValueError("bad"), OperationTimeout("not ours")]
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        poll = service.polls.poll(scope)
+        for error in errors:
+            with pytest.raises(type(error), match=str(error)):
+                await poll.wait_for(service.purgatory, lambda e=error: raiser(e)(None), ["key"])
+        with pytest.raises(TypeError, match="keys"):
+            await poll.wait_for(service.purgatory, lambda: 1, "a string")
+
+    await Request(service.polls.middleware(answer)).done()
+    service.check_nothing_is_left()
+
+
+async def test_what_the_servers_receive_raises_is_raised_to_the_poll(waiting):
+    service = Service(waiting)
+    request = Request(service.app)
+    request.messages.put_nowait({})  # a message without a type
+    with pytest.raises(KeyError):
+        await request.done()
+    service.check_nothing_is_left()
 
 
 @pytest.mark.parametrize("is_held", [False, True])
 @pytest.mark.parametrize("ending", ["leaves", "fails"])
-def test_what_a_client_does_before_the_poll_knows_its_task_is_not_lost(run, waiting, ending, is_held):
-    async def main():
-        service = Service(waiting)
+async def test_what_a_client_does_before_the_poll_knows_its_task_is_not_lost(waiting, ending, is_held):
+    service = Service(waiting)
 
-        async def receive() -> Any:
-            if ending == "leaves":
-                return {"type": "http.disconnect"}
-            raise ConnectionError("the server is broken")
+    async def receive() -> Any:
+        if ending == "leaves":
+            return {"type": "http.disconnect"}
+        raise ConnectionError("the server is broken")
 
-        async def answer(scope: Any, _: Any, send: Any) -> None:
-            poll = service.polls.poll(scope)
-            if is_held:
-                assert poll.hold() is None
-                await turns(20)
-            service.outcomes.append(await service.wait(poll))
+    async def answer(scope: Any, _: Any, send: Any) -> None:
+        poll = service.polls.poll(scope)
+        if is_held:
+            assert poll.hold() is None
+            await turns(20)
+        service.outcomes.append(await service.wait(poll))
 
-        with contextlib.suppress(ConnectionError) if ending == "fails" else contextlib.nullcontext():
-            async with asyncio.timeout(20):
-                await service.polls.middleware(answer)({"type": "http", "headers": []}, receive, raiser(AssertionError()))
-        assert service.endings == ([Ending.GONE] if ending == "leaves" else [])
+    with contextlib.suppress(ConnectionError) if ending == "fails" else contextlib.nullcontext():
+        async with asyncio.timeout(20):
+            await service.polls.middleware(answer)({"type": "http", "headers": []}, receive, raiser(AssertionError()))
+    assert service.endings == ([Ending.GONE] if ending == "leaves" else [])
+    service.check_nothing_is_left()
+
+
+async def test_after_the_servers_receive_has_failed_every_further_wait_says_so(waiting):
+    service = Service(waiting)
+
+    async def receive() -> Any:
+        raise ConnectionError("the server is broken")
+
+    async def answer(scope: Any, _: Any, send: Any) -> None:
+        for _ in range(3):
+            with pytest.raises(ConnectionError, match="the server is broken"):
+                await service.wait(service.polls.poll(scope))
         service.check_nothing_is_left()
 
-    run(main)
+    await service.polls.middleware(answer)({"type": "http", "headers": []}, receive, raiser(AssertionError()))
 
 
-def test_after_the_servers_receive_has_failed_every_further_wait_says_so(run, waiting):
-    async def main():
-        service = Service(waiting)
-
-        async def receive() -> Any:
-            raise ConnectionError("the server is broken")
-
-        async def answer(scope: Any, _: Any, send: Any) -> None:
-            for _ in range(3):
-                with pytest.raises(ConnectionError, match="the server is broken"):
-                    await service.wait(service.polls.poll(scope))
-            service.check_nothing_is_left()
-
-        await service.polls.middleware(answer)({"type": "http", "headers": []}, receive, raiser(AssertionError()))
-
-    run(main)
-
-
+@on_virtual_time
 @pytest.mark.parametrize("ending", ["satisfied", "deadline", "leaves", "never polls"])
-def test_a_request_leaves_nothing_for_the_garbage_collector(virtual, waiting, ending):
-    async def main():
-        service = Service(waiting)
+async def test_a_request_leaves_nothing_for_the_garbage_collector(waiting, ending):
+    service = Service(waiting)
 
-        async def answer(scope: Any, receive: Any, send: Any) -> None:
-            if ending != "never polls":
-                await service.wait(service.polls.poll(scope, 1.0))
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        if ending != "never polls":
+            await service.wait(service.polls.poll(scope, 1.0))
 
-        async def once() -> None:
-            request = Request(service.polls.middleware(answer))
-            request.body()
-            await turns(5)
-            if ending == "satisfied":
-                service.satisfy()
-            elif ending == "leaves":
-                request.leave()
-            await request.done()
-            service.results.clear()
-            service.thresholds.forget("key")
-            await turns(3)
+    async def once() -> None:
+        request = Request(service.polls.middleware(answer))
+        request.body()
+        await turns(5)
+        if ending == "satisfied":
+            service.satisfy()
+        elif ending == "leaves":
+            request.leave()
+        await request.done()
+        service.results.clear()
+        service.thresholds.forget("key")
+        await turns(3)
 
-        await once()
-        gc.collect()
-        gc.disable()
-        try:
-            for _ in range(10):
-                await once()
-            assert gc.collect() == 0
-        finally:
-            gc.enable()
-
-    virtual(main)
+    await once()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(10):
+            await once()
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
 
 
+@on_virtual_time
 @pytest.mark.parametrize("is_held", [False, True])
-def test_a_wait_that_outlives_its_request_is_counted_and_the_stop_ends_it(virtual, waiting, is_held):
-    async def main():
-        service = Service(waiting)
-        tasks: list[asyncio.Task[Outcome[Any]]] = []
+async def test_a_wait_that_outlives_its_request_is_counted_and_the_stop_ends_it(waiting, is_held):
+    service = Service(waiting)
+    tasks: list[asyncio.Task[Outcome[Any]]] = []
 
-        async def answer(scope: Any, receive: Any, send: Any) -> None:
-            poll = service.polls.poll(scope)
-            if is_held:
-                poll.hold()
-            tasks.append(asyncio.create_task(service.wait(poll)))
-            await asyncio.sleep(1)
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        poll = service.polls.poll(scope)
+        if is_held:
+            poll.hold()
+        tasks.append(asyncio.create_task(service.wait(poll)))
+        await asyncio.sleep(1)
 
-        await Request(service.polls.middleware(answer)).done()
-        assert service.polls.open == service.pending == 1
-        await service.polls.aclose()
-        assert (await tasks[0]).ending is Ending.STOPPING
-        assert asyncio.get_running_loop().time() == 1.0
-        service.check_nothing_is_left()
-
-    virtual(main)
+    await Request(service.polls.middleware(answer)).done()
+    assert service.polls.open == service.pending == 1
+    await service.polls.aclose()
+    assert (await tasks[0]).ending is Ending.STOPPING
+    assert asyncio.get_running_loop().time() == 1.0
+    service.check_nothing_is_left()
 
 
-def test_one_poll_waits_once_at_a_time(run):
-    async def main():
-        service = Service()
+async def test_one_poll_waits_once_at_a_time():
+    service = Service()
 
-        async def answer(scope: Any, receive: Any, send: Any) -> None:
-            poll = service.polls.poll(scope)
-            first = asyncio.create_task(service.wait(poll))
-            await turns(3)
-            with pytest.raises(RuntimeError, match="this poll waits already"):
-                await service.wait(poll)
-            second = asyncio.create_task(service.wait(service.polls.poll(scope)))
-            await turns(3)
-            service.polls.stop()
-            assert [(await task).ending for task in (first, second)] == [Ending.STOPPING] * 2
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        poll = service.polls.poll(scope)
+        first = asyncio.create_task(service.wait(poll))
+        await turns(3)
+        with pytest.raises(RuntimeError, match="this poll waits already"):
+            await service.wait(poll)
+        second = asyncio.create_task(service.wait(service.polls.poll(scope)))
+        await turns(3)
+        service.polls.stop()
+        assert [(await task).ending for task in (first, second)] == [Ending.STOPPING] * 2
 
-        await Request(service.polls.middleware(answer)).done()
-        service.check_nothing_is_left()
-
-    run(main)
+    await Request(service.polls.middleware(answer)).done()
+    service.check_nothing_is_left()
 
 
 class AsynchronousPurgatory:
@@ -516,54 +457,51 @@ class AsynchronousPurgatory:
         return value
 
 
+@on_virtual_time
 @pytest.mark.parametrize("stops", [False, True])
-def test_an_asynchronous_predicate_is_asked_and_what_it_has_found_counts(virtual, stops):
-    async def main():
-        async def found() -> str | None:
-            await asyncio.sleep(0.25)
-            if asyncio.get_running_loop().time() < 3.0:
-                return None
-            if stops:
-                service.polls.stop()
-            return "found"
+async def test_an_asynchronous_predicate_is_asked_and_what_it_has_found_counts(stops):
+    async def found() -> str | None:
+        await asyncio.sleep(0.25)
+        if asyncio.get_running_loop().time() < 3.0:
+            return None
+        if stops:
+            service.polls.stop()
+        return "found"
 
-        service = Service()
-        service.purgatory, purgatory = AsynchronousPurgatory(), service.purgatory  # type: ignore[assignment]
+    service = Service()
+    service.purgatory, purgatory = AsynchronousPurgatory(), service.purgatory  # type: ignore[assignment]
 
-        async def answer(scope: Any, receive: Any, send: Any) -> None:
-            poll = service.polls.poll(scope)
-            service.outcomes.append(await poll.wait_for(service.purgatory, found, ["key"]))
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        poll = service.polls.poll(scope)
+        service.outcomes.append(await poll.wait_for(service.purgatory, found, ["key"]))
 
-        await Request(service.polls.middleware(answer)).done()
-        assert (service.endings, service.outcomes[0].value) == ([Ending.SATISFIED], "found")
-        service.purgatory = purgatory
-        service.check_nothing_is_left()
-
-    virtual(main)
+    await Request(service.polls.middleware(answer)).done()
+    assert (service.endings, service.outcomes[0].value) == ([Ending.SATISFIED], "found")
+    service.purgatory = purgatory
+    service.check_nothing_is_left()
 
 
-def test_what_an_asynchronous_predicate_raises_passes_through(virtual):
-    async def main():
-        error = OperationTimeout("its own")
+@on_virtual_time
+async def test_what_an_asynchronous_predicate_raises_passes_through():
+    error = OperationTimeout("its own")
 
-        async def failing() -> None:
-            raise error
+    async def failing() -> None:
+        raise error
 
-        async def answer(scope: Any, receive: Any, send: Any) -> None:
-            purgatory: Any = AsynchronousPurgatory()
-            with pytest.raises(OperationTimeout) as raised:
-                await polls.poll(scope).wait_for(purgatory, failing, ["key"])
-            assert raised.value is error
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        purgatory: Any = AsynchronousPurgatory()
+        with pytest.raises(OperationTimeout) as raised:
+            await polls.poll(scope).wait_for(purgatory, failing, ["key"])
+        assert raised.value is error
 
-        polls = LongPolls(signals=())
-        await Request(polls.middleware(answer)).done()
-
-    virtual(main)
+    polls = LongPolls(signals=())
+    await Request(polls.middleware(answer)).done()
 
 
 # How long
 
 
+@on_virtual_time
 @pytest.mark.parametrize(
     ("query", "headers", "seconds", "told"),
     [
@@ -578,91 +516,75 @@ def test_what_an_asynchronous_predicate_raises_passes_through(virtual):
         (b"wait=0", {}, 0.0, "wait=0"),
     ],
 )
-def test_a_wait_is_what_was_asked_for_up_to_the_longest_and_is_told_back(virtual, query, headers, seconds, told):
-    async def main():
-        service = Service(max_wait=60, default_wait=30)
-        request = await Request(service.app, query, headers).done()
-        assert asyncio.get_running_loop().time() == seconds
-        assert request.headers.get("preference-applied") == told
-
-    virtual(main)
+async def test_a_wait_is_what_was_asked_for_up_to_the_longest_and_is_told_back(query, headers, seconds, told):
+    service = Service(max_wait=60, default_wait=30)
+    request = await Request(service.app, query, headers).done()
+    assert asyncio.get_running_loop().time() == seconds
+    assert request.headers.get("preference-applied") == told
 
 
-def test_a_malformed_parameter_is_400_with_the_reason(run, waiting):
-    async def main():
-        service = Service(waiting)
-        service.satisfy()
-        assert (await Request(service.app, b"wait=soon").done()).status == 400
-        assert service.outcomes[0].reason == "wait must be a number of seconds, zero or more, not 'soon'"
-        assert service.outcomes[0].headers == {}
-        service.check_nothing_is_left()
-
-    run(main)
+async def test_a_malformed_parameter_is_400_with_the_reason(waiting):
+    service = Service(waiting)
+    service.satisfy()
+    assert (await Request(service.app, b"wait=soon").done()).status == 400
+    assert service.outcomes[0].reason == "wait must be a number of seconds, zero or more, not 'soon'"
+    assert service.outcomes[0].headers == {}
+    service.check_nothing_is_left()
 
 
-def test_spread_has_the_polls_of_one_moment_end_at_different_ones_and_never_too_late(virtual):
-    async def main():
-        service = Service(spread=1 / 16)
-        ends = []
+@on_virtual_time
+async def test_spread_has_the_polls_of_one_moment_end_at_different_ones_and_never_too_late():
+    service = Service(spread=1 / 16)
+    ends = []
 
-        async def poll() -> None:
-            request = await Request(service.app, b"", {"Prefer": "wait=32"}).done()
-            ends.append(asyncio.get_running_loop().time())
-            assert ends[-1] <= int(request.headers["preference-applied"].removeprefix("wait=")) <= 32
+    async def poll() -> None:
+        request = await Request(service.app, b"", {"Prefer": "wait=32"}).done()
+        ends.append(asyncio.get_running_loop().time())
+        assert ends[-1] <= int(request.headers["preference-applied"].removeprefix("wait=")) <= 32
 
-        await asyncio.gather(*(poll() for _ in range(100)))
-        assert 30.0 <= min(ends) < 30.5
-        assert 31.5 < max(ends) <= 32.0
-        assert len(set(ends)) > 90
-
-    virtual(main)
+    await asyncio.gather(*(poll() for _ in range(100)))
+    assert 30.0 <= min(ends) < 30.5
+    assert 31.5 < max(ends) <= 32.0
+    assert len(set(ends)) > 90
 
 
-def test_the_authors_own_wait_counts_whatever_the_request_says(virtual):
-    async def main():
-        service = Service()
+@on_virtual_time
+async def test_the_authors_own_wait_counts_whatever_the_request_says():
+    service = Service()
 
-        async def answer(scope: Any, receive: Any, send: Any) -> None:
-            outcome = await service.polls.poll(scope, wait=3).wait_for(service.purgatory, lambda: None, ["key"])
-            assert (outcome.ending, outcome.headers) == (Ending.DEADLINE, {})
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        outcome = await service.polls.poll(scope, wait=3).wait_for(service.purgatory, lambda: None, ["key"])
+        assert (outcome.ending, outcome.headers) == (Ending.DEADLINE, {})
 
-        await Request(service.polls.middleware(answer), b"wait=nonsense").done()
-        assert asyncio.get_running_loop().time() == 3.0
-
-    virtual(main)
+    await Request(service.polls.middleware(answer), b"wait=nonsense").done()
+    assert asyncio.get_running_loop().time() == 3.0
 
 
 # How many
 
 
-def test_a_client_has_no_more_than_its_share(run):
-    async def main():
-        service = Service(max_per_client=2)
-        hers = [Request(service.app, host="192.0.2.7") for _ in range(3)]
-        his = Request(service.app, host="192.0.2.8")
-        await turns(20)
-        assert hers[2].status == 503
-        assert service.outcomes[0].reason == "2 polls of this client are open already"
-        assert service.polls.open == 3
-        service.satisfy()
-        for request in (*hers[:2], his):
-            assert (await request.done()).status == 200
-        service.check_nothing_is_left()
-
-    run(main)
+async def test_a_client_has_no_more_than_its_share():
+    service = Service(max_per_client=2)
+    hers = [Request(service.app, host="192.0.2.7") for _ in range(3)]
+    his = Request(service.app, host="192.0.2.8")
+    await turns(20)
+    assert hers[2].status == 503
+    assert service.outcomes[0].reason == "2 polls of this client are open already"
+    assert service.polls.open == 3
+    service.satisfy()
+    for request in (*hers[:2], his):
+        assert (await request.done()).status == 200
+    service.check_nothing_is_left()
 
 
-def test_a_client_nobody_knows_is_not_limited(run):
-    async def main():
-        service = Service(max_per_client=1, client_of=lambda scope: None)
-        requests = [Request(service.app) for _ in range(3)]
-        await turns(20)
-        assert service.polls.open == 3
-        service.satisfy()
-        await asyncio.gather(*(request.done() for request in requests))
-        service.check_nothing_is_left()
-
-    run(main)
+async def test_a_client_nobody_knows_is_not_limited():
+    service = Service(max_per_client=1, client_of=lambda scope: None)
+    requests = [Request(service.app) for _ in range(3)]
+    await turns(20)
+    assert service.polls.open == 3
+    service.satisfy()
+    await asyncio.gather(*(request.done() for request in requests))
+    service.check_nothing_is_left()
 
 
 @pytest.mark.parametrize(
@@ -693,93 +615,79 @@ def test_an_option_out_of_its_bounds_is_refused_by_its_name(options, complaint):
         LongPolls(**options)
 
 
-def test_the_authors_own_wait_may_not_be_nan(run):
-    async def main():
-        polls = LongPolls(signals=())
+async def test_the_authors_own_wait_may_not_be_nan():
+    polls = LongPolls(signals=())
 
-        async def answer(scope: Any, receive: Any, send: Any) -> None:
-            with pytest.raises(ValueError, match="wait must be a number of seconds, not nan"):
-                polls.poll(scope, wait=float("nan"))
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        with pytest.raises(ValueError, match="wait must be a number of seconds, not nan"):
+            polls.poll(scope, wait=float("nan"))
 
-        await Request(polls.middleware(answer)).done()
-
-    run(main)
+    await Request(polls.middleware(answer)).done()
 
 
 # The stop
 
 
-def test_within_the_grace_time_open_polls_may_still_be_satisfied(virtual, waiting):
-    async def main():
-        service = Service(waiting, grace=2.0)
-        satisfied = Request(service.app)
-        await asyncio.sleep(1)
-        service.polls.stop()
-        assert (await Request(service.app).done()).status == 503
-        await asyncio.sleep(1)
-        service.satisfy()
-        assert (await satisfied.done()).status == 200
-        assert asyncio.get_running_loop().time() == 2.0
-        assert service.polls.open == 0
-
-    virtual(main)
+@on_virtual_time
+async def test_within_the_grace_time_open_polls_may_still_be_satisfied(waiting):
+    service = Service(waiting, grace=2.0)
+    satisfied = Request(service.app)
+    await asyncio.sleep(1)
+    service.polls.stop()
+    assert (await Request(service.app).done()).status == 503
+    await asyncio.sleep(1)
+    service.satisfy()
+    assert (await satisfied.done()).status == 200
+    assert asyncio.get_running_loop().time() == 2.0
+    assert service.polls.open == 0
 
 
-def test_when_the_grace_time_is_over_the_rest_is_answered(virtual, waiting):
-    async def main():
-        service = Service(waiting, grace=2.0)
-        requests = [Request(service.app) for _ in range(3)]
-        await asyncio.sleep(1)
-        await service.polls.aclose()
-        assert asyncio.get_running_loop().time() == 3.0
-        for request in requests:
-            assert (await request.done()).status == 503
-        await service.polls.aclose()
-        service.check_nothing_is_left()
-
-    virtual(main)
-
-
-def test_very_many_are_answered_a_portion_in_each_turn(virtual):
-    async def main():
-        service = Service()
-        requests = [Request(service.app) for _ in range(2000)]
-        await asyncio.sleep(1)
-        service.polls.stop()
-        await turns(1)
-        assert 0 < service.polls.open < 2000
-        await asyncio.gather(*(request.done() for request in requests))
-        assert service.polls.endings == {Ending.STOPPING: 2000}
-        assert asyncio.get_running_loop().time() == 1.0
-
-    virtual(main)
-
-
-def test_the_lifespan_ends_the_polls_before_the_application_hears_of_it(virtual):
-    async def main():
-        service = Service()
-        request = Request(service.app)
-        await asyncio.sleep(1)
-        assert await lifespan(service.app, "lifespan.startup", "lifespan.shutdown") == [
-            "lifespan.startup.complete", "lifespan.shutdown.complete"
-        ]  # fmt: skip
+@on_virtual_time
+async def test_when_the_grace_time_is_over_the_rest_is_answered(waiting):
+    service = Service(waiting, grace=2.0)
+    requests = [Request(service.app) for _ in range(3)]
+    await asyncio.sleep(1)
+    await service.polls.aclose()
+    assert asyncio.get_running_loop().time() == 3.0
+    for request in requests:
         assert (await request.done()).status == 503
-        assert (await Request(service.app).done()).status == 503
+    await service.polls.aclose()
+    service.check_nothing_is_left()
 
-    virtual(main)
+
+@on_virtual_time
+async def test_very_many_are_answered_a_portion_in_each_turn():
+    service = Service()
+    requests = [Request(service.app) for _ in range(2000)]
+    await asyncio.sleep(1)
+    service.polls.stop()
+    await turns(1)
+    assert 0 < service.polls.open < 2000
+    await asyncio.gather(*(request.done() for request in requests))
+    assert service.polls.endings == {Ending.STOPPING: 2000}
+    assert asyncio.get_running_loop().time() == 1.0
 
 
-def test_a_server_that_begins_anew_has_polls_again(run):
-    async def main():
-        service = Service()
-        await lifespan(service.app, "lifespan.startup", "lifespan.shutdown")
-        served = asyncio.create_task(lifespan(service.app, "lifespan.startup"))  # and goes on waiting for the end
-        await turns(20)
-        service.satisfy()
-        assert (await Request(service.app).done()).status == 200
-        served.cancel()
+@on_virtual_time
+async def test_the_lifespan_ends_the_polls_before_the_application_hears_of_it():
+    service = Service()
+    request = Request(service.app)
+    await asyncio.sleep(1)
+    assert await lifespan(service.app, "lifespan.startup", "lifespan.shutdown") == [
+        "lifespan.startup.complete", "lifespan.shutdown.complete"
+    ]  # fmt: skip
+    assert (await request.done()).status == 503
+    assert (await Request(service.app).done()).status == 503
 
-    run(main)
+
+async def test_a_server_that_begins_anew_has_polls_again():
+    service = Service()
+    await lifespan(service.app, "lifespan.startup", "lifespan.shutdown")
+    served = asyncio.create_task(lifespan(service.app, "lifespan.startup"))  # and goes on waiting for the end
+    await turns(20)
+    service.satisfy()
+    assert (await Request(service.app).done()).status == 200
+    served.cancel()
 
 
 def test_a_new_loop_finds_nobody_of_an_earlier_one_that_was_closed(waiting):
@@ -806,23 +714,21 @@ def test_a_new_loop_finds_nobody_of_an_earlier_one_that_was_closed(waiting):
     asyncio.run(nothing_is_known_of_it())
 
 
-def test_a_stop_that_is_under_way_does_not_reach_what_begins_after_it(virtual):
-    async def main():
-        service = Service(grace=5.0)
-        early = Request(service.app)
-        await asyncio.sleep(1)
-        service.polls.stop()
-        served = asyncio.create_task(lifespan(service.app, "lifespan.startup"))
-        await asyncio.sleep(1)
-        late = Request(service.app, b"wait=10")
-        await early.done()
-        assert (early.status, asyncio.get_running_loop().time()) == (503, 6.0)
-        await late.done()
-        assert (late.status, asyncio.get_running_loop().time()) == (204, 12.0)
-        service.check_nothing_is_left()
-        served.cancel()
-
-    virtual(main)
+@on_virtual_time
+async def test_a_stop_that_is_under_way_does_not_reach_what_begins_after_it():
+    service = Service(grace=5.0)
+    early = Request(service.app)
+    await asyncio.sleep(1)
+    service.polls.stop()
+    served = asyncio.create_task(lifespan(service.app, "lifespan.startup"))
+    await asyncio.sleep(1)
+    late = Request(service.app, b"wait=10")
+    await early.done()
+    assert (early.status, asyncio.get_running_loop().time()) == (503, 6.0)
+    await late.done()
+    assert (late.status, asyncio.get_running_loop().time()) == (204, 12.0)
+    service.check_nothing_is_left()
+    served.cancel()
 
 
 def test_two_loops_at_a_time_are_an_error_that_says_so():
@@ -845,32 +751,26 @@ def test_two_loops_at_a_time_are_an_error_that_says_so():
         request.task.cancel()
 
 
-def test_http_2_knows_no_connection_header(run):
-    async def main():
-        service = Service()
-        service.satisfy()
-        await Request(service.app).done()
-        service.polls.stop()
-        assert "connection" not in (await Request(service.app, http_version="2").done()).headers
-
-    run(main)
+async def test_http_2_knows_no_connection_header():
+    service = Service()
+    service.satisfy()
+    await Request(service.app).done()
+    service.polls.stop()
+    assert "connection" not in (await Request(service.app, http_version="2").done()).headers
 
 
 # Other layers
 
 
-def test_other_scopes_pass_through_untouched(run):
-    async def main():
-        seen = []
+async def test_other_scopes_pass_through_untouched():
+    seen = []
 
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            seen.append((scope, receive, send))
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append((scope, receive, send))
 
-        scope, receive, send = {"type": "something.new"}, raiser(AssertionError()), raiser(AssertionError())
-        await LongPolls(signals=()).middleware(app)(scope, receive, send)
-        assert seen == [({"type": "something.new"}, receive, send)]
-
-    run(main)
+    scope, receive, send = {"type": "something.new"}, raiser(AssertionError()), raiser(AssertionError())
+    await LongPolls(signals=()).middleware(app)(scope, receive, send)
+    assert seen == [({"type": "something.new"}, receive, send)]
 
 
 def test_without_the_middleware_a_poll_says_what_is_missing():
@@ -878,17 +778,14 @@ def test_without_the_middleware_a_poll_says_what_is_missing():
         LongPolls().poll({"type": "http", "headers": []})
 
 
-def test_a_layer_around_another_hears_the_client_as_well(run):
-    async def main():
-        service, other = Service(), LongPolls(signals=())
-        request = Request(other.middleware(service.app))
-        await turns(20)
-        request.leave()
-        await request.done()
-        assert request.most_readers == 1
-        assert service.endings == [Ending.GONE]
-
-    run(main)
+async def test_a_layer_around_another_hears_the_client_as_well():
+    service, other = Service(), LongPolls(signals=())
+    request = Request(other.middleware(service.app))
+    await turns(20)
+    request.leave()
+    await request.done()
+    assert request.most_readers == 1
+    assert service.endings == [Ending.GONE]
 
 
 def starlette_app(service: Service, base_middleware: str) -> Any:
@@ -914,118 +811,101 @@ def starlette_app(service: Service, base_middleware: str) -> Any:
 
 @pytest.mark.parametrize("base_middleware", ["none", "within", "around"])
 @pytest.mark.parametrize("query", [b"read=first", b"read=last"])
-def test_a_body_is_whole_whether_it_is_read_before_the_wait_or_after_it(run, base_middleware, query):
-    async def main():
-        service = Service()
-        request = Request(starlette_app(service, base_middleware), query)
-        request.body(b"par", more=True)
-        request.body(b"t")
-        await turns(50)
-        assert service.polls.open == 1
-        service.satisfy()
-        await request.done()
-        assert request.content == b'{"value":1,"body":"part"}'
-        assert request.most_readers == 1
-
-    run(main)
+async def test_a_body_is_whole_whether_it_is_read_before_the_wait_or_after_it(base_middleware, query):
+    service = Service()
+    request = Request(starlette_app(service, base_middleware), query)
+    request.body(b"par", more=True)
+    request.body(b"t")
+    await turns(50)
+    assert service.polls.open == 1
+    service.satisfy()
+    await request.done()
+    assert request.content == b'{"value":1,"body":"part"}'
+    assert request.most_readers == 1
 
 
+@on_virtual_time
 @pytest.mark.parametrize("base_middleware", ["none", "within", "around"])
-def test_a_client_that_leaves_is_noticed_behind_middleware_that_wraps_receive(virtual, base_middleware):
-    async def main():
-        service = Service()
-        request = Request(starlette_app(service, base_middleware))
-        request.body()
-        await asyncio.sleep(1)
-        assert service.polls.open == 1
+async def test_a_client_that_leaves_is_noticed_behind_middleware_that_wraps_receive(base_middleware):
+    service = Service()
+    request = Request(starlette_app(service, base_middleware))
+    request.body()
+    await asyncio.sleep(1)
+    assert service.polls.open == 1
+    request.leave()
+    await request.done()
+    assert asyncio.get_running_loop().time() == 1.0
+    assert service.endings == [Ending.GONE]
+    service.check_nothing_is_left()
+
+
+async def test_starlettes_is_disconnected_and_a_poll_share_the_channel():
+    service = Service()
+    seen = []
+
+    async def endpoint(request: StarletteRequest) -> Response:
+        poll = asyncio.create_task(service.wait(service.polls.poll(request.scope)))
+        await turns(20)
+        seen.append(await request.is_disconnected())
+        await poll
+        seen.append(await request.is_disconnected())
+        return Response()
+
+    app = Starlette(routes=[Route("/", endpoint)])
+    request = Request(service.polls.middleware(app))
+    request.body()
+    await turns(100)
+    request.leave()
+    await request.done()
+    assert seen == [False, True]
+
+
+@on_virtual_time
+async def test_no_task_is_left_when_a_request_has_ended(waiting):
+    service = Service(waiting)
+    for query in (b"wait=0", b"wait=1"):
+        await Request(service.app, query).done()
+    satisfied = Request(service.app)
+    await asyncio.sleep(1)
+    service.satisfy()
+    await satisfied.done()
+    await asyncio.sleep(1)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+@on_virtual_time
+async def test_clients_that_all_vanish_at_once_leave_nothing(waiting):
+    service = Service(waiting)
+    requests = [Request(service.app) for _ in range(2_000)]
+    await asyncio.sleep(1)
+    assert service.pending == 2_000
+    for request in requests:
         request.leave()
+    await asyncio.gather(*(request.done() for request in requests))
+    service.check_nothing_is_left()
+    assert asyncio.get_running_loop().time() == 1.0
+
+
+async def test_an_answer_of_204_or_304_has_no_body():
+    async def send(message: Any) -> None:
+        raise AssertionError
+
+    with pytest.raises(ValueError, match="cannot answer 204 with a body of 1 bytes"):
+        await Outcome(Ending.DEADLINE, None, 204).send(send, b"x")
+
+
+@on_virtual_time
+async def test_a_failing_application_leaves_nobody_listening():
+    service = Service()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        poll = service.polls.poll(scope, wait=1)
+        await service.wait(poll)
+        raise ValueError("the author's own")
+
+    request = Request(service.polls.middleware(app))
+    with contextlib.suppress(ValueError):
         await request.done()
-        assert asyncio.get_running_loop().time() == 1.0
-        assert service.endings == [Ending.GONE]
-        service.check_nothing_is_left()
-
-    virtual(main)
-
-
-def test_starlettes_is_disconnected_and_a_poll_share_the_channel(run):
-    async def main():
-        service = Service()
-        seen = []
-
-        async def endpoint(request: StarletteRequest) -> Response:
-            poll = asyncio.create_task(service.wait(service.polls.poll(request.scope)))
-            await turns(20)
-            seen.append(await request.is_disconnected())
-            await poll
-            seen.append(await request.is_disconnected())
-            return Response()
-
-        app = Starlette(routes=[Route("/", endpoint)])
-        request = Request(service.polls.middleware(app))
-        request.body()
-        await turns(100)
-        request.leave()
-        await request.done()
-        assert seen == [False, True]
-
-    run(main)
-
-
-def test_no_task_is_left_when_a_request_has_ended(virtual, waiting):
-    async def main():
-        service = Service(waiting)
-        for query in (b"wait=0", b"wait=1"):
-            await Request(service.app, query).done()
-        satisfied = Request(service.app)
-        await asyncio.sleep(1)
-        service.satisfy()
-        await satisfied.done()
-        await asyncio.sleep(1)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    virtual(main)
-
-
-def test_clients_that_all_vanish_at_once_leave_nothing(virtual, waiting):
-    async def main():
-        service = Service(waiting)
-        requests = [Request(service.app) for _ in range(2_000)]
-        await asyncio.sleep(1)
-        assert service.pending == 2_000
-        for request in requests:
-            request.leave()
-        await asyncio.gather(*(request.done() for request in requests))
-        service.check_nothing_is_left()
-        assert asyncio.get_running_loop().time() == 1.0
-
-    virtual(main)
-
-
-def test_an_answer_of_204_or_304_has_no_body(run):
-    async def main():
-        async def send(message: Any) -> None:
-            raise AssertionError
-
-        with pytest.raises(ValueError, match="cannot answer 204 with a body of 1 bytes"):
-            await Outcome(Ending.DEADLINE, None, 204).send(send, b"x")
-
-    run(main)
-
-
-def test_a_failing_application_leaves_nobody_listening(virtual):
-    async def main():
-        service = Service()
-
-        async def app(scope: Any, receive: Any, send: Any) -> None:
-            poll = service.polls.poll(scope, wait=1)
-            await service.wait(poll)
-            raise ValueError("the author's own")
-
-        request = Request(service.polls.middleware(app))
-        with contextlib.suppress(ValueError):
-            await request.done()
-        await asyncio.sleep(1)
-        assert request.readers == 0
-        service.check_nothing_is_left()
-
-    virtual(main)
+    await asyncio.sleep(1)
+    assert request.readers == 0
+    service.check_nothing_is_left()

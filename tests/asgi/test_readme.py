@@ -8,17 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from asgi_readme_blocks import write_files
 from asgi_requests import Request
 from fastapi.testclient import TestClient
+from loops import on_virtual_time
 from sse_starlette.sse import AppStatus
 
 from purgatory.asgi import Ending
 from purgatory.asgi._outcome import ANSWERS, MALFORMED
-from purgatory.testing import VirtualTimeLoop
 
 PAGE = Path(__file__).parents[2] / "purgatory" / "asgi" / "README.md"
 
@@ -46,11 +45,6 @@ def app(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return load(folder / "app.py", monkeypatch)
 
 
-def in_virtual_time(main: Any) -> None:
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        runner.run(main())
-
-
 def test_its_tests_pass(folder):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "--rootdir", str(folder)]
@@ -60,18 +54,16 @@ def test_its_tests_pass(folder):
     assert "5 passed" in answer.stdout
 
 
-def test_who_waits_for_an_order_and_leaves_takes_none_away(app):
-    async def main() -> None:
-        leaving, staying = (Request(app.app, b"wait=20", method="POST", path="/orders/next") for _ in range(2))
-        await asyncio.sleep(1)
-        leaving.leave()
-        await leaving.done()
-        app.orders.put_nowait("an order")
-        assert (await staying.done()).content == b'"an order"'
-        late = await Request(app.app, b"wait=2", method="POST", path="/orders/next").done()
-        assert (late.status, asyncio.get_running_loop().time()) == (204, 3.0)
-
-    in_virtual_time(main)
+@on_virtual_time
+async def test_who_waits_for_an_order_and_leaves_takes_none_away(app):
+    leaving, staying = (Request(app.app, b"wait=20", method="POST", path="/orders/next") for _ in range(2))
+    await asyncio.sleep(1)
+    leaving.leave()
+    await leaving.done()
+    app.orders.put_nowait("an order")
+    assert (await staying.done()).content == b'"an order"'
+    late = await Request(app.app, b"wait=2", method="POST", path="/orders/next").done()
+    assert (late.status, asyncio.get_running_loop().time()) == (204, 3.0)
 
 
 def test_the_news_are_told_from_where_the_client_is(app):
@@ -86,21 +78,19 @@ def test_the_news_are_told_from_where_the_client_is(app):
         assert second.headers["etag"] != first.headers["etag"]
 
 
-def test_the_news_are_streamed(app):
-    async def main() -> None:
-        AppStatus.disable_automatic_graceful_drain()  # its task would look for uvicorn twice a second, for ever
-        try:
-            app.news.append("hello")
-            app.versions.bump("news")
-            stream = Request(app.app, path="/news/events")
-            await asyncio.sleep(1)
-            assert b"data: hello" in stream.content
-            app.polls.stop()
-            await stream.done()
-        finally:
-            AppStatus.enable_automatic_graceful_drain_mode()
-
-    in_virtual_time(main)
+@on_virtual_time
+async def test_the_news_are_streamed(app):
+    AppStatus.disable_automatic_graceful_drain()  # its task would look for uvicorn twice a second, for ever
+    try:
+        app.news.append("hello")
+        app.versions.bump("news")
+        stream = Request(app.app, path="/news/events")
+        await asyncio.sleep(1)
+        assert b"data: hello" in stream.content
+        app.polls.stop()
+        await stream.done()
+    finally:
+        AppStatus.enable_automatic_graceful_drain_mode()
 
 
 def test_a_websocket_waits(app):
@@ -112,18 +102,16 @@ def test_a_websocket_waits(app):
             assert websocket.receive()["code"] == 1000
 
 
-def test_without_a_framework_it_is_the_same(folder, monkeypatch):
+@on_virtual_time
+async def test_without_a_framework_it_is_the_same(folder, monkeypatch):
     plain = load(folder / "plain.py", monkeypatch)
 
-    async def main() -> None:
-        request = Request(plain.app, b"wait=20", path="/7")
-        await asyncio.sleep(1)
-        plain.results["/7"] = b"done"
-        plain.jobs.check_and_complete("/7")
-        assert ((await request.done()).status, request.content) == (200, b"done")
-        assert (await Request(plain.app, b"wait=1", path="/8").done()).status == 204
-
-    in_virtual_time(main)
+    request = Request(plain.app, b"wait=20", path="/7")
+    await asyncio.sleep(1)
+    plain.results["/7"] = b"done"
+    plain.jobs.check_and_complete("/7")
+    assert ((await request.done()).status, request.content) == (200, b"done")
+    assert (await Request(plain.app, b"wait=1", path="/8").done()).status == 204
 
 
 def test_the_table_of_endings_is_the_one_of_the_code():

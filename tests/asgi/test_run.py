@@ -9,6 +9,7 @@ import anyio
 import pytest
 from asgi_requests import Request
 from helpers import turns
+from loops import on_virtual_time
 
 from purgatory import OperationCancelled, OperationTimeout, PurgatoryFull
 from purgatory.asgi import Ending, LongPolls, Outcome
@@ -69,258 +70,225 @@ async def nothing_runs() -> bool:
     return asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_its_value_is_the_outcomes(virtual):
-    async def main():
-        service = Service(Work(3))
-        request = await Request(service.app).done()
-        assert (request.status, request.content, service.endings) == (200, b"value", [Ending.SATISFIED])
-        assert asyncio.get_running_loop().time() == 3.0
-        assert service.polls.open == 0
-        assert await nothing_runs()
-
-    virtual(main)
+@on_virtual_time
+async def test_its_value_is_the_outcomes():
+    service = Service(Work(3))
+    request = await Request(service.app).done()
+    assert (request.status, request.content, service.endings) == (200, b"value", [Ending.SATISFIED])
+    assert asyncio.get_running_loop().time() == 3.0
+    assert service.polls.open == 0
+    assert await nothing_runs()
 
 
-def test_at_the_deadline_it_is_cancelled_and_awaited(virtual):
-    async def main():
-        work = Work()
-        service = Service(work)
-        request = await Request(service.app, b"wait=5").done()
-        assert (request.status, request.headers["preference-applied"]) == (204, "wait=5")
-        assert cancelled_and_cleaned_up(work)
-        assert asyncio.get_running_loop().time() == 6.0
-        assert await nothing_runs()
-
-    virtual(main)
+@on_virtual_time
+async def test_at_the_deadline_it_is_cancelled_and_awaited():
+    work = Work()
+    service = Service(work)
+    request = await Request(service.app, b"wait=5").done()
+    assert (request.status, request.headers["preference-applied"]) == (204, "wait=5")
+    assert cancelled_and_cleaned_up(work)
+    assert asyncio.get_running_loop().time() == 6.0
+    assert await nothing_runs()
 
 
-def test_when_the_client_leaves_it_is_cancelled_and_awaited(virtual):
-    async def main():
-        work = Work()
-        service = Service(work)
-        request = Request(service.app)
-        await asyncio.sleep(2)
-        request.leave()
-        await request.done()
-        assert service.endings == [Ending.GONE]
-        assert cancelled_and_cleaned_up(work)
-        assert asyncio.get_running_loop().time() == 3.0
-        assert await nothing_runs()
-
-    virtual(main)
+@on_virtual_time
+async def test_when_the_client_leaves_it_is_cancelled_and_awaited():
+    work = Work()
+    service = Service(work)
+    request = Request(service.app)
+    await asyncio.sleep(2)
+    request.leave()
+    await request.done()
+    assert service.endings == [Ending.GONE]
+    assert cancelled_and_cleaned_up(work)
+    assert asyncio.get_running_loop().time() == 3.0
+    assert await nothing_runs()
 
 
-def test_when_the_server_stops_it_is_cancelled_and_awaited(virtual):
-    async def main():
-        work = Work()
-        service = Service(work)
-        request = Request(service.app)
-        await asyncio.sleep(2)
-        await service.polls.aclose()
-        assert asyncio.get_running_loop().time() == 3.0
-        await request.done()
-        assert (request.status, service.endings) == (503, [Ending.STOPPING])
-        assert cancelled_and_cleaned_up(work)
-        assert await nothing_runs()
-
-    virtual(main)
+@on_virtual_time
+async def test_when_the_server_stops_it_is_cancelled_and_awaited():
+    work = Work()
+    service = Service(work)
+    request = Request(service.app)
+    await asyncio.sleep(2)
+    await service.polls.aclose()
+    assert asyncio.get_running_loop().time() == 3.0
+    await request.done()
+    assert (request.status, service.endings) == (503, [Ending.STOPPING])
+    assert cancelled_and_cleaned_up(work)
+    assert await nothing_runs()
 
 
 @pytest.mark.parametrize(
     "error",
     [ValueError("bad"), TimeoutError("its own"), OperationTimeout("its own"), OperationCancelled("x"), PurgatoryFull("x")],
 )
-def test_its_exception_is_raised_whatever_it_is(run, error):
-    async def main():
-        async def work() -> None:
-            await asyncio.sleep(0)
-            raise error
+async def test_its_exception_is_raised_whatever_it_is(error):
+    async def work() -> None:
+        await asyncio.sleep(0)
+        raise error
 
+    service = Service(work)
+    with pytest.raises(type(error)) as raised:
+        await Request(service.app).done()
+    assert raised.value is error
+    assert service.polls.open == 0
+
+
+async def test_a_cancellation_of_what_is_awaited_is_not_ours():
+    task = asyncio.create_task(asyncio.sleep(100))
+    service = Service(lambda: task)
+    request = Request(service.app)
+    await turns(10)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request.done()
+    assert service.polls.open == 0
+
+
+@on_virtual_time
+async def test_a_task_that_is_cancelled_from_elsewhere_stays_cancelled_whoever_else_ends_it():
+    for also_stopped in (False, True):
+        work = Work()
         service = Service(work)
-        with pytest.raises(type(error)) as raised:
-            await Request(service.app).done()
-        assert raised.value is error
-        assert service.polls.open == 0
-
-    run(main)
-
-
-def test_a_cancellation_of_what_is_awaited_is_not_ours(run):
-    async def main():
-        task = asyncio.create_task(asyncio.sleep(100))
-        service = Service(lambda: task)
         request = Request(service.app)
-        await turns(10)
-        task.cancel()
+        await asyncio.sleep(1)
+        if also_stopped:
+            service.polls.stop()
+        request.task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await request.done()
         assert service.polls.open == 0
 
-    run(main)
 
-
-def test_a_task_that_is_cancelled_from_elsewhere_stays_cancelled_whoever_else_ends_it(virtual):
-    async def main():
-        for also_stopped in (False, True):
-            work = Work()
-            service = Service(work)
-            request = Request(service.app)
-            await asyncio.sleep(1)
-            if also_stopped:
-                service.polls.stop()
-            request.task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await request.done()
-            assert service.polls.open == 0
-
-    virtual(main)
-
-
+@on_virtual_time
 @pytest.mark.parametrize("by", ["client", "deadline"])
-def test_a_value_after_a_cancellation_counts_all_the_same(virtual, by):
-    async def main():
-        async def stubborn() -> str:
-            try:
-                await asyncio.sleep(100)
-            except asyncio.CancelledError:
-                return "value"
-            raise AssertionError
+async def test_a_value_after_a_cancellation_counts_all_the_same(by):
+    async def stubborn() -> str:
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            return "value"
+        raise AssertionError
 
-        service = Service(stubborn)
-        request = Request(service.app, b"wait=5")
-        await asyncio.sleep(1)
-        if by == "client":
-            request.leave()
-        await request.done()
-        assert service.endings == [Ending.SATISFIED]
-        assert service.outcomes[0].value == "value"
-        task = request.task
-        assert task.cancelling() == 0
-
-    virtual(main)
+    service = Service(stubborn)
+    request = Request(service.app, b"wait=5")
+    await asyncio.sleep(1)
+    if by == "client":
+        request.leave()
+    await request.done()
+    assert service.endings == [Ending.SATISFIED]
+    assert service.outcomes[0].value == "value"
+    task = request.task
+    assert task.cancelling() == 0
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "task", "future", "other"])
-def test_what_is_never_begun_is_neither_left_running_nor_warned_of(run, kind):
+async def test_what_is_never_begun_is_neither_left_running_nor_warned_of(kind):
     class Other:
         def __await__(self) -> Any:
             return asyncio.sleep(0).__await__()
 
-    async def main():
-        work = Work()
-        made: list[Any] = []
+    work = Work()
+    made: list[Any] = []
 
-        def make() -> Any:
-            loop = asyncio.get_running_loop()
-            kinds: dict[str, Callable[[], Any]] = {
-                "coroutine": work,
-                "task": lambda: loop.create_task(asyncio.sleep(100)),
-                "future": loop.create_future,
-                "other": Other,
-            }
-            made.append(kinds[kind]())
-            return made[-1]
+    def make() -> Any:
+        loop = asyncio.get_running_loop()
+        kinds: dict[str, Callable[[], Any]] = {
+            "coroutine": work,
+            "task": lambda: loop.create_task(asyncio.sleep(100)),
+            "future": loop.create_future,
+            "other": Other,
+        }
+        made.append(kinds[kind]())
+        return made[-1]
 
-        service = Service(make)
-        service.polls.stop()
-        malformed, stopping = Request(service.app, b"wait=soon"), Request(service.app)
-        assert [(await request.done()).status for request in (malformed, stopping)] == [400, 503]
+    service = Service(make)
+    service.polls.stop()
+    malformed, stopping = Request(service.app, b"wait=soon"), Request(service.app)
+    assert [(await request.done()).status for request in (malformed, stopping)] == [400, 503]
+    await turns(5)
+    if kind in ("task", "future"):
+        assert all(each.cancelled() for each in made)
+    assert work.log == []
+
+
+async def test_a_second_wait_at_a_time_and_what_cannot_be_awaited_are_errors_that_leave_nothing():
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        poll = polls.poll(scope)
+        first = asyncio.create_task(poll.run(Work(100)()))
         await turns(5)
-        if kind in ("task", "future"):
-            assert all(each.cancelled() for each in made)
-        assert work.log == []
+        with pytest.raises(RuntimeError, match="this poll waits already"):
+            await poll.run(Work()())
+        with pytest.raises(TypeError, match="cannot wait for 7: it is not awaitable"):
+            await poll.run(7)  # type: ignore[arg-type]
+        first.cancel()
+        await asyncio.wait([first])
+        poll.timeout = float("nan")
+        with pytest.raises(ValueError, match="NaN"):
+            await poll.run(Work()())
+        assert polls.open == 0
 
-    run(main)
-
-
-def test_a_second_wait_at_a_time_and_what_cannot_be_awaited_are_errors_that_leave_nothing(run):
-    async def main():
-        async def answer(scope: Any, receive: Any, send: Any) -> None:
-            poll = polls.poll(scope)
-            first = asyncio.create_task(poll.run(Work(100)()))
-            await turns(5)
-            with pytest.raises(RuntimeError, match="this poll waits already"):
-                await poll.run(Work()())
-            with pytest.raises(TypeError, match="cannot wait for 7: it is not awaitable"):
-                await poll.run(7)  # type: ignore[arg-type]
-            first.cancel()
-            await asyncio.wait([first])
-            poll.timeout = float("nan")
-            with pytest.raises(ValueError, match="NaN"):
-                await poll.run(Work()())
-            assert polls.open == 0
-
-        polls = LongPolls(signals=())
-        await Request(polls.middleware(answer)).done()
-
-    run(main)
+    polls = LongPolls(signals=())
+    await Request(polls.middleware(answer)).done()
 
 
-def test_a_shielded_task_lives_on_and_can_be_waited_for_again(virtual):
-    async def main():
-        task = asyncio.create_task(Work(8)())
-        service = Service(lambda: asyncio.shield(task))
-        statuses = [(await Request(service.app, b"wait=5").done()).status for _ in range(2)]
-        assert statuses == [204, 200]
-        assert asyncio.get_running_loop().time() == 8.0
-
-    virtual(main)
+@on_virtual_time
+async def test_a_shielded_task_lives_on_and_can_be_waited_for_again():
+    task = asyncio.create_task(Work(8)())
+    service = Service(lambda: asyncio.shield(task))
+    statuses = [(await Request(service.app, b"wait=5").done()).status for _ in range(2)]
+    assert statuses == [204, 200]
+    assert asyncio.get_running_loop().time() == 8.0
 
 
-def test_no_time_at_all_and_no_end_of_it(virtual):
-    async def main():
-        async def answer(scope: Any, receive: Any, send: Any) -> None:
-            poll = polls.poll(scope, wait=0)
-            assert (await poll.run(Work()())).ending is Ending.DEADLINE
+@on_virtual_time
+async def test_no_time_at_all_and_no_end_of_it():
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        poll = polls.poll(scope, wait=0)
+        assert (await poll.run(Work()())).ending is Ending.DEADLINE
 
-            async def at_once() -> int:
-                return 7
+        async def at_once() -> int:
+            return 7
 
-            assert (await poll.run(at_once())).value == 7
-            poll.timeout = float("inf")
-            assert (await poll.run(asyncio.sleep(1e6, 8))).value == 8
+        assert (await poll.run(at_once())).value == 7
+        poll.timeout = float("inf")
+        assert (await poll.run(asyncio.sleep(1e6, 8))).value == 8
 
-        polls = LongPolls(signals=())
-        await Request(polls.middleware(answer)).done()
-
-    virtual(main)
+    polls = LongPolls(signals=())
+    await Request(polls.middleware(answer)).done()
 
 
-def test_scopes_of_anyio_within_it_are_cancelled_with_it(virtual):
-    async def main():
-        log: list[str] = []
+@on_virtual_time
+async def test_scopes_of_anyio_within_it_are_cancelled_with_it():
+    log: list[str] = []
 
-        async def work() -> None:
-            async def child() -> None:
-                try:
-                    await anyio.sleep(100)
-                finally:
-                    log.append("child ended")
+    async def work() -> None:
+        async def child() -> None:
+            try:
+                await anyio.sleep(100)
+            finally:
+                log.append("child ended")
 
-            async with anyio.create_task_group() as group:
-                group.start_soon(child)
-                group.start_soon(child)
+        async with anyio.create_task_group() as group:
+            group.start_soon(child)
+            group.start_soon(child)
 
-        service = Service(work)
-        assert (await Request(service.app, b"wait=5").done()).status == 204
-        leaver = Request(service.app)
-        await asyncio.sleep(1)
-        leaver.leave()
-        await leaver.done()
-        assert service.endings == [Ending.DEADLINE, Ending.GONE]
-        assert log == ["child ended"] * 4
-
-    virtual(main)
+    service = Service(work)
+    assert (await Request(service.app, b"wait=5").done()).status == 204
+    leaver = Request(service.app)
+    await asyncio.sleep(1)
+    leaver.leave()
+    await leaver.done()
+    assert service.endings == [Ending.DEADLINE, Ending.GONE]
+    assert log == ["child ended"] * 4
 
 
-def test_what_is_awaited_may_stop_the_polls_itself(run):
-    async def main():
-        async def work() -> None:
-            service.polls.stop()
-            await asyncio.sleep(100)
+async def test_what_is_awaited_may_stop_the_polls_itself():
+    async def work() -> None:
+        service.polls.stop()
+        await asyncio.sleep(100)
 
-        service = Service(work)
-        assert (await Request(service.app).done()).status == 503
-        assert service.polls.open == 0
-
-    run(main)
+    service = Service(work)
+    assert (await Request(service.app).done()).status == 503
+    assert service.polls.open == 0

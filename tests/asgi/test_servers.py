@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 from asgi_connection import Connection
+from loops import on_asyncio
 
 SERVICE = Path(__file__).parent / "service.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -63,6 +64,11 @@ class Server:
             await asyncio.sleep(0.02)
         return stats
 
+    async def ended(self) -> str:
+        """What the server, which was told to stop, has printed by its end."""
+        output, _ = await asyncio.to_thread(self.process.communicate, timeout=PATIENCE)
+        return output
+
     def stop(self, number: int = signal.SIGTERM) -> str:
         """Sends the signal and returns what the server has printed by its end."""
         self.process.send_signal(number)
@@ -94,112 +100,95 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield server
 
 
-def run(main: Callable[[], Awaitable[None]]) -> None:
-    async def patiently() -> None:
-        async with asyncio.timeout(PATIENCE):
-            await main()
+@on_asyncio
+async def test_polls_are_answered_by_event_and_by_deadline_and_the_connection_lives_on(server: Server) -> None:
+    polls = await server.open_polls(20)
+    assert await server.ask("/check?key=k", "POST") == {"completed": 20}
+    for connection in polls:
+        assert (await connection.answer())[::2] == (200, b'{"value":"1"}')
+    started = time.monotonic()
+    polls[0].send("/poll?key=never", headers="prefer: wait=1\r\n")
+    status, headers, _ = await polls[0].answer()
+    assert time.monotonic() - started >= 0.99  # a server's clock may show the last whole millisecond
+    assert (status, headers["preference-applied"]) == (204, "wait=1")
+    polls[0].send("/news")
+    status, headers, _ = await polls[0].answer()
+    polls[0].send("/news?wait=0.05", headers=f"if-none-match: {headers['etag']}\r\n")
+    assert (await polls[0].answer())[0] == 304
+    stats = await server.until(lambda stats: stats["open"] == 0)
+    assert stats["pending"] == stats["watched"] == 0
+    for connection in polls:
+        connection.hang_up()
 
-    asyncio.run(patiently())
 
-
-def test_polls_are_answered_by_event_and_by_deadline_and_the_connection_lives_on(server: Server) -> None:
-    async def main() -> None:
-        polls = await server.open_polls(20)
-        assert await server.ask("/check?key=k", "POST") == {"completed": 20}
-        for connection in polls:
-            assert (await connection.answer())[::2] == (200, b'{"value":"1"}')
-        started = time.monotonic()
-        polls[0].send("/poll?key=never", headers="prefer: wait=1\r\n")
-        status, headers, _ = await polls[0].answer()
-        assert time.monotonic() - started >= 0.99  # a server's clock may show the last whole millisecond
-        assert (status, headers["preference-applied"]) == (204, "wait=1")
-        polls[0].send("/news")
-        status, headers, _ = await polls[0].answer()
-        polls[0].send("/news?wait=0.05", headers=f"if-none-match: {headers['etag']}\r\n")
-        assert (await polls[0].answer())[0] == 304
-        stats = await server.until(lambda stats: stats["open"] == 0)
-        assert stats["pending"] == stats["watched"] == 0
-        for connection in polls:
+@on_asyncio
+async def test_clients_that_are_killed_hang_up_or_half_close_free_their_operations(server: Server) -> None:
+    polls = await server.open_polls(60)
+    for number, connection in enumerate(polls):
+        if number % 3 == 0:
             connection.hang_up()
-
-    run(main)
-
-
-def test_clients_that_are_killed_hang_up_or_half_close_free_their_operations(server: Server) -> None:
-    async def main() -> None:
-        polls = await server.open_polls(60)
-        for number, connection in enumerate(polls):
-            if number % 3 == 0:
-                connection.hang_up()
-            elif number % 3 == 1:
-                connection.reset()
-            else:
-                connection.writer.write_eof()
-        stats = await server.until(lambda stats: stats["endings"].get("gone", 0) == 60)
-        assert stats["open"] == stats["pending"] == stats["watched"] == 0
-        for connection in polls:
-            connection.hang_up()
-
-    run(main)
+        elif number % 3 == 1:
+            connection.reset()
+        else:
+            connection.writer.write_eof()
+    stats = await server.until(lambda stats: stats["endings"].get("gone", 0) == 60)
+    assert stats["open"] == stats["pending"] == stats["watched"] == 0
+    for connection in polls:
+        connection.hang_up()
 
 
+@on_asyncio
 @pytest.mark.parametrize("body", [bytes(64 * 1024), bytes(200 * 1024)], ids=["64 KiB", "200 KiB"])
-def test_a_client_that_leaves_an_unread_body_behind_is_heard(server: Server, body: bytes) -> None:
-    async def main() -> None:
-        connections = [await server.connect() for _ in range(4)]
-        for connection in connections:
-            connection.send("/poll?key=k&wait=300", "POST", body=body)
-            await connection.writer.drain()
-        await server.until(lambda stats: stats["open"] == 4)
-        for number, connection in enumerate(connections):
-            await asyncio.sleep(0.02)
-            connection.reset() if number % 2 else connection.hang_up()
-        stats = await server.until(lambda stats: stats["open"] == 0)
-        assert stats["endings"] == {"gone": 4}
-        assert stats["pending"] == stats["watched"] == 0
-
-    run(main)
-
-
-def test_a_client_that_leaves_hundreds_of_unread_chunks_behind_is_heard(server: Server) -> None:
-    async def main() -> None:
-        connection = await server.connect()
-        connection.send("/poll?key=k&wait=300", "POST", headers="transfer-encoding: chunked\r\n")
-        await server.until(lambda stats: stats["open"] == 1)
-        for _ in range(400):
-            connection.writer.write(b"1\r\nx\r\n")
-            await connection.writer.drain()
-            await asyncio.sleep(0.001)
-        connection.hang_up()
-        stats = await server.until(lambda stats: stats["open"] == 0)
-        assert stats["endings"] == {"gone": 1}
-
-    run(main)
-
-
-def test_beyond_the_bound_a_client_is_slowed_down_and_loses_nothing(server: Server) -> None:
-    async def main() -> None:
-        connection = await server.connect()
-        body = b"abcdefgh" * (8 * 1024 * 1024 // 8)
+async def test_a_client_that_leaves_an_unread_body_behind_is_heard(server: Server, body: bytes) -> None:
+    connections = [await server.connect() for _ in range(4)]
+    for connection in connections:
         connection.send("/poll?key=k&wait=300", "POST", body=body)
-        await server.until(lambda stats: stats["open"] == 1)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.5):
-                while True:
-                    await connection.writer.drain()
-                    connection.writer.write(b"")
-                    await asyncio.sleep(0.01)
-        assert connection.writer.transport.get_write_buffer_size() > 0
-        await server.ask("/check?key=k", "POST")
-        assert (await connection.answer())[0] == 200
-        stats = await server.until(lambda stats: stats["open"] == 0)
-        assert stats["bodies"] == [body.decode()]
-        connection.hang_up()
-
-    run(main)
+        await connection.writer.drain()
+    await server.until(lambda stats: stats["open"] == 4)
+    for number, connection in enumerate(connections):
+        await asyncio.sleep(0.02)
+        connection.reset() if number % 2 else connection.hang_up()
+    stats = await server.until(lambda stats: stats["open"] == 0)
+    assert stats["endings"] == {"gone": 4}
+    assert stats["pending"] == stats["watched"] == 0
 
 
-def test_a_client_process_that_is_killed_in_mid_poll_frees_its_operations(server: Server) -> None:
+@on_asyncio
+async def test_a_client_that_leaves_hundreds_of_unread_chunks_behind_is_heard(server: Server) -> None:
+    connection = await server.connect()
+    connection.send("/poll?key=k&wait=300", "POST", headers="transfer-encoding: chunked\r\n")
+    await server.until(lambda stats: stats["open"] == 1)
+    for _ in range(400):
+        connection.writer.write(b"1\r\nx\r\n")
+        await connection.writer.drain()
+        await asyncio.sleep(0.001)
+    connection.hang_up()
+    stats = await server.until(lambda stats: stats["open"] == 0)
+    assert stats["endings"] == {"gone": 1}
+
+
+@on_asyncio
+async def test_beyond_the_bound_a_client_is_slowed_down_and_loses_nothing(server: Server) -> None:
+    connection = await server.connect()
+    body = b"abcdefgh" * (8 * 1024 * 1024 // 8)
+    connection.send("/poll?key=k&wait=300", "POST", body=body)
+    await server.until(lambda stats: stats["open"] == 1)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(0.5):
+            while True:
+                await connection.writer.drain()
+                connection.writer.write(b"")
+                await asyncio.sleep(0.01)
+    assert connection.writer.transport.get_write_buffer_size() > 0
+    await server.ask("/check?key=k", "POST")
+    assert (await connection.answer())[0] == 200
+    stats = await server.until(lambda stats: stats["open"] == 0)
+    assert stats["bodies"] == [body.decode()]
+    connection.hang_up()
+
+
+@on_asyncio
+async def test_a_client_process_that_is_killed_in_mid_poll_frees_its_operations(server: Server) -> None:
     program = """
 import asyncio, sys
 async def main():
@@ -212,114 +201,99 @@ connections = []
 asyncio.run(main())
 """
 
-    async def main() -> None:
-        client = await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(server.port))
-        await server.until(lambda stats: stats["open"] == 50)
-        client.kill()
-        await client.wait()
-        stats = await server.until(lambda stats: stats["open"] == 0)
-        assert stats["pending"] == stats["watched"] == 0
-        assert stats["endings"] == {"gone": 50}
-
-    run(main)
+    client = await asyncio.create_subprocess_exec(sys.executable, "-c", program, str(server.port))
+    await server.until(lambda stats: stats["open"] == 50)
+    client.kill()
+    await client.wait()
+    stats = await server.until(lambda stats: stats["open"] == 0)
+    assert stats["pending"] == stats["watched"] == 0
+    assert stats["endings"] == {"gone": 50}
 
 
-def test_slow_clients_are_waited_for_and_lose_nothing_of_what_they_send(server: Server) -> None:
-    async def main() -> None:
-        connection = await server.connect()
-        request = b"POST /poll?key=k&wait=300 HTTP/1.1\r\nhost: service\r\ncontent-length: 26\r\n\r\nabcdefghijklmnopqrstuvwxyz"
-        for position in range(0, len(request), 5):
-            connection.writer.write(request[position : position + 5])
-            await connection.writer.drain()
-            await asyncio.sleep(0.002)
-            if position == 90:  # in the middle of the body
-                await server.until(lambda stats: stats["open"] == 1)
-                await server.ask("/check?key=k", "POST")
-        assert (await connection.answer())[0] == 200
-        stats = await server.until(lambda stats: stats["open"] == 0)
-        assert stats["bodies"] == ["abcdefghijklmnopqrstuvwxyz"]
-        connection.hang_up()
-
-    run(main)
-
-
-def test_pipelined_polls_are_answered_in_order(server: Server) -> None:
-    async def main() -> None:
-        connection = await server.connect()
-        for key in "abc":
-            connection.send(f"/poll?key={key}&wait=300")
-        await server.until(lambda stats: stats["open"] >= 1)
-        for key in "cba":
-            await server.ask(f"/check?key={key}", "POST", body=key.encode())
-        answers = [(await connection.answer())[2] for _ in "abc"]
-        assert answers == [b'{"value":"a"}', b'{"value":"b"}', b'{"value":"c"}']
-        await server.until(lambda stats: stats["open"] == 0)
-        connection.hang_up()
-
-    run(main)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_has_every_open_poll_answered_and_then_the_server_stops(server: Server, number: int) -> None:
-    async def main() -> None:
-        polls = await server.open_polls(200)
-        server.process.send_signal(number)
-        for connection in polls:
-            status, headers, body = await connection.answer()
-            assert (status, headers["retry-after"], body) == (503, "1", b"the server is stopping")
-            assert await connection.reader.read() == b""
-            connection.hang_up()
-
-    run(main)
-    output, _ = server.process.communicate(timeout=PATIENCE)  # the polls themselves would have gone on for five minutes
-    assert 'endings: {"stopping": 200}' in output
-
-
-def test_a_signal_reaches_the_server_and_the_polls_after_others_have_come_and_gone(server: Server) -> None:
-    async def main() -> None:
-        polls = await server.open_polls(20)
-        await server.ask("/plug", "POST")
-        server.process.send_signal(signal.SIGTERM)
-        for connection in polls:
-            assert (await connection.answer())[0] == 503
-            connection.hang_up()
-
-    run(main)
-    output, _ = server.process.communicate(timeout=PATIENCE)
-    assert 'endings: {"stopping": 20}' in output
-
-
-def test_websockets_end_in_each_way_and_lose_nothing_of_what_is_said(server: Server) -> None:
-    async def main() -> None:
-        address = f"http://127.0.0.1:{server.port}/socket"
-        async with aiohttp.ClientSession() as session:
-
-            async def connect(query: str) -> aiohttp.ClientWebSocketResponse:
-                return await session.ws_connect(f"{address}?{query}")
-
-            late = await connect("key=never&wait=0.1")
-            assert (await late.receive()).data == 1000
-            satisfied, leaving, stopped = [await connect(f"key={key}&wait=300") for key in "abc"]
-            await satisfied.send_str("while you wait")
-            await server.until(lambda stats: stats["open"] == 3)
-            await leaving.close()
-            await server.until(lambda stats: stats["endings"].get("gone", 0) == 1)
-            await server.ask("/check?key=a", "POST")
-            assert await satisfied.receive_json() == {"value": "1", "said": "while you wait"}
-            assert (await satisfied.receive()).data == 1000
+@on_asyncio
+async def test_slow_clients_are_waited_for_and_lose_nothing_of_what_they_send(server: Server) -> None:
+    connection = await server.connect()
+    request = b"POST /poll?key=k&wait=300 HTTP/1.1\r\nhost: service\r\ncontent-length: 26\r\n\r\nabcdefghijklmnopqrstuvwxyz"
+    for position in range(0, len(request), 5):
+        connection.writer.write(request[position : position + 5])
+        await connection.writer.drain()
+        await asyncio.sleep(0.002)
+        if position == 90:  # in the middle of the body
             await server.until(lambda stats: stats["open"] == 1)
-            server.process.send_signal(signal.SIGTERM)
-            message = await stopped.receive()
-            assert (message.data, message.extra) == (1012, "the server is stopping")
-
-    run(main)
-    output, _ = server.process.communicate(timeout=PATIENCE)
-    assert '"stopping": 1' in output
+            await server.ask("/check?key=k", "POST")
+    assert (await connection.answer())[0] == 200
+    stats = await server.until(lambda stats: stats["open"] == 0)
+    assert stats["bodies"] == ["abcdefghijklmnopqrstuvwxyz"]
+    connection.hang_up()
 
 
+@on_asyncio
+async def test_pipelined_polls_are_answered_in_order(server: Server) -> None:
+    connection = await server.connect()
+    for key in "abc":
+        connection.send(f"/poll?key={key}&wait=300")
+    await server.until(lambda stats: stats["open"] >= 1)
+    for key in "cba":
+        await server.ask(f"/check?key={key}", "POST", body=key.encode())
+    answers = [(await connection.answer())[2] for _ in "abc"]
+    assert answers == [b'{"value":"a"}', b'{"value":"b"}', b'{"value":"c"}']
+    await server.until(lambda stats: stats["open"] == 0)
+    connection.hang_up()
+
+
+@on_asyncio
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_has_every_open_poll_answered_and_then_the_server_stops(server: Server, number: int) -> None:
+    polls = await server.open_polls(200)
+    server.process.send_signal(number)
+    for connection in polls:
+        status, headers, body = await connection.answer()
+        assert (status, headers["retry-after"], body) == (503, "1", b"the server is stopping")
+        assert await connection.reader.read() == b""
+        connection.hang_up()
+    assert 'endings: {"stopping": 200}' in await server.ended()  # the polls would have gone on for five minutes
+
+
+@on_asyncio
+async def test_a_signal_reaches_the_server_and_the_polls_after_others_have_come_and_gone(server: Server) -> None:
+    polls = await server.open_polls(20)
+    await server.ask("/plug", "POST")
+    server.process.send_signal(signal.SIGTERM)
+    for connection in polls:
+        assert (await connection.answer())[0] == 503
+        connection.hang_up()
+    assert 'endings: {"stopping": 20}' in await server.ended()
+
+
+@on_asyncio
+async def test_websockets_end_in_each_way_and_lose_nothing_of_what_is_said(server: Server) -> None:
+    address = f"http://127.0.0.1:{server.port}/socket"
+    async with aiohttp.ClientSession() as session:
+
+        async def connect(query: str) -> aiohttp.ClientWebSocketResponse:
+            return await session.ws_connect(f"{address}?{query}")
+
+        late = await connect("key=never&wait=0.1")
+        assert (await late.receive()).data == 1000
+        satisfied, leaving, stopped = [await connect(f"key={key}&wait=300") for key in "abc"]
+        await satisfied.send_str("while you wait")
+        await server.until(lambda stats: stats["open"] == 3)
+        await leaving.close()
+        await server.until(lambda stats: stats["endings"].get("gone", 0) == 1)
+        await server.ask("/check?key=a", "POST")
+        assert await satisfied.receive_json() == {"value": "1", "said": "while you wait"}
+        assert (await satisfied.receive()).data == 1000
+        await server.until(lambda stats: stats["open"] == 1)
+        server.process.send_signal(signal.SIGTERM)
+        message = await stopped.receive()
+        assert (message.data, message.extra) == (1012, "the server is stopping")
+    assert '"stopping": 1' in await server.ended()
+
+
+@on_asyncio
 @pytest.mark.parametrize("kind", ["uvicorn-uvloop-httptools", "uvicorn-asyncio-h11"])
-def test_behind_starlettes_base_middleware_it_is_all_the_same(kind: str) -> None:
-    async def main() -> None:
+async def test_behind_starlettes_base_middleware_it_is_all_the_same(kind: str) -> None:
+    with running(*SERVERS[kind], "--base-middleware") as server:
         polls = await server.open_polls(10)
         for connection in polls[:4]:
             connection.reset()
@@ -335,13 +309,15 @@ def test_behind_starlettes_base_middleware_it_is_all_the_same(kind: str) -> None
         assert stats["pending"] == stats["watched"] == 0
         assert stats["bodies"] == ["a body"]
 
-    with running(*SERVERS[kind], "--base-middleware") as server:
-        run(main)
 
-
+@on_asyncio
 @pytest.mark.parametrize(("kind", "count"), [("uvicorn-uvloop-httptools", 5_000), ("hypercorn-uvloop", 1_000)])
-def test_thousands_of_polls_are_open_and_each_ends_in_its_own_way(kind: str, count: int) -> None:
-    async def main() -> None:
+async def test_thousands_of_polls_are_open_and_each_ends_in_its_own_way(kind: str, count: int) -> None:
+    files_needed = count + 1_000
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert soft >= files_needed or hard >= files_needed, f"this test needs {files_needed} files open at once"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files_needed), hard))
+    with running(*SERVERS[kind]) as server:
         polls = await server.open_polls(count)
         leaving = count // 2
         for connection in polls[:leaving]:
@@ -356,16 +332,10 @@ def test_thousands_of_polls_are_open_and_each_ends_in_its_own_way(kind: str, cou
         assert stats["pending"] == stats["watched"] == 0
         assert stats["endings"] == {"gone": leaving, "satisfied": count - leaving}
 
-    files_needed = count + 1_000
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert soft >= files_needed or hard >= files_needed, f"this test needs {files_needed} files open at once"
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, files_needed), hard))
-    with running(*SERVERS[kind]) as server:
-        run(main)
 
-
+@on_asyncio
 @pytest.mark.parametrize("kind", ["uvicorn-uvloop-httptools", "uvicorn-asyncio-h11", "hypercorn-asyncio"])
-def test_a_signal_under_load_answers_every_open_poll_and_breaks_off_no_answer(kind: str) -> None:
+async def test_a_signal_under_load_answers_every_open_poll_and_breaks_off_no_answer(kind: str) -> None:
     answers: list[int] = []
 
     async def poll_until_the_server_stops(connection: Connection) -> None:
@@ -383,7 +353,7 @@ def test_a_signal_under_load_answers_every_open_poll_and_breaks_off_no_answer(ki
                 break
         connection.hang_up()
 
-    async def main() -> None:
+    with running(*SERVERS[kind]) as server:
         patient = await server.open_polls(100, "/poll?key=never&wait=300")
         busy = [await server.connect() for _ in range(100)]
         polling = [asyncio.create_task(poll_until_the_server_stops(connection)) for connection in busy]
@@ -395,6 +365,3 @@ def test_a_signal_under_load_answers_every_open_poll_and_breaks_off_no_answer(ki
         for connection in patient:
             assert (await connection.answer())[0] == 503
             connection.hang_up()
-
-    with running(*SERVERS[kind]) as server:
-        run(main)

@@ -30,142 +30,118 @@ async def until_heard(calls: list[str], count: int) -> None:
         await asyncio.sleep(0)
 
 
-def test_the_callback_is_called_and_so_is_the_handler_that_was_there(run, heard):
-    async def main():
-        chain = SignalChain([NUMBER], lambda: heard.append("ours"))
+async def test_the_callback_is_called_and_so_is_the_handler_that_was_there(heard):
+    chain = SignalChain([NUMBER], lambda: heard.append("ours"))
+    chain.install(asyncio.get_running_loop())
+    signal.raise_signal(NUMBER)
+    await until_heard(heard, 2)
+    assert sorted(heard) == ["ours", "server"]
+    chain.remove()
+    signal.raise_signal(NUMBER)
+    await until_heard(heard, 3)
+    assert sorted(heard) == ["ours", "server", "server"]
+
+
+async def test_handlers_of_the_loop_are_called_as_well():
+    calls: list[str] = []
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(NUMBER, calls.append, "server")
+    chain = SignalChain([NUMBER], lambda: calls.append("ours"))
+    chain.install(loop)
+    signal.raise_signal(NUMBER)
+    await until_heard(calls, 2)
+    assert sorted(calls) == ["ours", "server"]
+    chain.remove()
+    signal.raise_signal(NUMBER)
+    await until_heard(calls, 3)
+    assert calls.count("server") == 2
+    loop.remove_signal_handler(NUMBER)
+
+
+async def test_a_signal_that_nobody_handles_is_left_alone():
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+    SignalChain([signal.SIGUSR2], lambda: None).install(asyncio.get_running_loop())
+    assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
+
+
+async def test_a_handler_that_was_set_since_is_not_taken_away(heard):
+    chain = SignalChain([NUMBER], lambda: heard.append("ours"))
+    chain.install(asyncio.get_running_loop())
+    signal.signal(NUMBER, lambda number, frame: heard.append("newer"))
+    chain.remove()
+    signal.raise_signal(NUMBER)
+    await until_heard(heard, 1)
+    assert heard == ["newer"]
+
+
+async def test_installing_again_wraps_once(heard):
+    chain = SignalChain([NUMBER], lambda: heard.append("ours"))
+    for _ in range(3):
         chain.install(asyncio.get_running_loop())
-        signal.raise_signal(NUMBER)
-        await until_heard(heard, 2)
-        assert sorted(heard) == ["ours", "server"]
-        chain.remove()
-        signal.raise_signal(NUMBER)
-        await until_heard(heard, 3)
-        assert sorted(heard) == ["ours", "server", "server"]
-
-    run(main)
-
-
-def test_handlers_of_the_loop_are_called_as_well(run):
-    async def main():
-        calls: list[str] = []
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(NUMBER, calls.append, "server")
-        chain = SignalChain([NUMBER], lambda: calls.append("ours"))
-        chain.install(loop)
-        signal.raise_signal(NUMBER)
-        await until_heard(calls, 2)
-        assert sorted(calls) == ["ours", "server"]
-        chain.remove()
-        signal.raise_signal(NUMBER)
-        await until_heard(calls, 3)
-        assert calls.count("server") == 2
-        loop.remove_signal_handler(NUMBER)
-
-    run(main)
-
-
-def test_a_signal_that_nobody_handles_is_left_alone(run):
-    async def main():
-        assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
-        SignalChain([signal.SIGUSR2], lambda: None).install(asyncio.get_running_loop())
-        assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
-
-    run(main)
-
-
-def test_a_handler_that_was_set_since_is_not_taken_away(run, heard):
-    async def main():
-        chain = SignalChain([NUMBER], lambda: heard.append("ours"))
-        chain.install(asyncio.get_running_loop())
-        signal.signal(NUMBER, lambda number, frame: heard.append("newer"))
-        chain.remove()
-        signal.raise_signal(NUMBER)
-        await until_heard(heard, 1)
-        assert heard == ["newer"]
-
-    run(main)
-
-
-def test_installing_again_wraps_once(run, heard):
-    async def main():
-        chain = SignalChain([NUMBER], lambda: heard.append("ours"))
-        for _ in range(3):
-            chain.install(asyncio.get_running_loop())
-        signal.raise_signal(NUMBER)
-        await until_heard(heard, 2)
-        await turns(20)
-        assert sorted(heard) == ["ours", "server"]
-        chain.remove()
-
-    run(main)
+    signal.raise_signal(NUMBER)
+    await until_heard(heard, 2)
+    await turns(20)
+    assert sorted(heard) == ["ours", "server"]
+    chain.remove()
 
 
 @pytest.mark.parametrize("leaving", list(permutations("abc")), ids="".join)
 @pytest.mark.parametrize("is_wrapped", [False, True])
-def test_several_leave_in_any_order_and_whoever_is_left_hears_and_so_does_the_server(run, heard, leaving, is_wrapped):
-    async def main():
-        server = signal.getsignal(NUMBER)
-        chains = {name: SignalChain([NUMBER], partial(heard.append, name)) for name in "abc"}
-        for chain in chains.values():
-            chain.install(asyncio.get_running_loop())
-        if is_wrapped:
-            ours = signal.getsignal(NUMBER)
-            assert callable(ours)
-            signal.signal(NUMBER, lambda number, frame: [heard.append("another"), ours(number, frame)])
-        for name in leaving:
-            heard.clear()
-            signal.raise_signal(NUMBER)
-            await turns(20)
-            assert sorted(heard) == sorted([*chains, "server", *["another"] * is_wrapped])
-            chains.pop(name).remove()
-        assert is_wrapped or signal.getsignal(NUMBER) is server
+async def test_several_leave_in_any_order_and_whoever_is_left_hears_and_so_does_the_server(heard, leaving, is_wrapped):
+    server = signal.getsignal(NUMBER)
+    chains = {name: SignalChain([NUMBER], partial(heard.append, name)) for name in "abc"}
+    for chain in chains.values():
+        chain.install(asyncio.get_running_loop())
+    if is_wrapped:
+        ours = signal.getsignal(NUMBER)
+        assert callable(ours)
+        signal.signal(NUMBER, lambda number, frame: [heard.append("another"), ours(number, frame)])
+    for name in leaving:
         heard.clear()
         signal.raise_signal(NUMBER)
         await turns(20)
-        assert heard == ["another"] * is_wrapped + ["server"]
+        assert sorted(heard) == sorted([*chains, "server", *["another"] * is_wrapped])
+        chains.pop(name).remove()
+    assert is_wrapped or signal.getsignal(NUMBER) is server
+    heard.clear()
+    signal.raise_signal(NUMBER)
+    await turns(20)
+    assert heard == ["another"] * is_wrapped + ["server"]
 
-    run(main)
 
-
-def test_those_who_come_and_go_beside_others_leave_no_chain_behind(run, heard):
-    async def main():
-        loop = asyncio.get_running_loop()
-        before, after = (SignalChain([NUMBER], lambda: None) for _ in range(2))
-        before.install(loop)
-        for _ in range(5_000):  # as many links as Python could not call through
-            after.install(loop)
-            before.remove()
-            before, after = after, SignalChain([NUMBER], lambda: None)
-        signal.raise_signal(NUMBER)
-        assert heard == ["server"]
+async def test_those_who_come_and_go_beside_others_leave_no_chain_behind(heard):
+    loop = asyncio.get_running_loop()
+    before, after = (SignalChain([NUMBER], lambda: None) for _ in range(2))
+    before.install(loop)
+    for _ in range(5_000):  # as many links as Python could not call through
+        after.install(loop)
         before.remove()
+        before, after = after, SignalChain([NUMBER], lambda: None)
+    signal.raise_signal(NUMBER)
+    assert heard == ["server"]
+    before.remove()
 
-    run(main)
 
-
-def test_what_is_asked_of_a_handler_is_answered_by_the_one_that_was_there(run):
+async def test_what_is_asked_of_a_handler_is_answered_by_the_one_that_was_there():
     class Server:
         should_exit = False
 
         def handle_exit(self, number: int, frame: object) -> None:
             self.should_exit = True
 
-    async def main():
-        server = Server()
-        before = signal.signal(NUMBER, server.handle_exit)
-        chains = [SignalChain([NUMBER], lambda: None) for _ in range(2)]
-        for chain in chains:
-            chain.install(asyncio.get_running_loop())
-        handler: Any = signal.getsignal(NUMBER)
-        assert handler.__self__ is server  # by which sse-starlette finds uvicorn
-        assert not hasattr(handler, "something else")
-        signal.raise_signal(NUMBER)
-        assert server.should_exit
-        for chain in chains:
-            chain.remove()
-        signal.signal(NUMBER, before)
-
-    run(main)
+    server = Server()
+    before = signal.signal(NUMBER, server.handle_exit)
+    chains = [SignalChain([NUMBER], lambda: None) for _ in range(2)]
+    for chain in chains:
+        chain.install(asyncio.get_running_loop())
+    handler: Any = signal.getsignal(NUMBER)
+    assert handler.__self__ is server  # by which sse-starlette finds uvicorn
+    assert not hasattr(handler, "something else")
+    signal.raise_signal(NUMBER)
+    assert server.should_exit
+    for chain in chains:
+        chain.remove()
+    signal.signal(NUMBER, before)
 
 
 def test_in_another_thread_nothing_is_installed(heard):

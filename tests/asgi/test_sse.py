@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from asgi_requests import Request
+from loops import on_virtual_time
 from sse_starlette.sse import AppStatus
 from starlette.applications import Starlette
 from starlette.requests import Request as StarletteRequest
@@ -49,41 +50,37 @@ def event(number: int, data: str) -> str:
     return f"id: e-{number}\r\ndata: {data}\r\n\r\n"
 
 
-def test_a_stream_brings_what_there_is_and_what_comes(virtual):
-    async def main():
-        news = News()
-        news.publish("one")
-        request = Request(news.app)
-        await asyncio.sleep(1)
-        assert request.headers["content-type"].startswith("text/event-stream")
-        assert request.content.decode() == event(1, "one")
-        news.publish("two")
-        news.publish("three")
-        await asyncio.sleep(100)
-        assert request.content.decode() == event(1, "one") + event(2, "two") + event(3, "three")
-        assert news.polls.open == 1
-        request.leave()
-        await request.done()
-        assert news.polls.open == news.versions.thresholds.pending == 0
-
-    virtual(main)
+@on_virtual_time
+async def test_a_stream_brings_what_there_is_and_what_comes():
+    news = News()
+    news.publish("one")
+    request = Request(news.app)
+    await asyncio.sleep(1)
+    assert request.headers["content-type"].startswith("text/event-stream")
+    assert request.content.decode() == event(1, "one")
+    news.publish("two")
+    news.publish("three")
+    await asyncio.sleep(100)
+    assert request.content.decode() == event(1, "one") + event(2, "two") + event(3, "three")
+    assert news.polls.open == 1
+    request.leave()
+    await request.done()
+    assert news.polls.open == news.versions.thresholds.pending == 0
 
 
+@on_virtual_time
 @pytest.mark.parametrize(
     ("last_event_id", "first"), [("e-1", 2), ("e-0", 1), ("old-2", 1), ("nonsense", 1), ("", 1), ("e-99", 1)]
 )
-def test_a_stream_goes_on_after_the_last_event_that_the_client_has(virtual, last_event_id, first):
-    async def main():
-        news = News()
-        for number in (1, 2, 3):
-            news.publish(str(number))
-        request = Request(news.app, headers={"Last-Event-ID": last_event_id})
-        await asyncio.sleep(1)
-        assert request.content.decode() == "".join(event(number, str(number)) for number in range(first, 4))
-        request.leave()
-        await request.done()
-
-    virtual(main)
+async def test_a_stream_goes_on_after_the_last_event_that_the_client_has(last_event_id, first):
+    news = News()
+    for number in (1, 2, 3):
+        news.publish(str(number))
+    request = Request(news.app, headers={"Last-Event-ID": last_event_id})
+    await asyncio.sleep(1)
+    assert request.content.decode() == "".join(event(number, str(number)) for number in range(first, 4))
+    request.leave()
+    await request.done()
 
 
 @pytest.mark.parametrize("ending", ["leaves", "stops", "lives on"])
@@ -107,67 +104,58 @@ def test_streams_of_one_loop_after_the_other_go_on_where_the_last_one_was(virtua
     assert [virtual(main) for _ in range(3)] == [event(number, f"number {number}") for number in (1, 2, 3)]
 
 
-def test_a_version_that_brings_nothing_is_waited_past(virtual):
-    async def main():
-        news = News()
-        news.versions.bump("news")
-        request = Request(news.app)
-        await asyncio.sleep(1)
-        assert (request.content, news.polls.open) == (b"", 1)
-        request.leave()
+@on_virtual_time
+async def test_a_version_that_brings_nothing_is_waited_past():
+    news = News()
+    news.versions.bump("news")
+    request = Request(news.app)
+    await asyncio.sleep(1)
+    assert (request.content, news.polls.open) == (b"", 1)
+    request.leave()
+    await request.done()
+
+
+@on_virtual_time
+async def test_the_stop_ends_streams_properly():
+    news = News()
+    news.publish("one")
+    requests = [Request(news.app) for _ in range(3)]
+    await asyncio.sleep(1)
+    news.polls.stop()
+    for request in requests:
         await request.done()
+        assert request.answer[-1]["more_body"] is False
+    assert asyncio.get_running_loop().time() == 1.0
+    assert news.polls.endings == {Ending.STOPPING: 3}
+    assert news.polls.open == news.versions.thresholds.pending == 0
 
-    virtual(main)
 
-
-def test_the_stop_ends_streams_properly(virtual):
-    async def main():
-        news = News()
-        news.publish("one")
-        requests = [Request(news.app) for _ in range(3)]
+@on_virtual_time
+async def test_a_stream_keeps_its_place_for_as_long_as_it_lasts_and_no_longer():
+    news = News(max_open=1)
+    stream = Request(news.app)
+    await asyncio.sleep(1)
+    for number in range(3):
+        news.publish(str(number))
         await asyncio.sleep(1)
-        news.polls.stop()
-        for request in requests:
-            await request.done()
-            assert request.answer[-1]["more_body"] is False
-        assert asyncio.get_running_loop().time() == 1.0
-        assert news.polls.endings == {Ending.STOPPING: 3}
-        assert news.polls.open == news.versions.thresholds.pending == 0
-
-    virtual(main)
-
-
-def test_a_stream_keeps_its_place_for_as_long_as_it_lasts_and_no_longer(virtual):
-    async def main():
-        news = News(max_open=1)
-        stream = Request(news.app)
-        await asyncio.sleep(1)
-        for number in range(3):
-            news.publish(str(number))
-            await asyncio.sleep(1)
-            refused = await Request(news.app).done()
-            assert (refused.status, refused.headers["retry-after"]) == (503, "1")
-        stream.leave()
-        await stream.done()
-        assert (await Request(news.app, method="HEAD").done()).status == 200
-        assert news.polls.open == 0
-
-    virtual(main)
+        refused = await Request(news.app).done()
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+    stream.leave()
+    await stream.done()
+    assert (await Request(news.app, method="HEAD").done()).status == 200
+    assert news.polls.open == 0
 
 
 @pytest.mark.parametrize("ping", [-1.0, float("nan"), float("inf")])
-def test_a_ping_out_of_its_bounds_is_refused_before_a_place_is_taken(run, ping):
-    async def main():
-        news = News()
+async def test_a_ping_out_of_its_bounds_is_refused_before_a_place_is_taken(ping):
+    news = News()
 
-        async def stream(scope: Any, receive: Any, send: Any) -> None:
-            with pytest.raises(ValueError, match="ping must be zero or more seconds, not"):
-                event_source(news.polls.poll(scope), news.versions, "news", news.read, ping=ping)
-            assert news.polls.open == 0
+    async def stream(scope: Any, receive: Any, send: Any) -> None:
+        with pytest.raises(ValueError, match="ping must be zero or more seconds, not"):
+            event_source(news.polls.poll(scope), news.versions, "news", news.read, ping=ping)
+        assert news.polls.open == 0
 
-        await Request(news.polls.middleware(stream)).done()
-
-    run(main)
+    await Request(news.polls.middleware(stream)).done()
 
 
 def test_without_sse_starlette_the_rest_works_and_the_error_says_how_to_get_it():

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from asgi_requests import Request
 from helpers import turns
+from loops import on_virtual_time
 
 from purgatory import ThresholdPurgatory
 from purgatory.asgi import LongPolls, Versions
@@ -27,169 +28,143 @@ class News:
         return Request(self.app, query, {} if condition is None else {"If-None-Match": condition})
 
 
-def test_who_has_seen_nothing_is_answered_at_once_also_with_nothing(run):
-    async def main():
-        news = News()
-        request = await news.request().done()
-        assert (request.status, request.content, request.headers["etag"]) == (200, b"0", '"e-0"')
-        assert news.versions.bump("news") == 1
-        request = await news.request().done()
-        assert (request.status, request.content, request.headers["etag"]) == (200, b"1", '"e-1"')
-
-    run(main)
+async def test_who_has_seen_nothing_is_answered_at_once_also_with_nothing():
+    news = News()
+    request = await news.request().done()
+    assert (request.status, request.content, request.headers["etag"]) == (200, b"0", '"e-0"')
+    assert news.versions.bump("news") == 1
+    request = await news.request().done()
+    assert (request.status, request.content, request.headers["etag"]) == (200, b"1", '"e-1"')
 
 
-def test_who_has_seen_the_version_that_there_is_waits_for_the_next(virtual):
-    async def main():
-        news = News()
-        for version in range(3):
-            request = news.request(f'"e-{version}"')
-            await asyncio.sleep(1)
-            assert news.polls.open == 1
-            news.versions.bump("news")
-            await request.done()
-            assert (request.status, request.headers["etag"]) == (200, f'"e-{version + 1}"')
-        assert asyncio.get_running_loop().time() == 3.0
-
-    virtual(main)
-
-
-def test_an_update_between_two_polls_answers_the_second_at_once(virtual):
-    async def main():
-        news = News()
+@on_virtual_time
+async def test_who_has_seen_the_version_that_there_is_waits_for_the_next():
+    news = News()
+    for version in range(3):
+        request = news.request(f'"e-{version}"')
+        await asyncio.sleep(1)
+        assert news.polls.open == 1
         news.versions.bump("news")
-        first = await news.request().done()
-        news.versions.bump("news")
-        news.versions.bump("news")
-        second = await news.request(first.headers["etag"]).done()
-        assert (second.status, second.content, second.headers["etag"]) == (200, b"3", '"e-3"')
-        assert asyncio.get_running_loop().time() == 0.0
-
-    virtual(main)
+        await request.done()
+        assert (request.status, request.headers["etag"]) == (200, f'"e-{version + 1}"')
+    assert asyncio.get_running_loop().time() == 3.0
 
 
+@on_virtual_time
+async def test_an_update_between_two_polls_answers_the_second_at_once():
+    news = News()
+    news.versions.bump("news")
+    first = await news.request().done()
+    news.versions.bump("news")
+    news.versions.bump("news")
+    second = await news.request(first.headers["etag"]).done()
+    assert (second.status, second.content, second.headers["etag"]) == (200, b"3", '"e-3"')
+    assert asyncio.get_running_loop().time() == 0.0
+
+
+@on_virtual_time
 @pytest.mark.parametrize("unchanged", [204, 304])
-def test_the_deadline_is_answered_as_the_author_chooses_with_the_tag_that_still_holds(virtual, unchanged):
-    async def main():
-        news = News(unchanged=unchanged)
-        for version in (0, 1):
-            request = await news.request(f'"e-{version}"').done()
-            assert (request.status, request.content) == (unchanged, b"")
-            assert request.headers == {"etag": f'"e-{version}"', "preference-applied": "wait=5"}
+async def test_the_deadline_is_answered_as_the_author_chooses_with_the_tag_that_still_holds(unchanged):
+    news = News(unchanged=unchanged)
+    for version in (0, 1):
+        request = await news.request(f'"e-{version}"').done()
+        assert (request.status, request.content) == (unchanged, b"")
+        assert request.headers == {"etag": f'"e-{version}"', "preference-applied": "wait=5"}
+        news.versions.bump("news")
+    assert asyncio.get_running_loop().time() == 10.0
+
+
+@on_virtual_time
+async def test_an_update_between_the_deadline_and_the_answer_is_not_told_as_unchanged():
+    news = News()
+    loop = asyncio.get_running_loop()
+    request = news.request('"e-0"')
+
+    def bump_once_it_has_expired() -> None:
+        if news.versions.thresholds.pending:
+            loop.call_soon(bump_once_it_has_expired)
+        else:
+            assert request.answer == []
             news.versions.bump("news")
-        assert asyncio.get_running_loop().time() == 10.0
 
-    virtual(main)
-
-
-def test_an_update_between_the_deadline_and_the_answer_is_not_told_as_unchanged(virtual):
-    async def main():
-        news = News()
-        loop = asyncio.get_running_loop()
-        request = news.request('"e-0"')
-
-        def bump_once_it_has_expired() -> None:
-            if news.versions.thresholds.pending:
-                loop.call_soon(bump_once_it_has_expired)
-            else:
-                assert request.answer == []
-                news.versions.bump("news")
-
-        loop.call_at(5.0, bump_once_it_has_expired)
-        await request.done()
-        assert news.versions.thresholds.statistics().expired == 1
-        assert (request.status, request.headers["etag"]) == (200, '"e-1"')
-
-    virtual(main)
+    loop.call_at(5.0, bump_once_it_has_expired)
+    await request.done()
+    assert news.versions.thresholds.statistics().expired == 1
+    assert (request.status, request.headers["etag"]) == (200, '"e-1"')
 
 
-def test_the_tag_names_what_is_there_when_the_author_reads_it(run):
-    async def main():
-        news = News()
-        request = news.request('"e-0"')
-        await turns(20)
-        news.versions.bump("news")
-        news.versions.bump("news")
-        await request.done()
-        assert (request.content, request.headers["etag"]) == (b"2", '"e-2"')
-
-    run(main)
+async def test_the_tag_names_what_is_there_when_the_author_reads_it():
+    news = News()
+    request = news.request('"e-0"')
+    await turns(20)
+    news.versions.bump("news")
+    news.versions.bump("news")
+    await request.done()
+    assert (request.content, request.headers["etag"]) == (b"2", '"e-2"')
 
 
+@on_virtual_time
 @pytest.mark.parametrize(
     "condition", ['"e-1"', 'W/"e-1"', '"x", "e-1"', ' "e-1" , W/"e-0"', "*"], ids=["strong", "weak", "list", "mixed", "any"]
 )
-def test_a_condition_that_names_the_present_version_waits(virtual, condition):
-    async def main():
-        news = News()
-        news.versions.bump("news")
-        assert (await news.request(condition).done()).status == 304
-        assert asyncio.get_running_loop().time() == 5.0
-
-    virtual(main)
+async def test_a_condition_that_names_the_present_version_waits(condition):
+    news = News()
+    news.versions.bump("news")
+    assert (await news.request(condition).done()).status == 304
+    assert asyncio.get_running_loop().time() == 5.0
 
 
+@on_virtual_time
 @pytest.mark.parametrize("condition", ['"e-0"', '"e-2"', '"old-1"', '"1"', "e-1", '"e-01"', '"', "", '"e-1x"', '"E-1"'])
-def test_any_other_condition_is_answered_at_once(virtual, condition):
-    async def main():
-        news = News()
+async def test_any_other_condition_is_answered_at_once(condition):
+    news = News()
+    news.versions.bump("news")
+    assert (await news.request(condition).done()).status == 200
+    assert asyncio.get_running_loop().time() == 0.0
+
+
+@on_virtual_time
+async def test_a_client_of_an_earlier_server_is_answered_at_once():
+    before, after = (Versions[str]().epoch for _ in range(2))
+    assert before != after
+    earlier, later = News(before), News(after)
+    for news in (earlier, later):
         news.versions.bump("news")
-        assert (await news.request(condition).done()).status == 200
-        assert asyncio.get_running_loop().time() == 0.0
-
-    virtual(main)
-
-
-def test_a_client_of_an_earlier_server_is_answered_at_once(virtual):
-    async def main():
-        before, after = (Versions[str]().epoch for _ in range(2))
-        assert before != after
-        earlier, later = News(before), News(after)
-        for news in (earlier, later):
-            news.versions.bump("news")
-        tag = (await earlier.request().done()).headers["etag"]
-        assert (await later.request(tag).done()).status == 200
-        assert asyncio.get_running_loop().time() == 0.0
-
-    virtual(main)
+    tag = (await earlier.request().done()).headers["etag"]
+    assert (await later.request(tag).done()).status == 200
+    assert asyncio.get_running_loop().time() == 0.0
 
 
-def test_the_index_in_the_query_does_what_the_header_does(virtual):
-    async def main():
-        news = News()
-        news.versions.bump("news")
-        assert (await news.request(query=b"wait=5&index=e-0").done()).status == 200
-        assert (await news.request(query=b"wait=5&index=nonsense").done()).status == 200
-        assert asyncio.get_running_loop().time() == 0.0
-        assert (await news.request(query=b"wait=5&index=e-1").done()).status == 304
-        assert (await news.request('"e-0"', b"wait=5&index=e-1").done()).status == 200  # the header counts more
-        assert asyncio.get_running_loop().time() == 5.0
-
-    virtual(main)
+@on_virtual_time
+async def test_the_index_in_the_query_does_what_the_header_does():
+    news = News()
+    news.versions.bump("news")
+    assert (await news.request(query=b"wait=5&index=e-0").done()).status == 200
+    assert (await news.request(query=b"wait=5&index=nonsense").done()).status == 200
+    assert asyncio.get_running_loop().time() == 0.0
+    assert (await news.request(query=b"wait=5&index=e-1").done()).status == 304
+    assert (await news.request('"e-0"', b"wait=5&index=e-1").done()).status == 200  # the header counts more
+    assert asyncio.get_running_loop().time() == 5.0
 
 
-def test_polling_makes_no_keys(virtual):
-    async def main():
-        news = News()
-        await news.request().done()
-        await news.request('"e-0"').done()
-        assert news.versions.thresholds.statistics().keys == 0
-
-    virtual(main)
+@on_virtual_time
+async def test_polling_makes_no_keys():
+    news = News()
+    await news.request().done()
+    await news.request('"e-0"').done()
+    assert news.versions.thresholds.statistics().keys == 0
 
 
-def test_endings_other_than_these_pass_through(virtual):
-    async def main():
-        news = News(thresholds=ThresholdPurgatory(max_pending=1))
-        waiting, refused = news.request('"e-0"'), news.request('"e-0"')
-        assert (await refused.done()).status == 503
-        malformed = await news.request(query=b"wait=x").done()
-        assert malformed.status == 400
-        news.polls.stop()
-        assert (await waiting.done()).status == 503
-        assert "etag" not in waiting.headers
-
-    virtual(main)
+@on_virtual_time
+async def test_endings_other_than_these_pass_through():
+    news = News(thresholds=ThresholdPurgatory(max_pending=1))
+    waiting, refused = news.request('"e-0"'), news.request('"e-0"')
+    assert (await refused.done()).status == 503
+    malformed = await news.request(query=b"wait=x").done()
+    assert malformed.status == 400
+    news.polls.stop()
+    assert (await waiting.done()).status == 503
+    assert "etag" not in waiting.headers
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from helpers import turns
+from loops import on_virtual_time
 
 from purgatory import Purgatory
 from purgatory.asgi import Ending, LongPolls, Outcome
@@ -64,41 +65,37 @@ class Board:
 
 
 @pytest.mark.parametrize("query", [b"", b"poll=first"])
-def test_what_is_satisfied_leaves_the_messages_in_their_order(run, query):
-    async def main():
-        board = Board()
-        socket = Socket(board.app, query)
-        spoken = [text("one"), {"type": "websocket.receive", "bytes": b"two"}, {"type": "websocket.receive", "text": "three"}]
-        socket.say(*spoken)
-        await turns(30)
-        assert board.polls.open == 1
-        assert socket.messages.empty()
-        board.satisfy()
-        await turns(30)
-        socket.say(LEFT)
-        await socket.task
-        assert [outcome.ending for outcome in board.outcomes] == [Ending.SATISFIED]
-        assert board.received == [{"type": "websocket.connect"}, *spoken, LEFT, LEFT]
-        assert board.polls.open == board.purgatory.pending == 0
-
-    run(main)
+async def test_what_is_satisfied_leaves_the_messages_in_their_order(query):
+    board = Board()
+    socket = Socket(board.app, query)
+    spoken = [text("one"), {"type": "websocket.receive", "bytes": b"two"}, {"type": "websocket.receive", "text": "three"}]
+    socket.say(*spoken)
+    await turns(30)
+    assert board.polls.open == 1
+    assert socket.messages.empty()
+    board.satisfy()
+    await turns(30)
+    socket.say(LEFT)
+    await socket.task
+    assert [outcome.ending for outcome in board.outcomes] == [Ending.SATISFIED]
+    assert board.received == [{"type": "websocket.connect"}, *spoken, LEFT, LEFT]
+    assert board.polls.open == board.purgatory.pending == 0
 
 
-def test_a_client_that_leaves_ends_the_wait_and_the_application_hears_how(virtual):
-    async def main():
-        board = Board()
-        socket = Socket(board.app)
-        await asyncio.sleep(1)
-        socket.say(text("bye"), LEFT)
-        await socket.task
-        assert asyncio.get_running_loop().time() == 1.0
-        assert [outcome.ending for outcome in board.outcomes] == [Ending.GONE]
-        assert board.received == [{"type": "websocket.connect"}, text("bye"), LEFT, LEFT]
-        assert board.polls.open == board.purgatory.pending == 0
-
-    virtual(main)
+@on_virtual_time
+async def test_a_client_that_leaves_ends_the_wait_and_the_application_hears_how():
+    board = Board()
+    socket = Socket(board.app)
+    await asyncio.sleep(1)
+    socket.say(text("bye"), LEFT)
+    await socket.task
+    assert asyncio.get_running_loop().time() == 1.0
+    assert [outcome.ending for outcome in board.outcomes] == [Ending.GONE]
+    assert board.received == [{"type": "websocket.connect"}, text("bye"), LEFT, LEFT]
+    assert board.polls.open == board.purgatory.pending == 0
 
 
+@on_virtual_time
 @pytest.mark.parametrize(
     ("query", "ending", "code"),
     [
@@ -108,55 +105,48 @@ def test_a_client_that_leaves_ends_the_wait_and_the_application_hears_how(virtua
         (b"full", Ending.REFUSED, 1013),
     ],
 )
-def test_each_ending_has_the_code_to_close_with(virtual, query, ending, code):
-    async def main():
-        board = Board(max_open=1)
-        if query == b"full":
-            Socket(board.app, b"wait=50")
-            await asyncio.sleep(1)
-        socket = Socket(board.app, query)
-        await asyncio.sleep(10)
-        if ending is Ending.STOPPING:
-            board.polls.stop()
-        await turns(10)
-        assert [outcome.ending for outcome in board.outcomes] == [ending]
-        assert socket.sent[-1]["code"] == code
+async def test_each_ending_has_the_code_to_close_with(query, ending, code):
+    board = Board(max_open=1)
+    if query == b"full":
+        Socket(board.app, b"wait=50")
+        await asyncio.sleep(1)
+    socket = Socket(board.app, query)
+    await asyncio.sleep(10)
+    if ending is Ending.STOPPING:
         board.polls.stop()
-        socket.say(LEFT)
-        await socket.task
+    await turns(10)
+    assert [outcome.ending for outcome in board.outcomes] == [ending]
+    assert socket.sent[-1]["code"] == code
+    board.polls.stop()
+    socket.say(LEFT)
+    await socket.task
 
-    virtual(main)
 
-
+@on_virtual_time
 @pytest.mark.parametrize("kind", ["text", "bytes"])
-def test_a_client_that_talks_without_end_is_slowed_down(virtual, kind):
-    async def main():
-        board = Board()
-        socket = Socket(board.app)
-        message: Any = {"text": "x" * 1024, "bytes": b"x" * 1024}[kind]
-        for _ in range(1_000):
-            socket.say({"type": "websocket.receive", kind: message})
-        socket.say(LEFT)
-        await asyncio.sleep(1)
-        taken = 1_001 - socket.messages.qsize()
-        assert taken == READ_AHEAD // (1024 + 256) + 1
-        board.satisfy()
-        await socket.task
-        assert len(board.received) == 1 + 1_000 + 2
-
-    virtual(main)
+async def test_a_client_that_talks_without_end_is_slowed_down(kind):
+    board = Board()
+    socket = Socket(board.app)
+    message: Any = {"text": "x" * 1024, "bytes": b"x" * 1024}[kind]
+    for _ in range(1_000):
+        socket.say({"type": "websocket.receive", kind: message})
+    socket.say(LEFT)
+    await asyncio.sleep(1)
+    taken = 1_001 - socket.messages.qsize()
+    assert taken == READ_AHEAD // (1024 + 256) + 1
+    board.satisfy()
+    await socket.task
+    assert len(board.received) == 1 + 1_000 + 2
 
 
-def test_whatever_can_be_awaited_ends_with_a_websocket_as_well(virtual):
-    async def main():
-        async def serve(scope: Any, receive: Any, send: Any) -> None:
-            outcomes.append(await polls.poll(scope).run(asyncio.sleep(100)))
+@on_virtual_time
+async def test_whatever_can_be_awaited_ends_with_a_websocket_as_well():
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        outcomes.append(await polls.poll(scope).run(asyncio.sleep(100)))
 
-        polls, outcomes = LongPolls(signals=()), []
-        socket = Socket(polls.middleware(serve))
-        await asyncio.sleep(1)
-        socket.say(LEFT)
-        await socket.task
-        assert [outcome.ending for outcome in outcomes] == [Ending.GONE]
-
-    virtual(main)
+    polls, outcomes = LongPolls(signals=()), []
+    socket = Socket(polls.middleware(serve))
+    await asyncio.sleep(1)
+    socket.say(LEFT)
+    await socket.task
+    assert [outcome.ending for outcome in outcomes] == [Ending.GONE]
