@@ -37,8 +37,10 @@ class Read(NamedTuple):
 
     keys: tuple[str, ...]
     since: int | None
+    known: dict[str, int]
     latest: int
-    """What was known when it began. An answer that is behind that comes from a store that has lost something."""
+    """What was known of `keys`, and of positions, when it began. An answer that is behind comes from a store that has lost
+    something."""
     confirmations: int
 
 
@@ -195,7 +197,8 @@ class Follower:
             del wanted[key]
         since = self.position if self._is_behind and self.epoch is not None else None
         self._is_behind = False
-        self._flight = Read(keys, since, self.latest, self.confirmations)
+        known = {key: version for key in keys if (version := self.watched[key].version) is not None}
+        self._flight = Read(keys, since, known, self.latest, self.confirmations)
         return self._flight
 
     def failed(self, read: Read) -> None:
@@ -209,7 +212,7 @@ class Follower:
         self._flight = None
         if answer.epoch != self.epoch:
             self._begin_epoch(read, answer)
-        elif max(answer.position, answer.latest) < read.latest:
+        elif max(answer.position, answer.latest) < read.latest or self._has_fallen(read, answer):
             self.must_renew = self.epoch
             self.failed(read)
             return
@@ -223,6 +226,11 @@ class Follower:
         self._take(read, answer)
         if read.confirmations == self.confirmations and self.is_subscribed and not self._is_behind:
             self.is_current = True
+
+    @staticmethod
+    def _has_fallen(read: Read, answer: Answer) -> bool:
+        """Whether a version is lower than it was: others have written as much since as the store had lost."""
+        return any(answer.versions.get(key, version) < version for key, version in read.known.items())
 
     def _begin_epoch(self, read: Read, answer: Answer) -> None:
         self.epochs += 1

@@ -510,7 +510,7 @@ def test_very_many_keys_are_asked_for_in_several_reads() -> None:
     for number in range(MOST_KEYS + 1):
         process.wait(f"key{number}", 0, 0)
     assert len(process.follower.begin_read().keys) == MOST_KEYS
-    process.follower.answered(Read((), None, 7, 1), Answer("e", 7, {}))
+    process.follower.answered(Read((), None, {}, 7, 1), Answer("e", 7, {}))
     assert process.follower.begin_read().keys == (f"key{MOST_KEYS}",)
 
 
@@ -572,3 +572,17 @@ def test_ten_thousand_keys_that_come_and_go_leave_nothing_behind() -> None:
     assert not follower._wanted
     assert not follower._suspects
     assert not follower._ahead
+
+
+def test_a_store_that_fell_back_is_found_out_though_others_have_written_as_much_since() -> None:
+    process = process_at(7, a=3)
+    process.wait("a", 3, 0)
+    process.follower.heard(News("e", 7, 8, {"a": 4}))
+    process.wait("a", 4, 0)
+    process.follower.confirmed()
+    process.follower.lost()
+    process.follower.confirmed()
+    assert answer(process, "e", 8, a=3, b=1).since == 8
+    assert process.follower.must_renew == "e"
+    answer(process, "f", 8, a=3)
+    assert [wait.result for wait in process.waits] == [4, 3]

@@ -1,9 +1,9 @@
-"""A short run of the soak in each way of losing news; the long one is `python tests/relay/soak.py`."""
+"""A short run of the soak in each way of losing news; the long one is `python tests/relay/relay_soak.py`."""
 
 import asyncio
 
 import pytest
-from soak import soak
+from relay_soak import soak
 
 
 @pytest.mark.parametrize("name", ["file: deleted", "redis: connections killed", "postgresql: killed"])

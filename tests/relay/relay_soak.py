@@ -1,6 +1,6 @@
 """The failure soak: four processes, two thousand waits, and a store to which everything happens.
 
-    python tests/relay/soak.py [--seconds 30] [--waits 2000] [--scenario NAME] [--resync 5]
+    python tests/relay/relay_soak.py [--seconds 30] [--waits 2000] [--scenario NAME] [--resync 5]
 
 In each scenario three processes wait and one writes, while the store or its connections are tormented; then it is left alone,
 the writer stops, and after max(resync, reconnection) every wait has to know the version that stands. It prints a row for each
