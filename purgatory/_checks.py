@@ -77,10 +77,11 @@ class KeyCheck:
         """`operation` watches the key by now, and was not tried."""
         if self.waiting is None:
             return
-        if self.walked is not None and type(operation._op_places) is tuple:
+        if self.walked is not None:
             here = self.walked.standing()
             first = here.first or here
-            if any(type(place) is Chunk and place.first is first and place is not here for place in operation._op_places):
+            places = operation._op_places if type(operation._op_places) is tuple else (operation._op_places,)
+            if any(type(place) is Chunk and place.first is first and place is not here for place in places):
                 return  # the walk will come there
         self.late.append(operation)
 

@@ -36,11 +36,13 @@ class TickClock:
         ValueError: `tick` is shorter, or not finite.
     """
 
-    __slots__ = ("_whole", "rate", "tick")
+    __slots__ = ("is_whole", "rate", "tick")
 
     tick: float
     rate: float
     """Ticks in a second."""
+    is_whole: bool
+    """Whether that is a whole number: then a tick begins at its number divided by the rate, exactly."""
 
     def __init__(self, tick: float) -> None:
         if not (tick > 0.0 and isfinite(tick)):
@@ -48,13 +50,13 @@ class TickClock:
         if tick < SHORTEST_TICK:
             raise ValueError(f"tick must be at least {SHORTEST_TICK} seconds, not {tick!r}: no clock tells shorter times apart")
         rate = 1.0 / tick
-        self._whole = rate >= 1.0 and abs(rate - round(rate)) <= 1e-9 * rate
+        self.is_whole = rate >= 1.0 and abs(rate - round(rate)) <= 1e-9 * rate
         self.tick = float(tick)
-        self.rate = float(round(rate)) if self._whole else rate
+        self.rate = float(round(rate)) if self.is_whole else rate
 
     def instant(self, tick_number: int) -> float:
         """The moment at which a tick begins, in seconds of the loop's time."""
-        return tick_number / self.rate if self._whole else tick_number * self.tick
+        return tick_number / self.rate if self.is_whole else tick_number * self.tick
 
     def due_tick(self, when: float) -> int:
         """The first tick that does not begin before `when`; beyond `MAX_TICK` either way, that limit.

@@ -13,6 +13,7 @@ from purgatory._wheel import SNAPSHOT
 async def close(engine: Engine, drain: float) -> list[Operation]:
     """Closes `engine`: see `Purgatory.aclose`. What it returns are the operations that it cancelled."""
     engine.closed = engine.limited = True
+    engine.kinds.clear()  # so that each operation is looked at, and refused
     try:
         await _let_end(engine, drain)
     except BaseException:

@@ -26,7 +26,7 @@ from purgatory._operation import DelayedOperation
 from purgatory._signals import Signals
 from purgatory._state import CANCELLED, COMPLETED, EXPIRED, PENDING
 from purgatory._timer import PORTION, LoopWheel
-from purgatory._watchers import NO_PLACES, Watched, Watchers, keys_of
+from purgatory._watchers import NO_PLACES, Chunk, Watched, Watchers, keys_of
 
 Operation = DelayedOperation[Any]
 
@@ -80,7 +80,7 @@ class Engine:
         self.limited = max_pending is not None
         """Whether not every operation may wait."""
         self.kinds: set[type] = set()
-        """The classes of operations that were found to be told apart by identity."""
+        """The classes of operations that were found to be told apart by identity; none when it is closed."""
         self.completed = 0
         self.expired = 0
         self.cancelled = 0
@@ -300,6 +300,24 @@ class Engine:
     def tell_of_one(self, operation: Operation, key: Hashable) -> None:
         """Tells of a check of `key` that tried one operation, the `current` one."""
         completed = operation._op_state is COMPLETED
+        observer, notes = self.observer, self.notes
+        if completed and observer is not None and not (self.drained or notes.retries or notes.started):
+            # As below, in fewer calls: the common case.
+            places = operation._op_places
+            if type(places) is tuple or type(places) is Chunk:
+                operation._op_places = keys_of(places)
+            notes.cause = key
+            try:
+                observer.operation_finished(operation)
+            except BaseException as error:
+                self._report(f"operation_finished of {observer!r} raised", error)
+            operation._op_places = NO_PLACES
+            self.room.current = NOBODY
+            try:
+                observer.keys_checked(key, 1, 1)
+            except BaseException as error:
+                self._report(f"keys_checked of {observer!r} raised", error)
+            return
         if completed:
             self.tell(operation, key)
         else:

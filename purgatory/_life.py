@@ -22,7 +22,7 @@ from purgatory._errors import OperationCancelled, WrongLoop
 from purgatory._failure import Failure
 from purgatory._state import CANCELLED, COMPLETED, EXPIRED, PENDING, OperationState
 from purgatory._timer import LoopWheel
-from purgatory._watchers import NO_PLACES, Watchers
+from purgatory._watchers import NO_PLACES, Chunk, Watchers
 
 Operation = Any
 """A `DelayedOperation`."""
@@ -61,7 +61,7 @@ def claim(operation: Operation, state: OperationState) -> bool:
             operation._wheel_bucket = None
             if not bucket and not bucket.wheel.resting:
                 bucket.wheel.emptied()
-        if type(places) is tuple:
+        if type(places) is tuple or type(places) is Chunk:
             engine.watchers.remove(operation, places)
         else:
             # What `Watchers.remove` does with one key.

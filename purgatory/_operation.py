@@ -12,6 +12,7 @@ from asyncio import Future, get_running_loop
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Generator
 from math import inf, isinf
+from threading import get_ident
 from typing import Any, Final, Generic, TypeVar, cast
 
 from purgatory import _life
@@ -117,16 +118,20 @@ class DelayedOperation(Entry, ABC, Generic[R]):
             WrongLoop: called from another loop or thread than the purgatory's; nothing has changed.
         """
         engine = self._op_engine
-        if engine is None or running_loop() is not engine.loop:
+        if engine is None:
             return _life.complete_from_outside(self)
         room = engine.room
+        if room.current is self and get_ident() == room.thread_id:  # its own try: whoever called that runs the hooks
+            if not claim(self, COMPLETED):
+                return False
+            engine.completed += 1
+            return True
+        if running_loop() is not engine.loop:
+            return _life.complete_from_outside(self)
         if not claim(self, COMPLETED):
             return False
         engine.completed += 1
-        current = room.current
-        if current is self:  # its own try: whoever called that runs the hooks
-            return True
-        if current is None:
+        if room.current is None:
             room.current = self
             try:
                 _life.run_hooks(self)
@@ -136,7 +141,9 @@ class DelayedOperation(Entry, ABC, Generic[R]):
                 room.current = None
             if room.unsettled:
                 room.settle()
-        elif not room.is_trying(self):
+        elif room.is_trying(self):
+            room.thread_id = get_ident()  # the loop has moved to another thread
+        else:
             room.put_off(self)
         return True
 

@@ -106,11 +106,10 @@ class Purgatory(Generic[Op]):
             operation._op_engine is not None
             or operation._op_state is not PENDING
             or operation._op_waiters is not None
-            or engine.closed
             or type(operation) not in engine.kinds
         ):
             engine.refuse(operation)
-        number = len(keys) if type(keys) is tuple or type(keys) is list else 0
+        number = len(keys) if type(keys) is list or type(keys) is tuple else 0
         if number == 1:
             watched: Watched
             [watched] = keys
@@ -147,10 +146,14 @@ class Purgatory(Generic[Op]):
         # From here on the common case: a timeout and no limit. It does what `Engine.watch` does.
         time = engine.time
         when = time() + timeout
-        try:
-            bucket = engine.recent[ceil(when * engine.rate)]
-        except (KeyError, OverflowError):
-            return engine.watch(operation, watched)
+        wheel = engine.wheel
+        if wheel.after < when < wheel.until:
+            bucket = wheel.last
+        else:
+            try:
+                bucket = engine.recent[ceil(when * engine.rate)]
+            except (KeyError, OverflowError):
+                return engine.watch(operation, watched)
         try:
             if type(watched) is tuple:
                 engine.watchers.add(operation, watched)

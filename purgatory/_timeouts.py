@@ -205,7 +205,7 @@ class Timeout(Entry):
                 wheel = loop._purgatory_timeouts
                 time = wheel.time
                 if when > time():
-                    bucket = wheel.recent[ceil(when * wheel.rate)]
+                    bucket = wheel.last if wheel.after < when < wheel.until else wheel.recent[ceil(when * wheel.rate)]
             except (AttributeError, KeyError, OverflowError):
                 pass
             if bucket is None:

@@ -328,10 +328,13 @@ class WheelTimer:
         time = wheel.time
         task = TimerTask()
         task._wheel_when = when = time() + delay
-        try:
-            bucket = wheel.recent[ceil(when * wheel.rate)]
-        except (KeyError, ValueError, OverflowError):
-            bucket = wheel.bucket_at(when)
+        if wheel.after < when < wheel.until:
+            bucket = wheel.last
+        else:
+            try:
+                bucket = wheel.recent[ceil(when * wheel.rate)]
+            except (KeyError, ValueError, OverflowError):
+                bucket = wheel.bucket_at(when)
         task._callback = partial(callback, *args) if args else callback
         task._wheel_bucket = bucket
         bucket[task] = None

@@ -129,10 +129,13 @@ class Waits:
         self.pending += 1
         if when is not None:
             wheel = self.wheel
-            try:
-                bucket = wheel.recent[ceil(when * wheel.rate)]
-            except (KeyError, OverflowError):
-                bucket = wheel.bucket_at(when)
+            if wheel.after < when < wheel.until:
+                bucket = wheel.last
+            else:
+                try:
+                    bucket = wheel.recent[ceil(when * wheel.rate)]
+                except (KeyError, OverflowError):
+                    bucket = wheel.bucket_at(when)
             waiter._wheel_when = when
             waiter._wheel_bucket = bucket
             bucket[waiter] = None

@@ -8,7 +8,7 @@ come and go, and nobody copies it:
     by_key = {"orders-0": <Fetch A>,
               "orders-1": Chunk{<Fetch A>, ... 512} -> Chunk{<Fetch C>, ... 512} -> Chunk{<Fetch D>}}
 
-An operation remembers its *places*: the bare key while it is alone there, else a tuple of keys and chunks. So most lists are
+An operation remembers its *places*: the bare key while it is alone there, else its chunk; of several a tuple. So most lists are
 left without asking a key for its hash, or two keys whether they are equal, which is code of the user's that may raise.
 
 Kafka's counterpart, the `Watchers` of `DelayedOperationPurgatory`, keeps completed operations until a purge finds them
@@ -25,7 +25,7 @@ Watched = Hashable | tuple[Hashable, ...]
 """What is to be watched: one key, or a tuple of keys, of several or of one that is itself a tuple."""
 
 Places = Any
-"""Where an operation stands: `NO_PLACES`, a key under which it is alone, or a tuple of such keys and of chunks."""
+"""Where an operation stands: `NO_PLACES`, a key under which it is alone, a chunk, or a tuple of such keys and chunks."""
 
 NO_PLACES: Final[Places] = object()
 """The place of an operation that is not watched, or no longer."""
@@ -122,7 +122,7 @@ class Watchers:
         """
         if type(watched) is not tuple:
             waiting = self.by_key.setdefault(watched, operation)
-            operation._op_places = watched if waiting is operation else (self._join(watched, waiting, operation),)
+            operation._op_places = watched if waiting is operation else self._join(watched, waiting, operation)
             return
         places: list[Any] = []
         by_key, shared, no_strays = self.by_key, 0, not self._stray
@@ -150,7 +150,7 @@ class Watchers:
 
     def join(self, key: Hashable, waiting: "Operation | Chunk", operation: Operation) -> None:
         """Puts `operation`, whose only key is `key`, behind who is `waiting` there already."""
-        operation._op_places = (self._join(key, waiting, operation),)
+        operation._op_places = self._join(key, waiting, operation)
 
     def _join(self, key: Hashable, waiting: "Operation | Chunk", operation: Operation) -> "Hashable | Chunk":
         """The place of `operation` behind who is `waiting` under `key`."""
@@ -181,11 +181,17 @@ class Watchers:
         ]
         self.by_key[key] = several[at] = first = Chunk(several[at])
         first[alone] = None
-        alone._op_places = tuple(several)
+        alone._op_places = tuple(several) if type(places) is tuple else first
         return first
 
     def remove(self, operation: Operation, places: Places) -> None:
         """Takes `operation` out of all its places. Cost: O(its keys). Does not raise."""
+        if type(places) is Chunk:
+            del places[operation]
+            self._shared -= 1
+            if not places:
+                self._close(places)
+            return
         if type(places) is not tuple:
             self._leave_alone(operation, places)
             return
@@ -289,7 +295,9 @@ class Watchers:
         assert first.last is (None if before is first else before)
         for each in (first, before):
             assert len(each) <= LONGEST_CHUNK
-            assert all(any(place is each for place in operation._op_places) for operation in each)
+            for operation in each:
+                places = operation._op_places
+                assert places is each or any(place is each for place in places)
         return not first and first.after is None
 
 
@@ -298,5 +306,5 @@ def keys_of(places: Places) -> tuple[Hashable, ...]:
     if places is NO_PLACES:
         return ()
     if type(places) is not tuple:
-        return (places,)
+        return (places.key if type(places) is Chunk else places,)
     return tuple([place.key if type(place) is Chunk else place for place in places])

@@ -62,13 +62,16 @@ class Wheel:
         "_draining",
         "_due",
         "_has_caught_up",
+        "_is_whole",
         "_moving",
         "_next_tick",
         "_open",
         "_patience",
         "_portion",
         "_whole_portion",
+        "after",
         "clock",
+        "last",
         "levels",
         "moves",
         "never",
@@ -77,6 +80,7 @@ class Wheel:
         "resting",
         "tick_now",
         "turn",
+        "until",
         "wheel_size",
     )
 
@@ -85,6 +89,7 @@ class Wheel:
             raise ValueError(f"wheel_size must be at least 2, not {wheel_size!r}")
         self.clock = TickClock(tick)
         self.rate = self.clock.rate
+        self._is_whole = self.clock.is_whole
         self.wheel_size = wheel_size
         self.tick_now = -MAX_TICK
         """The last tick that has begun, as far as the wheel has been told."""
@@ -107,6 +112,9 @@ class Wheel:
         """Entries too far away to fire; no slot lists it."""
         self.recent: dict[int, Bucket] = {}
         """Due tick -> bucket, for what was asked since `tick_now` last changed: most additions need no more than this."""
+        self.after, self.until, self.last = inf, -inf, self.never
+        """The bucket that was asked for last, which also takes what is due between `after` and `until`: two comparisons, and no
+        look-up, find it again. Known for as long as `recent` knows it. What is due at a bound exactly is looked up."""
         self._due: list[tuple[int, Slot]] = []
         """The slots of the finest level, a heap by start."""
         self._draining: Slot | None = None
@@ -183,8 +191,16 @@ class Wheel:
         if now >= self._next_tick:
             self._move_to(now)
         slot = self._slot(due_tick if due_tick > self.tick_now else self.tick_now, self.turn)
-        self.recent[due_tick] = bucket = self._last(slot.added)
+        self.recent[due_tick] = self.last = bucket = self._last(slot.added)
+        self.after, self.until = (due_tick - 1) / self.rate, due_tick / self.rate
+        if not self._is_whole:
+            self.until = self.after  # the division may be off, so nothing is between them
         return bucket
+
+    def _forget_recent(self) -> None:
+        """Has every deadline looked up anew."""
+        self.recent.clear()
+        self.after = inf
 
     def _slot(self, due_tick: int, turn: int) -> Slot:
         """The slot of `due_tick`, new if need be, and then one of `turn`."""
@@ -278,7 +294,7 @@ class Wheel:
                 return False
             slot.moved.clear()
             slot.added.clear()
-            self.recent.clear()
+            self._forget_recent()
         return True
 
     def clear(self) -> None:
@@ -287,7 +303,8 @@ class Wheel:
             self.closed(slot)
         for level in self.levels:
             level.clear()
-        for some in (self.recent, self._due, self._ahead, self._moving, self._open):
+        self._forget_recent()
+        for some in (self._due, self._ahead, self._moving, self._open):
             some.clear()
         self._draining = self._current = None
 
@@ -303,7 +320,7 @@ class Wheel:
             return
         self.tick_now = tick_now
         self._next_tick = self.clock.instant(tick_now + 1)
-        self.recent.clear()
+        self._forget_recent()
         for level in self.levels:
             if tick_now < level.end_tick - level.reach_ticks:
                 break
@@ -331,7 +348,7 @@ class Wheel:
             # Out of its level at once: what is added for this tick from now on gets a slot, and a turn, of its own.
             self._draining = slot = heappop(heap)[1]
             del slot.level[slot.number]
-            self.recent.clear()
+            self._forget_recent()
             self.closed(slot)
             bucket = slot.first()
             if bucket is not None:
@@ -397,6 +414,7 @@ class Wheel:
         assert {*self._open} <= {*slots} and all(slot in self._open for slot in slots if slot)
         known = [bucket for slot in taking for bucket in slot.added if slot in self._open]
         assert all(any(bucket is each for each in known) for bucket in self.recent.values())
+        assert not self.after < self.until or self.recent[round(self.until * self.rate)] is self.last
         for slot in slots:
             for bucket in slot.moved + slot.added:
                 assert bucket.wheel is self

@@ -40,6 +40,9 @@ COLLECTED = {
 }
 """What makes a purgatory and drops it. The parts of one know each other, and go when the collector comes."""
 
+BUFFERED = {"Journal, as observer"}
+"""What has a thread that is late by as much as it likes: its rows wait in memory, up to a bound, and come and go."""
+
 CANCELLED, WELL = asyncio.CancelledError, type(None)
 
 

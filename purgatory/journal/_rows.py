@@ -14,6 +14,7 @@ import pyarrow.compute
 
 from purgatory._observer import DEADLINE, NOTHING, Among
 from purgatory._state import COMPLETED
+from purgatory._watchers import Watched
 from purgatory.journal._schema import CHECKS, INSTANT, OPERATIONS
 
 MICROSECONDS: Final = 1_000_000
@@ -99,9 +100,10 @@ class Rows:
         microseconds = pc.round(pc.multiply(pc.add(times, self.epoch), MICROSECONDS))
         return pc.cast(pc.cast(microseconds, pa.int64()), INSTANT)
 
-    def _texts_of(self, watched: Sequence[tuple[Hashable, ...]]) -> pa.Array:
-        offsets = pa.array(accumulate(map(len, watched), initial=0), pa.int32())
-        texts = pa.array([self._text(key) for keys in watched for key in keys], pa.string())
+    def _texts_of(self, watched: Sequence[Watched]) -> pa.Array:
+        keys = [each if type(each) is tuple else (each,) for each in watched]
+        offsets = pa.array(accumulate(map(len, keys), initial=0), pa.int32())
+        texts = pa.array([self._text(key) for several in keys for key in several], pa.string())
         return pa.ListArray.from_arrays(offsets, texts)
 
     def _cause(self, cause: Hashable) -> str | None:
