@@ -200,7 +200,7 @@ class Wheel:
     def _forget_recent(self) -> None:
         """Has every deadline looked up anew."""
         self.recent.clear()
-        self.after = inf
+        self.after, self.last = inf, self.never
 
     def _slot(self, due_tick: int, turn: int) -> Slot:
         """The slot of `due_tick`, new if need be, and then one of `turn`."""

@@ -113,6 +113,9 @@ def test_events_are_sent_for_versions_of_the_relay(tmp_path: Path) -> None:
         async with Relay(f"file://{tmp_path}") as relay:
             worker = Worker(relay)
             request = Request(worker.app, b"", {}, path="/events")
+            async with asyncio.timeout(30):
+                while not (request.answer and relay.statistics().watched):
+                    await asyncio.sleep(0.01)
             for number in (1, 2, 3):
                 if number < 3:  # a version need not bring anything
                     worker.events.append((number, f"event {number}"))
