@@ -29,7 +29,7 @@ from purgatory.testing import VirtualTimeLoop
 
 FLAT_BLOCKS, FLAT_RSS = 0.001, 1.0
 """For each cycle, at most: blocks, and bytes of the process ..."""
-SLACK = 1_000_000
+FEW_BLOCKS, SLACK = 1_000, 1_000_000
 """... beyond so many, which come and go."""
 
 STEP = 8
@@ -127,7 +127,7 @@ def main() -> int:
             warm_up = options.cycles if name in BUFFERED else options.cycles // 10
             [grown] = pool.apply(soak, (name, warm_up, options.cycles))
         is_flat = grown.rss < SLACK + FLAT_RSS * grown.cycles
-        is_flat &= grown.blocks < 100 + FLAT_BLOCKS * grown.cycles or name in BUFFERED
+        is_flat &= grown.blocks < FEW_BLOCKS + FLAT_BLOCKS * grown.cycles or name in BUFFERED
         is_flat &= not grown.cyclic or name in COLLECTED
         are_flat &= is_flat
         microseconds = grown.seconds / grown.cycles * 1e6
