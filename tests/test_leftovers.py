@@ -35,6 +35,20 @@ def fails(*_):
     raise Broken
 
 
+async def collects_nothing_of(once):
+    """Asserts that the garbage collector finds nothing after twenty times more of what was done once."""
+    await once()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            await once()
+        await turns(3)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
 async def expired_wait_for(purgatory, thresholds):
     await purgatory.wait_for(lambda: False, ["key"], 0.01)
 
@@ -111,16 +125,7 @@ async def test_a_wait_that_expires_or_fails_leaves_nothing_for_the_garbage_colle
                 return
             raise AssertionError("it ended well")
 
-        await once()
-        gc.collect()
-        gc.disable()
-        try:
-            for _ in range(20):
-                await once()
-            await turns(3)
-            assert gc.collect() == 0
-        finally:
-            gc.enable()
+        await collects_nothing_of(once)
 
 
 async def expired_asynchronous_wait_for(purgatory, thresholds):
@@ -169,16 +174,7 @@ def test_a_wait_that_ends_the_task_it_runs_in_leaves_nothing_for_the_garbage_col
                 await asyncio.wait((task := asyncio.create_task(wait(purgatory, thresholds)),))
                 assert task.cancelled() or task.exception() is not None
 
-            await once()
-            gc.collect()
-            gc.disable()
-            try:
-                for _ in range(20):
-                    await once()
-                await turns(3)
-                assert gc.collect() == 0
-            finally:
-                gc.enable()
+            await collects_nothing_of(once)
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())
