@@ -62,6 +62,17 @@ def virtual(request: pytest.FixtureRequest) -> Runner:
     return Runner(VirtualTimeLoop, _reports_asked_for(request))
 
 
+@pytest.fixture
+def no_watcher_of_sse_starlettes() -> Iterator[None]:
+    """Its task looks twice a second for a uvicorn that is to stop, for ever: on virtual time, two jumps a second. It also ends
+    each stream at once, in every later test of the process, when one uvicorn there was told to stop."""
+    from sse_starlette.sse import AppStatus
+
+    AppStatus.disable_automatic_graceful_drain()
+    yield
+    AppStatus.enable_automatic_graceful_drain_mode()
+
+
 class OneProcessForSpark(LoadScopeScheduling):
     """Hands out tests one by one, but those on Spark as one; pytest-xdist's groups do not get through to pytest 9.2."""
 

@@ -14,7 +14,6 @@ from asgi_readme_blocks import write_files
 from asgi_requests import Request
 from fastapi.testclient import TestClient
 from loops import on_virtual_time
-from sse_starlette.sse import AppStatus
 
 from purgatory.asgi import Ending
 from purgatory.asgi._outcome import ANSWERS, MALFORMED
@@ -78,19 +77,16 @@ def test_the_news_are_told_from_where_the_client_is(app):
         assert second.headers["etag"] != first.headers["etag"]
 
 
+@pytest.mark.usefixtures("no_watcher_of_sse_starlettes")
 @on_virtual_time
 async def test_the_news_are_streamed(app):
-    AppStatus.disable_automatic_graceful_drain()  # its task would look for uvicorn twice a second, for ever
-    try:
-        app.news.append("hello")
-        app.versions.bump("news")
-        stream = Request(app.app, path="/news/events")
-        await asyncio.sleep(1)
-        assert b"data: hello" in stream.content
-        app.polls.stop()
-        await stream.done()
-    finally:
-        AppStatus.enable_automatic_graceful_drain_mode()
+    app.news.append("hello")
+    app.versions.bump("news")
+    stream = Request(app.app, path="/news/events")
+    await asyncio.sleep(1)
+    assert b"data: hello" in stream.content
+    app.polls.stop()
+    await stream.done()
 
 
 def test_a_websocket_waits(app):

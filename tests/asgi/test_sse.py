@@ -3,13 +3,11 @@
 import asyncio
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from asgi_requests import Request
 from loops import on_virtual_time
-from sse_starlette.sse import AppStatus
 from starlette.applications import Starlette
 from starlette.requests import Request as StarletteRequest
 from starlette.responses import Response
@@ -18,13 +16,7 @@ from starlette.routing import Route
 from purgatory.asgi import Ending, LongPolls, Versions
 from purgatory.asgi.sse import event_source
 
-
-@pytest.fixture(autouse=True)
-def no_watcher_of_sse_starlettes() -> Iterator[None]:
-    """Its task looks twice a second for a uvicorn that is to stop, for ever: on virtual time, two jumps a second."""
-    AppStatus.disable_automatic_graceful_drain()
-    yield
-    AppStatus.enable_automatic_graceful_drain_mode()
+pytestmark = pytest.mark.usefixtures("no_watcher_of_sse_starlettes")
 
 
 class News:

@@ -108,6 +108,7 @@ def test_when_the_store_is_away_polls_wait_on_and_newcomers_are_told(tmp_path: P
     run(main)
 
 
+@pytest.mark.usefixtures("no_watcher_of_sse_starlettes")
 def test_events_are_sent_for_versions_of_the_relay(tmp_path: Path) -> None:
     async def main() -> None:
         async with Relay(f"file://{tmp_path}") as relay:
