@@ -11,7 +11,7 @@ from purgatory._errors import (
     WrongLoop,
 )
 from purgatory._idle import IdleTracker
-from purgatory._observer import Observer
+from purgatory._observer import Cause, Ended, Observer
 from purgatory._operation import DelayedOperation
 from purgatory._purgatory import Purgatory
 from purgatory._state import OperationState
@@ -33,7 +33,9 @@ def __getattr__(name: str) -> str:
 
 
 __all__ = [
+    "Cause",
     "DelayedOperation",
+    "Ended",
     "IdleTracker",
     "Observer",
     "OperationCancelled",

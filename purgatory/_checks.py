@@ -10,30 +10,26 @@ not met any more, and who joins is met last.
 """
 
 from collections import deque
-from collections.abc import Hashable
-from typing import Any, NoReturn, Protocol, final
+from collections.abc import Hashable, Iterator
+from itertools import islice
+from operator import length_hint
+from typing import Any, Final, Protocol, final
 
-from purgatory._dispatcher import Check, Dispatcher
-from purgatory._observer import NOTHING, Among, Notes, Observer
+from purgatory import _life
+from purgatory._dispatcher import Check
+from purgatory._life import try_once
 from purgatory._operation import DelayedOperation
 from purgatory._state import COMPLETED, PENDING
 from purgatory._watchers import Chunk
 
 Operation = DelayedOperation[Any]
 
+NOBODY: Final[Iterator[Operation]] = iter(())
 
-class Trier(Protocol):
+
+class Engine(_life.Engine, Protocol):
     """What a check needs of its purgatory."""
 
-    room: Dispatcher
-    by_key: dict[Hashable, Any]
-    observer: Observer | None
-    notes: Notes
-
-    def refuse_true(self, operation: Operation) -> NoReturn: ...
-    def try_failed(self, operation: Operation, error: BaseException) -> None: ...
-    def conclude(self, operation: Operation, cause: Hashable = ...) -> None: ...
-    def tell_checked(self, key: Hashable, tried: int, completed: int) -> None: ...
     def forget_check(self, check: "KeyCheck") -> None: ...
 
 
@@ -46,7 +42,7 @@ class KeyCheck:
 
     __slots__ = ("again", "before", "completed", "engine", "is_over", "key", "late", "line", "tried", "waiting", "walked")
 
-    def __init__(self, engine: Trier, key: Hashable, line: deque[Check]) -> None:
+    def __init__(self, engine: Engine, key: Hashable, line: deque[Check]) -> None:
         self.engine = engine
         self.key = key
         self.line = line
@@ -59,13 +55,14 @@ class KeyCheck:
         """Nobody has been tried yet."""
         self.before = self.completed
         """How many it had completed when it began for the last time."""
-        self.waiting: list[Operation] | None = None
-        """Who is yet to be tried of those that were seen so far, the next one last; `None` before it has begun."""
+        self.waiting: Iterator[Operation] | None = None
+        """Who is yet to be tried of those that were seen so far; `None` before it has begun."""
         self.walked: Chunk | None = None
         """The chunk that they are in."""
         self.late: list[Operation] = []
         """Who has joined where it has looked already."""
         self.tried = 0
+        """How many, if an observer wants to know."""
         self.again = False
         """Whether it was asked for once more."""
 
@@ -87,50 +84,43 @@ class KeyCheck:
 
     def advance(self, portion: int) -> int:
         """Tries up to `portion` operations, and stands in line again if there are more; what that cost of the portion."""
-        engine = self.engine
-        room = engine.room
-        cause = NOTHING if engine.observer is None else Among(self.key)
-        done, waiting = 1, self.waiting
-        # What a try claims is concluded before the next one, unless a backlog of others has its own turns.
+        engine, key = self.engine, self.key
+        room, teller = engine.room, engine.teller
+        tries = 0 if teller is None else teller.tries
+        done, waiting = 1, self.waiting or NOBODY
+        # What a try claims is finished before the next one, unless a backlog of others has its own turns.
         is_clear = not room.claimed
         try:
             while done <= portion:
-                if not waiting:
+                left = length_hint(waiting)
+                if not left:
                     waiting = self._next()
-                    if not waiting:
+                    left = length_hint(waiting)
+                    if not left:
                         break
-                operation = waiting.pop()
-                done += 1
-                state = operation._op_state
-                if state is not PENDING:
-                    continue
-                self.tried += 1
-                room.current = operation
-                try:
-                    if operation.try_complete() and operation._op_state is PENDING:
-                        engine.refuse_true(operation)
-                except BaseException as error:
-                    engine.try_failed(operation, error)
-                if operation._op_state is COMPLETED:
-                    self.completed += 1
-                    engine.conclude(operation, cause)
-                else:
-                    if engine.observer is not None:
-                        engine.notes.retried(operation)
-                    if operation._op_state is not PENDING:
-                        engine.conclude(operation)
+                for operation in islice(waiting, portion + 1 - done):
+                    if operation._op_state is PENDING:
+                        room.current = operation
+                        try_once(engine, operation, key)
+                        if operation._op_state is COMPLETED:  # type: ignore[comparison-overlap]  # by now
+                            self.completed += 1
+                        if is_clear and room.claimed:
+                            break
+                done += left - length_hint(waiting)
                 if is_clear and room.claimed:
                     done += room.conclude_claimed(portion - done)
         finally:
             room.current = None
-            if waiting or self.late or (self.walked is not None and self.walked.standing().after is not None):
+            if teller is not None:
+                self.tried += teller.tries - tries
+            if length_hint(waiting) or self.late or (self.walked is not None and self.walked.standing().after is not None):
                 self.line.append(self)
                 room.unsettled = True
             else:
                 self._end()
         return done
 
-    def _next(self) -> list[Operation]:
+    def _next(self) -> Iterator[Operation]:
         """Who is to be tried next: who came late to this chunk, then those of the next one; none if there is nobody."""
         found: list[Operation] = []
         if self.waiting is None:
@@ -139,9 +129,8 @@ class KeyCheck:
             found, self.late = self.late, found
         elif self.walked is not None and (chunk := self.walked.standing().after) is not None:
             self.walked, found = chunk, list(chunk)
-        found.reverse()
-        self.waiting = found
-        return found
+        self.waiting = iter(found)
+        return self.waiting
 
     def _begin(self) -> list[Operation]:
         first = self.engine.by_key.get(self.key)
@@ -162,5 +151,5 @@ class KeyCheck:
         else:
             self.is_over = True
             engine.forget_check(self)
-        if tried and engine.observer is not None:
-            engine.tell_checked(self.key, tried, completed)
+        if tried:
+            engine.teller.checked(self.key, tried, completed)

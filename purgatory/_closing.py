@@ -1,61 +1,97 @@
-"""The end of a purgatory: it refuses new work, gives what is pending time to end by itself, and answers everybody else."""
+"""The end of a purgatory, of either kind: it refuses new work, gives what is pending time to end by itself, answers the rest.
 
-from asyncio import sleep
+OPEN ─> DRAINING, for as long as `drain` ─> CANCELLING what is left, a portion per turn ─> CLOSED: everybody is answered
+            └───── the task that closes it is cancelled: all the rest at once ─────┘
+"""
+
+from asyncio import AbstractEventLoop, Future, sleep, wait
+from collections.abc import Callable, Iterator
 from itertools import islice
+from math import isnan
+from typing import Any, Protocol, TypeVar
 
-from anyio import move_on_after
-
-from purgatory._engine import Engine, Operation
 from purgatory._timer import PORTION
-from purgatory._wheel import SNAPSHOT
+
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
 
 
-async def close(engine: Engine, drain: float) -> list[Operation]:
-    """Closes `engine`: see `Purgatory.aclose`. What it returns are the operations that it cancelled."""
-    engine.closed = engine.limited = True
-    engine.kinds.clear()  # so that each operation is looked at, and refused
+class Closable(Protocol[T_co]):
+    """What `close` needs of a purgatory."""
+
+    @property
+    def loop(self) -> AbstractEventLoop: ...
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is pending."""
+        ...
+
+    when_idle: Future[None] | None
+    """Done by the purgatory when it becomes idle; made by whoever waits for that."""
+
+    def refuse(self) -> None:
+        """Lets nothing new wait."""
+
+    def cancelling(self) -> Iterator[T_co]:
+        """Cancels what is pending, one by one as it is asked for the next."""
+        ...
+
+    async def answer(self) -> None:
+        """Waits until everybody is answered whose wait has ended."""
+
+    def answer_at_once(self) -> None:
+        """Has everybody answered without waiting for that."""
+
+
+def check_drain(drain: float) -> None:
+    """Raises `ValueError` if `drain` is no duration."""
+    if isnan(drain) or drain < 0.0:
+        raise ValueError(f"drain must be zero or more seconds, not {drain!r}")
+
+
+async def close(room: Closable[T], drain: float) -> list[T]:
+    """Closes a purgatory; what it returns are those that it cancelled. See `Purgatory.aclose`."""
+    room.refuse()
+    cancelling: Iterator[T] = iter(())
+    cancelled: list[T] = []
     try:
-        await _let_end(engine, drain)
+        if drain > 0.0:
+            await until_idle(room, drain)
+        cancelling = room.cancelling()
+        while batch := list(islice(cancelling, PORTION)):
+            cancelled += batch
+            if len(batch) == PORTION:
+                await sleep(0)
+        await room.answer()
     except BaseException:
-        await _cancel_rest(engine, at_once=True)
+        for _ in cancelling:
+            pass
+        for _ in room.cancelling():
+            pass
+        room.answer_at_once()
         raise
-    return await _cancel_rest(engine, at_once=False)
-
-
-async def _let_end(engine: Engine, drain: float) -> None:
-    """Waits until nothing is pending, for at most `drain` seconds."""
-    if len(engine.watchers) and drain > 0.0:
-        drained = engine.loop.create_future()
-        engine.drained.append(drained)
-        engine.observed = True
-        try:
-            with move_on_after(drain):
-                await drained
-        finally:
-            engine.drained.remove(drained)
-
-
-async def _cancel_rest(engine: Engine, at_once: bool) -> list[Operation]:
-    """Cancels what is pending, a portion per turn of the loop, and lets the hooks run that were put off.
-
-    If its task is cancelled meanwhile, it does the rest at once, and then raises; the hooks follow in the next turns.
-    """
-    cancelled: list[Operation] = []
-    interrupted: BaseException | None = None
-    left = PORTION
-    while len(engine.watchers):
-        for key in list(islice(engine.by_key, SNAPSHOT)):
-            while found := engine.watchers.first_of(key):
-                cancelled += [operation for operation in found if operation.cancel()]
-                left -= len(found)
-                if left <= 0 and not at_once:
-                    left = PORTION
-                    try:
-                        await sleep(0)
-                    except BaseException as error:
-                        interrupted, at_once = error, True
-    if interrupted is not None:
-        raise interrupted
-    if not at_once:
-        await engine.room.claimed_by_now()
     return cancelled
+
+
+async def cancel_in_turns(next_some: Callable[[], list[Any]]) -> list[Any]:
+    """Cancels operations, as many as `next_some` names in each turn of the loop, until it names none; which it cancelled."""
+    cancelled: list[Any] = []
+    while found := next_some():
+        cancelled += [operation for operation in found if operation.cancel()]
+        await sleep(0)
+    return cancelled
+
+
+async def until_idle(room: Closable[Any], timeout: float | None = None) -> None:
+    """Waits until nothing is pending, for at most `timeout` seconds."""
+    if not room.is_idle:
+        if room.when_idle is None:
+            room.when_idle = room.loop.create_future()
+        await wait((room.when_idle,), timeout=timeout)
+
+
+def tell_idle(room: Closable[Any]) -> None:
+    """To be called by a purgatory that has become idle."""
+    idle, room.when_idle = room.when_idle, None
+    if idle is not None and not idle.done():
+        idle.set_result(None)

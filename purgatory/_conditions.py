@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from purgatory._errors import OperationCancelled, OperationTimeout, WrongLoop
 from purgatory._operation import DelayedOperation
-from purgatory._state import CANCELLED, COMPLETED, PENDING
+from purgatory._state import CANCELLED, COMPLETED, EXPIRED, PENDING
 from purgatory._timeouts import Timeout
 
 T = TypeVar("T")
@@ -94,6 +94,52 @@ class Bell(DelayedOperation[None]):
 
 def _repr(operation: DelayedOperation[Any], what: str) -> str:
     return f"<{what} {operation.state.value}>"
+
+
+async def wait_until(
+    wait: Callable[[Any, Iterable[Hashable]], Awaitable[Any]],
+    watch: Callable[[Any, Iterable[Hashable]], bool],
+    predicate: Callable[[], Any],
+    keys: Iterable[Hashable],
+    timeout: float | None,
+) -> Any:
+    """`Purgatory.wait_for`, of the purgatory whose `wait` and `try_complete_else_watch` are given."""
+    if not isinstance(keys, (str, bytes)):
+        keys = list(keys)
+    condition = Condition(predicate, keys, timeout)
+    try:
+        value = await wait(condition, keys)
+        if condition.state is EXPIRED:
+            raise OperationTimeout(f"the condition on {keys!r} did not hold within {timeout} s")
+        if is_asynchronous(value):
+            deadline = condition.deadline
+            if deadline is None and timeout is not None:
+                deadline = get_running_loop().time() + timeout
+            return await until_true(watch, predicate, value, keys, deadline)
+        return value
+    finally:
+        del condition  # which would make a cycle with the traceback of its failure
+
+
+async def wait_for_delivery(
+    wait: Callable[[Any, Iterable[Hashable]], Awaitable[Any]], key: Hashable, timeout: float | None
+) -> Any:
+    """`Purgatory.receive`, of the purgatory whose `wait` is given."""
+    receiver = Receiver(key, timeout)
+    value = await wait(receiver, [key])
+    if receiver.state is EXPIRED:
+        raise OperationTimeout(f"nothing was delivered to {key!r} within {timeout} s")
+    return value
+
+
+def deliver(operations: Iterable[DelayedOperation[Any]], value: Any) -> int:
+    """Gives `value` to those of `operations` that receive, and have nothing yet; to how many."""
+    count = 0
+    for operation in operations:
+        if type(operation) is Receiver and operation.value is NOT_YET:
+            operation.value = value
+            count += 1
+    return count
 
 
 def is_asynchronous(value: object) -> bool:

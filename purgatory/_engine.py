@@ -1,32 +1,30 @@
-"""The engine room of a purgatory: tries operations, and finishes those that have ended.
+"""The engine room of a purgatory: has operations wait, checks keys, and ends what waits when the purgatory is closed.
 
-Every operation goes this way, whoever sends it, and the dispatcher of the loop sees to it that its hooks meet nobody else's:
-
-    try      the first time, at each check of a key, and at the deadline
-    claim    `claim` makes it COMPLETED, EXPIRED or CANCELLED, and takes it out of the wheel and the watch lists
-    conclude its hooks run and whoever awaits it is answered; then the observer is told
-
-Whoever tries an operation concludes it as well, whatever has claimed it meanwhile. Who claims one that nobody is trying
-concludes it at once, or within a hook puts that off until the hook has returned. So nothing is concluded twice.
+What happens to a single operation is told in `_life`; the dispatcher of the loop sees to it that its hooks meet nobody else's.
 
 The engine does not know the `Purgatory` object. It lives for as long as operations wait; the purgatory lives for as long
 as somebody has it, and can therefore say when it was dropped too early.
 """
 
 from asyncio import Future
-from collections.abc import Hashable, Iterable
-from typing import Any, NoReturn, cast, final
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, cast, final
 
 from purgatory._checks import KeyCheck
+from purgatory._closing import tell_idle
 from purgatory._dispatcher import Dispatcher, dispatcher_of
 from purgatory._errors import OperationReused, PurgatoryClosed, PurgatoryFull
-from purgatory._life import answer, check_loop, claim, fail, run_hooks
-from purgatory._observer import DEADLINE, LONG_TIMEOUT, NOBODY, NOTHING, Notes, Observer
+from purgatory._life import answer, check_loop, claim
+from purgatory._observer import Observer, observers_of
 from purgatory._operation import DelayedOperation
 from purgatory._signals import Signals
-from purgatory._state import CANCELLED, COMPLETED, EXPIRED, PENDING
+from purgatory._state import CANCELLED, EXPIRED, PENDING
+from purgatory._statistics import PurgatoryStatistics
+from purgatory._telling import Teller
 from purgatory._timer import PORTION, LoopWheel
-from purgatory._watchers import NO_PLACES, Chunk, Watched, Watchers, keys_of
+from purgatory._watchers import Watched, Watchers
+from purgatory._wheel import SNAPSHOT
 
 Operation = DelayedOperation[Any]
 
@@ -41,32 +39,37 @@ class Engine:
         "checks",
         "closed",
         "completed",
-        "drained",
         "expired",
+        "has_more_to_do",
         "kinds",
-        "limited",
         "loop",
         "max_pending",
         "missed_triggers",
         "name",
-        "notes",
-        "observed",
-        "observer",
         "rate",
         "recent",
         "room",
         "signals",
+        "teller",
         "time",
         "watchers",
         "wheel",
+        "when_idle",
     )
 
-    def __init__(self, name: str, wheel: LoopWheel, max_pending: int | None = None, observer: Observer | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        wheel: LoopWheel,
+        max_pending: int | None = None,
+        observer: Observer | Sequence[Observer] | None = None,
+    ) -> None:
+        observers = observers_of(observer)
         self.name = name
         self.max_pending = max_pending
         self.wheel = wheel
-        self.watchers = Watchers(self._report)
-        wheel.when_cleared = self.watchers.shrink
+        self.watchers = Watchers(self.report)
+        wheel.when_cleared = self._cleared
         # What the hot paths need of the wheel and the watch lists, one step nearer.
         self.by_key = self.watchers.by_key
         self.recent = wheel.recent
@@ -77,22 +80,17 @@ class Engine:
         """That of the loop, once there is one."""
 
         self.closed = False
-        self.limited = max_pending is not None
-        """Whether not every operation may wait."""
         self.kinds: set[type] = set()
         """The classes of operations that were found to be told apart by identity; none when it is closed."""
-        self.completed = 0
-        self.expired = 0
-        self.cancelled = 0
-        self.missed_triggers = 0
+        self.completed = self.expired = self.cancelled = self.missed_triggers = 0
         self.checks: dict[Hashable, KeyCheck] = {}
         """Those in line and in progress, by key."""
-        self.observer = observer
-        self.notes = Notes()
-        self.drained: list[Future[None]] = []
-        """Of those who wait until nothing is pending any more; whoever adds one also sets `observed`."""
-        self.observed = observer is not None
-        """Whether anybody wants to know when an operation has ended, or a key was checked."""
+        self.teller = Teller(name, observers, self.report) if observers else None
+        """Tells the observers, if there are any."""
+        self.has_more_to_do = max_pending is not None or (self.teller is not None and self.teller.hears_starts)
+        """Whether there is more to do for an operation with a timeout than to let it wait."""
+        self.when_idle: Future[None] | None = None
+        """For `_closing`."""
         self.signals: Signals[Hashable] = Signals(wheel, self._receive, _distinct)
 
     def bind(self, doing: str) -> None:
@@ -100,12 +98,25 @@ class Engine:
         wheel = self.wheel
         if wheel.bind(doing, len(self.watchers)):
             self.loop, self.time, self.room = wheel.loop, wheel.time, dispatcher_of(wheel.loop)
+            if self.teller is not None:
+                self.teller.bind(self.time, self.room)
+            self.when_idle = None
             self.checks.clear()
             self.signals.restart()
 
+    def report(self, message: str, error: BaseException | None) -> None:
+        """Hands a problem of somebody else's to the loop's exception handler. Exits are passed on."""
+        context: dict[str, Any] = {"message": f"{self.name}: {message}"}
+        if error is not None:
+            context["exception"] = error
+        self.wheel.loop.call_exception_handler(context)
+        if isinstance(error, (SystemExit, KeyboardInterrupt)):
+            self.room.continue_later()
+            raise error
+
     # -- beginning to wait
 
-    def refuse(self, operation: Operation) -> None:
+    def refuse_if_unfit(self, operation: Operation) -> None:
         """Raises the reason why `operation` cannot be watched here, if there is one."""
         if self.closed:
             raise PurgatoryClosed(f"cannot watch {operation!r}: {self.name} is closed")
@@ -132,12 +143,10 @@ class Engine:
         """Has an operation wait for its turn in the checks of its keys; whether it has ended all the same."""
         checks = self._checks_of(watched)
         operation._op_engine = self
-        has_ended = self.watch(operation, watched)
+        has_ended = self.watch(operation, watched, was_tried=False)
         if not has_ended:
             for check in checks:
                 check.joined(operation)
-            if self.observer is not None:
-                self.notes.retries[operation] = -1  # of the tries that every operation has, it lacks the first
         return has_ended
 
     def _checks_of(self, watched: Watched) -> list[KeyCheck]:
@@ -149,8 +158,8 @@ class Engine:
         check = self.checks.get(key)
         return None if check is None or check.is_over else check
 
-    def watch(self, operation: Operation, watched: Watched) -> bool:
-        """Has an operation that was tried wait; whether it has ended all the same."""
+    def watch(self, operation: Operation, watched: Watched, was_tried: bool = True) -> bool:
+        """Has an operation wait; whether it has ended all the same."""
         try:
             now = self.time()
             timeout = operation._op_timeout
@@ -166,7 +175,7 @@ class Engine:
                 operation._wheel_when = max(when, now)
                 claim(operation, EXPIRED)
                 self.expired += 1
-                self._note_keys(operation, watched)
+                self._prepare_to_tell(operation, watched)
                 self.room.conclude(operation)
                 return True
             if self.max_pending is not None and len(self.watchers) >= self.max_pending:
@@ -177,14 +186,14 @@ class Engine:
             if operation._op_state is PENDING:
                 self.take_back(operation)
             raise
-        if self.observer is not None and (timeout is None or timeout > LONG_TIMEOUT):
-            self.notes.started[operation] = now
         operation._wheel_when = when
         if bucket is None or bucket is self.wheel.never:
             operation._wheel_bucket = None
         else:
             operation._wheel_bucket = bucket
             bucket[operation] = None
+        if self.teller is not None:
+            self.teller.began(operation, now, was_tried)
         if self.room.unsettled and self.room.current is None:
             self.room.settle()
         return operation._op_state is not PENDING
@@ -198,146 +207,20 @@ class Engine:
         """Finishes an operation that ended at its first try."""
         if operation._op_timeout is not None:
             operation._wheel_when = None
-        self._note_keys(operation, watched)
+        self._prepare_to_tell(operation, watched)
         room = self.room
-        if operation._op_state is COMPLETED or self.observed:
+        if operation._op_state is not CANCELLED or self.teller is not None:
             room.conclude(operation)
         elif room.unsettled and room.current is None:
             room.settle()
 
-    def _note_keys(self, operation: Operation, watched: Watched) -> None:
-        if self.observed:
+    def _prepare_to_tell(self, operation: Operation, watched: Watched) -> None:
+        if self.teller is not None:
             operation._op_places = watched
+            if self.teller.hears_starts:
+                self.teller.started(operation)
 
-    # -- trying
-
-    def refuse_true(self, operation: Operation) -> NoReturn:
-        """Raises for a try that said yes and did nothing: the operation would wait for its deadline."""
-        raise TypeError(f"try_complete of {operation!r} returned true, but did not call force_complete()")
-
-    def try_failed(self, operation: Operation, error: BaseException) -> None:
-        """Ends an operation whose `try_complete` raised. Whoever tried it concludes it; after an exit, the next turn does."""
-        if operation._op_state is PENDING:
-            claim(operation, CANCELLED)
-            self.cancelled += 1
-            try:
-                fail(operation, error)
-            finally:
-                if operation._op_waiters is not None:
-                    answer(operation)
-            return
-        # It was claimed before it raised, so its outcome stands.
-        if isinstance(error, (SystemExit, KeyboardInterrupt)):
-            self.room.put_off(operation)
-        self._report(f"try_complete of {operation!r} raised", error)
-
-    def expire(self, operation: Operation) -> None:
-        """Ends an operation whose deadline has come: a last try, and only then expiry."""
-        room = self.room
-        room.current = operation
-        try:
-            try:
-                if operation.try_complete() and operation._op_state is PENDING:
-                    self.refuse_true(operation)
-            except BaseException as error:
-                self.try_failed(operation, error)
-            if operation._op_state is PENDING:
-                claim(operation, EXPIRED)
-                self.expired += 1
-                run_hooks(operation)
-                if self.observed:
-                    self.tell(operation, DEADLINE)
-            else:
-                if operation._op_state is COMPLETED:
-                    self.missed_triggers += 1
-                elif self.observer is not None:
-                    self.notes.retried(operation)
-                self.conclude(operation, DEADLINE if operation._op_state is COMPLETED else NOTHING)
-        finally:
-            room.current = None
-        # Others may be due in this turn as well, so what the hooks have set off is left to the next one.
-        if room.unsettled:
-            room.continue_later()
-
-    # -- ending
-
-    def conclude(self, operation: Operation, cause: Hashable = NOTHING) -> None:
-        """Runs the hooks of the `current` operation, which has been claimed, and tells the observer."""
-        if operation._op_state is not CANCELLED:
-            run_hooks(operation)
-        if self.observed:
-            self.tell(operation, cause)
-
-    def tell(self, operation: Operation, cause: Hashable = NOTHING) -> None:
-        """Tells whoever wants to know that an operation has ended and been answered."""
-        if self.drained and not len(self.watchers):
-            for future in self.drained:
-                if not future.done():
-                    future.set_result(None)
-        if self.observer is not None:
-            operation._op_places = keys_of(operation._op_places)
-            self.notes.cause = cause
-            try:
-                self.observer.operation_finished(operation)
-            except BaseException as error:
-                self._report(f"operation_finished of {self.observer!r} raised", error)
-            finally:
-                self.notes.forget(operation)
-                operation._op_places = NO_PLACES
-
-    def tell_checked(self, key: Hashable, tried: int, completed: int) -> None:
-        """Tells the observer of a check."""
-        assert self.observer is not None
-        room = self.room
-        room.current = NOBODY
-        try:
-            self.observer.keys_checked(key, tried, completed)
-        except BaseException as error:
-            self._report(f"keys_checked of {self.observer!r} raised", error)
-        finally:
-            room.current = None
-
-    def tell_of_one(self, operation: Operation, key: Hashable) -> None:
-        """Tells of a check of `key` that tried one operation, the `current` one."""
-        completed = operation._op_state is COMPLETED
-        observer, notes = self.observer, self.notes
-        if completed and observer is not None and not (self.drained or notes.retries or notes.started):
-            # As below, in fewer calls: the common case.
-            places = operation._op_places
-            if type(places) is tuple or type(places) is Chunk:
-                operation._op_places = keys_of(places)
-            notes.cause = key
-            try:
-                observer.operation_finished(operation)
-            except BaseException as error:
-                self._report(f"operation_finished of {observer!r} raised", error)
-            operation._op_places = NO_PLACES
-            self.room.current = NOBODY
-            try:
-                observer.keys_checked(key, 1, 1)
-            except BaseException as error:
-                self._report(f"keys_checked of {observer!r} raised", error)
-            return
-        if completed:
-            self.tell(operation, key)
-        else:
-            if self.observer is not None:
-                self.notes.retried(operation)
-            if operation._op_state is not PENDING:
-                self.tell(operation)
-        if self.observer is not None:
-            self.tell_checked(key, 1, int(completed))
-
-    def _report(self, message: str, error: BaseException | None) -> None:
-        context: dict[str, Any] = {"message": f"{self.name}: {message}"}
-        if error is not None:
-            context["exception"] = error
-        self.wheel.loop.call_exception_handler(context)
-        if isinstance(error, (SystemExit, KeyboardInterrupt)):
-            self.room.continue_later()
-            raise error
-
-    # -- many operations
+    # -- checks
 
     def check(self, key: Hashable) -> int:
         """Tries who waits for `key`, a portion now and the rest in the next turns; how many completed now."""
@@ -371,7 +254,7 @@ class Engine:
         try:
             found = self.checks.pop(check.key, None)
         except BaseException as error:
-            self._report(f"cannot find the key {check.key!r} again, which was checked", error)
+            self.report(f"cannot find the key {check.key!r} again, which was checked", error)
         else:
             if found is not check and found is not None:
                 self.checks[check.key] = found
@@ -383,9 +266,56 @@ class Engine:
                 if key in self.by_key:
                     self.check_later(key, by_thread=True)
             except Exception as error:
-                self._report(f"cannot check {key!r}, which another thread has named", error)
+                self.report(f"cannot check {key!r}, which another thread has named", error)
         if self.room.unsettled:
             self.room.settle()
+
+    # -- being closed: what `_closing` asks for
+
+    @property
+    def is_idle(self) -> bool:
+        return not len(self.watchers)
+
+    def refuse(self) -> None:
+        self.closed = self.has_more_to_do = True
+        self.kinds.clear()  # so that each operation is looked at, and refused
+
+    def cancelling(self) -> Iterator[Operation]:
+        if self.teller is not None:
+            self.teller.is_closing = True
+        while len(self.watchers):
+            # In snapshots, as to begin anew means to look for the first key behind all that have left.
+            for key in list(islice(self.by_key, SNAPSHOT)):
+                while found := self.watchers.first_of(key):
+                    for operation in found:
+                        if operation.cancel():
+                            yield operation
+
+    async def answer(self) -> None:
+        await self.room.claimed_by_now()
+
+    def answer_at_once(self) -> None:
+        pass  # the hooks that are put off follow in the next turns
+
+    def _cleared(self) -> None:
+        self.watchers.shrink()
+        if self.when_idle is not None and self.is_idle:
+            tell_idle(self)
+
+    def statistics(self) -> PurgatoryStatistics:
+        """A snapshot."""
+        return PurgatoryStatistics(
+            name=self.name,
+            pending=len(self.watchers),
+            watched=self.watchers.registrations,
+            keys=self.watchers.keys,
+            completed=self.completed,
+            expired=self.expired,
+            cancelled=self.cancelled,
+            missed_triggers=self.missed_triggers,
+            wake_ups=self.wheel.wake_ups,
+            moves=self.wheel.moves,
+        )
 
     def _check(self) -> None:
         """Asserts the whole invariant between hooks. For tests. Cost: everything that waits."""

@@ -1,21 +1,25 @@
-"""The life of an operation after its try: claimed, its hooks run, answered.
+"""The life of an operation, from its try to the answer.
 
+    try_once    by a check of a key, or the last time, at the deadline; what the try has ended is finished at once
     claim       the compare-and-set: out of PENDING, the wheel and all watch lists in the same breath
     run_hooks   `on_complete`, and `on_expiration` of one that expired; then
-    answer      whoever awaits it is woken
+    answer      whoever awaits it is woken; and after that the observers are told
     fail        a hook raised: its exception is the result
 
 Every path goes through `claim`, which tells the caller whether it was the one that made the move, so no user code ever sees an
-ended operation that something still holds. Who tries an operation, and when its hooks may run, is the business of `_engine` and
-`_dispatcher`.
+ended operation that something still holds. Whoever tries an operation finishes it as well, whatever has claimed it meanwhile.
+Who claims one that nobody is trying finishes it at once, or, within a hook, when that has returned: see `_dispatcher`.
+
+The first try is made by `Purgatory.try_complete_else_watch`, which has the guard of `try_once` written out.
 
 These are functions, not methods: the names of a class that users subclass are theirs.
 """
 
 from asyncio import Future, InvalidStateError, get_running_loop
 from asyncio import _get_running_loop as running_loop
+from collections.abc import Hashable
 from contextlib import suppress
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 from purgatory._dispatcher import Dispatcher, running_dispatcher
 from purgatory._errors import OperationCancelled, WrongLoop
@@ -28,6 +32,13 @@ Operation = Any
 """A `DelayedOperation`."""
 
 
+class Teller(Protocol):
+    """What tells observers: see `_telling`."""
+
+    def tried(self, operation: Operation, key: Hashable, is_last: bool, /) -> None: ...
+    def ended(self, operation: Operation, /) -> None: ...
+
+
 class Engine(Protocol):
     """What an operation knows of the purgatory that it is in."""
 
@@ -37,13 +48,77 @@ class Engine(Protocol):
     wheel: LoopWheel
     watchers: Watchers
     by_key: dict[Any, Any]
+    teller: Any
+    """A `Teller`, or None."""
     completed: int
+    expired: int
     cancelled: int
-    observed: bool
+    missed_triggers: int
 
     def bind(self, doing: str) -> None: ...
-    def tell(self, operation: Any) -> None: ...
-    def expire(self, operation: Any) -> None: ...
+    def report(self, message: str, error: BaseException | None) -> None: ...
+
+
+def try_once(engine: Engine, operation: Operation, key: Hashable, is_last: bool = False) -> None:
+    """Tries the `current` operation, and finishes it if it has ended.
+
+    Args:
+        engine: where it is watched.
+        operation: a pending one.
+        key: whose check this is; None for none.
+        is_last: whether it expires if it does not complete.
+    """
+    try:
+        if operation.try_complete() and operation._op_state is PENDING:
+            refuse_true(operation)
+    except BaseException as error:
+        try_failed(engine, operation, error)
+    if operation._op_state is COMPLETED:
+        if is_last:
+            engine.missed_triggers += 1
+        run_hooks(operation)
+    elif is_last and operation._op_state is PENDING:
+        claim(operation, EXPIRED)
+        engine.expired += 1
+        run_hooks(operation)
+    if engine.teller is not None:
+        engine.teller.tried(operation, key, is_last)
+
+
+def expire(operation: Operation) -> None:
+    """Ends an operation whose deadline has come: a last try, and only then expiry."""
+    engine = operation._op_engine
+    room = engine.room
+    room.current = operation
+    try:
+        try_once(engine, operation, None, is_last=True)
+    finally:
+        room.current = None
+    # Others may be due in this turn as well, so what the hooks have set off is left to the next one.
+    if room.unsettled:
+        room.continue_later()
+
+
+def refuse_true(operation: Operation) -> NoReturn:
+    """Raises for a try that said yes and did nothing: the operation would wait for its deadline."""
+    raise TypeError(f"try_complete of {operation!r} returned true, but did not call force_complete()")
+
+
+def try_failed(engine: Engine, operation: Operation, error: BaseException) -> None:
+    """Ends an operation whose `try_complete` raised. Whoever tried it finishes it; after an exit, the next turn does."""
+    if operation._op_state is PENDING:
+        claim(operation, CANCELLED)
+        engine.cancelled += 1
+        try:
+            fail(operation, error)
+        finally:
+            if operation._op_waiters is not None:
+                answer(operation)
+        return
+    # It was claimed before it raised, so its outcome stands.
+    if isinstance(error, (SystemExit, KeyboardInterrupt)):
+        engine.room.put_off(operation)
+    engine.report(f"try_complete of {operation!r} raised", error)
 
 
 def claim(operation: Operation, state: OperationState) -> bool:
@@ -54,7 +129,6 @@ def claim(operation: Operation, state: OperationState) -> bool:
     places = operation._op_places
     if places is not NO_PLACES:
         engine = operation._op_engine
-        assert engine is not None
         bucket = operation._wheel_bucket
         if bucket is not None:
             del bucket[operation]
@@ -73,7 +147,7 @@ def claim(operation: Operation, state: OperationState) -> bool:
                 engine.watchers.has_strayed(operation, places, found)
         if bucket is None and not engine.by_key and state is not EXPIRED and not engine.wheel.resting:
             engine.wheel.emptied()
-        if not engine.observed:
+        if engine.teller is None:
             operation._op_places = NO_PLACES
     return True
 
@@ -83,8 +157,8 @@ def conclude(operation: Operation) -> None:
     engine = operation._op_engine
     if not is_answered(operation):
         run_hooks(operation)
-    if engine is not None and engine.observed:
-        engine.tell(operation)
+    if engine is not None and engine.teller is not None:
+        engine.teller.ended(operation)
 
 
 def run_hooks(operation: Operation) -> None:

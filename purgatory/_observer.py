@@ -1,72 +1,105 @@
-"""Who is told what happens in a purgatory, and what is written down for them alone.
+"""Observers: who is told what happens in a purgatory. Journals, metrics and traces are observers, and so may yours be.
 
-An operation does not carry what only a journal asks for: how often it was tried, when it started, what ended it. With an
-observer the engine keeps that in `Notes`, beside the operations; most of it follows from what they know anyway, so for most
-of them nothing is written down.
+    class Slow:
+        def operation_ended(self, ended: Ended) -> None:
+            if ended.ended_at - ended.started_at > 10.0:
+                print(f"{ended.kind} on {ended.keys} took long, ended by {ended.cause.value}")
+
+        def key_checked(self, key: Hashable, tried: int, completed: int) -> None: ...
+
+    Purgatory("fetches", observer=Slow())
+
+What an observer does on the loop, the loop waits for: take down what is needed, and leave the rest to a thread or to later.
 """
 
-from collections.abc import Hashable
-from typing import Any, Final, Protocol, cast
+from collections.abc import Hashable, Sequence
+from enum import Enum
+from typing import Any, NamedTuple, Protocol, final
 
 from purgatory._operation import DelayedOperation
-
-Operation = DelayedOperation[Any]
-
-NOBODY: Final = cast(Operation, object())
-"""Whose hook is running while an observer is told of a check: what that sets off is put off, as for a hook."""
+from purgatory._state import OperationState
 
 
-class Among:
-    """The `cause` of an operation that a check of `key` has ended, which tried others as well.
+class Cause(Enum):
+    """What ended an operation."""
 
-    Of one that was tried alone, the cause is the key itself: what the observer is told of its check is then no news.
-    """
+    FIRST_TRY = "first try"
+    """Its condition held when it came."""
+    KEY = "key"
+    """A check of a key."""
+    DEADLINE = "deadline"
+    """It expired; or it completed, because its condition held at the last try, which nobody had asked for before."""
+    FORCED = "forced"
+    """`force_complete`, called by somebody else than its own `try_complete`."""
+    CANCELLED = "cancelled"
+    """`cancel`, `cancel_for_key`, or the cancellation of the task that it belonged to."""
+    CLOSED = "closed"
+    """`aclose` of its purgatory."""
+    FAILED = "failed"
+    """Its `try_complete` raised."""
 
-    __slots__ = ("key",)
 
-    def __init__(self, key: Hashable) -> None:
-        self.key = key
+@final
+class Ended(NamedTuple):
+    """An operation that has ended and been answered. Instants are in the loop's time, durations in seconds."""
 
-
-NOTHING: Final = object()
-"""The `cause` of an operation that no check and no deadline has ended."""
-DEADLINE: Final = object()
-"""The `cause` of an operation that was tried at its deadline."""
-
-LONG_TIMEOUT: Final = 1e6
-"""In seconds. Up to this, a deadline less its timeout is the start, to the microsecond; beyond, the sum has lost that."""
+    purgatory: str
+    """The name of the purgatory."""
+    kind: str
+    """The name of the operation's class."""
+    keys: tuple[Hashable, ...]
+    """What it watched, each key once, in order."""
+    started_at: float
+    ended_at: float
+    timeout: float | None
+    """How long it was allowed to wait; None without a deadline."""
+    state: OperationState
+    cause: Cause
+    key: Hashable | None
+    """The one whose check ended it; None if none did."""
+    failed_tries: int
+    """How often its condition was looked at and did not hold."""
+    missed_trigger: bool
+    """Whether its condition was found to hold at its deadline only: nobody had checked its keys when it came to hold."""
+    exception: BaseException | None
+    """What a hook raised. To keep it is to keep alive what its traceback holds."""
+    operation_id: int
+    """The `id` of the operation, by which an observer that was told of its start knows it again. Unique while it waits."""
 
 
 class Observer(Protocol):
-    """Is told what happens in a purgatory; journals and metrics are observers. An exception goes to the loop's handler."""
+    """Is told what happens in a purgatory. What it calls there follows when it has returned, as with the hooks of operations.
+    What it raises goes to the loop's exception handler.
 
-    def operation_finished(self, operation: DelayedOperation[Any]) -> None:
+    It may also have a method `operation_started(operation: DelayedOperation)`, which is called once for each operation, in the
+    context of whoever brought it, after its first try: before `operation_ended`, or when it begins to wait.
+    """
+
+    def operation_ended(self, ended: Ended) -> None:
         """Called once for each operation, when it has ended and been answered."""
 
-    def keys_checked(self, key: Hashable, tried: int, completed: int) -> None:
+    def key_checked(self, key: Hashable, tried: int, completed: int) -> None:
         """Called once for each check that found waiters, when all have been tried."""
 
 
-class Notes:
-    """What an observer may ask about the operation that it is being told of."""
+class StartObserver(Observer, Protocol):
+    """An observer that also wants to hear of starts."""
 
-    __slots__ = ("cause", "retries", "started")
+    def operation_started(self, operation: DelayedOperation[Any]) -> None:
+        """Called once for each operation that is going to be told of as ended."""
 
-    def __init__(self) -> None:
-        self.cause: Hashable = NOTHING
-        """What ended it: the key of its check, or `Among` others; `DEADLINE`; `NOTHING` of these."""
-        self.retries: dict[Operation, int] = {}
-        """How often a try has failed since the first one, where one has."""
-        self.started: dict[Operation, float] = {}
-        """When those were watched that have no timeout, or too long a one, to tell it by."""
 
-    def retried(self, operation: Operation) -> None:
-        """Counts a try that did not complete the operation."""
-        self.retries[operation] = self.retries.get(operation, 0) + 1
+def observers_of(given: Observer | Sequence[Observer] | None) -> tuple[Observer, ...]:
+    """The observers that were given as one or as several.
 
-    def forget(self, operation: Operation) -> None:
-        """The observer has been told."""
-        if self.retries:
-            self.retries.pop(operation, None)
-        if self.started:
-            self.started.pop(operation, None)
+    Raises:
+        TypeError: what was given is none.
+    """
+    if given is None:
+        return ()
+    several = tuple(given) if isinstance(given, Sequence) else (given,)
+    for observer in several:
+        for method in ("operation_ended", "key_checked"):
+            if not callable(getattr(observer, method, None)):
+                raise TypeError(f"observer must have a method {method}, or be a sequence of such, not {observer!r}")
+    return several

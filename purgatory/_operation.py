@@ -13,13 +13,13 @@ from asyncio import _get_running_loop as running_loop
 from collections.abc import Generator
 from math import inf, isinf
 from threading import get_ident
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from purgatory import _life
 from purgatory._failure import Failure
 from purgatory._life import Engine, claim
 from purgatory._state import CANCELLED, COMPLETED, PENDING, OperationState
-from purgatory._watchers import NO_PLACES, Places
+from purgatory._watchers import NO_PLACES, Chunk, Places
 from purgatory._wheel import Entry
 
 R = TypeVar("R")
@@ -122,8 +122,31 @@ class DelayedOperation(Entry, ABC, Generic[R]):
             return _life.complete_from_outside(self)
         room = engine.room
         if room.current is self and get_ident() == room.thread_id:  # its own try: whoever called that runs the hooks
-            if not claim(self, COMPLETED):
+            if self._op_state is not PENDING:
                 return False
+            # `_life.claim`, written out.
+            self._op_state = COMPLETED
+            places = self._op_places
+            if places is not NO_PLACES:
+                bucket = self._wheel_bucket
+                if bucket is not None:
+                    del bucket[self]
+                    self._wheel_bucket = None
+                    if not bucket and not bucket.wheel.resting:
+                        bucket.wheel.emptied()
+                if type(places) is tuple or type(places) is Chunk:
+                    engine.watchers.remove(self, places)
+                else:
+                    try:
+                        found = engine.by_key.pop(places, None)
+                    except BaseException as error:
+                        found = error
+                    if found is not self:
+                        engine.watchers.has_strayed(self, places, found)
+                if bucket is None and not engine.by_key and not engine.wheel.resting:
+                    engine.wheel.emptied()
+                if engine.teller is None:
+                    self._op_places = NO_PLACES
             engine.completed += 1
             return True
         if running_loop() is not engine.loop:
@@ -135,8 +158,8 @@ class DelayedOperation(Entry, ABC, Generic[R]):
             room.current = self
             try:
                 _life.run_hooks(self)
-                if engine.observed:
-                    engine.tell(self)
+                if engine.teller is not None:
+                    engine.teller.ended(self)
             finally:
                 room.current = None
             if room.unsettled:
@@ -164,7 +187,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
             _life.answer(self)
         if engine is not None:
             engine.cancelled += 1
-            if engine.observed and not engine.room.is_trying(self):
+            if engine.teller is not None and not engine.room.is_trying(self):
                 engine.room.conclude(self)
         return True
 
@@ -235,9 +258,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
         _life.conclude(self)
 
     def _wheel_due(self) -> None:
-        engine = self._op_engine
-        assert engine is not None
-        engine.expire(self)
+        _life.expire(self)
 
     def __repr__(self) -> str:
         try:
@@ -250,3 +271,11 @@ class DelayedOperation(Entry, ABC, Generic[R]):
             elif self.deadline is not None:
                 words.append(f"deadline={self.deadline}")
         return f"<{type(self).__name__} {' '.join(words)}>"
+
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    Op = TypeVarWithDefault("Op", bound=DelayedOperation[Any], default=DelayedOperation[Any])
+else:
+    Op = TypeVar("Op", bound=DelayedOperation[Any])

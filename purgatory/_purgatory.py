@@ -1,41 +1,36 @@
 """What users hold: `Purgatory`, where operations wait for the keys that may complete them or for their deadline.
 
-The two hot paths are written out here, in the order in which the profiler counts: a check of the loop, one call of
-`try_complete`, one dictionary operation for the watch list, one for the bucket. Everything that is rare is in `_engine`.
+To begin to wait is written out here, as the profiler counts: a check of the loop, one call of `try_complete`, one dictionary
+operation for the watch list, one for the bucket. The guard of this first try is that of `_life.try_once`, which makes every
+other one. What is rare is in `_engine`.
 
-Kafka's counterpart is `DelayedOperationPurgatory`. `try_complete_else_watch` tries once where Kafka tries twice: on one
-thread nothing happens between the check and the watch, and what the check itself sets off is put off until after it.
+Kafka's `DelayedOperationPurgatory` tries twice where this tries once: on one thread nothing happens between the check and the
+watch, and what the check itself sets off is put off until after it.
 """
 
 from asyncio import _get_running_loop as running_loop
-from asyncio import sleep
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
-from math import ceil, isnan
+from functools import partial
+from math import ceil
 from operator import index
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, final, overload
+from typing import Any, Generic, TypeVar, cast, final, overload
 from warnings import warn
 
-from purgatory._closing import close
-from purgatory._conditions import NOT_YET, Condition, Receiver, is_asynchronous, until_true
+from purgatory._closing import cancel_in_turns, check_drain, close
+from purgatory._conditions import deliver, wait_for_delivery, wait_until
 from purgatory._engine import Engine
-from purgatory._errors import OperationTimeout, WrongLoop
-from purgatory._life import answer, fail, forget_waiter
+from purgatory._errors import WrongLoop
+from purgatory._life import forget_waiter, refuse_true, try_failed, try_once
 from purgatory._observer import Observer
-from purgatory._operation import DelayedOperation
-from purgatory._state import COMPLETED, EXPIRED, PENDING
+from purgatory._operation import DelayedOperation, Op
+from purgatory._state import COMPLETED, PENDING
 from purgatory._statistics import PurgatoryStatistics
 from purgatory._timer import LoopWheel
 from purgatory._watchers import Chunk, Watched, distinct
 from purgatory._wheel import DEFAULT_WHEEL_SIZE
 
-if TYPE_CHECKING:
-    from typing_extensions import TypeVar as TypeVarWithDefault
-
-    Op = TypeVarWithDefault("Op", bound=DelayedOperation[Any], default=DelayedOperation[Any])
-else:
-    Op = TypeVar("Op", bound=DelayedOperation[Any])
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -53,7 +48,7 @@ class Purgatory(Generic[Op]):
         tick: the grain of deadlines in seconds, positive and finite: an operation expires at most so late.
         wheel_size: how many buckets a level of the timing wheel has in reach, at least 2.
         max_pending: how many operations may wait at once; `None` for no limit.
-        observer: is told of each operation that has ended and of each check.
+        observer: is told of each operation that has ended and of each check; or a sequence of those who are.
 
     Raises:
         ValueError, TypeError: an argument is out of its bounds or of another type.
@@ -68,7 +63,7 @@ class Purgatory(Generic[Op]):
         tick: float = 0.001,
         wheel_size: int = DEFAULT_WHEEL_SIZE,
         max_pending: int | None = None,
-        observer: Observer | None = None,
+        observer: Observer | Sequence[Observer] | None = None,
     ) -> None:
         if max_pending is not None and index(max_pending) < 1:
             raise ValueError(f"max_pending must be at least 1, or None for no limit, not {max_pending!r}")
@@ -100,7 +95,7 @@ class Purgatory(Generic[Op]):
         try:
             timeout = operation._op_timeout
         except AttributeError:
-            engine.refuse(operation)
+            engine.refuse_if_unfit(operation)
             raise
         if (
             operation._op_engine is not None
@@ -108,7 +103,7 @@ class Purgatory(Generic[Op]):
             or operation._op_waiters is not None
             or type(operation) not in engine.kinds
         ):
-            engine.refuse(operation)
+            engine.refuse_if_unfit(operation)
         number = len(keys) if type(keys) is list or type(keys) is tuple else 0
         if number == 1:
             watched: Watched
@@ -130,9 +125,9 @@ class Purgatory(Generic[Op]):
         room.current = operation
         try:
             if operation.try_complete() and operation._op_state is PENDING:
-                engine.refuse_true(operation)
+                refuse_true(operation)
         except BaseException as error:
-            engine.try_failed(operation, error)
+            try_failed(engine, operation, error)
         finally:
             room.current = outer
             if outer is not None:
@@ -140,11 +135,10 @@ class Purgatory(Generic[Op]):
         if operation._op_state is not PENDING:
             engine.ended_at_once(operation, watched)
             return True
-        if timeout is None or engine.limited:
+        if timeout is None or engine.has_more_to_do:
             return engine.watch(operation, watched)
 
-        # From here on the common case: a timeout and no limit. It does what `Engine.watch` does.
-        time = engine.time
+        time = engine.time  # what follows does what `Engine.watch` does, in the common case
         when = time() + timeout
         wheel = engine.wheel
         if wheel.after < when < wheel.until:
@@ -178,9 +172,8 @@ class Purgatory(Generic[Op]):
         """Tries the operations that watch `key`, in the order in which they came; call it when their condition may hold.
 
         Returns:
-            How many operations this call completed. With very many waiters a portion is tried at once and the rest in
-            the next turns of the loop, in order; called from a hook, the check begins when the hook has returned. What
-            is put off is not counted here, but for checks by hooks, which the call that set them off counts as its own.
+            How many operations this call completed, and checks that their hooks asked for. Of very many waiters a portion is
+            tried at once, and the rest, not counted, in the next turns of the loop. In a hook it begins when that has returned.
 
         Cost: a dictionary look-up, and a call of `try_complete` for each operation that watches `key`.
 
@@ -201,27 +194,14 @@ class Purgatory(Generic[Op]):
         if type(operation) is Chunk or operation._op_state is not PENDING:
             return engine.check(key)
 
-        # From here on the common case: one operation. It does what `KeyCheck.advance` does.
-        completed = 0
         room.current = operation
         try:
-            try:
-                if operation.try_complete() and operation._op_state is PENDING:
-                    engine.refuse_true(operation)
-            except BaseException as error:
-                engine.try_failed(operation, error)
-            if operation._op_state is COMPLETED:  # type: ignore[comparison-overlap]  # the try may have claimed it
-                completed = 1
-                try:
-                    operation._op_result = operation.on_complete()
-                except BaseException as error:
-                    fail(operation, error)
-                if operation._op_waiters is not None:
-                    answer(operation)
-            if engine.observed:
-                engine.tell_of_one(operation, key)
+            try_once(engine, operation, key)
         finally:
             room.current = None
+        completed = 1 if operation._op_state is COMPLETED else 0  # type: ignore[comparison-overlap]  # by now
+        if engine.teller is not None:
+            engine.teller.checked(key, 1, completed)
         return completed + room.settle() if room.unsettled else completed
 
     checkAndComplete = check_and_complete  # noqa: N815  # Kafka's name
@@ -299,21 +279,7 @@ class Purgatory(Generic[Op]):
             OperationCancelled: the wait was ended by `cancel_for_key` or `aclose`.
             BaseException: what `predicate` raised; and the errors of `try_complete_else_watch`.
         """
-        if not isinstance(keys, (str, bytes)):
-            keys = list(keys)
-        condition = Condition(predicate, keys, timeout)
-        try:
-            value = await self.wait(condition, keys)
-            if condition._op_state is EXPIRED:
-                raise OperationTimeout(f"the condition on {keys!r} did not hold within {timeout} s")
-            if is_asynchronous(value):
-                deadline = condition.deadline
-                if deadline is None and timeout is not None:
-                    deadline = self._engine.time() + timeout
-                return await until_true(self.try_complete_else_watch, predicate, value, keys, deadline)
-            return value
-        finally:
-            del condition  # as in `wait`
+        return await wait_until(self.wait, self.try_complete_else_watch, predicate, keys, timeout)
 
     async def receive(self, key: Hashable, timeout: float | None = None) -> Any:
         """Waits for the value that `deliver` brings under `key`: a reply by its id, the answer of somebody else.
@@ -329,11 +295,7 @@ class Purgatory(Generic[Op]):
             OperationCancelled: the wait was ended by `cancel_for_key` or `aclose`.
             PurgatoryError, ValueError, TypeError: see `try_complete_else_watch`.
         """
-        receiver = Receiver(key, timeout)
-        value = await self.wait(receiver, [key])
-        if receiver._op_state is EXPIRED:
-            raise OperationTimeout(f"nothing was delivered to {key!r} within {timeout} s")
-        return value
+        return await wait_for_delivery(self.wait, key, timeout)
 
     def deliver(self, key: Hashable, value: Any) -> int:
         """Brings `value` to everyone who receives under `key` now.
@@ -347,13 +309,8 @@ class Purgatory(Generic[Op]):
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
             TypeError: `key` is not hashable.
         """
-        engine = self._engine
-        engine.bind(f"deliver to {key!r}")
-        count = 0
-        for operation in engine.watchers.of(key):
-            if type(operation) is Receiver and operation.value is NOT_YET:
-                operation.value = value
-                count += 1
+        self._engine.bind(f"deliver to {key!r}")
+        count = deliver(self._engine.watchers.of(key), value)
         if count:
             self.check_and_complete(key)
         return count
@@ -384,13 +341,8 @@ class Purgatory(Generic[Op]):
         Raises:
             WrongLoop: called from another loop or thread than the first time.
         """
-        engine = self._engine
-        engine.bind(f"cancel what watches {key!r}")
-        cancelled: list[Op] = []
-        while found := engine.watchers.first_of(key):
-            cancelled += [cast(Op, operation) for operation in found if operation.cancel()]
-            await sleep(0)
-        return cancelled
+        self._engine.bind(f"cancel what watches {key!r}")
+        return cast("list[Op]", await cancel_in_turns(partial(self._engine.watchers.first_of, key)))
 
     async def aclose(self, drain: float = 0.0) -> list[Op]:
         """Refuses new operations, lets what is pending end by itself for a while, then cancels the rest.
@@ -408,11 +360,9 @@ class Purgatory(Generic[Op]):
             ValueError: `drain` is negative or NaN; nothing has changed.
             WrongLoop: called from another loop or thread than the first time.
         """
-        if isnan(drain) or drain < 0.0:
-            raise ValueError(f"drain must be zero or more seconds, not {drain!r}")
-        engine = self._engine
-        engine.bind(f"close {engine.name}")
-        return cast("list[Op]", await close(engine, drain))
+        check_drain(drain)
+        self._engine.bind(f"close {self._engine.name}")
+        return cast("list[Op]", await close(self._engine, drain))
 
     async def __aenter__(self) -> "Purgatory[Op]":
         return self
@@ -434,30 +384,16 @@ class Purgatory(Generic[Op]):
 
     def statistics(self) -> PurgatoryStatistics:
         """A snapshot. Cost: O(1)."""
-        engine = self._engine
-        return PurgatoryStatistics(
-            name=engine.name,
-            pending=len(engine.watchers),
-            watched=engine.watchers.registrations,
-            keys=engine.watchers.keys,
-            completed=engine.completed,
-            expired=engine.expired,
-            cancelled=engine.cancelled,
-            missed_triggers=engine.missed_triggers,
-            wake_ups=engine.wheel.wake_ups,
-            moves=engine.wheel.moves,
-        )
+        return self._engine.statistics()
 
     def __repr__(self) -> str:
         state = "closed" if self._engine.closed else "open"
         return f"<Purgatory {self._engine.name!r} {state} pending={self.pending} watched={self.watched}>"
 
     def __del__(self) -> None:
-        # An instance whose __init__ raised has no engine.
-        engine = getattr(self, "_engine", None)
+        engine = getattr(self, "_engine", None)  # none if __init__ has raised
         if engine is not None and len(engine.watchers):
             warn(f"{self!r} was dropped while operations wait; close it with aclose()", ResourceWarning, 2, self)
 
     def _check(self) -> None:
-        """Asserts the whole invariant. For tests."""
         self._engine._check()

@@ -14,11 +14,11 @@ until it is told to be forgotten.
 
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Hashable
-from math import isnan
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, final
 
+from purgatory._closing import check_drain, close
 from purgatory._errors import OperationCancelled, OperationTimeout, PurgatoryClosed
 from purgatory._failure import Failure
 from purgatory._lines import UNKNOWN, has_reached, it_has
@@ -68,7 +68,7 @@ class ThresholdPurgatory(Generic[K, V]):
         ValueError, TypeError: an argument is out of its bounds or of another type.
     """
 
-    __slots__ = ("__weakref__", "_closed", "_loop", "_waits", "name")
+    __slots__ = ("__weakref__", "_loop", "_waits", "name")
 
     def __init__(
         self,
@@ -85,7 +85,6 @@ class ThresholdPurgatory(Generic[K, V]):
         self.name = name
         self._waits = Waits(name, LoopWheel(tick, wheel_size), max_pending, max_keys)
         self._loop: Any = self._waits.wheel.loop
-        self._closed = False
 
     async def wait(self, key: K, threshold: V, timeout: float | None = None) -> V:
         """Waits until the value of `key` is at least `threshold`.
@@ -115,11 +114,11 @@ class ThresholdPurgatory(Generic[K, V]):
         """
         if running_loop() is not self._loop:
             self._bind(f"wait for {key!r}")
-        if self._closed:
-            raise PurgatoryClosed(f"cannot wait for {key!r} to reach {threshold!r}: {self.name} is closed")
         if timeout != timeout:
             raise ValueError("timeout cannot be NaN")
         waits = self._waits
+        if waits.closed:
+            raise PurgatoryClosed(f"cannot wait for {key!r} to reach {threshold!r}: {self.name} is closed")
         line = waits.lines.get(key)
         value = UNKNOWN if line is None else line.value
         if has_reached(key, value, threshold):
@@ -249,11 +248,9 @@ class ThresholdPurgatory(Generic[K, V]):
             ValueError: `drain` is negative or NaN; nothing has changed.
             WrongLoop: called from another loop or thread than the first time.
         """
-        if isnan(drain) or drain < 0.0:
-            raise ValueError(f"drain must be zero or more seconds, not {drain!r}")
+        check_drain(drain)
         self._bind(f"close {self.name}")
-        self._closed = True
-        return await self._waits.close(drain)
+        return len(await close(self._waits, drain))
 
     async def __aenter__(self) -> "ThresholdPurgatory[K, V]":
         return self
@@ -285,7 +282,7 @@ class ThresholdPurgatory(Generic[K, V]):
         )
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "open"
+        state = "closed" if self._waits.closed else "open"
         return f"<ThresholdPurgatory {self.name!r} {state} pending={self._waits.pending} keys={len(self._waits.lines)}>"
 
     def _bind(self, doing: str) -> None:

@@ -9,15 +9,15 @@ so neither a deadline nor a `fail` that comes meanwhile changes it.
     the next three turns                     wake 512, 512 and 464; half as many in each if other threads name values
 """
 
-from asyncio import Future, sleep
-from asyncio import wait as until_done
+from asyncio import AbstractEventLoop, Future
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from contextvars import Context
-from itertools import islice
+from itertools import islice, repeat
 from math import ceil
 from typing import Any, cast, final
 
+from purgatory._closing import tell_idle, until_idle
 from purgatory._errors import PurgatoryFull
 from purgatory._lines import UNKNOWN, Line, Place, check_advance, has_reached
 from purgatory._signals import Signals
@@ -62,13 +62,13 @@ class Waits:
 
     __slots__ = (
         "_continuing",
-        "_drained",
         "_max_keys",
         "_max_pending",
         "_named",
         "_signals",
         "_to_wake",
         "cancelled",
+        "closed",
         "completed",
         "expired",
         "failed",
@@ -77,6 +77,7 @@ class Waits:
         "pending",
         "unanswered",
         "wheel",
+        "when_idle",
     )
 
     def __init__(self, name: str, wheel: LoopWheel, max_pending: int | None, max_keys: int | None) -> None:
@@ -92,8 +93,9 @@ class Waits:
         self.unanswered = 0
         """How many that are."""
         self._continuing = False
-        self._drained: Future[None] | None = None
-        """Is done when nothing is pending or unanswered any more; set by whoever waits for that."""
+        self.closed = False
+        self.when_idle: Future[None] | None = None
+        """For `_closing`."""
         self._named: dict[Any, Any] = {}
         """The values that other threads have named, to be applied."""
         self._signals: Signals[tuple[Any, Any]] = Signals(wheel, self._receive, _greatest)
@@ -102,7 +104,7 @@ class Waits:
         """Binds the wheel to the running loop, or raises `WrongLoop` if it is bound to another one."""
         if self.wheel.bind(doing, self.pending):
             self._to_wake.clear()
-            self._drained = None
+            self.when_idle = None
             self.unanswered = 0
             self._continuing = False
             self._signals.restart()
@@ -198,7 +200,7 @@ class Waits:
             if is_first:
                 self._wake(PORTION)
             self._continue_later()
-        self._tell_if_drained()
+        self._tell_if_idle()
 
     def _end_one(self, waiter: Waiter, outcome: Any) -> bool:
         if not waiter.line.leave(waiter):
@@ -206,7 +208,7 @@ class Waits:
         self.pending -= 1
         self.drop_if_vacant(waiter.line)
         waiter.wake(outcome)
-        self._tell_if_drained()
+        self._tell_if_idle()
         return True
 
     def _wake(self, portion: int) -> None:
@@ -221,46 +223,36 @@ class Waits:
             if woken < portion:
                 self._to_wake.popleft()
             portion -= woken
-        self._tell_if_drained()
+        self._tell_if_idle()
 
-    async def close(self, drain: float) -> int:
-        """`ThresholdPurgatory.aclose`, when new waits are refused already."""
-        ended = 0
-        try:
-            if drain > 0.0:
-                await self._until_drained(drain)
-            portion = PORTION
-            for line in list(self.lines.values()) if self.pending else ():
-                count = self._cancel_all(line)
-                ended += count
-                portion -= count or 1
-                if portion <= 0:
-                    portion = PORTION
-                    await sleep(0)
-            await self._until_drained()
-        except BaseException:
-            for line in list(self.lines.values()):
-                self._cancel_all(line)
-            self._wake(self.unanswered)
-            raise
-        return ended
+    # -- being closed: what `_closing` asks for
 
-    def _cancel_all(self, line: Line) -> int:
-        """The same with `CANCELLED`, which is counted."""
-        count = self.end_all(line, CANCELLED)
-        self.cancelled += count
-        return count
+    @property
+    def loop(self) -> AbstractEventLoop:
+        return self.wheel.loop
 
-    async def _until_drained(self, timeout: float | None = None) -> None:
-        """Waits until nothing is pending and everybody has been woken, for at most `timeout` seconds."""
-        if self.pending or self.unanswered:
-            if self._drained is None:
-                self._drained = self.wheel.loop.create_future()
-            await until_done((self._drained,), timeout=timeout)
+    @property
+    def is_idle(self) -> bool:
+        return not (self.pending or self.unanswered)
 
-    def _tell_if_drained(self) -> None:
-        if self._drained is not None and not (self.pending or self.unanswered or self._drained.done()):
-            self._drained.set_result(None)
+    def refuse(self) -> None:
+        self.closed = True
+
+    def cancelling(self) -> Iterator[None]:
+        for line in list(self.lines.values()) if self.pending else ():
+            count = self.end_all(line, CANCELLED)
+            self.cancelled += count
+            yield from repeat(None, count)
+
+    async def answer(self) -> None:
+        await until_idle(self)
+
+    def answer_at_once(self) -> None:
+        self._wake(self.unanswered)
+
+    def _tell_if_idle(self) -> None:
+        if self.when_idle is not None and self.is_idle:
+            tell_idle(self)
 
     # -- in the next turns of the loop
 

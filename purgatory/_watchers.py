@@ -241,6 +241,7 @@ class Watchers:
             self.by_key[key] = found
         self._stray += 1
         self._report(f"cannot find a key again that {waiting!r} watched: its hash, or what it equals, has changed", error)
+        self.shrink()
 
     def shrink(self) -> None:
         """Gives back the memory of the dictionary, which keeps the size that it once had, if nobody waits."""

@@ -149,8 +149,8 @@ async def test_however_an_operation_ends_its_row_says_so(reports, tmp_path, at_n
                 operation.cancel()
             elif times_out:
                 await asyncio.sleep(10.0)
-        notes = purgatory._engine.notes
-        assert not notes.retries and not notes.started
+        teller = purgatory._engine.teller
+        assert not teller._retries and not teller._starts
 
     [row] = [row for row in read(tmp_path) if row["keys"] == keys and row["outcome"] == WAYS_TO_END[way][0]][:1]
     assert summary(row) == WAYS_TO_END[way]
@@ -472,16 +472,6 @@ def test_importing_the_journal_without_pyarrow_says_how_to_get_it():
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
     assert "pip install 'asyncio-purgatory[journal]'" in answer.stderr
-
-
-@on_virtual_time
-async def test_without_an_observer_nothing_is_noted():
-    async with Purgatory() as purgatory:
-        purgatory.try_complete_else_watch(Probe(), ["key"])
-        purgatory.try_complete_else_watch(Probe(), ["key"])
-        purgatory.check_and_complete("key")
-        notes = purgatory._engine.notes
-        assert not notes.retries and not notes.started
 
 
 def test_the_schemas_are_those_of_the_two_folders():

@@ -20,10 +20,10 @@ class Observer:
     def __init__(self):
         self.told = Counter()
 
-    def operation_finished(self, operation):
-        self.told[operation] += 1
+    def operation_ended(self, ended):
+        self.told[ended.operation_id] += 1
 
-    def keys_checked(self, key, tried, completed):
+    def key_checked(self, key, tried, completed):
         pass
 
 
@@ -275,6 +275,6 @@ def test_the_observer_is_told_once_also_of_one_that_exits_after_it_was_claimed(r
         loop.run_until_complete(begin())
     loop.run_until_complete(rest())
     loop.close()
-    assert observer.told == {operation: 1}
+    assert observer.told == {id(operation): 1}
     assert operation.state is (CANCELLED if claim == "cancel" else COMPLETED)
     assert operation.calls.count("complete") == (claim == "complete")

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
-from purgatory._operation import DelayedOperation
+from purgatory import Ended
 from purgatory.journal._rows import CHECKED, ENDED, Rows
 from purgatory.journal._writer import JournalStatistics, Limits, Writer
 
@@ -48,13 +48,13 @@ class Journal:
     """
 
     __slots__ = (
-        "__weakref__", "_directory", "_key_of", "_limits", "_pid", "_rows", "_stop", "_writer", "keys_checked",
-        "operation_finished",
+        "__weakref__", "_directory", "_key_of", "_limits", "_pid", "_rows", "_stop", "_writer", "key_checked",
+        "operation_ended",
     )  # fmt: skip
 
     # The methods of an `Observer`, but kept in slots: they change when the journal learns whom it serves, and at its end.
-    operation_finished: Any
-    keys_checked: Any
+    operation_ended: Any
+    key_checked: Any
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Journal:
             What was written, dropped and lost. If anything was lost it is also logged, as an error.
         """
         self._begin_if_forked()
-        self.operation_finished, self.keys_checked = self._writer.drop, self._writer.drop_check
+        self.operation_ended, self.key_checked = self._writer.drop, self._writer.drop_check
         self._stop()
         return self.statistics()
 
@@ -122,7 +122,7 @@ class Journal:
         self._pid = os.getpid()
         self._rows = Rows(uuid.uuid4().hex, self._key_of)
         self._writer = Writer(self._directory, self._rows, self._limits)
-        self.operation_finished, self.keys_checked = self._first_finished, self._first_checked
+        self.operation_ended, self.key_checked = self._first_ended, self._first_checked
         self._writer.start()
         # Also at the end of the program, and when nobody has the journal any more. Without a reference to `self`.
         self._stop = weakref.finalize(self, self._writer.stop)
@@ -131,7 +131,7 @@ class Journal:
         """In a child of a process that has forked: the thread and the run are the parent's."""
         if self._stop.detach() is not None:
             self._writer.abandon()
-            self.operation_finished, self.keys_checked = self._first_finished, self._first_checked
+            self.operation_ended, self.key_checked = self._first_ended, self._first_checked
         else:
             self._pid = os.getpid()  # it was closed, and stays so
 
@@ -145,15 +145,13 @@ class Journal:
         loop_time = self._anchor()
         self._writer.note_check(key, tried, completed, loop_time)
 
-    def _first_finished(self, operation: DelayedOperation[Any]) -> None:
+    def _first_ended(self, event: Ended) -> None:
         """Learns whom the journal serves, and from now on notes what has ended in as few steps as can be."""
-        engine = operation._op_engine
-        assert engine is not None
         self._begin_if_forked()
         self._anchor()
-        self._rows.purgatory = engine.name
-        self.operation_finished, self.keys_checked = _recorders(engine, self._writer)
-        self.operation_finished(operation)
+        self._rows.purgatory = event.purgatory
+        self.operation_ended, self.key_checked = _recorders(event.purgatory, self._writer)
+        self.operation_ended(event)
 
     def _anchor(self) -> float:
         """Puts the loop's clock to UTC, if that has not been done, and reads it."""
@@ -176,42 +174,34 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_tell_journals)
 
 
-def _recorders(
-    engine: Any, writer: Writer
-) -> tuple[Callable[[DelayedOperation[Any]], None], Callable[[Hashable, int, int], None]]:
+def _recorders(purgatory: str, writer: Writer) -> tuple[Callable[[Ended], None], Callable[[Hashable, int, int], None]]:
     """The two methods of the observer, as closures: on the loop every step counts."""
-    notes, loop_time = engine.notes, engine.time
-    retries, starts = notes.retries, notes.started
+    loop_time = asyncio.get_running_loop().time
     ended, checked = writer.ended, writer.checked
     note_ended, note_checked = ended.extend, checked.extend
     limit_ended, limit_checked = writer.queue_limit * len(ENDED), writer.queue_limit * len(CHECKED)
 
-    def operation_finished(operation: DelayedOperation[Any]) -> None:
-        if operation._op_engine is not engine:
-            raise ValueError(f"cannot journal {operation!r}: this journal belongs to another purgatory, {engine.name!r}")
+    ended_at = loop_time()
+
+    def operation_ended(event: Ended) -> None:
+        nonlocal ended_at
+        ended_at = event.ended_at
         if len(ended) >= limit_ended:
             writer.dropped += 1
-            return
-        note_ended(
-            (
-                type(operation),
-                operation._op_places,
-                operation._op_timeout,
-                operation._wheel_when,
-                loop_time(),
-                operation._op_state,
-                notes.cause,
-                retries.get(operation, 0) if retries else 0,
-                starts.get(operation) if starts else None,
+        elif event.purgatory != purgatory:
+            raise ValueError(
+                f"cannot journal an operation of {event.purgatory!r}: this journal belongs to another purgatory, {purgatory!r}"
             )
-        )
+        elif event.exception is None:
+            note_ended(event)
+        else:
+            note_ended(event._replace(exception=None))
 
-    def keys_checked(key: Hashable, tried: int, completed: int) -> None:
-        if tried == 1 == completed and notes.cause is key:
-            return  # a check of the one operation that has just been noted with this cause
+    def key_checked(key: Hashable, tried: int, completed: int) -> None:
         if len(checked) >= limit_checked:
             writer.dropped_checks += 1
         else:
-            note_checked((key, tried, completed, loop_time()))
+            # Of a check that has completed something, the last thing told before it is when.
+            note_checked((key, tried, completed, ended_at if completed else loop_time()))
 
-    return operation_finished, keys_checked
+    return operation_ended, key_checked

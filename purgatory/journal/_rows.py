@@ -12,21 +12,18 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute
 
-from purgatory._observer import DEADLINE, NOTHING, Among
-from purgatory._state import COMPLETED
-from purgatory._watchers import Watched
+from purgatory import Cause, Ended, OperationState
 from purgatory.journal._schema import CHECKS, INSTANT, OPERATIONS
 
 MICROSECONDS: Final = 1_000_000
 
-ENDED: Final = ("kind", "keys", "timeout", "when", "ended", "state", "cause", "retries", "started")
-"""What the loop notes of an operation, on the loop's clock: nothing that keeps the operation alive.
-
-- `when`: its deadline, also infinite; `None` if it has none, or ended before it was watched.
-- `started`: `None` where it follows from deadline and timeout, or the operation ended at once.
-"""
+ENDED: Final = Ended._fields
+"""What the loop notes of an operation: the event as it comes, but for an exception, which would keep alive what it holds."""
 CHECKED: Final = ("key", "tried", "completed", "at")
-"""What the loop notes of a check, unless it tried one operation and completed it: then that one's note tells it all."""
+"""What the loop notes of a check."""
+
+BY_A_TRY: Final = {Cause.FIRST_TRY, Cause.KEY, Cause.DEADLINE}
+"""What ends an operation by a try."""
 
 pc: Final[Any] = pyarrow.compute  # its functions are made when it is imported, unseen by type checkers
 
@@ -53,31 +50,23 @@ class Rows:
 
     def of_operations(self, notes: Sequence[Any], first_id: int) -> pa.Table:
         """The rows of the operations noted, numbered from `first_id`."""
-        kinds, watched, timeouts, whens, ended_, states, causes, retries, started = _columns(notes, ENDED)
-        timeout, when, ended = pa.array(timeouts, pa.float64()), pa.array(whens, pa.float64()), pa.array(ended_, pa.float64())
-        start = pc.coalesce(pa.array(started, pa.float64()), pc.min_element_wise(pc.subtract(when, timeout), ended), ended)
-        start = pc.if_else(pc.is_null(pc.coalesce(timeout, when)), start, pc.min_element_wise(start, ended))
-        allowed = pc.coalesce(timeout, pc.max_element_wise(pc.subtract(when, start), 0.0, skip_nulls=False))
+        _, kinds, keys, started, ended, timeouts, states, causes, by, failed, missed, *_ = _columns(notes, ENDED)
+        completed = [state is OperationState.COMPLETED for state in states]
+        by_a_try = [cause in BY_A_TRY for cause in causes]
         columns = {
             **self._names(len(kinds)),
-            "kind": [kind.__qualname__ for kind in kinds],
+            "kind": kinds,
             "operation_id": range(first_id, first_id + len(kinds)),
-            "keys": self._texts_of(watched),
-            "started_at": self._instants(start),
-            "ended_at": self._instants(ended),
-            "timeout_s": pc.if_else(pc.is_finite(allowed), allowed, None),
+            "keys": self._texts_of(keys),
+            "started_at": self._instants(pa.array(started, pa.float64())),
+            "ended_at": self._instants(pa.array(ended, pa.float64())),
+            "timeout_s": timeouts,
             "outcome": [state._value_ for state in states],
-            "attempts": [1 + again + (cause is not NOTHING) for again, cause in zip(retries, causes, strict=True)],
-            "ended_by": [self._cause(cause) for cause in causes],
-            "missed_trigger": [cause is DEADLINE and state is COMPLETED for cause, state in zip(causes, states, strict=True)],
+            "attempts": [tries + (last and done) for tries, last, done in zip(failed, by_a_try, completed, strict=True)],
+            "ended_by": [self._text(key) if cause is Cause.KEY else None for key, cause in zip(by, causes, strict=True)],
+            "missed_trigger": missed,
         }
         return _table(columns, OPERATIONS)
-
-    def of_checks_of_one(self, notes: Sequence[Any]) -> pa.Table:
-        """The rows of the checks that are not noted by themselves, as each tried one operation and completed it."""
-        _, _, _, _, at, _, causes, _, _ = _columns(notes, ENDED)
-        alone = [(cause, 1, 1, when) for cause, when in zip(causes, at, strict=True) if _is_key(cause)]
-        return self.of_checks([field for note in alone for field in note])
 
     def of_checks(self, notes: Sequence[Any]) -> pa.Table:
         """The rows of the checks noted; those of one key and second are still to be added up."""
@@ -100,16 +89,10 @@ class Rows:
         microseconds = pc.round(pc.multiply(pc.add(times, self.epoch), MICROSECONDS))
         return pc.cast(pc.cast(microseconds, pa.int64()), INSTANT)
 
-    def _texts_of(self, watched: Sequence[Watched]) -> pa.Array:
-        keys = [each if type(each) is tuple else (each,) for each in watched]
+    def _texts_of(self, keys: Sequence[tuple[Hashable, ...]]) -> pa.Array:
         offsets = pa.array(accumulate(map(len, keys), initial=0), pa.int32())
         texts = pa.array([self._text(key) for several in keys for key in several], pa.string())
         return pa.ListArray.from_arrays(offsets, texts)
-
-    def _cause(self, cause: Hashable) -> str | None:
-        if _is_key(cause):
-            return self._text(cause)
-        return self._text(cause.key) if type(cause) is Among else None
 
     def _text(self, key: Hashable) -> str:
         try:
@@ -130,10 +113,6 @@ def added_up(checks: list[pa.Table]) -> pa.Table:
     names = ["run_id", "purgatory", "key", "second"]
     sums = pa.concat_tables(checks).group_by(names).aggregate([(name, "sum") for name in ("checks", "tried", "completed")])
     return sums.rename_columns([name.removesuffix("_sum") for name in sums.column_names]).select(CHECKS.names).cast(CHECKS)
-
-
-def _is_key(cause: Hashable) -> bool:
-    return cause is not NOTHING and cause is not DEADLINE and type(cause) is not Among
 
 
 def _columns(notes: Sequence[Any], fields: Sequence[str]) -> list[Sequence[Any]]:

@@ -192,12 +192,11 @@ class Writer:
             first = self._numbered + dropped - self._dropped_before
             self._numbered, self._dropped_before = first + len(ended) // len(ENDED), dropped
             try:
-                operations, checks = self._rows.of_operations(ended, first), self._rows.of_checks_of_one(ended)
+                operations = self._rows.of_operations(ended, first)
             except Exception:
                 self._lost += len(ended) // len(ENDED)
                 raise
             self._operations.append(operations)
-            self._checks.append(checks)
         checked = _take(self.checked, len(CHECKED)) if self._rows.purgatory else []
         if checked:
             self._checks.append(self._rows.of_checks(checked))

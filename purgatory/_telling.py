@@ -1,0 +1,182 @@
+"""Telling observers what happens, and keeping for them what an operation does not know of itself.
+
+An operation does not carry what only observers ask for: how often it was tried, when it started, what ended it. Most of that
+follows from what it knows anyway, so for most operations nothing is written down: who was tried once and then completed has no
+entry here, and whose timeout is known started that long before its deadline.
+"""
+
+from collections.abc import Callable, Hashable
+from math import isinf
+from typing import Any, Final, cast, final
+
+from purgatory._dispatcher import Dispatcher
+from purgatory._failure import Failure
+from purgatory._observer import Cause, Ended, Observer, StartObserver
+from purgatory._operation import DelayedOperation
+from purgatory._state import CANCELLED, COMPLETED, EXPIRED, PENDING
+from purgatory._watchers import NO_PLACES, Chunk, keys_of
+
+Operation = DelayedOperation[Any]
+
+LONG_TIMEOUT: Final = 1e6
+"""In seconds. Up to this, a deadline less its timeout is the start, to the microsecond; beyond, the sum has lost that."""
+
+_KEY: Final = Cause.KEY
+_USUAL: Final = {COMPLETED: Cause.FORCED, EXPIRED: Cause.DEADLINE, CANCELLED: Cause.CANCELLED}
+_new_tuple: Final = tuple.__new__
+
+
+@final
+class Teller:
+    """Tells `observers`, of whom there is at least one.
+
+    Args:
+        name: of the purgatory.
+        observers: those of `observers_of`.
+        report: called with a message and the exception of an observer.
+    """
+
+    __slots__ = (
+        "_first",
+        "_name",
+        "_observers",
+        "_others",
+        "_report",
+        "_retries",
+        "_starts",
+        "hears_starts",
+        "is_closing",
+        "room",
+        "time",
+        "tries",
+    )
+
+    def __init__(
+        self, name: str, observers: tuple[Observer, ...], report: Callable[[str, BaseException | None], object]
+    ) -> None:
+        self._name = name
+        self._observers = observers
+        self._first, *others = observers
+        self._others = tuple(others)
+        self._report = report
+        self.hears_starts = any(hasattr(observer, "operation_started") for observer in observers)
+        self.is_closing = False
+        """Whether what is cancelled now is cancelled by `aclose`."""
+        self.room = Dispatcher(None)
+        self.time: Callable[[], float] = float
+        self.tries = 0
+        """How many there were, the first ones not counted."""
+        self._retries: dict[Operation, int] = {}
+        """How often a try has failed since the first one, where one has."""
+        self._starts: dict[Operation, float] = {}
+        """When those began to wait that have no timeout, or too long a one, to tell it by."""
+
+    def bind(self, time: Callable[[], float], room: Dispatcher) -> None:
+        """Belongs to another loop. Of those that waited on the one before, which is closed, nobody will ever hear."""
+        self.time, self.room = time, room
+        self._retries.clear()
+        self._starts.clear()
+
+    def began(self, operation: Operation, now: float, was_tried: bool) -> None:
+        """The operation waits from `now` on."""
+        timeout = operation._op_timeout
+        if timeout is None or timeout > LONG_TIMEOUT:
+            self._starts[operation] = now
+        if not was_tried:
+            self._retries[operation] = -1
+        if self.hears_starts:
+            self.started(operation)
+
+    def started(self, operation: Operation) -> None:
+        """Tells those who want to hear it."""
+        room = self.room
+        outer, room.current = room.current, self
+        try:
+            for observer in self._observers:
+                if hasattr(observer, "operation_started"):
+                    try:
+                        cast(StartObserver, observer).operation_started(operation)
+                    except BaseException as error:
+                        self._report(f"operation_started of {observer!r} raised", error)
+        finally:
+            room.current = outer
+
+    def tried(self, operation: Operation, key: Hashable, is_last: bool) -> None:
+        """Tells of a try that was not the first one: by a check of `key`, or the last one, at the deadline."""
+        self.tries += 1
+        state = operation._op_state
+        if state is COMPLETED and not (is_last or self._retries or self._starts or type(operation._op_result) is Failure):
+            # The common case, in fewer steps than `_event` takes.
+            places, timeout = operation._op_places, operation._op_timeout
+            keys = keys_of(places) if type(places) is tuple or type(places) is Chunk else (places,)
+            operation._op_places = NO_PLACES
+            event = _new_tuple(
+                Ended,
+                (
+                    self._name, type(operation).__name__, keys, operation._wheel_when - timeout, self.time(), timeout,
+                    COMPLETED, _KEY, key, 1, False, None, id(operation),
+                ),
+            )  # fmt: skip
+            try:
+                self._first.operation_ended(event)
+            except BaseException as error:
+                self._report(f"operation_ended of {self._first!r} raised", error)
+            if self._others:
+                self._tell(self._others, event)
+        elif state is COMPLETED:
+            self.ended(operation, Cause.DEADLINE if is_last else _KEY, key)
+        else:
+            self._retries[operation] = self._retries.get(operation, 0) + 1
+            if state is not PENDING:
+                self.ended(operation, None, key)
+
+    def ended(self, operation: Operation, cause: Cause | None = None, key: Hashable = None) -> None:
+        """Tells of an operation that has ended and been answered; without a `cause` it is what follows from its state."""
+        event = self._event(operation, cause, key)
+        operation._op_places = NO_PLACES
+        self._tell(self._observers, event)
+
+    def _tell(self, observers: tuple[Observer, ...], event: Ended) -> None:
+        for observer in observers:
+            try:
+                observer.operation_ended(event)
+            except BaseException as error:
+                self._report(f"operation_ended of {observer!r} raised", error)
+
+    def checked(self, key: Hashable, tried: int, completed: int) -> None:
+        """Tells of a check."""
+        room = self.room
+        room.current = self
+        try:
+            for observer in self._observers:
+                try:
+                    observer.key_checked(key, tried, completed)
+                except BaseException as error:
+                    self._report(f"key_checked of {observer!r} raised", error)
+        finally:
+            room.current = None
+
+    def _event(self, operation: Operation, cause: Cause | None, key: Hashable) -> Ended:
+        now, state = self.time(), operation._op_state
+        timeout = operation._op_timeout
+        when = getattr(operation, "_wheel_when", None)  # unset where the first try has raised an exit
+        start = self._starts.pop(operation, None) if self._starts else None
+        has_waited = start is not None or not (timeout is None or when is None)
+        if start is None:
+            start = now if timeout is None or when is None else min(when - timeout, now)
+        if timeout is None and when is not None:
+            timeout = max(when - start, 0.0)
+        failed_tries = 1 + self._retries.pop(operation, 0) if self._retries else 1
+        failure = getattr(operation, "_op_result", None)
+        exception = failure.exception if type(failure) is Failure else None
+        if cause is None:
+            cause = _USUAL[state]
+            if cause is Cause.FORCED and not has_waited:
+                cause, failed_tries = Cause.FIRST_TRY, 0
+            elif cause is Cause.CANCELLED and (exception is not None or self.is_closing):
+                cause = Cause.FAILED if exception is not None else Cause.CLOSED
+        return Ended(
+            self._name, type(operation).__name__, keys_of(operation._op_places), start, now,
+            None if timeout is None or isinf(timeout) else timeout, state, cause, key, failed_tries,
+            cause is Cause.DEADLINE and state is COMPLETED, exception, id(operation),
+        )  # fmt: skip
