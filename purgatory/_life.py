@@ -205,9 +205,12 @@ def report_unseen(operation: Operation, failure: Failure) -> None:
 def answer(operation: Operation) -> None:
     """Wakes whoever awaits the operation."""
     waiters, operation._op_waiters = operation._op_waiters, None
-    for future in waiters if type(waiters) is dict else [cast("Future[None]", waiters)]:
-        if not future.done():
-            future.set_result(None)
+    if type(waiters) is dict:
+        for future in waiters:
+            if not future.done():
+                future.set_result(None)
+    elif not waiters.done():
+        waiters.set_result(None)
 
 
 def forget_waiter(operation: Operation, future: "Future[None] | None") -> None:

@@ -254,11 +254,8 @@ class DelayedOperation(Entry, ABC, Generic[R]):
         finally:
             del self
 
-    def _op_conclude(self) -> None:
-        _life.conclude(self)
-
-    def _wheel_due(self) -> None:
-        _life.expire(self)
+    _op_conclude = _life.conclude
+    _wheel_due = _life.expire
 
     def __repr__(self) -> str:
         try:
