@@ -2,11 +2,11 @@
 
     check_and_complete(key) in any hook     puts a check in line, also if nobody watches the key yet
     for a key that is in line already       stays where it is: one check serves all who asked before it began
-    for a key whose check is in progress    it is checked once more when that has ended, however often that is asked for
-    an operation that comes to such a key   is not tried at first, but at the end of the check: nobody barges in
+    for a key whose check is in progress    it is checked once more afterwards, however often that is asked for
+    an operation that comes to such a key   is not tried at first, but at the end of the check: nobody jumps the queue
 
-The watch list is walked a chunk at a time and never copied, so the first turn costs a portion, whatever waits; who leaves is
-not met any more, and who joins is met last.
+The watch list is walked a chunk at a time and never copied, so the first turn costs a portion, however many wait. Those that
+leave are not met any more, those that join are met last.
 """
 
 from collections import deque
@@ -37,7 +37,7 @@ class Engine(_life.Engine, Protocol):
 class KeyCheck:
     """A check of a key: in line, in progress, or over.
 
-    It walks the watch list a chunk at a time. Who joins the list meanwhile is met at its end.
+    It walks the watch list a chunk at a time. Operations that join the list meanwhile are met at its end.
     """
 
     __slots__ = ("again", "before", "completed", "engine", "is_over", "key", "late", "line", "tried", "waiting", "walked")
@@ -60,7 +60,7 @@ class KeyCheck:
         self.walked: Chunk | None = None
         """The chunk that they are in."""
         self.late: list[Operation] = []
-        """Who has joined where it has looked already."""
+        """Those that have joined where it has looked already."""
         self.tried = 0
         """How many, if an observer wants to know."""
         self.again = False
@@ -83,7 +83,7 @@ class KeyCheck:
         self.late.append(operation)
 
     def advance(self, portion: int) -> int:
-        """Tries up to `portion` operations, and stands in line again if there are more; what that cost of the portion."""
+        """Tries up to `portion` operations, and stands in line again if there are more. Returns what that took of it."""
         engine, key = self.engine, self.key
         room, teller = engine.room, engine.teller
         tries = 0 if teller is None else teller.tries
@@ -121,7 +121,7 @@ class KeyCheck:
         return done
 
     def _next(self) -> Iterator[Operation]:
-        """Who is to be tried next: who came late to this chunk, then those of the next one; none if there is nobody."""
+        """Those to be tried next: those that came late to this chunk, then those of the next one; empty if there are none."""
         found: list[Operation] = []
         if self.waiting is None:
             found = self._begin()

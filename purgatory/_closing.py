@@ -27,24 +27,24 @@ class Closable(Protocol[T_co]):
         ...
 
     when_idle: Future[None] | None
-    """Done by the purgatory when it becomes idle; made by whoever waits for that."""
+    """Set by the purgatory when it becomes idle; made by the call that waits for that."""
 
     def refuse(self) -> None:
-        """Lets nothing new wait."""
+        """Refuses everything new."""
 
     def cancelling(self) -> Iterator[T_co]:
-        """Cancels what is pending, one by one as it is asked for the next."""
+        """Cancels what is pending, one each time the next is asked for."""
         ...
 
     async def answer(self) -> None:
         """Waits until everybody is answered whose wait has ended."""
 
     def answer_at_once(self) -> None:
-        """Has everybody answered without waiting for that."""
+        """Answers everybody, without waiting for that."""
 
 
 def check_drain(drain: float) -> None:
-    """Raises `ValueError` if `drain` is no duration."""
+    """Raises `ValueError` if `drain` is not zero or more seconds."""
     if isnan(drain) or drain < 0.0:
         raise ValueError(f"drain must be zero or more seconds, not {drain!r}")
 
@@ -74,7 +74,8 @@ async def close(room: Closable[T], drain: float) -> list[T]:
 
 
 async def cancel_in_turns(next_some: Callable[[], list[Any]]) -> list[Any]:
-    """Cancels operations, as many as `next_some` names in each turn of the loop, until it names none; which it cancelled."""
+    """Cancels in each turn of the loop the operations that `next_some` names, until it names none. Returns those it
+    cancelled."""
     cancelled: list[Any] = []
     while found := next_some():
         cancelled += [operation for operation in found if operation.cancel()]

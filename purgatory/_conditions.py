@@ -1,12 +1,12 @@
 """The operations behind `wait_for` and `receive`: a predicate, an asynchronous predicate, and a value that is delivered.
 
-An asynchronous predicate cannot be run by a check, which is over before it could be. So what waits under the keys is a bell:
+A check cannot run an asynchronous predicate, because a check does not wait. So what stands under the keys is a bell:
 
     the waiter's task       watch the bell, run, false; nothing rang: sleep      run, false; rang meanwhile: run, true
     check_and_complete                                              ring                ring
     the deadline            ends the bell, and with it a run in progress or the sleep
 
-It is watched before the first run begins, and rung by each check, so what comes to hold during a run is seen by the next one.
+It is watched before the first run begins, and rung by each check, so what becomes true during a run is seen by the next one.
 """
 
 from asyncio import Future, get_running_loop
@@ -66,7 +66,7 @@ class Receiver(DelayedOperation[Any]):
 
 
 class Bell(DelayedOperation[None]):
-    """Waits in the place of an asynchronous predicate, and is rung by each try."""
+    """Stands in for an asynchronous predicate, and is rung by each try."""
 
     __slots__ = ("has_rung", "keys", "sleeping")
 
@@ -143,7 +143,7 @@ def deliver(operations: Iterable[DelayedOperation[Any]], value: Any) -> int:
 
 
 def is_asynchronous(value: object) -> bool:
-    """Whether what a predicate has returned is yet to be awaited."""
+    """Whether what a predicate has returned has to be awaited."""
     return hasattr(type(value), "__await__")
 
 

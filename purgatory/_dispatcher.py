@@ -1,4 +1,4 @@
-"""One hook at a time on each event loop; what a hook sets off follows when it has returned, a portion per turn of the loop.
+"""One hook at a time on each event loop; what a hook sets off runs after it has returned, a portion per turn of the loop.
 
 Hooks may call anything. If what they call ran at once, a chain of ten thousand completions would be a stack of ten thousand
 frames, an operation could be entered twice, and the waiters of a key would be tried out of order. So while a hook runs,
@@ -14,10 +14,10 @@ whatever would run another one is put off, whichever purgatory of the loop it be
     IDLE       `current` is None, `unsettled` is false
     a hook     `current` is the operation whose hook it is
     SETTLING   `unsettled` is true: 512 tries and hooks at most
-    PUT OFF    the rest waits for the next turn, which the loop was asked for once; who calls from outside meanwhile has his
-               own work done and none of the backlog
+    PUT OFF    the rest waits for the next turn, for which the loop was asked once; a call from outside meanwhile does
+               its own work and none of the backlog
 
-Three kinds of work are put off. Where there are several they take turns, in slices of 128, so that none can hold up another:
+Three kinds of work are put off. Where there are several they take turns, in slices of 128, so that none can block another:
 
     claimed    operations whose hooks have yet to run
     checks     keys to be checked, begun or not: a slice of each, then it goes to the end of the line
@@ -61,7 +61,7 @@ class Check(Protocol):
 
 
 class _Milestone:
-    """Stands in line behind operations, to tell that its turn has come."""
+    """Stands in line behind operations, and tells when its turn has come."""
 
     def __init__(self, future: Future[None]) -> None:
         self.future = future
@@ -73,7 +73,7 @@ class _Milestone:
 
 @final
 class Dispatcher:
-    """Sees to it that the hooks of all operations of a loop run one after another."""
+    """Makes sure that the hooks of all operations of a loop run one after another."""
 
     __slots__ = ("_loop", "checks", "claimed", "current", "is_put_off", "named", "outer", "thread_id", "unseen", "unsettled")
 
@@ -82,7 +82,7 @@ class Dispatcher:
         self.current: object = None
         """Whose hook is running."""
         self.thread_id = get_ident()
-        """The thread that runs the loop, as far as is known: asking the loop itself is exact, but costs more."""
+        """The thread that ran the loop when last looked at: asking the loop itself is exact, but costs more."""
         self.outer: list[object] = []
         """Whose hooks are interrupted: `current` is an operation that one of them had tried for the first time."""
         self.unsettled = False
@@ -93,10 +93,10 @@ class Dispatcher:
         self.is_put_off = False
         """Whether the loop was asked for another turn."""
         self.unseen: list[tuple[str, Failure]] = []
-        """The failures of this turn that nobody had seen."""
+        """The failures of this turn that nobody has seen yet."""
 
     def is_trying(self, operation: object) -> bool:
-        """Whether `operation` is being tried: then whoever does that concludes it as well."""
+        """Whether `operation` is being tried: then the code that tries it also concludes it."""
         return self.current is operation or (bool(self.outer) and any(each is operation for each in self.outer))
 
     def conclude(self, operation: Claimed) -> None:
@@ -127,7 +127,8 @@ class Dispatcher:
             await reached.future
 
     def settle(self) -> int:
-        """Does a portion of what was put off, unless that waits for the next turn; how many operations checks completed."""
+        """Does a portion of what was put off, unless that waits for the next turn. Returns how many operations checks
+        completed."""
         return 0 if self.is_put_off else self._serve()
 
     def continue_later(self) -> None:
@@ -137,7 +138,7 @@ class Dispatcher:
             self.is_put_off = True
 
     def continue_if_unsettled(self) -> None:
-        """For the ways out by an exception, on which nobody settles."""
+        """To be called where an exception leaves, because then nothing else settles."""
         if self.unsettled and self.current is None:
             self.continue_later()
 
@@ -161,7 +162,7 @@ class Dispatcher:
                 failure.let_go()
 
     def conclude_claimed(self, portion: int) -> int:
-        """Runs the hooks of up to `portion` operations that were put off; of how many."""
+        """Runs the hooks of up to `portion` operations that were put off; returns of how many."""
         claimed, done = self.claimed, 0
         try:
             while claimed and done < portion:
@@ -193,7 +194,7 @@ class Dispatcher:
         return completed
 
     def _share(self, portion: float) -> int:
-        """How much of what is left goes to one kind: all of it if nobody else waits."""
+        """How much of what is left goes to one kind of work: all of it if there is no other."""
         is_alone = bool(self.claimed) + bool(self.checks) + bool(self.named) == 1
         return int(portion if is_alone and portion < inf else min(portion, SLICE))
 
@@ -219,7 +220,7 @@ _loopless: Final = _Loopless()
 
 
 def dispatcher_of(loop: Any) -> Dispatcher:
-    """The dispatcher of a loop. It is an attribute of the loop, and gone when that is."""
+    """The dispatcher of a loop. It is an attribute of the loop, and goes with it."""
     try:
         dispatcher: Dispatcher = loop._purgatory_dispatcher
     except AttributeError:

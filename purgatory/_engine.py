@@ -1,6 +1,6 @@
 """The engine room of a purgatory: has operations wait, checks keys, and ends what waits when the purgatory is closed.
 
-What happens to a single operation is told in `_life`; the dispatcher of the loop sees to it that its hooks meet nobody else's.
+What happens to a single operation is told in `_life`; the dispatcher of the loop makes sure that hooks run one at a time.
 
 The engine does not know the `Purgatory` object. It lives for as long as operations wait; the purgatory lives for as long
 as somebody has it, and can therefore say when it was dropped too early.
@@ -31,7 +31,7 @@ Operation = DelayedOperation[Any]
 
 @final
 class Engine:
-    """What a purgatory consists of, but for the object that users hold: see `Purgatory` for the arguments."""
+    """A purgatory without the object that users hold: see `Purgatory` for the arguments."""
 
     __slots__ = (
         "by_key",
@@ -70,7 +70,7 @@ class Engine:
         self.wheel = wheel
         self.watchers = Watchers(self.report)
         wheel.when_cleared = self._cleared
-        # What the hot paths need of the wheel and the watch lists, one step nearer.
+        # What the hot paths need of the wheel and the watch lists, without a second attribute look-up.
         self.by_key = self.watchers.by_key
         self.recent = wheel.recent
         self.rate = wheel.rate
@@ -81,14 +81,14 @@ class Engine:
 
         self.closed = False
         self.kinds: set[type] = set()
-        """The classes of operations that were found to be told apart by identity; none when it is closed."""
+        """The classes whose operations are known to compare by identity; empty when it is closed."""
         self.completed = self.expired = self.cancelled = self.missed_triggers = 0
         self.checks: dict[Hashable, KeyCheck] = {}
         """Those in line and in progress, by key."""
         self.teller = Teller(name, observers, self.report) if observers else None
         """Tells the observers, if there are any."""
         self.has_more_to_do = max_pending is not None or (self.teller is not None and self.teller.hears_starts)
-        """Whether there is more to do for an operation with a timeout than to let it wait."""
+        """Whether an operation with a timeout needs more than to be put into the lists and the wheel."""
         self.when_idle: Future[None] | None = None
         """For `_closing`."""
         self.signals: Signals[Hashable] = Signals(wheel, self._receive, _distinct)
@@ -105,7 +105,7 @@ class Engine:
             self.signals.restart()
 
     def report(self, message: str, error: BaseException | None) -> None:
-        """Hands a problem of somebody else's to the loop's exception handler. Exits are passed on."""
+        """Passes an error in user code to the loop's exception handler. Exits are passed on."""
         context: dict[str, Any] = {"message": f"{self.name}: {message}"}
         if error is not None:
             context["exception"] = error
@@ -130,9 +130,9 @@ class Engine:
         self.kinds.add(type(operation))
 
     def comes_late(self, operation: Operation, watched: Watched) -> bool:
-        """Whether others have yet to be tried in a check of its keys, so that `operation` has to wait for its turn.
+        """Whether a check of its keys has others to try first, so that `operation` has to wait for its turn.
 
-        Not if it cannot wait.
+        False for an operation that cannot wait, because its deadline has passed.
         """
         if not any(check.waiting is not None or check.key in self.by_key for check in self._checks_of(watched)):
             return False
@@ -140,7 +140,7 @@ class Engine:
         return when is None or when > self.time()
 
     def watch_untried(self, operation: Operation, watched: Watched) -> bool:
-        """Has an operation wait for its turn in the checks of its keys; whether it has ended all the same."""
+        """Has an operation wait for its turn in the checks of its keys. Returns whether it has ended nevertheless."""
         checks = self._checks_of(watched)
         operation._op_engine = self
         has_ended = self.watch(operation, watched, was_tried=False)
@@ -154,12 +154,12 @@ class Engine:
         return [check for check in checks if check is not None]
 
     def _check_of(self, key: Hashable) -> KeyCheck | None:
-        """The check of `key` that has yet to come to its end."""
+        """The check of `key` that is not over yet."""
         check = self.checks.get(key)
         return None if check is None or check.is_over else check
 
     def watch(self, operation: Operation, watched: Watched, was_tried: bool = True) -> bool:
-        """Has an operation wait; whether it has ended all the same."""
+        """Has an operation wait. Returns whether it has ended nevertheless."""
         try:
             now = self.time()
             timeout = operation._op_timeout
@@ -223,7 +223,7 @@ class Engine:
     # -- checks
 
     def check(self, key: Hashable) -> int:
-        """Tries who waits for `key`, a portion now and the rest in the next turns; how many completed now."""
+        """Tries those that wait for `key`, a portion now and the rest in the next turns. Returns how many completed now."""
         check = self._check_of(key)
         if check is not None:
             check.ask_again()
@@ -238,7 +238,7 @@ class Engine:
         return completed
 
     def check_later(self, key: Hashable, by_thread: bool = False) -> None:
-        """Has `key` checked when the hook that is running has returned, and what was put off before it is done."""
+        """Has `key` checked when the running hook has returned and everything that was put off earlier is done."""
         check = self._check_of(key)
         if check is not None:
             check.ask_again()
@@ -335,7 +335,7 @@ class Engine:
 
 
 def _distinct(keys: Iterable[Hashable]) -> Iterable[Hashable]:
-    """Each key once; all of them if they cannot be compared, which shows when they are checked."""
+    """Each key once; or all of them, if they cannot be compared: that error appears when they are checked."""
     keys = list(keys)
     try:
         return list(dict.fromkeys(keys))

@@ -1,4 +1,4 @@
-"""What is kept of an exception in place of a result, and how it is let go without the garbage collector's help.
+"""How an exception is kept in place of a result, and released without the help of the garbage collector.
 
 An operation holds the failure of its hook; the failure holds the exception, the exception its traceback, the traceback the
 frame of the hook, and the frame `self`, which is the operation. The frames from which the hook was called are held as well,
@@ -29,7 +29,7 @@ class Failure:
 
     @classmethod
     def of_hook(cls, exception: BaseException) -> "Failure":
-        """That of a hook which has raised: without the frame that has caught it."""
+        """The failure of a hook that raised, without the frame that caught it."""
         here = exception.__traceback__
         exception.__traceback__ = None if here is None else here.tb_next
         return cls(exception)

@@ -1,18 +1,18 @@
 """The life of an operation, from its try to the answer.
 
     try_once    by a check of a key, or the last time, at the deadline; what the try has ended is finished at once
-    claim       the compare-and-set: out of PENDING, the wheel and all watch lists in the same breath
+    claim       the compare-and-set: out of PENDING, the wheel and all watch lists in one step
     run_hooks   `on_complete`, and `on_expiration` of one that expired; then
     answer      whoever awaits it is woken; and after that the observers are told
     fail        a hook raised: its exception is the result
 
 Every path goes through `claim`, which tells the caller whether it was the one that made the move, so no user code ever sees an
-ended operation that something still holds. Whoever tries an operation finishes it as well, whatever has claimed it meanwhile.
-Who claims one that nobody is trying finishes it at once, or, within a hook, when that has returned: see `_dispatcher`.
+ended operation that is still in a list. The code that tries an operation also finishes it, whatever has claimed it meanwhile.
+Code that claims one that is not being tried finishes it at once, or, within a hook, when that has returned: see `_dispatcher`.
 
 The first try is made by `Purgatory.try_complete_else_watch`, which has the guard of `try_once` written out.
 
-These are functions, not methods: the names of a class that users subclass are theirs.
+These are functions, not methods: in a class that users subclass, names belong to them.
 """
 
 from asyncio import Future, InvalidStateError, get_running_loop
@@ -33,14 +33,14 @@ Operation = Any
 
 
 class Teller(Protocol):
-    """What tells observers: see `_telling`."""
+    """Tells observers: see `_telling`."""
 
     def tried(self, operation: Operation, key: Hashable, is_last: bool, /) -> None: ...
     def ended(self, operation: Operation, /) -> None: ...
 
 
 class Engine(Protocol):
-    """What an operation knows of the purgatory that it is in."""
+    """The part of a purgatory that its operations use."""
 
     name: str
     loop: Any
@@ -100,7 +100,7 @@ def expire(operation: Operation) -> None:
 
 
 def refuse_true(operation: Operation) -> NoReturn:
-    """Raises for a try that said yes and did nothing: the operation would wait for its deadline."""
+    """Raises if a try returned true without completing: the operation would wait until its deadline."""
     raise TypeError(f"try_complete of {operation!r} returned true, but did not call force_complete()")
 
 
@@ -187,7 +187,7 @@ def fail(operation: Operation, error: BaseException) -> None:
     if isinstance(error, (SystemExit, KeyboardInterrupt)):
         if operation._op_waiters is not None:
             answer(operation)
-        running_dispatcher().put_off(operation)  # what remains to be done for it, while the exit goes its way
+        running_dispatcher().put_off(operation)  # what remains to be done for it, while the exit propagates
         running_dispatcher().continue_later()
         raise error
 
@@ -195,7 +195,7 @@ def fail(operation: Operation, error: BaseException) -> None:
 def report_unseen(operation: Operation, failure: Failure) -> None:
     """Reports a failure, unless somebody who awaits the operation has seen it by then.
 
-    In the turn after the next: whoever begins to await it in this one or the next sees it before.
+    In the turn after the next: a task that begins to await it in this turn or the next sees it before.
     """
     with suppress(RuntimeError):  # outside any loop there is nobody to tell
         get_running_loop()
@@ -214,7 +214,7 @@ def answer(operation: Operation) -> None:
 
 
 def forget_waiter(operation: Operation, future: "Future[None] | None") -> None:
-    """Whoever waited for `future` does so no longer; if it was the last one, nobody will see a failure."""
+    """The waiter of `future` has gone; if it was the last one, nobody will see a failure."""
     waiters = operation._op_waiters
     if waiters is future:
         operation._op_waiters = None
@@ -250,7 +250,7 @@ def check_loop(operation: Operation, doing: str) -> None:
 
 
 def complete_from_outside(operation: Operation) -> bool:
-    """`force_complete` of an operation that no purgatory has seen, or from where it may not be called.
+    """`force_complete` of an operation that no purgatory has seen, or from a place where it may not be called.
 
     Raises:
         WrongLoop: it may not; nothing has changed.

@@ -1,15 +1,15 @@
-"""Lines: who waits for a key's value to reach a threshold, in order of thresholds. Knows no loop and no clock.
+"""Lines: the waits for a key's value to reach a threshold, in order of thresholds. Knows no loop and no clock.
 
     the value of "orders" is 41, and for it wait      42: A, D     45: B     60: C
     advance(47)                                       takes out A, D and B, in this order; C waits on
     advance(46)                                       ValueError, and nothing has changed: values never fall
 
 The order is kept in *runs*: sorted lists of up to 512 different thresholds, where Python's `bisect` finds a place with
-O(log n) comparisons and C moves at most 4 KB to make room. Equal thresholds share a place, in order of arrival. A heap
-would do, but its `pop` is what an advance does most, and costs it O(log n) cold steps; here it is the first of a list.
+O(log n) comparisons and C moves at most 4 KB to make room. Equal thresholds share a place, in order of arrival. A heap would
+do, but an advance mostly takes the first one, which costs a heap O(log n) cold steps; here it is the head of a list.
 
-Whoever takes a waiter out of its line decides its outcome, and nobody else finds it there: that is what makes an outcome
-the only one.
+The code that takes a waiter out of its line decides its outcome, and nothing else finds it there: so there is exactly one
+outcome.
 
 Source: Kafka, `raft/internals/ThresholdPurgatory.java`, where a skip list of (threshold, serial number) does this.
 """
@@ -50,7 +50,7 @@ def has_reached(key: object, value: Any, threshold: Any) -> bool:
 
 
 def check_advance(key: object, value: Any, known: Any) -> None:
-    """Sees to it that a key whose value is `known` may go on to `value`.
+    """Checks that a key whose value is `known` may advance to `value`.
 
     Raises:
         ValueError: `value` is NaN, or below `known`.
@@ -71,7 +71,7 @@ def it_has(value: Any) -> str:
 
 
 class Waiting(Protocol):
-    """Who waits in a line."""
+    """One that waits in a line."""
 
     threshold: Any
 

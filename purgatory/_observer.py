@@ -1,4 +1,4 @@
-"""Observers: who is told what happens in a purgatory. Journals, metrics and traces are observers, and so may yours be.
+"""Observers, which are told what happens in a purgatory. Journals, metrics and traces are observers; you may write your own.
 
     class Slow:
         def operation_ended(self, ended: Ended) -> None:
@@ -9,7 +9,7 @@
 
     Purgatory("fetches", observer=Slow())
 
-What an observer does on the loop, the loop waits for: take down what is needed, and leave the rest to a thread or to later.
+The loop waits for what an observer does: note what is needed, and leave the rest to a thread, or for later.
 """
 
 from collections.abc import Hashable, Sequence
@@ -28,9 +28,9 @@ class Cause(Enum):
     KEY = "key"
     """A check of a key."""
     DEADLINE = "deadline"
-    """It expired; or it completed, because its condition held at the last try, which nobody had asked for before."""
+    """It expired; or it completed at the last try, because its condition held and nobody had checked its keys."""
     FORCED = "forced"
-    """`force_complete`, called by somebody else than its own `try_complete`."""
+    """`force_complete`, called from outside its own `try_complete`."""
     CANCELLED = "cancelled"
     """`cancel`, `cancel_for_key`, or the cancellation of the task that it belonged to."""
     CLOSED = "closed"
@@ -56,23 +56,23 @@ class Ended(NamedTuple):
     state: OperationState
     cause: Cause
     key: Hashable | None
-    """The one whose check ended it; None if none did."""
+    """The key whose check ended it; None if no check did."""
     failed_tries: int
     """How often its condition was looked at and did not hold."""
     missed_trigger: bool
-    """Whether its condition was found to hold at its deadline only: nobody had checked its keys when it came to hold."""
+    """Whether its condition was found to hold only at its deadline: nobody had checked its keys when it became true."""
     exception: BaseException | None
-    """What a hook raised. To keep it is to keep alive what its traceback holds."""
+    """What a hook raised. Keeping it keeps alive everything that its traceback holds."""
     operation_id: int
     """The `id` of the operation, by which an observer that was told of its start knows it again. Unique while it waits."""
 
 
 class Observer(Protocol):
-    """Is told what happens in a purgatory. What it calls there follows when it has returned, as with the hooks of operations.
+    """Is told what happens in a purgatory. What it sets off there runs when it has returned, as with the hooks of operations.
     What it raises goes to the loop's exception handler.
 
     It may also have a method `operation_started(operation: DelayedOperation)`, which is called once for each operation, in the
-    context of whoever brought it, after its first try: before `operation_ended`, or when it begins to wait.
+    context of the code that brought it, after its first try: before `operation_ended`, or when it begins to wait.
     """
 
     def operation_ended(self, ended: Ended) -> None:
@@ -86,11 +86,11 @@ class StartObserver(Observer, Protocol):
     """An observer that also wants to hear of starts."""
 
     def operation_started(self, operation: DelayedOperation[Any]) -> None:
-        """Called once for each operation that is going to be told of as ended."""
+        """Called once for each operation of which `operation_ended` will be called."""
 
 
 def observers_of(given: Observer | Sequence[Observer] | None) -> tuple[Observer, ...]:
-    """The observers that were given as one or as several.
+    """The observers, given as one or as a sequence.
 
     Raises:
         TypeError: what was given is none.

@@ -1,10 +1,10 @@
 """The delayed operation: what users subclass.
 
-What becomes of it is told in `_life`, its states in `_state`. Names of private attributes begin with `_op_`: subclasses are the
-users' and `_state` or `_result` would be theirs.
+`_life` tells what happens to it, `_state` its states. Private attributes begin with `_op_`, because subclasses belong to users,
+who may want `_state` or `_result` for themselves.
 
-Kafka's counterpart is `DelayedOperation`, whose `completed` is an `AtomicBoolean`; asyncio's is `Future`, from which
-`result` and the way exceptions are handed on are taken.
+Kafka's counterpart is `DelayedOperation`, whose `completed` is an `AtomicBoolean`; asyncio's is `Future`, from which `result`,
+and the way in which exceptions are passed on, are taken.
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +33,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
 
     Subclasses say what the condition is (`try_complete`) and what to answer (`on_complete`). Give it to
     `Purgatory.wait`, or to `Purgatory.try_complete_else_watch` and await it, from any number of tasks. An operation
-    serves once. A subclass with `__slots__` saves memory; one with `__init__` calls this one's.
+    serves once. A subclass with `__slots__` saves memory; one with an `__init__` has to call `super().__init__`.
 
     The hooks are plain functions, called on the loop's thread, one at a time for all operations of a loop: a hook
     may call anything here, and what it sets off runs when it has returned. They run in the context of whoever completes
@@ -69,7 +69,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
         self._op_waiters = None
 
     def _op_set_deadline(self, timeout: float | None, deadline: float | None) -> None:
-        """Everything but a positive timeout comes down to a deadline; one that is over at once to `-inf`."""
+        """Everything except a positive timeout becomes a deadline; a timeout of zero or less becomes `-inf`."""
         if timeout is not None and deadline is not None:
             raise ValueError(f"timeout ({timeout!r}) and deadline ({deadline!r}) exclude each other")
         if timeout != timeout or deadline != deadline:
@@ -82,7 +82,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
 
     @classmethod
     def _op_require_identity(cls) -> None:
-        """Raises `TypeError` if two operations of this class may be equal, which a decorator can bring about at any time."""
+        """Raises `TypeError` if two operations of this class may be equal, which a decorator may cause at any time."""
         if cls.__eq__ is not object.__eq__ or cls.__hash__ is not object.__hash__:
             raise TypeError(f"{cls.__name__} defines __eq__ or __hash__, but operations are told apart by identity")
 
@@ -111,8 +111,8 @@ class DelayedOperation(Entry, ABC, Generic[R]):
 
         Returns:
             True for the one caller that completed it, False if it had ended before. When it returns, the operation is
-            out of the wheel and of all watch lists; `on_complete` has run, unless a hook is running, this operation's
-            own `try_complete` included: then it runs when that hook has returned.
+            out of the wheel and of all watch lists; `on_complete` has run, unless a hook is running (this operation's own
+            `try_complete` counts as one): then it runs when that hook has returned.
 
         Raises:
             WrongLoop: called from another loop or thread than the purgatory's; nothing has changed.
@@ -121,7 +121,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
         if engine is None:
             return _life.complete_from_outside(self)
         room = engine.room
-        if room.current is self and get_ident() == room.thread_id:  # its own try: whoever called that runs the hooks
+        if room.current is self and get_ident() == room.thread_id:  # its own try: the caller of that runs the hooks
             if self._op_state is not PENDING:
                 return False
             # `_life.claim`, written out.

@@ -45,8 +45,8 @@ class Purgatory(Generic[Op]):
 
     Args:
         name: for errors, logs and statistics.
-        tick: the grain of deadlines in seconds, positive and finite: an operation expires at most so late.
-        wheel_size: how many buckets a level of the timing wheel has in reach, at least 2.
+        tick: the grain of deadlines in seconds, positive and finite: an operation expires late by this much at most.
+        wheel_size: how many buckets each level of the timing wheel spans, at least 2.
         max_pending: how many operations may wait at once; `None` for no limit.
         observer: is told of each operation that has ended and of each check; or a sequence of those who are.
 
@@ -262,9 +262,9 @@ class Purgatory(Generic[Op]):
     async def wait_for(self, predicate: Callable[[], Any], keys: Iterable[Hashable], timeout: float | None = None) -> Any:
         """Waits until `predicate()` is true: it is called now, at each `check_and_complete` of a key, and at the deadline.
 
-        What it returns is awaited, if it can be: an asynchronous predicate is run in the task that calls, once it is
-        registered under the keys, and again after each check, but never two at a time. The checks that come during a run
-        count as one. The deadline ends a run in progress, as `asyncio.timeout` would.
+        If it returns an awaitable, that is awaited: an asynchronous predicate runs in the calling task, after it was registered
+        under the keys, and again after each check, but never two at a time. The checks that come during a run count as one. The
+        deadline ends a run in progress, as `asyncio.timeout` would.
 
         Args:
             predicate: a function or a coroutine function, called on the loop's thread.
@@ -282,9 +282,9 @@ class Purgatory(Generic[Op]):
         return await wait_until(self.wait, self.try_complete_else_watch, predicate, keys, timeout)
 
     async def receive(self, key: Hashable, timeout: float | None = None) -> Any:
-        """Waits for the value that `deliver` brings under `key`: a reply by its id, the answer of somebody else.
+        """Waits for the value that `deliver` brings under `key`: for instance a reply, by its id.
 
-        Nothing is kept: what was delivered before is not received. Whoever sends the question begins to receive first.
+        Nothing is kept: what was delivered before is not received. So begin to receive before you send the question.
 
         Args:
             key: any number may receive under it.
@@ -301,7 +301,7 @@ class Purgatory(Generic[Op]):
         """Brings `value` to everyone who receives under `key` now.
 
         Returns:
-            To how many. Of very many, 512 are answered at once and the rest in the next turns of the loop.
+            How many received it. If there are very many, 512 are answered at once and the rest in the next turns of the loop.
 
         Cost: O(operations that watch `key`).
 
@@ -333,7 +333,7 @@ class Purgatory(Generic[Op]):
     async def acancel_for_key(self, key: Hashable) -> list[Op]:
         """As `cancel_for_key`, but 512 per turn of the loop, so that a crowd does not hold it up.
 
-        Who begins to watch the key meanwhile is cancelled as well. If its task is cancelled, the rest is left alone.
+        Operations that begin to watch the key meanwhile are cancelled as well. If its own task is cancelled, it stops there.
 
         Returns:
             Those that it cancelled, in the order in which they came.

@@ -1,4 +1,4 @@
-"""What other threads have to say, brought to the loop with one wake-up for however much comes before it wakes.
+"""What other threads report, brought to the loop with a single wake-up, however much comes before it wakes.
 
     thread 1   put("a")  -> "a"              wakes the loop
     thread 2   put("b")  -> "a", "b"         a wake-up is under way
@@ -9,9 +9,9 @@ A wake-up for each would be a system call for each, and would make the loop's se
 #3223).
 
 There is no lock: a signal handler, or a `__del__` that the garbage collector runs, may interrupt `put` in its own thread and
-call it again, and would wait for ever for what it has interrupted. What is put goes to the end of a deque, which is one step
-for all threads; then, whoever finds that no wake-up is under way asks for one. The loop says that none is under way any more
-*before* it takes what is there, so whatever comes too late to be taken asks for another. At worst the loop is woken twice.
+call it again, and would then wait for ever for the call it interrupts. What is put goes to the end of a deque, which is one
+step for all threads; then a thread that finds no wake-up under way asks for one. The loop says that none is under way any
+more *before* it takes what is there, so whatever comes too late to be taken asks for another. At worst the loop is woken twice.
 """
 
 from asyncio import AbstractEventLoop
@@ -26,7 +26,7 @@ from purgatory._timer import LoopWheel
 T = TypeVar("T")
 
 LONGEST_BURST: Final = 1024
-"""So many may wait before those are looked for that say the same."""
+"""When more than this many wait, duplicates are looked for."""
 
 
 @final
@@ -36,7 +36,7 @@ class Signals(Generic[T]):
     Args:
         wheel: knows the loop, once there is one.
         receive: called on the loop with what has come.
-        coalesce: makes one item of those that say the same. Called in any thread; it does not raise.
+        coalesce: merges items that say the same. Called in any thread; it does not raise.
     """
 
     __slots__ = ("_coalesce", "_is_waking", "_items", "_longest", "_receive", "_wheel")
@@ -77,12 +77,12 @@ class Signals(Generic[T]):
             loop.call_soon_threadsafe(self._take, context=Context())
         except BaseException as error:
             self._is_waking = False
-            # It was closed a moment ago; any other reason is news.
+            # It was closed a moment ago; any other reason is unexpected, and raised.
             if not (isinstance(error, RuntimeError) and loop.is_closed()):
                 raise
 
     def _thin_out(self) -> None:
-        """Makes room, as the loop is late and a thread is in a hurry. Others may do the same meanwhile, or add to it."""
+        """Makes room, because the loop is late. Other threads may do the same meanwhile, or add items."""
         items: list[T] = []
         try:
             self._move_to(items)

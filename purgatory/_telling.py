@@ -1,8 +1,8 @@
-"""Telling observers what happens, and keeping for them what an operation does not know of itself.
+"""Tells observers what happens, and keeps for them what an operation does not hold itself.
 
 An operation does not carry what only observers ask for: how often it was tried, when it started, what ended it. Most of that
-follows from what it knows anyway, so for most operations nothing is written down: who was tried once and then completed has no
-entry here, and whose timeout is known started that long before its deadline.
+follows from what it knows anyway, so for most operations nothing is written down: one that was tried once and completed has no
+entry here, and one with a timeout started that long before its deadline.
 """
 
 from collections.abc import Callable, Hashable
@@ -19,7 +19,7 @@ from purgatory._watchers import NO_PLACES, Chunk, keys_of
 Operation = DelayedOperation[Any]
 
 LONG_TIMEOUT: Final = 1e6
-"""In seconds. Up to this, a deadline less its timeout is the start, to the microsecond; beyond, the sum has lost that."""
+"""In seconds. Up to this, deadline minus timeout gives the start to the microsecond; beyond it, rounding has lost that."""
 
 _KEY: Final = Cause.KEY
 _USUAL: Final = {COMPLETED: Cause.FORCED, EXPIRED: Cause.DEADLINE, CANCELLED: Cause.CANCELLED}
@@ -28,7 +28,7 @@ _new_tuple: Final = tuple.__new__
 
 @final
 class Teller:
-    """Tells `observers`, of whom there is at least one.
+    """Tells `observers`, of which there is at least one.
 
     Args:
         name: of the purgatory.
@@ -69,10 +69,10 @@ class Teller:
         self._retries: dict[Operation, int] = {}
         """How often a try has failed since the first one, where one has."""
         self._starts: dict[Operation, float] = {}
-        """When those began to wait that have no timeout, or too long a one, to tell it by."""
+        """When operations began to wait whose timeout does not tell: they have none, or too long a one."""
 
     def bind(self, time: Callable[[], float], room: Dispatcher) -> None:
-        """Belongs to another loop. Of those that waited on the one before, which is closed, nobody will ever hear."""
+        """Moves to another loop. What waited on the one before, which is closed, will never be told of."""
         self.time, self.room = time, room
         self._retries.clear()
         self._starts.clear()
@@ -88,7 +88,7 @@ class Teller:
             self.started(operation)
 
     def started(self, operation: Operation) -> None:
-        """Tells those who want to hear it."""
+        """Tells the observers that have `operation_started`."""
         room = self.room
         outer, room.current = room.current, self
         try:

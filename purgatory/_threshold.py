@@ -1,15 +1,15 @@
 """`ThresholdPurgatory`: waiting until a key's value has reached a threshold: offsets, versions, watermarks.
 
 Most conditions in servers have this form, and then nobody needs to be tried: the waiters of a key are kept in the order of
-their thresholds, and an advance takes them off the front. What is above the new value is not looked at.
+their thresholds, and an advance takes them from the front. Thresholds above the new value are not looked at.
 
     the value of "orders" is 41, and for it wait      42: A, D     45: B     60: C
     advance("orders", 47) -> 3                        A, D and B get 47, in this order; C waits on
     wait("orders", 46)                                returns 47 at once
 
-Sources: Kafka, `raft/internals/ThresholdPurgatory.java`, for one log; and the index of Consul's blocking queries: who asks
-again names the version that he has seen, so what comes between two questions is not lost. Hence a key's value is remembered
-until it is told to be forgotten.
+Sources: Kafka, `raft/internals/ThresholdPurgatory.java`, for one log; and the index of Consul's blocking queries: a client that
+asks again names the version it has seen, so nothing between two requests is lost. So the value of a key is kept until `forget`
+is called.
 """
 
 from asyncio import _get_running_loop as running_loop
@@ -48,17 +48,17 @@ else:
 
 @final
 class ThresholdPurgatory(Generic[K, V]):
-    """Holds those who wait for a key's value to reach a threshold, until it does or their deadline comes, exactly once.
+    """Holds waits for a key's value to reach a threshold. Each ends exactly once: when it does, or at its deadline.
 
-    The values of a key never fall, and are remembered, so whoever names the threshold that he waits for misses nothing
-    between two waits. They are anything that is in one order and does not change: numbers, strings, tuples of them.
+    The values of a key never fall, and are remembered, so a client that names its threshold misses nothing between two waits.
+    They are anything that can be put in one order and does not change: numbers, strings, tuples of them.
 
     Bound to the running event loop at first use; every method but `advance_threadsafe` belongs on its thread. As an async
     context manager it is closed on exit.
 
     Args:
         name: for errors, logs and statistics.
-        tick: the grain of deadlines in seconds, positive and finite: a wait expires at most so late.
+        tick: the grain of deadlines in seconds, positive and finite: a wait expires late by this much at most.
         wheel_size: how many buckets a level of the timing wheel has in reach, at least 2.
         max_pending: how many may wait at once; `None` for no limit.
         max_keys: how many keys may have a value or be waited for at once; `None` for no limit. One more is refused: to
@@ -89,11 +89,11 @@ class ThresholdPurgatory(Generic[K, V]):
     async def wait(self, key: K, threshold: V, timeout: float | None = None) -> V:
         """Waits until the value of `key` is at least `threshold`.
 
-        Among those who wait for equal thresholds of a key, who comes first is served first.
+        Waits for equal thresholds of a key are answered in the order in which they came.
 
         Args:
             key: need not have a value yet.
-            threshold: of the kind of the key's values.
+            threshold: of the same type as the key's values.
             timeout: in seconds; `None` and `inf` for no limit, zero and less to look once.
 
         Returns:
@@ -107,7 +107,7 @@ class ThresholdPurgatory(Generic[K, V]):
             OperationCancelled: `aclose` ended the wait.
             BaseException: what `fail` was given.
             PurgatoryClosed: `aclose` was called before.
-            PurgatoryFull: it would have to wait, and `max_pending` do already, or for one key more than `max_keys`.
+            PurgatoryFull: it would have to wait, and `max_pending` waits or `max_keys` keys are here already.
             ValueError, TypeError: the threshold is NaN, or cannot be compared with the key's value or with other
                 thresholds; `timeout` is NaN; `key` is not hashable.
             WrongLoop: called from another loop or thread than the first time.
@@ -150,14 +150,14 @@ class ThresholdPurgatory(Generic[K, V]):
         return cast(V, outcome)
 
     def advance(self, key: K, value: V) -> int:
-        """Sets the value of `key`, and completes all who wait for a threshold of at most that, in order of threshold and
+        """Sets the value of `key`, and completes all waits for a threshold of at most that, in the order of threshold and
         arrival.
 
         Returns:
             How many it completed. All of them have ended when it returns, and none can expire or fail any more; of very
             many, 512 are woken at once and the rest in the next turns of the loop, as many in each.
 
-        Cost: that of those it completes; if it completes none, one comparison, however many wait for more.
+        Cost: proportional to what it completes; if it completes none, one comparison, however many wait for more.
 
         Raises:
             ValueError: `value` is below the one that the key has, or NaN.
@@ -194,13 +194,13 @@ class ThresholdPurgatory(Generic[K, V]):
         return UNKNOWN if line is None else line.value
 
     def fail(self, key: K, exception: BaseException) -> int:
-        """Ends every wait for `key` with `exception`; the value of the key stays, and new waits are welcome.
+        """Ends every wait for `key` with `exception`; the key keeps its value, and new waits may begin.
 
         Returns:
             How many it ended. As with `advance`, of very many the rest is woken in the next turns of the loop.
 
         Raises:
-            TypeError: `exception` is not an exception, but a class for instance; or `key` is not hashable.
+            TypeError: `exception` is not an exception (a class, for instance); or `key` is not hashable.
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
         """
         if not isinstance(exception, BaseException):
@@ -212,9 +212,9 @@ class ThresholdPurgatory(Generic[K, V]):
         return count
 
     def forget(self, key: K) -> bool:
-        """Forgets the value of `key`; it may begin anew, at a lower one.
+        """Forgets the value of `key`; it may begin again, at a lower one.
 
-        Those who wait for the key wait on, for the values that are to come; to tell them, call `fail` as well.
+        Those that wait for the key go on waiting for later values; to end their waits, call `fail` as well.
 
         Returns:
             Whether it had a value.
@@ -262,7 +262,7 @@ class ThresholdPurgatory(Generic[K, V]):
 
     @property
     def pending(self) -> int:
-        """How many waits nothing has ended yet. Exact. Cost: O(1)."""
+        """How many waits have not ended yet. Exact. Cost: O(1)."""
         return self._waits.pending
 
     def statistics(self) -> ThresholdStatistics:

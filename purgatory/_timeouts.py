@@ -4,7 +4,7 @@ A `Timeout` is itself the entry that waits in the wheel:
 
     async with timeout(30):     joins the bucket in which others of that time wait: one dictionary operation
         ...                     due: the task is cancelled, and the timeout is EXPIRING
-                                left before: out of the bucket again, and the loop has heard nothing of it
+                                left before: out of the bucket again, and the loop never knew of it
 
              __aenter__          due              __aexit__
     CREATED ────────────> ENTERED ────> EXPIRING ───────────> EXPIRED
@@ -14,7 +14,7 @@ A `Timeout` is itself the entry that waits in the wheel:
 The wheel is an attribute of its loop, so it is gone when the loop is. A table of wheels by loop, weak or not, would keep
 both for ever, because a wheel knows its loop.
 
-A deadline that has passed when a timeout is entered does not go by the wheel: it strikes at the very next turn of the
+A deadline that has passed when a timeout is entered does not use the wheel: it strikes at the very next turn of the
 loop, before whatever the body starts, as in asyncio.
 
 Source: `asyncio/timeouts.py`, and `wait_for` of `asyncio/tasks.py` as it is since Python 3.12. What differs: deadlines are
@@ -132,7 +132,7 @@ class Timeout(Entry):
     _soon: Handle | None
     _state: TimeoutState
     _task: Task[Any]
-    """While it is entered: longer, and what a task has raised would hold the frame, the timeout and the task itself."""
+    """Only while it is entered: otherwise what a task has raised would hold the frame, the timeout and the task itself."""
 
     def __init__(self, when: float | None) -> None:
         self._state = CREATED
@@ -275,7 +275,7 @@ class Timeout(Entry):
 
 
 def _raise_timeout(error: BaseException) -> None:
-    """Makes a `TimeoutError` of the cancellation that leaves the body of an expired timeout, or that caused what does.
+    """Turns the cancellation that leaves the body of an expired timeout, or that caused what leaves it, into a `TimeoutError`.
 
     The latter since Python 3.13: an exception raised while the cancellation was being handled says that it was a timeout.
     """

@@ -58,7 +58,7 @@ class Waiter(Entry):
 
 @final
 class Waits:
-    """What a threshold purgatory consists of, but for the object that users hold: see there for the arguments."""
+    """A threshold purgatory without the object that users hold: see there for the arguments."""
 
     __slots__ = (
         "_continuing",
@@ -288,7 +288,7 @@ class Waits:
                 if not has_reached(key, self._named.get(key, UNKNOWN), value):
                     self._named[key] = value
             except Exception:
-                self._advance_named(key, value)  # it cannot wait beside another one; perhaps it is the one that is right
+                self._advance_named(key, value)  # it cannot be compared with the other one; perhaps this is the right one
         if not self._continuing:
             self._continue()
 
@@ -321,7 +321,7 @@ def _one_by_one(places: list[Place]) -> Iterator[Waiter]:
 
 
 def _greatest(named: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
-    """The greatest value of each key, and what cannot be compared, which shows when it is applied."""
+    """The greatest value of each key, and values that cannot be compared: that error appears when they are applied."""
     greatest: dict[Any, Any] = {}
     others = []
     for key, value in named:

@@ -1,15 +1,15 @@
 """Watch lists: for each key, the operations that it may complete, in the order in which they came.
 
-Most keys have one watcher and most operations one key, so one watcher is stored as itself, at the price of one dictionary
+Most keys have one watcher and most operations one key, so a single watcher is stored directly, at the cost of one dictionary
 entry. The second one turns the entry into a *chunk*, an ordered dictionary from which each can be removed in O(1). A chunk
-takes 512; who comes when it is full opens the next one, so a list of a million can be walked a chunk at a time, while others
-come and go, and nobody copies it:
+takes 512; when it is full, the next watcher opens another one. So a list of a million is walked a chunk at a time, while others
+come and go, and is never copied:
 
     by_key = {"orders-0": <Fetch A>,
               "orders-1": Chunk{<Fetch A>, ... 512} -> Chunk{<Fetch C>, ... 512} -> Chunk{<Fetch D>}}
 
-An operation remembers its *places*: the bare key while it is alone there, else its chunk; of several a tuple. So most lists are
-left without asking a key for its hash, or two keys whether they are equal, which is code of the user's that may raise.
+An operation remembers its *places*: the bare key while it is alone there, else its chunk; of several a tuple. So most lists can
+be left without hashing or comparing keys, which calls code of the user that may raise.
 
 Kafka's counterpart, the `Watchers` of `DelayedOperationPurgatory`, keeps completed operations until a purge finds them
 (KAFKA-19928: until the memory is gone). Here an operation leaves all its lists when it ends.
@@ -38,7 +38,7 @@ def distinct(keys: Iterable[Hashable]) -> Watched:
 
     Raises:
         ValueError: there is none.
-        TypeError: a key is not hashable, or `keys` is a string, whose characters are hardly what was meant.
+        TypeError: a key is not hashable, or `keys` is a string: its characters are hardly meant as keys.
     """
     if isinstance(keys, (str, bytes)):
         raise TypeError(f"keys must be a collection of keys, not one string: pass [{keys!r}] to watch it")
@@ -52,7 +52,7 @@ def distinct(keys: Iterable[Hashable]) -> Watched:
 class Chunk(dict[Operation, None]):
     """Up to 512 operations that watch a key, in order.
 
-    The first one stands in `by_key` for as long as the key has any watcher; the others leave the chain when they are empty.
+    The first chunk stays in `by_key` as long as the key has any watcher; the others leave the chain when they are empty.
     """
 
     __slots__ = ("after", "before", "first", "is_linked", "key", "last")
@@ -80,12 +80,12 @@ def _to_nobody(message: str, error: BaseException | None) -> None:
 
 
 class Watchers:
-    """The watch lists of one purgatory. What is counted is counted where it differs from `len(by_key)`, which is exact
-    for operations that share nothing: so they cost no counting.
+    """The watch lists of one purgatory. Only differences from `len(by_key)` are counted: it is exact for operations that share
+    no key and have only one, so these cost no counting.
 
     Args:
-        report: called with a message and an exception, or `None`, when a key cannot be found again, because its `__hash__`
-            or `__eq__` answers otherwise than before.
+        report: called with a message and an exception, or `None`, when a key cannot be found again, because its `__hash__` or
+    `__eq__` no longer answers as before.
     """
 
     __slots__ = ("_report", "_shared", "_spread", "_stray", "by_key")
@@ -149,7 +149,7 @@ class Watchers:
         operation._op_places = tuple(places)
 
     def join(self, key: Hashable, waiting: "Operation | Chunk", operation: Operation) -> None:
-        """Puts `operation`, whose only key is `key`, behind who is `waiting` there already."""
+        """Puts `operation`, whose only key is `key`, behind those that are `waiting` there already."""
         operation._op_places = self._join(key, waiting, operation)
 
     def _join(self, key: Hashable, waiting: "Operation | Chunk", operation: Operation) -> "Hashable | Chunk":
@@ -171,7 +171,7 @@ class Watchers:
         return chunk
 
     def _pair_up(self, key: Hashable, alone: Operation) -> Chunk:
-        """Puts who is alone under `key` into a chunk, where others can join."""
+        """Puts the only watcher of `key` into a chunk, where others can join it."""
         places = alone._op_places
         several = list(places) if type(places) is tuple else [places]
         [at] = [
@@ -232,9 +232,9 @@ class Watchers:
             self.has_strayed(waiting, key, found)
 
     def has_strayed(self, waiting: "Operation | Chunk", key: Hashable, found: Any) -> None:
-        """Puts up with an entry that is not found by its key any more: `found` was taken out instead, or raised.
+        """Keeps an entry that can no longer be found by its key: `found` was taken out instead, or raised.
 
-        It stays until nothing waits at all, and stands for nobody.
+        It stays until nothing waits at all, and counts for nothing.
         """
         error = found if isinstance(found, BaseException) else None
         if found is not None and error is None:
@@ -286,7 +286,7 @@ class Watchers:
 
     @staticmethod
     def _check_chain(key: Hashable, first: Chunk) -> bool:
-        """Asserts that a chain is whole; whether it is a stray."""
+        """Asserts that a chain is whole; returns whether it is a stray."""
         assert first.key is key and first.first is None and first.before is None
         chunk: Chunk | None = first.after
         before = first
