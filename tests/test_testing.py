@@ -25,6 +25,8 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 import pytest
+from helpers import turns
+from loops import LOOP_FACTORIES, LoopFactory, Runner, on_virtual_time
 
 import purgatory
 from purgatory.testing import DeadlockError, VirtualTimeLoop
@@ -37,14 +39,16 @@ A_WHILE = 0.05  # real seconds
 STARTS = [0.0, 2e7, 1e9]
 
 at_any_loop_time = pytest.mark.parametrize("start", STARTS)
-with_any_tasks = pytest.mark.parametrize(
-    "task_factory", [None, *([asyncio.eager_task_factory] if sys.version_info >= (3, 12) else [])]
+ANY_TASKS = [kind for kind in ("virtual", "eager") if kind in LOOP_FACTORIES]
+on_virtual_time_with_any_tasks = pytest.mark.asyncio(loop_factories=ANY_TASKS)
+around_loops_with_any_tasks = pytest.mark.parametrize(
+    "loop_factory", [LOOP_FACTORIES[kind] for kind in ANY_TASKS], ids=ANY_TASKS
 )
 
 
-def run(main: Coroutine[Any, Any, T], start: float = 0.0, task_factory: Any = None) -> T:
-    with asyncio.Runner(loop_factory=functools.partial(VirtualTimeLoop, start=start)) as runner:
-        runner.get_loop().set_task_factory(task_factory)
+def run(main: Coroutine[Any, Any, T], start: float = 0.0, loop_factory: LoopFactory = VirtualTimeLoop) -> T:
+    """What a `Runner` of `loops` does not do: a test here may be about how the loop ends, and about what it says then."""
+    with asyncio.Runner(loop_factory=functools.partial(loop_factory, start=start)) as runner:
         return runner.run(main)
 
 
@@ -63,15 +67,12 @@ def virtual_loop() -> VirtualTimeLoop:
 # Time
 
 
-@with_any_tasks
-def test_an_hour_of_sleeping_takes_no_real_time(task_factory: Any) -> None:
-    async def main() -> float:
-        for _ in range(3600):
-            await asyncio.sleep(1)
-        return virtual_loop().time()
-
+@on_virtual_time_with_any_tasks
+async def test_an_hour_of_sleeping_takes_no_real_time() -> None:
     before = time.monotonic()
-    assert run(main(), task_factory=task_factory) == 3600.0
+    for _ in range(3600):
+        await asyncio.sleep(1)
+    assert virtual_loop().time() == 3600.0
     assert time.monotonic() - before < 30
 
 
@@ -87,42 +88,35 @@ def test_time_does_not_start_at_infinity(start: float) -> None:
         VirtualTimeLoop(start=start)
 
 
-def test_time_stands_still_while_a_callback_runs() -> None:
-    async def main() -> float:
-        time.sleep(A_WHILE)  # noqa: ASYNC251  what blocks the loop must not move its clock
-        return virtual_loop().time()
-
-    assert run(main()) == 0.0
+@on_virtual_time
+async def test_time_stands_still_while_a_callback_runs() -> None:
+    time.sleep(A_WHILE)  # noqa: ASYNC251  what blocks the loop must not move its clock
+    assert virtual_loop().time() == 0.0
 
 
-def test_time_stands_still_while_anything_is_ready() -> None:
-    async def main() -> float:
-        loop = virtual_loop()
-        loop.call_later(1, pytest.fail, "the clock moved")
-        for _ in range(100):
-            await asyncio.sleep(0)
-        return loop.time()
-
-    assert run(main()) == 0.0
+@on_virtual_time
+async def test_time_stands_still_while_anything_is_ready() -> None:
+    loop = virtual_loop()
+    loop.call_later(1, pytest.fail, "the clock moved")
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert loop.time() == 0.0
 
 
+@on_virtual_time
 @at_any_loop_time
-def test_a_timer_runs_exactly_when_it_is_due_and_in_order(start: float) -> None:
+async def test_a_timer_runs_exactly_when_it_is_due_and_in_order(start: float) -> None:
     chance = random.Random(1)
     whens = [start + chance.choice([1e-9, 1e-6, 0.1, 3.0, 1e5]) * chance.random() for _ in range(2000)]
     ran: list[tuple[float, float]] = []
+    loop = virtual_loop()
 
-    async def main() -> None:
-        loop = virtual_loop()
+    def note(when: float) -> None:
+        ran.append((when, loop.time()))
 
-        def note(when: float) -> None:
-            ran.append((when, loop.time()))
-
-        for when in whens:
-            loop.call_at(when, note, when)
-        await asyncio.sleep(2e5)
-
-    run(main(), start)
+    for when in whens:
+        loop.call_at(when, note, when)
+    await asyncio.sleep(2e5)
     assert ran == [(when, when) for when in sorted(whens)]
 
 
@@ -141,87 +135,75 @@ def test_a_jump_lands_on_the_instant_itself_however_the_difference_is_rounded() 
         assert run(main(when), start) == when
 
 
+@on_virtual_time
 @at_any_loop_time
-def test_a_timer_for_this_very_instant_or_the_past_runs_at_once(start: float) -> None:
-    async def main() -> None:
-        loop = virtual_loop()
-        for when in (start, start - 1, math.nextafter(start, -math.inf), -math.inf):
-            turn = loop.create_future()
-            loop.call_at(when, turn.set_result, None)
-            await turn
-            assert loop.time() == start
-        await asyncio.sleep(1e-9)  # far from zero this is the same instant
-        assert loop.time() == start + 1e-9
-
-    run(main(), start)
+async def test_a_timer_for_this_very_instant_or_the_past_runs_at_once(start: float) -> None:
+    loop = virtual_loop()
+    for when in (start, start - 1, math.nextafter(start, -math.inf), -math.inf):
+        turn = loop.create_future()
+        loop.call_at(when, turn.set_result, None)
+        await turn
+        assert loop.time() == start
+    await asyncio.sleep(1e-9)  # far from zero this is the same instant
+    assert loop.time() == start + 1e-9
 
 
+@on_virtual_time
 @at_any_loop_time
-def test_timers_next_to_each_other_stay_apart(start: float) -> None:
-    async def main() -> list[float]:
-        loop = virtual_loop()
-        ran: list[float] = []
-        first = start + 1
-        second = math.nextafter(first, math.inf)
-        for when in (second, first):
-            loop.call_at(when, lambda: ran.append(loop.time()))
-        await asyncio.sleep(2)
-        return [when - first for when in ran] + [first - second]
-
-    at_first, at_second, apart = run(main(), start)
-    assert (at_first, at_second) == (0.0, -apart)
+async def test_timers_next_to_each_other_stay_apart(start: float) -> None:
+    loop = virtual_loop()
+    ran: list[float] = []
+    first = start + 1
+    second = math.nextafter(first, math.inf)
+    for when in (second, first):
+        loop.call_at(when, lambda: ran.append(loop.time()))
+    await asyncio.sleep(2)
+    assert ran == [first, second]
 
 
+@on_virtual_time
 @at_any_loop_time
 @pytest.mark.parametrize("ahead", [86_400.0 * 3, 1e9, 1e22, 1e300])
-def test_no_deadline_is_too_far(start: float, ahead: float) -> None:
-    async def main() -> float:
-        loop = virtual_loop()
-        await asyncio.sleep(ahead)
-        reached = loop.time()
-        await asyncio.sleep(1)
-        return reached
-
-    assert run(main(), start) == start + ahead
+async def test_no_deadline_is_too_far(start: float, ahead: float) -> None:
+    loop = virtual_loop()
+    await asyncio.sleep(ahead)
+    reached = loop.time()
+    await asyncio.sleep(1)
+    assert reached == start + ahead
 
 
+@on_virtual_time
 @at_any_loop_time
-def test_a_cancelled_timer_does_not_move_the_clock(start: float) -> None:
-    async def main() -> float:
-        loop = virtual_loop()
+async def test_a_cancelled_timer_does_not_move_the_clock(start: float) -> None:
+    loop = virtual_loop()
+    loop.call_later(1, pytest.fail, "it was cancelled").cancel()
+    await asyncio.sleep(2)
+    for _ in range(1000):
         loop.call_later(1, pytest.fail, "it was cancelled").cancel()
-        await asyncio.sleep(2)
-        for _ in range(1000):
-            loop.call_later(1, pytest.fail, "it was cancelled").cancel()
-        loop.call_soon(loop.call_later(3, pytest.fail, "it was cancelled").cancel)
-        await asyncio.sleep(5)
-        return loop.time()
-
-    assert run(main(), start) == start + 7
+    loop.call_soon(loop.call_later(3, pytest.fail, "it was cancelled").cancel)
+    await asyncio.sleep(5)
+    assert loop.time() == start + 7
 
 
+@on_virtual_time_with_any_tasks
 @at_any_loop_time
-@with_any_tasks
-def test_timeouts_strike_when_they_should(start: float, task_factory: Any) -> None:
-    async def main() -> None:
-        loop = virtual_loop()
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(asyncio.Event().wait(), 3600)
-        assert loop.time() == start + 3600
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout_at(start + 7200):
-                await asyncio.sleep(1e6)
-        assert loop.time() == start + 7200
-        async with asyncio.timeout(2):
-            await asyncio.sleep(1)
-        assert await asyncio.wait_for(asyncio.sleep(0, "done"), 0.001) == "done"
-        assert loop.time() == start + 7201
-
-    run(main(), start, task_factory)
+async def test_timeouts_strike_when_they_should(start: float) -> None:
+    loop = virtual_loop()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.Event().wait(), 3600)
+    assert loop.time() == start + 3600
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout_at(start + 7200):
+            await asyncio.sleep(1e6)
+    assert loop.time() == start + 7200
+    async with asyncio.timeout(2):
+        await asyncio.sleep(1)
+    assert await asyncio.wait_for(asyncio.sleep(0, "done"), 0.001) == "done"
+    assert loop.time() == start + 7201
 
 
-@with_any_tasks
-def test_the_same_program_gives_the_same_trace_twice(task_factory: Any) -> None:
+@around_loops_with_any_tasks
+def test_the_same_program_gives_the_same_trace_twice(loop_factory: LoopFactory) -> None:
     def trace(seed: int) -> list[tuple[float, int, str]]:
         chance = random.Random(seed)
         lines: list[tuple[float, int, str]] = []
@@ -251,7 +233,7 @@ def test_the_same_program_gives_the_same_trace_twice(task_factory: Any) -> None:
             for task in workers:
                 task.cancel()
 
-        run(main(), task_factory=task_factory)
+        run(main(), loop_factory=loop_factory)
         return lines
 
     first = trace(7)
@@ -300,71 +282,61 @@ in_any_thread = pytest.mark.parametrize(
 InThread = Callable[[Callable[[], object]], Awaitable[object]]
 
 
+@on_virtual_time_with_any_tasks
 @in_any_thread
 @at_any_loop_time
-@with_any_tasks
-def test_the_clock_does_not_jump_past_the_answer_of_a_thread(in_thread: InThread, start: float, task_factory: Any) -> None:
-    async def main() -> None:
-        for turn in range(2):  # the second time, a pool has an idle thread to offer
-            async with asyncio.timeout(1):
-                assert await in_thread(lambda: answer_late("answer")) == "answer"
-            assert virtual_loop().time() == start + turn * 3600
-            await asyncio.sleep(3600)  # and idle threads hold nobody up
-
-    run(main(), start, task_factory)
-
-
-@in_any_thread
-def test_time_stands_still_until_the_last_of_many_threads_has_answered(in_thread: InThread) -> None:
-    async def main() -> list[object]:
-        loop = virtual_loop()
-
-        def work(number: int) -> float:
-            time.sleep(A_WHILE * number)
-            return loop.time()
-
+async def test_the_clock_does_not_jump_past_the_answer_of_a_thread(in_thread: InThread, start: float) -> None:
+    for turn in range(2):  # the second time, a pool has an idle thread to offer
         async with asyncio.timeout(1):
-            return await asyncio.gather(*(in_thread(functools.partial(work, number)) for number in range(4)))
+            assert await in_thread(lambda: answer_late("answer")) == "answer"
+        assert virtual_loop().time() == start + turn * 3600
+        await asyncio.sleep(3600)  # and idle threads hold nobody up
 
-    assert run(main()) == [0.0] * 4
 
-
+@on_virtual_time
 @in_any_thread
-def test_a_thread_that_fails_has_answered(in_thread: InThread) -> None:
-    async def main() -> float:
-        with pytest.raises(ZeroDivisionError):
-            await in_thread(lambda: 1 // 0)
-        await asyncio.sleep(10)
-        return virtual_loop().time()
+async def test_time_stands_still_until_the_last_of_many_threads_has_answered(in_thread: InThread) -> None:
+    loop = virtual_loop()
 
-    assert run(main()) == 10.0
+    def work(number: int) -> float:
+        time.sleep(A_WHILE * number)
+        return loop.time()
+
+    async with asyncio.timeout(1):
+        times = await asyncio.gather(*(in_thread(functools.partial(work, number)) for number in range(4)))
+    assert times == [0.0] * 4
 
 
-def test_a_thread_whose_await_is_cancelled_holds_nobody_up() -> None:
+@on_virtual_time
+@in_any_thread
+async def test_a_thread_that_fails_has_answered(in_thread: InThread) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(lambda: 1 // 0)
+    await asyncio.sleep(10)
+    assert virtual_loop().time() == 10.0
+
+
+@on_virtual_time
+async def test_a_thread_whose_await_is_cancelled_holds_nobody_up() -> None:
     release = threading.Event()
-
-    async def main() -> float:
-        task = asyncio.create_task(asyncio.to_thread(release.wait, 30))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.sleep(10)
-        release.set()
-        return virtual_loop().time()
-
-    assert run(main()) == 10.0
+    task = asyncio.create_task(asyncio.to_thread(release.wait, 30))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.sleep(10)
+    release.set()
+    assert virtual_loop().time() == 10.0
 
 
-def test_closing_the_runner_waits_for_threads_that_still_run() -> None:
+def test_closing_the_runner_waits_for_threads_that_still_run(virtual: Runner) -> None:
     ended: list[bool] = []
 
     async def main() -> None:
         task = asyncio.create_task(asyncio.to_thread(lambda: ended.append(answer_late(True))))
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        await turns(2)
         task.cancel()
 
-    run(main())  # would be a deadlock on 3.11, and a warning after 300 virtual seconds from 3.12 on
+    virtual(main)  # would be a deadlock on 3.11, and a warning after 300 virtual seconds from 3.12 on
     assert ended == [True]
 
 
@@ -407,40 +379,36 @@ def test_an_anyio_thread_abandoned_by_an_earlier_run_holds_nobody_up() -> None:
             release.set()
 
 
-def test_held_time_runs_what_is_due_and_nothing_else() -> None:
-    async def main() -> list[str]:
-        loop = virtual_loop()
-        ran: list[str] = []
-        loop.call_later(1, ran.append, "a second later")
-        with loop.hold_time(), loop.hold_time():
-            loop.call_at(loop.time(), ran.append, "at once")
-            await to_own_thread(lambda: time.sleep(A_WHILE))
-            ran.append("answered")
-        assert loop.time() == 0.0
-        await asyncio.sleep(2)
-        return ran
-
-    assert run(main()) == ["at once", "answered", "a second later"]
-
-
-def test_time_moves_on_when_the_last_of_overlapping_holds_is_left() -> None:
-    async def main() -> None:
-        loop = virtual_loop()
-        first, second = loop.hold_time(), loop.hold_time()
-        first.__enter__()
-        second.__enter__()
-        first.__exit__(None, None, None)
-        timer = asyncio.create_task(asyncio.sleep(1))
+@on_virtual_time
+async def test_held_time_runs_what_is_due_and_nothing_else() -> None:
+    loop = virtual_loop()
+    ran: list[str] = []
+    loop.call_later(1, ran.append, "a second later")
+    with loop.hold_time(), loop.hold_time():
+        loop.call_at(loop.time(), ran.append, "at once")
         await to_own_thread(lambda: time.sleep(A_WHILE))
-        assert loop.time() == 0.0
-        second.__exit__(None, None, None)
-        await timer
-        with contextlib.suppress(ZeroDivisionError), loop.hold_time():
-            raise ZeroDivisionError
-        await asyncio.sleep(1)
-        assert loop.time() == 2.0
+        ran.append("answered")
+    assert loop.time() == 0.0
+    await asyncio.sleep(2)
+    assert ran == ["at once", "answered", "a second later"]
 
-    run(main())
+
+@on_virtual_time
+async def test_time_moves_on_when_the_last_of_overlapping_holds_is_left() -> None:
+    loop = virtual_loop()
+    first, second = loop.hold_time(), loop.hold_time()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    timer = asyncio.create_task(asyncio.sleep(1))
+    await to_own_thread(lambda: time.sleep(A_WHILE))
+    assert loop.time() == 0.0
+    second.__exit__(None, None, None)
+    await timer
+    with contextlib.suppress(ZeroDivisionError), loop.hold_time():
+        raise ZeroDivisionError
+    await asyncio.sleep(1)
+    assert loop.time() == 2.0
 
 
 # Sockets and children
@@ -459,81 +427,68 @@ def after_a_while(action: Callable[..., object], *args: object) -> None:
     threading.Timer(A_WHILE, action, args).start()
 
 
-def test_io_that_is_ready_is_served_before_the_clock_moves(pair: tuple[socket.socket, socket.socket]) -> None:
+@on_virtual_time
+async def test_io_that_is_ready_is_served_before_the_clock_moves(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
-
-    async def main() -> None:
-        loop = virtual_loop()
-        readable = asyncio.Event()
-        loop.add_reader(ours, readable.set)
-        for _ in range(100):
-            async with asyncio.timeout(1):
-                theirs.send(b"a line")
-                await readable.wait()
-            assert ours.recv(10) == b"a line"
-            readable.clear()
-        loop.remove_reader(ours)
-        assert loop.time() == 0.0
-
-    run(main())
+    loop = virtual_loop()
+    readable = asyncio.Event()
+    loop.add_reader(ours, readable.set)
+    for _ in range(100):
+        async with asyncio.timeout(1):
+            theirs.send(b"a line")
+            await readable.wait()
+        assert ours.recv(10) == b"a line"
+        readable.clear()
+    loop.remove_reader(ours)
+    assert loop.time() == 0.0
 
 
-def test_the_clock_does_not_wait_for_io_that_is_not_ready(pair: tuple[socket.socket, socket.socket]) -> None:
-    async def main() -> float:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(virtual_loop().sock_recv(pair[0], 10), 3600)
-        return virtual_loop().time()
-
-    assert run(main()) == 3600.0
+@on_virtual_time
+async def test_the_clock_does_not_wait_for_io_that_is_not_ready(pair: tuple[socket.socket, socket.socket]) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(virtual_loop().sock_recv(pair[0], 10), 3600)
+    assert virtual_loop().time() == 3600.0
 
 
-def test_without_a_timer_the_loop_waits_for_io_in_real_time(pair: tuple[socket.socket, socket.socket]) -> None:
+@on_virtual_time
+async def test_without_a_timer_the_loop_waits_for_io_in_real_time(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
-
-    async def main() -> bytes:
-        after_a_while(theirs.send, b"at last")
-        return await virtual_loop().sock_recv(ours, 10)
-
-    assert run(main()) == b"at last"
+    after_a_while(theirs.send, b"at last")
+    assert await virtual_loop().sock_recv(ours, 10) == b"at last"
 
 
-def test_held_time_waits_for_io(pair: tuple[socket.socket, socket.socket]) -> None:
+@on_virtual_time
+async def test_held_time_waits_for_io(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
-
-    async def main() -> bytes:
-        loop = virtual_loop()
-        after_a_while(theirs.send, b"at last")
-        with loop.hold_time():
-            answer = await asyncio.wait_for(loop.sock_recv(ours, 10), 1)
-        assert loop.time() == 0.0
-        return answer
-
-    assert run(main()) == b"at last"
+    loop = virtual_loop()
+    after_a_while(theirs.send, b"at last")
+    with loop.hold_time():
+        answer = await asyncio.wait_for(loop.sock_recv(ours, 10), 1)
+    assert loop.time() == 0.0
+    assert answer == b"at last"
 
 
+@on_virtual_time
 @at_any_loop_time
-def test_streams_over_the_loopback_work_between_sleeps(start: float) -> None:
+async def test_streams_over_the_loopback_work_between_sleeps(start: float) -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while line := await reader.readline():
             writer.write(line.upper())
         writer.close()
 
-    async def main() -> None:
-        loop = virtual_loop()
-        async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
-            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-            for minute in itertools.count(1):
-                await asyncio.sleep(60)
-                writer.write(b"is anybody there\n")
-                with loop.hold_time():  # the kernel may take its time
-                    assert await asyncio.wait_for(reader.readline(), 1) == b"IS ANYBODY THERE\n"
-                assert loop.time() == start + 60 * minute
-                if minute == 10:
-                    break
-            writer.close()
-            await writer.wait_closed()
-
-    run(main(), start)
+    loop = virtual_loop()
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        for minute in itertools.count(1):
+            await asyncio.sleep(60)
+            writer.write(b"is anybody there\n")
+            with loop.hold_time():  # the kernel may take its time
+                assert await asyncio.wait_for(reader.readline(), 1) == b"IS ANYBODY THERE\n"
+            assert loop.time() == start + 60 * minute
+            if minute == 10:
+                break
+        writer.close()
+        await writer.wait_closed()
 
 
 def in_a_child(*, shell: bool) -> Awaitable[asyncio.subprocess.Process]:
@@ -543,24 +498,20 @@ def in_a_child(*, shell: bool) -> Awaitable[asyncio.subprocess.Process]:
     return asyncio.create_subprocess_exec(*arguments)
 
 
+@on_virtual_time
 @pytest.mark.parametrize("shell", [False, True])
-def test_a_loop_that_waits_for_a_child_is_not_deadlocked(shell: bool) -> None:
-    async def main() -> int:
-        child = await in_a_child(shell=shell)  # no pipe gives it away, and on 3.11 a thread waits for it
-        return await child.wait()
-
-    assert run(main()) == 0
+async def test_a_loop_that_waits_for_a_child_is_not_deadlocked(shell: bool) -> None:
+    child = await in_a_child(shell=shell)  # no pipe gives it away, and on 3.11 a thread waits for it
+    assert await child.wait() == 0
 
 
+@on_virtual_time
 @pytest.mark.parametrize("shell", [False, True])
-def test_held_time_waits_for_a_child(shell: bool) -> None:
-    async def main() -> float:
-        with virtual_loop().hold_time():
-            child = await in_a_child(shell=shell)
-            assert await asyncio.wait_for(child.wait(), 1) == 0
-        return virtual_loop().time()
-
-    assert run(main()) == 0.0
+async def test_held_time_waits_for_a_child(shell: bool) -> None:
+    with virtual_loop().hold_time():
+        child = await in_a_child(shell=shell)
+        assert await asyncio.wait_for(child.wait(), 1) == 0
+    assert virtual_loop().time() == 0.0
 
 
 # Signals
@@ -641,8 +592,8 @@ def test_a_loop_with_a_signal_handler_waits_for_the_signal() -> None:
 
 
 @at_any_loop_time
-@with_any_tasks
-def test_a_run_that_can_never_end_is_an_error_that_names_the_tasks(start: float, task_factory: Any) -> None:
+@around_loops_with_any_tasks
+def test_a_run_that_can_never_end_is_an_error_that_names_the_tasks(start: float, loop_factory: LoopFactory) -> None:
     async def wait_for_godot() -> None:
         await asyncio.Event().wait()
 
@@ -651,7 +602,7 @@ def test_a_run_that_can_never_end_is_an_error_that_names_the_tasks(start: float,
         await asyncio.create_task(wait_for_godot(), name="Vladimir")
 
     with pytest.raises(DeadlockError) as caught:
-        run(main(), start, task_factory)
+        run(main(), start, loop_factory)
     message = str(caught.value)
     assert f"at loop time {start + 5!r}: no timer is set" in message
     assert "tasks that wait for ever: 2\n" in message
