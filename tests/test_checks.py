@@ -1,12 +1,13 @@
 """Checks of keys: who is tried, in which order, what a check counts, and that a turn of the loop costs a portion at most."""
 
+import asyncio
 import tracemalloc
 
 import pytest
-from helpers import Probe, Pulse, turns, watch_all
+from helpers import Broken, Probe, Pulse, counts, outcome, turns, watch_all
 from loops import on_virtual_time
 
-from purgatory import DelayedOperation, OperationState, Purgatory
+from purgatory import DelayedOperation, OperationCancelled, OperationState, Purgatory
 from purgatory._timer import PORTION
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
@@ -219,3 +220,68 @@ async def test_who_cannot_wait_is_tried_at_once_also_at_a_key_under_check():
         assert purgatory.try_complete_else_watch(hopeless := Probe(-1), ["hot"]) is True
         assert hopeless.calls == ["try", "complete", "expire"]
         purgatory.cancel_for_key("hot")
+
+
+@on_virtual_time
+async def test_who_comes_to_a_key_whose_check_is_in_line_is_tried_once_when_that_begins():
+    async with Purgatory() as purgatory:
+        newcomers = [Probe(30), Probe(30)]
+
+        def ask_then_come(_):
+            purgatory.check_and_complete("key")
+            watch_all(purgatory, newcomers)
+            newcomers[0].ready = True
+
+        watch_all(purgatory, waiting := [Probe(30)])
+        Probe(completing=ask_then_come).force_complete()
+        assert newcomers[0].state is COMPLETED
+        assert [each.calls for each in (*waiting, *newcomers)] == [["try", "try"], ["try", "complete"], ["try"]]
+
+
+# One that goes wrong
+
+
+class Ended(DelayedOperation[None]):
+    """Its second try ends it, and then goes wrong."""
+
+    def __init__(self, end, error):
+        super().__init__(30)
+        self.end, self.error, self.tries = end, error, 0
+
+    def try_complete(self):
+        self.tries += 1
+        if self.tries == 1:
+            return False
+        if self.end is not None:
+            getattr(self, self.end)()
+        if self.error is not None:
+            raise self.error
+        return True
+
+
+@pytest.mark.parametrize(
+    ("end", "error", "raised", "reported"),
+    [
+        (None, Broken("no"), Broken, None),
+        (None, None, TypeError, None),
+        ("cancel", None, OperationCancelled, None),
+        ("cancel", Broken("no"), OperationCancelled, Broken),
+        ("force_complete", Broken("no"), None, Broken),
+    ],
+    ids=["raises", "says yes and does nothing", "cancels itself", "cancels itself and raises", "completes and raises"],
+)
+async def test_a_try_that_goes_wrong_ends_its_own_operation_and_the_check_goes_on(end, error, raised, reported, reports):
+    async with Purgatory() as purgatory:
+        before, after = Probe(30), Probe(30)
+        operation = Ended(end, error)
+        for each in (before, operation, after):
+            purgatory.try_complete_else_watch(each, ["key", "other"])
+        waiting = asyncio.create_task(outcome(operation))
+        await turns()
+        before.ready = after.ready = True
+        assert purgatory.check_and_complete("key") == 2 + (end == "force_complete")
+        assert before.state is after.state is COMPLETED and operation.is_completed
+        answer = await waiting
+        assert answer is None if raised is None else type(answer) is raised
+        assert counts(purgatory) == (0, 0, 0) and purgatory.statistics().cancelled == (raised is not None)
+    assert [type(report["exception"]) for report in reports] == ([] if reported is None else [reported])

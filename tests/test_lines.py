@@ -1,7 +1,9 @@
 """The lines of a threshold purgatory by themselves: their order, what is refused, and what each step costs."""
 
+from decimal import Decimal
 from functools import total_ordering
-from math import inf
+from math import inf, nan
+from re import escape
 from typing import Any
 from unittest.mock import patch
 
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from purgatory import _lines, _waits
-from purgatory._lines import UNKNOWN, Line
+from purgatory._lines import LONGEST_RUN, UNKNOWN, Line, has_reached
 
 
 @total_ordering
@@ -120,3 +122,104 @@ def test_a_line_does_what_a_sorted_list_does(steps):
             if line.runs or line.value is not UNKNOWN:
                 line._check(standing := [])
                 assert standing == waiting
+
+
+# What is refused
+
+
+SIGNALLING = Decimal("sNaN")  # which raises whenever it is compared
+
+
+@pytest.mark.parametrize(
+    ("value", "threshold", "reached"),
+    [(UNKNOWN, 1, False), (5, 5, True), (5, 4, True), (5, 6, False), ({1, 2}, {1}, True), ({1}, {1, 2}, False)],
+)
+def test_a_threshold_is_reached_by_any_value_that_is_not_below_it(value, threshold, reached):
+    assert has_reached("orders", value, threshold) is reached
+
+
+@pytest.mark.parametrize(
+    ("value", "threshold", "error", "message"),
+    [
+        (UNKNOWN, nan, ValueError, "cannot wait for 'orders' to reach nan: nothing ever does; it has no value"),
+        (5, nan, ValueError, "cannot wait for 'orders' to reach nan: nothing ever does; it has 5"),
+        (5, "6", TypeError, "cannot tell whether 'orders' has reached '6': it has 5, and '<=' not supported"),
+        (5, SIGNALLING, TypeError, "cannot tell whether 'orders' has reached Decimal('sNaN'): it has 5, and "),
+        ({1}, {2}, TypeError, "cannot tell whether 'orders' has reached {2}: it has {1}, neither below nor past it"),
+    ],
+)
+def test_a_threshold_that_cannot_be_compared_is_refused_with_the_value_and_the_reason(value, threshold, error, message):
+    with pytest.raises(error, match=escape(message)):
+        has_reached("orders", value, threshold)
+
+
+@pytest.mark.parametrize(
+    ("known", "value", "error", "message"),
+    [
+        (UNKNOWN, nan, ValueError, "cannot advance 'orders' to nan: it has no value, and NaN is no value"),
+        (5, nan, ValueError, "cannot advance 'orders' to nan: it has 5, and NaN is no value"),
+        (5, 4, ValueError, "cannot advance 'orders' to 4: it has 5, and values never go backwards"),
+        ({1}, {2}, ValueError, "cannot advance 'orders' to {2}: it has {1}, and values never go backwards"),
+        (5, "6", TypeError, "cannot advance 'orders' to '6': it has 5, and '<=' not supported"),
+        (UNKNOWN, SIGNALLING, TypeError, "cannot advance 'orders' to Decimal('sNaN'): it has no value, and "),
+    ],
+)
+def test_a_value_that_is_no_advance_is_refused_with_the_value_and_the_reason(known, value, error, message):
+    line = Line("orders")
+    line.value = known
+    line.join(waiter := Standing(line, 7))
+    with pytest.raises(error, match=escape(message)):
+        line.advance(value)
+    assert line.value is known and line.leave(waiter)
+
+
+@pytest.mark.parametrize(("value", "next_value"), [(UNKNOWN, 1), (1, 1), (1, 2), ({1}, {1, 2})])
+def test_a_value_may_stay_or_rise(value, next_value):
+    line = Line("orders")
+    line.value = value
+    assert line.advance(next_value) == (0, []) and line.value == next_value
+
+
+@pytest.mark.parametrize(
+    ("standing", "threshold", "reason"),
+    [
+        (3, "text", "others wait there, and '<' not supported"),
+        (3, SIGNALLING, "others wait there, and "),
+        (frozenset({1}), frozenset({2}), "others wait there, and it is neither below nor past"),
+    ],
+)
+def test_a_threshold_that_has_no_place_among_the_others_is_refused_and_changes_nothing(standing, threshold, reason):
+    line = Line("orders")
+    line.join(waiter := Standing(line, standing))
+    with pytest.raises(TypeError, match=reason):
+        line.join(Standing(line, threshold))
+    line._check(who := [])
+    assert who == [waiter]
+
+
+def test_a_value_that_others_cannot_be_compared_with_is_refused_and_takes_nobody_out():
+    line = Line("orders")
+    line.join(waiter := Standing(line, "text"))
+    with pytest.raises(TypeError, match="cannot advance 'orders' to 3: it has no value, and '<=' not supported"):
+        line.advance(3)
+    assert line.value is UNKNOWN and line.leave(waiter)
+
+
+# Runs
+
+
+def test_a_run_that_has_grown_too_long_is_split_and_nobody_loses_his_place():
+    line = Line("orders")
+    waiters = [Standing(line, number // 2) for number in range(4 * LONGEST_RUN)]
+    for waiter in waiters[::-1]:
+        line.join(waiter)
+    line._check(standing := [])
+    in_order = [each for pair in zip(waiters[1::2], waiters[::2], strict=True) for each in pair]
+    assert standing == in_order and len(line.runs) > 2
+    assert not line.leave(Standing(line, 0)) and not line.leave(Standing(line, 10**6))
+    size, places = line.advance(LONGEST_RUN)
+    assert (size, len(places)) == (2 * (LONGEST_RUN + 1), LONGEST_RUN + 1)
+    line._check(standing := [])
+    assert standing == in_order[size:]
+    size, places = line.clear()
+    assert (size, len(places), line.runs) == (len(standing), len(standing) // 2, [])

@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from helpers import Probe, counts, watch_all
+from helpers import Broken, Probe, counts, start_waits, watch_all
 from loops import on_virtual_time
 
-from purgatory import Purgatory
+from purgatory import OperationTimeout, Purgatory, PurgatoryStatistics, ThresholdPurgatory, ThresholdStatistics
 
 
 async def test_a_repeated_key_counts_once():
@@ -77,3 +77,36 @@ async def test_pending_watched_and_keys_are_exact_inside_every_hook():
             ("twin", "try"): (3, 5, 4),
             ("twin", "complete"): (2, 3, 3),
         }
+
+
+@on_virtual_time
+async def test_a_snapshot_counts_what_has_happened_to_each_and_knows_nothing_of_what_comes_after():
+    async with ThresholdPurgatory("versions") as purgatory:
+        nothing = purgatory.statistics()
+        assert nothing == ThresholdStatistics("versions", 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        tasks = await start_waits(purgatory, ("a", 1), ("a", 2), ("b", 1, 5), ("b", 2), ("c", 1))
+        assert counts(purgatory, "pending", "unanswered", "keys") == (5, 0, 3)
+        purgatory.advance("a", 1)
+        await purgatory.wait("a", 1)
+        purgatory.fail("c", Broken())
+        tasks[3].cancel()
+        await asyncio.sleep(6)
+        last = purgatory.statistics()
+        assert (last.pending, last.unanswered, last.keys) == (1, 0, 1)
+        assert (last.completed, last.failed, last.expired, last.cancelled) == (2, 1, 1, 1) and last.wake_ups > 0
+        with pytest.raises(AttributeError):
+            last.pending = 5
+        assert nothing.completed == 0
+        await purgatory.aclose()
+        assert counts(purgatory, "cancelled") == (2,) and last.cancelled == 1
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_what_the_wheel_has_done_is_counted():
+    async with Purgatory() as purgatory:
+        before = purgatory.statistics()
+        assert isinstance(before, PurgatoryStatistics) and (before.wake_ups, before.moves) == (0, 0)
+        with pytest.raises(OperationTimeout):
+            await purgatory.wait_for(lambda: False, ["key"], timeout=0.05)
+        after = purgatory.statistics()
+        assert after.wake_ups >= 1 and after.moves <= 2 and (after.expired, after.pending) == (1, 0)

@@ -232,3 +232,21 @@ async def test_a_value_from_a_thread_that_is_refused_is_reported_and_the_others_
         assert (purgatory.value("a"), purgatory.value("b"), purgatory.value("c")) == (2, 1, None)
     assert [type(report["exception"]) for report in reports] == [TypeError, PurgatoryFull]
     assert reports[0]["message"] == "small: cannot advance 'a' to 'text', as another thread asked for"
+
+
+# Limits
+
+
+async def test_a_wait_too_many_and_a_key_too_many_are_refused_and_leave_no_line_behind():
+    async with ThresholdPurgatory("small", max_pending=1, max_keys=1) as purgatory:
+        [waiting] = await start_waits(purgatory, ("a", 1))
+        for key in ("a", "b"):
+            with pytest.raises(PurgatoryFull, match=f"cannot wait for '{key}' to reach 2: 1 waits are pending in small"):
+                await purgatory.wait(key, 2)
+        assert purgatory.advance("a", 1) == 1 and await waiting == 1
+        with pytest.raises(PurgatoryFull, match="cannot wait for 'b' to reach 1: 1 other keys are in small"):
+            await purgatory.wait("b", 1)
+        with pytest.raises(PurgatoryFull, match="cannot advance 'b' to 1: 1 other keys are in small"):
+            purgatory.advance("b", 1)
+        assert counts(purgatory, "pending", "keys") == (0, 1)
+        purgatory._check()
