@@ -1,13 +1,13 @@
 """The load behind `python examples/idle_connections.py --demo`.
 
-Three ways to find the idle, behind one interface, one after the other under the same load: an `IdleTracker`; a scan of all
-connections each second; and one `call_later` for each connection, cancelled and made anew at each packet.
+Three ways to find idle connections, behind one interface, one after the other under the same load: an `IdleTracker`; a
+scan of all connections each second; and one `call_later` for each connection, cancelled and made again at each packet.
 
 Over sockets, a server in a process of its own, on uvloop, and clients in others. Each connection says something every
 quarter to half of the idle time; a fifth of them fall silent, each at a moment of its own. The server notes when it last
 heard of each, by its loop's clock: a drop is early if less than the idle time has passed since then. The clients say what
-was missed: who fell silent and was not dropped within ten seconds. CPU per packet is that of the server's process, system
-time and these notes included.
+was missed: connections that fell silent and were not dropped within ten seconds. CPU per packet is that of the server's
+process, system time and these notes included.
 
 In memory, the same with plain numbers in place of connections, on virtual time: early and late are exact, without the
 noise of a busy machine, and the CPU time is that of the touching and of finding the idle. The event loop is asyncio's, the
@@ -48,9 +48,9 @@ PATIENCE = 10.0  # seconds; a drop that has not come by then is missed
 
 PROCESS_CONNECTIONS = 20_000  # a client process has one source address, which has 28,000 ports
 UNACCEPTED = 1000  # connections that may wait to be accepted; the clients could do more than the server's backlog holds
-SPARE_FILES = 64  # for whatever else a process has open
+SPARE_FILES = 64  # for everything else that a process has open
 CONNECTS_AT_ONCE = 100
-IP_BIND_ADDRESS_NO_PORT = 24  # a port is chosen when we connect, knowing to whom; to search for one earlier takes long
+IP_BIND_ADDRESS_NO_PORT = 24  # a port is chosen when we connect, when the peer is known; to search for one earlier takes long
 
 STEP = 0.02  # seconds of virtual time
 LONGER_IN_MEMORY = 10  # times the idle time: virtual time costs nothing
@@ -124,7 +124,7 @@ STRATEGIES: dict[str, Callable[[float, Callable[[Any], None]], IdleWatch[Any]]] 
 
 @dataclass
 class Report:
-    """What came of one strategy under load. Times are in seconds."""
+    """How one strategy did under load. Times are in seconds."""
 
     tracked: int = 0
     packets: int = 0
@@ -232,7 +232,7 @@ class Clients:
         self.random = random.Random(seed)
         self.poll = select.epoll()
         self.clients: dict[int, Client] = {}
-        self.agenda: list[tuple[float, int]] = []  # when who is to speak
+        self.agenda: list[tuple[float, int]] = []  # who is to speak, and when
         self.fell_silent = 0
         self.outstanding = 0
 
@@ -279,7 +279,7 @@ class Clients:
         if client is None:
             return
         now = time.monotonic()
-        # If we were held up, the server may take us for idle with every right.
+        # If we were held up, the server is right to take us for idle.
         if now >= client.silent_at or now - client.last_sent > 0.75 * self.idle:
             client.silent = True
             self.fell_silent += 1
@@ -402,7 +402,7 @@ def process(target: Callable[..., None], *arguments: object) -> Iterator[Pipe]:
 
 
 def in_memory(strategy: str, tracked: int, idle: float) -> Report:
-    """The same with numbers, on virtual time. In a process of its own, so that nobody finds another's rubbish."""
+    """The same with numbers, on virtual time. In a process of its own, so that none has to clear up another's garbage."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(touch_numbers(strategy, tracked, idle))
 

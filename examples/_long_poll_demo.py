@@ -1,7 +1,7 @@
 """The load behind `--demo` of both boards: real HTTP clients against a board in a process of its own.
 
-Every tenth of the pollers shares a topic. One publisher a topic writes about once a second, and a poll waits for 0.2 to
-2 seconds, so that polls end both ways; every fifth poller hangs up before its time. What the server says of itself
+Every tenth of the pollers shares a topic. One publisher for each topic writes about once a second, and a poll waits for 0.2 to
+2 seconds, so that polls end both ways; every fifth poller hangs up early. What the server says of itself
 comes from `GET /stats` and from its answers; all else is measured here, on the clients' side of the wire.
 """
 
@@ -34,12 +34,12 @@ class Seen:
     endings: Counter[str] = field(default_factory=Counter)
     latencies: list[float] = field(default_factory=list)  # from publishing a message to reading it in an answer
     late_by_server: list[float] = field(default_factory=list)  # from deadline to answer, by the server's clock
-    late_by_client: list[float] = field(default_factory=list)  # the same by ours: from asking and timeout to reading
+    late_by_client: list[float] = field(default_factory=list)  # the same by our clock, to reading the answer
 
 
 async def keep_polling(session: aiohttp.ClientSession, topic: str, until: float, leaves: bool, seen: Seen) -> None:
     """Polls one topic again and again; one that leaves closes its connection in the middle of each poll."""
-    await asyncio.sleep(random.random())  # 500 clients that connect in one moment would measure just that
+    await asyncio.sleep(random.random())  # if 500 clients connected in one moment, only that would be measured
     offset = 0
     while (asked := time.monotonic()) < until:
         wait = random.uniform(SHORTEST_POLL, LONGEST_POLL)
@@ -142,7 +142,7 @@ async def serving(command: Sequence[str]) -> AsyncIterator[tuple[asyncio.subproc
 
 
 async def put_load_on(command: Sequence[str], pollers: int, seconds: float, console: Console) -> Table:
-    """Starts the server, lets everybody loose on it, stops it, and makes the report."""
+    """Starts the server, lets all clients loose on it, stops it, and makes the report."""
     async with serving(command) as (server, url):
         topics = [f"topic-{number}" for number in range(math.ceil(pollers / POLLERS_PER_TOPIC))]
         seen = Seen()

@@ -40,10 +40,10 @@ class Jobs(Protocol):
 
 
 class EventByHand:
-    """What one writes first. An event stays in the dictionary if its job never ends.
+    """What one would write first. An event stays in the dictionary if its job never ends.
 
     To remove it at the deadline would be worse: of two who wait for one job, the first to give up takes the event away from
-    the other, who then hears of nothing.
+    the other, which is then never told.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class EventByHand:
 
 
 class FuturesByHand:
-    """The same with the leak mended: a future for each who waits, and the last to leave a key takes the key away."""
+    """The same with the leak mended: a future for each who waits, and the last one to leave a key removes the key."""
 
     def __init__(self) -> None:
         self.results: dict[int, str] = {}
@@ -127,7 +127,7 @@ async def what_is_left(kind: type[Jobs], waits: int) -> tuple[int, float]:
             await jobs.wait(job, 0.01)
 
     await give_up(0)
-    jobs.finish(0, "done")  # what is made once is none of a wait's
+    jobs.finish(0, "done")  # what is made only once does not belong to a wait
     gc.collect()
     before = tracemalloc.get_traced_memory()[0]
     for first in range(1, waits + 1, 1000):
@@ -140,7 +140,7 @@ async def what_is_left(kind: type[Jobs], waits: int) -> tuple[int, float]:
 
 
 async def seconds_each(kind: type[Jobs], waits: int, beside: int) -> float:
-    """What a wait costs that is answered while `beside` others wait, in seconds, the switches of tasks included."""
+    """What a wait costs that is answered while `beside` others wait, in seconds, including the switches between tasks."""
     jobs = kind()
     others = [asyncio.create_task(jobs.wait(-1 - number, 60)) for number in range(beside)]
 

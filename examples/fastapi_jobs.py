@@ -9,8 +9,8 @@
     to ask for the key.
 `GET /jobs/{number}`
     answers as soon as the job has ended, with `{"state": "done", "result": ...}` or `{"state": "failed", ...}`; after the wait
-    that `Prefer: wait=S` or `?wait=S` names (20 seconds, if none does) with 202 and `{"state": "running"}`. 404 for a job that
-    was never submitted, or whose end was ten minutes ago. `/docs` shows the wait as well.
+    that `Prefer: wait=S` or `?wait=S` names (20 seconds, if neither does) with 202 and `{"state": "running"}`. 404 for a job
+    that was never submitted, or that ended ten minutes ago. `/docs` shows the wait as well.
 
 Needs the extra `examples`.
 """

@@ -5,8 +5,8 @@ Start it, connect from another terminal, type a line now and then, and stop typi
     python examples/idle_connections.py --port 8001 --idle 10
     nc 127.0.0.1 8001
 
-or let it deal with as many connections as this machine allows, and with a million in memory, beside the two ways in
-which it is usually done: `python examples/idle_connections.py --demo`. Needs uvloop; the demo needs rich beside it, and
+or let it deal with as many connections as this machine allows, and with a million in memory, next to the two ways in
+which it is usually done: `python examples/idle_connections.py --demo`. Needs uvloop; the demo also needs rich, and
 Linux.
 
 The whole of it is in `Connection`: three lines that call the tracker, and one that it calls.
@@ -28,7 +28,7 @@ Id_contra = TypeVar("Id_contra", contravariant=True)
 
 
 class IdleWatch(Protocol[Id_contra]):
-    """What the server needs to know of whoever finds the idle: `IdleTracker` is one, the demo brings two others."""
+    """What the server calls to find idle connections: `IdleTracker` is one of these, the demo brings two others."""
 
     def touch(self, id: Id_contra, /) -> None:  # noqa: A002
         """`id` is there, and alive."""
@@ -41,7 +41,7 @@ class IdleWatch(Protocol[Id_contra]):
 
 
 class Server:
-    """Accepts connections, counts what they send, and drops the idle."""
+    """Accepts connections, counts what they send, and drops those that are idle."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Server:
         self.packets = self.drops = 0
 
     async def start(self, host: str, port: int) -> asyncio.Server:
-        """Listens; the caller closes what it gets."""
+        """Listens; the caller closes the server that is returned."""
         return await asyncio.get_running_loop().create_server(lambda: Connection(self), host, port, backlog=BACKLOG)
 
     def drop(self, connection: "Connection") -> None:
@@ -78,7 +78,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The first sign of life."""
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's transport is one in all but name
         self.server.open.add(self)
         self.server.idle.touch(self)
 
@@ -89,7 +89,7 @@ class Connection(asyncio.Protocol):
             self.server.idle.touch(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """The end, whoever wanted it: a connection that was dropped is not tracked any more, and that is no error."""
+        """The end, whichever side wanted it. One that was dropped is not tracked any more; to remove it is no error."""
         self.server.open.discard(self)
         self.server.idle.remove(self)
 

@@ -9,12 +9,12 @@ or let 500 clients loose on it and see the numbers: `python examples/long_poll.p
 `POST /topics/{topic}`
     appends the body to the topic: 201, with its offset.
 `GET /topics/{topic}?offset=N&wait=S`
-    answers with the messages from offset N on: at once if there are any, else as soon as one arrives, else with none after S
+    answers with the messages from offset N on: at once if there are any, or as soon as one arrives, or with none after S
     seconds. The offset names what the client has seen, so nothing that is published between two polls is lost.
 `GET /stats`
     how the polls have ended, and what waits now.
 
-What a board in production has besides is in `long_poll_board.py`: topics in a file, answers that arrive once, entity tags,
+What else a board in production has is in `long_poll_board.py`: topics in a file, messages that arrive once, entity tags,
 server-sent events, limits, a page to look at.
 """
 

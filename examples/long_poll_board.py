@@ -1,4 +1,4 @@
-"""The board of `long_poll.py` as it would run in production: what a small message board over HTTP has to have besides.
+"""The board of `long_poll.py` as it would run in production: with all that a small message board over HTTP needs.
 
 Start it, open http://127.0.0.1:8000 in two browser windows, and write in one of them. Or read in one terminal and write in
 another:
@@ -13,21 +13,21 @@ With `--journal DIR` what happens to each poll is written down there, for `pytho
 
 `POST /topics/{topic}`
     appends the body to the topic and answers 201 with its offset. A client that cannot know whether its message has arrived
-    sends it again with the same `Idempotency-Key`, and it is there once: 200, with the offset that it has.
+    sends it again with the same `Idempotency-Key`, and the message is stored once: 200, with the offset that it has.
 `GET /topics/{topic}?offset=N&timeout=S`
-    answers with the messages from offset N on: at once if there are any, else as soon as one arrives, else with none
+    answers with the messages from offset N on: at once if there are any, or as soon as one arrives, or with none
     after S seconds. The offset is what makes this safe: it names what the client has seen, so that nothing published
     between two polls is lost. 400 says what is wrong with an offset or a timeout. An offset beyond the end of the topic
     is 400 too, with the end: such a client knows an earlier board, and would sleep through everything up to its offset.
     Instead of the timeout, `Prefer: wait=S`. Instead of the offset, `If-None-Match` with the `ETag` of the last answer, which
-    names the board as well: to a client of an earlier board all is new. The answer at the deadline is 304 then.
+    names the board as well: to a client of an earlier board, everything is new. The answer at the deadline is 304 then.
 `GET /topics/{topic}/events`
     the same as server-sent events.
 `GET /stats`
     how the polls ended so far, and what the purgatory holds now.
 
 A poll ends in exactly one of four ways: by an event, by its deadline, because its client is gone, or because the board
-stops. `purgatory.asgi` tells which; the handler has no race of its own to get wrong.
+stops. `purgatory.asgi` tells which; there is no race that the handler could get wrong.
 """
 
 import argparse
@@ -55,7 +55,7 @@ from purgatory.asgi.sse import event_source
 from purgatory.journal import Journal
 
 PAGE = Path(__file__).with_suffix(".html")
-MAX_TIMEOUT = 60.0  # seconds; a poll that asks for more is refused, not cut short: its client would be told too early
+MAX_TIMEOUT = 60.0  # seconds; a poll that asks for more is refused, not cut short: its client would be answered too early
 CLOCK_GRAIN = 0.001  # seconds; uvloop's clock shows the last whole millisecond, which is earlier than the client's
 MAX_POLLS = 100_000
 MAX_MESSAGE_BYTES = 64 * 1024
@@ -160,7 +160,7 @@ class Board:
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Tells what the file had, and closes it and the journal in the end."""
+        """Makes the messages of the file known, and closes it and the journal at the end."""
         for topic, messages in self.topics.items():
             self.versions.thresholds.advance(topic, len(messages))
         yield
@@ -214,7 +214,7 @@ class Board:
         return JSONResponse(answer, headers=headers)
 
     async def events(self, request: Request) -> Response:
-        """The messages of a topic as server-sent events; the version of a message is how many there were with it."""
+        """The messages of a topic as server-sent events; the version of a message is how many there are up to it."""
         topic = request.path_params["topic"]
 
         def read(seen: int) -> list[tuple[int, str]]:
@@ -252,7 +252,7 @@ def read_number(request: Request, name: str, kind: Callable[[str], Number], *, d
 
 
 class BoardServer(uvicorn.Server):
-    """Says where the board is, and at the end how its polls have ended. That they end first is `purgatory.asgi`'s doing."""
+    """Says where the board is, and at the end how its polls have ended. `purgatory.asgi` sees to it that they end first."""
 
     def __init__(self, board: Board, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -268,7 +268,7 @@ class BoardServer(uvicorn.Server):
         """Called at the signal, when nothing has been closed yet."""
         await super().shutdown(sockets)
         endings = ", ".join(f"{ending}: {count}" for ending, count in self.board.endings.items())
-        print("polls ended by", endings, flush=True)  # the signal, raised again, lets nothing be flushed at exit
+        print("polls ended by", endings, flush=True)  # the signal, raised again, ends the process without flushing
 
 
 def serve(host: str, port: int, file: Path | None, journal: Path | None) -> None:

@@ -4,7 +4,7 @@
 
 An order is an operation: it waits until `paid-N` has reached 1 and until the pieces of each article that were ever
 delivered have reached what all orders up to this one need. Payments and deliveries are signals. Both come as JSON lines,
-in two folders, as a service would write them; the second wave brings a delivery that was heard of late, and an order that
+in two folders, as a service would write them; the second wave brings a delivery whose news came late, and an order that
 was sent twice. What is printed after each wave is all that can be known by then:
 
     after the first wave, up to 12:03:00
@@ -90,7 +90,7 @@ def tell(spark: SparkSession) -> None:
             for kind, rows in (("operations", orders), ("signals", signals)):
                 (folder / kind).mkdir(exist_ok=True)
                 (folder / kind / f"{number}.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
-            # Nothing more will come that is older than this; without it, the last deadlines would wait for more news.
+            # Nothing that is older than this will come; without it, the last deadlines would wait for more news.
             write_ticks(spark, f"{folder}/ticks", datetime.fromisoformat(at(until)) + timedelta(seconds=DELAY))
             decide(spark, folder)
             print(f"after the {('first', 'second')[number]} wave, up to {until}")

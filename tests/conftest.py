@@ -65,10 +65,11 @@ def virtual(request: pytest.FixtureRequest) -> Runner:
 @pytest.fixture
 def no_watcher_of_sse_starlettes() -> Iterator[None]:
     """Its task looks twice a second for a uvicorn that is to stop, for ever: on virtual time, two jumps a second. It also ends
-    each stream at once, in every later test of the process, when one uvicorn there was told to stop."""
+    each stream at once, in every later test of the process, when one uvicorn there was told to stop, and remembers that."""
     from sse_starlette.sse import AppStatus
 
     AppStatus.disable_automatic_graceful_drain()
+    AppStatus.should_exit = False
     yield
     AppStatus.enable_automatic_graceful_drain_mode()
 

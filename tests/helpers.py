@@ -1,17 +1,18 @@
 """What tests of every folder use.
 
-`Probe` is the operation that most tests use. `Spy` counts what is asked of a loop, `profiled` what is called. `outcome` gives
-what an awaitable returned or raised, `turns` lets the loop turn, `raiser` makes hooks that fail.
+`Probe` is the operation that most tests use; `watch_all` has many of them wait, `start_waits` has tasks wait for thresholds.
+`outcome` gives what an awaitable returned or raised, `turns` lets the loop turn, `raiser` makes hooks that fail. `counts` reads
+statistics, `Spy` counts what is asked of a loop, `Pulse` what is done in each turn of it, `profiled` what is called.
 """
 
 import asyncio
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Hashable, Iterable
 from functools import partial
 from typing import Any
 
-from purgatory import DelayedOperation
+from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory
 
 
 class Probe(DelayedOperation[Any]):
@@ -60,6 +61,10 @@ class Probe(DelayedOperation[Any]):
         return [hook for name, hook in self.log if name is self.name]
 
 
+class Broken(Exception):
+    """What hooks and conditions raise that are to fail."""
+
+
 def raiser(error: BaseException) -> Callable[[object], object]:
     """A hook that raises `error`."""
 
@@ -81,6 +86,59 @@ async def turns(count: int = 1) -> None:
     """Lets `count` turns of the loop pass."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+def watch_all(purgatory: Purgatory[Any], operations: list[Probe], keys: Iterable[Hashable] = ("key",)) -> list[Probe]:
+    """Has all of them wait; they are returned."""
+    keys = list(keys)
+    for operation in operations:
+        assert purgatory.try_complete_else_watch(operation, keys) is False
+    return operations
+
+
+async def start_waits(
+    purgatory: ThresholdPurgatory[Any, Any], *waits: tuple[Any, ...], log: list[tuple[int, Any]] | None = None
+) -> list[asyncio.Task[Any]]:
+    """Tasks that wait, each for `(key, threshold)` or `(key, threshold, timeout)`; their outcomes go to `log`, too."""
+
+    async def wait(number: int, arguments: tuple[Any, ...]) -> Any:
+        result = await outcome(purgatory.wait(*arguments))
+        if log is not None:
+            log.append((number, result))
+        return result
+
+    tasks = [asyncio.create_task(wait(number, arguments)) for number, arguments in enumerate(waits)]
+    await turns()
+    return tasks
+
+
+def counts(purgatory: Purgatory[Any] | ThresholdPurgatory[Any, Any], *names: str) -> tuple[int, ...]:
+    """What its statistics say under `names`; by default how many are pending, watched, and keys."""
+    statistics = purgatory.statistics()
+    return tuple(getattr(statistics, name) for name in names or ("pending", "watched", "keys"))
+
+
+class Pulse:
+    """Numbers the turns of the loop and counts the marks in each, until none has come for a while."""
+
+    def __init__(self) -> None:
+        self.turn = self.last = 0
+        self.marks: Counter[int] = Counter()
+        self._loop = asyncio.get_running_loop()
+        self._loop.call_soon(self._beat)
+
+    def _beat(self) -> None:
+        self.turn += 1
+        if self.turn <= self.last + 20:
+            self._loop.call_soon(self._beat)
+
+    def mark(self, _: object = None) -> None:
+        self.last = self.turn
+        self.marks[self.turn] += 1
+
+    @property
+    def busiest(self) -> int:
+        return max(self.marks.values())
 
 
 class Spy:

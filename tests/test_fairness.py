@@ -2,23 +2,16 @@
 
 import asyncio
 import threading
-import tracemalloc
 from itertools import pairwise
 
 import pytest
-from helpers import Probe, outcome, turns
+from helpers import Probe, outcome, turns, watch_all
 from loops import on_virtual_time
 
-from purgatory import DelayedOperation, OperationCancelled, OperationState, Purgatory
+from purgatory import OperationCancelled, OperationState, Purgatory
 from purgatory._timer import PORTION
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
-
-
-def watch_all(purgatory, operations, *keys):
-    for operation in operations:
-        assert purgatory.try_complete_else_watch(operation, keys) is False
-    return operations
 
 
 # No wake-up is lost
@@ -53,7 +46,7 @@ async def test_a_first_try_within_a_hook_that_checks_its_own_key_is_tried_again(
         inner = Probe(None)
         inner.trying = lambda one: (purgatory.check_and_complete("inner"), setattr(one, "ready", len(one.calls) > 1))
         outer = Probe(None, completing=lambda _: purgatory.try_complete_else_watch(inner, ["inner"]))
-        watch_all(purgatory, [outer], "outer")
+        watch_all(purgatory, [outer], ["outer"])
         outer.ready = True
         assert purgatory.check_and_complete("outer") == 2
         assert inner.state is COMPLETED and inner.calls == ["try", "try", "complete"]
@@ -70,48 +63,6 @@ async def test_an_operation_watched_after_its_key_was_checked_in_the_same_hook_i
         outer = Probe(None, ready=True, completing=check_then_watch)
         assert purgatory.try_complete_else_watch(outer, ["outer"])
         assert inner.state is COMPLETED
-
-
-# Bursts coalesce
-
-
-@on_virtual_time
-@pytest.mark.parametrize("by", ["calls", "threads", "hooks"])
-async def test_a_key_that_is_checked_all_the_time_is_in_line_once(by):
-    async with Purgatory() as purgatory:
-        waiting = watch_all(purgatory, [Probe(None) for _ in range(10 * PORTION)], "hot")
-        log = waiting[0].log
-        for operation in waiting:
-            operation.log = log
-        asked = 100
-        for _ in range(asked):
-            if by == "calls":
-                purgatory.check_and_complete("hot")
-            elif by == "threads":
-                purgatory.check_and_complete_threadsafe("hot")
-            else:
-                Probe(completing=lambda _: purgatory.check_and_complete("hot")).force_complete()
-            await turns(1)
-        before = len(log)
-        assert before <= (asked + 1) * PORTION + len(waiting)
-        await turns(asked * 10)
-        # What is left is the rest of the check in progress, and one more: not a check for each call.
-        assert len(log) - before <= 2 * len(waiting)
-        count = len(log)
-        await turns(30)
-        assert len(log) == count
-
-
-@on_virtual_time
-async def test_a_check_that_is_asked_for_while_it_is_in_progress_runs_once_more():
-    async with Purgatory() as purgatory:
-        waiting = watch_all(purgatory, [Probe(None) for _ in range(3 * PORTION)], "hot")
-        assert purgatory.check_and_complete("hot") == 0
-        waiting[0].ready = True
-        assert purgatory.check_and_complete("hot") == 0  # its turn in this check has passed
-        await turns(10)
-        assert waiting[0].state is COMPLETED
-        assert {len(operation.calls) for operation in waiting[1:]} == {3}
 
 
 # Nobody starves
@@ -132,8 +83,8 @@ async def test_a_key_that_a_thread_names_is_answered_whatever_else_goes_on(busy)
             Probe(completing=another).force_complete()
         else:
             for key in keys:
-                watch_all(purgatory, [Probe(None) for _ in range(5000 // len(keys))], key)
-        quiet = watch_all(purgatory, [Probe(None)], "quiet")[0]
+                watch_all(purgatory, [Probe(None) for _ in range(5000 // len(keys))], [key])
+        quiet = watch_all(purgatory, [Probe(None)], ["quiet"])[0]
         quiet.ready = True
         waited = 0
         for turn in range(200):
@@ -155,7 +106,9 @@ async def test_the_three_kinds_of_put_off_work_take_turns():
     async with Purgatory() as purgatory:
         log = []
         for kind in ("check", "named"):
-            watch_all(purgatory, [Probe(None, log=[], trying=lambda _, kind=kind: log.append(kind)) for _ in range(5000)], kind)
+            watch_all(
+                purgatory, [Probe(None, log=[], trying=lambda _, kind=kind: log.append(kind)) for _ in range(5000)], [kind]
+            )
         log.clear()
         claimed = [Probe(completing=lambda _: log.append("hook")) for _ in range(5000)]
         Probe(completing=lambda _: [operation.force_complete() for operation in claimed]).force_complete()
@@ -174,29 +127,9 @@ async def test_the_three_kinds_of_put_off_work_take_turns():
 
 
 @on_virtual_time
-async def test_the_first_turn_of_a_check_costs_a_portion_whatever_waits():
-    async with Purgatory() as purgatory:
-        waiting = watch_all(purgatory, [Probe(None, log=[]) for _ in range(60 * PORTION)], "hot")
-        shared = []
-        for operation in waiting:
-            operation.log = shared
-        shared.extend([None] * len(waiting))
-        shared.clear()
-        tracemalloc.start()
-        try:
-            purgatory.check_and_complete("hot")
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert len(shared) <= PORTION
-        # A copy of the list would take 8 bytes for each that waits, some 240 kB; what is tried logs a tuple of 56.
-        assert peak < PORTION * 200
-
-
-@on_virtual_time
 async def test_a_crowd_can_be_cancelled_a_portion_per_turn():
     async with Purgatory() as purgatory:
-        waiting = watch_all(purgatory, [Probe(30) for _ in range(5 * PORTION)], "hot", "other")
+        waiting = watch_all(purgatory, [Probe(30) for _ in range(5 * PORTION)], ["hot", "other"])
         left = [purgatory.pending]
 
         async def look():
@@ -211,86 +144,6 @@ async def test_a_crowd_can_be_cancelled_a_portion_per_turn():
         assert max(before - after for before, after in pairwise(left)) <= PORTION
         assert {operation.state for operation in waiting} == {CANCELLED} and purgatory.watched == 0
         assert await purgatory.acancel_for_key("hot") == []
-
-
-# First come, first served
-
-
-class Takes(DelayedOperation[int]):
-    """Waits for one of a number of tokens."""
-
-    def __init__(self, number, tokens, served, timeout=None):
-        super().__init__(timeout)
-        self.number, self.tokens, self.served = number, tokens, served
-
-    def try_complete(self):
-        return bool(self.tokens) and self.force_complete()
-
-    def on_complete(self):
-        if self.state is COMPLETED:
-            self.tokens.pop()
-            self.served.append(self.number)
-        return self.number
-
-
-@on_virtual_time
-@pytest.mark.parametrize("key", ["hot", ("hot", 1)])
-async def test_a_newcomer_to_a_key_under_check_takes_its_place_at_the_end(key):
-    async with Purgatory() as purgatory:
-        tokens, served = [], []
-        count = PORTION + 188
-        watch_all(purgatory, [Takes(number, tokens, served) for number in range(count)], key)
-        tokens.extend(range(count))
-        assert purgatory.check_and_complete(key) == PORTION
-        newcomers = [Takes(count + number, tokens, served) for number in range(3)]
-        for newcomer in newcomers:
-            assert purgatory.try_complete_else_watch(newcomer, [key, "another"]) is False
-        tokens.append(None)
-        await turns(5)
-        assert served == list(range(count + 1))
-        assert [newcomer.state for newcomer in newcomers] == [COMPLETED, PENDING, PENDING]
-        purgatory.cancel_for_key(key)
-
-
-@on_virtual_time
-@pytest.mark.parametrize(("count", "at"), [(300, 0), (300, 299), (PORTION, 100), (2 * PORTION + 300, 2 * PORTION + 50)])
-@pytest.mark.parametrize("leaving", ["all leave", "some leave", "nobody leaves"])
-async def test_newcomers_are_met_in_order_at_the_end_of_a_check(leaving, count, at):
-    async with Purgatory() as purgatory:
-        served, new = [], []
-
-        def newcomers(number):
-            for _ in range(number):
-                new.append(Probe(None, name=len(new), ready=True, completing=lambda one: served.append(one.name)))
-                watch_all(purgatory, new[-1:], "hot")
-
-        def come_and_go(_):
-            if not new:
-                newcomers(5)
-                for operation in old[:: {"all leave": 1, "some leave": 3, "nobody leaves": count}[leaving]]:
-                    operation.cancel()
-                newcomers(2 * PORTION)
-
-        old = watch_all(purgatory, [Probe(None) for _ in range(count)], "hot")
-        old[at].trying = come_and_go
-        purgatory.check_and_complete("hot")
-        await turns(12)
-        assert [number for number, name in enumerate(served) if number != name] == [] and len(served) == len(new)
-        assert {len(operation.calls) for operation in new} == {2}
-        purgatory._check()
-        purgatory.cancel_for_key("hot")
-        assert purgatory.pending == purgatory.watched == 0
-
-
-@on_virtual_time
-async def test_who_cannot_wait_is_tried_at_once_also_at_a_key_under_check():
-    async with Purgatory() as purgatory:
-        watch_all(purgatory, [Probe(None) for _ in range(2 * PORTION)], "hot")
-        purgatory.check_and_complete("hot")
-        assert purgatory.try_complete_else_watch(Probe(0, ready=True, name="now"), ["hot"]) is True
-        assert purgatory.try_complete_else_watch(hopeless := Probe(-1), ["hot"]) is True
-        assert hopeless.calls == ["try", "complete", "expire"]
-        purgatory.cancel_for_key("hot")
 
 
 # One hook at a time, whichever purgatory it belongs to
@@ -365,7 +218,7 @@ async def test_a_close_waits_for_its_own_hooks_and_not_for_those_that_go_on_for_
 
     Probe(completing=another).force_complete()
     purgatory = Purgatory()
-    burst = watch_all(purgatory, [Probe(None) for _ in range(3 * PORTION)], "key")
+    burst = watch_all(purgatory, [Probe(None) for _ in range(3 * PORTION)], ["key"])
     Probe(completing=lambda _: [operation.force_complete() for operation in burst]).force_complete()
     await asyncio.wait_for(purgatory.aclose(), 1)
     assert all(operation.calls[-1] == "complete" for operation in burst)
@@ -380,8 +233,8 @@ async def test_a_close_waits_for_its_own_hooks_and_not_for_those_that_go_on_for_
 async def test_force_complete_has_its_result_at_once_while_a_burst_is_worked_off():
     async with Purgatory() as purgatory:
         log = []
-        burst = watch_all(purgatory, [Probe(None, log=log) for _ in range(4 * PORTION)], "burst")
-        others = watch_all(purgatory, [Probe(None, name=number) for number in range(3)], "others")
+        burst = watch_all(purgatory, [Probe(None, log=log) for _ in range(4 * PORTION)], ["burst"])
+        others = watch_all(purgatory, [Probe(None, name=number) for number in range(3)], ["others"])
         starter = Probe(None, ready=True, completing=lambda _: [operation.force_complete() for operation in burst])
         assert purgatory.try_complete_else_watch(starter, ["start"])
         log.clear()
@@ -395,7 +248,7 @@ async def test_force_complete_has_its_result_at_once_while_a_burst_is_worked_off
 @on_virtual_time
 async def test_a_first_try_that_sets_off_a_burst_has_its_own_result_at_once():
     async with Purgatory() as purgatory:
-        burst = watch_all(purgatory, [Probe(None) for _ in range(4 * PORTION)], "burst")
+        burst = watch_all(purgatory, [Probe(None) for _ in range(4 * PORTION)], ["burst"])
         first = Probe(None, name="first", ready=True)
         first.trying = lambda _: [operation.force_complete() for operation in burst]
         assert purgatory.try_complete_else_watch(first, ["key"]) and first.result() == "first"
@@ -408,7 +261,7 @@ async def test_what_a_portion_leaves_is_done_also_if_a_hook_exits(reports):
     purgatory = Purgatory()
     operations = [Probe(None) for _ in range(3 * PORTION)]
 
-    watch_all(purgatory, operations, "key")
+    watch_all(purgatory, operations, ["key"])
     operations[10].completing = lambda _: (_ for _ in ()).throw(SystemExit)
     for operation in operations:
         operation.ready = True

@@ -507,7 +507,7 @@ asyncio.run(end(20))
 child(10, close=True)
 child(11, close=False)
 child(0, close=False)
-print(20, journal.run_id, journal.close().written)
+print(20, journal.run_id, journal.close().written, flush=True)  # or the next child would print it, too
 child(12, close=False)
 """
 

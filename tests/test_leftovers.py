@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 from helpers import Probe, outcome, raiser, turns
-from loops import Runner, on_virtual_time
+from loops import on_virtual_time
 
 import purgatory as library
 from purgatory import OperationCancelled, OperationState, OperationTimeout, Purgatory, ThresholdPurgatory
@@ -268,9 +268,8 @@ def test_the_observer_is_told_once_also_of_one_that_exits_after_it_was_claimed(r
     async def rest():
         await turns(3)
 
-    run = Runner(VirtualTimeLoop, reports)
     loop = VirtualTimeLoop()
-    loop.set_exception_handler(lambda _, context: run.reports.append(context))
+    loop.set_exception_handler(lambda _, context: reports.append(context))
     with pytest.raises(SystemExit):
         loop.run_until_complete(begin())
     loop.run_until_complete(rest())

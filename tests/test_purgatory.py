@@ -5,14 +5,14 @@ import gc
 import itertools
 import random
 import weakref
-from collections import Counter, deque
+from collections import deque
 from contextvars import ContextVar
 from functools import partial
 from math import inf, nan, ulp
 from sys import getsizeof
 
 import pytest
-from helpers import Probe, Spy, outcome, profiled, raiser, turns
+from helpers import Probe, Pulse, Spy, counts, outcome, profiled, raiser, turns, watch_all
 from loops import on_virtual_time
 
 from purgatory import (
@@ -60,17 +60,6 @@ on_every_path = pytest.mark.parametrize(
 )
 
 
-def watch_all(purgatory, operations, keys=("key",)):
-    for operation in operations:
-        assert not purgatory.try_complete_else_watch(operation, list(keys))
-    return operations
-
-
-def counts(purgatory):
-    statistics = purgatory.statistics()
-    return statistics.pending, statistics.watched, statistics.keys
-
-
 # 1. Exactly once
 
 
@@ -96,35 +85,6 @@ async def test_checking_any_key_tries_and_completes_once(options, keys):
         assert operation.calls == ["try", "try", "try", "complete"]
         assert counts(purgatory) == (0, 0, 0)
         purgatory._check()
-
-
-async def test_check_returns_how_many_it_completed_also_by_checks_that_its_hooks_asked_for():
-    async with Purgatory() as purgatory:
-        a = watch_all(purgatory, [Probe(30, ready=False) for _ in range(3)], ["a"])
-        b = watch_all(purgatory, [Probe(30) for _ in range(2)], ["b"])
-        forced = watch_all(purgatory, [Probe(30)], ["c"])[0]
-        inner = []
-
-        def completing(_):
-            inner.append(purgatory.check_and_complete("b"))
-            forced.force_complete()
-
-        for operation in (a[0], a[2], *b):
-            operation.ready = True
-        a[0].completing = completing
-        assert purgatory.check_and_complete("a") == 4 and inner == [0]
-        assert forced.state is COMPLETED and purgatory.pending == 1
-
-
-async def test_a_check_does_not_count_what_an_earlier_one_left_for_the_next_turns():
-    async with Purgatory() as purgatory:
-        hot = watch_all(purgatory, [Probe(30) for _ in range(5 * PORTION)], ["hot"])
-        cold = watch_all(purgatory, [Probe(30)], ["cold"])
-        for operation in [*hot, *cold]:
-            operation.ready = True
-        assert purgatory.check_and_complete("hot") == PORTION
-        assert purgatory.check_and_complete("cold") == 1
-        assert cold[0].state is COMPLETED
 
 
 def test_the_name_that_kafkas_readers_know_is_the_same_function():
@@ -641,47 +601,7 @@ async def test_hooks_at_the_deadline_run_in_no_context_of_a_stranger():
 # 9. A burst does not stall the loop
 
 
-class Pulse:
-    """Numbers the turns of the loop and counts the marks in each, until none has come for a while."""
-
-    def __init__(self):
-        self.turn = self.last = 0
-        self.marks = Counter()
-        self._loop = asyncio.get_running_loop()
-        self._loop.call_soon(self._beat)
-
-    def _beat(self):
-        self.turn += 1
-        if self.turn <= self.last + 20:
-            self._loop.call_soon(self._beat)
-
-    def mark(self, _=None):
-        self.last = self.turn
-        self.marks[self.turn] += 1
-
-    @property
-    def busiest(self):
-        return max(self.marks.values())
-
-
 BURST = 8 * PORTION + 7
-
-
-@pytest.mark.parametrize("ready", [True, False], ids=["completing", "only tried"])
-async def test_a_check_with_very_many_waiters_is_spread_over_turns_in_order(ready):
-    async with Purgatory() as purgatory:
-        log = []
-        operations = watch_all(purgatory, [Probe(30, name=number, log=log) for number in range(BURST)])
-        log.clear()
-        pulse = Pulse()
-        for operation in operations:
-            operation.ready, operation.trying = ready, pulse.mark
-        assert purgatory.check_and_complete("key") == (PORTION if ready else 0)
-        assert len(log) == (2 * PORTION if ready else PORTION), "the first portion is tried at once"
-        await turns(20)
-        assert [name for name, hook in log if hook == "try"] == list(range(BURST))
-        assert pulse.busiest <= PORTION and purgatory.pending == (0 if ready else BURST)
-        purgatory._check()
 
 
 @on_virtual_time
@@ -749,19 +669,6 @@ async def test_chains_that_fan_out_in_hooks_stay_within_bounds(end):
         await asyncio.sleep(2)
         assert sum(pulses[0].marks.values()) == 20 * (PORTION + 1)
         assert pulses[0].busiest <= 3 * PORTION
-
-
-async def test_two_large_checks_take_turns():
-    async with Purgatory() as purgatory:
-        log = []
-        for key in "ab":
-            watch_all(purgatory, [Probe(30, name=key, log=log) for _ in range(4 * PORTION)], [key])
-        log.clear()
-        purgatory.check_and_complete("a")
-        purgatory.check_and_complete("b")
-        await turns(20)
-        rounds = [name for position, (name, _) in enumerate(log) if position % PORTION == 0]
-        assert sorted(rounds) == ["a"] * 4 + ["b"] * 4 and set(rounds[:4]) == {"a", "b"}
 
 
 # 10. O(1), counted in calls
@@ -973,50 +880,6 @@ async def test_two_purgatories_of_one_loop_may_set_each_other_off():
         assert all(operation.state is COMPLETED for operation in operations)
 
 
-# Counts
-
-
-async def test_a_repeated_key_counts_once():
-    async with Purgatory() as purgatory:
-        operation = Probe(30)
-        purgatory.try_complete_else_watch(operation, ["a", "b", "a", "a", "b"])
-        assert counts(purgatory) == (1, 2, 2)
-        assert purgatory.check_and_complete("a") == 0 and operation.calls == ["try", "try"]
-        assert purgatory.cancel_for_key("a") == [operation] and counts(purgatory) == (0, 0, 0)
-
-
-@on_virtual_time
-async def test_the_statistics_are_exact_and_frozen():
-    async with Purgatory("letters") as purgatory:
-        waiting = [Probe(2) for _ in range(9)]
-        for number, operation in enumerate(waiting):
-            purgatory.try_complete_else_watch(operation, ["all", number // 3])
-        purgatory.try_complete_else_watch(Probe(ready=True), ["all"])
-        purgatory.try_complete_else_watch(Probe(0), ["all"])
-        waiting[0].ready = waiting[8].ready = True
-        assert purgatory.check_and_complete(0) == 1
-        waiting[1].force_complete()
-        waiting[2].cancel()
-        assert purgatory.cancel_for_key(1) == waiting[3:6]
-        statistics = purgatory.statistics()
-        expected = {
-            "pending": 3,
-            "watched": 6,
-            "keys": 2,
-            "completed": 3,
-            "expired": 1,
-            "cancelled": 4,
-            "missed_triggers": 0,
-        }
-        assert {name: getattr(statistics, name) for name in expected} == expected and statistics.name == "letters"
-        with pytest.raises(AttributeError):
-            statistics.pending = 5
-        await asyncio.sleep(3)
-        expected |= {"pending": 0, "watched": 0, "keys": 0, "completed": 4, "expired": 3, "missed_triggers": 1}
-        assert {name: getattr(purgatory.statistics(), name) for name in expected} == expected
-        assert statistics.pending == 3
-
-
 @on_virtual_time
 @on_every_path
 async def test_an_operation_satisfiable_at_its_deadline_completes_and_is_a_missed_trigger(options, keys):
@@ -1027,35 +890,6 @@ async def test_an_operation_satisfiable_at_its_deadline_completes_and_is_a_misse
         assert (await purgatory.wait(Probe(1), keys), operation.deadline) == ("", 1.0)
         statistics = purgatory.statistics()
         assert (statistics.completed, statistics.expired, statistics.missed_triggers) == (1, 1, 1)
-
-
-@on_virtual_time
-async def test_pending_watched_and_keys_are_exact_inside_every_hook():
-    async with Purgatory() as purgatory:
-        seen = {}
-
-        def look(when):
-            return lambda operation: seen.setdefault((operation.name, when), counts(purgatory))
-
-        def make(name, timeout):
-            return Probe(timeout, name=name, trying=look("try"), completing=look("complete"), expiring=look("expire"))
-
-        watch_all(purgatory, [Probe(90)], ["other"])
-        for name, timeout in [("expires", 1), ("completes", 2), ("twin", 2)]:
-            purgatory.try_complete_else_watch(operation := make(name, timeout), ["key", name])
-        assert seen == {("expires", "try"): (1, 1, 1), ("completes", "try"): (2, 3, 3), ("twin", "try"): (3, 5, 4)}
-        seen.clear()
-        await asyncio.sleep(1.5)
-        operation.ready = True
-        purgatory.check_and_complete("key")
-        assert seen == {
-            ("expires", "try"): (4, 7, 5),
-            ("expires", "complete"): (3, 5, 4),
-            ("expires", "expire"): (3, 5, 4),
-            ("completes", "try"): (3, 5, 4),
-            ("twin", "try"): (3, 5, 4),
-            ("twin", "complete"): (2, 3, 3),
-        }
 
 
 # The observer

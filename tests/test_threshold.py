@@ -2,17 +2,15 @@
 
 import asyncio
 import gc
-import threading
 import tracemalloc
 from collections import Counter
 from decimal import Decimal
 from functools import total_ordering
 from math import inf, nan
-from typing import Any
 from unittest.mock import patch
 
 import pytest
-from helpers import Spy, outcome, profiled, turns
+from helpers import Broken, Spy, counts, outcome, profiled, start_waits, turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loops import on_virtual_time
@@ -20,7 +18,6 @@ from loops import on_virtual_time
 from purgatory import (
     OperationCancelled,
     OperationTimeout,
-    PurgatoryClosed,
     PurgatoryFull,
     ThresholdPurgatory,
     ThresholdStatistics,
@@ -28,34 +25,9 @@ from purgatory import (
     _lines,
     _waits,
 )
-from purgatory._lines import UNKNOWN, Line
-from purgatory._timer import PORTION
+from purgatory._lines import Line
 from purgatory._waits import Waiter
 from purgatory.testing import VirtualTimeLoop
-
-
-class Broken(Exception):
-    pass
-
-
-async def start(purgatory, *waits, log=None):
-    """Tasks that wait, each for `(key, threshold)` or `(key, threshold, timeout)`; their outcomes go to `log`, too."""
-
-    async def wait(number, arguments):
-        result = await outcome(purgatory.wait(*arguments))
-        if log is not None:
-            log.append((number, result))
-        return result
-
-    tasks = [asyncio.create_task(wait(number, arguments)) for number, arguments in enumerate(waits)]
-    await turns()
-    return tasks
-
-
-def counts(purgatory, *names):
-    statistics = purgatory.statistics()
-    return tuple(getattr(statistics, name) for name in names)
-
 
 # What is decided
 
@@ -64,7 +36,7 @@ async def test_an_advance_completes_who_waits_for_no_more_in_order_of_threshold_
     log = []
     async with ThresholdPurgatory() as purgatory:
         purgatory.advance("orders", 41)
-        tasks = await start(purgatory, *[("orders", threshold, 30) for threshold in (42, 60, 45, 42)], log=log)
+        tasks = await start_waits(purgatory, *[("orders", threshold, 30) for threshold in (42, 60, 45, 42)], log=log)
         assert purgatory.pending == 4
         assert purgatory.advance("orders", 47) == 3 and purgatory.pending == 1
         purgatory._check()
@@ -108,7 +80,7 @@ async def test_a_value_is_remembered_for_each_key_and_the_same_one_may_come_agai
         assert purgatory.advance("a", 0) == 0
         assert purgatory.advance("b", "text") == purgatory.advance("a", 0) == 0
         assert (purgatory.value("a"), purgatory.value("b"), purgatory.value("c")) == (0, "text", None)
-        [task] = await start(purgatory, ("c", 1, 30))
+        [task] = await start_waits(purgatory, ("c", 1, 30))
         assert purgatory.value("c") is None
         task.cancel()
     assert purgatory.value("a") == 0
@@ -118,7 +90,7 @@ async def test_a_value_is_remembered_for_each_key_and_the_same_one_may_come_agai
 async def test_values_may_be_whatever_is_in_one_order():
     async with ThresholdPurgatory() as purgatory:
         for key, low, high in (("text", "a", "b"), ("pair", (1, 2), (1, 3)), ("mixed", Decimal(1), 1.5), (None, b"", b"x")):
-            [task] = await start(purgatory, (key, high))
+            [task] = await start_waits(purgatory, (key, high))
             assert purgatory.advance(key, low) == 0
             assert purgatory.advance(key, high) == 1
             assert await task == high
@@ -145,7 +117,7 @@ class Opaque:
 async def test_thresholds_that_are_equal_in_order_alone_share_a_place():
     log = []
     async with ThresholdPurgatory() as purgatory:
-        await start(purgatory, *[("key", Opaque(number)) for number in (2, 1, 2, 1)], log=log)
+        await start_waits(purgatory, *[("key", Opaque(number)) for number in (2, 1, 2, 1)], log=log)
         assert [len(run) for run in purgatory._waits.lines["key"].runs] == [2]
         assert purgatory.advance("key", Opaque(1)) == 2
         assert purgatory.advance("key", Opaque(3)) == 2
@@ -171,7 +143,7 @@ async def test_thresholds_that_are_equal_in_order_alone_share_a_place():
 async def test_a_value_that_is_no_advance_is_refused_and_changes_nothing(value, error, why):
     async with ThresholdPurgatory() as purgatory:
         purgatory.advance("orders", 47)
-        [task] = await start(purgatory, ("orders", 50, 30))
+        [task] = await start_waits(purgatory, ("orders", 50, 30))
         before = purgatory.statistics()
         with pytest.raises(error, match=why) as caught:
             purgatory.advance("orders", value)
@@ -198,7 +170,7 @@ async def test_nan_is_no_value_to_begin_with_and_no_threshold(value):
 @on_virtual_time
 async def test_a_value_that_cannot_be_compared_with_the_thresholds_is_refused_and_changes_nothing():
     async with ThresholdPurgatory() as purgatory:
-        tasks = await start(purgatory, ("key", (1, "a"), 30), ("key", (2, 5), 30), ("key", (3, 1), 30))
+        tasks = await start_waits(purgatory, ("key", (1, "a"), 30), ("key", (2, 5), 30), ("key", (3, 1), 30))
         # It is past the first, but nobody can tell whether it is past the second.
         for known in (None, (1, "A")):
             with pytest.raises(TypeError, match=r"cannot advance 'key' to \(2, 'b'\): it has"):
@@ -214,7 +186,7 @@ async def test_a_value_that_cannot_be_compared_with_the_thresholds_is_refused_an
 @on_virtual_time
 async def test_a_threshold_that_cannot_be_compared_is_refused_and_changes_nothing():
     async with ThresholdPurgatory() as purgatory:
-        [task] = await start(purgatory, ("key", 10, 30))
+        [task] = await start_waits(purgatory, ("key", 10, 30))
         with pytest.raises(TypeError, match="cannot wait for 'key' to reach 'x': others wait there"):
             await purgatory.wait("key", "x")
         purgatory.advance("key", 5)
@@ -229,7 +201,7 @@ async def test_a_threshold_that_cannot_be_compared_is_refused_and_changes_nothin
 @on_virtual_time
 async def test_what_is_neither_below_nor_past_a_value_is_refused():
     async with ThresholdPurgatory() as purgatory:
-        [task] = await start(purgatory, ("key", {1, 2}, 30))
+        [task] = await start_waits(purgatory, ("key", {1, 2}, 30))
         with pytest.raises(TypeError, match=r"neither below nor past \{1, 2\}"):
             await purgatory.wait("key", {0, 2})
         purgatory.advance("key", {1})
@@ -316,7 +288,7 @@ async def test_without_time_a_wait_looks_once(timeout):
 async def test_without_a_deadline_nothing_is_asked_of_the_loop(timeout):
     spy = Spy(asyncio.get_running_loop())
     async with ThresholdPurgatory() as purgatory:
-        [task] = await start(purgatory, ("key", 1, timeout))
+        [task] = await start_waits(purgatory, ("key", 1, timeout))
         assert spy.calls["call_at"] == 0
         purgatory._check()
         purgatory.advance("key", 1)
@@ -337,7 +309,7 @@ async def test_a_timeout_that_is_nan_is_refused():
 async def test_one_callback_for_a_bucket_and_none_when_nobody_waits():
     spy = Spy(asyncio.get_running_loop())
     async with ThresholdPurgatory(tick=1.0) as purgatory:
-        tasks = await start(purgatory, *[(number, 1, 30) for number in range(1000)])
+        tasks = await start_waits(purgatory, *[(number, 1, 30) for number in range(1000)])
         assert spy.calls["call_at"] == spy.armed == 1
         for number in range(1000):
             purgatory.advance(number, 1)
@@ -354,7 +326,7 @@ async def test_an_advance_at_the_very_deadline_is_one_outcome_and_not_two():
     loop = asyncio.get_running_loop()
     for delay in (0.999, 1.0, 1.001, 1.002):
         async with ThresholdPurgatory() as purgatory:
-            [task] = await start(purgatory, ("key", 1, 1.0))
+            [task] = await start_waits(purgatory, ("key", 1, 1.0))
             advanced = loop.create_future()
             loop.call_later(delay, lambda purgatory=purgatory, it=advanced: it.set_result(purgatory.advance("key", 1)))
             result = await task
@@ -365,7 +337,7 @@ async def test_an_advance_at_the_very_deadline_is_one_outcome_and_not_two():
 
 async def test_a_task_that_is_cancelled_leaves_no_trace():
     async with ThresholdPurgatory() as purgatory:
-        tasks = await start(purgatory, *[("key", threshold, 30) for threshold in (1, 1, 1, 2, 3)])
+        tasks = await start_waits(purgatory, *[("key", threshold, 30) for threshold in (1, 1, 1, 2, 3)])
         for task in (tasks[1], tasks[4], tasks[0], tasks[2]):
             task.cancel()
             assert isinstance(await task, asyncio.CancelledError)
@@ -381,7 +353,7 @@ async def test_a_task_that_is_cancelled_leaves_no_trace():
 
 async def test_cancelled_and_then_reached_in_one_turn_is_a_cancellation_and_does_no_harm():
     async with ThresholdPurgatory() as purgatory:
-        tasks = await start(purgatory, ("key", 1, 30), ("key", 1, 30))
+        tasks = await start_waits(purgatory, ("key", 1, 30), ("key", 1, 30))
         tasks[0].cancel()
         # The task has yet to run: until then it waits, and takes nothing from the other.
         assert purgatory.advance("key", 1) == 2
@@ -393,7 +365,7 @@ async def test_cancelled_and_then_reached_in_one_turn_is_a_cancellation_and_does
 
 async def test_reached_and_then_cancelled_in_one_turn_is_a_cancellation_and_does_no_harm():
     async with ThresholdPurgatory() as purgatory:
-        tasks = await start(purgatory, ("key", 1, 30), ("key", 1, 30))
+        tasks = await start_waits(purgatory, ("key", 1, 30), ("key", 1, 30))
         assert purgatory.advance("key", 1) == 2
         tasks[0].cancel()
         first, second = await asyncio.gather(*tasks)
@@ -435,7 +407,7 @@ async def test_fail_ends_every_wait_for_the_key_and_leaves_its_value():
     async with ThresholdPurgatory() as purgatory:
         purgatory.advance("key", 1)
         error = Broken("the log is gone")
-        tasks = await start(purgatory, ("key", 3, 30), ("key", 2, 30), ("other", 2, 30), ("new", 1, 30))
+        tasks = await start_waits(purgatory, ("key", 3, 30), ("key", 2, 30), ("other", 2, 30), ("new", 1, 30))
         assert purgatory.fail("key", error) == 2
         assert await asyncio.gather(*tasks[:2]) == [error, error]
         assert purgatory.fail("key", error) == purgatory.fail("nobody", error) == 0
@@ -449,7 +421,7 @@ async def test_fail_ends_every_wait_for_the_key_and_leaves_its_value():
 
 async def test_an_exception_that_many_get_does_not_grow():
     async with ThresholdPurgatory() as purgatory:
-        tasks = await start(purgatory, *[("key", 1, 30)] * 50)
+        tasks = await start_waits(purgatory, *[("key", 1, 30)] * 50)
         purgatory.fail("key", error := Broken())
         await asyncio.gather(*tasks)
         depth, traceback = 0, error.__traceback__
@@ -461,7 +433,7 @@ async def test_an_exception_that_many_get_does_not_grow():
 @on_virtual_time
 async def test_fail_takes_an_exception_and_not_its_class():
     async with ThresholdPurgatory() as purgatory:
-        await start(purgatory, ("key", 1, 30))
+        await start_waits(purgatory, ("key", 1, 30))
         for wrong in (Broken, "broken", None):
             with pytest.raises(TypeError, match=r"cannot fail 'key' with .*: it is not an instance of an exception"):
                 purgatory.fail("key", wrong)
@@ -472,12 +444,12 @@ async def test_a_key_that_is_forgotten_begins_anew_and_who_waits_waits_on():
     async with ThresholdPurgatory() as purgatory:
         assert purgatory.forget("key") is False
         purgatory.advance("key", 100)
-        [task] = await start(purgatory, ("key", 101, 30))
+        [task] = await start_waits(purgatory, ("key", 101, 30))
         assert purgatory.forget("key") is True and purgatory.forget("key") is False
         assert purgatory.value("key") is None and purgatory.pending == 1
         purgatory._check()
         assert purgatory.advance("key", 3) == 0
-        [other] = await start(purgatory, ("key", 4, 30))
+        [other] = await start_waits(purgatory, ("key", 4, 30))
         assert purgatory.advance("key", 101) == 2
         assert await task == await other == 101
         purgatory.forget("key")
@@ -490,7 +462,7 @@ async def test_a_key_that_is_forgotten_begins_anew_and_who_waits_waits_on():
 async def test_a_full_one_refuses_one_wait_more_and_counts_nothing_twice():
     async with ThresholdPurgatory("small", max_pending=2) as purgatory:
         purgatory.advance("key", 1)
-        tasks = await start(purgatory, ("key", 2, 30), ("other", 2, 30))
+        tasks = await start_waits(purgatory, ("key", 2, 30), ("other", 2, 30))
         for _ in range(3):
             with pytest.raises(PurgatoryFull, match="cannot wait for 'key' to reach 3: 2 waits are pending in small"):
                 await purgatory.wait("key", 3, 30)
@@ -505,7 +477,7 @@ async def test_a_full_one_refuses_one_wait_more_and_counts_nothing_twice():
             else:
                 purgatory.fail("key", Broken())
             await turns(2)
-            [tasks[0]] = await start(purgatory, ("key", 9, 30))
+            [tasks[0]] = await start_waits(purgatory, ("key", 9, 30))
             with pytest.raises(PurgatoryFull):
                 await purgatory.wait("third", 3, 30)
         assert purgatory.pending == 2
@@ -514,7 +486,7 @@ async def test_a_full_one_refuses_one_wait_more_and_counts_nothing_twice():
 async def test_one_key_too_many_is_refused_and_none_is_forgotten_for_it():
     async with ThresholdPurgatory("small", max_keys=2) as purgatory:
         purgatory.advance("a", 1)
-        [task] = await start(purgatory, ("b", 1, 30))
+        [task] = await start_waits(purgatory, ("b", 1, 30))
         for _ in range(3):
             with pytest.raises(PurgatoryFull, match="cannot advance 'c' to 1: 2 other keys are in small"):
                 purgatory.advance("c", 1)
@@ -534,224 +506,21 @@ async def test_one_key_too_many_is_refused_and_none_is_forgotten_for_it():
 # Cost
 
 
-@total_ordering
-class Counted:
-    """A value that counts how often any two are compared."""
-
-    comparisons = 0
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __eq__(self, other):
-        return self is other
-
-    def __hash__(self):
-        return hash(self.number)
-
-    def __lt__(self, other):
-        Counted.comparisons += 1
-        return self.number < other.number
-
-    def __le__(self, other):
-        Counted.comparisons += 1
-        return self.number <= other.number
-
-
-def compared(function, *arguments: Any) -> int:
-    before = Counted.comparisons
-    function(*arguments)
-    return Counted.comparisons - before
-
-
-class Standing:
-    """All that a line wants of who waits in it."""
-
-    def __init__(self, line, threshold):
-        self.line = line
-        self.threshold = threshold
-
-
-def crowd(size: int) -> tuple[Line, list[Standing]]:
-    line = Line("key")
-    waiters = [Standing(line, Counted(number)) for number in range(size)]
-    # Not in order, and not at random.
-    for number in range(size):
-        line.join(waiters[number * 7919 % size])
-    return line, waiters
-
-
-def test_an_advance_costs_what_it_completes_and_not_what_waits():
-    (crowded, _), (lone, _), (empty, _) = crowd(100_000), crowd(1), crowd(0)
-    for line in (crowded, lone, empty):
-        line.value = Counted(-2)
-    # One comparison is with the value that it has, one with the lowest threshold.
-    assert compared(empty.advance, Counted(-1)) == 1
-    assert compared(lone.advance, Counted(-1)) == compared(crowded.advance, Counted(-1)) == 2
-    assert compared(lone.advance, Counted(0)) == 3
-    assert compared(crowded.advance, Counted(0)) <= 5
-    value = 0
-    for reached in (1, 2, 3, 10, 100, 250):
-        value += reached
-        assert compared(crowded.advance, Counted(value)) <= 8 + 2 * reached.bit_length()
-    assert compared(crowded.advance, Counted(value + 10_000)) <= 10_000 / 100
-    crowded._check([])
-
-
-def test_joining_and_leaving_cost_the_logarithm_of_what_waits():
-    line, waiters = crowd(100_000)
-    for number in (0, 1, 5_000, 50_000, 99_999):
-        assert compared(line.leave, waiters[number]) <= 20
-        assert compared(line.join, waiters[number]) <= 22
-
-
 @on_virtual_time
 async def test_an_advance_with_very_many_above_it_makes_as_many_calls_as_with_none():
     async with ThresholdPurgatory() as crowded, ThresholdPurgatory() as empty:
-        tasks = await start(crowded, *[("key", 10 + number) for number in range(5_000)])
+        tasks = await start_waits(crowded, *[("key", 10 + number) for number in range(5_000)])
         crowded.advance("key", 0)
         empty.advance("key", 0)
         calls = profiled(lambda: crowded.advance("key", 1)), profiled(lambda: empty.advance("key", 1))
         assert calls[0] == calls[1]
-        one, lone = await start(crowded, ("key", 5)), await start(empty, ("key", 5))
+        one, lone = await start_waits(crowded, ("key", 5)), await start_waits(empty, ("key", 5))
         assert profiled(lambda: crowded.advance("key", 6)) <= profiled(lambda: empty.advance("key", 6)) + 6
         await asyncio.gather(*one, *lone)
         assert not any(task.done() for task in tasks)
 
 
-async def test_very_many_are_woken_a_portion_per_turn_in_order_and_all_are_decided_at_once():
-    size, log = 10 * PORTION + 7, []
-    async with ThresholdPurgatory() as purgatory:
-        tasks = await start(purgatory, *[("key", 1 + number // 3, 30) for number in range(size)], log=log)
-        assert purgatory.advance("key", size) == size
-        assert counts(purgatory, "pending", "completed", "unanswered") == (0, size, size - PORTION)
-        purgatory._check()
-        for turn in range(1, 12):
-            woken = len(log)
-            await turns()
-            assert len(log) - woken <= PORTION
-            assert counts(purgatory, "unanswered") == (max(0, size - (turn + 1) * PORTION),)
-            purgatory._check()
-        await asyncio.gather(*tasks)
-        assert log == [(number, size) for number in range(size)]
-
-
-@on_virtual_time
-async def test_what_is_decided_stays_decided_until_it_is_woken():
-    size = 3 * PORTION
-    loop = asyncio.get_running_loop()
-    async with ThresholdPurgatory() as purgatory:
-        tasks = await start(purgatory, *[("key", 1, 1.0)] * size)
-        late = await start(purgatory, ("key", 2, 30), ("other", 1, 30))
-        loop._set_time(loop.time() + 5.0)  # all their deadlines have passed, and the loop has had no turn yet
-        assert purgatory.advance("key", 1) == size
-        purgatory.forget("key")
-        assert purgatory.fail("key", Broken()) == 1
-        assert purgatory.advance("other", 1) == 1
-        tasks[-1].cancel()
-        assert await asyncio.gather(*tasks[:-1]) == [1] * (size - 1)
-        assert isinstance(await tasks[-1], asyncio.CancelledError)
-        assert isinstance(await late[0], Broken) and await late[1] == 1
-        await turns(2)
-        assert counts(purgatory, "completed", "expired", "cancelled", "failed", "unanswered", "keys") == (
-            size + 1, 0, 0, 1, 0, 1,
-        )  # fmt: skip
-        purgatory._check()
-        assert len(purgatory._waits.wheel) == 0
-
-
-async def test_several_bursts_in_one_turn_wake_a_portion_per_turn_between_them():
-    log = []
-    async with ThresholdPurgatory() as purgatory:
-        waits = [(key, 1, 30) for key in range(5) for _ in range(PORTION)]
-        tasks = await start(purgatory, *waits, log=log)
-        [small] = await start(purgatory, ("small", 1, 30))
-        extra = await start(purgatory, (0, 1, 30))
-        for key in range(5):
-            assert purgatory.advance(key, 1) == PORTION + (key == 0)
-        assert purgatory.fail("small", Broken()) == 1
-        while not small.done():
-            woken = len(log)
-            purgatory.advance_threadsafe("other", woken)  # wakes the loop, and nobody else
-            await turns()
-            assert len(log) - woken <= PORTION
-        await asyncio.gather(*tasks, *extra)
-        assert [number for number, _ in log] == list(range(len(waits)))
-        await turns(3)
-        assert purgatory.value("other") > 0
-        purgatory._check()
-
-
 # The end
-
-
-async def test_closing_answers_everybody_and_refuses_newcomers():
-    purgatory = ThresholdPurgatory("closing")
-    purgatory.advance("key", 1)
-    tasks = await start(purgatory, *[(key, 2, timeout) for key in ("key", "other") for timeout in (None, 30)] * 400)
-    assert await purgatory.aclose() == 1600
-    results = await asyncio.gather(*tasks)
-    assert all(type(result) is OperationCancelled for result in results)
-    assert str(results[0]) == "'key' did not reach 2: closing was closed"
-    assert counts(purgatory, "pending", "unanswered", "cancelled", "keys") == (0, 0, 1600, 1)
-    for threshold in (1, 2):
-        with pytest.raises(PurgatoryClosed, match=f"cannot wait for 'key' to reach {threshold}: closing is closed"):
-            await purgatory.wait("key", threshold)
-    assert await purgatory.aclose(5.0) == 0
-    assert purgatory.advance("key", 7) == 0 and purgatory.value("key") == 7
-    purgatory._check()
-
-
-async def test_closing_holds_the_loop_up_for_a_portion_at_a_time():
-    log = []
-    purgatory = ThresholdPurgatory()
-    await start(purgatory, *[(number, 1) for number in range(4 * PORTION)], log=log)
-    await start(purgatory, *[("crowded", number) for number in range(4 * PORTION)], log=log)
-    closing = asyncio.create_task(purgatory.aclose())
-    while not closing.done():
-        woken = len(log)
-        await turns()
-        assert len(log) - woken <= 2 * PORTION
-    assert await closing == len(log) == 8 * PORTION
-
-
-async def test_while_it_drains_waits_end_by_themselves():
-    for drain in (30.0, inf):
-        purgatory = ThresholdPurgatory()
-        tasks = await start(purgatory, ("a", 1, 30), ("b", 1, 0.001), ("c", 1))
-        closing = asyncio.create_task(purgatory.aclose(drain))
-        await turns(2)
-        again = asyncio.create_task(purgatory.aclose(drain))
-        await turns(2)
-        tasks[2].cancel()
-        assert purgatory.advance("a", 1) == 1
-        assert await closing == await again == 0
-        assert await tasks[0] == 1 and isinstance(await tasks[1], OperationTimeout)
-
-
-@on_virtual_time
-async def test_draining_ends_with_its_time():
-    loop = asyncio.get_running_loop()
-    purgatory = ThresholdPurgatory()
-    [task] = await start(purgatory, ("a", 1))
-    assert await purgatory.aclose(5.0) == 1 and loop.time() == 5.0
-    assert isinstance(await task, OperationCancelled)
-
-
-@pytest.mark.parametrize("drain", [0.0, 30.0])
-async def test_closing_that_is_cancelled_ends_all_the_rest_at_once(drain):
-    purgatory = ThresholdPurgatory()
-    tasks = await start(purgatory, *[(number % 5 > 0, number, 30) for number in range(5 * PORTION)])
-    purgatory.advance(False, 10 * PORTION)
-    closing = asyncio.create_task(purgatory.aclose(drain))
-    await turns()
-    closing.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await closing
-    assert counts(purgatory, "pending", "unanswered", "completed", "cancelled") == (0, 0, PORTION, 4 * PORTION)
-    assert Counter(map(type, await asyncio.gather(*tasks))) == {int: PORTION, OperationCancelled: 4 * PORTION}
-    await turns(2)
-    purgatory._check()
 
 
 @on_virtual_time
@@ -760,7 +529,7 @@ async def test_a_drain_out_of_bounds_is_refused(drain):
     async with ThresholdPurgatory() as purgatory:
         with pytest.raises(ValueError, match="drain must be zero or more seconds"):
             await purgatory.aclose(drain)
-        await start(purgatory, ("key", 1))
+        await start_waits(purgatory, ("key", 1))
         assert purgatory.pending == 1
 
 
@@ -803,7 +572,7 @@ async def test_memory_comes_back_to_where_it_was():
         assert counts(purgatory, "keys", "pending", "unanswered") == (0, 0, 0)
 
 
-# Loops and threads
+# Loops
 
 
 def test_it_serves_one_loop_and_one_thread(virtual):
@@ -873,131 +642,19 @@ def test_a_closed_loop_that_still_has_waiters_says_so():
     waits[0].close()
 
 
-async def test_threads_advance_through_one_wake_up_to_the_greatest_value():
-    loop = asyncio.get_running_loop()
-    async with ThresholdPurgatory() as purgatory:
-        tasks = await start(purgatory, ("a", 1000, 30), ("b", 7, 30))
-        spy = Spy(loop)
-
-        def work(first):
-            for value in range(first, 1001, 4):
-                purgatory.advance_threadsafe("a", value)
-            purgatory.advance_threadsafe("b", 7 if first == 2 else 3)
-
-        threads = [threading.Thread(target=work, args=(first,)) for first in (1, 2, 3, 4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()  # while the loop is held up
-        assert spy.calls["call_soon_threadsafe"] == 1
-        assert await asyncio.gather(*tasks) == [1000, 7]
-        assert (purgatory.value("a"), purgatory.value("b")) == (1000, 7)
-        # One that was overtaken on its way is not news.
-        purgatory.advance_threadsafe("a", 5)
-        await turns(3)
-        assert purgatory.value("a") == 1000
-
-
-async def test_what_threads_name_before_first_use_is_there_at_first_use():
-    purgatory = ThresholdPurgatory()
-    thread = threading.Thread(target=purgatory.advance_threadsafe, args=("key", 5))
-    thread.start()
-    thread.join()
-    assert await purgatory.wait("key", 5, 0) == 5
-    await purgatory.aclose()
-
-
-def test_after_the_loop_is_closed_threads_advance_nothing_and_keep_nothing():
-    purgatory = ThresholdPurgatory()
-
-    async def main():
-        purgatory.advance("key", 1)
-
-    asyncio.run(main())
-    purgatory.advance_threadsafe("key", 2)
-    assert purgatory.value("key") == 1
-
-    async def later():
-        return purgatory.advance("key", 1), purgatory.value("key")
-
-    assert asyncio.run(later()) == (0, 1)
-
-
-async def test_a_value_from_a_thread_that_is_refused_is_reported_and_the_others_count(reports):
-    async with ThresholdPurgatory("small", max_keys=2) as purgatory:
-        purgatory.advance("a", 1)
-        for wrong, error in ((nan, ValueError), (Decimal("snan"), TypeError)):
-            with pytest.raises(error, match="cannot advance 'a'"):
-                purgatory.advance_threadsafe("a", wrong)
-        purgatory.advance_threadsafe("a", "text")
-        purgatory.advance_threadsafe("a", 2)
-        for key in ("b", "c"):
-            purgatory.advance_threadsafe(key, 1)
-        await turns(3)
-        assert (purgatory.value("a"), purgatory.value("b"), purgatory.value("c")) == (2, 1, None)
-    assert [type(report["exception"]) for report in reports] == [TypeError, PurgatoryFull]
-    assert reports[0]["message"] == "small: cannot advance 'a' to 'text', as another thread asked for"
-
-
-async def test_what_threads_name_is_applied_a_portion_per_turn():
-    async with ThresholdPurgatory() as purgatory:
-        purgatory.forget("bound")
-        for key in range(3 * PORTION):
-            purgatory.advance_threadsafe(key, 1)
-        keys = [0]
-        while keys[-1] < 3 * PORTION:
-            await turns()
-            keys.append(counts(purgatory, "keys")[0])
-            assert keys[-1] - keys[-2] <= PORTION
-        await turns()
-        purgatory._check()
-
-
 # In words
 
 
 @on_virtual_time
 async def test_it_says_what_it_is():
     async with ThresholdPurgatory("offsets") as purgatory:
-        await start(purgatory, ("key", 1))
+        await start_waits(purgatory, ("key", 1))
         assert repr(purgatory) == "<ThresholdPurgatory 'offsets' open pending=1 keys=1>"
         assert type(purgatory.statistics()) is ThresholdStatistics and purgatory.statistics().name == "offsets"
     assert repr(purgatory) == "<ThresholdPurgatory 'offsets' closed pending=0 keys=0>"
 
 
 # Against a model that scans
-
-
-@settings(deadline=None, max_examples=200)
-@given(st.lists(st.tuples(st.sampled_from(["join", "leave", "advance", "clear"]), st.integers(0, 30)), max_size=80))
-def test_a_line_does_what_a_sorted_list_does(steps):
-    line, waiting, value = Line("key"), [], None
-    with patch.object(_lines, "LONGEST_RUN", 4):
-        for step, number in steps:
-            if step == "join" and (value is None or number > value):
-                waiter = Standing(line, number)
-                line.join(waiter)
-                waiting.append(waiter)
-                waiting.sort(key=lambda waiter: waiter.threshold)  # stable: equal ones stay in order of arrival
-            elif step == "leave" and waiting:
-                waiter = waiting.pop(number % len(waiting))
-                assert line.leave(waiter) is True and line.leave(waiter) is False
-            elif step == "advance" and value is not None and number < value:
-                with pytest.raises(ValueError, match="never go backwards"):
-                    line.advance(number)
-            elif step in ("advance", "clear"):
-                if step == "advance":
-                    value = number
-                    taken = line.advance(number)
-                else:
-                    number, taken = inf, line.clear()
-                expected = [waiter for waiter in waiting if waiter.threshold <= number]
-                waiting = waiting[len(expected) :]
-                assert (taken[0], list(_waits._one_by_one(taken[1]))) == (len(expected), expected)
-                assert not any(map(line.leave, expected))
-            if line.runs or line.value is not UNKNOWN:
-                line._check(standing := [])
-                assert standing == waiting
 
 
 KEYS = ("a", "b")
@@ -1102,8 +759,8 @@ def test_any_history_ends_as_in_the_model(history, drain):
             together = [number for number in together if model.outcomes[number] is not asyncio.CancelledError]
             assert [number for number in order if number in together] == together
         purgatory._check()
-        assert counts(purgatory, *model.counts) == tuple(model.counts.values())
-        assert counts(purgatory, "pending", "unanswered", "keys") == (0, 0, len(model.values))
+        at_the_end = (0, 0, len(model.values), *model.counts.values())
+        assert counts(purgatory, "pending", "unanswered", "keys", *model.counts) == at_the_end
         assert len(purgatory._waits.wheel) == 0
 
     small, short = patch.object(_waits, "PORTION", 3), patch.object(_lines, "LONGEST_RUN", 4)

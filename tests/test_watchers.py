@@ -1,13 +1,15 @@
 """The watch lists by themselves."""
 
 from sys import getsizeof
+from unittest.mock import patch
 
 import pytest
 from helpers import Probe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from purgatory._watchers import NO_PLACES, Watchers, distinct
+from purgatory import _watchers
+from purgatory._watchers import LONGEST_CHUNK, NO_PLACES, Watchers, distinct, keys_of
 
 
 def watch(watchers: Watchers, *keys: object) -> Probe:
@@ -67,6 +69,59 @@ def test_a_key_that_is_a_tuple_is_not_taken_for_several_keys():
     assert distinct(["a"]) == distinct(("a",)) == "a"
 
 
+@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize("keys", [("a",), ("a", "b"), (("a", "b"),)])
+def test_an_operation_knows_the_keys_that_it_watches_whoever_else_does(keys, crowded):
+    watchers = Watchers()
+    others = [watch(watchers, *keys) for _ in range(3)] if crowded else []
+    operation = watch(watchers, *keys)
+    for other in others:
+        unwatch(watchers, other)
+    assert keys_of(operation._op_places) == keys
+    unwatch(watchers, operation)
+    assert keys_of(operation._op_places) == ()
+
+
+class Changing:
+    """A key that can go wrong: it raises, or is not found again."""
+
+    def __init__(self):
+        self.error, self.hash = None, 1
+
+    def __hash__(self):
+        if self.error is not None:
+            raise self.error
+        return self.hash
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_of_an_operation_that_could_not_watch_all_its_keys_nothing_stays(crowded):
+    watchers, bad = Watchers(), Changing()
+    others = [watch(watchers, "a", "b")] if crowded else []
+    keys = distinct(["a", "b", bad])
+    bad.error = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        watchers.add(Probe(), keys)
+    assert watchers.of("a") == watchers.of("b") == others and len(watchers) == len(others)
+    watchers._check()
+
+
+@pytest.mark.parametrize("change", ["hash", "error"])
+def test_a_key_that_is_not_found_again_is_reported_and_stands_for_nobody_until_all_have_left(change):
+    told = []
+    watchers, bad = Watchers(lambda message, error: told.append((message, error))), Changing()
+    operation, other = watch(watchers, bad), watch(watchers, "other")
+    setattr(bad, change, ZeroDivisionError() if change == "error" else 2)
+    unwatch(watchers, operation)
+    [(message, error)] = told
+    assert message.startswith("cannot find a key again that ") and error is bad.error
+    assert (len(watchers), watchers.registrations, watchers.keys) == (1, 1, 1)
+    unwatch(watchers, other)
+    assert len(watchers.by_key) == 1 and len(watchers) == 0
+    watchers.shrink()
+    assert watchers.by_key == {} and watchers.keys == 0
+
+
 # Lists
 
 
@@ -120,20 +175,27 @@ def test_leaving_a_hot_key_looks_at_nobody_else(count, place):
 
 
 @settings(derandomize=True, database=None, deadline=None, max_examples=150)
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.lists(st.integers(0, 4), min_size=1, max_size=4))))
-def test_the_lists_agree_with_a_naive_list_of_registrations(steps):
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.lists(st.integers(0, 4), min_size=1, max_size=4)), max_size=80),
+    st.sampled_from([2, LONGEST_CHUNK]),
+)
+def test_the_lists_agree_with_a_naive_list_of_registrations(steps, longest):
     watchers = Watchers()
     model: list[tuple[Probe, list[int]]] = []
-    for joins, number, keys in steps:
-        if joins or not model:
-            model.append((watch(watchers, *keys), keys))
-        else:
-            unwatch(watchers, model.pop(number % len(model))[0])
-        watchers._check()
-        assert len(watchers) == len(model)
-        assert watchers.registrations == sum(len(set(keys)) for _, keys in model)
-        for key in range(5):
-            assert watchers.of(key) == [operation for operation, keys in model if key in keys]
+    with patch.object(_watchers, "LONGEST_CHUNK", longest):
+        for joins, number, keys in steps:
+            if joins or not model:
+                model.append((watch(watchers, *keys), keys))
+            else:
+                unwatch(watchers, model.pop(number % len(model))[0])
+            watchers._check()
+            assert len(watchers) == len(model)
+            assert watchers.registrations == sum(len(set(keys)) for _, keys in model)
+            for key in range(5):
+                watching = [operation for operation, keys in model if key in keys]
+                assert watchers.of(key) == watching
+                first = watchers.first_of(key)
+                assert first == watching[: len(first)] and bool(first) is bool(watching)
 
 
 def test_the_dictionary_gives_its_memory_back_when_it_is_empty_and_keeps_it_while_it_is_not():

@@ -1,8 +1,8 @@
-"""aiohttp: no ASGI, so the purgatory is asked itself. The server cancels a handler whose client has left, if it is told to.
+"""aiohttp: no ASGI, so the handler uses the purgatory itself. The server cancels a handler whose client has left, if told to.
 
 python examples/recipes/with_aiohttp.py
 curl -i 'http://127.0.0.1:8000/jobs/7?wait=20'                  # waits for the result of job 7
-curl -X PUT --data done http://127.0.0.1:8000/jobs/7            # is the result
+curl -X PUT --data done http://127.0.0.1:8000/jobs/7            # brings the result
 """
 
 from typing import Any

@@ -1,10 +1,10 @@
-"""Django: the middleware goes around its ASGI application, the poll is made of the request's scope; the view is asynchronous.
+"""Django: the middleware goes around its ASGI application, the poll is made from the request's scope; the view is asynchronous.
 
     python examples/recipes/with_django.py
     curl -i 'http://127.0.0.1:8000/jobs/7?wait=20'                  # waits for the result of job 7
-    curl -X PUT --data done http://127.0.0.1:8000/jobs/7            # is the result
+    curl -X PUT --data done http://127.0.0.1:8000/jobs/7            # brings the result
 
-In a project of your own the last line but the server's goes to `asgi.py`, and `settings.configure` away.
+In a project of your own, the last line before the server's goes into `asgi.py`, and `settings.configure` is not needed.
 """
 
 from typing import Any

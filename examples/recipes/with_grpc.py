@@ -1,4 +1,4 @@
-"""gRPC: the client's own deadline is the wait's; a client that leaves has its handler cancelled. Without `.proto` files.
+"""gRPC: the deadline of the call is that of the wait; if the client leaves, its handler is cancelled. Without `.proto` files.
 
 python examples/recipes/with_grpc.py          # serves /jobs/Result and /jobs/Finish, with bytes for messages
 """

@@ -1,8 +1,8 @@
-"""Litestar: the middleware goes around the application, the poll is made of the request's scope.
+"""Litestar: the middleware goes around the application, the poll is made from the request's scope.
 
 python examples/recipes/with_litestar.py
 curl -i 'http://127.0.0.1:8000/jobs/7?wait=20'                  # waits for the result of job 7
-curl -X PUT --data done http://127.0.0.1:8000/jobs/7            # is the result
+curl -X PUT --data done http://127.0.0.1:8000/jobs/7            # brings the result
 """
 
 from typing import Any

@@ -2,7 +2,7 @@
 
 python examples/recipes/with_tcp.py
 nc 127.0.0.1 8000                 # get 7            waits for the result of job 7: "+done", "-timeout" or "-stopping"
-nc 127.0.0.1 8000                 # put 7 done       is the result: "+"
+nc 127.0.0.1 8000                 # put 7 done       brings the result: "+"
 """
 
 import asyncio

@@ -1,9 +1,9 @@
 """The client of one request: the only reader of its receive channel, which keeps what it reads and hears the client leave.
 
-An ASGI server tells an application that the client has left in the same channel in which it brings the body. Who waits
-must listen there, and whoever listens may be handed a piece of the body, which is not his. Two readers would take
+An ASGI server tells an application that the client has left through the same channel that brings the body. A wait must
+listen there, and may then be handed a piece of the body, which is not meant for it. Two readers would take
 messages from each other, and a reader behind a middleware that wraps `receive` hears what the middleware makes of it.
-So the outermost layer puts a `Client` in front of the channel, and everybody asks that:
+So the outermost layer puts a `Client` in front of the channel, and everybody else asks the `Client`:
 
     the server              Client                  who asks
     http.request "par"  ->  kept: "par"             attend: reads on, and keeps
@@ -13,7 +13,7 @@ So the outermost layer puts a `Client` in front of the channel, and everybody as
 With a WebSocket it is the same: what the client has sent is kept, a message is a `websocket.receive`, and the last one a
 `websocket.disconnect`, with its code.
 
-One of those who wait is reading, and the others wait for what he reads; if he is cancelled, another one takes over. The
+One of the waiting tasks reads, and the others wait for what it reads; if it is cancelled, another one takes over. The
 end of the body is not the end of the client: only a disconnect is.
 """
 
@@ -23,11 +23,11 @@ from typing import Final, Protocol, final
 from purgatory.asgi._types import Message, Receive
 
 MESSAGE_BYTES: Final = 256
-"""What a message takes besides its body, at least: a client that sends single bytes may not have them kept for nothing."""
+"""What a message takes besides its body, at least: keeping single bytes is not free either."""
 
 READ_AHEAD: Final = 256 * 1024
-"""Bytes that are kept if nothing else is said. With more than this kept, nobody reads on before the application has taken
-something: the server then slows the client down, as it would without us. That its client has left is heard only after that."""
+"""Bytes that are kept by default. With more than this kept, nobody reads on before the application has taken
+something: the server then slows the client down, as it would without us, and that the client has left is noticed after that."""
 
 
 def end_of_body() -> Message:
@@ -44,7 +44,7 @@ class Attendant(Protocol):
     """Who attends a client."""
 
     def client_left(self) -> None:
-        """Called once, when the client has left, or can be heard no more."""
+        """Called once, when the client has left, or when its channel has failed."""
 
     def request_ended(self) -> None:
         """Called once, when the application has returned."""
@@ -52,11 +52,11 @@ class Attendant(Protocol):
 
 @final
 class Client:
-    """What stands between a server's `receive` and all that would call it.
+    """What stands between a server's `receive` and everything that would call it.
 
     Args:
         receive: the server's.
-        read_ahead: how many bytes may be kept, each message counted as `MESSAGE_BYTES` at least, before nobody reads on.
+        read_ahead: how many bytes may be kept, each message counted as `MESSAGE_BYTES` at least, before reading stops.
     """
 
     __slots__ = (
@@ -80,8 +80,8 @@ class Client:
         self._kept: list[Message] | None = None
         self._kept_bytes = 0
         self._has_ended = False
-        """Whether the last that is kept is the end of the body, with nothing in it. Most requests have no more than that, and
-        while they wait, a flag takes less than a message."""
+        """Whether the last message that is kept is the end of the body, with nothing in it. Most requests have no more than
+        that, and while they wait, a flag takes less than a message."""
         self._reading = False
         self._waiting: list[Future[None]] | None = None
         self._listener: Task[None] | None = None
@@ -115,7 +115,7 @@ class Client:
         return message
 
     def attend(self, attendant: Attendant) -> None:
-        """Listens for the client to leave, and tells `attendant`, unless `gone` tells already.
+        """Listens for the client to leave, and then tells `attendant`, unless `gone` is true already.
 
         Raises:
             Exception: the channel has failed before.
@@ -127,11 +127,11 @@ class Client:
             self._listener = get_running_loop().create_task(self._listen(), name="purgatory.asgi: listens to a client")
 
     def ignore(self, attendant: Attendant) -> None:
-        """Has `attendant` told no more. The listener goes on, for the next one, until `close`."""
+        """No longer tells `attendant`. The listener goes on, for the next one, until `close`."""
         self._attendants = tuple(other for other in self._attendants if other is not attendant)
 
     def close(self) -> None:
-        """Stops listening: the application has returned, and what is kept is nobody's."""
+        """Stops listening: the application has returned, and nobody will read what is kept."""
         if self._listener is not None:
             self._listener.cancel()
         attendants, self._attendants = self._attendants, ()

@@ -5,8 +5,8 @@
 
     is_stopping: nobody enters; after a grace time each of the open ones is told, 512 in each turn of the loop
 
-What begins anew after a lifespan, or on another loop, is a new one of these: a poll leaves where it has entered, and a stop
-that is under way ends what was open then.
+After a lifespan, and on another loop, there is a new one of these: a poll leaves the one that it has entered, and a stop
+that is under way ends the polls that were open then.
 """
 
 from asyncio import AbstractEventLoop, Future
@@ -19,7 +19,7 @@ PORTION: Final = 512
 
 
 class Waiting(Protocol):
-    """A poll, as far as it is told anything here."""
+    """What this module needs of a poll."""
 
     def server_stops(self) -> None:
         """Called once, when the server stops."""
@@ -39,7 +39,7 @@ class OpenPolls:
         self.loop = loop
         self.is_stopping = False
         self.polls: dict[Waiting, Hashable] = {}
-        """With whom each counts for."""
+        """Each with the client that it counts for."""
         self.per_client: Counter[Hashable] = Counter()
         self._to_stop: deque[Waiting] = deque()
         self._drained: list[Future[None]] = []
@@ -49,9 +49,9 @@ class OpenPolls:
 
         Args:
             poll: has no place yet.
-            whose: whom it counts for; who is `None` is not limited.
+            whose: the client that it counts for; `None` is not limited.
             max_open: how many may be open, `None` for no limit.
-            max_per_client: the same of one client.
+            max_per_client: the same for one client.
         """
         if max_open is not None and len(self.polls) >= max_open:
             return f"{max_open} polls are open already"

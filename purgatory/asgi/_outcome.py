@@ -4,12 +4,12 @@
     SATISFIED    200          1000    Preference-Applied        what was waited for is there
     DEADLINE     204          1000    Preference-Applied        the wait is over, ask again
     GONE         499          1001                              the client has left; nobody reads the answer
-    STOPPING     503          1012    Retry-After, Connection   the server stops, or has called the wait off
+    STOPPING     503          1012    Retry-After, Connection   the server stops, or the purgatory was closed
     REFUSED      503          1013    Retry-After               it did not begin to wait: too many do
-                 400          1008                              ... or it asks for nonsense
+                 400          1008                              ... or what it asks for makes no sense
 
 Status and headers are what any framework's response takes, `close` is the code with which a WebSocket is closed; the author
-may answer otherwise. `ANSWERS` is this table, and the only place where it stands.
+of an endpoint may answer differently. `ANSWERS` is this table, and the only place where it stands.
 """
 
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class Answer(NamedTuple):
     closes: bool = False
     """`Connection: close`, in HTTP/1: a server that stops would cut the connection off under the next request."""
     reason: str = ""
-    """Unless there is a better one."""
+    """Used unless there is a better one."""
 
 
 ANSWERS: Final = {
@@ -55,7 +55,7 @@ ANSWERS: Final = {
     Ending.REFUSED: Answer(503, 1013, tells_retry=True, reason="too many operations wait already"),
 }
 MALFORMED: Final = Answer(400, 1008)
-"""`REFUSED`, because the request asks for nonsense."""
+"""`REFUSED`, because what the request asks for makes no sense."""
 
 
 @final
@@ -65,7 +65,7 @@ class Outcome(Generic[T]):
 
     Args:
         ending: which one.
-        value: what was waited for, if `SATISFIED`; what an operation has to say that expired, if `DEADLINE`.
+        value: what was waited for, if `SATISFIED`; the result of an operation that expired, if `DEADLINE`.
         status: of the answer.
         headers: of the answer.
         reason: why there was no wait, or why it was ended, in words.
@@ -84,7 +84,7 @@ class Outcome(Generic[T]):
 
     @property
     def close_code(self) -> int:
-        """The code with which to close a WebSocket that is of no more use: 1000 for most, 1012 if the server stops."""
+        """The code with which to close a WebSocket that is no longer of use: 1000 for most, 1012 if the server stops."""
         return (MALFORMED if self.status == MALFORMED.status else ANSWERS[self.ending]).close_code
 
     async def send(self, send: Send, body: bytes = b"", media_type: str = "application/json") -> None:
@@ -111,8 +111,8 @@ def outcome_of(ending: Ending, value: Any, scope: Scope, applied: str | None, re
         ending: which one.
         value: the outcome's.
         scope: of the request.
-        applied: the wait that the request was granted, as it is told, if it has asked for one.
-        retry_after: in seconds; told in whole ones, rounded up.
+        applied: the wait that the request was granted, as the client is told it, if the request has asked for one.
+        retry_after: in seconds; the client is told whole seconds, rounded up.
     """
     answer = ANSWERS[ending]
     headers: dict[str, str] = {}
@@ -126,5 +126,5 @@ def outcome_of(ending: Ending, value: Any, scope: Scope, applied: str | None, re
 
 
 def malformed(reason: str) -> Outcome[Any]:
-    """The outcome of a request that asks for nonsense, of which `reason` says what is wrong."""
+    """The outcome of a request that makes no sense; `reason` says what is wrong with it."""
     return Outcome(Ending.REFUSED, None, MALFORMED.status, {}, reason)

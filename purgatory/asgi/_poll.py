@@ -2,7 +2,7 @@
 
     outcome = await poll.wait(purgatory, operation, keys)            an operation of your own
     outcome = await poll.wait_for(purgatory, predicate, keys)        until predicate() is true
-    outcome = await poll.reach(thresholds, "orders", 42)             until the offset is there
+    outcome = await poll.reach(thresholds, "orders", 42)             until the offset has reached 42
     outcome = await poll.run(database.fetch("..."))                  no purgatory at all
 
 Each ends when what it waits for is there, at its deadline, when the client leaves or when the server stops: see `_waiter`.
@@ -72,12 +72,12 @@ class Poll(Waiter):
         """Waits until `operation` has ended, as `Purgatory.wait`; its timeout is its own, for instance `self.timeout`.
 
         Returns:
-            `SATISFIED` with the operation's result; `DEADLINE` with what it has to say at its expiry, which is nothing if
+            `SATISFIED` with the operation's result; `DEADLINE` with what it returns at its expiry, which is `None` if
             it raises `OperationTimeout`; or another ending, and then the operation is in no purgatory any more.
 
         Raises:
             RuntimeError: this poll waits already.
-            BaseException: what a hook raised; what is wrong with the arguments, as `try_complete_else_watch` has it; what
+            BaseException: what a hook raised; what is wrong with the arguments, as in `try_complete_else_watch`; what
                 the server's `receive` raised.
         """
         return self._until(purgatory.wait(operation, keys), _Operation(operation))
@@ -108,15 +108,15 @@ class Poll(Waiter):
         """Waits for at most `timeout` for whatever can be awaited, a query or a model for instance, and returns its value.
 
         At the deadline, when the client leaves and when the server stops it is cancelled, and awaited until it has ended: what
-        it does in `except` and `finally` is done when this returns. Should it end with a value all the same, that counts.
+        it does in `except` and `finally` is done when this returns. If it ends with a value all the same, that counts.
 
         Args:
             awaitable: a coroutine, which runs in this task; or a task or future, which is cancelled with the wait, unless it
-                stands in `asyncio.shield`. If there is no wait, the coroutine is closed unbegun, the task or future cancelled.
+                is in `asyncio.shield`. If there is no wait, a coroutine is closed, and a task or future cancelled.
 
         Raises:
             RuntimeError: this poll waits already.
-            TypeError: `awaitable` is none.
+            TypeError: `awaitable` cannot be awaited.
             BaseException: what it raised, whatever that is; what the server's `receive` raised.
         """
         if not isawaitable(awaitable):
@@ -128,7 +128,7 @@ class Poll(Waiter):
             limited.discard_unbegun()
 
     def at_once(self, value: T) -> Outcome[T]:
-        """The outcome of a wait for what is there already: `SATISFIED` with `value`, without waiting."""
+        """The outcome of a wait for something that is there already: `SATISFIED` with `value`, without waiting."""
         return self._outcome(Ending.SATISFIED, value) if self._problem is None else self._refused()
 
 
@@ -230,10 +230,10 @@ class _Limited(Generic[T]):
         return Ending.DEADLINE if self.begun and self.limit.expired() and isinstance(error, TimeoutError) else None
 
     def found(self) -> None:
-        """Had it ended, the wait would have returned."""
+        """If it had ended, the wait would have returned."""
 
     def discard_unbegun(self) -> None:
-        """Has nobody wait for it, if nobody has, and no warning that nobody did."""
+        """Closes it if nobody has awaited it, so that Python does not warn that nobody did."""
         if not self.begun:
             for method in ("close", "cancel"):  # a coroutine's, a future's
                 if hasattr(self.awaitable, method):

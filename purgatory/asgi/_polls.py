@@ -4,7 +4,7 @@
                       │                                                               │
                       └── puts the Client of the request into the scope ──────────────┘ finds it there
 
-So a poll hears the server itself, whatever other middleware makes of `receive` on the way.
+So a poll hears the server directly, whatever other middleware does to `receive` on the way.
 """
 
 from asyncio import get_running_loop
@@ -42,7 +42,7 @@ class LongPolls:
     """The long polls of one application: how long and how many may wait, and their end when the server stops.
 
     Serves one event loop at a time, and starts afresh with each lifespan and on each new loop: not stopping, with nobody open.
-    `middleware` has to be the outermost layer around what polls.
+    `middleware` has to be the outermost layer around the endpoints that poll.
 
     Args:
         max_wait: the longest wait in seconds, whatever a request asks for; more than zero.
@@ -52,16 +52,16 @@ class LongPolls:
         wait_parameter: the parameter of the query that names a wait.
         max_open: how many may be open at once, `None` for no limit; one more is refused.
         max_per_client: the same for each client.
-        client_of: whom a request counts for; who has `None` is not limited. The peer's address, if not given: behind a proxy
+        client_of: the client that a request counts for; `None` is not limited. By default the peer's address: behind a proxy
             that is the proxy's, unless the server puts the client's own in its place.
         retry_after: what `Retry-After` tells those who are refused, in seconds, rounded up.
         grace: how long open polls may go on when the server is to stop, in seconds, before they are answered.
         signals: at which the polls are stopped, before the server hears of them; empty if `stop` is called by other means.
             Heard from the beginning of the lifespan protocol to its end; under a server that does without it, call `stop`.
         read_ahead: bytes of a request's body that are read and kept for the application while it waits, each message counted
-            as at least 256; zero and more. What an open poll may take in memory. Of a client that sends more than that
-            unread, the server is asked for nothing until the application reads on: so it slows the client down, as ever, and
-            that the client has left is heard then, or not before the deadline. Who reads the body before waiting is spared.
+            as at least 256; zero and more. That is what an open poll may take in memory. If a client sends more
+            than that, nothing more is read until the application reads: so the server slows the client down, as always, and
+            that the client has left is noticed then, or at the deadline. To avoid that, read the body before you wait.
 
     Raises:
         ValueError: an argument is out of its bounds.
@@ -123,7 +123,7 @@ class LongPolls:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether new polls are answered with 503, as the open ones soon are. May be set, to have polls again for instance."""
+        """Whether new polls are answered with 503, as the open ones soon are. May be set, for instance to allow polls again."""
         return self._open_polls is not None and self._open_polls.is_stopping
 
     @is_stopping.setter
@@ -137,7 +137,7 @@ class LongPolls:
 
         Args:
             scope: of a request, or a WebSocket, that came through `middleware`.
-            wait: its timeout in seconds, if the author has settled that; otherwise it is what the request asks for, capped.
+            wait: its timeout in seconds, if the author of the endpoint sets it; otherwise what the request asks for, capped.
 
         Raises:
             RuntimeError: the request did not come through `middleware`, or the application has returned.
@@ -166,7 +166,7 @@ class LongPolls:
     def middleware(self, app: AnyApp) -> ASGIApp:
         """Wraps an application: `app = polls.middleware(app)`, or `app.add_middleware(polls.middleware)` as the last call."""
 
-        async def serve(scope: Scope, receive: Receive, send: Send) -> None:  # servers know ASGI 3 by its coroutine function
+        async def serve(scope: Scope, receive: Receive, send: Send) -> None:  # a coroutine function is how servers know ASGI 3
             if scope["type"] in ("http", "websocket"):
                 scope[CLIENT] = client = Client(receive, self.read_ahead)
                 try:
@@ -200,7 +200,7 @@ class LongPolls:
     # -- for a poll
 
     def enter(self, poll: Waiter) -> OpenPolls | str:
-        """Takes a place for `poll`: where it has one now, or why it has none; nothing in words if the server stops.
+        """Takes a place for `poll`: where it has one now, or why it has none, with no words if the server stops.
 
         Raises:
             WrongLoop: polls of another loop, which is not closed, are open.
@@ -212,7 +212,7 @@ class LongPolls:
         return here.enter(poll, whose, self.max_open, self.max_per_client) or here
 
     def outcome(self, ending: Ending, value: Any, scope: Scope, applied: str | None, reason: str = "") -> Outcome[Any]:
-        """Counts the ending of a wait, and makes its outcome; `reason` is one that tells more than the usual."""
+        """Counts the ending of a wait, and makes its outcome; `reason`, if given, says more than the usual one."""
         self.endings[ending] += 1
         outcome = outcome_of(ending, value, scope, applied, self.retry_after)
         return replace(outcome, reason=reason) if reason else outcome
@@ -223,7 +223,7 @@ class LongPolls:
         """The open polls of the running loop.
 
         Args:
-            anew: a lifespan begins, and what an earlier one has stopped is over.
+            anew: a lifespan begins, so it does not matter any more that an earlier one was stopped.
         """
         loop, known = get_running_loop(), self._open_polls
         if known is not None and known.loop is loop and not (anew and known.is_stopping):

@@ -7,10 +7,10 @@
     nothing        60      0         the usual wait           nothing
 
 Polls that began together, after a restart for instance, would all come back in one instant, and go on doing so: `spread`
-takes up to that share off each wait. Consul adds up to a sixteenth, but what RFC 7240 has the client name is an upper
-bound, beyond which it may have hung up.
+takes up to that share off each wait. Consul adds up to a sixteenth, but what the client names is an upper bound
+in RFC 7240, after which it may have hung up.
 
-A preference is a wish: RFC 7240 has a server ignore what it does not understand, so a malformed `Prefer` counts as none.
+A preference is a wish: after RFC 7240 a server ignores what it does not understand, so a malformed `Prefer` counts as none.
 A parameter is part of the request, and a malformed one is an error.
 """
 
@@ -42,7 +42,7 @@ def query_parameter(scope: Scope, name: str) -> str | None:
 
 
 def wish(scope: Scope, parameter: str) -> Wish | None:
-    """The wait that a request asks for; the parameter counts more than the header.
+    """The wait that a request asks for; the parameter takes precedence over the header.
 
     Raises:
         ValueError: the parameter is not a number of seconds from zero.
@@ -61,7 +61,7 @@ def wish(scope: Scope, parameter: str) -> Wish | None:
 
 
 def preferred_wait(prefer: Iterable[str]) -> float | None:
-    """The `wait` among the preferences in the values of `Prefer` header fields: the first, as RFC 7240 has it."""
+    """The `wait` among the preferences in the values of `Prefer` header fields: the first one, as in RFC 7240."""
     for value in prefer:
         for preference in _QUOTED.sub("", value).split(","):
             name, _, word = preference.partition(";")[0].partition("=")

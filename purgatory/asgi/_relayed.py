@@ -16,7 +16,7 @@ class RelayedThresholds:
         self._relay = relay
 
     async def wait(self, key: str, threshold: int, timeout: float | None = None) -> int:
-        """As `Relay.wait`, which may answer with less if the epoch has changed."""
+        """As `Relay.wait`, which may answer with a lower version if the epoch has changed."""
         return await self._relay.wait(key, threshold - 1, timeout)
 
     def value(self, _key: str) -> int | None:

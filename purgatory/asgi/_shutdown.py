@@ -8,14 +8,14 @@ the signal. So its handler is wrapped: ours, and then the one that was there, as
              ->  the server's handler         ->  the server waits for its connections, which takes no time now
 
 Several may wrap one signal, and leave in any order. Each is a link, which knows the one below it for good; a link whose owner
-has left only passes on, and is taken off once it is on top, or stands between two others of ours:
+has left only passes the signal on, and is taken out once it is on top, or between two others of ours:
 
     first.install, second.install    second -> first -> the server's
     first.remove                     second ----------> the server's
     second.remove                                       the server's
 
 Works where the server handles signals in the application's process: uvicorn, its workers and gunicorn's, hypercorn without
-worker processes. Where nobody handles the signal, it kills the process as ever, and we leave that alone.
+worker processes. Where nobody handles the signal, it kills the process as always, and we do not change that.
 """
 
 import signal
@@ -43,19 +43,19 @@ class SignalChain:
         self._links: dict[int, _Link] = {}
 
     def install(self, loop: AbstractEventLoop) -> None:
-        """Wraps the handlers. Without effect outside the main thread, where Python lets nobody set any."""
+        """Wraps the handlers. Has no effect outside the main thread, because only that one may set handlers in Python."""
         self.remove()
         if current_thread() is not main_thread():
             return
         for number in self._signals:
-            _take_off_the_dead(number)  # of loops that were closed in mid-life
+            _take_off_the_dead(number)  # of loops that were closed without removing theirs
             handler = signal.getsignal(number)
             if callable(handler):
                 self._links[number] = link = _Link(loop, self._callback, handler)
                 signal.signal(number, link)
 
     def remove(self) -> None:
-        """Stops calling, and puts the handlers back as far as nobody else stands on ours."""
+        """Stops calling, and puts the handlers back, unless somebody else has wrapped ours."""
         links, self._links = self._links, {}
         for number, link in links.items():
             link.callback = None

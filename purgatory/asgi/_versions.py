@@ -1,7 +1,7 @@
-"""Versions, so that nothing is lost between two polls: who asks again names what he has seen, and the answer is at once if
-there is more.
+"""Versions, so that nothing is lost between two polls: a client that asks again names what it has seen, and is answered at
+once if there is more.
 
-    GET /news                                     200, ETag: "8f3a21c0-41"     at once: he has seen nothing
+    GET /news                                     200, ETag: "8f3a21c0-41"     at once: it has seen nothing
     GET /news   If-None-Match: "8f3a21c0-41"      waits; at the deadline 304, ETag: "8f3a21c0-41"
                               an update: bump     200, ETag: "8f3a21c0-42"
                               an update: bump     nobody waits
@@ -9,7 +9,7 @@ there is more.
                               the server starts anew, and counts from 0
     GET /news   If-None-Match: "8f3a21c0-43"      200, ETag: "b07c55d9-0"      at once: not a version of this server
 
-A tag is a version behind an epoch, which is the server's. Tags are compared for being equal and nothing else, as entity tags
+A tag is a version behind an epoch, which is the server's. Tags are compared only for equality, as entity tags
 are (RFC 9110): whatever the client has is either the version that there is now, and then the poll waits for the next one, or
 it is not. So a client that knows an earlier server does not sleep until the new one has counted that far.
 
@@ -47,8 +47,8 @@ class Versions(Generic[K]):
 
     Args:
         thresholds: what keeps the numbers, and those who wait for the next one; a new one if not given.
-        epoch: what tells these numbers from those of an earlier server; at random if not given. Where numbers outlive the
-            server, being offsets in a file for instance, so may the epoch. Letters, digits and underscores.
+        epoch: what tells these numbers from those of an earlier server; random if not given. Where numbers outlive the
+            server, as offsets in a file do for instance, so may the epoch. Letters, digits and underscores.
         unchanged: the status at the deadline: 304, or 204 where clients do not expect that.
         index_parameter: the parameter of the query that may stand for `If-None-Match`.
         relay: whose versions these are, in place of `thresholds` and `epoch`. They rise by `await relay.bump(key)`.
@@ -95,7 +95,7 @@ class Versions(Generic[K]):
         return self._epoch if self.relay is None else self.relay.epoch
 
     def version(self, key: K) -> int:
-        """The version of `key`: how often it was bumped. Of a relay's, which are elsewhere, 0. Cost: O(1)."""
+        """The version of `key`: how often it was bumped. With a relay, whose versions are elsewhere, 0. Cost: O(1)."""
         return self.thresholds.value(key) or 0
 
     def bump(self, key: K) -> int:
@@ -119,7 +119,7 @@ class Versions(Generic[K]):
         return f"{self.epoch}-{version}"
 
     def parse(self, tag: str) -> int | None:
-        """The version of a tag; `None` if it is none of this epoch, or none at all."""
+        """The version in a tag; `None` if it is not of this epoch, or no tag at all."""
         epoch, _, digits = tag.rpartition("-")
         return int(digits) if epoch == self.epoch and digits.isascii() and digits.isdigit() and len(digits) < 20 else None
 
@@ -141,10 +141,10 @@ class Versions(Generic[K]):
         return any(value.strip() == "*" or tag in _ENTITY_TAG.findall(value) for value in conditions)
 
     async def changed(self, poll: Poll, key: K) -> Outcome[int]:
-        """Waits until `key` has another version than the one that the client of the request has seen, which may be now.
+        """Waits until `key` has another version than the one that the client of the request has seen, which may be at once.
 
         Returns:
-            `SATISFIED` with the version that there is when it returns: what is read before the next `await` belongs to it. At
+            `SATISFIED` with the version that is current when it returns: what is read before the next `await` belongs to it. At
             the `DEADLINE` the status is `unchanged`. Both with an `ETag`.
 
         Raises:
@@ -166,8 +166,8 @@ class Versions(Generic[K]):
         return Outcome(Ending.SATISFIED, now, ANSWERS[Ending.SATISFIED].status, headers)
 
     async def _changed_in(self, relay: "Relay", poll: Poll, key: str) -> Outcome[int]:
-        """`changed` with a relay. Who has seen a version of its epoch waits, also while the store is away; who has seen none
-        has to be told what stands, and is refused with 503 then."""
+        """`changed` with a relay. A client that has seen a version of its epoch waits, even while the store is away. One that
+        has seen none has to be told the current version, and is refused with 503 then."""
         seen, version = self.seen(poll.scope), 0
         if seen is None:
             try:

@@ -1,7 +1,7 @@
-"""The waits of one request, one after the other: where it stands, and how a wait that is called off comes to its end.
+"""The waits of one request, one after the other: what state it is in, and how a wait that is called off comes to its end.
 
 A wait runs in the request's own task. Whoever ends it early, because the client has left or the server stops, cancels the
-task, and the wait takes that cancellation back and answers with the ending, in the way of `asyncio.timeout`:
+task, and the wait takes that cancellation back and answers with the ending, as `asyncio.timeout` does:
 
     task            await purgatory.wait(operation, keys)
     the client                        leaves -> _call_off(GONE) -> task.cancel()
@@ -74,7 +74,7 @@ class Subject(Protocol):
 
 
 class Waiter:
-    """What a `Poll` is, but for what it can wait for.
+    """A `Poll`, except for what it can wait for.
 
     Args:
         polls: where it belongs.
@@ -106,7 +106,7 @@ class Waiter:
         """Why it was called off."""
         self._task: Task[Any] | None = None
         self._cancelling = 0
-        """Whose wait it is, and how often that one was being cancelled when it began."""
+        """The task that waits, and how many cancellations it had pending when the wait began."""
 
     def hold(self) -> Outcome[Any] | None:
         """Keeps a place among the open polls until the end of the request, also between its waits: for streams.
@@ -144,7 +144,7 @@ class Waiter:
         """Waits, unless it is refused, and makes an outcome of how that has ended.
 
         Args:
-            waiting: what to wait for; it is closed unbegun if there is no wait.
+            waiting: what to wait for; it is closed before it begins if there is no wait.
             subject: the same, to be asked afterwards.
         """
         try:
@@ -186,7 +186,7 @@ class Waiter:
         refusal = self._enter()
         if refusal is not None:
             return refusal
-        # Whatever the client has done before now, in this very call for instance, nobody will be told of again.
+        # Nobody will be told again of what the client has done before now, perhaps in this very call.
         if self._client.error is not None:
             self._leave()
             raise self._client.error

@@ -1,4 +1,4 @@
-"""The poll of a request as a FastAPI dependency, so that what it may ask for and be answered stands in the OpenAPI document.
+"""The poll of a request as a FastAPI dependency: the OpenAPI document then says what may be asked for, and how it is answered.
 
     @app.get("/jobs/{number}", responses=RESPONSES)
     async def result(number: int, poll: Annotated[Poll, long_poll(polls)]) -> Response:
@@ -34,10 +34,10 @@ RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def long_poll(polls: LongPolls) -> Any:
-    """The dependency to annotate a parameter with. All who depend on it within one request share the poll.
+    """The dependency to annotate a parameter with. Everything that depends on it within one request shares the poll.
 
     Args:
-        polls: whose; their `max_wait`, `default_wait` and `wait_parameter` are what is documented.
+        polls: whose poll it is; their `max_wait`, `default_wait` and `wait_parameter` are what is documented.
     """
     seconds = {"type": "number", "minimum": 0, "maximum": polls.max_wait}
     usual = f"How long to wait at most, in seconds; {polls.default_wait:g} if nothing says so. Counts more than `Prefer`."

@@ -1,4 +1,4 @@
-"""Server-sent events over the same watch: a stream of what each version has brought, which goes on where it was broken off.
+"""Server-sent events: a stream of what each version has brought, which goes on where it was broken off.
 
     event_source(polls.poll(request.scope), versions, "news", lambda seen: enumerate(news[seen:], seen + 1))
 
@@ -38,7 +38,7 @@ def event_source(
     *,
     ping: float = 15.0,
 ) -> Response:
-    """A response that sends an event for each version of `key`, from where the client has left off.
+    """A response that sends an event for each version of `key`, from where the client left off.
 
     Args:
         poll: of the request; for as long as the stream lasts it is one of the open polls.

@@ -4,7 +4,7 @@
     def test_it_is_a_store(check, server):
         asyncio.run(check(lambda: MyStore(server.address)))
 
-Imports nothing of the relay; that is how you can tell that a store needs to know nothing of it, either.
+This module imports nothing from the relay, which shows that a store need not know anything of it either.
 """
 
 import asyncio
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from purgatory.relay import Store
 
 Make = Callable[[], "Store"]
-"""Makes one more object for the same store, which is empty at the beginning of a check and lets one count on that."""
+"""Makes one more object for the same store, which is empty at the beginning of a check."""
 
 Check = Callable[[Make], Coroutine[Any, Any, None]]
 
 PATIENCE: Final = 10.0
-"""Seconds after which what has not come will not come."""
+"""Seconds to wait for what has to come."""
 
 STRANGE_KEYS: Final = ("", " ", "\0", "\n", '"', "\\", "'", "{}", "%s", "v:", "Schlüssel", "🦉", "a" * 512, "\x01" * 512)
 

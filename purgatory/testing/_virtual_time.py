@@ -16,15 +16,15 @@ nothing but the program, and gives the same trace each time:
 When nothing is ready, the loop does the first of these that applies:
 
 1. An answer is owed: by a thread of `run_in_executor`, `asyncio.to_thread` or `anyio.to_thread.run_sync`, or by what
-   `VirtualTimeLoop.hold_time` was called for. Time stands still, and the loop waits for the answer in real time. Whom
-   nobody awaits any more owes nothing; but a thread that anyio has abandoned counts until it ends.
+   `VirtualTimeLoop.hold_time` was called for. Time stands still, and the loop waits for the answer in real time. A
+   thread that nobody awaits any more owes nothing; but one that anyio has abandoned counts until it ends.
 2. A timer is set: the clock jumps to it.
 3. Something outside may yet call, a watched file descriptor, a signal handler or a child process: the loop waits for it
    in real time, as any loop does.
 4. Nothing can ever wake the loop again: it raises `DeadlockError`.
 
 So I/O that is ready is always served before the clock moves, but the clock does not wait for I/O that is not: what
-another process sends is as good as an hour late. `hold_time` is the way to wait for that, too.
+another process sends may come an hour late, by the clock of the loop. `hold_time` is the way to wait for that, too.
 
 The clock is frozen while callbacks run and while anything is ready. A task that spins on `asyncio.sleep(0)` until the
 clock has moved spins for ever, and so does a thread that owes an answer and itself waits for time to pass on the loop.
@@ -78,10 +78,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop whose clock jumps to the next timer whenever nothing else is ready.
 
     A timer runs when `time()` is exactly the instant it was set for, or as soon as it is set if that lies in the past;
-    so at any loop time, also where `time() + 1e-9 == time()`, and however far ahead. A jump costs one turn of the loop.
+    that holds at any loop time, also where `time() + 1e-9 == time()`, and however far ahead. A jump costs one turn of the loop.
 
     Args:
-        start: The loop time at birth, in seconds; finite. For code that must also be right far from zero.
+        start: The loop time at the beginning, in seconds; finite. For code that must also be right far from zero.
 
     Raises:
         ValueError: `start` is infinite or NaN.
@@ -114,7 +114,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
         Inside the block the loop waits in real time, for `call_soon_threadsafe`, for I/O or for a signal, and no timer
         runs that is not already due: nothing inside may wait for one. Blocks may nest and overlap. To be entered and
-        left on the loop's thread; a thread of one's own, say, holds time like this:
+        left on the loop's thread; a thread of your own, for example, holds time like this:
 
             with loop.hold_time():
                 threading.Thread(target=work, args=(loop, future)).start()
@@ -145,7 +145,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._clock_resolution = math.nextafter(now, math.inf) - now
 
     def _anyio_owes_an_answer(self) -> bool:
-        # anyio tells nobody what its threads are at. Its limiters would count them, but each caller may bring its own.
+        # anyio does not tell what its threads are doing. Its limiters would count them, but each caller may bring its own.
         backend = sys.modules.get("anyio._backends._asyncio")
         worker_type = getattr(backend, "WorkerThread", None)
         if worker_type is None:

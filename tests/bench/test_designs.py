@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from loops import on_virtual_time
 
 from purgatory.bench.rivals._driver import drive
 from purgatory.bench.rivals._workload import LATENCIES, TIMEOUT_MS, Latency, Workload
@@ -15,8 +16,9 @@ each_design = pytest.mark.parametrize("listed", DESIGNS, ids=lambda listed: list
 other_designs = pytest.mark.parametrize("listed", DESIGNS[1:], ids=lambda listed: listed.name)
 
 
-def run_virtually(main: Callable[[], Any], start: float = 0.0) -> Any:
-    with asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(start=start)) as runner:
+def run_virtually(main: Callable[[], Any]) -> Any:
+    """For tests that compare what happens on one loop with what happens on another."""
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main())
 
 
@@ -101,88 +103,79 @@ def test_no_request_expires_early_nor_later_than_the_design_allows(listed: Liste
     assert max(late.values()) <= listed.late_ms + 1e-6
 
 
+@on_virtual_time
 @each_design
 @pytest.mark.parametrize("start", [0.0, 2e7, 1e9])
 @pytest.mark.parametrize("timeout", [0.0005, 0.001, 0.0634, 0.2, 0.511, 0.512, 0.75])
-def test_a_request_expires_on_time_at_any_loop_time(listed: Listed, start: float, timeout: float) -> None:
-    async def main() -> float:
-        watching = Watching(listed)
-        await asyncio.sleep(0.0123)
-        request = watching.watch("it", ("a", "b"), timeout)
-        await asyncio.sleep(2.0)
-        assert watching.design.pending() == 0
-        watching.design.close()
-        outcome, at = watching.ended["it"]
-        assert outcome == "expired"
-        return at - request.deadline
-
+async def test_a_request_expires_on_time_at_any_loop_time(listed: Listed, start: float, timeout: float) -> None:
+    watching = Watching(listed)
+    await asyncio.sleep(0.0123)
+    request = watching.watch("it", ("a", "b"), timeout)
+    await asyncio.sleep(2.0)
+    assert watching.design.pending() == 0
+    watching.design.close()
+    outcome, at = watching.ended["it"]
+    assert outcome == "expired"
     late_ms = 8 if listed.late_ms < 8 or timeout < 0.5 else 64
-    assert -1e-6 <= run_virtually(main, start) <= (late_ms if listed.name == "linux" else listed.late_ms) / 1000 + 1e-6
+    assert -1e-6 <= at - request.deadline <= (late_ms if listed.name == "linux" else listed.late_ms) / 1000 + 1e-6
 
 
+@on_virtual_time
 @each_design
-def test_a_check_completes_whose_condition_holds_under_its_key_and_nobody_else(listed: Listed) -> None:
-    async def main() -> None:
-        watching = Watching(listed)
-        watching.watch("ready", ("a", "b"), 1.0, latency_ms=5)
-        watching.watch("not yet", ("a", "c"), 1.0, latency_ms=50)
-        watching.watch("elsewhere", ("b", "c"), 1.0, latency_ms=5)
-        await asyncio.sleep(0.005)
-        watching.world.now_ms = 5
-        watching.design.check_and_complete("a")
-        watching.design.check_and_complete("nobody's")
-        await asyncio.sleep(0)
-        assert {name: outcome for name, (outcome, _) in watching.ended.items()} == {"ready": "completed"}
-        watching.world.now_ms = 50
-        for key in ("b", "c"):
-            watching.design.check_and_complete(key)
-        await asyncio.sleep(0.01)
-        assert {name for name, (outcome, _) in watching.ended.items() if outcome == "completed"} == {
-            "ready",
-            "not yet",
-            "elsewhere",
-        }
-        assert watching.design.pending() == 0 and watching.world.answered == 3
-        watching.design.close()
-
-    run_virtually(main)
+async def test_a_check_completes_whose_condition_holds_under_its_key_and_nobody_else(listed: Listed) -> None:
+    watching = Watching(listed)
+    watching.watch("ready", ("a", "b"), 1.0, latency_ms=5)
+    watching.watch("not yet", ("a", "c"), 1.0, latency_ms=50)
+    watching.watch("elsewhere", ("b", "c"), 1.0, latency_ms=5)
+    await asyncio.sleep(0.005)
+    watching.world.now_ms = 5
+    watching.design.check_and_complete("a")
+    watching.design.check_and_complete("nobody's")
+    await asyncio.sleep(0)
+    assert {name: outcome for name, (outcome, _) in watching.ended.items()} == {"ready": "completed"}
+    watching.world.now_ms = 50
+    for key in ("b", "c"):
+        watching.design.check_and_complete(key)
+    await asyncio.sleep(0.01)
+    assert {name for name, (outcome, _) in watching.ended.items() if outcome == "completed"} == {
+        "ready",
+        "not yet",
+        "elsewhere",
+    }
+    assert watching.design.pending() == 0 and watching.world.answered == 3
+    watching.design.close()
 
 
+@on_virtual_time
 @each_design
-def test_a_request_whose_condition_holds_is_completed_at_once_and_each_is_answered_once(listed: Listed) -> None:
-    async def main() -> None:
-        watching = Watching(listed)
-        at_once = watching.watch("at once", ("a", "b", "c"), latency_ms=0)
-        completed = watching.watch("completed", ("a", "b", "c"))
-        assert list(watching.ended) == ["at once"]
-        for request in (at_once, completed, completed):
-            watching.design.complete(request)
-        await asyncio.sleep(1.0)
-        assert {name: outcome for name, (outcome, _) in watching.ended.items()} == {
-            "at once": "completed",
-            "completed": "completed",
-        }
-        assert (watching.world.answered, len(watching.world.lateness), watching.design.pending()) == (2, 0, 0)
+async def test_a_request_whose_condition_holds_is_completed_at_once_and_each_is_answered_once(listed: Listed) -> None:
+    watching = Watching(listed)
+    at_once = watching.watch("at once", ("a", "b", "c"), latency_ms=0)
+    completed = watching.watch("completed", ("a", "b", "c"))
+    assert list(watching.ended) == ["at once"]
+    for request in (at_once, completed, completed):
+        watching.design.complete(request)
+    await asyncio.sleep(1.0)
+    assert {name: outcome for name, (outcome, _) in watching.ended.items()} == {
+        "at once": "completed",
+        "completed": "completed",
+    }
+    assert (watching.world.answered, len(watching.world.lateness), watching.design.pending()) == (2, 0, 0)
+    watching.design.close()
+
+
+@on_virtual_time
+async def test_kafkas_designs_purge_what_lingers_and_ours_has_nothing_to_purge() -> None:
+    counted = {}
+    for name in ("ours", "old", "kafka"):
+        watching = Watching(BY_NAME[name])
+        for round_ in range(30):
+            requests = [watching.watch((round_, number), (f"{number}",)) for number in range(100)]
+            for request in requests:
+                watching.design.complete(request)
+            await asyncio.sleep(0.02)
+        counted[name] = watching.design.counters()
         watching.design.close()
-
-    run_virtually(main)
-
-
-def test_kafkas_designs_purge_what_lingers_and_ours_has_nothing_to_purge() -> None:
-    async def main() -> dict[str, dict[str, int]]:
-        counted = {}
-        for name in ("ours", "old", "kafka"):
-            watching = Watching(BY_NAME[name])
-            for round_ in range(30):
-                requests = [watching.watch((round_, number), (f"{number}",)) for number in range(100)]
-                for request in requests:
-                    watching.design.complete(request)
-                await asyncio.sleep(0.02)
-            counted[name] = watching.design.counters()
-            watching.design.close()
-        return counted
-
-    counted = run_virtually(main)
     assert "purges" not in counted["ours"]
     assert counted["old"]["purges"] > 0 and counted["kafka"]["purges"] > 0
 

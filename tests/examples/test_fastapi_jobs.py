@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from asgi_requests import Request
-
-from purgatory.testing import VirtualTimeLoop
+from loops import on_virtual_time
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "fastapi_jobs.py"
 
@@ -27,11 +26,6 @@ def example() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def in_virtual_time(main: Any) -> None:
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        runner.run(main())
 
 
 def client_of(example: ModuleType) -> httpx.AsyncClient:
@@ -59,105 +53,91 @@ async def submitted(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Asy
         yield client, work
 
 
-def test_a_job_is_done_and_its_result_is_the_derived_key(example):
-    async def main() -> None:
-        async with client_of(example) as client:
-            submitted = await client.post("/jobs", json={"password": "secret", "rounds": 10})
-            assert (submitted.status_code, submitted.json()["state"]) == (202, "running")
-            answer = await client.get(submitted.headers["location"], headers={"Prefer": "wait=30"})
-        assert answer.status_code == 200
-        assert answer.json() == {
-            "state": "done",
-            "result": hashlib.pbkdf2_hmac("sha256", b"secret", b"salt", 10).hex(),
-        }
-
-    in_virtual_time(main)
+@on_virtual_time
+async def test_a_job_is_done_and_its_result_is_the_derived_key(example):
+    async with client_of(example) as client:
+        submitted = await client.post("/jobs", json={"password": "secret", "rounds": 10})
+        assert (submitted.status_code, submitted.json()["state"]) == (202, "running")
+        answer = await client.get(submitted.headers["location"], headers={"Prefer": "wait=30"})
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "state": "done",
+        "result": hashlib.pbkdf2_hmac("sha256", b"secret", b"salt", 10).hex(),
+    }
 
 
-def test_the_end_of_a_job_answers_those_who_wait_for_it(example, monkeypatch):
-    async def main() -> None:
-        async with submitted(example, monkeypatch) as (client, work):
-            waiting = [asyncio.create_task(client.get("/jobs/1?wait=50")) for _ in range(3)]
-            while example.ends.pending < 3:
-                await asyncio.sleep(0)
-            work.done.set_result(b"\x01")
-            answers = await asyncio.gather(*waiting)
-        assert [answer.json() for answer in answers] == [{"state": "done", "result": "01"}] * 3
-        assert asyncio.get_running_loop().time() < 46
-
-    in_virtual_time(main)
+@on_virtual_time
+async def test_the_end_of_a_job_answers_those_who_wait_for_it(example, monkeypatch):
+    async with submitted(example, monkeypatch) as (client, work):
+        waiting = [asyncio.create_task(client.get("/jobs/1?wait=50")) for _ in range(3)]
+        while example.ends.pending < 3:
+            await asyncio.sleep(0)
+        work.done.set_result(b"\x01")
+        answers = await asyncio.gather(*waiting)
+    assert [answer.json() for answer in answers] == [{"state": "done", "result": "01"}] * 3
+    assert asyncio.get_running_loop().time() < 46
 
 
-def test_a_job_that_still_runs_at_the_deadline_is_answered_with_202_and_the_wait(example, monkeypatch):
-    async def main() -> None:
-        async with submitted(example, monkeypatch) as (client, work):
-            answer = await client.get("/jobs/1", headers={"Prefer": "wait=600"})
-            assert (answer.status_code, answer.json()) == (202, {"state": "running"})
-            assert 56 <= asyncio.get_running_loop().time() <= 60
-            assert answer.headers["preference-applied"].startswith("wait=")
-            work.done.set_result(b"")
-
-    in_virtual_time(main)
-
-
-def test_a_job_that_fails_says_why(example, monkeypatch):
-    async def main() -> None:
-        async with submitted(example, monkeypatch) as (client, work):
-            work.done.set_exception(OSError("no threads left"))
-            answer = await client.get("/jobs/1")
-        assert answer.json() == {"state": "failed", "reason": "OSError('no threads left')"}
-
-    in_virtual_time(main)
-
-
-def test_a_job_nobody_submitted_and_one_long_past_are_404(example, monkeypatch):
-    async def main() -> None:
-        work = Work(example, monkeypatch)
-        async with client_of(example) as client:
-            assert (await client.get("/jobs/1")).status_code == 404
-            await client.post("/jobs", json={"password": "secret"})
-            work.done.set_result(b"")
-            assert (await client.get("/jobs/1")).status_code == 200
-            await asyncio.sleep(599)
-            assert (await client.get("/jobs/1")).status_code == 200
-            await asyncio.sleep(3)
-            assert (await client.get("/jobs/1")).status_code == 404
-            assert (await client.get("/jobs/1?wait=soon")).status_code == 404
-            assert (await client.post("/jobs", json={"password": "x", "rounds": 0})).status_code == 422
-
-    in_virtual_time(main)
-
-
-def test_a_client_that_leaves_frees_its_wait_and_a_bad_wait_is_400(example, monkeypatch):
-    async def main() -> None:
-        async with submitted(example, monkeypatch) as (client, work):
-            bad = await client.get("/jobs/1?wait=soon")
-            assert (bad.status_code, bad.text) == (400, "wait must be a number of seconds, zero or more, not 'soon'")
-        request = Request(example.app, path="/jobs/1")
-        request.body()
-        await asyncio.sleep(1)
-        assert example.polls.open == example.ends.pending == 1
-        request.leave()
-        await request.done()
-        assert asyncio.get_running_loop().time() == 1.0
-        assert example.polls.open == example.ends.pending == 0
+@on_virtual_time
+async def test_a_job_that_still_runs_at_the_deadline_is_answered_with_202_and_the_wait(example, monkeypatch):
+    async with submitted(example, monkeypatch) as (client, work):
+        answer = await client.get("/jobs/1", headers={"Prefer": "wait=600"})
+        assert (answer.status_code, answer.json()) == (202, {"state": "running"})
+        assert 56 <= asyncio.get_running_loop().time() <= 60
+        assert answer.headers["preference-applied"].startswith("wait=")
         work.done.set_result(b"")
 
-    in_virtual_time(main)
+
+@on_virtual_time
+async def test_a_job_that_fails_says_why(example, monkeypatch):
+    async with submitted(example, monkeypatch) as (client, work):
+        work.done.set_exception(OSError("no threads left"))
+        answer = await client.get("/jobs/1")
+    assert answer.json() == {"state": "failed", "reason": "OSError('no threads left')"}
 
 
-def test_when_the_server_stops_those_who_wait_are_told_to_come_again(example, monkeypatch):
-    async def main() -> None:
-        async with submitted(example, monkeypatch) as (client, work):
-            waiting = asyncio.create_task(client.get("/jobs/1"))
-            while not example.ends.pending:
-                await asyncio.sleep(0)
-            example.polls.stop()
-            answer = await waiting
-            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
-            work.done.set_result(b"")
+@on_virtual_time
+async def test_a_job_nobody_submitted_and_one_long_past_are_404(example, monkeypatch):
+    work = Work(example, monkeypatch)
+    async with client_of(example) as client:
+        assert (await client.get("/jobs/1")).status_code == 404
+        await client.post("/jobs", json={"password": "secret"})
+        work.done.set_result(b"")
+        assert (await client.get("/jobs/1")).status_code == 200
+        await asyncio.sleep(599)
+        assert (await client.get("/jobs/1")).status_code == 200
+        await asyncio.sleep(3)
+        assert (await client.get("/jobs/1")).status_code == 404
+        assert (await client.get("/jobs/1?wait=soon")).status_code == 404
+        assert (await client.post("/jobs", json={"password": "x", "rounds": 0})).status_code == 422
 
-    in_virtual_time(main)
+
+@on_virtual_time
+async def test_a_client_that_leaves_frees_its_wait_and_a_bad_wait_is_400(example, monkeypatch):
+    async with submitted(example, monkeypatch) as (client, work):
+        bad = await client.get("/jobs/1?wait=soon")
+        assert (bad.status_code, bad.text) == (400, "wait must be a number of seconds, zero or more, not 'soon'")
+    request = Request(example.app, path="/jobs/1")
+    request.body()
+    await asyncio.sleep(1)
+    assert example.polls.open == example.ends.pending == 1
+    request.leave()
+    await request.done()
+    assert asyncio.get_running_loop().time() == 1.0
+    assert example.polls.open == example.ends.pending == 0
+    work.done.set_result(b"")
+
+
+@on_virtual_time
+async def test_when_the_server_stops_those_who_wait_are_told_to_come_again(example, monkeypatch):
+    async with submitted(example, monkeypatch) as (client, work):
+        waiting = asyncio.create_task(client.get("/jobs/1"))
+        while not example.ends.pending:
+            await asyncio.sleep(0)
+        example.polls.stop()
+        answer = await waiting
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        work.done.set_result(b"")
 
 
 def test_the_wait_and_how_it_may_end_stand_in_the_openapi_document(example):

@@ -6,17 +6,17 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from loops import on_virtual_time
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "long_poll.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same purgatory as here
-Virtual = Callable[[Coroutine[Any, Any, None]], None]
 
 
 @pytest.fixture
@@ -41,41 +41,38 @@ async def until_pending(board: Any, count: int) -> None:
         await asyncio.sleep(0)
 
 
-def test_a_message_answers_the_polls_of_its_topic_and_no_others(board: Any, virtual: Virtual) -> None:
-    async def main() -> None:
-        async with client_of(board) as client:
-            assert (await client.post("/topics/news", content="old")).json() == {"offset": 0}
-            waiting = [asyncio.create_task(client.get("/topics/news?offset=1&wait=20")) for _ in range(3)]
-            elsewhere = asyncio.create_task(client.get("/topics/weather?wait=20"))
-            await until_pending(board, 4)
-            await client.post("/topics/news", content="new")
-            for response in await asyncio.gather(*waiting):
-                assert response.json() == {"messages": ["new"], "next": 2, "ending": "event"}
-            assert asyncio.get_running_loop().time() == 0
-            assert board.waiting.statistics().missed_triggers == 0
-            assert (await elsewhere).json() == {"messages": [], "next": 0, "ending": "deadline"}
-            assert asyncio.get_running_loop().time() == 20
-            assert (await client.get("/topics/news")).json()["messages"] == ["old", "new"]
-
-    virtual(main())
+@on_virtual_time
+async def test_a_message_answers_the_polls_of_its_topic_and_no_others(board: Any) -> None:
+    async with client_of(board) as client:
+        assert (await client.post("/topics/news", content="old")).json() == {"offset": 0}
+        waiting = [asyncio.create_task(client.get("/topics/news?offset=1&wait=20")) for _ in range(3)]
+        elsewhere = asyncio.create_task(client.get("/topics/weather?wait=20"))
+        await until_pending(board, 4)
+        await client.post("/topics/news", content="new")
+        for response in await asyncio.gather(*waiting):
+            assert response.json() == {"messages": ["new"], "next": 2, "ending": "event"}
+        assert asyncio.get_running_loop().time() == 0
+        assert board.waiting.statistics().missed_triggers == 0
+        assert (await elsewhere).json() == {"messages": [], "next": 0, "ending": "deadline"}
+        assert asyncio.get_running_loop().time() == 20
+        assert (await client.get("/topics/news")).json()["messages"] == ["old", "new"]
 
 
-def test_who_names_what_he_has_seen_loses_nothing_between_two_polls(board: Any, virtual: Virtual) -> None:
-    async def main() -> None:
-        async with client_of(board) as client:
-            offset, messages = 0, []
-            for number in range(5):
-                await client.post("/topics/news", content=f"{number}")
-                await client.post("/topics/news", content=f"{number} again")
-                answer = (await client.get(f"/topics/news?offset={offset}&wait=0")).json()
-                messages += answer["messages"]
-                offset = answer["next"]
-            assert messages == board.topics["news"]
-            assert len(messages) == 10
-
-    virtual(main())
+@on_virtual_time
+async def test_who_names_what_he_has_seen_loses_nothing_between_two_polls(board: Any) -> None:
+    async with client_of(board) as client:
+        offset, messages = 0, []
+        for number in range(5):
+            await client.post("/topics/news", content=f"{number}")
+            await client.post("/topics/news", content=f"{number} again")
+            answer = (await client.get(f"/topics/news?offset={offset}&wait=0")).json()
+            messages += answer["messages"]
+            offset = answer["next"]
+        assert messages == board.topics["news"]
+        assert len(messages) == 10
 
 
+@on_virtual_time
 @pytest.mark.parametrize(
     ("query", "reason"),
     [
@@ -85,48 +82,41 @@ def test_who_names_what_he_has_seen_loses_nothing_between_two_polls(board: Any, 
         ("wait=soon", "wait"),
     ],
 )
-def test_a_bad_offset_or_wait_is_400_with_the_reason(board: Any, virtual: Virtual, query: str, reason: str) -> None:
-    async def main() -> None:
-        async with client_of(board) as client:
-            await client.post("/topics/news", content="only")
-            response = await client.get(f"/topics/news?{query}")
-            assert response.status_code == 400
-            assert response.text.startswith(reason)
-            assert board.waiting.pending == 0
-
-    virtual(main())
+async def test_a_bad_offset_or_wait_is_400_with_the_reason(board: Any, query: str, reason: str) -> None:
+    async with client_of(board) as client:
+        await client.post("/topics/news", content="only")
+        response = await client.get(f"/topics/news?{query}")
+        assert response.status_code == 400
+        assert response.text.startswith(reason)
+        assert board.waiting.pending == 0
 
 
-def test_a_client_that_hangs_up_waits_no_more_and_is_counted(board: Any, virtual: Virtual) -> None:
-    async def main() -> None:
-        messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        scope = {"type": "http", "method": "GET", "path": "/topics/news", "query_string": b"wait=20", "headers": []}
+@on_virtual_time
+async def test_a_client_that_hangs_up_waits_no_more_and_is_counted(board: Any) -> None:
+    messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    scope = {"type": "http", "method": "GET", "path": "/topics/news", "query_string": b"wait=20", "headers": []}
 
-        async def send(_: Any) -> None:
-            pass
+    async def send(_: Any) -> None:
+        pass
 
-        poll = asyncio.create_task(board.app(scope, messages.get, send))
+    poll = asyncio.create_task(board.app(scope, messages.get, send))
+    await until_pending(board, 1)
+    messages.put_nowait({"type": "http.disconnect"})
+    await poll
+    async with client_of(board) as client:
+        stats = (await client.get("/stats")).json()
+    assert stats["endings"] == {"event": 0, "deadline": 0, "gone": 1, "stopped": 0}
+    assert stats["purgatory"]["pending"] == stats["purgatory"]["watched"] == 0
+
+
+@on_virtual_time
+async def test_when_the_server_stops_the_open_polls_are_answered_with_503(board: Any) -> None:
+    async with client_of(board) as client:
+        waiting = asyncio.create_task(client.get("/topics/news?wait=20"))
         await until_pending(board, 1)
-        messages.put_nowait({"type": "http.disconnect"})
-        await poll
-        async with client_of(board) as client:
-            stats = (await client.get("/stats")).json()
-        assert stats["endings"] == {"event": 0, "deadline": 0, "gone": 1, "stopped": 0}
-        assert stats["purgatory"]["pending"] == stats["purgatory"]["watched"] == 0
-
-    virtual(main())
-
-
-def test_when_the_server_stops_the_open_polls_are_answered_with_503(board: Any, virtual: Virtual) -> None:
-    async def main() -> None:
-        async with client_of(board) as client:
-            waiting = asyncio.create_task(client.get("/topics/news?wait=20"))
-            await until_pending(board, 1)
-            await board.polls.aclose()
-            response = await waiting
-            assert (response.status_code, response.text) == (503, "the server is stopping")
-
-    virtual(main())
+        await board.polls.aclose()
+        response = await waiting
+        assert (response.status_code, response.text) == (503, "the server is stopping")
 
 
 def test_the_demo_reports_that_nothing_was_early_and_nothing_is_left() -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +17,7 @@ from typing import Any
 import httpx
 import pyarrow.parquet as pq
 import pytest
-
-from purgatory.testing import VirtualTimeLoop
+from loops import on_asyncio, on_virtual_time
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "long_poll_board.py"
 ENVIRONMENT = {
@@ -44,11 +43,6 @@ long_poll = load_example()
 # The application, in process and in virtual time
 
 
-def in_virtual_time(main: Coroutine[Any, Any, None]) -> None:
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        runner.run(main)
-
-
 @asynccontextmanager
 async def client_of(board: Any) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(board.app)
@@ -61,55 +55,50 @@ async def until_pending(board: Any, count: int) -> None:
         await asyncio.sleep(0)
 
 
-def test_messages_that_are_there_are_answered_at_once() -> None:
-    async def main() -> None:
-        async with client_of(long_poll.Board()) as client:
-            for offset, message in enumerate(("zero", "one", "zwölf")):
-                response = await client.post("/topics/news", content=message.encode())
-                assert (response.status_code, response.json()) == (201, {"offset": offset})
-            started = asyncio.get_running_loop().time()
-            response = await client.get("/topics/news?offset=1&timeout=20")
-            assert response.status_code == 200
-            assert response.json() == {"messages": ["one", "zwölf"], "next": 3, "ending": "event"}
-            assert (await client.get("/topics/news")).json()["messages"] == ["zero", "one", "zwölf"]
-            assert asyncio.get_running_loop().time() - started < 20
-
-    in_virtual_time(main())
+@on_virtual_time
+async def test_messages_that_are_there_are_answered_at_once() -> None:
+    async with client_of(long_poll.Board()) as client:
+        for offset, message in enumerate(("zero", "one", "zwölf")):
+            response = await client.post("/topics/news", content=message.encode())
+            assert (response.status_code, response.json()) == (201, {"offset": offset})
+        started = asyncio.get_running_loop().time()
+        response = await client.get("/topics/news?offset=1&timeout=20")
+        assert response.status_code == 200
+        assert response.json() == {"messages": ["one", "zwölf"], "next": 3, "ending": "event"}
+        assert (await client.get("/topics/news")).json()["messages"] == ["zero", "one", "zwölf"]
+        assert asyncio.get_running_loop().time() - started < 20
 
 
-def test_a_message_answers_the_polls_that_wait_for_it_and_no_others() -> None:
-    async def main() -> None:
-        board = long_poll.Board()
-        async with client_of(board) as client:
-            await client.post("/topics/news", content="old")
-            waiting = [asyncio.create_task(client.get("/topics/news?offset=1&timeout=20")) for _ in range(3)]
-            elsewhere = asyncio.create_task(client.get("/topics/weather?timeout=20"))
-            await until_pending(board, 4)
-            await client.post("/topics/news", content="new")
-            for response in await asyncio.gather(*waiting):
-                assert response.json() == {"messages": ["new"], "next": 2, "ending": "event"}
-            assert board.polls.pending == 1
-            assert (await elsewhere).json()["ending"] == "deadline"
-
-    in_virtual_time(main())
+@on_virtual_time
+async def test_a_message_answers_the_polls_that_wait_for_it_and_no_others() -> None:
+    board = long_poll.Board()
+    async with client_of(board) as client:
+        await client.post("/topics/news", content="old")
+        waiting = [asyncio.create_task(client.get("/topics/news?offset=1&timeout=20")) for _ in range(3)]
+        elsewhere = asyncio.create_task(client.get("/topics/weather?timeout=20"))
+        await until_pending(board, 4)
+        await client.post("/topics/news", content="new")
+        for response in await asyncio.gather(*waiting):
+            assert response.json() == {"messages": ["new"], "next": 2, "ending": "event"}
+        assert board.polls.pending == 1
+        assert (await elsewhere).json()["ending"] == "deadline"
 
 
+@on_virtual_time
 @pytest.mark.parametrize("timeout", [0.0, 0.0004, 0.25, 59.9999, 60.0])
-def test_a_poll_that_nothing_answers_ends_at_its_deadline_and_not_before(timeout: float) -> None:
-    async def main() -> None:
-        async with client_of(long_poll.Board()) as client:
-            await client.post("/topics/news", content="old")
-            started = asyncio.get_running_loop().time()
-            answer = (await client.get(f"/topics/news?offset=1&timeout={timeout}")).json()
-            grain = long_poll.CLOCK_GRAIN if timeout else 0.0  # a server's clock may be as much behind the client's
-            assert asyncio.get_running_loop().time() >= started + timeout + grain
-            late = answer.pop("late")
-            assert answer == {"messages": [], "next": 1, "ending": "deadline"}
-            assert late >= 0
-
-    in_virtual_time(main())
+async def test_a_poll_that_nothing_answers_ends_at_its_deadline_and_not_before(timeout: float) -> None:
+    async with client_of(long_poll.Board()) as client:
+        await client.post("/topics/news", content="old")
+        started = asyncio.get_running_loop().time()
+        answer = (await client.get(f"/topics/news?offset=1&timeout={timeout}")).json()
+        grain = long_poll.CLOCK_GRAIN if timeout else 0.0  # a server's clock may be as much behind the client's
+        assert asyncio.get_running_loop().time() >= started + timeout + grain
+        late = answer.pop("late")
+        assert answer == {"messages": [], "next": 1, "ending": "deadline"}
+        assert late >= 0
 
 
+@on_virtual_time
 @pytest.mark.parametrize(
     ("query", "reason"),
     [
@@ -129,68 +118,57 @@ def test_a_poll_that_nothing_answers_ends_at_its_deadline_and_not_before(timeout
         ("timeout=1e400", "timeout must be from 0 to 60.0, not 1e400"),
     ],
 )
-def test_a_bad_offset_or_timeout_is_400_with_the_reason(query: str, reason: str) -> None:
-    async def main() -> None:
-        board = long_poll.Board()
-        async with client_of(board) as client:
-            response = await client.get(f"/topics/news?{query}")
-        assert response.status_code == 400
-        assert response.text.startswith(reason)
-        assert len(response.text) < 100
-        assert board.polls.pending == 0
-
-    in_virtual_time(main())
+async def test_a_bad_offset_or_timeout_is_400_with_the_reason(query: str, reason: str) -> None:
+    board = long_poll.Board()
+    async with client_of(board) as client:
+        response = await client.get(f"/topics/news?{query}")
+    assert response.status_code == 400
+    assert response.text.startswith(reason)
+    assert len(response.text) < 100
+    assert board.polls.pending == 0
 
 
-def test_an_offset_beyond_the_end_is_400_with_the_end() -> None:
-    async def main() -> None:
-        async with client_of(long_poll.Board()) as client:
-            await client.post("/topics/news", content="only")
-            response = await client.get("/topics/news?offset=2&timeout=0")
-            assert (response.status_code, response.json()["end"]) == (400, 1)
-            response = await client.get("/topics/nothing?offset=1&timeout=0")
-            assert (response.status_code, response.json()["end"]) == (400, 0)
-
-    in_virtual_time(main())
+@on_virtual_time
+async def test_an_offset_beyond_the_end_is_400_with_the_end() -> None:
+    async with client_of(long_poll.Board()) as client:
+        await client.post("/topics/news", content="only")
+        response = await client.get("/topics/news?offset=2&timeout=0")
+        assert (response.status_code, response.json()["end"]) == (400, 1)
+        response = await client.get("/topics/nothing?offset=1&timeout=0")
+        assert (response.status_code, response.json()["end"]) == (400, 0)
 
 
+@on_virtual_time
 @pytest.mark.parametrize(("message", "status"), [(b"\xff", 400), (b"x" * 65537, 413), (b"x" * 65536, 201), (b"", 201)])
-def test_a_message_is_utf_8_of_64_kib_at_most(message: bytes, status: int) -> None:
-    async def main() -> None:
-        board = long_poll.Board()
-        async with client_of(board) as client:
-            assert (await client.post("/topics/news", content=message)).status_code == status
-        assert board.topics == ({"news": [message.decode()]} if status == 201 else {})
-
-    in_virtual_time(main())
+async def test_a_message_is_utf_8_of_64_kib_at_most(message: bytes, status: int) -> None:
+    board = long_poll.Board()
+    async with client_of(board) as client:
+        assert (await client.post("/topics/news", content=message)).status_code == status
+    assert board.topics == ({"news": [message.decode()]} if status == 201 else {})
 
 
-def test_polling_makes_no_topics() -> None:
-    async def main() -> None:
-        board = long_poll.Board()
-        async with client_of(board) as client:
-            await client.get("/topics/nothing?timeout=0.01")
-        assert board.topics == {}
-        assert board.polls.watched == 0
-
-    in_virtual_time(main())
+@on_virtual_time
+async def test_polling_makes_no_topics() -> None:
+    board = long_poll.Board()
+    async with client_of(board) as client:
+        await client.get("/topics/nothing?timeout=0.01")
+    assert board.topics == {}
+    assert board.polls.watched == 0
 
 
-def test_a_full_board_refuses_a_poll_and_has_room_again_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        monkeypatch.setattr(long_poll, "MAX_POLLS", 1)
-        board = long_poll.Board()
-        async with client_of(board) as client:
-            waiting = asyncio.create_task(client.get("/topics/news?timeout=20"))
-            await until_pending(board, 1)
-            for _ in range(3):
-                response = await client.get("/topics/news?timeout=20")
-                assert (response.status_code, response.headers["retry-after"]) == (503, "1")
-            await client.post("/topics/news", content="news")
-            assert (await waiting).status_code == 200
-            assert (await client.get("/topics/news?offset=1&timeout=0")).status_code == 200
-
-    in_virtual_time(main())
+@on_virtual_time
+async def test_a_full_board_refuses_a_poll_and_has_room_again_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_poll, "MAX_POLLS", 1)
+    board = long_poll.Board()
+    async with client_of(board) as client:
+        waiting = asyncio.create_task(client.get("/topics/news?timeout=20"))
+        await until_pending(board, 1)
+        for _ in range(3):
+            response = await client.get("/topics/news?timeout=20")
+            assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+        await client.post("/topics/news", content="news")
+        assert (await waiting).status_code == 200
+        assert (await client.get("/topics/news?offset=1&timeout=0")).status_code == 200
 
 
 def poll_by_hand(board: Any, query: bytes, messages: "asyncio.Queue[dict[str, Any]]") -> "asyncio.Task[None]":
@@ -203,145 +181,129 @@ def poll_by_hand(board: Any, query: bytes, messages: "asyncio.Queue[dict[str, An
     return asyncio.create_task(board.app(scope, messages.get, send))
 
 
-def test_the_end_of_the_body_is_not_the_end_of_the_client_but_hanging_up_is() -> None:
-    async def main() -> None:
-        board = long_poll.Board()
-        messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        poll = poll_by_hand(board, b"timeout=20", messages)
-        await until_pending(board, 1)
-        messages.put_nowait({"type": "http.request", "body": b"part", "more_body": True})
-        messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})
-        await asyncio.sleep(1)
-        assert board.polls.pending == 1
-        hung_up = asyncio.get_running_loop().time()
-        messages.put_nowait({"type": "http.disconnect"})
-        await poll
-        assert asyncio.get_running_loop().time() - hung_up < 10
-        assert board.polls.pending == board.polls.watched == 0
-        assert board.endings == {"event": 0, "deadline": 0, "gone": 1, "stopped": 0}
-
-    in_virtual_time(main())
+@on_virtual_time
+async def test_the_end_of_the_body_is_not_the_end_of_the_client_but_hanging_up_is() -> None:
+    board = long_poll.Board()
+    messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    poll = poll_by_hand(board, b"timeout=20", messages)
+    await until_pending(board, 1)
+    messages.put_nowait({"type": "http.request", "body": b"part", "more_body": True})
+    messages.put_nowait({"type": "http.request", "body": b"", "more_body": False})
+    await asyncio.sleep(1)
+    assert board.polls.pending == 1
+    hung_up = asyncio.get_running_loop().time()
+    messages.put_nowait({"type": "http.disconnect"})
+    await poll
+    assert asyncio.get_running_loop().time() - hung_up < 10
+    assert board.polls.pending == board.polls.watched == 0
+    assert board.endings == {"event": 0, "deadline": 0, "gone": 1, "stopped": 0}
 
 
+@on_virtual_time
 @pytest.mark.parametrize("query", [b"timeout=0", b"timeout=1"])
-def test_an_answered_poll_leaves_nobody_listening_to_its_client(query: bytes) -> None:
-    async def main() -> None:
-        await poll_by_hand(long_poll.Board(), query, asyncio.Queue())
-        await asyncio.sleep(1)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    in_virtual_time(main())
+async def test_an_answered_poll_leaves_nobody_listening_to_its_client(query: bytes) -> None:
+    await poll_by_hand(long_poll.Board(), query, asyncio.Queue())
+    await asyncio.sleep(1)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_closing_the_board_answers_open_and_new_polls_with_503() -> None:
-    async def main() -> None:
-        board = long_poll.Board()
-        async with client_of(board) as client:
-            waiting = [asyncio.create_task(client.get("/topics/news?timeout=20")) for _ in range(3)]
-            await until_pending(board, 3)
-            closing = asyncio.get_running_loop().time()
-            await board.polls.aclose()
-            responses = [*await asyncio.gather(*waiting), await client.get("/topics/news?timeout=20")]
-            assert [response.status_code for response in responses] == [503] * 4
-            assert asyncio.get_running_loop().time() - closing < 10
-            assert board.endings["stopped"] == 4
-
-    in_virtual_time(main())
+@on_virtual_time
+async def test_closing_the_board_answers_open_and_new_polls_with_503() -> None:
+    board = long_poll.Board()
+    async with client_of(board) as client:
+        waiting = [asyncio.create_task(client.get("/topics/news?timeout=20")) for _ in range(3)]
+        await until_pending(board, 3)
+        closing = asyncio.get_running_loop().time()
+        await board.polls.aclose()
+        responses = [*await asyncio.gather(*waiting), await client.get("/topics/news?timeout=20")]
+        assert [response.status_code for response in responses] == [503] * 4
+        assert asyncio.get_running_loop().time() - closing < 10
+        assert board.endings["stopped"] == 4
 
 
-def test_the_statistics_say_how_the_polls_ended() -> None:
-    async def main() -> None:
-        board = long_poll.Board()
-        async with client_of(board) as client:
-            await client.get("/topics/news?timeout=0.1")
-            await client.post("/topics/news", content="news")
-            await client.get("/topics/news")
-            statistics = (await client.get("/stats")).json()
-        assert statistics["endings"] == {"event": 1, "deadline": 1, "gone": 0, "stopped": 0}
-        assert {name: statistics["purgatory"][name] for name in ("pending", "watched", "completed", "expired")} == {
-            "pending": 0, "watched": 0, "completed": 1, "expired": 1
-        }  # fmt: skip
-
-    in_virtual_time(main())
+@on_virtual_time
+async def test_the_statistics_say_how_the_polls_ended() -> None:
+    board = long_poll.Board()
+    async with client_of(board) as client:
+        await client.get("/topics/news?timeout=0.1")
+        await client.post("/topics/news", content="news")
+        await client.get("/topics/news")
+        statistics = (await client.get("/stats")).json()
+    assert statistics["endings"] == {"event": 1, "deadline": 1, "gone": 0, "stopped": 0}
+    assert {name: statistics["purgatory"][name] for name in ("pending", "watched", "completed", "expired")} == {
+        "pending": 0, "watched": 0, "completed": 1, "expired": 1
+    }  # fmt: skip
 
 
-def test_a_message_that_is_sent_again_with_its_key_is_there_once() -> None:
-    async def main() -> None:
-        board = long_poll.Board()
-        async with client_of(board) as client:
-            answers = [
-                await client.post(f"/topics/{topic}", content=content, headers={"Idempotency-Key": key})
-                for topic, content, key in (
-                    ("news", "a", "k1"),
-                    ("news", "b", "k2"),
-                    ("news", "a", "k1"),
-                    ("weather", "a", "k1"),
-                )
-            ]
-            assert [(answer.status_code, answer.json()["offset"]) for answer in answers] == [
-                (201, 0),
-                (201, 1),
-                (200, 0),
-                (201, 0),
-            ]
-        assert board.topics == {"news": ["a", "b"], "weather": ["a"]}
-
-    in_virtual_time(main())
+@on_virtual_time
+async def test_a_message_that_is_sent_again_with_its_key_is_there_once() -> None:
+    board = long_poll.Board()
+    async with client_of(board) as client:
+        answers = [
+            await client.post(f"/topics/{topic}", content=content, headers={"Idempotency-Key": key})
+            for topic, content, key in (
+                ("news", "a", "k1"),
+                ("news", "b", "k2"),
+                ("news", "a", "k1"),
+                ("weather", "a", "k1"),
+            )
+        ]
+        assert [(answer.status_code, answer.json()["offset"]) for answer in answers] == [
+            (201, 0),
+            (201, 1),
+            (200, 0),
+            (201, 0),
+        ]
+    assert board.topics == {"news": ["a", "b"], "weather": ["a"]}
 
 
-def test_a_client_may_name_what_it_has_seen_by_the_tag_of_the_last_answer() -> None:
-    async def main() -> None:
+@on_virtual_time
+async def test_a_client_may_name_what_it_has_seen_by_the_tag_of_the_last_answer() -> None:
+    async with client_of(long_poll.Board()) as client:
+
+        async def poll(tag: str) -> httpx.Response:
+            return await client.get("/topics/news", headers={"If-None-Match": tag, "Prefer": "wait=9"})
+
+        await client.post("/topics/news", content="one")
+        first = await poll('""')
+        assert first.json()["messages"] == ["one"]
+        await client.post("/topics/news", content="two")
+        second = await poll(first.headers["etag"])
+        assert second.json()["messages"] == ["two"]
+        assert second.headers["preference-applied"] == "wait=9"
+        started = asyncio.get_running_loop().time()
+        third = await poll(second.headers["etag"])
+        assert (third.status_code, third.content, third.headers["etag"]) == (304, b"", second.headers["etag"])
+        assert asyncio.get_running_loop().time() - started >= 9
+
+
+@on_virtual_time
+async def test_to_a_client_of_an_earlier_board_all_is_new() -> None:
+    tags = []
+    for messages in (["old", "older"], ["new", "newer"]):
         async with client_of(long_poll.Board()) as client:
-
-            async def poll(tag: str) -> httpx.Response:
-                return await client.get("/topics/news", headers={"If-None-Match": tag, "Prefer": "wait=9"})
-
-            await client.post("/topics/news", content="one")
-            first = await poll('""')
-            assert first.json()["messages"] == ["one"]
-            await client.post("/topics/news", content="two")
-            second = await poll(first.headers["etag"])
-            assert second.json()["messages"] == ["two"]
-            assert second.headers["preference-applied"] == "wait=9"
-            started = asyncio.get_running_loop().time()
-            third = await poll(second.headers["etag"])
-            assert (third.status_code, third.content, third.headers["etag"]) == (304, b"", second.headers["etag"])
-            assert asyncio.get_running_loop().time() - started >= 9
-
-    in_virtual_time(main())
+            for message in messages:
+                await client.post("/topics/news", content=message)
+            answer = await client.get("/topics/news", headers={"If-None-Match": tags[0] if tags else '""'})
+            assert answer.json()["messages"] == messages
+            tags.append(answer.headers["etag"])
+    assert len(set(tags)) == 2
 
 
-def test_to_a_client_of_an_earlier_board_all_is_new() -> None:
-    async def main() -> None:
-        tags = []
-        for messages in (["old", "older"], ["new", "newer"]):
-            async with client_of(long_poll.Board()) as client:
-                for message in messages:
-                    await client.post("/topics/news", content=message)
-                answer = await client.get("/topics/news", headers={"If-None-Match": tags[0] if tags else '""'})
-                assert answer.json()["messages"] == messages
-                tags.append(answer.headers["etag"])
-        assert len(set(tags)) == 2
-
-    in_virtual_time(main())
-
-
-def test_a_board_with_a_file_is_the_same_board_after_a_restart(tmp_path: Path) -> None:
-    async def main() -> None:
-        file = tmp_path / "board.jsonl"
-        tag = '""'
-        for message in ("one", "zwei\n", "three"):
-            board = long_poll.Board(file)
-            async with board.lifespan(board.app), client_of(board) as client:
-                send = {"content": message.encode(), "headers": {"Idempotency-Key": message.strip()}}
-                assert (await client.post("/topics/news", **send)).status_code == 201
-                assert (await client.post("/topics/news", **send)).status_code == 200
-                answer = await client.get("/topics/news", headers={"If-None-Match": tag})
-                assert answer.json()["messages"] == [message]
-                tag = answer.headers["etag"]
-                assert board.versions.version("news") == len(board.topics["news"])
-
-    in_virtual_time(main())
+@on_virtual_time
+async def test_a_board_with_a_file_is_the_same_board_after_a_restart(tmp_path: Path) -> None:
+    file = tmp_path / "board.jsonl"
+    tag = '""'
+    for message in ("one", "zwei\n", "three"):
+        board = long_poll.Board(file)
+        async with board.lifespan(board.app), client_of(board) as client:
+            send = {"content": message.encode(), "headers": {"Idempotency-Key": message.strip()}}
+            assert (await client.post("/topics/news", **send)).status_code == 201
+            assert (await client.post("/topics/news", **send)).status_code == 200
+            answer = await client.get("/topics/news", headers={"If-None-Match": tag})
+            assert answer.json()["messages"] == [message]
+            tag = answer.headers["etag"]
+            assert board.versions.version("news") == len(board.topics["news"])
 
 
 def test_what_a_killed_board_had_half_written_is_cut_off(tmp_path: Path) -> None:
@@ -359,23 +321,21 @@ def test_what_a_killed_board_had_half_written_is_cut_off(tmp_path: Path) -> None
             assert again.board == topics.board
 
 
-def test_server_sent_events_bring_the_messages_that_the_client_does_not_have() -> None:
-    async def main() -> None:
-        board = long_poll.Board()
-        async with client_of(board) as client:
-            for message in ("one", "two"):
-                await client.post("/topics/news", content=message)
-        scope = {"type": "http", "method": "GET", "path": "/topics/news/events", "query_string": b""}
-        scope["headers"] = [(b"last-event-id", board.versions.tag(1).encode())]
-        messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        answer: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        stream = asyncio.create_task(board.app(scope, messages.get, answer.put))
-        assert (await answer.get())["status"] == 200
-        assert (await answer.get())["body"].decode() == f"id: {board.versions.tag(2)}\r\ndata: two\r\n\r\n"
-        messages.put_nowait({"type": "http.disconnect"})
-        await stream
-
-    asyncio.run(main())
+@on_virtual_time
+async def test_server_sent_events_bring_the_messages_that_the_client_does_not_have() -> None:
+    board = long_poll.Board()
+    async with client_of(board) as client:
+        for message in ("one", "two"):
+            await client.post("/topics/news", content=message)
+    scope = {"type": "http", "method": "GET", "path": "/topics/news/events", "query_string": b""}
+    scope["headers"] = [(b"last-event-id", board.versions.tag(1).encode())]
+    messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    answer: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    stream = asyncio.create_task(board.app(scope, messages.get, answer.put))
+    assert (await answer.get())["status"] == 200
+    assert (await answer.get())["body"].decode() == f"id: {board.versions.tag(2)}\r\ndata: two\r\n\r\n"
+    messages.put_nowait({"type": "http.disconnect"})
+    await stream
 
 
 # The program, as a process
@@ -394,10 +354,12 @@ def board_process(*options: str) -> Iterator[tuple["subprocess.Popen[str]", str]
 
 
 @asynccontextmanager
-async def client_at(url: str) -> AsyncIterator[httpx.AsyncClient]:
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=PATIENCE, trust_env=False) as client:
-        yield client
+async def board_at_work(*options: str) -> AsyncIterator[tuple["subprocess.Popen[str]", httpx.AsyncClient]]:
+    """The example as a process, and a client of it that may hold any number of connections."""
+    with board_process(*options) as (process, url):
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=PATIENCE, trust_env=False) as client:
+            yield process, client
 
 
 async def read_stats(client: httpx.AsyncClient) -> Any:
@@ -411,7 +373,8 @@ async def until_the_server_has(client: httpx.AsyncClient, pending: int) -> Any:
     return await read_stats(client)  # an operation is gone a moment before its handler has counted it
 
 
-def test_over_a_real_connection_no_deadline_is_answered_early_even_by_the_clients_clock() -> None:
+@on_asyncio
+async def test_over_a_real_connection_no_deadline_is_answered_early_even_by_the_clients_clock() -> None:
     async def poll(client: httpx.AsyncClient, timeout: float) -> None:
         started = time.monotonic()
         answer = (await client.get(f"/topics/news?timeout={timeout}")).json()
@@ -419,83 +382,67 @@ def test_over_a_real_connection_no_deadline_is_answered_early_even_by_the_client
         assert answer["ending"] == "deadline"
         assert answer["late"] >= 0
 
-    async def main(url: str) -> None:
-        async with client_at(url) as client:
-            await asyncio.gather(*(poll(client, number * 0.0101) for number in range(30)))
-
-    with board_process() as (_, url):
-        asyncio.run(main(url))
+    async with board_at_work() as (_, client):
+        await asyncio.gather(*(poll(client, number * 0.0101) for number in range(30)))
 
 
-def test_over_a_real_connection_a_message_answers_the_open_polls() -> None:
-    async def main(url: str) -> None:
-        async with client_at(url) as client:
-            polls = [asyncio.create_task(client.get("/topics/news?timeout=60")) for _ in range(20)]
-            await until_the_server_has(client, 20)
-            await client.post("/topics/news", content="hello")
-            for response in await asyncio.gather(*polls):
-                assert response.json() == {"messages": ["hello"], "next": 1, "ending": "event"}
-            statistics = await until_the_server_has(client, 0)
-            assert statistics["endings"] == {"event": 20, "deadline": 0, "gone": 0, "stopped": 0}
-
-    with board_process() as (_, url):
-        asyncio.run(main(url))
+@on_asyncio
+async def test_over_a_real_connection_a_message_answers_the_open_polls() -> None:
+    async with board_at_work() as (_, client):
+        polls = [asyncio.create_task(client.get("/topics/news?timeout=60")) for _ in range(20)]
+        await until_the_server_has(client, 20)
+        await client.post("/topics/news", content="hello")
+        for response in await asyncio.gather(*polls):
+            assert response.json() == {"messages": ["hello"], "next": 1, "ending": "event"}
+        statistics = await until_the_server_has(client, 0)
+        assert statistics["endings"] == {"event": 20, "deadline": 0, "gone": 0, "stopped": 0}
 
 
-def test_a_client_that_hangs_up_frees_its_operation() -> None:
-    async def main(url: str) -> None:
-        async with client_at(url) as client:
-            writers = []
-            for _ in range(10):
-                _, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
-                writer.write(b"GET /topics/news?timeout=60 HTTP/1.1\r\nHost: board\r\n\r\n")
-                writers.append(writer)
-            await until_the_server_has(client, 10)
-            for writer in writers[:7]:
-                writer.close()
-            statistics = await until_the_server_has(client, 3)
-            assert statistics["endings"] == {"event": 0, "deadline": 0, "gone": 7, "stopped": 0}
-            for writer in writers[7:]:
-                writer.transport.abort()  # a reset, as from a client that crashed
-            statistics = await until_the_server_has(client, 0)
-            assert statistics["endings"]["gone"] == 10
-            assert statistics["purgatory"]["watched"] == 0
-
-    with board_process() as (_, url):
-        asyncio.run(main(url))
+@on_asyncio
+async def test_a_client_that_hangs_up_frees_its_operation() -> None:
+    async with board_at_work() as (_, client):
+        writers = []
+        for _ in range(10):
+            _, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+            writer.write(b"GET /topics/news?timeout=60 HTTP/1.1\r\nHost: board\r\n\r\n")
+            writers.append(writer)
+        await until_the_server_has(client, 10)
+        for writer in writers[:7]:
+            writer.close()
+        statistics = await until_the_server_has(client, 3)
+        assert statistics["endings"] == {"event": 0, "deadline": 0, "gone": 7, "stopped": 0}
+        for writer in writers[7:]:
+            writer.transport.abort()  # a reset, as from a client that crashed
+        statistics = await until_the_server_has(client, 0)
+        assert statistics["endings"]["gone"] == 10
+        assert statistics["purgatory"]["watched"] == 0
 
 
+@on_asyncio
 @pytest.mark.parametrize(("signal_number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 0)])
-def test_a_signal_stops_the_server_soon_and_the_open_polls_are_answered_first(signal_number: int, status: int) -> None:
-    async def main(process: "subprocess.Popen[str]", url: str) -> None:
-        async with client_at(url) as client:
-            polls = [asyncio.create_task(client.get("/topics/news?timeout=60")) for _ in range(50)]
-            await until_the_server_has(client, 50)
-            process.send_signal(signal_number)
-            for response in await asyncio.gather(*polls):
-                assert response.status_code == 503
-                assert response.text == "the server is stopping"
-
-    with board_process() as (process, url):
-        asyncio.run(main(process, url))
+async def test_a_signal_stops_the_server_soon_and_the_open_polls_are_answered_first(signal_number: int, status: int) -> None:
+    async with board_at_work() as (process, client):
+        polls = [asyncio.create_task(client.get("/topics/news?timeout=60")) for _ in range(50)]
+        await until_the_server_has(client, 50)
+        process.send_signal(signal_number)
+        for response in await asyncio.gather(*polls):
+            assert response.status_code == 503
+            assert response.text == "the server is stopping"
         output, _ = process.communicate(timeout=PATIENCE)  # the polls themselves would have gone on for a minute
         assert process.returncode == status
         assert "event: 0, deadline: 0, gone: 0, stopped: 50" in output
 
 
-def test_with_a_journal_it_is_written_down_how_the_polls_ended(tmp_path: Path) -> None:
-    async def main(process: "subprocess.Popen[str]", url: str) -> None:
-        async with client_at(url) as client:
-            polls = [asyncio.create_task(client.get(f"/topics/{topic}?timeout=60")) for topic in ("news", "other")]
-            await until_the_server_has(client, 2)
-            await client.post("/topics/news", content="hello")
-            await client.get("/topics/other?timeout=0.001")
-            await until_the_server_has(client, 1)
-            process.terminate()
-            await asyncio.gather(*polls)
-
-    with board_process("--journal", str(tmp_path)) as (process, url):
-        asyncio.run(main(process, url))
+@on_asyncio
+async def test_with_a_journal_it_is_written_down_how_the_polls_ended(tmp_path: Path) -> None:
+    async with board_at_work("--journal", str(tmp_path)) as (process, client):
+        polls = [asyncio.create_task(client.get(f"/topics/{topic}?timeout=60")) for topic in ("news", "other")]
+        await until_the_server_has(client, 2)
+        await client.post("/topics/news", content="hello")
+        await client.get("/topics/other?timeout=0.001")
+        await until_the_server_has(client, 1)
+        process.terminate()
+        await asyncio.gather(*polls)
         process.wait(PATIENCE)
     rows = pq.read_table(tmp_path / "operations").to_pylist()
     endings = [(row["keys"], row["outcome"], row["ended_by"]) for row in sorted(rows, key=lambda row: row["ended_at"])]

@@ -17,9 +17,9 @@ import uvicorn
 from aiohttp import web
 from asgi_connection import Connection
 from django.urls import clear_url_caches
+from loops import on_asyncio
 
 RECIPES = Path(__file__).parents[2] / "examples" / "recipes"
-PATIENCE = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
 
 
 def recipe(name: str) -> ModuleType:
@@ -96,113 +96,97 @@ class Clients:
                 await connection.writer.wait_closed()
 
 
-def run(main: Any) -> None:
-    async def patiently() -> None:
-        async with asyncio.timeout(PATIENCE):
-            await main()
-
-    asyncio.run(patiently())
-
-
+@on_asyncio
 @pytest.mark.parametrize("name", ["aiohttp", "litestar", "quart", "django"])
-def test_over_http_each_ending_has_its_answer(name):
+async def test_over_http_each_ending_has_its_answer(name):
     module = recipe(name)
+    server = under_aiohttp if name == "aiohttp" else under_uvicorn
+    async with server(module.app) as port:
+        clients = Clients(port)
+        ask = clients.ask
+        assert (await (await ask("/jobs/1?wait=0.05")).answer())[0] == 204
 
-    async def main() -> None:
-        server = under_aiohttp if name == "aiohttp" else under_uvicorn
-        async with server(module.app) as port:
-            clients = Clients(port)
-            ask = clients.ask
-            assert (await (await ask("/jobs/1?wait=0.05")).answer())[0] == 204
+        satisfied = await ask("/jobs/1?wait=60")
+        await until_pending(module, 1)
+        assert (await (await ask("/jobs/1", "PUT", b"done")).answer())[0] == 204
+        assert (await satisfied.answer())[::2] == (200, b"done")
 
-            satisfied = await ask("/jobs/1?wait=60")
-            await until_pending(module, 1)
-            assert (await (await ask("/jobs/1", "PUT", b"done")).answer())[0] == 204
-            assert (await satisfied.answer())[::2] == (200, b"done")
+        leaving = await ask("/jobs/2?wait=60")
+        await until_pending(module, 1)
+        leaving.hang_up()
+        await until_pending(module, 0)
 
-            leaving = await ask("/jobs/2?wait=60")
-            await until_pending(module, 1)
-            leaving.hang_up()
-            await until_pending(module, 0)
-
-            stopped = await ask("/jobs/3?wait=60")
-            await until_pending(module, 1)
-        status, headers, _ = await stopped.answer()
-        assert (status, headers["retry-after"]) == (503, "1")
-        assert module.jobs.pending == 0
-        await clients.hang_up()
-
-    run(main)
+        stopped = await ask("/jobs/3?wait=60")
+        await until_pending(module, 1)
+    status, headers, _ = await stopped.answer()
+    assert (status, headers["retry-after"]) == (503, "1")
+    assert module.jobs.pending == 0
+    await clients.hang_up()
 
 
-def test_over_tcp_each_ending_has_its_line(monkeypatch):
+@on_asyncio
+async def test_over_tcp_each_ending_has_its_line(monkeypatch):
     module = recipe("tcp")
 
-    async def main() -> None:
-        bound: asyncio.Future[asyncio.Server] = asyncio.get_running_loop().create_future()
-        start_server = asyncio.start_server
+    bound: asyncio.Future[asyncio.Server] = asyncio.get_running_loop().create_future()
+    start_server = asyncio.start_server
 
-        async def start(*arguments: Any) -> asyncio.Server:
-            bound.set_result(await start_server(*arguments))
-            return bound.result()
+    async def start(*arguments: Any) -> asyncio.Server:
+        bound.set_result(await start_server(*arguments))
+        return bound.result()
 
-        monkeypatch.setattr(asyncio, "start_server", start)
-        serving = asyncio.create_task(module.main(port=0))
-        clients = Clients((await bound).sockets[0].getsockname()[1])
-        ask = clients.say
-        monkeypatch.setattr(module, "TIMEOUT", 0.05)
-        assert await (await ask(b"get 1\n")).reader.read() == b"-timeout\n"
-        monkeypatch.setattr(module, "TIMEOUT", 60.0)
+    monkeypatch.setattr(asyncio, "start_server", start)
+    serving = asyncio.create_task(module.main(port=0))
+    clients = Clients((await bound).sockets[0].getsockname()[1])
+    ask = clients.say
+    monkeypatch.setattr(module, "TIMEOUT", 0.05)
+    assert await (await ask(b"get 1\n")).reader.read() == b"-timeout\n"
+    monkeypatch.setattr(module, "TIMEOUT", 60.0)
 
-        satisfied = await ask(b"get 1\n")
+    satisfied = await ask(b"get 1\n")
+    await until_pending(module, 1)
+    assert await (await ask(b"put 1 done\n")).reader.read() == b"+\n"
+    assert await satisfied.reader.read() == b"+done\n"
+
+    for leave in (Connection.hang_up, Connection.reset):
+        leaving = await ask(b"get 2\n")
         await until_pending(module, 1)
-        assert await (await ask(b"put 1 done\n")).reader.read() == b"+\n"
-        assert await satisfied.reader.read() == b"+done\n"
+        leave(leaving)
+        await until_pending(module, 0)
 
-        for leave in (Connection.hang_up, Connection.reset):
-            leaving = await ask(b"get 2\n")
-            await until_pending(module, 1)
-            leave(leaving)
-            await until_pending(module, 0)
-
-        stopped = await ask(b"get 3\n")
-        await until_pending(module, 1)
-        signal.raise_signal(signal.SIGTERM)
-        assert await stopped.reader.read() == b"-stopping\n"
-        await serving
-        await clients.hang_up()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    run(main)
+    stopped = await ask(b"get 3\n")
+    await until_pending(module, 1)
+    signal.raise_signal(signal.SIGTERM)
+    assert await stopped.reader.read() == b"-stopping\n"
+    await serving
+    await clients.hang_up()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-def test_over_grpc_each_ending_has_its_status():
+@on_asyncio
+async def test_over_grpc_each_ending_has_its_status():
     module = recipe("grpc")
+    server, port = module.server_on("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        result, finish = channel.unary_unary("/jobs/Result"), channel.unary_unary("/jobs/Finish")
+        with pytest.raises(grpc.aio.AioRpcError) as late:
+            await result(b"1", timeout=2)
+        assert late.value.code() is grpc.StatusCode.NOT_FOUND
 
-    async def main() -> None:
-        server, port = module.server_on("127.0.0.1:0")
-        await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            result, finish = channel.unary_unary("/jobs/Result"), channel.unary_unary("/jobs/Finish")
-            with pytest.raises(grpc.aio.AioRpcError) as late:
-                await result(b"1", timeout=2)
-            assert late.value.code() is grpc.StatusCode.NOT_FOUND
+        satisfied = asyncio.ensure_future(result(b"1", timeout=60))
+        await until_pending(module, 1)
+        await finish(b"1=done")
+        assert await satisfied == b"done"
 
-            satisfied = asyncio.ensure_future(result(b"1", timeout=60))
-            await until_pending(module, 1)
-            await finish(b"1=done")
-            assert await satisfied == b"done"
+        leaving = asyncio.ensure_future(result(b"2"))
+        await until_pending(module, 1)
+        leaving.cancel()
+        await until_pending(module, 0)
 
-            leaving = asyncio.ensure_future(result(b"2"))
-            await until_pending(module, 1)
-            leaving.cancel()
-            await until_pending(module, 0)
-
-            stopped = asyncio.ensure_future(result(b"3"))
-            await until_pending(module, 1)
-            await module.stop(server)
-            with pytest.raises(grpc.aio.AioRpcError) as ended:
-                await stopped
-            assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
-
-    run(main)
+        stopped = asyncio.ensure_future(result(b"3"))
+        await until_pending(module, 1)
+        await module.stop(server)
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await stopped
+        assert ended.value.code() is grpc.StatusCode.UNAVAILABLE

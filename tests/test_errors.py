@@ -1,0 +1,43 @@
+"""The errors: one root, and each is also what code that knows nothing of this library would catch."""
+
+import asyncio
+
+import pytest
+
+import purgatory
+from purgatory import PurgatoryError, _errors
+
+ALSO = {
+    "OperationTimeout": TimeoutError,
+    "OperationReused": RuntimeError,
+    "PurgatoryClosed": RuntimeError,
+    "RelayUnavailable": ConnectionError,
+    "WrongLoop": RuntimeError,
+}
+ERRORS = {name: error for name, error in vars(_errors).items() if isinstance(error, type)}
+
+
+def test_all_have_one_root_and_can_be_had_from_the_package():
+    assert set(ERRORS) >= {*ALSO, "PurgatoryError", "PurgatoryFull", "OperationCancelled"}
+    for name, error in ERRORS.items():
+        assert issubclass(error, PurgatoryError) and issubclass(error, Exception)
+        assert getattr(purgatory, name) is error and name in purgatory.__all__ and error.__doc__
+
+
+@pytest.mark.parametrize("name", sorted(set(ERRORS) - {"PurgatoryError"}))
+def test_each_is_also_what_python_calls_such_an_error_and_nothing_else(name):
+    builtin = [base for base in ERRORS[name].__bases__ if base is not PurgatoryError]
+    assert builtin == ([ALSO[name]] if name in ALSO else [])
+
+
+def test_a_cancelled_operation_is_not_taken_for_a_cancelled_task():
+    assert not issubclass(purgatory.OperationCancelled, asyncio.CancelledError)
+
+
+def test_the_tree_that_the_module_shows_is_the_one_that_it_has():
+    shown = {line.split()[1] for line in (_errors.__doc__ or "").splitlines() if line.strip().startswith(("├", "└"))}
+    assert shown == set(ERRORS) - {"PurgatoryError"}
+    for line in (_errors.__doc__ or "").splitlines():
+        if "(also a" in line:
+            name, builtin = line.split()[1], line.split("(also a ")[1].split(")")[0]
+            assert issubclass(ERRORS[name], getattr(__import__("builtins"), builtin))
