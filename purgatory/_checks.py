@@ -24,7 +24,7 @@ from purgatory._watchers import Chunk
 
 Operation = DelayedOperation[Any]
 
-NOBODY: Final[Iterator[Operation]] = iter(())
+_NO_ONE: Final[Iterator[Operation]] = iter(())
 
 
 class Engine(_life.Engine, Protocol):
@@ -87,7 +87,7 @@ class KeyCheck:
         engine, key = self.engine, self.key
         room, teller = engine.room, engine.teller
         tries = 0 if teller is None else teller.tries
-        done, waiting = 1, self.waiting or NOBODY
+        done, waiting = 1, self.waiting or _NO_ONE
         # What a try claims is finished before the next one, unless a backlog of others has its own turns.
         is_clear = not room.claimed
         try:

@@ -4,7 +4,7 @@
     advance(47)                                       takes out A, D and B, in this order; C waits on
     advance(46)                                       ValueError, and nothing has changed: values never fall
 
-The order is kept in *runs*: sorted lists of up to 512 different thresholds, where Python's `bisect` finds a place with
+The order is kept in *segments*: sorted lists of up to 512 different thresholds, where Python's `bisect` finds a place with
 O(log n) comparisons and C moves at most 4 KB to make room. Equal thresholds share a place, in order of arrival. A heap would
 do, but an advance mostly takes the first one, which costs a heap O(log n) cold steps; here it is the head of a list.
 
@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol, cast
 UNKNOWN: Final[Any] = object()
 """The value of a key that has none."""
 
-LONGEST_RUN: Final = 512
+LONGEST_SEGMENT: Final = 512
 
 _last = itemgetter(-1)
 
@@ -80,7 +80,7 @@ Place = Waiting | dict[Waiting, None]
 """The one who waits for a threshold, or several in order of arrival."""
 
 
-class Run(list[Any]):
+class Segment(list[Any]):
     """Different thresholds, ascending, and who waits for each."""
 
     __slots__ = ("places", "size")
@@ -95,12 +95,12 @@ class Run(list[Any]):
 class Line:
     """A key, its value, and those who wait for it, by threshold and then by arrival."""
 
-    __slots__ = ("key", "runs", "value")
+    __slots__ = ("key", "segments", "value")
 
     def __init__(self, key: Any) -> None:
         self.key = key
         self.value: Any = UNKNOWN
-        self.runs: list[Run] = []
+        self.segments: list[Segment] = []
         """Ascending; none is empty."""
 
     def join(self, waiter: Waiting) -> None:
@@ -109,141 +109,141 @@ class Line:
         Raises:
             TypeError: its threshold cannot be compared with those of others; nothing has changed.
         """
-        threshold, runs = waiter.threshold, self.runs
-        if not runs:
-            runs.append(Run((threshold,), [waiter], 1))
+        threshold, segments = waiter.threshold, self.segments
+        if not segments:
+            segments.append(Segment((threshold,), [waiter], 1))
             return
         try:
-            at = min(bisect_left(runs, threshold, key=_last), len(runs) - 1)
-            run = runs[at]
-            place = bisect_left(run, threshold)
-            is_new = place == len(run) or bool(threshold < run[place])
-            if not is_new and not threshold <= run[place]:
-                raise TypeError(f"it is neither below nor past {run[place]!r}")
+            at = min(bisect_left(segments, threshold, key=_last), len(segments) - 1)
+            segment = segments[at]
+            place = bisect_left(segment, threshold)
+            is_new = place == len(segment) or bool(threshold < segment[place])
+            if not is_new and not threshold <= segment[place]:
+                raise TypeError(f"it is neither below nor past {segment[place]!r}")
         except (TypeError, ArithmeticError) as error:
             raise TypeError(f"cannot wait for {self.key!r} to reach {threshold!r}: others wait there, and {error}") from error
-        run.size += 1
+        segment.size += 1
         if is_new:
-            run.insert(place, threshold)
-            run.places.insert(place, waiter)
-            if len(run) > LONGEST_RUN:
+            segment.insert(place, threshold)
+            segment.places.insert(place, waiter)
+            if len(segment) > LONGEST_SEGMENT:
                 self._split(at)
         else:
-            others = run.places[place]
+            others = segment.places[place]
             if type(others) is dict:
                 others[waiter] = None
             else:
-                run.places[place] = {cast(Waiting, others): None, waiter: None}
+                segment.places[place] = {cast(Waiting, others): None, waiter: None}
 
     def _split(self, at: int) -> None:
-        run, half = self.runs[at], LONGEST_RUN // 2
-        upper = Run(run[half:], run.places[half:], _count(run.places[half:]))
-        del run[half:], run.places[half:]
-        run.size -= upper.size
-        self.runs.insert(at + 1, upper)
+        segment, half = self.segments[at], LONGEST_SEGMENT // 2
+        upper = Segment(segment[half:], segment.places[half:], _count(segment.places[half:]))
+        del segment[half:], segment.places[half:]
+        segment.size -= upper.size
+        self.segments.insert(at + 1, upper)
 
     def leave(self, waiter: Waiting) -> bool:
         """Takes `waiter` out; False if another came first. Cost: O(log n) comparisons."""
-        threshold, runs = waiter.threshold, self.runs
-        at = bisect_left(runs, threshold, key=_last)
-        if at == len(runs):
+        threshold, segments = waiter.threshold, self.segments
+        at = bisect_left(segments, threshold, key=_last)
+        if at == len(segments):
             return False
-        run = runs[at]
-        place = bisect_left(run, threshold)
-        waiting = run.places[place]
+        segment = segments[at]
+        place = bisect_left(segment, threshold)
+        waiting = segment.places[place]
         if type(waiting) is dict:
             if waiter not in waiting:
                 return False
             del waiting[waiter]
         elif waiting is not waiter:
             return False
-        run.size -= 1
+        segment.size -= 1
         if waiting is waiter or not waiting:
-            del run[place], run.places[place]
-            if not run:
-                del runs[at]
+            del segment[place], segment.places[place]
+            if not segment:
+                del segments[at]
         return True
 
     def advance(self, value: Any) -> tuple[int, list[Place]]:
         """Takes out those whose threshold is at most `value`: how many there are, and where they stood, in order.
 
-        Cost: one comparison if there is none; otherwise one for each run, and O(log n) of those it takes from the last.
+        Cost: one comparison if there is none; otherwise one for each segment, and O(log n) of those it takes from the last.
 
         Raises:
             ValueError, TypeError: see `check_advance`; nothing has changed.
         """
         check_advance(self.key, value, self.value)
-        runs = self.runs
+        segments = self.segments
         try:
-            whole, part = _reached(runs, value) if runs and runs[0][0] <= value else (0, 0)
+            whole, part = _reached(segments, value) if segments and segments[0][0] <= value else (0, 0)
         except (TypeError, ArithmeticError) as error:
             raise TypeError(f"cannot advance {self.key!r} to {value!r}: {it_has(self.value)}, and {error}") from error
         self.value = value
         if not whole and not part:
-            return NOBODY
-        size, places = _join(runs[:whole]) if whole else (0, list[Place]())
+            return NONE_REACHED
+        size, places = _join(segments[:whole]) if whole else (0, list[Place]())
         if whole:
-            del runs[:whole]
+            del segments[:whole]
         if part:
-            run = runs[0]
-            first = run.places[:part]
-            del run[:part], run.places[:part]
+            segment = segments[0]
+            first = segment.places[:part]
+            del segment[:part], segment.places[:part]
             reached = _count(first)
-            run.size -= reached
+            segment.size -= reached
             size += reached
             places += first
         return size, places
 
     def clear(self) -> tuple[int, list[Place]]:
         """Takes everybody out: how many there are, and where they stood, in order. Cost: one pointer for each."""
-        runs, self.runs = self.runs, []
-        return _join(runs)
+        segments, self.segments = self.segments, []
+        return _join(segments)
 
     def _check(self, waiters: list[Any]) -> None:
         """Asserts the whole invariant, and appends who waits to `waiters`. For tests."""
-        thresholds = [threshold for run in self.runs for threshold in run]
+        thresholds = [threshold for segment in self.segments for threshold in segment]
         assert all(low < high for low, high in pairwise(thresholds))
         assert self.value is UNKNOWN or not thresholds or self.value < thresholds[0]
         assert self.value is not UNKNOWN or thresholds
-        for run in self.runs:
-            assert 0 < len(run) == len(run.places) <= LONGEST_RUN and run.size == _count(run.places)
-            for threshold, waiting in zip(run, run.places, strict=True):
+        for segment in self.segments:
+            assert 0 < len(segment) == len(segment.places) <= LONGEST_SEGMENT and segment.size == _count(segment.places)
+            for threshold, waiting in zip(segment, segment.places, strict=True):
                 several: list[Any] = list(waiting) if type(waiting) is dict else [waiting]
                 assert several and all(waiter.line is self and waiter.threshold == threshold for waiter in several)
                 waiters += several
 
 
-def _reached(runs: list[Run], value: Any) -> tuple[int, int]:
-    """How many of `runs` are wholly at most `value`, and how many thresholds of the next one; the very first one is."""
+def _reached(segments: list[Segment], value: Any) -> tuple[int, int]:
+    """How many of `segments` are wholly at most `value`, and how many thresholds of the next one; the very first one is."""
     whole = 0
-    for run in runs:
-        if not run[-1] <= value:
+    for segment in segments:
+        if not segment[-1] <= value:
             break
         whole += 1
     else:
         return whole, 0
-    if whole and not run[0] <= value:
+    if whole and not segment[0] <= value:
         return whole, 0
     # Looked for from its front, as most advances are small.
     bound = 1
-    while run[bound] <= value:
+    while segment[bound] <= value:
         bound *= 2
-        if bound >= len(run):
-            bound = len(run) - 1
+        if bound >= len(segment):
+            bound = len(segment) - 1
             break
-    return whole, bisect_right(run, value, bound // 2 + 1, bound)
+    return whole, bisect_right(segment, value, bound // 2 + 1, bound)
 
 
-NOBODY: Final = (0, list[Place]())
+NONE_REACHED: Final = (0, list[Place]())
 
 
 def _count(places: list[Place]) -> int:
     return sum(len(waiting) if type(waiting) is dict else 1 for waiting in places)
 
 
-def _join(runs: list[Run]) -> tuple[int, list[Place]]:
+def _join(segments: list[Segment]) -> tuple[int, list[Place]]:
     size, places = 0, list[Place]()
-    for run in runs:
-        size += run.size
-        places += run.places
+    for segment in segments:
+        size += segment.size
+        places += segment.places
     return size, places

@@ -25,7 +25,7 @@ from purgatory._wheel import Entry
 R = TypeVar("R")
 
 
-_NOTHING: Final = object()
+_NO_RESULT: Final = object()
 
 
 class DelayedOperation(Entry, ABC, Generic[R]):
@@ -203,8 +203,8 @@ class DelayedOperation(Entry, ABC, Generic[R]):
         try:
             result = self._op_result
         except AttributeError:
-            result = _NOTHING
-        if result is _NOTHING:
+            result = _NO_RESULT
+        if result is _NO_RESULT:
             raise _life.why_no_result(self)
         if type(result) is Failure:
             result.seen = True

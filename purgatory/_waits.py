@@ -183,7 +183,7 @@ class Waits:
 
     def drop_if_vacant(self, line: Line) -> None:
         """Forgets a line that has neither a value nor waiters."""
-        if line.value is UNKNOWN and not line.runs:
+        if line.value is UNKNOWN and not line.segments:
             del self.lines[line.key]
 
     def _end(self, count: int, places: list[Place], outcome: Any) -> None:

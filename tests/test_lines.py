@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from purgatory import _lines, _waits
-from purgatory._lines import LONGEST_RUN, UNKNOWN, Line, has_reached
+from purgatory._lines import LONGEST_SEGMENT, UNKNOWN, Line, has_reached
 
 
 @total_ordering
@@ -96,7 +96,7 @@ def test_joining_and_leaving_cost_the_logarithm_of_what_waits():
 @given(st.lists(st.tuples(st.sampled_from(["join", "leave", "advance", "clear"]), st.integers(0, 30)), max_size=80))
 def test_a_line_does_what_a_sorted_list_does(steps):
     line, waiting, value = Line("key"), [], None
-    with patch.object(_lines, "LONGEST_RUN", 4):
+    with patch.object(_lines, "LONGEST_SEGMENT", 4):
         for step, number in steps:
             if step == "join" and (value is None or number > value):
                 waiter = Standing(line, number)
@@ -119,7 +119,7 @@ def test_a_line_does_what_a_sorted_list_does(steps):
                 waiting = waiting[len(expected) :]
                 assert (taken[0], list(_waits._one_by_one(taken[1]))) == (len(expected), expected)
                 assert not any(map(line.leave, expected))
-            if line.runs or line.value is not UNKNOWN:
+            if line.segments or line.value is not UNKNOWN:
                 line._check(standing := [])
                 assert standing == waiting
 
@@ -210,16 +210,16 @@ def test_a_value_that_others_cannot_be_compared_with_is_refused_and_takes_nobody
 
 def test_a_run_that_has_grown_too_long_is_split_and_nobody_loses_his_place():
     line = Line("orders")
-    waiters = [Standing(line, number // 2) for number in range(4 * LONGEST_RUN)]
+    waiters = [Standing(line, number // 2) for number in range(4 * LONGEST_SEGMENT)]
     for waiter in waiters[::-1]:
         line.join(waiter)
     line._check(standing := [])
     in_order = [each for pair in zip(waiters[1::2], waiters[::2], strict=True) for each in pair]
-    assert standing == in_order and len(line.runs) > 2
+    assert standing == in_order and len(line.segments) > 2
     assert not line.leave(Standing(line, 0)) and not line.leave(Standing(line, 10**6))
-    size, places = line.advance(LONGEST_RUN)
-    assert (size, len(places)) == (2 * (LONGEST_RUN + 1), LONGEST_RUN + 1)
+    size, places = line.advance(LONGEST_SEGMENT)
+    assert (size, len(places)) == (2 * (LONGEST_SEGMENT + 1), LONGEST_SEGMENT + 1)
     line._check(standing := [])
     assert standing == in_order[size:]
     size, places = line.clear()
-    assert (size, len(places), line.runs) == (len(standing), len(standing) // 2, [])
+    assert (size, len(places), line.segments) == (len(standing), len(standing) // 2, [])

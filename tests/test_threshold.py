@@ -118,7 +118,7 @@ async def test_thresholds_that_are_equal_in_order_alone_share_a_place():
     log = []
     async with ThresholdPurgatory() as purgatory:
         await start_waits(purgatory, *[("key", Opaque(number)) for number in (2, 1, 2, 1)], log=log)
-        assert [len(run) for run in purgatory._waits.lines["key"].runs] == [2]
+        assert [len(run) for run in purgatory._waits.lines["key"].segments] == [2]
         assert purgatory.advance("key", Opaque(1)) == 2
         assert purgatory.advance("key", Opaque(3)) == 2
         await turns(2)
@@ -343,7 +343,7 @@ async def test_a_task_that_is_cancelled_leaves_no_trace():
             assert isinstance(await task, asyncio.CancelledError)
             purgatory._check()
         assert counts(purgatory, "pending", "cancelled") == (1, 4)
-        assert [list(run) for run in purgatory._waits.lines["key"].runs] == [[2]]
+        assert [list(run) for run in purgatory._waits.lines["key"].segments] == [[2]]
         tasks[3].cancel()
         await turns(2)
         assert counts(purgatory, "pending", "cancelled", "keys") == (0, 5, 0)
@@ -763,6 +763,6 @@ def test_any_history_ends_as_in_the_model(history, drain):
         assert counts(purgatory, "pending", "unanswered", "keys", *model.counts) == at_the_end
         assert len(purgatory._waits.wheel) == 0
 
-    small, short = patch.object(_waits, "PORTION", 3), patch.object(_lines, "LONGEST_RUN", 4)
+    small, short = patch.object(_waits, "PORTION", 3), patch.object(_lines, "LONGEST_SEGMENT", 4)
     with small, short, asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         runner.run(main())
