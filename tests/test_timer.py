@@ -178,6 +178,7 @@ async def test_a_wide_slot_is_moved_ahead_in_turns_of_a_quarter_portion_and_noth
         moved.append(timer._wheel.moves - moves)
     assert spy.time() == 7.0
     assert max(moved) <= PORTION // 4
+    await asyncio.sleep(0)
     assert spy.armed() == [8.6]  # for the narrower slot
     await asyncio.sleep(2)
     assert seen == [8.75] * count
@@ -294,17 +295,36 @@ async def test_the_garbage_collector_looks_at_new_buckets_while_they_are_small(
 # What is asked of the loop
 
 
-async def test_the_loop_has_one_timer_for_each_bucket_and_none_for_each_callback(spy: Spy) -> None:
+async def test_the_loop_has_a_timer_for_the_first_bucket_and_none_for_each_callback(spy: Spy) -> None:
     timer = WheelTimer(tick=1.0, wheel_size=10)
     now = math.floor(spy.time())
     far = (now // 100 + 5) * 100  # where a bucket of the third level begins
     tasks = []
     for _ in range(1000):
         tasks += [timer.call_at(when, nothing) for when in (now + 5, now + 6, far + 55, far + 56, far + 57.5)]
-    assert len(spy.asked) == len(spy.armed()) == 3
+    assert spy.asked == spy.armed() == [now + 5]
     for task in tasks:
         task.reschedule(now + 3)
-    assert len(spy.asked) == 4
+    assert spy.asked == [now + 5, now + 3]
+
+
+@on_virtual_time
+@pytest.mark.parametrize("order", [1, -1])
+async def test_the_loop_is_asked_once_for_each_bucket_in_whatever_order_they_open(spy: Spy, order: int) -> None:
+    timer, seen, armed = WheelTimer(tick=0.01), list[float](), list[int]()
+    whens = [number / 100 for number in range(1, 50)]
+
+    def note() -> None:
+        seen.append(spy.time())
+        armed.append(len(spy.armed()))
+
+    for when in whens[::order]:
+        timer.call_at(when, note)
+        assert min(spy.armed()) == min(spy.asked)
+    await fired(timer, whens[-1])
+    assert seen == pytest.approx(whens)
+    assert sorted(spy.asked) == pytest.approx(whens)
+    assert armed == ([0] * 49 if order == 1 else [*range(48, -1, -1)])
 
 
 @on_virtual_time
