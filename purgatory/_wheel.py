@@ -15,15 +15,14 @@ that few are caught up with in order, and from then on with half of it, so that 
 
 Entries of one tick fire in the order in which they came. A wide slot takes no more entries once it is being moved; what
 comes then goes to the narrower slot at once. So a slot keeps apart what was moved to it and what was added to it: the
-former is older and goes first. Slots are moved one after the other, by their beginning and the wider first. Only what is
-left to move when its tick has come already fires behind others.
+former is older and goes first. Slots are moved one after the other, by their beginning and the wider first. Only what a
+stall leaves to be moved when its tick has come already, or finds half moved, fires behind or before others of its tick.
 
 Time is an argument. A subclass is told when it is to be woken.
 """
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from math import inf
 from typing import ClassVar, Final
 
 from purgatory._clock import MAX_TICK
@@ -59,9 +58,18 @@ class Wheel(Levels):
         "resting",
     )
 
-    # For those who still look for a bucket in the old way: they never find one, and ask `bucket_at`.
-    after, until = inf, -inf
     recent: ClassVar[dict[int, Bucket]] = {}
+    """Nothing: for callers that look for a bucket in the old way, and ask `bucket_at` if they find none."""
+
+    @property
+    def after(self) -> float:
+        """That of `last`, for the same callers."""
+        return self.last.after
+
+    @property
+    def until(self) -> float:
+        """That of `last`, for the same callers."""
+        return self.last.until
 
     def __init__(self, tick: float, wheel_size: int = DEFAULT_WHEEL_SIZE) -> None:
         super().__init__(tick, wheel_size)

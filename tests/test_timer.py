@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from loops import on_virtual_time
 
-from purgatory import WheelTimer, WrongLoop, _timer
+from purgatory import WheelTimer, WrongLoop, _levels, _timer
 from purgatory._timer import PORTION, TimerTask
 
 DAY = 86_400.0
@@ -328,6 +328,50 @@ async def test_the_loop_is_asked_once_for_each_bucket_in_whatever_order_they_ope
 
 
 @on_virtual_time
+async def test_delays_that_differ_find_their_buckets_and_come_in_time(spy: Spy) -> None:
+    timer, late = WheelTimer(), list[float]()
+    randomly = random.Random(1)
+    for _ in range(2000):
+        when = spy.time() + randomly.choice([0.05, 1.0, 60.0, 1000.0]) * randomly.random()
+        timer.call_later(when - spy.time(), lambda when=when: late.append(spy.time() - when))
+        timer._wheel._check()
+        if randomly.random() < 0.2:
+            await asyncio.sleep(0.01 * randomly.random())
+    await fired(timer, spy.time() + 1001)
+    assert len(late) == 2000
+    assert min(late) > -1e-9
+    assert max(late) <= 0.0011
+
+
+@on_virtual_time
+async def test_a_bucket_that_is_full_takes_no_more_although_it_was_asked_for_last(
+    spy: Spy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (_levels, _timer):
+        monkeypatch.setattr(module, "FULL", 4)
+    timer = WheelTimer()
+    for number in range(50):
+        timer.call_later(30 + number / 1000, nothing)
+    assert {len(bucket) for slot in timer._wheel.slots() for bucket in slot.added} <= {1, 2, 3, 4}
+
+
+@on_virtual_time
+async def test_a_wheel_that_falls_idle_keeps_the_slots_that_it_used_and_no_alarm(spy: Spy) -> None:
+    timer = WheelTimer()
+    wheel = timer._wheel
+    for _ in range(3):
+        for number in range(50):
+            timer.call_later(30 + number, nothing).cancel()
+        await turns(2)
+        assert len([*wheel.slots()]) == 50 and spy.armed() == [] and wheel.last is wheel.never
+        wheel._check()
+    timer.call_later(30, nothing).cancel()
+    await turns(2)
+    assert len([*wheel.slots()]) <= 2
+    wheel._check()
+
+
+@on_virtual_time
 async def test_a_callback_far_away_wakes_the_loop_once_for_each_level_that_it_passes(spy: Spy) -> None:
     timer = WheelTimer(tick=0.001, wheel_size=10)
     assert await fired(timer, 0.521) == 0.521
@@ -590,6 +634,28 @@ def test_an_exit_leaves_the_loop_and_what_is_left_is_called_in_order_when_it_run
 
 
 # One task
+
+
+@on_virtual_time
+async def test_what_call_later_and_cancel_have_written_out_is_what_a_bucket_does(spy: Spy) -> None:
+    timer = WheelTimer()
+    wheel = timer._wheel
+
+    def state(task: TimerTask) -> tuple[object, ...]:
+        bucket = task._wheel_bucket
+        return task.when(), bucket, bucket is not None and task in bucket, wheel.resting, timer.size
+
+    ours = timer.call_later(5, nothing)
+    joined = state(ours)
+    ours.cancel()
+    left = state(ours)
+    await turns(2)
+    theirs = TimerTask()
+    wheel.bucket_at(5.0).join(theirs, 5.0)
+    assert state(theirs) == joined and joined[0] == 5.0 and joined[2]
+    assert theirs._wheel_bucket is not None
+    theirs._wheel_bucket.leave(theirs)
+    assert state(theirs) == left == (5.0, None, False, True, 0)
 
 
 async def test_postponing_does_not_touch_the_loop(spy: Spy) -> None:
