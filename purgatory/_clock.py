@@ -54,14 +54,14 @@ class TickClock:
         self.tick = float(tick)
         self.rate = float(round(rate)) if self.is_whole else rate
 
-    def instant(self, tick_number: int) -> float:
+    def instant(self, tick_number: float) -> float:
         """The moment at which a tick begins, in seconds of the loop's time."""
         return tick_number / self.rate if self.is_whole else tick_number * self.tick
 
     def due_tick(self, when: float) -> int:
         """The first tick that does not begin before `when`; beyond `MAX_TICK` either way, that limit.
 
-        The product may have been rounded down past an integer, by one unit in the last place, so the result is checked.
+        The product may have been rounded past an integer, by one unit in the last place, so the result is checked both ways.
 
         Raises:
             ValueError: `when` is NaN.
@@ -69,8 +69,12 @@ class TickClock:
         ticks = when * self.rate
         if ticks != ticks:
             raise ValueError("a deadline cannot be NaN")
-        due_tick = ceil(max(-MAX_TICK, min(ticks, MAX_TICK)))
-        return due_tick + 1 if self.instant(due_tick) < when and due_tick < MAX_TICK else due_tick
+        if not -MAX_TICK < ticks < MAX_TICK:
+            return MAX_TICK if ticks > 0 else -MAX_TICK
+        due_tick = ceil(ticks)
+        if self.instant(due_tick) < when:
+            return due_tick + 1
+        return due_tick - 1 if self.instant(due_tick - 1) >= when else due_tick
 
     def tick_at(self, now: float) -> int:
         """The last tick that has begun at `now`."""

@@ -61,10 +61,6 @@ class _IdleWheel(LoopWheel, Generic[Id]):
         self.on_idle = on_idle
         self.entries: dict[Id, _Tracked[Id]] = {}
 
-    def is_empty(self) -> bool:
-        """As the base class's, without looking for slots."""
-        return not self.entries
-
     def _expire(self, batch: list[Entry], now: float) -> None:
         """Puts back what was touched meanwhile, and tells `on_idle` of the rest."""
         bucket = cast(Bucket, self._current)
@@ -81,12 +77,13 @@ class _IdleWheel(LoopWheel, Generic[Id]):
         for entry in touched:
             due_tick = ceil(entry._wheel_when * rate)
             slot = slot_of(due_tick)
-            if slot is None or due_tick < next_tick or not (buckets := slot.added) or len(target := buckets[-1]) >= FULL:
+            if due_tick < next_tick or not slot or not (buckets := slot.added) or len(target := buckets[-1]) >= FULL:
                 self.put_back(entry)
-                continue
-            del bucket[entry]
-            entry._wheel_bucket = target
-            target[entry] = None
+            else:
+                # `Bucket.hand_over`, written out.
+                del bucket[entry]
+                entry._wheel_bucket = target
+                target[entry] = None
 
     def _tell(self, batch: list[_Tracked[Id]], bucket: Bucket, now: float) -> None:
         """Calls `on_idle` for what is left of `batch`."""
@@ -249,7 +246,8 @@ class IdleTracker(Generic[Id]):
     def _track(self, id: Id) -> None:  # noqa: A002
         entry: _Tracked[Id] = _Tracked()
         entry.id = id
-        self._wheel.add_at(entry, self._time() + self._timeout)
+        when = self._time() + self._timeout
+        self._wheel.bucket_at(when).join(entry, when)
         self._entries[id] = entry
 
     def _check(self) -> None:

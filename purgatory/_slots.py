@@ -8,6 +8,7 @@ takes 100 ms where a million wait.
 
 from collections.abc import Iterator
 from itertools import islice
+from math import inf
 from typing import Any, Final
 
 FULL: Final = 32_768
@@ -41,12 +42,35 @@ class Bucket(dict[Entry, None]):
     A dictionary, because removal from anywhere is then one operation in C that keeps the order and leaves no trace.
     """
 
-    __slots__ = ("_walk", "wheel")
+    __slots__ = ("_walk", "after", "until", "wheel")
 
-    def __init__(self, wheel: Any) -> None:
+    def __init__(self, wheel: Any, after: float = inf, until: float = -inf) -> None:
         self.wheel = wheel
         """The `Wheel`, which is to be told when the last entry leaves."""
+        self.after = after
+        """What is due later than this, ..."""
+        self.until = until
+        """... and not later than this, in seconds, has its place here. By default nothing has."""
         self._walk = _WALKED
+
+    def join(self, entry: Entry, when: float) -> None:
+        """Lets `entry`, which is in no bucket, wait here until `when`."""
+        entry._wheel_when = when
+        entry._wheel_bucket = self
+        self[entry] = None
+
+    def leave(self, entry: Entry) -> None:
+        """Takes out `entry`, which is here; the wheel is told if it was the last one."""
+        del self[entry]
+        entry._wheel_bucket = None
+        if not self and not self.wheel.resting:
+            self.wheel.emptied()
+
+    def hand_over(self, entry: Entry, target: "Bucket") -> None:
+        """Moves `entry`, which is here, to another bucket of the wheel."""
+        del self[entry]
+        entry._wheel_bucket = target
+        target[entry] = None
 
     def batch(self, most: int) -> list[Entry]:
         """The next entries from the front, at least one unless the bucket is empty; some may have left meanwhile.
@@ -70,7 +94,7 @@ class Bucket(dict[Entry, None]):
 class Slot:
     """The stretch of time `[start_tick, start_tick + level.span_ticks)`, and the entries that are due in it."""
 
-    __slots__ = ("added", "armed_for", "handle", "level", "moved", "number", "start_tick", "turn", "wake_tick")
+    __slots__ = ("added", "level", "moved", "number", "start_tick", "turn", "wake_tick")
 
     def __init__(self, level: "Level", number: int, turn: int) -> None:
         self.level = level
@@ -83,10 +107,6 @@ class Slot:
         """What came from a wider slot, ..."""
         self.added: list[Bucket] = []
         """... and what came since that was sealed."""
-        self.handle: Any = None
-        """For the owner: what will wake it at `wake_tick`, ..."""
-        self.armed_for = 0.0
-        """... and when."""
 
     def __len__(self) -> int:
         return sum(map(len, self.moved)) + sum(map(len, self.added))

@@ -26,13 +26,13 @@ from asyncio import CancelledError, Future, Handle, Task, current_task, ensure_f
 from collections.abc import Awaitable
 from contextvars import Context
 from enum import Enum
-from math import ceil, inf
+from math import inf
 from types import TracebackType
 from typing import Any, Final, TypeVar, final
 
 from purgatory._errors import WrongLoop
+from purgatory._slots import FULL, Entry
 from purgatory._timer import LoopWheel
-from purgatory._wheel import Entry
 
 T = TypeVar("T")
 
@@ -200,28 +200,32 @@ class Timeout(Entry):
         self._task = task
         when = self._wheel_when
         if when is not None:
-            bucket = None
             try:
                 wheel = loop._purgatory_timeouts
-                time = wheel.time
-                if when > time():
-                    bucket = wheel.last if wheel.after < when < wheel.until else wheel.recent[ceil(when * wheel.rate)]
-            except (AttributeError, KeyError, OverflowError):
-                pass
-            if bucket is None:
-                self._join(when)
-            else:
+            except AttributeError:
+                wheel = running_wheel()
+            time = wheel.time
+            now = time()
+            if when > now:
+                bucket = wheel.last
+                if not (bucket.after < when <= bucket.until and len(bucket) < FULL):
+                    bucket = wheel.bucket_for(when, now)
+                # `Bucket.join`, written out.
                 bucket[self] = None
                 self._wheel_bucket = bucket
+            else:
+                self._join(when)
         self._cancelling = task.cancelling()
         self._state = ENTERED
 
     def _exit(self, error: BaseException | None) -> None:
         bucket = self._wheel_bucket
         if bucket is not None:  # then it has not struck
-            del bucket[self], self._task
-            self._wheel_bucket = None
+            del self._task
             self._state = EXITED
+            # `Bucket.leave`, written out.
+            del bucket[self]
+            self._wheel_bucket = None
             if not bucket and not bucket.wheel.resting:
                 bucket.wheel.emptied()
         elif self._state is ENTERED:
@@ -249,8 +253,7 @@ class Timeout(Entry):
         else:
             bucket = wheel.bucket_at(when)
             self._leave()
-            bucket[self] = None
-            self._wheel_bucket = bucket
+            bucket.join(self, when)
         self._wheel_when = when
 
     def _leave(self) -> None:

@@ -1,30 +1,36 @@
-"""The wheel on an event loop: one `loop.call_at` for each open slot, and `WheelTimer` for those who want just timers.
+"""The wheel on an event loop: at most one `loop.call_at` for each slot, and `WheelTimer` for those who want just timers.
 
-A slot that opens arms one callback of the loop, whatever joins it later. The callback runs what is due, or begins to move
-what will be, a portion per turn of the loop; what is left follows in the next turns, in order, so ten thousand timers of
-one instant do not hold up a socket. A callback that comes early (uvloop rounds to milliseconds, deadlines beyond a day are
-asked for in stages) arms the slot again. A slot whose last entry was removed stays armed, because the next entry will
-often want it: at most one idle callback for each slot, and none once nothing waits at all, which is seen to at the end of
-the turn.
+A slot that opens sets an alarm, a callback of the loop, unless there is an earlier one: then it gets one when that has come.
 
-Callbacks run in an empty `contextvars.Context` of the slot, not in that of whoever happened to arm it, which would be kept
-alive and shown to strangers.
+    wait until 30, 31 and 32    alarm at 30
+    wait until 20               alarm at 20, too
+           at 20                what was due then is run; the alarm at 30 stands
+           at 30                the same; alarm at 31, and so on
+
+An alarm runs what is due, or begins to move what will be, a portion per turn of the loop; what is left follows in the next
+turns, in order, so ten thousand timers of one instant do not hold up a socket. An alarm that comes early (uvloop rounds to
+milliseconds, deadlines beyond a day are asked for in stages) is set again. That of a slot whose last entry was removed
+stays, because the next entry will often want it: at most one idle callback for each slot, and none once nothing waits at
+all, which is seen to at the end of the turn.
+
+Callbacks run in an empty `contextvars.Context`, not in that of whoever happened to set the alarm, which would be kept alive
+and shown to strangers.
 
 This is the only module that calls the loop's clock and timers.
 """
 
 import gc
-from asyncio import AbstractEventLoop
+from asyncio import AbstractEventLoop, TimerHandle
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable
 from contextvars import Context
 from functools import partial
-from math import ceil, inf, nextafter
+from math import inf, nextafter
 from threading import RLock
 from typing import Any, Final, cast, final
 
 from purgatory._errors import WrongLoop
-from purgatory._slots import Bucket, Entry, Slot
+from purgatory._slots import FULL, Bucket, Entry
 from purgatory._wheel import DEFAULT_WHEEL_SIZE, Wheel
 
 PORTION: Final = 512
@@ -48,7 +54,7 @@ LONGEST_WAIT: Final = 86_400.0
 class LoopWheel(Wheel):
     """A wheel that wakes itself up on an event loop, to which it is bound at first use."""
 
-    __slots__ = ("_continuing", "_looked_over", "_running", "is_bound", "loop", "time", "wake_ups", "when_cleared")
+    __slots__ = ("_alarms", "_continuing", "_looked_over", "is_bound", "loop", "time", "wake_ups", "when_cleared")
 
     loop: AbstractEventLoop
 
@@ -58,11 +64,13 @@ class LoopWheel(Wheel):
         self.is_bound = False
         self.time: Callable[[], float] = float
         self.wake_ups = 0
-        """How many callbacks of the loop a slot has had."""
+        """How many alarms there have been."""
         self.when_cleared: Callable[[], object] = bool
         """For the owner: called when nothing waits any more, at the end of the turn in which the last entry left."""
-        self._running = False
+        self._alarms: list[tuple[float, TimerHandle]] = []
+        """Those to come, with their ticks, the earliest last: each was set because there was no earlier one."""
         self._continuing = False
+        """Whether work is left for the next turn of the loop."""
         self._looked_over = 0
         """How many moves there had been when the garbage collector was asked last."""
 
@@ -101,9 +109,9 @@ class LoopWheel(Wheel):
     def _settle_on(self, loop: AbstractEventLoop) -> None:
         """Belongs to `loop` from now on, and forgets what it had asked of another one, which is closed."""
         if self.is_bound:
-            for slot in self.slots():
-                slot.handle = None
-            self._continuing = self._running = self.resting = False
+            self._alarms.clear()
+            self.wake_tick = inf
+            self._continuing = self.resting = False
             self.clear()
             self.forget_time()
         self.time = loop.time
@@ -124,24 +132,11 @@ class LoopWheel(Wheel):
             why = f"the running loop is {loop!r}"
         return f"bound to {self.loop!r}, but {why}"
 
-    def add_at(self, entry: Entry, when: float) -> None:
-        """`add`, by the loop's clock."""
-        self.add(entry, when, self.time())
-
     def bucket_at(self, when: float) -> Bucket:
         """`bucket_for`, by the loop's clock."""
         return self.bucket_for(when, self.time())
 
-    # -- being woken
-
-    def opened(self, slot: Slot) -> None:
-        if not (self._running and slot.wake_tick <= self.tick_now):
-            self._arm(slot, self.clock.instant(slot.wake_tick))
-
-    def closed(self, slot: Slot) -> None:
-        if slot.handle is not None:
-            slot.handle.cancel()
-            slot.handle = None
+    # -- when nothing waits any more
 
     def emptied(self) -> None:
         self.resting = True
@@ -151,47 +146,48 @@ class LoopWheel(Wheel):
 
     def _rest(self) -> None:
         self.resting = False
+        used = len(self._open)
         if self.is_empty():
-            self.clear()
+            self._fall_idle(used)
 
-    def clear(self) -> None:
-        super().clear()
+    def _fall_idle(self, used: int) -> None:
+        """Takes every alarm off the loop. Keeps no more slots than twice those that were `used` since the last time."""
+        for _, handle in self._alarms:
+            handle.cancel()
+        self._alarms.clear()
+        self.wake_tick = inf
+        if self._draining is not None or self._moving or len(self._due) + len(self._ahead) > 2 * used:
+            self.clear()
         self.when_cleared()
 
-    def _arm(self, slot: Slot, when: float) -> None:
-        """Has the loop call at `when` for `slot`."""
-        slot.armed_for = when = min(when, self.time() + LONGEST_WAIT)
-        slot.handle = self.loop.call_at(when, self._wake, slot, context=Context())
+    # -- being woken
 
-    def _wake(self, slot: Slot) -> None:
+    def wake_at(self, tick: int) -> None:
+        self._set_alarm(tick, self.clock.instant(tick))
+
+    def _set_alarm(self, tick: float, when: float) -> None:
+        when = min(when, self.time() + LONGEST_WAIT)
+        self._alarms.append((tick, self.loop.call_at(when, self._wake, tick, when, context=Context())))
+
+    def _wake(self, tick: float, when: float) -> None:
+        """The alarm of `tick`, for which the loop was asked at `when`."""
         self.wake_ups += 1
-        slot.handle = None
+        if self._alarms[-1][0] == tick:
+            del self._alarms[-1]
+        else:  # several come in one turn, and not in order
+            self._alarms = [alarm for alarm in self._alarms if alarm[0] != tick]
         if not self._continuing:
-            self._run()
-        if slot.wake_tick > self.tick_now:
-            self._wake_again(slot)
+            self._run(tick, when)
 
-    def _wake_again(self, slot: Slot) -> None:
-        """Arms a slot whose callback came before its time, if it is still open.
-
-        Also if its time has come by now: `_run` went by an earlier reading of the clock, and nobody else will look.
-        """
-        if slot in self:
-            # What it was short of is added to what was asked for, and be it one unit in the last place: a loop that
-            # always calls early is asked for later and later until it is right.
-            short = self.clock.instant(slot.wake_tick) - self.time()
-            self._arm(slot, max(slot.armed_for + short, nextafter(slot.armed_for, inf)))
-
-    def _run(self) -> None:
-        """Expires a portion of what is due, and comes back in the next turn for the rest."""
+    def _run(self, tick: float | None = None, when: float = 0.0) -> None:
+        """Expires a portion of what is due, and comes back in the next turn for the rest, or sets the next alarm."""
         self._continuing = False
-        self._running = True
+        self.wake_tick = -inf  # no alarm is needed until this is over
         self.begin_turn(PORTION)
         try:
             while batch := self.due(now := self.time()):
                 self._expire(batch, now)
         finally:
-            self._running = False
             if self.moves >= self._looked_over + LOOK_OVER:
                 self._looked_over = self.moves
                 if gc.isenabled():
@@ -199,8 +195,26 @@ class LoopWheel(Wheel):
             if self.is_behind():
                 self._continuing = True
                 self.loop.call_soon(self._run, context=Context())
-            elif self.is_empty():
-                self.clear()
+            else:
+                self._set_next_alarm(tick, when)
+
+    def _set_next_alarm(self, last_tick: float | None, last_when: float) -> None:
+        """Sees to being woken for the first slot; the alarm before was for `last_tick`, asked for at `last_when`."""
+        used = len(self._open)
+        self.wake_tick = tick = self.next_wake(PORTION)
+        if tick == inf:
+            self._fall_idle(used)
+            return
+        alarms = self._alarms
+        while alarms and alarms[-1][0] < tick:  # of slots that were let go
+            alarms.pop()[1].cancel()
+        if not alarms or alarms[-1][0] > tick:
+            when = self.clock.instant(tick)
+            if tick == last_tick:
+                # That came early. What it was short of is added to what was asked for, and be it one unit in the last
+                # place: a loop that always calls early is asked for later and later until it is right.
+                when = max(last_when + (when - self.time()), nextafter(last_when, inf))
+            self._set_alarm(tick, when)
 
     def _expire(self, batch: list[Entry], now: float) -> None:
         """Deals with what `due` has returned."""
@@ -235,6 +249,7 @@ class TimerTask(Entry):
         self._callback = None
         bucket = self._wheel_bucket
         if bucket is not None:
+            # `Bucket.leave`, written out.
             del bucket[self]
             self._wheel_bucket = None
             if not bucket and not bucket.wheel.resting:
@@ -273,10 +288,8 @@ class TimerTask(Entry):
             self._wheel_when = when
             return
         target = wheel.bucket_at(when)
-        wheel.remove(self)
-        self._wheel_when = when
-        self._wheel_bucket = target
-        target[self] = None
+        bucket.leave(self)
+        target.join(self, when)
 
     def _wheel_due(self) -> None:
         if self._callback is not None:
@@ -326,16 +339,14 @@ class WheelTimer:
             wheel.bind("schedule a callback")
         # Calling an attribute that holds a function is dear in CPython 3.11; calling a local is not.
         time = wheel.time
+        now = time()
         task = TimerTask()
-        task._wheel_when = when = time() + delay
-        if wheel.after < when < wheel.until:
-            bucket = wheel.last
-        else:
-            try:
-                bucket = wheel.recent[ceil(when * wheel.rate)]
-            except (KeyError, ValueError, OverflowError):
-                bucket = wheel.bucket_at(when)
+        task._wheel_when = when = now + delay
+        bucket = wheel.last
+        if not (bucket.after < when <= bucket.until and len(bucket) < FULL):
+            bucket = wheel.bucket_for(when, now)
         task._callback = partial(callback, *args) if args else callback
+        # `Bucket.join`, written out.
         task._wheel_bucket = bucket
         bucket[task] = None
         return task
@@ -346,7 +357,7 @@ class WheelTimer:
         wheel.bind("schedule a callback")
         task = TimerTask()
         task._callback = partial(callback, *args) if args else callback
-        wheel.add_at(task, when)
+        wheel.bucket_at(when).join(task, when)
         return task
 
     @property

@@ -1,14 +1,11 @@
 """The hierarchical timing wheel: which entries are due, in constant time for each, with no loop and no thread.
 
-Time is cut into slots. A slot of the finest level holds one tick; a slot of the next level is as wide as `wheel_size` of
-those, and so on. The finest level reaches to the end of the wide slot after the one that has begun, the next one to the
-end of the still wider slot after the one that has begun, and so on: at any moment each tick has one slot in which what is
-due then has to wait. With a tick of 1 and a `wheel_size` of 10, at tick 0:
+`_levels` tells in which slot an entry waits. Its slot may be wide, and then has to be moved into narrower ones in time; with
+a tick of 1 and a `wheel_size` of 10:
 
-    due 9    -> level 0, slot 9
-    due 88   -> level 1, slot [80, 90)      from 70 on into level 0, slot 88
-    due 222  -> level 2, slot [200, 300)    from 100 on into level 1, slot [220, 230); from 210 on into level 0, slot 222
-    due 521  -> level 2, slot [500, 600)    from 400 on into level 1, slot [520, 530); from 510 on into level 0, slot 521
+    due 88   -> slot [80, 90)      from 70 on into slot 88
+    due 222  -> slot [200, 300)    from 100 on into slot [220, 230); from 210 on into slot 222
+    due 521  -> slot [500, 600)    from 400 on into slot [520, 530); from 510 on into slot 521
 
 So the entries of a wide slot *cascade* while the slot before it passes: they have as long as it is wide. A turn of work
 (`begin_turn`, `due`) handles a portion of entries at most. What is due goes first, and moving gets what is left: a quarter
@@ -18,34 +15,27 @@ that few are caught up with in order, and from then on with half of it, so that 
 
 Entries of one tick fire in the order in which they came. A wide slot takes no more entries once it is being moved; what
 comes then goes to the narrower slot at once. So a slot keeps apart what was moved to it and what was added to it: the
-former is older and goes first. Slots are moved one after the other, by their beginning and the wider first. Only what is
-left to move when its tick has come already fires behind others.
+former is older and goes first. Slots are moved one after the other, by their beginning and the wider first. Only what a
+stall leaves to be moved when its tick has come already, or finds half moved, fires behind or before others of its tick.
 
-Time is an argument. A subclass is told when a slot opens or closes, and sees to being woken in time.
-
-Source: Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (scheme 7); Kafka, `util/timer/TimingWheel.java`,
-where the heap of buckets is a `DelayQueue`.
+Time is an argument. A subclass is told when it is to be woken.
 """
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from math import inf
-from operator import index
-from typing import Final
+from typing import ClassVar, Final
 
-from purgatory._clock import MAX_TICK, TickClock
-from purgatory._slots import FULL, SNAPSHOT, Bucket, Entry, Level, Slot
+from purgatory._clock import MAX_TICK
+from purgatory._levels import DEFAULT_WHEEL_SIZE, Levels
+from purgatory._slots import SNAPSHOT, Bucket, Entry, Slot
 
 __all__ = ["DEFAULT_WHEEL_SIZE", "SNAPSHOT", "Bucket", "Entry", "Wheel"]
 
 PATIENCE: Final = 8
 """For so many turns after a stall what is due waits for what has to be moved."""
 
-DEFAULT_WHEEL_SIZE: Final = 512
-"""With a tick of 1 ms, a slot of the second level is half a second wide, of the third 262 s, of the fourth 37 hours."""
 
-
-class Wheel:
+class Wheel(Levels):
     """A hierarchical timing wheel of `Entry` objects.
 
     Args:
@@ -57,48 +47,34 @@ class Wheel:
     """
 
     __slots__ = (
-        "_ahead",
         "_current",
         "_draining",
-        "_due",
         "_has_caught_up",
-        "_is_whole",
         "_moving",
-        "_next_tick",
-        "_open",
         "_patience",
         "_portion",
         "_whole_portion",
-        "after",
-        "clock",
-        "last",
-        "levels",
         "moves",
-        "never",
-        "rate",
-        "recent",
         "resting",
-        "tick_now",
-        "turn",
-        "until",
-        "wheel_size",
     )
 
+    recent: ClassVar[dict[int, Bucket]] = {}
+    """Nothing: for callers that look for a bucket in the old way, and ask `bucket_at` if they find none."""
+
+    @property
+    def after(self) -> float:
+        """That of `last`, for the same callers."""
+        return self.last.after
+
+    @property
+    def until(self) -> float:
+        """That of `last`, for the same callers."""
+        return self.last.until
+
     def __init__(self, tick: float, wheel_size: int = DEFAULT_WHEEL_SIZE) -> None:
-        if index(wheel_size) < 2:
-            raise ValueError(f"wheel_size must be at least 2, not {wheel_size!r}")
-        self.clock = TickClock(tick)
-        self.rate = self.clock.rate
-        self._is_whole = self.clock.is_whole
-        self.wheel_size = wheel_size
-        self.tick_now = -MAX_TICK
-        """The last tick that has begun, as far as the wheel has been told."""
+        super().__init__(tick, wheel_size)
         self.resting = False
         """Whether the owner knows that a bucket was emptied and has yet to look whether anything waits."""
-        self._next_tick = -inf
-        """When the tick after it begins, in seconds."""
-        self.turn = 0
-        """How many turns of work have begun."""
         self._portion = self._whole_portion = 0
         """How many entries may still be returned or moved in this turn, and how many when it began."""
         self._has_caught_up = False
@@ -107,34 +83,16 @@ class Wheel:
         """In how many more turns what is due waits for what is overdue to be moved."""
         self.moves = 0
         """How often an entry was moved from one slot to another."""
-        self.levels = [Level(0, 1, wheel_size, self.tick_now)]
-        self.never = Bucket(self)
-        """Entries too far away to fire; no slot lists it."""
-        self.recent: dict[int, Bucket] = {}
-        """Due tick -> bucket, for what was asked since `tick_now` last changed: most additions need no more than this."""
-        self.after, self.until, self.last = inf, -inf, self.never
-        """The bucket that was asked for last, which also takes what is due between `after` and `until`: two comparisons, and no
-        look-up, find it again. Known for as long as `recent` knows it. What is due at a bound exactly is looked up."""
-        self._due: list[tuple[int, Slot]] = []
-        """The slots of the finest level, a heap by start."""
         self._draining: Slot | None = None
         """The due slot that is being emptied; it is in no level any more, ..."""
         self._current: Bucket | None = None
         """... and its bucket whose entries were returned last."""
-        self._ahead: list[tuple[int, int, Slot]] = []
-        """The slots of the other levels, a heap by when they are to be moved and level."""
         self._moving: list[tuple[int, int, Slot]] = []
-        """Those whose time to be moved has come, a heap by start, the wider first; they are in no level any more."""
-        self._open: dict[Slot, None] = {}
-        """Every slot that may hold an entry; where it was empty when `is_empty` looked, `recent` does not know it."""
+        """Wide slots whose time to be moved has come, a heap by start, the wider first; they are in no level any more."""
 
     def __len__(self) -> int:
         """How many entries wait. Cost: the number of slots."""
         return len(self.never) + sum(map(len, self.slots()))
-
-    def __contains__(self, slot: Slot) -> bool:
-        """Whether `slot` takes entries."""
-        return slot.level.get(slot.number) is slot
 
     def slots(self) -> Iterator[Slot]:
         """Every slot, empty ones included."""
@@ -144,12 +102,6 @@ class Wheel:
             yield self._draining
 
     # -- for the owner to be told
-
-    def opened(self, slot: Slot) -> None:
-        """`slot` exists now, and `due` is to be called when its `wake_tick` has come."""
-
-    def closed(self, slot: Slot) -> None:
-        """`slot` does not need to be waited for any more."""
 
     def emptied(self) -> None:
         """The last entry of some bucket was removed, and the wheel is not `resting`.
@@ -165,69 +117,13 @@ class Wheel:
         Raises:
             ValueError: `when` is NaN; nothing has changed.
         """
-        bucket = self.bucket_for(when, now)
-        entry._wheel_when = when
-        entry._wheel_bucket = bucket
-        bucket[entry] = None
+        self.bucket_for(when, now).join(entry, when)
 
     def remove(self, entry: Entry) -> None:
         """Takes `entry` out, wherever it waits. Cost: O(1)."""
         bucket = entry._wheel_bucket
         assert bucket is not None
-        del bucket[entry]
-        entry._wheel_bucket = None
-        if not bucket and not self.resting:
-            self.emptied()
-
-    def bucket_for(self, when: float, now: float) -> Bucket:
-        """The bucket in which an entry due at `when` is to wait.
-
-        Raises:
-            ValueError: `when` is NaN.
-        """
-        due_tick = self.clock.due_tick(when)
-        if due_tick == MAX_TICK:
-            return self.never
-        if now >= self._next_tick:
-            self._move_to(now)
-        slot = self._slot(due_tick if due_tick > self.tick_now else self.tick_now, self.turn)
-        self.recent[due_tick] = self.last = bucket = self._last(slot.added)
-        self.after, self.until = (due_tick - 1) / self.rate, due_tick / self.rate
-        if not self._is_whole:
-            self.until = self.after  # the division may be off, so nothing is between them
-        return bucket
-
-    def _forget_recent(self) -> None:
-        """Has every deadline looked up anew."""
-        self.recent.clear()
-        self.after, self.last = inf, self.never
-
-    def _slot(self, due_tick: int, turn: int) -> Slot:
-        """The slot of `due_tick`, new if need be, and then one of `turn`."""
-        level = self.levels[0]
-        for level in self.levels:
-            if due_tick < level.end_tick:
-                break
-        while due_tick >= level.end_tick:
-            level = Level(level.depth + 1, level.reach_ticks, self.wheel_size, self.tick_now)
-            self.levels.append(level)
-        number = due_tick // level.span_ticks
-        slot = level.get(number)
-        if slot is None:
-            slot = level[number] = Slot(level, number, turn)
-            if level.depth == 0:
-                heappush(self._due, (slot.start_tick, slot))
-            else:
-                heappush(self._ahead, (slot.wake_tick, level.depth, slot))
-            self.opened(slot)
-        self._open[slot] = None
-        return slot
-
-    def _last(self, buckets: list[Bucket]) -> Bucket:
-        """The last of the buckets, which takes entries."""
-        if not buckets or len(buckets[-1]) >= FULL:
-            buckets.append(Bucket(self))
-        return buckets[-1]
+        bucket.leave(entry)
 
     # -- what is due
 
@@ -273,7 +169,8 @@ class Wheel:
         if due_tick == MAX_TICK:
             self._move(entry, self.never)
         else:
-            self._move(entry, self._last(self._slot(max(due_tick, self.tick_now + 1), self.turn).added))
+            slot = self._slot(max(due_tick, self.tick_now + 1), self.turn)
+            self._move(entry, self._taking(slot, slot.added))
 
     def rewind(self) -> None:
         """Has `due` return again what it returned last and the caller did not come to."""
@@ -284,54 +181,14 @@ class Wheel:
         """Whether work is left whose time has come."""
         return self._draining is not None or bool(self._moving) or bool(self._due and self._due[0][0] <= self.tick_now)
 
-    def is_empty(self) -> bool:
-        """Whether nothing waits that will ever be due. Cost: O(1), as each slot that was found empty is paid for once."""
-        slots = self._open
-        while slots:
-            slot, _ = slots.popitem()
-            if slot:
-                slots[slot] = None
-                return False
-            slot.moved.clear()
-            slot.added.clear()
-            self._forget_recent()
-        return True
-
     def clear(self) -> None:
-        """Closes every slot of an empty wheel."""
-        for slot in self.slots():
-            self.closed(slot)
-        for level in self.levels:
-            level.clear()
-        self._forget_recent()
-        for some in (self._due, self._ahead, self._moving, self._open):
-            some.clear()
+        """Lets go of every slot of an empty wheel."""
+        super().clear()
+        self._moving.clear()
         self._draining = self._current = None
 
-    def forget_time(self) -> None:
-        """Begins anew with a clock that may have another zero, when it is empty."""
-        self.tick_now, self._next_tick = -MAX_TICK, -inf
-        for level in self.levels:
-            level.advance(self.tick_now)
-
-    def _move_to(self, now: float) -> None:
-        tick_now = self.clock.tick_at(now)
-        if tick_now <= self.tick_now:
-            return
-        self.tick_now = tick_now
-        self._next_tick = self.clock.instant(tick_now + 1)
-        self._forget_recent()
-        for level in self.levels:
-            if tick_now < level.end_tick - level.reach_ticks:
-                break
-            level.advance(tick_now)
-        while self._ahead and self._ahead[0][0] <= tick_now:
-            _, depth, slot = heappop(self._ahead)
-            del slot.level[slot.number]
-            if slot:
-                heappush(self._moving, (slot.start_tick, -depth, slot))
-            else:
-                self._close(slot)
+    def _has_begun(self, slot: Slot) -> None:
+        heappush(self._moving, (slot.start_tick, -slot.level.depth, slot))
 
     def _next_due(self) -> Bucket | None:
         """The first bucket of what is due."""
@@ -348,8 +205,7 @@ class Wheel:
             # Out of its level at once: what is added for this tick from now on gets a slot, and a turn, of its own.
             self._draining = slot = heappop(heap)[1]
             del slot.level[slot.number]
-            self._forget_recent()
-            self.closed(slot)
+            self._forget_last()
             bucket = slot.first()
             if bucket is not None:
                 return bucket
@@ -363,7 +219,7 @@ class Wheel:
             bucket = slot.first()
             if bucket is None:
                 heappop(self._moving)
-                self._close(slot)
+                self._open.pop(slot, None)
                 continue
             batch = bucket.batch(left)
             left -= len(batch)
@@ -379,19 +235,13 @@ class Wheel:
         else:
             slot = self._slot(due_tick, self.turn - 1)
             # What was postponed may go further up again, where it is new.
-            self._move(entry, self._last(slot.moved if slot.level.depth < depth else slot.added))
+            self._move(entry, self._taking(slot, slot.moved if slot.level.depth < depth else slot.added))
 
     def _move(self, entry: Entry, target: Bucket) -> None:
         bucket = entry._wheel_bucket
         assert bucket is not None
-        del bucket[entry]
-        entry._wheel_bucket = target
-        target[entry] = None
+        bucket.hand_over(entry, target)
         self.moves += 1
-
-    def _close(self, slot: Slot) -> None:
-        self._open.pop(slot, None)
-        self.closed(slot)
 
     def _check(self) -> None:
         """Asserts the whole invariant. For tests. Cost: everything that waits."""
@@ -412,9 +262,10 @@ class Wheel:
         assert all(heap[(i - 1) // 2] <= item for heap in heaps for i, item in enumerate(heap) if i)
         slots = [*self.slots()]
         assert {*self._open} <= {*slots} and all(slot in self._open for slot in slots if slot)
-        known = [bucket for slot in taking for bucket in slot.added if slot in self._open]
-        assert all(any(bucket is each for each in known) for bucket in self.recent.values())
-        assert not self.after < self.until or self.recent[round(self.until * self.rate)] is self.last
+        assert all(slot.wake_tick >= self.wake_tick for slot in taking if slot in self._open)
+        last = [slot.added[-1] for slot in taking if slot in self._open and slot.added] + [self.never]
+        assert any(bucket is self.last for bucket in last)
+        assert self._near_until == self.clock.instant(self.levels[0].end_tick - 1)
         for slot in slots:
             for bucket in slot.moved + slot.added:
                 assert bucket.wheel is self

@@ -29,6 +29,15 @@ def test_the_instant_of_a_tick_lies_in_that_tick_and_the_moment_before_in_the_on
         assert clock.tick_at(math.nextafter(clock.instant(number), -math.inf)) == number - 1
 
 
+@of_any_tick
+@at_any_loop_time
+def test_what_is_due_when_a_tick_begins_is_due_in_that_tick_and_what_is_later_in_the_next(tick: float, start: float) -> None:
+    clock = TickClock(tick)
+    for number in range(int(start / tick) - 2000, int(start / tick) + 2000):
+        assert clock.due_tick(clock.instant(number)) == number
+        assert clock.due_tick(math.nextafter(clock.instant(number), math.inf)) == number + 1
+
+
 @given(
     st.sampled_from(TICKS),
     st.sampled_from([0.0, 2e7, 1e9]),

@@ -1,5 +1,7 @@
 """Slots, levels and buckets by themselves, without a wheel."""
 
+from math import inf
+
 import pytest
 
 from purgatory import _slots
@@ -56,6 +58,37 @@ def test_the_first_bucket_of_a_slot_is_what_came_from_a_wider_one_and_empty_ones
     assert len(slot) == 1 and slot and slot.first() is added and (slot.moved, slot.added) == ([], [added])
     added.clear()
     assert len(slot) == 0 and not slot and slot.first() is None and slot.added == []
+
+
+class Told:
+    """As much of a wheel as a bucket needs."""
+
+    def __init__(self) -> None:
+        self.resting, self.emptied_times = False, 0
+
+    def emptied(self) -> None:
+        self.emptied_times += 1
+
+
+def test_an_entry_joins_a_bucket_is_handed_over_and_leaves_and_the_wheel_hears_of_the_last():
+    wheel = Told()
+    bucket, other = Bucket(wheel, 1.0, 2.0), Bucket(wheel)
+    first, second = entries(2)
+    for entry in (first, second):
+        bucket.join(entry, 1.5)
+        assert (entry._wheel_when, entry._wheel_bucket) == (1.5, bucket)
+    bucket.hand_over(first, other)
+    assert first._wheel_bucket is other and list(other) == [first] and list(bucket) == [second]
+    other.leave(first)
+    assert (first._wheel_bucket, len(other), wheel.emptied_times) == (None, 0, 1)
+    wheel.resting = True
+    bucket.leave(second)
+    assert (second._wheel_bucket, len(bucket), wheel.emptied_times) == (None, 0, 1)
+
+
+def test_a_bucket_takes_nothing_unless_it_is_told_its_bounds():
+    bucket = Bucket(None)
+    assert not any(bucket.after < when <= bucket.until for when in (-inf, 0.0, inf))
 
 
 def test_a_slot_wakes_up_when_it_is_due_or_one_of_its_spans_before_it_is_moved():

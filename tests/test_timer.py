@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from loops import on_virtual_time
 
-from purgatory import WheelTimer, WrongLoop, _timer
+from purgatory import WheelTimer, WrongLoop, _levels, _timer
 from purgatory._timer import PORTION, TimerTask
 
 DAY = 86_400.0
@@ -178,6 +178,7 @@ async def test_a_wide_slot_is_moved_ahead_in_turns_of_a_quarter_portion_and_noth
         moved.append(timer._wheel.moves - moves)
     assert spy.time() == 7.0
     assert max(moved) <= PORTION // 4
+    await asyncio.sleep(0)
     assert spy.armed() == [8.6]  # for the narrower slot
     await asyncio.sleep(2)
     assert seen == [8.75] * count
@@ -294,17 +295,80 @@ async def test_the_garbage_collector_looks_at_new_buckets_while_they_are_small(
 # What is asked of the loop
 
 
-async def test_the_loop_has_one_timer_for_each_bucket_and_none_for_each_callback(spy: Spy) -> None:
+async def test_the_loop_has_a_timer_for_the_first_bucket_and_none_for_each_callback(spy: Spy) -> None:
     timer = WheelTimer(tick=1.0, wheel_size=10)
     now = math.floor(spy.time())
     far = (now // 100 + 5) * 100  # where a bucket of the third level begins
     tasks = []
     for _ in range(1000):
         tasks += [timer.call_at(when, nothing) for when in (now + 5, now + 6, far + 55, far + 56, far + 57.5)]
-    assert len(spy.asked) == len(spy.armed()) == 3
+    assert spy.asked == spy.armed() == [now + 5]
     for task in tasks:
         task.reschedule(now + 3)
-    assert len(spy.asked) == 4
+    assert spy.asked == [now + 5, now + 3]
+
+
+@on_virtual_time
+@pytest.mark.parametrize("order", [1, -1])
+async def test_the_loop_is_asked_once_for_each_bucket_in_whatever_order_they_open(spy: Spy, order: int) -> None:
+    timer, seen, armed = WheelTimer(tick=0.01), list[float](), list[int]()
+    whens = [number / 100 for number in range(1, 50)]
+
+    def note() -> None:
+        seen.append(spy.time())
+        armed.append(len(spy.armed()))
+
+    for when in whens[::order]:
+        timer.call_at(when, note)
+        assert min(spy.armed()) == min(spy.asked)
+    await fired(timer, whens[-1])
+    assert seen == pytest.approx(whens)
+    assert sorted(spy.asked) == pytest.approx(whens)
+    assert armed == ([0] * 49 if order == 1 else [*range(48, -1, -1)])
+
+
+@on_virtual_time
+async def test_delays_that_differ_find_their_buckets_and_come_in_time(spy: Spy) -> None:
+    timer, late = WheelTimer(), list[float]()
+    randomly = random.Random(1)
+    for _ in range(2000):
+        when = spy.time() + randomly.choice([0.05, 1.0, 60.0, 1000.0]) * randomly.random()
+        timer.call_later(when - spy.time(), lambda when=when: late.append(spy.time() - when))
+        timer._wheel._check()
+        if randomly.random() < 0.2:
+            await asyncio.sleep(0.01 * randomly.random())
+    await fired(timer, spy.time() + 1001)
+    assert len(late) == 2000
+    assert min(late) > -1e-9
+    assert max(late) <= 0.0011
+
+
+@on_virtual_time
+async def test_a_bucket_that_is_full_takes_no_more_although_it_was_asked_for_last(
+    spy: Spy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (_levels, _timer):
+        monkeypatch.setattr(module, "FULL", 4)
+    timer = WheelTimer()
+    for number in range(50):
+        timer.call_later(30 + number / 1000, nothing)
+    assert {len(bucket) for slot in timer._wheel.slots() for bucket in slot.added} <= {1, 2, 3, 4}
+
+
+@on_virtual_time
+async def test_a_wheel_that_falls_idle_keeps_the_slots_that_it_used_and_no_alarm(spy: Spy) -> None:
+    timer = WheelTimer()
+    wheel = timer._wheel
+    for _ in range(3):
+        for number in range(50):
+            timer.call_later(30 + number, nothing).cancel()
+        await turns(2)
+        assert len([*wheel.slots()]) == 50 and spy.armed() == [] and wheel.last is wheel.never
+        wheel._check()
+    timer.call_later(30, nothing).cancel()
+    await turns(2)
+    assert len([*wheel.slots()]) <= 2
+    wheel._check()
 
 
 @on_virtual_time
@@ -570,6 +634,28 @@ def test_an_exit_leaves_the_loop_and_what_is_left_is_called_in_order_when_it_run
 
 
 # One task
+
+
+@on_virtual_time
+async def test_what_call_later_and_cancel_have_written_out_is_what_a_bucket_does(spy: Spy) -> None:
+    timer = WheelTimer()
+    wheel = timer._wheel
+
+    def state(task: TimerTask) -> tuple[object, ...]:
+        bucket = task._wheel_bucket
+        return task.when(), bucket, bucket is not None and task in bucket, wheel.resting, timer.size
+
+    ours = timer.call_later(5, nothing)
+    joined = state(ours)
+    ours.cancel()
+    left = state(ours)
+    await turns(2)
+    theirs = TimerTask()
+    wheel.bucket_at(5.0).join(theirs, 5.0)
+    assert state(theirs) == joined and joined[0] == 5.0 and joined[2]
+    assert theirs._wheel_bucket is not None
+    theirs._wheel_bucket.leave(theirs)
+    assert state(theirs) == left == (5.0, None, False, True, 0)
 
 
 async def test_postponing_does_not_touch_the_loop(spy: Spy) -> None:

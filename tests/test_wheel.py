@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from purgatory import _wheel
+from purgatory import _levels
 from purgatory._clock import MAX_TICK
 from purgatory._slots import FULL, SNAPSHOT, Entry, Slot
 from purgatory._wheel import DEFAULT_WHEEL_SIZE, PATIENCE, Wheel
@@ -30,14 +30,20 @@ class WatchedWheel(Wheel):
 
     def __init__(self, tick: float = 1.0, wheel_size: int = 10) -> None:
         super().__init__(tick, wheel_size)
-        self.told: list[tuple[str, int]] = []
+        self.asked: list[float] = []
+        """For which ticks the owner was to be woken, one after the other."""
         self.told_emptied = 0
 
-    def opened(self, slot: Slot) -> None:
-        self.told.append(("opened", slot.start_tick))
+    def wake_at(self, tick: int) -> None:
+        assert tick == self.wake_tick
+        self.asked.append(tick)
 
-    def closed(self, slot: Slot) -> None:
-        self.told.append(("closed", slot.start_tick))
+    def end_turn(self) -> None:
+        """What an owner does when nothing is left to do for now: one alarm, for the first slot."""
+        if not self.is_behind():
+            self.wake_tick = self.next_wake(512)
+            if self.wake_tick < math.inf and self.wake_tick not in self.asked:
+                self.asked.append(self.wake_tick)
 
     def emptied(self) -> None:
         self.told_emptied += 1
@@ -55,6 +61,7 @@ class WatchedWheel(Wheel):
 
     def one_turn(self, now: float, portion: int = 512) -> Iterator[object]:
         """One turn of work: the names of what fires, each asked for when the one before has been dealt with."""
+        self.wake_tick = -math.inf
         self.begin_turn(portion)
         while entries := self.due(now):
             bucket = self.draining()
@@ -62,6 +69,8 @@ class WatchedWheel(Wheel):
                 if entry in bucket:
                     yield self.fire(entry)
                     self._check()
+        self._check()
+        self.end_turn()
         self._check()
 
     def all_turns(self, now: float, portion: int = 512) -> list[object]:
@@ -131,9 +140,9 @@ def test_each_level_of_twenty_reaches_to_the_end_of_the_next_slot_of_the_level_a
     assert [level.reach_ticks for level in wheel.levels] == [20, 400, 8000, 160_000]
 
 
-def test_levels_are_made_when_they_are_needed_and_only_then() -> None:
+def test_levels_beyond_the_second_are_made_when_they_are_needed_and_only_then() -> None:
     wheel = WatchedWheel(wheel_size=10)
-    for due_tick, levels in [(9, 1), (99, 2), (15, 2), (999_999, 6), (MAX_TICK, 6), (0, 6)]:
+    for due_tick, levels in [(9, 2), (99, 2), (15, 2), (999_999, 6), (MAX_TICK, 6), (0, 6)]:
         wheel.put(due_tick, due_tick)
         assert len(wheel.levels) == levels
 
@@ -159,19 +168,27 @@ def test_an_entry_waits_through_at_most_one_slot_of_each_level() -> None:
     wheel.put("far", 12_345)
     for tick in range(12_346):
         assert list(wheel.one_turn(tick)) == (["far"] if tick == 12_345 else [])
-    starts = (12_000, 12_300, 12_340, 12_345)
-    assert [start for what, start in wheel.told if what == "opened"] == [*starts]
-    assert [start for what, start in wheel.told if what == "closed"] == [*starts]
+    assert wheel.asked == [11_000, 12_200, 12_330, 12_345]  # one span before each slot begins, and when it is due
     assert wheel.moves == 3
 
 
-def test_a_slot_is_announced_once_whatever_joins_it_and_taken_back_when_it_is_due() -> None:
+def test_a_slot_is_asked_for_once_whatever_joins_it_and_gone_when_it_is_due() -> None:
     wheel = WatchedWheel()
     for name in range(100):
         wheel.put(name, 5)
-    assert wheel.told == [("opened", 5)]
+    assert wheel.asked == [5]
     assert wheel.all_turns(5) == list(range(100))
-    assert wheel.told == [("opened", 5), ("closed", 5)]
+    assert (wheel.asked, wheel.wake_tick, [*wheel.slots()]) == ([5], math.inf, [])
+
+
+def test_the_owner_is_asked_for_the_first_slot_and_for_the_others_one_after_the_other() -> None:
+    wheel = WatchedWheel()
+    for due_tick in (55, 7, 9, 8, 5, 6, 77):
+        wheel.put(due_tick, due_tick)
+    assert wheel.asked == [40, 7, 5]
+    fired = [(tick, name) for tick in range(80) for name in wheel.all_turns(tick)]
+    assert fired == [(tick, tick) for tick in (5, 6, 7, 8, 9, 55, 77)]
+    assert wheel.asked == [40, 7, 5, 6, 8, 9, 55, 60, 77]
 
 
 # Order
@@ -453,7 +470,8 @@ def test_a_wide_slot_that_was_emptied_in_time_needs_no_turn() -> None:
     wheel.put("other", 500)
     assert not wheel.is_behind()
     assert wheel.all_turns(75) == []
-    assert wheel.told == [("opened", 80), ("opened", 500), ("closed", 80)]
+    assert wheel.asked == [70, 400]
+    assert [slot.start_tick for slot in wheel.slots()] == [500]
 
 
 # Buckets
@@ -461,7 +479,7 @@ def test_a_wide_slot_that_was_emptied_in_time_needs_no_turn() -> None:
 
 @in_portions
 def test_full_buckets_change_nothing_of_the_order(portion: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_wheel, "FULL", 4)
+    monkeypatch.setattr(_levels, "FULL", 4)
     wheel = WatchedWheel(wheel_size=10)
     names = itertools.count()
     for now in (0, 65, 70, 70.5, 79, 84, 87):
@@ -517,10 +535,10 @@ def test_a_slot_that_was_found_empty_is_found_again_when_something_joins_it() ->
     wheel.remove(wheel.put("first", 5))
     assert wheel.is_empty()
     wheel._check()
-    assert wheel.recent == {}  # or the next entry would join it unseen
+    assert wheel.last is wheel.never  # or the next entry would join it unseen
     entry = wheel.put("second", 5)
     assert not wheel.is_empty()
-    assert wheel.told == [("opened", 5)]
+    assert wheel.asked == [5]
     wheel.remove(entry)
     assert wheel.is_empty()
 
@@ -532,13 +550,14 @@ def test_thousands_of_empty_slots_after_a_stall_are_let_go_in_portions() -> None
         entry = Named(name)
         wheel.add(entry, 5 + name, 0)
         wheel.remove(entry)
-    closed = []
-    while wheel.is_behind() or not closed:
-        told = len(wheel.told)
-        assert list(wheel.one_turn(1200, 100)) == []
-        closed.append(len(wheel.told) - told)
-    assert sum(closed) == 1000
-    assert max(closed) <= 100
+    let_go = []
+    while wheel.is_behind() or not let_go:
+        slots = len([*wheel.slots()])
+        wheel.begin_turn(100)
+        assert wheel.due(1200) == []
+        let_go.append(slots - len([*wheel.slots()]))
+    assert sum(let_go) == 1000
+    assert max(let_go) <= 100
 
 
 # Removing
@@ -612,12 +631,26 @@ def test_an_emptied_slot_stays_open_for_the_next_entry() -> None:
     wheel = WatchedWheel()
     for name in range(5):
         wheel.remove(wheel.put(name, 5))
-    assert wheel.told == [("opened", 5)]
+    assert len([*wheel.slots()]) == 1
+    assert wheel.asked == [5]
     assert wheel.all_turns(5) == []
-    assert wheel.told == [("opened", 5), ("closed", 5)]
+    assert not [*wheel.slots()]
 
 
-def test_clearing_closes_every_slot_and_leaves_what_never_fires() -> None:
+def test_empty_slots_before_the_first_that_holds_something_are_let_go_so_many_at_once() -> None:
+    wheel = WatchedWheel()
+    for due_tick in (3, 4, 5, 6, 33):
+        wheel.remove(wheel.put(due_tick, due_tick))
+    wheel.put(7, 7)
+    wheel.put(44, 44)
+    assert wheel.next_wake(2) == 5
+    assert [slot.start_tick for slot in wheel.slots()] == [5, 6, 7, 30, 40]
+    assert wheel.next_wake(10) == 7
+    assert [slot.start_tick for slot in wheel.slots()] == [7, 30, 40]
+    wheel._check()
+
+
+def test_clearing_lets_go_of_every_slot_and_leaves_what_never_fires() -> None:
     wheel = WatchedWheel(wheel_size=10)
     wheel.put("never", math.inf)
     for due_tick in (5, 55, 555):
@@ -625,9 +658,9 @@ def test_clearing_closes_every_slot_and_leaves_what_never_fires() -> None:
     assert wheel.is_empty()
     wheel.clear()
     wheel._check()
-    assert sorted(wheel.told) == sorted((what, start) for start in (5, 50, 500) for what in ("opened", "closed"))
     assert not list(wheel.slots())
     assert len(wheel) == 1
+    wheel.wake_tick = math.inf
     wheel.put("again", 5)
     assert wheel.all_turns(5) == ["again"]
 
@@ -639,7 +672,7 @@ def test_clearing_closes_every_slot_and_leaves_what_never_fires() -> None:
 def test_an_entry_too_far_away_to_fire_waits_in_no_bucket_that_anyone_is_woken_for(when: float) -> None:
     wheel = WatchedWheel()
     entry = wheel.put("never", when)
-    assert (len(wheel), wheel.is_empty(), wheel.told, wheel.layout()) == (1, True, [], {})
+    assert (len(wheel), wheel.is_empty(), wheel.asked, wheel.layout()) == (1, True, [], {})
     assert entry in wheel.never
     assert wheel.all_turns(1e9) == []
     wheel.remove(entry)
@@ -687,7 +720,7 @@ def test_a_deadline_is_never_nan_and_nothing_changes() -> None:
     wheel = WatchedWheel()
     with pytest.raises(ValueError, match="NaN"):
         wheel.put("never", math.nan)
-    assert (len(wheel), wheel.told) == (0, [])
+    assert (len(wheel), wheel.asked) == (0, [])
 
 
 # Arguments

@@ -96,3 +96,11 @@ def writable_file(name: str) -> Path:
     if not path.parent.is_dir():
         raise argparse.ArgumentTypeError(f"cannot write {name!r}: there is no directory {str(path.parent)!r}")
     return path
+
+
+def checkout(text: str) -> Path:
+    """A directory that holds the package."""
+    path = Path(text).resolve()
+    if not (path / "purgatory" / "__init__.py").is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} is no checkout: it has no purgatory/__init__.py")
+    return path

@@ -149,15 +149,16 @@ def _figures(row: Judged) -> tuple[str, str, str, str, str]:
         return "", "", "", "", ""
     case, bare, settled = row.case, row.measured.bare, row.measured.settled
     return (
-        _number(bare.ours.median, case.cost_unit) if bare.theirs else "",
-        _number(bare.theirs.median, case.cost_unit) if bare.theirs else "",
-        _number(bare.figure.median, case.unit),
-        f"{_number(bare.figure.low)}–{_number(bare.figure.high)}" if bare.figure.low < bare.figure.high else "",
-        _number(settled.figure.median, case.unit) if settled else "",
+        number(bare.ours.median, case.cost_unit) if bare.theirs else "",
+        number(bare.theirs.median, case.cost_unit) if bare.theirs else "",
+        number(bare.figure.median, case.unit),
+        f"{number(bare.figure.low)}–{number(bare.figure.high)}" if bare.figure.low < bare.figure.high else "",
+        number(settled.figure.median, case.unit) if settled else "",
     )
 
 
-def _number(value: float, unit: str = "") -> str:
+def number(value: float, unit: str = "") -> str:
+    """Three digits of it, with its unit."""
     digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:.{digits}f} {unit}".rstrip()
 

@@ -58,9 +58,37 @@ def test_only_the_rows_that_were_asked_for_are_measured(tmp_path: Path) -> None:
     assert [row["name"] for row in json.loads(file.read_text())["rows"]] == ["cycle", "timer-0"]
 
 
+def test_an_older_checkout_is_measured_in_turns_and_each_row_tells_what_has_become_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "micro.json"
+    root = str(Path(micro.__file__).parents[3])
+
+    arguments = ["--quick", "--loop", "asyncio", "--only", "timer-1s-0", "--only", "memory", "--json", str(file)]
+    assert main(["micro", "--against", root, *arguments]) == 0
+
+    ratio, bytes_ = json.loads(file.read_text())["rows"]
+    assert (ratio["name"], ratio["reason"], bytes_["name"], bytes_["reason"]) == ("timer-1s-0", None, "memory", None)
+    assert ratio["before"] > 0 < ratio["after"] and ratio["before_figure"] > 0 < ratio["after_figure"]
+    assert bytes_["before"] > 0 < bytes_["after"] and bytes_["before_figure"] is None
+    printed = capsys.readouterr().out
+    assert "timer-1s-0 on asyncio: " in printed and "of what it was" in printed
+
+
+def test_a_row_that_an_older_checkout_cannot_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "purgatory").mkdir()
+    (tmp_path / "purgatory" / "__init__.py").write_text("")
+
+    assert main(["micro", "--quick", "--loop", "asyncio", "--only", "timer-1s-0", "--against", str(tmp_path)]) == 0
+
+    printed = capsys.readouterr().out
+    assert "timer-1s-0 on asyncio: not measured before: ImportError: cannot import name 'WheelTimer'" in printed
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
+        (["micro", "--against", "/nowhere"], "'/nowhere' is no checkout: it has no purgatory/__init__.py"),
         (["micro", "--only", "nonsense"], "no row is named 'nonsense'; rows: timer-0, "),
         (["micro", "--loop", "trio"], "'trio' is not one of asyncio, uvloop, both"),
         (["micro", "--seed", "x"], "argument --seed: invalid int value: 'x'"),

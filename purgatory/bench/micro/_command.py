@@ -5,21 +5,60 @@ row, write such a function and list it here with its target.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import product
 
 from purgatory._programs import Program
 from purgatory.bench._cases import Case, LoopName, on_both
 from purgatory.bench._measure import BATCH, SETTLING_TURNS
-from purgatory.bench._options import add_common_options
+from purgatory.bench._options import add_common_options, checkout
 from purgatory.bench._runner import run_cases
+from purgatory.bench.micro import _against as against
 from purgatory.bench.micro import _idle_rows as idle
 from purgatory.bench.micro import _operation_rows as operations
 from purgatory.bench.micro import _threshold_rows as thresholds
 from purgatory.bench.micro import _timeout_rows as timeouts
 from purgatory.bench.micro import _timer_rows as timers
+from purgatory.bench.micro._timer_rows import TIMEOUT
 
 LIMIT_OF_THE_LOOPS_OWN: dict[LoopName, float] = {"asyncio": 0.4, "uvloop": 1.0}
+
+SPREADS: tuple[tuple[str, float], ...] = (("1s", 1.0), ("60s", 60.0))
+FULL: tuple[tuple[str, int], ...] = (("0", 0), ("1m", 1_000_000))
+NOTHING_PENDING: dict[LoopName, float] = {"asyncio": 0.35, "uvloop": 0.65}
+MANY_PENDING: dict[LoopName, float] = {"asyncio": 0.35, "uvloop": 0.5}
+
+
+def differing_cases() -> Iterator[Case]:
+    """Rows of delays that differ from one to the next, as a server with many kinds of timeouts has them."""
+    for (name, spread), (size, pending) in product(SPREADS, FULL):
+        among = f"a delay of its own for each, 30 to {TIMEOUT + spread:g}; {pending:,} pending"
+        yield Case(
+            name=f"timer-{name}-{size}",
+            work=f"WheelTimer: call_later + cancel, {among}",
+            against="the loop's own",
+            at_most=MANY_PENDING if pending else NOTHING_PENDING,
+            unit="×",
+            measure=partial(timers.start_and_cancel_differing, pending, spread),
+        )
+        yield Case(
+            name=f"cycle-{name}-{size}",
+            work=f"as cycle, {among}",
+            against="the loop's own call_later + cancel",
+            at_most={},
+            unit="×",
+            measure=partial(operations.cycle_differing, pending, spread),
+        )
+        yield Case(
+            name=f"timeout-{name}-{size}",
+            work=f"async with timeout(delay): pass, {among}",
+            against="asyncio.timeout",
+            at_most={},
+            unit="×",
+            measure=partial(timeouts.enter_and_leave_differing, pending, spread),
+        )
+
 
 CASES = (
     Case(
@@ -166,6 +205,7 @@ CASES = (
         unit="×",
         measure=partial(thresholds.advance_below, 100_000),
     ),
+    *differing_cases(),
 )
 
 
@@ -178,6 +218,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=case_named,
         metavar="NAME",
         help="only the row of this name; may be repeated. Rows: " + ", ".join(case.name for case in CASES),
+    )
+    parser.add_argument(
+        "--against",
+        type=checkout,
+        metavar="PATH",
+        help="measure an older checkout in turns with this one, and print what has become of each row",
     )
 
 
@@ -192,6 +238,8 @@ def case_named(name: str) -> Case:
 def run(options: argparse.Namespace) -> int:
     """Measures the chosen rows."""
     cases: Sequence[Case] = options.cases or CASES
+    if options.against is not None:
+        return against.run(options, cases)
     return run_cases(options, "micro", cases, lambda: CAPTION, lambda: {"batch": BATCH})
 
 

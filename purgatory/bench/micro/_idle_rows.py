@@ -8,7 +8,6 @@ from functools import partial
 from itertools import islice
 
 from purgatory import IdleTracker
-from purgatory._slots import Slot
 from purgatory.bench._cases import Setting
 from purgatory.bench._measure import BATCH, SETTLING_TURNS, Contender, Contest, Measured, Unmeasurable, compare
 from purgatory.bench.micro._timer_rows import TIMEOUT, Timer, not_yet_due, nothing
@@ -175,20 +174,16 @@ class WheelByHand:
     def ticks(self) -> Contender:
         traffic, touch = self.traffic, self.tracker.touch
         traffic.begin(touch)
+        wheel = self.tracker._wheel
         while True:
             traffic.go_on(touch)
-            yield partial(self._tick, self._due_slot())
+            # In this tick one slot is due, and no other.
+            assert wheel._due[0][0] <= wheel.clock.tick_at(traffic.now) < wheel._due[1][0]
+            yield self._tick
 
-    def _due_slot(self) -> Slot:
-        """The only slot that is due in this tick."""
+    async def _tick(self) -> None:
         wheel = self.tracker._wheel
-        start_tick, slot = wheel._due[0]
-        assert start_tick <= wheel.clock.tick_at(self.traffic.now) < wheel._due[1][0]
-        return slot
-
-    async def _tick(self, slot: Slot) -> None:
-        wheel = self.tracker._wheel
-        wheel._wake(slot)
+        wheel._run()
         while wheel._continuing:  # there was more than a portion
             await asyncio.sleep(0)
 

@@ -6,7 +6,7 @@ import random
 import time
 from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
-from itertools import count
+from itertools import count, repeat
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -25,7 +25,16 @@ from purgatory.bench._measure import (
     own_copy,
 )
 from purgatory.bench._process import in_fresh_process, resident_bytes
-from purgatory.bench.micro._timer_rows import LATEST, SOONEST, TIMEOUT, starting_and_cancelling
+from purgatory.bench.micro._timer_rows import (
+    LATEST,
+    SOONEST,
+    TIMEOUT,
+    differing,
+    not_yet_due,
+    start_and_cancel_each,
+    start_pending,
+    starting_and_cancelling,
+)
 from purgatory.journal import Journal
 
 
@@ -84,6 +93,38 @@ def cycling(purgatory: AnyPurgatory) -> Contender:
 async def _cycle(purgatory: AnyPurgatory, log: Log, offsets: Iterable[int]) -> None:
     for offset in offsets:
         purgatory.try_complete_else_watch(Fetch(log, offset, TIMEOUT), (offset,))
+        log.end = offset
+        purgatory.check_and_complete(offset)
+
+
+async def cycle_differing(pending: int, spread: float, setting: Setting) -> Measured:
+    """The same with timeouts that differ, while `pending` operations wait; see the rows of the timers.
+
+    Against the loop's `call_later` + `cancel` with the same delays and as many timers pending.
+    """
+    call_later = asyncio.get_running_loop().call_later
+    delays = differing(spread, setting)
+    async with AnyPurgatory() as purgatory:
+        with not_yet_due():
+            start_pending(call_later, pending, setting)
+            pending = setting.size(pending)
+            for number in range(pending):
+                operation = Never(SOONEST + (LATEST - SOONEST) * number / pending)
+                purgatory.try_complete_else_watch(operation, (-number - 1,))
+            theirs = repeat(partial(own_copy(start_and_cancel_each), call_later, delays))
+            return await compare(cycling_differently(purgatory, delays), theirs, setting.rounds())
+
+
+def cycling_differently(purgatory: AnyPurgatory, delays: Sequence[float]) -> Contender:
+    log, pending = Log(), purgatory.pending
+    for first in count(1, BATCH):
+        yield partial(_cycle_each, purgatory, log, zip(range(first, first + BATCH), delays, strict=True))
+        assert purgatory.pending == pending
+
+
+async def _cycle_each(purgatory: AnyPurgatory, log: Log, offsets: Iterable[tuple[int, float]]) -> None:
+    for offset, delay in offsets:
+        purgatory.try_complete_else_watch(Fetch(log, offset, delay), (offset,))
         log.end = offset
         purgatory.check_and_complete(offset)
 

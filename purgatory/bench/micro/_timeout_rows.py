@@ -1,7 +1,7 @@
 """The rows about `timeout` and `wait_for`: what it saves to import them from here and not from asyncio."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from itertools import repeat
@@ -9,7 +9,7 @@ from itertools import repeat
 import purgatory
 from purgatory.bench._cases import Setting
 from purgatory.bench._measure import BATCH, Contender, Measured, compare, own_copy
-from purgatory.bench.micro._timer_rows import TIMEOUT
+from purgatory.bench.micro._timer_rows import LATEST, SOONEST, TIMEOUT, differing, not_yet_due
 
 Timeout = Callable[[float], AbstractAsyncContextManager[object]]
 WaitFor = Callable[[Awaitable[None], float], Awaitable[None]]
@@ -27,6 +27,35 @@ def entering_and_leaving(timeout: Timeout) -> Contender:
 async def _enter_and_leave(timeout: Timeout) -> None:
     for _ in range(BATCH):
         async with timeout(TIMEOUT):
+            pass
+
+
+async def enter_and_leave_differing(pending: int, spread: float, setting: Setting) -> Measured:
+    """The same with delays that differ, and `pending` others that were entered and not left; see the rows of the timers."""
+    delays = differing(spread, setting)
+    pending = setting.size(pending)
+    sides: tuple[Timeout, Timeout] = (purgatory.timeout, asyncio.timeout)
+    with not_yet_due():
+        entered = [
+            await enter(timeout(SOONEST + (LATEST - SOONEST) * number / pending))
+            for timeout in sides
+            for number in range(pending)
+        ]
+        ours, theirs = (repeat(partial(own_copy(_enter_and_leave_each), timeout, delays)) for timeout in sides)
+        measured = await compare(ours, theirs, setting.rounds())
+        for each in entered:
+            await each.__aexit__(None, None, None)
+    return measured
+
+
+async def enter(timeout: AbstractAsyncContextManager[object]) -> AbstractAsyncContextManager[object]:
+    await timeout.__aenter__()
+    return timeout
+
+
+async def _enter_and_leave_each(timeout: Timeout, delays: Iterable[float]) -> None:
+    for delay in delays:
+        async with timeout(delay):
             pass
 
 

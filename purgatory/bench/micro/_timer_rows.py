@@ -39,6 +39,24 @@ async def start_and_cancel_among(pending: int, setting: Setting) -> Measured:
         return await compare(starting_and_cancelling(call_later), starting_and_cancelling(own_call_later), setting.rounds())
 
 
+async def start_and_cancel_differing(pending: int, spread: float, setting: Setting) -> Measured:
+    """The same with delays that differ: `TIMEOUT` and up to `spread` more, a thousand of them in random order."""
+    delays = differing(spread, setting)
+    call_later, own_call_later = WheelTimer().call_later, asyncio.get_running_loop().call_later
+    with not_yet_due():
+        start_pending(call_later, pending, setting)
+        start_pending(own_call_later, pending, setting)
+        ours, theirs = (repeat(partial(own_copy(start_and_cancel_each), each, delays)) for each in (call_later, own_call_later))
+        return await compare(ours, theirs, setting.rounds())
+
+
+def differing(spread: float, setting: Setting) -> list[float]:
+    """The delays of a batch, evenly spread, in random order."""
+    delays = [TIMEOUT + spread * number / BATCH for number in range(BATCH)]
+    setting.random.shuffle(delays)
+    return delays
+
+
 async def start_and_cancel_full_against_empty(pending: int, setting: Setting) -> Measured:
     """`call_later` + `cancel` of a wheel with many timers pending, against those of an empty wheel."""
     full, empty = WheelTimer().call_later, WheelTimer().call_later
@@ -68,6 +86,11 @@ def starting_and_cancelling(call_later: CallLater) -> Contender:
 async def _start_and_cancel(call_later: CallLater) -> None:
     for _ in range(BATCH):
         call_later(TIMEOUT, nothing).cancel()
+
+
+async def start_and_cancel_each(call_later: CallLater, delays: Iterable[float]) -> None:
+    for delay in delays:
+        call_later(delay, nothing).cancel()
 
 
 def replacing(call_later: CallLater, live: list[Timer], delays: tuple[float, float], rng: random.Random) -> Contender:
