@@ -163,6 +163,15 @@ class PostgresServer(Server):
         super().kill()
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal; what pauses or continues goes to all its processes: each of them has a group of its own."""
+        super().send(number)
+        if number in (signal.SIGSTOP, signal.SIGCONT):
+            assert self.process is not None
+            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+            for child in children.read_text().split():
+                os.kill(int(child), number)
+
     def remove(self) -> None:
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -105,16 +105,18 @@ def test_while_the_store_is_away_reads_and_writes_fail_within_the_timeout(server
     run(main)
 
 
-def test_a_paused_server_is_noticed_and_nothing_is_lost_by_it(redis: RedisServer) -> None:
+def test_a_paused_server_is_noticed_and_nothing_is_lost_by_it(server: Any) -> None:
     async def main() -> None:
-        async with pair(redis.url, timeout=0.5, resync=0.5) as (here, there):
+        async with pair(server.url, timeout=0.5, resync=0.5) as (here, there):
             waits = [asyncio.create_task(here.wait(f"key{number}", 0)) for number in range(20)]
             await until(lambda: here.statistics().watched == 20)
-            redis.pause()
-            with pytest.raises(RelayUnavailable, match="gave no answer within"):
-                await there.bump("other")
-            await until(lambda: not here.statistics().is_connected)
-            redis.go_on()
+            server.pause()
+            try:
+                with pytest.raises(RelayUnavailable, match="gave no answer within"):
+                    await there.bump("other")
+                await until(lambda: not here.statistics().is_connected)
+            finally:
+                server.go_on()
             await asyncio.gather(*(there.bump(f"key{number}") for number in range(20)))
             assert min(await asyncio.gather(*waits)) >= 1
 
