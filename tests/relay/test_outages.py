@@ -5,13 +5,14 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loops import Runner
 from servers import PostgresServer, RedisServer, postgres_server, redis_server
 
 from purgatory import RelayUnavailable
@@ -42,10 +43,6 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
         yield server
 
 
-def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 60))
-
-
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.01)
@@ -59,7 +56,7 @@ async def pair(url: str, **options: Any) -> AsyncIterator[tuple[Relay, Relay]]:
         yield here, there
 
 
-def test_waits_outlive_a_killed_server_and_complete_when_it_is_back(server: Any) -> None:
+def test_waits_outlive_a_killed_server_and_complete_when_it_is_back(run: Runner, server: Any) -> None:
     async def main() -> None:
         async with pair(server.url) as (here, there):
             assert await there.bump("a") == 1
@@ -86,7 +83,7 @@ def test_waits_outlive_a_killed_server_and_complete_when_it_is_back(server: Any)
     run(main)
 
 
-def test_while_the_store_is_away_reads_and_writes_fail_within_the_timeout(server: Any) -> None:
+def test_while_the_store_is_away_reads_and_writes_fail_within_the_timeout(run: Runner, server: Any) -> None:
     async def main() -> None:
         async with pair(server.url, timeout=0.5) as (here, _):
             waiting = asyncio.create_task(here.wait("b", 0))
@@ -105,7 +102,7 @@ def test_while_the_store_is_away_reads_and_writes_fail_within_the_timeout(server
     run(main)
 
 
-def test_a_paused_server_is_noticed_and_nothing_is_lost_by_it(server: Any) -> None:
+def test_a_paused_server_is_noticed_and_nothing_is_lost_by_it(run: Runner, server: Any) -> None:
     async def main() -> None:
         async with pair(server.url, timeout=0.5, resync=0.5) as (here, there):
             waits = [asyncio.create_task(here.wait(f"key{number}", 0)) for number in range(20)]
@@ -123,7 +120,7 @@ def test_a_paused_server_is_noticed_and_nothing_is_lost_by_it(server: Any) -> No
     run(main)
 
 
-def test_what_is_published_while_a_connection_is_cut_is_found_and_counted(redis: RedisServer) -> None:
+def test_what_is_published_while_a_connection_is_cut_is_found_and_counted(run: Runner, redis: RedisServer) -> None:
     async def main() -> None:
         async with pair(redis.url) as (here, there):
             for number in range(1, 21):
@@ -179,7 +176,7 @@ class Proxy:
             await asyncio.sleep(0.01)
 
 
-def test_a_connection_that_is_dead_and_silent_is_found_by_the_probe(server: Any) -> None:
+def test_a_connection_that_is_dead_and_silent_is_found_by_the_probe(run: Runner, server: Any) -> None:
     async def main() -> None:
         proxy = Proxy(server)
         async with proxy.serving() as url, pair(url, resync=0.3, timeout=0.3) as (here, _):
@@ -192,7 +189,7 @@ def test_a_connection_that_is_dead_and_silent_is_found_by_the_probe(server: Any)
     run(main)
 
 
-def test_after_flushall_everybody_is_told_what_stands_in_a_new_epoch(redis: RedisServer) -> None:
+def test_after_flushall_everybody_is_told_what_stands_in_a_new_epoch(run: Runner, redis: RedisServer) -> None:
     async def main() -> None:
         async with pair(redis.url) as (here, there):
             assert await there.advance("a", 40) == 40
@@ -215,7 +212,7 @@ def test_after_flushall_everybody_is_told_what_stands_in_a_new_epoch(redis: Redi
     run(main)
 
 
-def test_a_server_that_comes_back_with_an_older_dump_has_a_new_epoch(redis: RedisServer) -> None:
+def test_a_server_that_comes_back_with_an_older_dump_has_a_new_epoch(run: Runner, redis: RedisServer) -> None:
     async def main() -> None:
         async with pair(redis.url) as (here, there):
             assert await there.advance("a", 40) == 40
@@ -236,7 +233,7 @@ def test_a_server_that_comes_back_with_an_older_dump_has_a_new_epoch(redis: Redi
     run(main)
 
 
-def test_a_server_that_has_lost_something_has_a_new_epoch_though_nobody_is_left_who_knew_it(server: Any) -> None:
+def test_a_server_that_has_lost_something_has_a_new_epoch_though_nobody_is_left_who_knew_it(run: Runner, server: Any) -> None:
     """Redis without its newest writes, PostgreSQL without anything: neither may take the numbers of before for those of now."""
     if isinstance(server, RedisServer):
         server.command[server.command.index("--appendonly") + 1] = "no"
@@ -260,7 +257,7 @@ def test_a_server_that_has_lost_something_has_a_new_epoch_though_nobody_is_left_
     run(main)
 
 
-def test_a_server_that_was_stopped_in_order_keeps_versions_and_their_epoch(postgres: PostgresServer) -> None:
+def test_a_server_that_was_stopped_in_order_keeps_versions_and_their_epoch(run: Runner, postgres: PostgresServer) -> None:
     async def main() -> None:
         async with pair(postgres.url) as (here, there):
             assert await there.advance("a", 40) == 40
@@ -284,7 +281,7 @@ async def stop(server: PostgresServer) -> None:
 
 
 def test_a_table_that_was_restored_from_a_dump_has_a_new_epoch(
-    postgres: PostgresServer, caplog: pytest.LogCaptureFixture
+    run: Runner, postgres: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Perhaps of a server whose transactions had higher numbers: its versions are not told again and again for that."""
     import asyncpg
@@ -314,7 +311,7 @@ def test_a_table_that_was_restored_from_a_dump_has_a_new_epoch(
     run(main)
 
 
-def test_a_database_that_comes_back_as_it_was_earlier_has_a_new_epoch(tmp_path: Path) -> None:
+def test_a_database_that_comes_back_as_it_was_earlier_has_a_new_epoch(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         with postgres_server() as server:
             async with pair(server.url) as (here, there):
@@ -342,7 +339,7 @@ def test_a_database_that_comes_back_as_it_was_earlier_has_a_new_epoch(tmp_path: 
     run(main)
 
 
-def test_a_version_is_told_if_and_only_if_the_callers_transaction_is_committed(postgres: PostgresServer) -> None:
+def test_a_version_is_told_if_and_only_if_the_callers_transaction_is_committed(run: Runner, postgres: PostgresServer) -> None:
     import asyncpg
 
     async def main() -> None:
@@ -373,7 +370,7 @@ def test_a_version_is_told_if_and_only_if_the_callers_transaction_is_committed(p
     run(main)
 
 
-def test_what_changed_in_a_long_transaction_is_seen_by_a_later_look(postgres: PostgresServer) -> None:
+def test_what_changed_in_a_long_transaction_is_seen_by_a_later_look(run: Runner, postgres: PostgresServer) -> None:
     """A position is older than what was under way: the order of transactions is not that of their commits."""
     import asyncpg
 
@@ -396,7 +393,7 @@ def test_what_changed_in_a_long_transaction_is_seen_by_a_later_look(postgres: Po
     run(main)
 
 
-def test_a_listener_that_is_ended_by_the_server_comes_back(postgres: PostgresServer) -> None:
+def test_a_listener_that_is_ended_by_the_server_comes_back(run: Runner, postgres: PostgresServer) -> None:
     import asyncpg
 
     async def main() -> None:
@@ -418,7 +415,7 @@ def test_a_listener_that_is_ended_by_the_server_comes_back(postgres: PostgresSer
 # -- without a server
 
 
-def test_sockets_and_database_may_be_deleted_while_they_are_in_use(tmp_path: Path) -> None:
+def test_sockets_and_database_may_be_deleted_while_they_are_in_use(run: Runner, tmp_path: Path) -> None:
     """As programs that tidy up /tmp do."""
 
     def sockets() -> list[Path]:
@@ -445,7 +442,7 @@ def test_sockets_and_database_may_be_deleted_while_they_are_in_use(tmp_path: Pat
     run(main)
 
 
-def test_a_locked_database_holds_up_nobody_elses_turn(tmp_path: Path) -> None:
+def test_a_locked_database_holds_up_nobody_elses_turn(run: Runner, tmp_path: Path) -> None:
     import sqlite3
 
     async def main() -> None:
@@ -469,7 +466,7 @@ def test_a_locked_database_holds_up_nobody_elses_turn(tmp_path: Path) -> None:
     run(main)
 
 
-def test_a_listener_that_is_held_up_hears_of_everything_in_the_end(tmp_path: Path) -> None:
+def test_a_listener_that_is_held_up_hears_of_everything_in_the_end(run: Runner, tmp_path: Path) -> None:
     """Its socket is full after ten messages, on most machines."""
 
     async def main() -> None:
@@ -486,7 +483,7 @@ def test_a_listener_that_is_held_up_hears_of_everything_in_the_end(tmp_path: Pat
     run(main)
 
 
-def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
+def test_what_killed_processes_have_left_is_removed(run: Runner, tmp_path: Path) -> None:
     program = f"""if True:
         import asyncio, os, signal
         from purgatory.relay import Relay
@@ -514,7 +511,7 @@ def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
     run(main)
 
 
-def test_a_folder_may_have_a_longer_name_than_a_socket(tmp_path: Path) -> None:
+def test_a_folder_may_have_a_longer_name_than_a_socket(run: Runner, tmp_path: Path) -> None:
     folder = tmp_path / ("a" * 100) / ("b" * 100)
 
     async def main() -> None:
