@@ -76,7 +76,7 @@ def test_waits_outlive_a_killed_server_and_complete_when_it_is_back(run: Runner,
             for number in range(1, 20):
                 await there.bump(f"key{number}")
             await asyncio.gather(*waits)  # each with what was written, or with what stood when the new epoch began
-            assert here.epoch == there.epoch != epoch
+            await until(lambda: here.epoch == there.epoch != epoch)
             assert min(await asyncio.gather(*(here.wait(f"key{number}", 0, 20) for number in range(20)))) >= 1
             await until(lambda: here.statistics().is_connected)
 
@@ -85,7 +85,7 @@ def test_waits_outlive_a_killed_server_and_complete_when_it_is_back(run: Runner,
 
 def test_while_the_store_is_away_reads_and_writes_fail_within_the_timeout(run: Runner, server: Any) -> None:
     async def main() -> None:
-        async with pair(server.url, timeout=0.5) as (here, _):
+        async with pair(server.url, timeout=1.0) as (here, _):
             waiting = asyncio.create_task(here.wait("b", 0))
             await until(lambda: here.statistics().is_connected)
             server.kill()
@@ -104,7 +104,7 @@ def test_while_the_store_is_away_reads_and_writes_fail_within_the_timeout(run: R
 
 def test_a_paused_server_is_noticed_and_nothing_is_lost_by_it(run: Runner, server: Any) -> None:
     async def main() -> None:
-        async with pair(server.url, timeout=0.5, resync=0.5) as (here, there):
+        async with pair(server.url, timeout=1.0, resync=0.5) as (here, there):
             waits = [asyncio.create_task(here.wait(f"key{number}", 0)) for number in range(20)]
             await until(lambda: here.statistics().watched == 20)
             server.pause()
@@ -179,7 +179,7 @@ class Proxy:
 def test_a_connection_that_is_dead_and_silent_is_found_by_the_probe(run: Runner, server: Any) -> None:
     async def main() -> None:
         proxy = Proxy(server)
-        async with proxy.serving() as url, pair(url, resync=0.3, timeout=0.3) as (here, _):
+        async with proxy.serving() as url, pair(url, resync=0.3, timeout=1.5) as (here, _):
             await until(lambda: here.statistics().resyncs > 1)
             proxy.silent = list(proxy.open)
             await until(lambda: not here.statistics().is_connected)
