@@ -9,7 +9,7 @@ epoch with it, and the next script begins a new one. So it does on another serve
 that was restarted, and perhaps has read an older dump, or a replica that took over before it had everything. To ask the server
 who it is takes 6 µs of its time.
 
-One channel for all keys. Every process hears of each write, which costs it 20 µs if nobody there waits for the key. A channel
+One channel for all keys. Every process hears of each write, which costs it 40 µs if nobody there waits for the key. A channel
 for each key would cost a subscription, its confirmation and a read for each key that somebody begins to wait for, and after a
 lost connection all of that at once; and whoever hears one channel can tell by the positions when something is missing.
 
