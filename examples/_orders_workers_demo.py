@@ -2,8 +2,9 @@
 
 Each client waits for an order, is told that it is paid, and goes on to the next. A third of the way through, the worker that
 has answered most is killed; its supervisor starts another, and its clients ask again with the ETag that they have (aiohttp does
-so once by itself). Two thirds of the way through, all connections to the store are cut, if it is a server. A wait that is not
-answered although the webhook was, is *missed*.
+so once by itself). Two thirds of the way through, the store is killed and started again a second later, if it is a server that
+the demo has started; if it is yours, all connections of the relays to it are cut. A wait that is not answered although the
+webhook was, is *missed*.
 """
 
 import argparse
@@ -19,15 +20,19 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import asyncpg
+from _orders_workers_store import KINDS, OwnStore
 from redis.asyncio import Redis
 from rich.console import Console
 from rich.table import Table
 
 WAIT = 20.0  # seconds, that a client asks for
+SETTLED = 2.0  # seconds after something was killed, until all is as before
+AWAY = 1.0  # seconds for which the store is killed
 LATE = 18.0  # seconds from the webhook's answer to the client's, after which an answer is no answer: longer than any resync
 
 
@@ -36,10 +41,12 @@ class Seen:
     """What the clients saw."""
 
     endings: Counter[str] = field(default_factory=Counter)
-    answers: dict[int, tuple[str, float]] = field(default_factory=dict)  # by order: the worker, and seconds since the write
+    answers: dict[int, tuple[str, float, float]] = field(default_factory=dict)  # by order: worker, when written and answered
     writers: dict[int, str] = field(default_factory=dict)  # by order: the worker that the webhook went to
     told: dict[int, float] = field(default_factory=dict)  # by order: when the webhook was answered
     workers: Counter[str] = field(default_factory=Counter)
+    events: list[str] = field(default_factory=list)
+    trouble: list[tuple[float, float]] = field(default_factory=list)  # from when to when something was killed or cut
 
 
 async def ask(url: str, method: str, **options: Any) -> tuple[int, Any, Any]:
@@ -70,7 +77,7 @@ async def keep_waiting(url: str, number: int, until: float, seen: Seen, orders: 
             now = time.time()
             if body is not None and body["state"] == "paid":
                 seen.endings["completed"] += 1
-                seen.answers[order] = (answer["X-Worker"], now - body["paid_at"])
+                seen.answers[order] = (answer["X-Worker"], body["paid_at"], now)
                 break
             if status == 200:
                 orders.setdefault(order, asyncio.Event()).set()  # it is known, and is waited for next
@@ -109,17 +116,29 @@ async def until_it_serves(url: str) -> None:
         await asyncio.sleep(0.1)
 
 
-async def cause_trouble(options: argparse.Namespace, seen: Seen, events: list[str]) -> None:
+async def cause_trouble(options: argparse.Namespace, seen: Seen, own: OwnStore | None) -> None:
     await asyncio.sleep(options.seconds / 3)
     if options.workers > 1 and seen.workers:
         [(victim, _)] = seen.workers.most_common(1)
         os.kill(int(victim), signal.SIGKILL)
-        events.append(f"killed worker {victim}")
+        note(seen, f"killed worker {victim}")
     await asyncio.sleep(options.seconds / 3)
     store = os.environ["ORDERS_STORE"]
-    if not store.startswith("file:"):
+    if own is not None:
+        begun = time.time()
+        own.kill()
+        await asyncio.sleep(AWAY)
+        await asyncio.to_thread(own.start)
+        note(seen, f"killed {own.kind}, and started it again after {time.time() - begun:.1f} s", begun)
+    elif not store.startswith("file:"):
         await (cut_postgresql if store.startswith("postgres") else cut_redis)(store)
-        events.append("cut all connections to the store")
+        note(seen, "cut all connections to the store, which is yours and was not killed")
+
+
+def note(seen: Seen, event: str, begun: float | None = None) -> None:
+    """Takes down that something was done, between `begun` and now."""
+    seen.events.append(event)
+    seen.trouble.append((begun or time.time(), time.time()))
 
 
 async def cut_redis(store: str) -> None:
@@ -135,26 +154,26 @@ async def cut_postgresql(store: str) -> None:
     await connection.close()
 
 
-async def put_load_on(url: str, options: argparse.Namespace) -> Table:
-    seen, events = Seen(), list[str]()
+async def put_load_on(url: str, options: argparse.Namespace, own: OwnStore | None) -> Table:
+    seen = Seen()
     await until_it_serves(url)
     orders: dict[int, asyncio.Event] = {}
     until = time.monotonic() + options.seconds
     numbers = range(1, options.clients + 1)
     others = [asyncio.create_task(keep_paying(url, number, seen, orders)) for number in numbers]
-    others.append(asyncio.create_task(cause_trouble(options, seen, events)))
+    others.append(asyncio.create_task(cause_trouble(options, seen, own)))
     await asyncio.gather(*(keep_waiting(url, number, until, seen, orders) for number in numbers))
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-    return report(seen, events, options)
+    return report(seen, options)
 
 
-def report(seen: Seen, events: list[str], options: argparse.Namespace) -> Table:
+def report(seen: Seen, options: argparse.Namespace) -> Table:
     """What the clients saw."""
-    store = os.environ["ORDERS_STORE"].rpartition("@")[2]
+    store = os.environ["ORDERS_STORE"]
     title = f"{options.clients} clients, {options.workers} workers, {options.seconds:g} s, {store.partition(':')[0]}"
-    table = Table(title=title, title_justify="left", caption=", ".join(events), caption_justify="left")
+    table = Table(title=title, title_justify="left", caption=", ".join(seen.events), caption_justify="left")
     table.add_column("")
     table.add_column("clients", justify="right")
     waits = seen.endings["completed"] + seen.endings["missed"]
@@ -162,10 +181,15 @@ def report(seen: Seen, events: list[str], options: argparse.Namespace) -> Table:
     for name in ("completed", "by deadline", "missed", "asked again", "webhooks called again"):
         table.add_row(name, str(seen.endings[name]))
     table.add_section()
-    for name, is_same in (("the same worker", True), ("another worker", False)):
-        some = [late for order, (worker, late) in seen.answers.items() if (worker == seen.writers.get(order)) is is_same]
+    lasting: dict[str, list[float]] = {"the same worker": [], "another worker": [], "any, around a kill": []}
+    for order, (worker, written, answered) in seen.answers.items():
+        place = "the same worker" if worker == seen.writers.get(order) else "another worker"
+        if any(written < end + SETTLED and answered > begin for begin, end in seen.trouble):
+            place = "any, around a kill"
+        lasting[place].append(answered - written)
+    for place, some in lasting.items():
         p50, p99 = (milliseconds(percentile(some, fraction)) for fraction in (0.5, 0.99))
-        table.add_row(f"from write to answer on {name}, {len(some)} times: p50", p50)
+        table.add_row(f"from write to answer on {place}: {len(some)} times, p50", p50)
         table.add_row("p99", p99)
     return table
 
@@ -181,11 +205,23 @@ def milliseconds(seconds: float) -> str:
 
 def run_demo(command: Sequence[str], options: argparse.Namespace) -> None:
     """Serves, puts load on it, and prints what the clients saw."""
+    own = None
+    if options.store in KINDS:
+        own = OwnStore(options.store, Path(os.environ["ORDERS_FOLDER"]))
+        os.environ["ORDERS_STORE"] = own.url
+    try:
+        serve_and_load(command, options, own)
+    finally:
+        if own is not None:
+            own.kill()
+
+
+def serve_and_load(command: Sequence[str], options: argparse.Namespace, own: OwnStore | None) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     whole = [*command, "--port", str(port), "--store", os.environ["ORDERS_STORE"]]
     with subprocess.Popen(whole, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as server:
         try:
-            Console().print(asyncio.run(put_load_on(f"http://127.0.0.1:{port}", options)))
+            Console().print(asyncio.run(put_load_on(f"http://127.0.0.1:{port}", options, own)))
         finally:
             server.terminate()

@@ -5,7 +5,8 @@
     curl -i -H 'If-None-Match: "..."' 'http://127.0.0.1:8000/orders/7'  waits, with that ETag
     curl -i -X POST 'http://127.0.0.1:8000/webhooks/payment?order=7'    in another terminal; most likely to another worker
 
-or let 400 clients loose on it, kill a worker meanwhile, and see the numbers: `python examples/orders_workers.py --demo`.
+or let 400 clients loose on it, kill a worker meanwhile, and see the numbers: `python examples/orders_workers.py --demo`. With
+`--store redis` or `--store postgresql` the demo starts such a server for itself, and kills that, too.
 
 `GET /orders/{order}?wait=S`
     answers with the state of the order and its `ETag`; with `If-None-Match`, as soon as it is another one, or 304 after S
@@ -103,13 +104,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=8000, help="port to serve on (default: 8000)")
     parser.add_argument("--workers", type=int, default=4, help="how many processes (default: 4)")
     parser.add_argument("--folder", type=Path, help="for the orders (default: a temporary one)")
+    stores = "file:///folder, redis://... or postgresql://... (default: in the folder)"
     parser.add_argument(
-        "--store", help="of the relay: file:///folder, redis://... or postgresql://... (default: in the folder)"
+        "--store", help=f"of the relay: {stores}; with --demo also redis or postgresql, for a server of its own"
     )
-    parser.add_argument("--demo", action="store_true", help="let clients loose on it, kill a worker, print what they saw")
+    parser.add_argument("--demo", action="store_true", help="let clients loose on it, kill things, print what they saw")
     parser.add_argument("--clients", type=int, default=400, help="of the demo (default: 400)")
     parser.add_argument("--seconds", type=float, default=15.0, help="for which the demo runs (default: 15)")
     options = parser.parse_args(arguments)
+    if options.store in ("redis", "postgresql") and not options.demo:
+        parser.error(
+            f"--store {options.store}: a server of its own is for the --demo; name the address of yours, {options.store}://..."
+        )
     with tempfile.TemporaryDirectory(prefix="orders-") as temporary:
         folder = options.folder or Path(temporary)
         prepare(folder)

@@ -2,7 +2,8 @@
 
     python -m purgatory.bench._relay_process JSON
 
-By hand is what tutorials show: a message on a channel sets the `asyncio.Event` of its key.
+By hand is what tutorials show: a message on a channel sets the `asyncio.Event` of its key. A channel for each key is the same,
+with a subscription for as long as somebody waits for the key.
 """
 
 import asyncio
@@ -79,7 +80,50 @@ class Theirs:
         return version
 
 
-WAYS: dict[str, Callable[[str], Any]] = {"ours": Ours, "theirs": Theirs}
+class Channels:
+    """Publish/subscribe with a channel for each key that somebody here waits for, one wait to a key, and an event for each."""
+
+    def __init__(self, url: str) -> None:
+        self.client = Redis.from_url(url, max_connections=1000)
+        self.pubsub = self.client.pubsub()
+        self.confirmed: dict[str, asyncio.Event] = {}
+        self.events: dict[str, asyncio.Event] = {}
+        self.received = 0
+
+    async def begin(self) -> None:
+        await self.pubsub.subscribe("nothing")
+        self.listener = asyncio.create_task(self.listen())
+
+    async def listen(self) -> None:
+        async for message in self.pubsub.listen():
+            events = self.confirmed if message["type"] == "subscribe" else self.events
+            event = events.get(message["channel"].decode())
+            if event is not None and message["type"] != "unsubscribe":
+                self.received += message["type"] == "message"
+                event.set()
+
+    async def wait(self, key: str, seen: int) -> int:
+        confirmed, event = self.confirmed[key], self.events[key] = asyncio.Event(), asyncio.Event()
+        await self.pubsub.subscribe(key)
+        await confirmed.wait()
+        try:
+            version = int(await self.client.get(key) or 0)
+            while version <= seen:
+                await event.wait()
+                event.clear()
+                version = int(await self.client.get(key) or 0)
+            return version
+        finally:
+            del self.confirmed[key], self.events[key]
+            await self.pubsub.unsubscribe(key)
+
+    async def write(self, key: str) -> int:
+        version = int(await self.client.incr(key))
+        await self.client.publish(key, version)
+        return version
+
+
+WAYS: dict[str, Callable[[str], Any]] = {"ours": Ours, "theirs": Theirs, "channels": Channels}
 
 
 def lines_of(way: str) -> int:
@@ -117,12 +161,40 @@ async def wait_for_all(order: dict[str, Any]) -> dict[str, Any]:
     begun = time.process_time()
     print("ready", flush=True)
     await until_told()
-    result: dict[str, Any] = {"answers": answers, "cpu": time.process_time() - begun}
-    if isinstance(way, Ours):
-        result["received"], result["healed"] = way.relay.statistics().received, way.relay.statistics().healed
-        await way.relay.aclose()
-    else:
-        result["received"] = way.received
+    result = {"answers": answers, "cpu": time.process_time() - begun, **await counted(way)}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return result
+
+
+async def counted(way: Any) -> dict[str, Any]:
+    """What it has counted; it ends with that."""
+    if not isinstance(way, Ours):
+        return {"received": way.received}
+    statistics = way.relay.statistics()
+    await way.relay.aclose()
+    return {"received": statistics.received, "healed": statistics.healed}
+
+
+async def wait_in_turn(order: dict[str, Any]) -> dict[str, Any]:
+    """Waits once for each key, for so many of them at a time: when each was answered."""
+    way = WAYS[order["way"]](order["url"])
+    await way.begin()
+    answers: list[tuple[str, int, float]] = []
+    rest = iter(range(order["keys"]))
+
+    async def keep_waiting() -> None:
+        for number in rest:
+            version = await way.wait(f"key{number}", 0)
+            answers.append((f"key{number}", version, time.monotonic()))
+
+    tasks = [asyncio.create_task(keep_waiting()) for _ in range(order["at_once"])]
+    await asyncio.sleep(0.3)
+    begun = time.process_time()
+    print("ready", flush=True)
+    await until_told()
+    result = {"answers": answers, "cpu": time.process_time() - begun, **await counted(way)}
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -130,7 +202,7 @@ async def wait_for_all(order: dict[str, Any]) -> dict[str, Any]:
 
 
 async def write_some(order: dict[str, Any]) -> dict[str, Any]:
-    """Writes random keys at a rate: when each write began."""
+    """Writes keys at a rate, at random or in turn, as soon as standard input is closed: when each write began."""
     way = WAYS[order["way"]](order["url"])
     await way.begin()
     writes: list[tuple[str, int, float]] = []
@@ -143,10 +215,13 @@ async def write_some(order: dict[str, Any]) -> dict[str, Any]:
             writes.append((key, await way.write(key), begun))
 
     print("ready", flush=True)
+    await until_told()
     begun, number = time.monotonic(), 0
-    while (passed := time.monotonic() - begun) < order["seconds"]:
-        while number < passed * order["rate"]:
-            task = asyncio.create_task(write(f"key{chance.randrange(order['keys'])}"))
+    count = int(order["seconds"] * order["rate"])
+    while number < count:
+        while number < min(count, (time.monotonic() - begun) * order["rate"]):
+            chosen = number if order.get("in_turn") else chance.randrange(order["keys"])
+            task = asyncio.create_task(write(f"key{chosen}"))
             running.add(task)
             task.add_done_callback(running.discard)
             number += 1
@@ -177,7 +252,7 @@ async def watch_many(order: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-WORKS = {"wait": wait_for_all, "write": write_some, "watch": watch_many}
+WORKS = {"wait": wait_for_all, "wait in turn": wait_in_turn, "write": write_some, "watch": watch_many}
 
 if __name__ == "__main__":
     logging.disable()

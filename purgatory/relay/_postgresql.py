@@ -6,6 +6,10 @@
 A version is raised by an UPDATE, in the caller's transaction if he wants: the row is locked until that ends, the version is
 told by NOTIFY if and only if it is committed, and nobody else has got the same number. So keep such transactions short.
 
+The table is UNLOGGED: what a server has lost in a crash, or to a replica that takes its place, is the whole of it, and so the
+epoch goes with it; and no commit waits for the disk. A dump that is restored brings the epoch's row along, but not the
+transaction that has made it, which that row names: so it counts for nothing.
+
 Its writes are not counted: that would make all of them wait for each other. A position is the last transaction before the
 oldest one that was running when somebody looked: every change up to it was there to be seen, and a change by any other is seen
 the next time, perhaps again. News have the transaction that made them; the next one to come is later than all these, unless the
@@ -45,13 +49,13 @@ SHAPE: Final = """
 """
 
 CREATE: Final = """
-    CREATE TABLE {table} (key bytea PRIMARY KEY, version bigint NOT NULL, changed xid8 NOT NULL, epoch text);
+    CREATE UNLOGGED TABLE {table} (key bytea PRIMARY KEY, version bigint NOT NULL, changed xid8 NOT NULL, epoch text);
     CREATE INDEX ON {table} (changed)
 """
 
 READ: Final = """
     SELECT key, version, epoch, pg_snapshot_xmin(shot)::text::bigint - 1, pg_snapshot_xmax(shot)::text::bigint - 1
-    FROM {table}, pg_current_snapshot() AS shot WHERE key = '\\xff'
+    FROM {table}, pg_current_snapshot() AS shot WHERE key = '\\xff' AND {table}.xmin = changed::xid
     UNION ALL SELECT key, version, NULL, NULL, NULL FROM {table} WHERE key = ANY ($1::bytea[])
     UNION ALL SELECT key, version, NULL, NULL, NULL FROM {table} WHERE changed > $2::text::xid8 AND key <> '\\xff'
 """
@@ -71,16 +75,26 @@ WRITE: Final = """
         FROM raised JOIN change USING (key)
     )
     SELECT keys, versions, epoch, pg_current_xact_id()::text::bigint AS position,
-        pg_notify($5, '["' || epoch || '",-1,' || pg_current_xact_id()::text || ',{{' || news || '}}]')
-    FROM told LEFT JOIN {table} ON key = '\\xff'
+        CASE WHEN epoch IS NOT NULL THEN
+            pg_notify($5, '["' || epoch || '",-1,' || pg_current_xact_id()::text || ',{{' || news || '}}]')
+        END
+    FROM told LEFT JOIN {table} ON key = '\\xff' AND {table}.xmin = changed::xid
 """
 
 BEGIN_EPOCH: Final = """
-    INSERT INTO {table} VALUES ('\\xff', 0, pg_current_xact_id(), $1) ON CONFLICT (key) DO NOTHING
+    INSERT INTO {table} VALUES ('\\xff', 0, pg_current_xact_id(), $1)
+    ON CONFLICT (key) DO UPDATE SET changed = pg_current_xact_id(), epoch = $1 WHERE {table}.xmin <> {table}.changed::xid
 """
 
+ADOPT: Final = """
+    UPDATE {table} SET changed = pg_current_xact_id() WHERE changed > pg_current_xact_id() AND key <> '\\xff'
+"""
+"""For what was restored from another server, whose transactions had other numbers."""
+
 RENEW: Final = """
-    WITH renewed AS (UPDATE {table} SET epoch = $2 WHERE key = '\\xff' AND epoch = $3 RETURNING epoch)
+    WITH renewed AS (
+        UPDATE {table} SET epoch = $2, changed = pg_current_xact_id() WHERE key = '\\xff' AND epoch = $3 RETURNING epoch
+    )
     SELECT pg_notify($1, '["' || epoch || '",-1,-1,{{}}]') FROM renewed
 """
 
@@ -112,7 +126,12 @@ class PostgresStore:
                 raise ValueError(
                     f"cannot use the table {self._table} at {self.address}: it is something else, and was left alone"
                 )
-            await connection.execute(self._query(BEGIN_EPOCH), token_hex(4))
+            await self._begin_epoch(connection)
+
+    async def _begin_epoch(self, connection: Any) -> None:
+        """Begins one, unless there is one that was begun here."""
+        await connection.execute(self._query(BEGIN_EPOCH), token_hex(4))
+        await connection.execute(self._query(ADOPT))
 
     async def close(self) -> None:
         """See `Store.close`."""
@@ -154,7 +173,7 @@ class PostgresStore:
                         versions[row[0].decode()] = row[1]
                 if epoch is not None:
                     return Answer(epoch, position, versions, latest=latest)
-                await connection.execute(self._query(BEGIN_EPOCH), token_hex(4))
+                await self._begin_epoch(connection)
 
     async def write(self, changes: Sequence[Change], connection: Any = None) -> News:
         """See `Store.write`. On a connection of the caller's, what goes wrong with it is raised as it is."""
@@ -173,8 +192,8 @@ class PostgresStore:
             names = [dumps(key) for key in keys]
             arguments = [[key.encode() for key in keys], names, least, more, self._channel]
             row = await connection.fetchrow(self._query(WRITE), *arguments)
-            if row["epoch"] is None:  # the table was emptied
-                await connection.execute(self._query(BEGIN_EPOCH), token_hex(4))
+            if row["epoch"] is None:  # the table was emptied, or restored
+                await self._begin_epoch(connection)
                 row = await connection.fetchrow(
                     self._query(WRITE), arguments[0], names, [0] * len(keys), [0] * len(keys), self._channel
                 )

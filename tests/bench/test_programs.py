@@ -179,7 +179,7 @@ def test_relay_measures_a_folder_and_redis_against_the_hand_written_way(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     need("redis-server", "needs redis-server: apt-get install redis-server")
-    report = report_of(tmp_path, "relay", "--seconds", "5")
+    report = report_of(tmp_path, "relay", "--seconds", "3", "--rate", "200")
 
     rows = [(row["store"], row["way"], row["is_killed"]) for row in report["rows"]]
     redis = [("redis", way, is_killed) for way in ("ours", "theirs") for is_killed in (False, True)]
@@ -189,4 +189,16 @@ def test_relay_measures_a_folder_and_redis_against_the_hand_written_way(
         assert row["answers"] > 0
         assert row["lost"] == 0 or row["way"] == "theirs"
     assert report["watched"] == 10_000
+    assert "prove nothing" in capsys.readouterr().out
+
+
+def test_relay_measures_one_channel_against_one_for_each_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    need("redis-server", "needs redis-server: apt-get install redis-server")
+    report = report_of(tmp_path, "relay", "--channels")
+
+    assert [row["way"] for row in report["rows"]] == ["ours", "channels"]
+    for row in report["rows"]:
+        assert row["answers"] == row["writes"] > 0
+        assert row["lost"] == 0
+        assert row["cpu_of_server"] > 0
     assert "prove nothing" in capsys.readouterr().out

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
@@ -159,9 +159,26 @@ class PostgresServer(Server):
             return client.recv(1) == b"R"
 
     def kill(self) -> None:
-        """Kills its processes; the children of a killed postmaster end by themselves, and nobody starts before that."""
+        """Kills all its processes: one that is left would keep the next postmaster from starting."""
+        children = self._children()
         super().kill()
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
         (self.data / "postmaster.pid").unlink(missing_ok=True)
+
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal; what pauses or continues goes to all its processes: each of them has a group of its own."""
+        super().send(number)
+        if number in (signal.SIGSTOP, signal.SIGCONT):
+            for child in self._children():
+                os.kill(child, number)
+
+    def _children(self) -> list[int]:
+        if self.process is None:
+            return []
+        return [int(child) for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()]
 
     def remove(self) -> None:
         self.kill()

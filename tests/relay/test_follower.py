@@ -4,6 +4,7 @@ The store here is a dictionary. Between any two steps its news may be lost, repe
 reads may fail before or after they were answered, the store may lose everything, or come back with what it had earlier.
 """
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -339,7 +340,11 @@ class Simulation(RuleBasedStateMachine):
 
 
 def test_no_wait_outlives_a_look_at_the_store_and_none_is_answered_early() -> None:
-    Simulation.TestCase.settings = settings(max_examples=300, stateful_step_count=60, deadline=None)
+    """The same examples each time; more, and others, with `PURGATORY_SIMULATIONS=5000`. What fails is printed, step by step."""
+    more = os.environ.get("PURGATORY_SIMULATIONS")
+    Simulation.TestCase.settings = settings(
+        max_examples=int(more or 300), derandomize=more is None, stateful_step_count=60, deadline=None, database=None
+    )
     Simulation.TestCase("runTest").runTest()
 
 

@@ -1,17 +1,23 @@
-"""What a relay does when its store is killed, paused, emptied, or comes back with what it had earlier."""
+"""What a relay does when its store is killed, paused, emptied, or comes back with what it had earlier.
+
+On asyncio; `PURGATORY_OUTAGES_ON=uvloop pytest tests/relay/test_outages.py` is for uvloop. They pass there, too; but on a very
+busy machine some runs with both kinds of loop in one process have hung in uvloop's `loop.close()`.
+"""
 
 import asyncio
+import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loops import LOOP_FACTORIES, LoopFactory, Runner
 from servers import PostgresServer, RedisServer, postgres_server, redis_server
 
 from purgatory import RelayUnavailable
@@ -19,6 +25,11 @@ from purgatory.relay import Relay
 
 RESYNC = 30.0  # so long that nothing here is healed by it
 prefixes = count(1)
+
+
+@pytest.fixture
+def loop_factory() -> LoopFactory:
+    return LOOP_FACTORIES[os.environ.get("PURGATORY_OUTAGES_ON", "asyncio")]
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +53,6 @@ def redis(tmp_path: Path) -> Iterator[RedisServer]:
         yield server
 
 
-def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 60))
-
-
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.01)
@@ -59,7 +66,7 @@ async def pair(url: str, **options: Any) -> AsyncIterator[tuple[Relay, Relay]]:
         yield here, there
 
 
-def test_waits_outlive_a_killed_server_and_complete_when_it_is_back(server: Any) -> None:
+def test_waits_outlive_a_killed_server_and_complete_when_it_is_back(run: Runner, server: Any) -> None:
     async def main() -> None:
         async with pair(server.url) as (here, there):
             assert await there.bump("a") == 1
@@ -78,16 +85,17 @@ def test_waits_outlive_a_killed_server_and_complete_when_it_is_back(server: Any)
             assert await writing >= 1
             for number in range(1, 20):
                 await there.bump(f"key{number}")
-            assert [version >= 1 for version in await asyncio.gather(*waits)] == [True] * 20
-            assert here.epoch == epoch
+            await asyncio.gather(*waits)  # each with what was written, or with what stood when the new epoch began
+            await until(lambda: here.epoch == there.epoch != epoch)
+            assert min(await asyncio.gather(*(here.wait(f"key{number}", 0, 20) for number in range(20)))) >= 1
             await until(lambda: here.statistics().is_connected)
 
     run(main)
 
 
-def test_while_the_store_is_away_reads_and_writes_fail_within_the_timeout(server: Any) -> None:
+def test_while_the_store_is_away_reads_and_writes_fail_within_the_timeout(run: Runner, server: Any) -> None:
     async def main() -> None:
-        async with pair(server.url, timeout=0.5) as (here, _):
+        async with pair(server.url, timeout=1.0) as (here, _):
             waiting = asyncio.create_task(here.wait("b", 0))
             await until(lambda: here.statistics().is_connected)
             server.kill()
@@ -104,23 +112,25 @@ def test_while_the_store_is_away_reads_and_writes_fail_within_the_timeout(server
     run(main)
 
 
-def test_a_paused_server_is_noticed_and_nothing_is_lost_by_it(redis: RedisServer) -> None:
+def test_a_paused_server_is_noticed_and_nothing_is_lost_by_it(run: Runner, server: Any) -> None:
     async def main() -> None:
-        async with pair(redis.url, timeout=0.5, resync=0.5) as (here, there):
+        async with pair(server.url, timeout=1.0, resync=0.5) as (here, there):
             waits = [asyncio.create_task(here.wait(f"key{number}", 0)) for number in range(20)]
             await until(lambda: here.statistics().watched == 20)
-            redis.pause()
-            with pytest.raises(RelayUnavailable, match="gave no answer within"):
-                await there.bump("other")
-            await until(lambda: not here.statistics().is_connected)
-            redis.go_on()
+            server.pause()
+            try:
+                with pytest.raises(RelayUnavailable, match="gave no answer within"):
+                    await there.bump("other")
+                await until(lambda: not here.statistics().is_connected)
+            finally:
+                server.go_on()
             await asyncio.gather(*(there.bump(f"key{number}") for number in range(20)))
             assert min(await asyncio.gather(*waits)) >= 1
 
     run(main)
 
 
-def test_what_is_published_while_a_connection_is_cut_is_found_and_counted(redis: RedisServer) -> None:
+def test_what_is_published_while_a_connection_is_cut_is_found_and_counted(run: Runner, redis: RedisServer) -> None:
     async def main() -> None:
         async with pair(redis.url) as (here, there):
             for number in range(1, 21):
@@ -176,10 +186,10 @@ class Proxy:
             await asyncio.sleep(0.01)
 
 
-def test_a_connection_that_is_dead_and_silent_is_found_by_the_probe(server: Any) -> None:
+def test_a_connection_that_is_dead_and_silent_is_found_by_the_probe(run: Runner, server: Any) -> None:
     async def main() -> None:
         proxy = Proxy(server)
-        async with proxy.serving() as url, pair(url, resync=0.3, timeout=0.3) as (here, _):
+        async with proxy.serving() as url, pair(url, resync=0.3, timeout=1.5) as (here, _):
             await until(lambda: here.statistics().resyncs > 1)
             proxy.silent = list(proxy.open)
             await until(lambda: not here.statistics().is_connected)
@@ -189,7 +199,7 @@ def test_a_connection_that_is_dead_and_silent_is_found_by_the_probe(server: Any)
     run(main)
 
 
-def test_after_flushall_everybody_is_told_what_stands_in_a_new_epoch(redis: RedisServer) -> None:
+def test_after_flushall_everybody_is_told_what_stands_in_a_new_epoch(run: Runner, redis: RedisServer) -> None:
     async def main() -> None:
         async with pair(redis.url) as (here, there):
             assert await there.advance("a", 40) == 40
@@ -212,7 +222,7 @@ def test_after_flushall_everybody_is_told_what_stands_in_a_new_epoch(redis: Redi
     run(main)
 
 
-def test_a_server_that_comes_back_with_an_older_dump_has_a_new_epoch(redis: RedisServer) -> None:
+def test_a_server_that_comes_back_with_an_older_dump_has_a_new_epoch(run: Runner, redis: RedisServer) -> None:
     async def main() -> None:
         async with pair(redis.url) as (here, there):
             assert await there.advance("a", 40) == 40
@@ -233,14 +243,90 @@ def test_a_server_that_comes_back_with_an_older_dump_has_a_new_epoch(redis: Redi
     run(main)
 
 
-def test_a_database_that_comes_back_as_it_was_earlier_has_a_new_epoch(tmp_path: Path) -> None:
+def test_a_server_that_has_lost_something_has_a_new_epoch_though_nobody_is_left_who_knew_it(run: Runner, server: Any) -> None:
+    """Redis without its newest writes, PostgreSQL without anything: neither may take the numbers of before for those of now."""
+    if isinstance(server, RedisServer):
+        server.command[server.command.index("--appendonly") + 1] = "no"
+        server.kill()
+        server.start()
+
+    async def main() -> None:
+        prefix = f"test{next(prefixes)}"
+        async with Relay(server.url, prefix=prefix) as here:
+            assert await here.bump("a") == 1
+            if isinstance(server, RedisServer):
+                server.ask("SAVE")
+            assert await here.bump("a") == 2
+            epoch = here.epoch
+        server.kill()
+        await asyncio.to_thread(server.start)
+        async with Relay(server.url, prefix=prefix) as here:
+            await here.advance("a", 2)
+            assert here.epoch != epoch
+
+    run(main)
+
+
+def test_a_server_that_was_stopped_in_order_keeps_versions_and_their_epoch(run: Runner, postgres: PostgresServer) -> None:
+    async def main() -> None:
+        async with pair(postgres.url) as (here, there):
+            assert await there.advance("a", 40) == 40
+            epoch = here.epoch
+            waiting = asyncio.create_task(here.wait("a", 40))
+            await until(lambda: here.statistics().watched == 1)
+            await stop(postgres)
+            await asyncio.to_thread(postgres.start)
+            assert await there.bump("a") == 41
+            assert await waiting == 41
+            assert here.epoch == there.epoch == epoch
+
+    run(main)
+
+
+async def stop(server: PostgresServer) -> None:
+    """Ends it in order."""
+    server.send(signal.SIGINT)
+    assert server.process is not None
+    await asyncio.to_thread(server.process.wait)
+
+
+def test_a_table_that_was_restored_from_a_dump_has_a_new_epoch(
+    run: Runner, postgres: PostgresServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Perhaps of a server whose transactions had higher numbers: its versions are not told again and again for that."""
+    import asyncpg
+
+    async def main() -> None:
+        connection = await asyncpg.connect(postgres.url)
+        async with pair(postgres.url) as (here, there):
+            assert await there.advance("a", 40) == 40
+            epoch = here.epoch
+            waiting = asyncio.create_task(here.wait("a", 40))
+            await until(lambda: here.statistics().watched == 1 and not here._follower.has_questions)
+            table = here._store._table  # type: ignore[attr-defined]
+            async with connection.transaction():
+                await connection.execute(f"CREATE TEMP TABLE dump AS TABLE {table}")
+                await connection.execute("UPDATE dump SET changed = '9876543210' WHERE epoch IS NULL")
+                await connection.execute(f"TRUNCATE {table}")
+                await connection.execute(f"INSERT INTO {table} TABLE dump")
+            assert await there.bump("b") == 1
+            assert await waiting == 40
+            await until(lambda: here.epoch == there.epoch != epoch)
+            assert await here.bump("b") == 2
+            answer = await here._store.read((), None)
+            assert (await here._store.read((), answer.position)).versions == {}
+            assert "neither news nor a probe" not in caplog.text
+        await connection.close()
+
+    run(main)
+
+
+def test_a_database_that_comes_back_as_it_was_earlier_has_a_new_epoch(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         with postgres_server() as server:
             async with pair(server.url) as (here, there):
                 assert await there.advance("a", 40) == 40
-                server.send(signal.SIGINT)
-                assert server.process is not None
-                await asyncio.to_thread(server.process.wait)
+                await stop(server)
                 earlier = server.folder / "earlier"
                 shutil.copytree(server.data, earlier, symlinks=True)
                 await asyncio.to_thread(server.start)
@@ -263,7 +349,7 @@ def test_a_database_that_comes_back_as_it_was_earlier_has_a_new_epoch(tmp_path: 
     run(main)
 
 
-def test_a_version_is_told_if_and_only_if_the_callers_transaction_is_committed(postgres: PostgresServer) -> None:
+def test_a_version_is_told_if_and_only_if_the_callers_transaction_is_committed(run: Runner, postgres: PostgresServer) -> None:
     import asyncpg
 
     async def main() -> None:
@@ -294,7 +380,7 @@ def test_a_version_is_told_if_and_only_if_the_callers_transaction_is_committed(p
     run(main)
 
 
-def test_what_changed_in_a_long_transaction_is_seen_by_a_later_look(postgres: PostgresServer) -> None:
+def test_what_changed_in_a_long_transaction_is_seen_by_a_later_look(run: Runner, postgres: PostgresServer) -> None:
     """A position is older than what was under way: the order of transactions is not that of their commits."""
     import asyncpg
 
@@ -317,7 +403,7 @@ def test_what_changed_in_a_long_transaction_is_seen_by_a_later_look(postgres: Po
     run(main)
 
 
-def test_a_listener_that_is_ended_by_the_server_comes_back(postgres: PostgresServer) -> None:
+def test_a_listener_that_is_ended_by_the_server_comes_back(run: Runner, postgres: PostgresServer) -> None:
     import asyncpg
 
     async def main() -> None:
@@ -339,7 +425,7 @@ def test_a_listener_that_is_ended_by_the_server_comes_back(postgres: PostgresSer
 # -- without a server
 
 
-def test_sockets_and_database_may_be_deleted_while_they_are_in_use(tmp_path: Path) -> None:
+def test_sockets_and_database_may_be_deleted_while_they_are_in_use(run: Runner, tmp_path: Path) -> None:
     """As programs that tidy up /tmp do."""
 
     def sockets() -> list[Path]:
@@ -366,7 +452,7 @@ def test_sockets_and_database_may_be_deleted_while_they_are_in_use(tmp_path: Pat
     run(main)
 
 
-def test_a_locked_database_holds_up_nobody_elses_turn(tmp_path: Path) -> None:
+def test_a_locked_database_holds_up_nobody_elses_turn(run: Runner, tmp_path: Path) -> None:
     import sqlite3
 
     async def main() -> None:
@@ -390,7 +476,7 @@ def test_a_locked_database_holds_up_nobody_elses_turn(tmp_path: Path) -> None:
     run(main)
 
 
-def test_a_listener_that_is_held_up_hears_of_everything_in_the_end(tmp_path: Path) -> None:
+def test_a_listener_that_is_held_up_hears_of_everything_in_the_end(run: Runner, tmp_path: Path) -> None:
     """Its socket is full after ten messages, on most machines."""
 
     async def main() -> None:
@@ -407,7 +493,7 @@ def test_a_listener_that_is_held_up_hears_of_everything_in_the_end(tmp_path: Pat
     run(main)
 
 
-def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
+def test_what_killed_processes_have_left_is_removed(run: Runner, tmp_path: Path) -> None:
     program = f"""if True:
         import asyncio, os, signal
         from purgatory.relay import Relay
@@ -435,7 +521,7 @@ def test_what_killed_processes_have_left_is_removed(tmp_path: Path) -> None:
     run(main)
 
 
-def test_a_folder_may_have_a_longer_name_than_a_socket(tmp_path: Path) -> None:
+def test_a_folder_may_have_a_longer_name_than_a_socket(run: Runner, tmp_path: Path) -> None:
     folder = tmp_path / ("a" * 100) / ("b" * 100)
 
     async def main() -> None:

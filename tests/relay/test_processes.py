@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from loops import Runner
 from servers import place
 
 from purgatory.relay import Relay
@@ -33,7 +34,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-def test_a_write_completes_the_waits_of_all_processes_and_no_number_is_given_twice(url: str) -> None:
+def test_a_write_completes_the_waits_of_all_processes_and_no_number_is_given_twice(run: Runner, url: str) -> None:
     async def main() -> None:
         pipe = asyncio.subprocess.PIPE
         words = (sys.executable, "-c", WORKER, url)
@@ -53,4 +54,4 @@ def test_a_write_completes_the_waits_of_all_processes_and_no_number_is_given_twi
             for worker in workers:
                 assert await worker.wait() == 0
 
-    asyncio.run(asyncio.wait_for(main(), 120))
+    run(main)

@@ -7,12 +7,13 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loops import Runner
 from servers import free_port, place, postgres_server, redis_server
 
 from purgatory import (
@@ -48,16 +49,12 @@ def file_relay(tmp_path: Path) -> Callable[..., Relay]:
     return lambda **options: Relay(f"file://{tmp_path}/app", **options)
 
 
-def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 60))
-
-
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():
         await asyncio.sleep(0.005)
 
 
-def test_a_wait_completes_wherever_the_write_was_made(relay: Callable[..., Relay]) -> None:
+def test_a_wait_completes_wherever_the_write_was_made(run: Runner, relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         async with relay() as here, relay() as there:
             assert here.epoch == there.epoch
@@ -73,7 +70,7 @@ def test_a_wait_completes_wherever_the_write_was_made(relay: Callable[..., Relay
     run(main)
 
 
-def test_a_version_that_is_there_already_is_answered_at_once(relay: Callable[..., Relay]) -> None:
+def test_a_version_that_is_there_already_is_answered_at_once(run: Runner, relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         async with relay() as here, relay() as there:
             assert await there.advance("a", 41) == 41
@@ -83,7 +80,7 @@ def test_a_version_that_is_there_already_is_answered_at_once(relay: Callable[...
     run(main)
 
 
-def test_each_bump_gets_a_number_of_its_own(relay: Callable[..., Relay]) -> None:
+def test_each_bump_gets_a_number_of_its_own(run: Runner, relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         async with relay() as here, relay() as there:
             numbers = await asyncio.gather(*(one.bump("a") for one in (here, there) * 50))
@@ -93,7 +90,7 @@ def test_each_bump_gets_a_number_of_its_own(relay: Callable[..., Relay]) -> None
     run(main)
 
 
-def test_at_its_deadline_a_wait_says_what_the_key_has(relay: Callable[..., Relay]) -> None:
+def test_at_its_deadline_a_wait_says_what_the_key_has(run: Runner, relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         async with relay() as here:
             await here.advance("a", 3)
@@ -104,7 +101,7 @@ def test_at_its_deadline_a_wait_says_what_the_key_has(relay: Callable[..., Relay
     run(main)
 
 
-def test_news_check_the_keys_of_attached_purgatories(relay: Callable[..., Relay]) -> None:
+def test_news_check_the_keys_of_attached_purgatories(run: Runner, relay: Callable[..., Relay]) -> None:
     class Paid(DelayedOperation[str]):
         def try_complete(self) -> bool:
             return bool(paid) and self.force_complete()
@@ -127,7 +124,7 @@ def test_news_check_the_keys_of_attached_purgatories(relay: Callable[..., Relay]
     run(main)
 
 
-def test_a_purgatory_that_fails_hurts_itself_alone(file_relay: Callable[..., Relay]) -> None:
+def test_a_purgatory_that_fails_hurts_itself_alone(run: Runner, file_relay: Callable[..., Relay]) -> None:
     reports: list[dict[str, Any]] = []
 
     class Broken(Purgatory[Any]):  # type: ignore[misc]
@@ -145,7 +142,7 @@ def test_a_purgatory_that_fails_hurts_itself_alone(file_relay: Callable[..., Rel
     assert isinstance(reports[0]["exception"], ZeroDivisionError)
 
 
-def test_closing_answers_whoever_waits(file_relay: Callable[..., Relay]) -> None:
+def test_closing_answers_whoever_waits(run: Runner, file_relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         async with file_relay() as here:
             waiting = asyncio.create_task(here.wait("a", 0))
@@ -163,7 +160,7 @@ def test_closing_answers_whoever_waits(file_relay: Callable[..., Relay]) -> None
     gc.collect()
 
 
-def test_a_relay_is_used_on_the_loop_that_it_was_entered_on(file_relay: Callable[..., Relay]) -> None:
+def test_a_relay_is_used_on_the_loop_that_it_was_entered_on(run: Runner, file_relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         here = file_relay()
         with pytest.raises(RelayUnavailable, match=r"cannot bump 'a': the relay at file:///.* is not open yet"):
@@ -197,7 +194,7 @@ def test_a_relay_is_used_on_the_loop_that_it_was_entered_on(file_relay: Callable
     ],
 )
 def test_bad_input_is_refused_and_changes_nothing(
-    file_relay: Callable[..., Relay], call: Callable[[Relay], Any], error: type[Exception], message: str
+    run: Runner, file_relay: Callable[..., Relay], call: Callable[[Relay], Any], error: type[Exception], message: str
 ) -> None:
     async def main() -> None:
         async with file_relay() as here:
@@ -229,7 +226,7 @@ def test_a_bad_address_or_setting_is_refused(store: Any, options: Any, error: ty
 
 
 @pytest.mark.parametrize("scheme", ["redis", "postgresql"])
-def test_a_store_that_cannot_be_reached_is_told_at_once_without_its_password(scheme: str) -> None:
+def test_a_store_that_cannot_be_reached_is_told_at_once_without_its_password(run: Runner, scheme: str) -> None:
     port = free_port()
 
     async def main() -> None:
@@ -243,7 +240,7 @@ def test_a_store_that_cannot_be_reached_is_told_at_once_without_its_password(sch
     run(main)
 
 
-def test_a_store_that_does_not_answer_is_told_within_the_timeout() -> None:
+def test_a_store_that_does_not_answer_is_told_within_the_timeout(run: Runner) -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             port = silent.getsockname()[1]
@@ -255,7 +252,7 @@ def test_a_store_that_does_not_answer_is_told_within_the_timeout() -> None:
     run(main)
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_told(run: Runner, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     async def main() -> None:
@@ -266,7 +263,7 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     run(main)
 
 
-def test_what_belongs_to_others_is_refused_and_left_alone_in_a_folder(tmp_path: Path) -> None:
+def test_what_belongs_to_others_is_refused_and_left_alone_in_a_folder(run: Runner, tmp_path: Path) -> None:
     path = open_store(f"file://{tmp_path}", "purgatory")._path
     theirs = sqlite3.connect(path)
     theirs.execute("CREATE TABLE accounts (name TEXT)")
@@ -295,7 +292,9 @@ def test_what_belongs_to_others_is_refused_and_left_alone_in_a_folder(tmp_path: 
         ("ZADD", "{purgatory}:order", "1", "x"),
     ],
 )
-def test_what_belongs_to_others_is_refused_and_left_alone_in_redis(tmp_path: Path, command: tuple[str, ...]) -> None:
+def test_what_belongs_to_others_is_refused_and_left_alone_in_redis(
+    run: Runner, tmp_path: Path, command: tuple[str, ...]
+) -> None:
     async def main() -> None:
         with redis_server(tmp_path) as server:
             server.ask(*command)
@@ -309,7 +308,7 @@ def test_what_belongs_to_others_is_refused_and_left_alone_in_redis(tmp_path: Pat
     run(main)
 
 
-def test_what_belongs_to_others_is_refused_and_left_alone_in_postgresql() -> None:
+def test_what_belongs_to_others_is_refused_and_left_alone_in_postgresql(run: Runner) -> None:
     import asyncpg
 
     async def main() -> None:
@@ -345,7 +344,7 @@ class Watching:
         return await self._store.write(changes, connection)
 
 
-def test_many_first_waits_are_one_question_and_the_writes_of_a_turn_are_one(tmp_path: Path) -> None:
+def test_many_first_waits_are_one_question_and_the_writes_of_a_turn_are_one(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         store = Watching(open_store(f"file://{tmp_path}", "test"))
         async with Relay(store) as here, Relay(f"file://{tmp_path}", prefix="test") as there:
@@ -366,7 +365,7 @@ def test_many_first_waits_are_one_question_and_the_writes_of_a_turn_are_one(tmp_
     run(main)
 
 
-def test_ten_thousand_keys_that_come_and_go_leave_nothing_behind(file_relay: Callable[..., Relay]) -> None:
+def test_ten_thousand_keys_that_come_and_go_leave_nothing_behind(run: Runner, file_relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         async with file_relay() as here:
             waits = [asyncio.create_task(here.wait(f"key{number}", 0, 20)) for number in range(10_000)]
@@ -384,7 +383,7 @@ def test_ten_thousand_keys_that_come_and_go_leave_nothing_behind(file_relay: Cal
     run(main)
 
 
-def test_who_has_seen_more_than_there_is_is_told_what_stands(relay: Callable[..., Relay]) -> None:
+def test_who_has_seen_more_than_there_is_is_told_what_stands(run: Runner, relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         async with relay() as here:
             await here.advance("a", 3)
@@ -393,7 +392,7 @@ def test_who_has_seen_more_than_there_is_is_told_what_stands(relay: Callable[...
     run(main)
 
 
-def test_a_caller_who_reads_his_own_write_elsewhere_waits_on(relay: Callable[..., Relay]) -> None:
+def test_a_caller_who_reads_his_own_write_elsewhere_waits_on(run: Runner, relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         async with relay() as here, relay() as there:
             for number in range(1, 30):

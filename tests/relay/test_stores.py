@@ -1,10 +1,10 @@
 """The three stores against the promises of `purgatory.relay.Store`, on real servers."""
 
-import asyncio
 from collections.abc import Iterator
 from itertools import count
 
 import pytest
+from loops import LoopFactory, Report, Runner, fail_on
 from servers import place
 
 from purgatory.relay._store import open_store
@@ -20,6 +20,9 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.mark.parametrize("check", store_checks(), ids=lambda check: check.__name__)
-def test_what_a_store_promises(check, url: str) -> None:
+def test_what_a_store_promises(loop_factory: LoopFactory, check, url: str) -> None:
     prefix = f"test{next(prefixes)}"
-    asyncio.run(check(lambda: open_store(url, prefix)))
+    reports: list[Report] = []
+    Runner(loop_factory, reports)(check(lambda: open_store(url, prefix)))
+    # asyncpg says so if it is cancelled as it connects.
+    fail_on([report for report in reports if "unexpected connection_lost()" not in str(report.get("exception"))])

@@ -3,11 +3,11 @@
 import asyncio
 import shutil
 import sys
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loops import Runner
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from asgi_requests import Request
@@ -40,11 +40,7 @@ class Worker:
         return Request(self.app, query, {} if condition is None else {"If-None-Match": condition})
 
 
-def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 60))
-
-
-def test_a_tag_of_one_worker_holds_in_another_and_after_a_restart(tmp_path: Path) -> None:
+def test_a_tag_of_one_worker_holds_in_another_and_after_a_restart(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         url = f"file://{tmp_path}/app"
         async with Relay(url) as first, Relay(url) as second:
@@ -68,7 +64,7 @@ def test_a_tag_of_one_worker_holds_in_another_and_after_a_restart(tmp_path: Path
 
 
 @pytest.mark.parametrize("condition", ['"other-7"', '"{epoch}-1000"', None])
-def test_who_knows_nothing_of_this_epoch_is_told_what_stands(tmp_path: Path, condition: str | None) -> None:
+def test_who_knows_nothing_of_this_epoch_is_told_what_stands(run: Runner, tmp_path: Path, condition: str | None) -> None:
     async def main() -> None:
         async with Relay(f"file://{tmp_path}") as relay:
             await relay.advance("news", 3)
@@ -78,7 +74,7 @@ def test_who_knows_nothing_of_this_epoch_is_told_what_stands(tmp_path: Path, con
     run(main)
 
 
-def test_any_version_that_is_named_by_a_star_is_waited_beyond(tmp_path: Path) -> None:
+def test_any_version_that_is_named_by_a_star_is_waited_beyond(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         async with Relay(f"file://{tmp_path}") as relay:
             request = await Worker(relay, unchanged=204).ask("*", b"wait=0.1").done()
@@ -87,7 +83,7 @@ def test_any_version_that_is_named_by_a_star_is_waited_beyond(tmp_path: Path) ->
     run(main)
 
 
-def test_when_the_store_is_away_polls_wait_on_and_newcomers_are_told(tmp_path: Path) -> None:
+def test_when_the_store_is_away_polls_wait_on_and_newcomers_are_told(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         folder = tmp_path / "app"
         async with Relay(f"file://{folder}", timeout=0.3, resync=0.2) as relay:
@@ -109,7 +105,7 @@ def test_when_the_store_is_away_polls_wait_on_and_newcomers_are_told(tmp_path: P
 
 
 @pytest.mark.usefixtures("no_watcher_of_sse_starlettes")
-def test_events_are_sent_for_versions_of_the_relay(tmp_path: Path) -> None:
+def test_events_are_sent_for_versions_of_the_relay(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         async with Relay(f"file://{tmp_path}") as relay:
             worker = Worker(relay)
