@@ -46,8 +46,6 @@ class Engine:
         "max_pending",
         "missed_triggers",
         "name",
-        "rate",
-        "recent",
         "room",
         "signals",
         "teller",
@@ -72,8 +70,6 @@ class Engine:
         wheel.when_cleared = self._cleared
         # What the hot paths need of the wheel and the watch lists, without a second attribute look-up.
         self.by_key = self.watchers.by_key
-        self.recent = wheel.recent
-        self.rate = wheel.rate
         self.loop: Any = wheel.loop
         self.time = wheel.time
         self.room = Dispatcher(None)
@@ -187,11 +183,10 @@ class Engine:
                 self.take_back(operation)
             raise
         operation._wheel_when = when
-        if bucket is None or bucket is self.wheel.never:
+        if when is None or bucket is None or bucket is self.wheel.never:
             operation._wheel_bucket = None
         else:
-            operation._wheel_bucket = bucket
-            bucket[operation] = None
+            bucket.join(operation, when)
         if self.teller is not None:
             self.teller.began(operation, now, was_tried)
         if self.room.unsettled and self.room.current is None:

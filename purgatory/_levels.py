@@ -21,7 +21,7 @@ where the heap of buckets is a `DelayQueue`.
 from heapq import heappop, heappush
 from math import ceil, floor, inf
 from operator import index
-from typing import Any, Final
+from typing import Final
 
 from purgatory._clock import MAX_TICK, TickClock
 from purgatory._slots import FULL, Bucket, Level, Slot
@@ -60,7 +60,6 @@ class Levels:
         "rate",
         "tick_now",
         "turn",
-        "wake_tick",
         "wheel_size",
     )
 
@@ -86,8 +85,6 @@ class Levels:
         """Entries too far away to fire; no slot lists it."""
         self.last = self.never
         """The bucket that was asked for last, if it takes what is due within its bounds; else one that takes nothing."""
-        self.wake_tick = inf
-        """The tick for which the owner was asked to be woken, the earliest of them: nothing has to be done before."""
         self._due: list[tuple[int, Slot]] = []
         """The slots of the finest level, a heap by start."""
         self._ahead: list[tuple[int, int, Slot]] = []
@@ -101,8 +98,11 @@ class Levels:
 
     # -- for the owner to be told
 
-    def wake_at(self, tick: int) -> None:
-        """The owner is to work when `tick` has come, earlier than it was asked for so far; see `next_wake`."""
+    def opened(self, slot: Slot) -> None:
+        """`slot` has no `handle`, and an entry is about to join it: work is to be done when its `wake_tick` has come."""
+
+    def closed(self, slot: Slot) -> None:
+        """`slot` does not need to be waited for any more."""
 
     # -- the bucket of a deadline
 
@@ -127,9 +127,8 @@ class Levels:
                 if not bucket:
                     # `_await`, written out.
                     self._open[slot] = None
-                    if slot.wake_tick < self.wake_tick:
-                        self.wake_tick = slot.wake_tick
-                        self.wake_at(slot.wake_tick)
+                    if slot.handle is None:
+                        self.opened(slot)
                 self.last = bucket
                 return bucket
         due_tick = self.clock.due_tick(when)
@@ -169,9 +168,8 @@ class Levels:
     def _await(self, slot: Slot) -> None:
         """An entry is about to join `slot`, which may have been empty."""
         self._open[slot] = None
-        if slot.wake_tick < self.wake_tick:
-            self.wake_tick = slot.wake_tick
-            self.wake_at(slot.wake_tick)
+        if slot.handle is None:
+            self.opened(slot)
 
     def _forget_last(self) -> None:
         """The bucket that was asked for last may not take entries any more."""
@@ -179,27 +177,13 @@ class Levels:
 
     # -- what has become of the slots
 
-    def next_wake(self, most: int) -> float:
-        """The tick at which the first slot wants to be worked on; infinity if there is none.
-
-        Empty slots before it are let go, `most` of them.
-        """
-        due, ahead = self._due, self._ahead
-        while due or ahead:
-            heap: list[Any] = due if not ahead or (due and due[0][0] <= ahead[0][0]) else ahead
-            tick: int = heap[0][0]
-            if most == 0 or heap[0][-1]:
-                return tick
-            self._let_go(heappop(heap)[-1])
-            most -= 1
-        return inf
-
     def _let_go(self, slot: Slot) -> None:
         """`slot`, which is in neither heap any more, takes no more entries; forgets it if it is empty."""
         del slot.level[slot.number]
         self._forget_last()
         if not slot:
             self._open.pop(slot, None)
+            self.closed(slot)
 
     def is_empty(self) -> bool:
         """Whether nothing waits that will ever be due. Cost: O(1), as each slot that was found empty is paid for once."""

@@ -131,6 +131,7 @@ def claim(operation: Operation, state: OperationState) -> bool:
         engine = operation._op_engine
         bucket = operation._wheel_bucket
         if bucket is not None:
+            # `Bucket.leave`, written out.
             del bucket[operation]
             operation._wheel_bucket = None
             if not bucket and not bucket.wheel.resting:

@@ -255,7 +255,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
             del self
 
     _op_conclude = _life.conclude
-    _wheel_due = _life.expire
+    _wheel_due = _life.expire  # pyright: ignore[reportAssignmentType]  # which calls its argument otherwise
 
     def __repr__(self) -> str:
         try:

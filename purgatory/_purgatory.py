@@ -12,7 +12,6 @@ from asyncio import _get_running_loop as running_loop
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
-from math import ceil
 from operator import index
 from types import TracebackType
 from typing import Any, Generic, TypeVar, cast, final, overload
@@ -25,6 +24,7 @@ from purgatory._errors import WrongLoop
 from purgatory._life import forget_waiter, refuse_true, try_failed, try_once
 from purgatory._observer import Observer
 from purgatory._operation import DelayedOperation, Op
+from purgatory._slots import FULL
 from purgatory._state import COMPLETED, PENDING
 from purgatory._statistics import PurgatoryStatistics
 from purgatory._timer import LoopWheel
@@ -139,14 +139,13 @@ class Purgatory(Generic[Op]):
             return engine.watch(operation, watched)
 
         time = engine.time  # what follows does what `Engine.watch` does, in the common case
-        when = time() + timeout
+        now = time()
+        when = now + timeout
         wheel = engine.wheel
-        if wheel.after < when < wheel.until:
-            bucket = wheel.last
-        else:
-            try:
-                bucket = engine.recent[ceil(when * engine.rate)]
-            except (KeyError, OverflowError):
+        bucket = wheel.last
+        if not (bucket.after < when <= bucket.until and len(bucket) < FULL):
+            bucket = wheel.bucket_for(when, now)
+            if bucket is wheel.never:
                 return engine.watch(operation, watched)
         try:
             if type(watched) is tuple:
@@ -160,6 +159,7 @@ class Purgatory(Generic[Op]):
         except BaseException:
             engine.take_back(operation)
             raise
+        # `Bucket.join`, written out.
         bucket[operation] = None
         operation._wheel_when = when
         operation._wheel_bucket = bucket

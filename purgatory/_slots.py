@@ -94,7 +94,7 @@ class Bucket(dict[Entry, None]):
 class Slot:
     """The stretch of time `[start_tick, start_tick + level.span_ticks)`, and the entries that are due in it."""
 
-    __slots__ = ("added", "level", "moved", "number", "start_tick", "turn", "wake_tick")
+    __slots__ = ("added", "armed_for", "handle", "level", "moved", "number", "start_tick", "turn", "wake_tick")
 
     def __init__(self, level: "Level", number: int, turn: int) -> None:
         self.level = level
@@ -107,6 +107,10 @@ class Slot:
         """What came from a wider slot, ..."""
         self.added: list[Bucket] = []
         """... and what came since that was sealed."""
+        self.handle: Any = None
+        """For the owner: what will wake it at `wake_tick`, ..."""
+        self.armed_for = 0.0
+        """... and when."""
 
     def __len__(self) -> int:
         return sum(map(len, self.moved)) + sum(map(len, self.added))

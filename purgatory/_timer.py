@@ -1,26 +1,20 @@
-"""The wheel on an event loop: at most one `loop.call_at` for each slot, and `WheelTimer` for those who want just timers.
+"""The wheel on an event loop: one `loop.call_at` for each slot that is in use, and `WheelTimer` for those who want just timers.
 
-A slot that opens sets an alarm, a callback of the loop, unless there is an earlier one: then it gets one when that has come.
+A slot that opens arms one callback of the loop, whatever joins it later. The callback runs what is due, or begins to move
+what will be, a portion per turn of the loop; what is left follows in the next turns, in order, so ten thousand timers of
+one instant do not hold up a socket. A callback that comes early (uvloop rounds to milliseconds, deadlines beyond a day are
+asked for in stages) arms the slot again. A slot whose last entry was removed stays armed, because the next entry will
+often want it: at most one idle callback for each slot, and none once nothing waits at all, which is seen to at the end of
+the turn. The slots that were used last are kept then, without their callbacks.
 
-    wait until 30, 31 and 32    alarm at 30
-    wait until 20               alarm at 20, too
-           at 20                what was due then is run; the alarm at 30 stands
-           at 30                the same; alarm at 31, and so on
-
-An alarm runs what is due, or begins to move what will be, a portion per turn of the loop; what is left follows in the next
-turns, in order, so ten thousand timers of one instant do not hold up a socket. An alarm that comes early (uvloop rounds to
-milliseconds, deadlines beyond a day are asked for in stages) is set again. That of a slot whose last entry was removed
-stays, because the next entry will often want it: at most one idle callback for each slot, and none once nothing waits at
-all, which is seen to at the end of the turn.
-
-Callbacks run in an empty `contextvars.Context`, not in that of whoever happened to set the alarm, which would be kept alive
-and shown to strangers.
+Callbacks run in an empty `contextvars.Context` of the slot, not in that of whoever happened to arm it, which would be kept
+alive and shown to strangers.
 
 This is the only module that calls the loop's clock and timers.
 """
 
 import gc
-from asyncio import AbstractEventLoop, TimerHandle
+from asyncio import AbstractEventLoop
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable
 from contextvars import Context
@@ -30,7 +24,7 @@ from threading import RLock
 from typing import Any, Final, cast, final
 
 from purgatory._errors import WrongLoop
-from purgatory._slots import FULL, Bucket, Entry
+from purgatory._slots import FULL, Bucket, Entry, Slot
 from purgatory._wheel import DEFAULT_WHEEL_SIZE, Wheel
 
 PORTION: Final = 512
@@ -54,7 +48,7 @@ LONGEST_WAIT: Final = 86_400.0
 class LoopWheel(Wheel):
     """A wheel that wakes itself up on an event loop, to which it is bound at first use."""
 
-    __slots__ = ("_alarms", "_continuing", "_looked_over", "is_bound", "loop", "time", "wake_ups", "when_cleared")
+    __slots__ = ("_continuing", "_looked_over", "_running", "is_bound", "loop", "time", "wake_ups", "when_cleared")
 
     loop: AbstractEventLoop
 
@@ -64,11 +58,10 @@ class LoopWheel(Wheel):
         self.is_bound = False
         self.time: Callable[[], float] = float
         self.wake_ups = 0
-        """How many alarms there have been."""
+        """How many callbacks of the loop a slot has had."""
         self.when_cleared: Callable[[], object] = bool
         """For the owner: called when nothing waits any more, at the end of the turn in which the last entry left."""
-        self._alarms: list[tuple[float, TimerHandle]] = []
-        """Those to come, with their ticks, the earliest last: each was set because there was no earlier one."""
+        self._running = False
         self._continuing = False
         """Whether work is left for the next turn of the loop."""
         self._looked_over = 0
@@ -109,9 +102,9 @@ class LoopWheel(Wheel):
     def _settle_on(self, loop: AbstractEventLoop) -> None:
         """Belongs to `loop` from now on, and forgets what it had asked of another one, which is closed."""
         if self.is_bound:
-            self._alarms.clear()
-            self.wake_tick = inf
-            self._continuing = self.resting = False
+            for slot in self.slots():
+                slot.handle = None
+            self._continuing = self._running = self.resting = False
             self.clear()
             self.forget_time()
         self.time = loop.time
@@ -151,70 +144,69 @@ class LoopWheel(Wheel):
             self._fall_idle(used)
 
     def _fall_idle(self, used: int) -> None:
-        """Takes every alarm off the loop. Keeps no more slots than twice those that were `used` since the last time."""
-        for _, handle in self._alarms:
-            handle.cancel()
-        self._alarms.clear()
-        self.wake_tick = inf
+        """Takes every callback off the loop. Keeps no more slots than twice those that were `used` since the last time."""
         if self._draining is not None or self._moving or len(self._due) + len(self._ahead) > 2 * used:
             self.clear()
+        else:
+            for slot in self.slots():
+                self.closed(slot)
         self.when_cleared()
 
     # -- being woken
 
-    def wake_at(self, tick: int) -> None:
-        self._set_alarm(tick, self.clock.instant(tick))
+    def opened(self, slot: Slot) -> None:
+        if not (self._running and slot.wake_tick <= self.tick_now):
+            self._arm(slot, self.clock.instant(slot.wake_tick))
 
-    def _set_alarm(self, tick: float, when: float) -> None:
-        when = min(when, self.time() + LONGEST_WAIT)
-        self._alarms.append((tick, self.loop.call_at(when, self._wake, tick, when, context=Context())))
+    def closed(self, slot: Slot) -> None:
+        if slot.handle is not None:
+            slot.handle.cancel()
+            slot.handle = None
 
-    def _wake(self, tick: float, when: float) -> None:
-        """The alarm of `tick`, for which the loop was asked at `when`."""
+    def _arm(self, slot: Slot, when: float) -> None:
+        """Has the loop call at `when` for `slot`."""
+        slot.armed_for = when = min(when, self.time() + LONGEST_WAIT)
+        slot.handle = self.loop.call_at(when, self._wake, slot, context=Context())
+
+    def _wake(self, slot: Slot) -> None:
         self.wake_ups += 1
-        if self._alarms[-1][0] == tick:
-            del self._alarms[-1]
-        else:  # several come in one turn, and not in order
-            self._alarms = [alarm for alarm in self._alarms if alarm[0] != tick]
+        slot.handle = None
         if not self._continuing:
-            self._run(tick, when)
+            self._run()
+        if slot.wake_tick > self.tick_now:
+            self._wake_again(slot)
 
-    def _run(self, tick: float | None = None, when: float = 0.0) -> None:
-        """Expires a portion of what is due, and comes back in the next turn for the rest, or sets the next alarm."""
+    def _wake_again(self, slot: Slot) -> None:
+        """Arms a slot whose callback came before its time, if anything waits there.
+
+        Also if its time has come by now: `_run` went by an earlier reading of the clock, and nobody else will look.
+        """
+        if slot and slot in self and slot.handle is None:
+            # What it was short of is added to what was asked for, and be it one unit in the last place: a loop that
+            # always calls early is asked for later and later until it is right.
+            short = self.clock.instant(slot.wake_tick) - self.time()
+            self._arm(slot, max(slot.armed_for + short, nextafter(slot.armed_for, inf)))
+
+    def _run(self) -> None:
+        """Expires a portion of what is due, and comes back in the next turn for the rest."""
         self._continuing = False
-        self.wake_tick = -inf  # no alarm is needed until this is over
+        self._running = True
         self.begin_turn(PORTION)
         try:
             while batch := self.due(now := self.time()):
                 self._expire(batch, now)
         finally:
+            self._running = False
             if self.moves >= self._looked_over + LOOK_OVER:
                 self._looked_over = self.moves
                 if gc.isenabled():
                     gc.collect(1)
+            used = len(self._open)
             if self.is_behind():
                 self._continuing = True
                 self.loop.call_soon(self._run, context=Context())
-            else:
-                self._set_next_alarm(tick, when)
-
-    def _set_next_alarm(self, last_tick: float | None, last_when: float) -> None:
-        """Sees to being woken for the first slot; the alarm before was for `last_tick`, asked for at `last_when`."""
-        used = len(self._open)
-        self.wake_tick = tick = self.next_wake(PORTION)
-        if tick == inf:
-            self._fall_idle(used)
-            return
-        alarms = self._alarms
-        while alarms and alarms[-1][0] < tick:  # of slots that were let go
-            alarms.pop()[1].cancel()
-        if not alarms or alarms[-1][0] > tick:
-            when = self.clock.instant(tick)
-            if tick == last_tick:
-                # That came early. What it was short of is added to what was asked for, and be it one unit in the last
-                # place: a loop that always calls early is asked for later and later until it is right.
-                when = max(last_when + (when - self.time()), nextafter(last_when, inf))
-            self._set_alarm(tick, when)
+            elif self.is_empty():
+                self._fall_idle(used)
 
     def _expire(self, batch: list[Entry], now: float) -> None:
         """Deals with what `due` has returned."""

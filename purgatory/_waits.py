@@ -14,16 +14,15 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from contextvars import Context
 from itertools import islice, repeat
-from math import ceil
 from typing import Any, cast, final
 
 from purgatory._closing import tell_idle, until_idle
 from purgatory._errors import PurgatoryFull
 from purgatory._lines import UNKNOWN, Line, Place, check_advance, has_reached
 from purgatory._signals import Signals
+from purgatory._slots import FULL, Entry
 from purgatory._state import CANCELLED, EXPIRED
 from purgatory._timer import PORTION, LoopWheel
-from purgatory._wheel import Entry
 
 
 @final
@@ -47,10 +46,7 @@ class Waiter(Entry):
         """Lets `wait` return, or raise; the waiter is out of its line."""
         bucket = self._wheel_bucket
         if bucket is not None:
-            del bucket[self]
-            self._wheel_bucket = None
-            if not bucket and not bucket.wheel.resting:
-                bucket.wheel.emptied()
+            bucket.leave(self)
         future = self.future
         if not future.done():  # as it is if the task that waits was cancelled
             future.set_result(outcome)
@@ -131,16 +127,10 @@ class Waits:
         self.pending += 1
         if when is not None:
             wheel = self.wheel
-            if wheel.after < when < wheel.until:
-                bucket = wheel.last
-            else:
-                try:
-                    bucket = wheel.recent[ceil(when * wheel.rate)]
-                except (KeyError, OverflowError):
-                    bucket = wheel.bucket_at(when)
-            waiter._wheel_when = when
-            waiter._wheel_bucket = bucket
-            bucket[waiter] = None
+            bucket = wheel.last
+            if not (bucket.after < when <= bucket.until and len(bucket) < FULL):
+                bucket = wheel.bucket_at(when)
+            bucket.join(waiter, when)
         return waiter
 
     def _new_line(self, doing: str, key: Any) -> Line:

@@ -15,24 +15,28 @@ that few are caught up with in order, and from then on with half of it, so that 
 
 Entries of one tick fire in the order in which they came. A wide slot takes no more entries once it is being moved; what
 comes then goes to the narrower slot at once. So a slot keeps apart what was moved to it and what was added to it: the
-former is older and goes first. Slots are moved one after the other, by their beginning and the wider first. Only what a
-stall leaves to be moved when its tick has come already, or finds half moved, fires behind or before others of its tick.
+former is older and goes first. Slots are moved one after the other, by their beginning and the wider first; if a stall finds
+a wide slot half moved into a narrower one, the half that has arrived there is older and goes before. Only what is left to
+move when its tick has come already fires behind others.
 
-Time is an argument. A subclass is told when it is to be woken.
+Time is an argument. A subclass is told for which slots it has to be woken.
 """
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
-from typing import ClassVar, Final
+from typing import Final
 
 from purgatory._clock import MAX_TICK
 from purgatory._levels import DEFAULT_WHEEL_SIZE, Levels
-from purgatory._slots import SNAPSHOT, Bucket, Entry, Slot
+from purgatory._slots import SNAPSHOT, Bucket, Entry, Level, Slot
 
 __all__ = ["DEFAULT_WHEEL_SIZE", "SNAPSHOT", "Bucket", "Entry", "Wheel"]
 
 PATIENCE: Final = 8
 """For so many turns after a stall what is due waits for what has to be moved."""
+
+OLDER: Final = 1000
+"""What is to be moved before the wide slot that it has come from; no wheel has so many levels."""
 
 
 class Wheel(Levels):
@@ -47,6 +51,7 @@ class Wheel(Levels):
     """
 
     __slots__ = (
+        "_begun",
         "_current",
         "_draining",
         "_has_caught_up",
@@ -57,19 +62,6 @@ class Wheel(Levels):
         "moves",
         "resting",
     )
-
-    recent: ClassVar[dict[int, Bucket]] = {}
-    """Nothing: for callers that look for a bucket in the old way, and ask `bucket_at` if they find none."""
-
-    @property
-    def after(self) -> float:
-        """That of `last`, for the same callers."""
-        return self.last.after
-
-    @property
-    def until(self) -> float:
-        """That of `last`, for the same callers."""
-        return self.last.until
 
     def __init__(self, tick: float, wheel_size: int = DEFAULT_WHEEL_SIZE) -> None:
         super().__init__(tick, wheel_size)
@@ -89,6 +81,8 @@ class Wheel(Levels):
         """... and its bucket whose entries were returned last."""
         self._moving: list[tuple[int, int, Slot]] = []
         """Wide slots whose time to be moved has come, a heap by start, the wider first; they are in no level any more."""
+        self._begun: dict[tuple[int, int], Slot] = {}
+        """The same, by depth and number."""
 
     def __len__(self) -> int:
         """How many entries wait. Cost: the number of slots."""
@@ -183,12 +177,29 @@ class Wheel(Levels):
 
     def clear(self) -> None:
         """Lets go of every slot of an empty wheel."""
+        for slot in self.slots():
+            self.closed(slot)
         super().clear()
         self._moving.clear()
+        self._begun.clear()
         self._draining = self._current = None
 
     def _has_begun(self, slot: Slot) -> None:
-        heappush(self._moving, (slot.start_tick, -slot.level.depth, slot))
+        depth = slot.level.depth
+        self._begun[depth, slot.number] = slot
+        if slot.moved:
+            outer = next(filter(None, (self._begun_around(slot, level) for level in self.levels[:depth:-1])), None)
+            if outer is not None:
+                # It has come from there, before what is still there; the narrower, the earlier.
+                older = Slot(slot.level, slot.number, slot.turn)
+                older.moved, slot.moved = slot.moved, older.moved
+                self._open[older] = None
+                heappush(self._moving, (outer.start_tick, depth - OLDER, older))
+        heappush(self._moving, (slot.start_tick, -depth, slot))
+
+    def _begun_around(self, slot: Slot, level: Level) -> Slot | None:
+        """The slot of a wider level that `slot` is a part of, if it is being moved."""
+        return self._begun.get((level.depth, slot.start_tick // level.span_ticks))
 
     def _next_due(self) -> Bucket | None:
         """The first bucket of what is due."""
@@ -206,6 +217,7 @@ class Wheel(Levels):
             self._draining = slot = heappop(heap)[1]
             del slot.level[slot.number]
             self._forget_last()
+            self.closed(slot)
             bucket = slot.first()
             if bucket is not None:
                 return bucket
@@ -220,6 +232,9 @@ class Wheel(Levels):
             if bucket is None:
                 heappop(self._moving)
                 self._open.pop(slot, None)
+                self.closed(slot)
+                if self._begun.get((slot.level.depth, slot.number)) is slot:
+                    del self._begun[slot.level.depth, slot.number]
                 continue
             batch = bucket.batch(left)
             left -= len(batch)
@@ -257,12 +272,16 @@ class Wheel(Levels):
         assert len(taking) == len(self._due) + len(self._ahead)
         assert all(start_tick == slot.start_tick for start_tick, slot in self._due)
         assert all(item[:2] == (item[2].wake_tick, item[2].level.depth) for item in self._ahead)
-        assert all(item[:2] == (item[2].start_tick, -item[2].level.depth) for item in self._moving)
+        for start_tick, rank, slot in self._moving:
+            if rank < -len(self.levels):
+                assert rank == slot.level.depth - OLDER and start_tick <= slot.start_tick and not slot.added
+            else:
+                assert (start_tick, rank) == (slot.start_tick, -slot.level.depth)
+                assert self._begun[slot.level.depth, slot.number] is slot
         heaps: list[list[tuple[int, ...]]] = [[item[:-1] for item in heap] for heap in (self._due, self._ahead, self._moving)]
         assert all(heap[(i - 1) // 2] <= item for heap in heaps for i, item in enumerate(heap) if i)
         slots = [*self.slots()]
         assert {*self._open} <= {*slots} and all(slot in self._open for slot in slots if slot)
-        assert all(slot.wake_tick >= self.wake_tick for slot in taking if slot in self._open)
         last = [slot.added[-1] for slot in taking if slot in self._open and slot.added] + [self.never]
         assert any(bucket is self.last for bucket in last)
         assert self._near_until == self.clock.instant(self.levels[0].end_tick - 1)

@@ -75,7 +75,7 @@ def test_with_its_own_settings_it_ends_as_what_it_replays_did(seed: int) -> None
     assert 0.0 <= seen.late_max <= 0.001 and seen.lateness.total() == seen.expired
 
 
-@pytest.mark.parametrize("setting", [Setting(0.02, 20, None), Setting(0.25, 4, None)])
+@pytest.mark.parametrize("setting", [Setting(0.01, 20, None), Setting(0.25, 4, None)])
 def test_another_tick_and_wheel_size_change_the_work_and_the_lateness_but_no_outcome(setting: Setting) -> None:
     rows = live(400, 9)
 

@@ -183,7 +183,7 @@ class WheelByHand:
 
     async def _tick(self) -> None:
         wheel = self.tracker._wheel
-        wheel._run()
+        wheel._wake(wheel._due[0][1])
         while wheel._continuing:  # there was more than a portion
             await asyncio.sleep(0)
 

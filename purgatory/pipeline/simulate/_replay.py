@@ -104,12 +104,10 @@ class CountingWheel(LoopWheel):
 
     seen: Replay
 
-    def _wake(self, tick: float, when: float) -> None:
-        firsts: list[Slot] = [heap[0][-1] for heap in (self._due, self._ahead, self._moving) if heap]
-        waiting = max((len(slot) for slot in firsts if slot.wake_tick <= tick), default=0)
-        self.seen.empty_callbacks += not waiting
-        self.seen.largest_bucket = max(self.seen.largest_bucket, waiting)
-        super()._wake(tick, when)
+    def _wake(self, slot: Slot) -> None:
+        self.seen.empty_callbacks += not slot
+        self.seen.largest_bucket = max(self.seen.largest_bucket, len(slot))
+        super()._wake(slot)
 
 
 class Replayed(DelayedOperation[None]):
