@@ -24,7 +24,7 @@ IDLE: Final = 600.0  # seconds of silence after which a connection is closed; Ka
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """uvloop's where there is one: it halves what a request costs."""
+    """A loop of uvloop where there is one: it halves what a request costs."""
     try:
         import uvloop  # noqa: PLC0415 - it does without
     except ImportError:

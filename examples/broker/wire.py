@@ -204,7 +204,7 @@ def _entity(cls: Any, newest: Any) -> Reader:
         for shape in _shapes(cls)
         if shape.tag is None
     ]
-    rest = {name: shape.default for name, shape in shapes.items() if name not in dict(untagged)}
+    rest = {name: default for name, default in _defaults(newest).items() if name not in dict(untagged)}
     many = [name for name in rest if (nested := shapes[name].nested) and _shapes(nested)[0].name in dict(untagged)]
 
     def read(data: bytes, at: int) -> tuple[Any, int]:
@@ -222,21 +222,38 @@ def _entity(cls: Any, newest: Any) -> Reader:
 
 
 def _defaults(cls: Any) -> Answer:
-    return {shape.name: shape.default for shape in _shapes(cls)}
+    """As if they had been read: times are seconds."""
+    defaults = ((shape.name, shape.default) for shape in _shapes(cls))
+    return {name: default.total_seconds() if isinstance(default, timedelta) else default for name, default in defaults}
 
 
 def _field(shape: Shape, newest: Shape, is_flexible: bool) -> Reader:
-    if shape.nested is not None:
-        item = _entity(shape.nested, newest.nested or shape.nested)
-    elif shape.kind in ("string", "bytes", "records"):
-        item = _compact_string if is_flexible else _string
-        if shape.kind != "string":
-            item = _compact_bytes if is_flexible else _bytes
-    else:
-        item = _number(shape.kind)
-    if not shape.is_array:
-        return item
+    read = _item(shape, newest, is_flexible)
+    if shape.is_array:
+        read = _array(read, is_flexible)
+    if shape.is_nullable:
+        return read
 
+    def read_required(data: bytes, at: int) -> tuple[Any, int]:
+        value, at = read(data, at)
+        if value is None:
+            raise BadRequest(f"{shape.name} may not be null")
+        return value, at
+
+    return read_required
+
+
+def _item(shape: Shape, newest: Shape, is_flexible: bool) -> Reader:
+    if shape.nested is not None:
+        return _entity(shape.nested, newest.nested or shape.nested)
+    if shape.kind == "string":
+        return _compact_string if is_flexible else _string
+    if shape.kind in ("bytes", "records"):
+        return _compact_bytes if is_flexible else _bytes
+    return _number(shape.kind)
+
+
+def _array(item: Reader, is_flexible: bool) -> Reader:
     def read_array(data: bytes, at: int) -> tuple[Any, int]:
         count, at = _compact_length(data, at) if is_flexible else _length(data, at)
         if count > len(data) - at:
