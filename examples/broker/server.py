@@ -14,7 +14,8 @@ from typing import Final, cast
 from purgatory import DelayedOperation, IdleTracker
 
 from .broker import Broker, Settings
-from .wire import LARGEST, Address, Answer, BadRequest, Request, read_request, write_answer
+from .codec import Answer
+from .wire import LARGEST, Address, BadRequest, Request, read_request, write_answer
 
 logger: Final = logging.getLogger("broker")
 

@@ -4,16 +4,39 @@ import asyncio
 import io
 import socket
 import struct
-from typing import Any
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import timedelta
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
 
 from broker.broker import Broker
-from broker.wire import APIS, _made, read_request, write_answer
+from broker.wire import APIS, read_request, write_answer
 from crc32c import crc32c
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
 BY_NAME = {api.name: api for api in APIS.values()}
 HERE, PEER = ("127.0.0.1", 9092), ("127.0.0.1", 50000)
+
+
+def make(cls: Any, values: dict[str, Any]) -> Any:
+    """One of kio's entities. Of fields that are not given, those without a default are nothing at all, of their kind."""
+    made = {}
+    for field in fields(cls):
+        inner, is_nullable = field.type, get_origin(field.type) is UnionType
+        if is_nullable:
+            (inner,) = (argument for argument in get_args(inner) if argument is not NoneType)
+        is_array = get_origin(inner) is tuple
+        item = get_args(inner)[0] if is_array else inner
+        value = values.get(field.name, field.default)
+        if value is MISSING:
+            kind = field.metadata.get("kafka_type", "")
+            nothing = {"string": "", "bytes": b"", "bool": False, "timedelta_i32": timedelta(), "timedelta_i64": timedelta()}
+            value = None if is_nullable else () if is_array else nothing.get(kind, 0)
+        elif is_dataclass(item) and field.name in values and value is not None:
+            value = tuple(make(item, one) for one in value) if is_array else make(item, value)
+        made[field.name] = value
+    return cls(**made)
 
 
 def framed(name: str, version: int | None = None, correlation_id: int = 1, **values: Any) -> bytes:
@@ -24,8 +47,8 @@ def framed(name: str, version: int | None = None, correlation_id: int = 1, **val
     header = cls.__header_schema__
     buffer = io.BytesIO()
     fields = {"request_api_key": api.key, "request_api_version": version, "correlation_id": correlation_id, "client_id": "raw"}
-    entity_writer(header)(buffer, _made(header, fields))
-    entity_writer(cls)(buffer, _made(cls, values))
+    entity_writer(header)(buffer, make(header, fields))
+    entity_writer(cls)(buffer, make(cls, values))
     return buffer.getvalue()
 
 
@@ -98,7 +121,7 @@ class Direct:
             if isinstance(answer, Exception):
                 answered.set_exception(answer)
             else:
-                answered.set_result(answer and unframed(name, version, write_answer(request, answer)[4:]))
+                answered.set_result(answer and unframed(name, version, bytes(write_answer(request, answer)[4:])))
 
         self.broker.handle(request, reply)
         return answered
@@ -131,8 +154,6 @@ def make_batch(
 
 def produce_fields(topic: str, *batches: bytes, acks: int = -1, timeout: float = 30.0) -> dict[str, Any]:
     """Fields of a produce request: the nth batch is for partition n."""
-    from datetime import timedelta
-
     partitions = [{"index": index, "records": batch} for index, batch in enumerate(batches)]
     topics = [{"name": topic, "partition_data": partitions}]
     return {"acks": acks, "timeout": timedelta(seconds=timeout), "topic_data": topics}
@@ -142,8 +163,6 @@ def fetch_fields(
     topic: str, *offsets: int, wait: float = 0.0, min_bytes: int = 1, max_bytes: int = 1 << 20, partition_bytes: int = 1 << 20
 ) -> dict[str, Any]:
     """Fields of a fetch request: from the nth offset of partition n."""
-    from datetime import timedelta
-
     partitions = [
         {"partition": index, "fetch_offset": offset, "partition_max_bytes": partition_bytes}
         for index, offset in enumerate(offsets)
