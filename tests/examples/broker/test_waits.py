@@ -165,6 +165,19 @@ def test_too_few_replicas_are_refused_before_and_told_after_the_append(with_brok
     with_broker(scenario, replicas=2)
 
 
+def test_a_replica_that_was_started_again_is_given_its_time_anew(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        client.broker.replicas.stop(1)
+        await asyncio.sleep(20)
+        client.broker.replicas.start(1)
+        client.broker.replicas.stop(1)
+        begun = now()
+        assert produced(await client.ask("produce", **produce_fields("topic", ONE, timeout=60))) == [("none", 0)]
+        assert 30 <= now() - begun <= 30.01
+
+    with_broker(scenario, replicas=2)
+
+
 @pytest.mark.parametrize("node", [0, 2, -1])
 def test_only_followers_that_are_there_can_be_stopped(with_broker: Callable[..., None], node: int) -> None:
     async def scenario(client: Direct) -> None:
@@ -256,8 +269,8 @@ def test_a_batch_that_is_sent_again_is_not_kept_twice(with_broker: Callable[...,
 def test_sequence_numbers_begin_again_after_the_last(with_broker: Callable[..., None]) -> None:
     async def scenario(client: Direct) -> None:
         last = 2**31 - 1
-        for sequence, count in ((last - 1, 4), (2, 1)):
-            batch = make_batch(*[b"v"] * count, producer=7, epoch=0, sequence=sequence)
+        for producer, sequence, count in ((7, last - 1, 4), (7, 2, 1), (8, last, 1), (8, 0, 1)):
+            batch = make_batch(*[b"v"] * count, producer=producer, epoch=0, sequence=sequence)
             ((error, _),) = produced(await client.ask("produce", **produce_fields("topic", batch)))
             assert error == "none"
 
