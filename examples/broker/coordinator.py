@@ -314,7 +314,7 @@ class Coordinator:
 
     def offset_commit(self, request: Request, reply: Reply) -> None:
         """A member has come so far; or somebody who is in no group, while the group is empty."""
-        body = request.body
+        body, refusal = request.body, ErrorCode.none
         try:
             group = self._committer(body)
         except Refused as error:
