@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from broker.broker import Broker, Settings
+from broker.wire import read_request
 from loops import Runner
-from raw import Direct, fetch_fields, fetched, make_batch, produce_fields, produced
+from raw import HERE, PEER, Direct, fetch_fields, fetched, framed, make_batch, produce_fields, produced
 
 Scenario = Callable[[Direct], Awaitable[None]]
 ONE, TWO = make_batch(b"one"), make_batch(b"two", b"three")
@@ -125,6 +126,41 @@ def test_all_waits_for_the_replicas_and_so_do_consumers(with_broker: Callable[..
         assert fetched(fetching.result()) == [("none", len(ONE))]
 
     with_broker(scenario, replicas=3, replica_lag=2.0)
+
+
+class Recorded:
+    """A purgatory whose checks are written down."""
+
+    def __init__(self, purgatory: Any, log: list[str]) -> None:
+        self.purgatory, self.log = purgatory, log
+
+    def check_and_complete(self, key: Any) -> None:
+        assert key == ("topic", 0)
+        self.log.append(self.purgatory.statistics().name)
+        self.purgatory.check_and_complete(key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.purgatory, name)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "order"),
+    [
+        (1, ["answer", "produce", "fetch", "delete records"]),  # by itself, after the handler
+        (2, ["fetch", "produce", "answer", "delete records"]),  # by the follower
+    ],
+)
+def test_checks_come_in_kafkas_order(with_broker: Callable[..., None], replicas: int, order: list[str]) -> None:
+    async def scenario(client: Direct) -> None:
+        broker, log = client.broker, []
+        for name in ("produces", "fetches", "deletes"):
+            setattr(broker, name, Recorded(getattr(broker, name), log))
+        request = read_request(framed("produce", **produce_fields("topic", ONE)), HERE, PEER)
+        broker.handle(request, lambda _: log.append("answer"))
+        await asyncio.sleep(1)
+        assert log == order
+
+    with_broker(scenario, replicas=replicas)
 
 
 def test_a_stopped_replica_lets_all_time_out_until_it_is_out_of_sync(with_broker: Callable[..., None]) -> None:
