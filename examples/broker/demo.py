@@ -37,6 +37,7 @@ class Part:
     client: str
     address: str
     folder: Path
+    processes: list[asyncio.subprocess.Process] = field(default_factory=list)
     members: list[asyncio.subprocess.Process] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
     changes: Counter[str] = field(default_factory=Counter)
@@ -48,9 +49,11 @@ class Part:
         if job == "consume":
             self.files.append(path)
         with path.open("w") as file, path.with_suffix(".errors").open("w") as errors:
-            return await asyncio.create_subprocess_exec(
+            started = await asyncio.create_subprocess_exec(
                 sys.executable, *command, *map(str, arguments), stdout=file, stderr=errors
             )
+        self.processes.append(started)
+        return started
 
     async def come(self) -> None:
         """One more member."""
@@ -143,9 +146,9 @@ async def play(messages: int, rate: float, folder: Path) -> tuple[Server, list[P
             await asyncio.gather(*(part.play(messages, rate) for part in parts))
         finally:
             cutting.cancel()
-            for part in parts:
-                for member in part.members:
-                    member.kill()
+            for process in [process for part in parts for process in part.processes if process.returncode is None]:
+                process.kill()
+                await process.wait()
     return server, parts
 
 
