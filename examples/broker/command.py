@@ -6,6 +6,7 @@ import logging
 import re
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from .broker import Settings
@@ -79,7 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.demo:
         from .demo import run_demo  # noqa: PLC0415 - it needs the clients
 
-        run_demo(options.messages, options.rate)
+        with suppress(KeyboardInterrupt):
+            run_demo(options.messages, options.rate)
         return
     settings = Settings(**{name: value for name, value in vars(options).items() if name in Settings.__dataclass_fields__})
     try:

@@ -13,7 +13,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -82,9 +84,9 @@ class Part:
         await asyncio.gather(self.come(), self.come())
         await asyncio.sleep(HEAD_START)
         producer = await self.start("produce", messages, rate)
-        for change in (self.come(), self.go(signal.SIGTERM), self.go(signal.SIGKILL)):
+        for change in (self.come, partial(self.go, signal.SIGTERM), partial(self.go, signal.SIGKILL)):
             await asyncio.sleep(quarter)
-            await change
+            await change()
         await self.come()
         await producer.wait()
         until = time.monotonic() + PATIENCE
@@ -147,8 +149,8 @@ async def play(messages: int, rate: float, folder: Path) -> tuple[Server, list[P
         finally:
             cutting.cancel()
             for process in [process for part in parts for process in part.processes if process.returncode is None]:
-                process.kill()
-                await process.wait()
+                with suppress(ProcessLookupError):
+                    process.kill()
     return server, parts
 
 

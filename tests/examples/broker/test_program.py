@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,19 @@ def test_the_demo_loses_and_doubles_nothing() -> None:
     for kind in ("produce", "fetch", "delete records", "join", "sync", "heartbeat"):
         assert rows[kind][3:] == ["0", "0"], kind  # missed triggers, pending
     assert re.search(r"rebalances: \d+, median [\d.]+ s, longest [\d.]+ s\n", output)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_demo_that_is_interrupted_leaves_no_process_behind() -> None:
+    with start("--demo") as demo:
+        children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children")
+        until = time.monotonic() + PATIENCE
+        while len(pids := children.read_text().split()) < 9 and time.monotonic() < until:
+            time.sleep(0.01)
+        demo.send_signal(signal.SIGINT)
+        _, errors = demo.communicate(timeout=PATIENCE)
+    assert (demo.returncode, errors) == (0, "")
+    assert len(pids) == 9
+    while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert left == []
