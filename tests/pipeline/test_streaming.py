@@ -161,8 +161,8 @@ def test_what_is_late_has_a_row_that_says_why_and_everything_is_accounted_for(sp
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--format", "kafka"), "needs --bootstrap-servers"),
-        (("--format", "kafka", "--bootstrap-servers", "localhost:9"), "data source: kafka"),
+        (("--format", "kafka"), "topics need --bootstrap-servers"),
+        (("--format", "kafka", "--bootstrap-servers", "localhost:9"), "add --packages org.apache.spark:spark-sql-kafka-0-10"),
         ((), "PATH_NOT_FOUND"),
     ],
 )

@@ -5,7 +5,7 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from purgatory.pipeline.streaming._processor import OUTPUT, PACKED, Deciding, pack_operations, pack_signals, ship
 
@@ -28,6 +28,11 @@ SIGNALS: Final = StructType(
 """The signals: a key has reached a value."""
 TICKS: Final = StructType([StructField("at", TimestampType())])
 """A tick moves the event time of both streams to its instant, so that the last deadlines of idle streams can pass."""
+ORIGIN: Final = StructType(
+    [StructField("topic", StringType()), StructField("partition", IntegerType()), StructField("offset", LongType())]
+)
+"""Where a record of Kafka is. Both streams may have these columns, together with `problem`: a string that says why the record
+could not be read, or null. A row with a problem becomes `late`, with this reason."""
 OUTCOMES: Final = StructType(
     [
         StructField("outcome", StringType()),
@@ -37,10 +42,12 @@ OUTCOMES: Final = StructType(
         StructField("reason", StringType()),
         StructField("key", StringType()),
         StructField("at", TimestampType()),
+        *ORIGIN,
     ]
 )
 """`outcome` is `completed`, `expired` or `late`. If it is `late`, then `reason` says why nothing was decided; `at` is the
-instant of the registration or of the signal, and `key` is that of the signal."""
+instant of the registration or of the signal, `key` is that of the signal, and of a record of Kafka it says where it is."""
+FROM_TOPICS: Final = (*ORIGIN.names, "problem")
 
 
 def outcomes(
@@ -73,10 +80,8 @@ def outcomes(
     if not 0 <= delay < float("inf"):
         raise ValueError(f"delay must be zero or more seconds, not {delay!r}")
     ship()
-    waits = _columns("operations", operations, OPERATIONS).withColumns(
-        {"event_time": F.col("registered_at"), "is_tick": F.lit(False)}
-    )
-    events = _columns("signals", signals, SIGNALS).withColumns({"event_time": F.col("at"), "is_tick": F.lit(False)})
+    waits = _events(_columns("operations", operations, OPERATIONS), "registered_at")
+    events = _events(_columns("signals", signals, SIGNALS), "at")
     if ticks is not None:
         times = _columns("ticks", ticks, TICKS).withColumnRenamed("at", "event_time").withColumn("is_tick", F.lit(True))
         waits = waits.unionByName(times, allowMissingColumns=True)
@@ -95,6 +100,7 @@ def outcomes(
         "reason",
         "key",
         F.timestamp_micros("at").alias("at"),
+        *ORIGIN.names,
     )
 
 
@@ -111,7 +117,13 @@ def _columns(name: str, stream: DataFrame, schema: StructType) -> DataFrame:
         if re.sub(r"\b(tinyint|smallint|int)\b", "bigint", found) != expected:
             raise ValueError(f"{name}: the column {field.name!r} must be {expected}, not {found}")
         columns.append(F.col(field.name).cast(field.dataType))
-    return stream.select(*columns)
+    return stream.select(*columns, *_from_topics(stream))
+
+
+def _events(stream: DataFrame, instant: str) -> DataFrame:
+    """Adds the event time of each row. What could not be read moves no watermark."""
+    event_time = F.when(F.col("problem").isNull(), F.col(instant)) if _from_topics(stream) else F.col(instant)
+    return stream.withColumns({"event_time": event_time, "is_tick": F.lit(False)})
 
 
 def _labels(spark: SparkSession, shards: int) -> list[int]:
@@ -133,15 +145,21 @@ def _operation_rows(operations: DataFrame, labels: list[int]) -> DataFrame:
         "mode",
         F.unix_micros("registered_at").alias("registered_at"),
         F.unix_micros("deadline").alias("deadline"),
+        *_from_topics(operations),
     )
     return rows.mapInArrow(pack_operations, PACKED)
 
 
 def _signal_rows(signals: DataFrame, labels: list[int]) -> DataFrame:
-    rows = signals.select("is_tick", "key", "value", F.unix_micros("at").alias("at"), _owner("key", labels).alias("home"))
+    columns = ("key", "value", F.unix_micros("at").alias("at"), _owner("key", labels).alias("home"), *_from_topics(signals))
+    rows = signals.select("is_tick", *columns)
     return rows.mapInArrow(pack_signals, "are_signals boolean, events binary").select(
         "*", F.explode(F.lit(labels)).alias("shard")
     )
+
+
+def _from_topics(stream: DataFrame) -> tuple[str, ...]:
+    return FROM_TOPICS if set(FROM_TOPICS) <= set(stream.columns) else ()
 
 
 def _owner(column: str, labels: list[int]) -> Column:

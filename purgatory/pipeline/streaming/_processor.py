@@ -32,7 +32,7 @@ from pyspark.sql.streaming.stateful_processor import (
 
 from purgatory import _lines
 from purgatory._lines import UNKNOWN
-from purgatory.pipeline.streaming import _agenda, _decisions
+from purgatory.pipeline.streaming import _agenda, _decisions, _messages
 from purgatory.pipeline.streaming._agenda import Agenda, Event
 from purgatory.pipeline.streaming._decisions import (
     REGISTRATION,
@@ -48,7 +48,8 @@ from purgatory.pipeline.streaming._decisions import (
 PACKED: Final = "are_signals boolean, events binary, shard int"
 """Many rows in one pickled value: the columns of signals, or tuples of the fields of `Operation`."""
 OUTPUT: Final = (
-    "outcome string, operation_id string, decided_at bigint, satisfied_keys array<string>, reason string, key string, at bigint"
+    "outcome string, operation_id string, decided_at bigint, satisfied_keys array<string>, reason string, key string, "
+    "at bigint, topic string, partition int, offset bigint"
 )
 """The rows that `Deciding` returns: the fields of `Decision`. Instants are in microseconds."""
 
@@ -71,7 +72,7 @@ class ShardsChanged(Exception):
 
 def ship() -> None:
     """Makes Spark send the code that decides to its workers, as it is here. They need not have this package installed."""
-    for module in (_lines, _agenda, _decisions, sys.modules[__name__]):
+    for module in (_lines, _agenda, _decisions, _messages, sys.modules[__name__]):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
@@ -83,14 +84,19 @@ def pack_operations(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
     for batch in batches:
         packed: dict[int, list[tuple[Any, ...]]] = {}
         rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
-        for is_tick, shard, operation_id, keys, thresholds, mode, registered_at, deadline in rows:
+        for is_tick, shard, operation_id, keys, thresholds, mode, registered_at, deadline, *rest in rows:
             if not is_tick:
                 requirements = requirements_of(zip(keys or (), thresholds or (), strict=True), mode)
-                operation = (operation_id, requirements, mode, registered_at, deadline)
+                operation = (operation_id, requirements, mode, registered_at, deadline, *_origin(rest))
                 packed.setdefault(shard, []).append(operation)
         for shard, operations in packed.items():
             columns = {"are_signals": [False], "events": [pickle.dumps(operations)], "shard": pa.array([shard], pa.int32())}
             yield pa.RecordBatch.from_pydict(columns)
+
+
+def _origin(columns: list[Any]) -> tuple[Any, ...]:
+    """`origin` and `problem` of the rows of topics; others have no such columns."""
+    return (tuple(columns[:3]), columns[3]) if columns else ()
 
 
 def pack_signals(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -168,8 +174,8 @@ class Deciding(StatefulProcessor):
 
 def _tell(shard: Shard, label: int, are_signals: bool, events: Any, now: int) -> None:
     if are_signals:
-        for key, value, at, home in zip(*events, strict=True):
-            shard.signal(key, value, at, now, home == label)
+        for key, value, at, home, *rest in zip(*events, strict=True):
+            shard.signal(key, value, at, now, home == label, *_origin(rest))
     else:
         for operation in events:
             shard.register(Operation(*operation), now)
