@@ -6,6 +6,7 @@ time.
 """
 
 import argparse
+import re
 import signal
 import sys
 import threading
@@ -25,6 +26,10 @@ SETTINGS: Final = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.python.authenticate.socketTimeout": "120s",  # a busy machine takes its time
 }
+
+
+FRAME: Final = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: |( SQLSTATE: \w+)+$")
+"""What Spark puts around the message of what ended a query."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -93,10 +98,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _brief(error: Exception) -> str:
-    """The message of an error, without the plans and stack traces that Spark adds to it."""
+    """The message of an error, without the ids, plans and stack traces that Spark adds to it."""
     lines = str(error).splitlines()
     raised = [line for line in lines if "ShardsChanged" in line]
-    return raised[-1] if raised else lines[0]
+    return raised[-1] if raised else FRAME.sub("", lines[0])
 
 
 PROGRAM: Final = Program(

@@ -15,6 +15,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from purgatory.pipeline.streaming._checkpoint import EPOCH, check_shards, newest_event, reconcile, write_ticks
+from purgatory.pipeline.streaming._folders import types_of
 from purgatory.pipeline.streaming._outcomes import OPERATIONS, OUTCOMES, SIGNALS, TICKS, outcomes
 from purgatory.pipeline.streaming._topics import Kafka
 
@@ -77,6 +78,8 @@ class Job:
         options = self.options
         if options.format == "kafka":
             return self._kafka().read(self.spark, where, kind, schema)
+        if options.format == "parquet":
+            schema = types_of(self.spark, where, kind, schema)
         reader = self.spark.readStream
         if options.files_per_batch is not None:
             reader = reader.option("maxFilesPerTrigger", options.files_per_batch)

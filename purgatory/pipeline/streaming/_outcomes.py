@@ -1,11 +1,22 @@
 """The query: from streams of operations and signals to a stream of outcomes."""
 
-import re
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DecimalType,
+    IntegerType,
+    IntegralType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from purgatory.pipeline.streaming._processor import OUTPUT, PACKED, Deciding, pack_operations, pack_signals, ship
 
@@ -47,6 +58,8 @@ OUTCOMES: Final = StructType(
 )
 """`outcome` is `completed`, `expired` or `late`. If it is `late`, then `reason` says why nothing was decided; `at` is the
 instant of the registration or of the signal, `key` is that of the signal, and of a record of Kafka it says where it is."""
+LONG_DIGITS: Final = 18
+"""Decimals of so many digits fit into a `bigint`."""
 FROM_TOPICS: Final = (*ORIGIN.names, "problem")
 
 
@@ -105,19 +118,43 @@ def outcomes(
 
 
 def _columns(name: str, stream: DataFrame, schema: StructType) -> DataFrame:
-    """The columns of `schema`, with narrower integers widened; or a `ValueError` that says what is wrong."""
+    """The columns of `schema`, cast if nothing can be lost; or a `ValueError` that says what is wrong."""
     if not stream.isStreaming:
         raise ValueError(f"{name} must be a streaming DataFrame, from readStream")
     columns = []
     for field in schema:
         if field.name not in stream.columns:
             raise ValueError(f"{name} lacks the column {field.name!r}: it has {stream.columns}")
-        found = stream.schema[field.name].dataType.simpleString()
-        expected = field.dataType.simpleString()
-        if re.sub(r"\b(tinyint|smallint|int)\b", "bigint", found) != expected:
-            raise ValueError(f"{name}: the column {field.name!r} must be {expected}, not {found}")
-        columns.append(F.col(field.name).cast(field.dataType))
+        found = stream.schema[field.name].dataType
+        if not _loses_nothing(found, field.dataType):
+            expected = field.dataType.simpleString()
+            raise ValueError(f"{name}: the column {field.name!r} must be {expected}, not {found.simpleString()}")
+        column = F.col(field.name)
+        columns.append(column if found == field.dataType else _cast(column, field.dataType).alias(field.name))
     return stream.select(*columns, *_from_topics(stream))
+
+
+def _cast(column: Column, expected: DataType) -> Column:
+    """Cast by the names of fields, not by their places."""
+    if isinstance(expected, ArrayType) and isinstance(fields := expected.elementType, StructType):
+        return F.transform(column, lambda each: F.struct(*(each[f.name].cast(f.dataType).alias(f.name) for f in fields)))
+    return column.cast(expected)
+
+
+def _loses_nothing(found: DataType, expected: DataType) -> bool:
+    """Whether each value of a type can be cast to another one, and tells as much there."""
+    if isinstance(expected, StructType):
+        return isinstance(found, StructType) and all(
+            field.name in found.names and _loses_nothing(found[field.name].dataType, field.dataType) for field in expected
+        )
+    if isinstance(expected, ArrayType):
+        return isinstance(found, ArrayType) and _loses_nothing(found.elementType, expected.elementType)
+    whole = isinstance(found, IntegralType) or (isinstance(found, DecimalType) and found.scale == 0)
+    if isinstance(expected, StringType):
+        return whole or isinstance(found, StringType)
+    if isinstance(expected, LongType):
+        return whole and not (isinstance(found, DecimalType) and found.precision > LONG_DIGITS)
+    return isinstance(found, TimestampType | TimestampNTZType)
 
 
 def _events(stream: DataFrame, instant: str) -> DataFrame:
