@@ -24,7 +24,7 @@ from kafka_server import KafkaServer, kafka_server
 from orders import Traffic, traffic, write
 
 
-def start(folder: Path, master: str, kafka: KafkaServer | None, values: str) -> "subprocess.Popen[str]":
+def start(folder: Path, master: str, kafka: KafkaServer | None, values: str, to_the_end: bool) -> "subprocess.Popen[str]":
     if kafka is None:
         pairs = {name: folder / name for name in ("operations", "signals", "out", "checkpoint")}
         command = [sys.executable, "-m", "purgatory.pipeline", "stream", "--shards", "2", "--files-per-batch", "1"]
@@ -33,7 +33,7 @@ def start(folder: Path, master: str, kafka: KafkaServer | None, values: str) -> 
         command = topics.command(folder, kafka.address, "--values", values, "--records-per-batch", "500")
     with (folder / "log").open("a") as log:
         return subprocess.Popen(
-            [*command, "--master", master, "--available-now"],
+            [*command, "--master", master, *(["--available-now"] if to_the_end else [])],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -86,7 +86,9 @@ def follow(options: argparse.Namespace, made: Traffic, kafka: KafkaServer | None
     killed = {"driver": 0, "worker": 0}
     status = None
     while status != 0:
-        job = start(options.folder, options.master, kafka, options.kafka)
+        # Until the last kill the job sends outcomes to the topic all the time, so that kills interrupt that, too.
+        to_the_end = kafka is None or sum(killed.values()) >= options.times
+        job = start(options.folder, options.master, kafka, options.kafka, to_the_end)
         batches: list[str] = []
         reader = threading.Thread(target=lambda lines, into: into.extend(iter(lines.readline, "")), args=(job.stdout, batches))
         reader.start()

@@ -1,0 +1,11 @@
+"""`python examples/broker`, or `python -m broker` where this folder can be imported."""
+
+import sys
+from pathlib import Path
+
+if not __package__:  # started as a folder: what is imported is found beside it
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from broker.command import main
+
+main()

@@ -1,0 +1,155 @@
+"""Record batches, the unit in which Kafka's clients send, brokers keep, and clients read. Here they stay the bytes that came.
+
+    offset  8 bytes | length 4 | leader epoch 4 | 2 | CRC 4 | attributes 2 | ... | records, perhaps compressed
+
+The offset of the first record and the epoch stand before the checksum, so a broker may write them in place. The rest of the
+header says all that a broker wants to know. Only who asks for an offset by its time looks at the records themselves.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+from kio.schema.errors import ErrorCode
+
+HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+LENGTH_ENDS: Final = 12  # what `length` counts begins here
+CRC_STARTS: Final = 21  # what the checksum covers begins here
+NO_PRODUCER: Final = -1
+SMALLEST_RECORD: Final = 7  # bytes
+LARGEST_UNPACKED: Final = 100 * 1024 * 1024  # bytes
+
+
+class BadBatch(Exception):
+    """The bytes are not one whole batch.
+
+    Attributes:
+        code: the error to answer with.
+    """
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Batch(NamedTuple):
+    """The header of a batch, as it stands there."""
+
+    base_offset: int
+    length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_delta: int
+    base_time: int
+    max_time: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    records: int
+
+    @property
+    def size(self) -> int:
+        """In bytes, all in all."""
+        return LENGTH_ENDS + self.length
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after its last record."""
+        return self.base_offset + self.last_delta + 1
+
+    @property
+    def last_sequence(self) -> int:
+        """The sequence number of its last record; after 2**31 - 1 comes 0."""
+        return (self.base_sequence + self.last_delta) & 0x7FFFFFFF
+
+
+def read_batch(data: bytes, at: int = 0) -> Batch:
+    """The header of the batch that begins at `at`, when all of it is there and its checksum is right.
+
+    Raises:
+        BadBatch: it is not.
+    """
+    if len(data) - at < HEADER.size:
+        raise BadBatch(ErrorCode.corrupt_message, f"a batch has at least {HEADER.size} bytes, not {len(data) - at}")
+    batch = Batch(*HEADER.unpack_from(data, at))
+    if batch.magic in (0, 1):
+        raise BadBatch(ErrorCode.unsupported_for_message_format, f"messages of format {batch.magic} are not kept here")
+    end = at + batch.size
+    if batch.magic != 2 or batch.length < HEADER.size - LENGTH_ENDS or end > len(data):
+        raise BadBatch(ErrorCode.corrupt_message, f"a batch of {batch.size} bytes, in {len(data) - at}")
+    if crc32c(memoryview(data)[at + CRC_STARTS : end]) != batch.crc:
+        raise BadBatch(ErrorCode.corrupt_message, "the checksum of a batch is wrong")
+    return batch
+
+
+def read_produced(data: bytes | None) -> Batch:
+    """The header of the one batch that a producer sent for a partition.
+
+    Raises:
+        BadBatch: it sent something else, or what is not kept here.
+    """
+    batch = read_batch(data or b"")
+    if batch.size != len(data or b""):
+        raise BadBatch(ErrorCode.invalid_record, f"one batch of {batch.size} bytes, and {len(data or b'') - batch.size} more")
+    unpacked = batch.size - HEADER.size if batch.attributes & 7 == 0 else LARGEST_UNPACKED
+    if not 1 <= batch.records <= unpacked // SMALLEST_RECORD or batch.last_delta != batch.records - 1:
+        raise BadBatch(ErrorCode.invalid_record, f"{batch.records} records, the last of them at {batch.last_delta}")
+    if batch.attributes & 0x30:
+        raise BadBatch(ErrorCode.invalid_record, "transactions are not offered here")
+    if batch.producer_id != NO_PRODUCER and (batch.base_sequence < 0 or batch.producer_epoch < 0):
+        raise BadBatch(ErrorCode.invalid_record, f"the sequence number {batch.base_sequence}")
+    return batch
+
+
+def placed(data: bytes, base_offset: int) -> bytearray:
+    """The batch with its place in the log written in; the leader's epoch is always 0."""
+    batch = bytearray(data)
+    struct.pack_into(">q", batch, 0, base_offset)
+    struct.pack_into(">i", batch, 12, 0)
+    return batch
+
+
+def first_since(data: bytes, time: int) -> tuple[int, int]:
+    """Offset and time of the first record of a batch that is of `time` (in ms) or later.
+
+    Of a batch that is compressed by other means than gzip it is the first record: whoever reads on from there misses nothing.
+    """
+    batch = Batch(*HEADER.unpack_from(data))
+    codec = batch.attributes & 7
+    if codec <= 1 and batch.base_time < time:
+        with suppress(IndexError, ValueError, zlib.error):  # nobody has looked at the records until now
+            for offset_delta, time_delta in _deltas(data[HEADER.size : batch.size], codec == 1, batch.records):
+                if batch.base_time + time_delta >= time:
+                    return batch.base_offset + offset_delta, batch.base_time + time_delta
+    return batch.base_offset, batch.base_time
+
+
+def _deltas(records: bytes, is_gzip: bool, count: int) -> Iterator[tuple[int, int]]:
+    """Of each record how much its offset and its time are more than those of the batch."""
+    if is_gzip:
+        records = zlib.decompressobj(wbits=31).decompress(records, LARGEST_UNPACKED)
+    at = 0
+    for _ in range(count):
+        length, at = _varint(records, at)
+        time_delta, delta_at = _varint(records, at + 1)  # after the attributes
+        yield _varint(records, delta_at)[0], time_delta
+        if length < SMALLEST_RECORD - 1:
+            raise ValueError(f"a record of {length} bytes")
+        at += length
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """A signed number (zigzag), and where it ends."""
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), at
+        shift += 7

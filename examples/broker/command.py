@@ -1,0 +1,93 @@
+"""The command line: `python examples/broker`."""
+
+import argparse
+import asyncio
+import logging
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from .broker import Settings
+from .server import Server, new_loop
+
+UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0}
+
+
+def seconds(text: str) -> float:
+    """A time of zero or more, from the command line: 5ms, 0.1s, 2min; without a unit, seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|min)?", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"must be a time such as 5ms or 0.1s, not {text}")
+    return float(match[1]) * UNITS[match[2] or "s"]
+
+
+def count(text: str) -> int:
+    """A positive number of things, from the command line."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
+    return value
+
+
+async def serve(settings: Settings, host: str, port: int) -> None:
+    """Serves until SIGINT or SIGTERM; then tells how all waits have ended."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    async with Server(settings, host, port) as server:
+        replicas = server.broker.replicas
+        last = settings.replicas - 1
+        if last:
+            toggle = lambda: (replicas.start if last in replicas.stopped else replicas.stop)(last)  # noqa: E731
+            loop.add_signal_handler(signal.SIGUSR1, toggle)
+        print(f"listening on {server.address}", flush=True)
+        await stop.wait()
+    for purgatory in server.broker.purgatories:
+        ended = purgatory.statistics()
+        outcomes = f"completed {ended.completed}, expired {ended.expired}, cancelled {ended.cancelled}"
+        print(f"{ended.name}: {outcomes}, missed triggers {ended.missed_triggers}, pending {ended.pending}")
+    rebalances = server.broker.coordinator.rebalances
+    print(f"rebalances: {len(rebalances)}, longest {max(rebalances, default=0.0):.3f} s")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="broker", description="A small broker that Kafka's clients can talk to.")
+    add = parser.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on (default: loopback only)")
+    add("--port", type=int, default=9092, help="port to listen on; 0 takes a free one (default: 9092)")
+    add("--directory", type=Path, help="where everything is kept (default: in memory)")
+    add("--fsync", action="store_true", help="each append is on the disk before it is answered")
+    add("--partitions", type=count, default=1, help="of topics that nobody has created (default: 1)")
+    add("--no-auto-create", action="store_true", help="topics that nobody has created are unknown")
+    add(
+        "--replicas",
+        type=count,
+        default=1,
+        help="nodes, all but one simulated (default: 1); SIGUSR1 stops and starts one",
+    )
+    add("--replica-lag", type=seconds, default=0.005, help="from an append until the followers have it (default: 5ms)")
+    add("--replica-patience", type=seconds, default=30.0, help="until one that is stopped is out of sync (default: 30s)")
+    add("--rebalance-delay", type=seconds, default=0.1, help="of an empty group, for more members to come (default: 0.1s)")
+    add("--demo", action="store_true", help="three clients in groups whose members come, go and die, and a report")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    if options.demo:
+        from .demo import run_demo  # noqa: PLC0415 - it needs the clients
+
+        run_demo()
+        return
+    settings = Settings(
+        directory=options.directory,
+        fsync=options.fsync,
+        partitions=options.partitions,
+        creates_topics=not options.no_auto_create,
+        replicas=options.replicas,
+        replica_lag=options.replica_lag,
+        replica_patience=options.replica_patience,
+        rebalance_delay=options.rebalance_delay,
+    )
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(serve(settings, options.host, options.port))

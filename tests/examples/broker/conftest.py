@@ -1,0 +1,26 @@
+"""The folder `examples/broker` is imported as the package `broker`, as those do who copy it."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+
+from broker.broker import Settings  # noqa: E402
+from broker.testing import BrokerThread, kafka_broker  # noqa: E402, F401
+
+
+@pytest.fixture
+def start_broker() -> Iterator[Callable[..., BrokerThread]]:
+    """Starts a broker with certain settings; all are stopped at the end, and nothing may wait there then."""
+    with ExitStack() as stack:
+
+        def start(port: int = 0, **settings: Any) -> BrokerThread:
+            return stack.enter_context(BrokerThread(Settings(**settings), port))
+
+        yield start

@@ -1,0 +1,368 @@
+"""Clients that nobody here wrote, as they are, against the broker: produce, consume, groups, idempotence, administration."""
+
+import asyncio
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin import NewTopic as AIONewTopic
+from broker.testing import BrokerThread
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, OffsetSpec
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python reads its schemas by importlib.resources.read_text
+    from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
+    from kafka import TopicPartition as KPTopicPartition
+
+pytestmark = pytest.mark.filterwarnings("ignore:read_text is deprecated:DeprecationWarning")
+
+PATIENCE = 30.0  # seconds; no test passes or fails by how much of it a busy machine takes
+CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
+
+
+def new_name(kind: str = "topic") -> str:
+    return f"{kind}-{uuid.uuid4().hex[:8]}"
+
+
+def librdkafka_consumer(address: str, group: str, **configuration: Any) -> Consumer:
+    return Consumer(
+        {"bootstrap.servers": address, "group.id": group, "auto.offset.reset": "earliest"}
+        | {name.replace("_", "."): value for name, value in configuration.items()}
+    )
+
+
+def poll(consumer: Consumer, count: int) -> list[Any]:
+    messages: list[Any] = []
+    until = time.monotonic() + PATIENCE
+    while len(messages) < count and time.monotonic() < until:
+        if (message := consumer.poll(0.2)) is not None:
+            assert message.error() is None, message.error()
+            messages.append(message)
+    return messages
+
+
+def produce(address: str, topic: str, values: list[bytes], **configuration: Any) -> list[Any]:
+    delivered: list[Any] = []
+    settings = {name.replace("_", "."): value for name, value in configuration.items()}
+    producer = Producer({"bootstrap.servers": address, "linger.ms": 0} | settings)
+    for number, value in enumerate(values):
+        producer.produce(topic, value, on_delivery=lambda error, message: delivered.append(error or message), partition=0)
+        if number % 100 == 0:
+            producer.poll(0)
+    assert producer.flush(PATIENCE) == 0
+    return delivered
+
+
+@contextmanager
+def admin_of(address: str) -> Iterator[KafkaAdminClient]:
+    admin = KafkaAdminClient(bootstrap_servers=address)
+    try:
+        yield admin
+    finally:
+        admin.close()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("is_idempotent", [False, True])
+def test_librdkafka_gets_back_what_it_has_sent(kafka_broker: str, codec: str, is_idempotent: bool) -> None:
+    values = [f"{number} ".encode() * 20 for number in range(500)]
+    delivered = produce(kafka_broker, "topic", values, compression_type=codec, enable_idempotence=is_idempotent)
+    assert [message.offset() for message in delivered] == list(range(500))
+    consumer = librdkafka_consumer(kafka_broker, "group")
+    consumer.subscribe(["topic"])
+    messages = poll(consumer, 500)
+    assert [message.value() for message in messages] == values
+    assert [message.offset() for message in messages] == list(range(500))
+    consumer.close()
+
+
+@pytest.mark.parametrize("codec", [None, "gzip"])
+def test_kafka_python_gets_back_what_it_has_sent(kafka_broker: str, codec: str | None) -> None:
+    producer = KafkaProducer(bootstrap_servers=kafka_broker, compression_type=codec)
+    sent = [producer.send("topic", str(number).encode(), key=b"k", headers=[("h", b"1")]) for number in range(200)]
+    assert [future.get(PATIENCE).offset for future in sent] == list(range(200))
+    producer.close()
+    consumer = KafkaConsumer("topic", bootstrap_servers=kafka_broker, group_id="group", auto_offset_reset="earliest")
+    messages = [next(consumer) for _ in range(200)]
+    assert [message.value for message in messages] == [str(number).encode() for number in range(200)]
+    assert {tuple(message.headers) for message in messages} == {(("h", b"1"),)}
+    consumer.commit()
+    assert consumer.committed(KPTopicPartition("topic", 0)) == 200
+    consumer.close()
+
+
+async def run_aiokafka(address: str, codec: str | None) -> None:
+    async with AIOKafkaProducer(bootstrap_servers=address, enable_idempotence=True, compression_type=codec) as producer:
+        sent = [await producer.send("topic", str(number).encode()) for number in range(200)]
+        assert [(await future).offset for future in sent] == list(range(200))
+    consumer = AIOKafkaConsumer("topic", bootstrap_servers=address, group_id="group", auto_offset_reset="earliest")
+    async with consumer:
+        messages = [await consumer.getone() for _ in range(200)]
+        assert [message.value for message in messages] == [str(number).encode() for number in range(200)]
+        await consumer.commit()
+    async with AIOKafkaConsumer("topic", bootstrap_servers=address, group_id="group") as consumer:
+        (partition,) = consumer.assignment()
+        assert await consumer.committed(partition) == 200
+
+
+@pytest.mark.parametrize("codec", [None, "gzip"])
+def test_aiokafka_gets_back_what_it_has_sent(kafka_broker: str, codec: str | None) -> None:
+    asyncio.run(run_aiokafka(kafka_broker, codec))
+
+
+def test_what_one_client_sends_every_other_one_reads(kafka_broker: str) -> None:
+    produce(kafka_broker, "topic", [b"from librdkafka"])
+    producer = KafkaProducer(bootstrap_servers=kafka_broker)
+    producer.send("topic", b"from kafka-python").get(PATIENCE)
+    producer.close()
+
+    async def send_and_read() -> list[bytes]:
+        async with AIOKafkaProducer(bootstrap_servers=kafka_broker) as producer:
+            await producer.send_and_wait("topic", b"from aiokafka")
+        async with AIOKafkaConsumer("topic", bootstrap_servers=kafka_broker, auto_offset_reset="earliest") as consumer:
+            return [(await consumer.getone()).value for _ in range(3)]
+
+    sent = [b"from librdkafka", b"from kafka-python", b"from aiokafka"]
+    assert asyncio.run(send_and_read()) == sent
+    consumer = KafkaConsumer("topic", bootstrap_servers=kafka_broker, auto_offset_reset="earliest")
+    assert [next(consumer).value for _ in range(3)] == sent
+    consumer.close()
+    consumer = librdkafka_consumer(kafka_broker, "group")
+    consumer.subscribe(["topic"])
+    assert [message.value() for message in poll(consumer, 3)] == sent
+    consumer.close()
+
+
+def first_record_after(address: str) -> float:
+    """Seconds from subscribing in a new group to the first record."""
+    consumer = librdkafka_consumer(address, new_name("group"))
+    begun = time.monotonic()
+    consumer.subscribe(["topic"])
+    assert poll(consumer, 1)
+    after = time.monotonic() - begun
+    consumer.close()
+    return after
+
+
+def test_a_new_group_has_its_first_record_within_a_second(kafka_broker: str) -> None:
+    produce(kafka_broker, "topic", [b"first"])
+    assert any(first_record_after(kafka_broker) < 1.0 for _ in range(20))
+
+
+def test_members_come_and_go_and_share_the_partitions(start_broker: Callable[..., BrokerThread]) -> None:
+    address = start_broker(partitions=4).address
+    Producer({"bootstrap.servers": address}).list_topics("topic", PATIENCE)
+    consumers = [librdkafka_consumer(address, "group", session_timeout_ms=6000, heartbeat_interval_ms=200) for _ in range(3)]
+
+    def shares_become(expected: list[int]) -> bool:
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until:
+            for consumer in consumers:
+                assert consumer.poll(0.02) is None
+            if sorted(len(consumer.assignment()) for consumer in consumers) == expected:
+                return True
+        return False
+
+    for consumer in consumers:
+        consumer.subscribe(["topic"])
+    assert shares_become([1, 1, 2])
+    consumers.pop().close()
+    assert shares_become([2, 2])
+    consumers.pop().close()
+    assert shares_become([4])
+    consumers.pop().close()
+    admin = AdminClient({"bootstrap.servers": address})
+    assert admin.describe_consumer_groups(["group"])["group"].result().state.name == "EMPTY"
+
+
+def test_a_member_that_dies_is_out_when_its_session_is(start_broker: Callable[..., BrokerThread]) -> None:
+    broker = start_broker(partitions=2)
+
+    async def die_and_live() -> None:
+        def consumer() -> AIOKafkaConsumer:
+            return AIOKafkaConsumer(
+                "topic",
+                bootstrap_servers=broker.address,
+                group_id="group",
+                session_timeout_ms=1000,
+                heartbeat_interval_ms=100,
+                auto_offset_reset="earliest",
+            )
+
+        dies, lives = consumer(), consumer()
+        await asyncio.gather(dies.start(), lives.start())
+        assert len(dies.assignment()) == len(lives.assignment()) == 1
+        dies._coordinator._heartbeat_task.cancel()  # it says nothing any more, not even that it leaves
+        async with asyncio.timeout(PATIENCE):
+            while len(lives.assignment()) < 2:
+                await asyncio.sleep(0.05)
+        dies._coordinator._group_subscription = None
+        await asyncio.gather(dies.stop(), lives.stop(), return_exceptions=True)
+
+    asyncio.run(die_and_live())
+    heartbeats = next(purgatory for purgatory in broker.server.broker.purgatories if "heartbeat" in repr(purgatory))
+    assert heartbeats.statistics().expired == 1
+
+
+def test_a_static_member_that_restarts_disturbs_nobody(start_broker: Callable[..., BrokerThread]) -> None:
+    broker = start_broker(partitions=2)
+    Producer({"bootstrap.servers": broker.address}).list_topics("topic", PATIENCE)
+    one, two = (librdkafka_consumer(broker.address, "group", group_instance_id=name) for name in ("one", "two"))
+    for consumer in (one, two):
+        consumer.subscribe(["topic"])
+    until = time.monotonic() + PATIENCE
+    while not (len(one.assignment()) == len(two.assignment()) == 1) and time.monotonic() < until:
+        one.poll(0.05), two.poll(0.05)
+    before = len(broker.server.broker.coordinator.rebalances)
+    mine = two.assignment()
+    two.close()
+    two = librdkafka_consumer(broker.address, "group", group_instance_id="two")
+    two.subscribe(["topic"])
+    while not two.assignment() and time.monotonic() < until:
+        one.poll(0.05), two.poll(0.05)
+    assert two.assignment() == mine
+    assert len(broker.server.broker.coordinator.rebalances) == before
+    one.close(), two.close()
+
+
+def test_offsets_are_committed_and_found_again_by_any_client(kafka_broker: str) -> None:
+    produce(kafka_broker, "topic", [b"0", b"1", b"2", b"3"])
+    consumer = librdkafka_consumer(kafka_broker, "group")
+    (committed,) = consumer.commit(offsets=[TopicPartition("topic", 0, 2)], asynchronous=False)
+    assert committed.error is None
+    consumer.close()
+    with admin_of(kafka_broker) as admin:
+        assert admin.list_group_offsets("group")["group"][KPTopicPartition("topic", 0)].offset == 2
+    consumer = KafkaConsumer("topic", bootstrap_servers=kafka_broker, group_id="group")
+    assert next(consumer).value == b"2"
+    consumer.close()
+
+
+def test_offsets_are_found_by_time(kafka_broker: str) -> None:
+    producer = Producer({"bootstrap.servers": kafka_broker, "linger.ms": 100})
+    for number in range(10):
+        producer.produce("topic", b"", timestamp=1_700_000_000_000 + 1000 * number, partition=0)
+    assert producer.flush(PATIENCE) == 0
+    consumer = librdkafka_consumer(kafka_broker, "group")
+
+    def offset_at(milliseconds: int) -> int:
+        place = TopicPartition("topic", 0, 1_700_000_000_000 + milliseconds)
+        (found,) = consumer.offsets_for_times([place], timeout=PATIENCE)
+        return int(found.offset)
+
+    assert [offset_at(at) for at in (-1, 0, 1, 3000, 3001, 9000)] == [0, 0, 1, 3, 4, 9]
+    assert offset_at(9001) == -1  # OFFSET_END
+    assert consumer.get_watermark_offsets(TopicPartition("topic", 0), timeout=PATIENCE) == (0, 10)
+    consumer.close()
+
+
+def test_topics_are_created_described_and_deleted(kafka_broker: str) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka_broker})
+    config = {"min.insync.replicas": "1", "retention.ms": "1000"}
+    admin.create_topics([NewTopic("topic", 3, 1, config=config)])["topic"].result(PATIENCE)
+    assert sorted(admin.list_topics("topic", PATIENCE).topics["topic"].partitions) == [0, 1, 2]
+    resource = ConfigResource(ConfigResource.Type.TOPIC, "topic")
+    described = admin.describe_configs([resource])[resource].result(PATIENCE)
+    assert (described["retention.ms"].value, described["retention.ms"].is_default) == ("1000", False)
+    assert (described["cleanup.policy"].value, described["cleanup.policy"].is_default) == ("delete", True)
+    resource = ConfigResource(ConfigResource.Type.BROKER, "0")
+    assert admin.describe_configs([resource])[resource].result(PATIENCE)["num.partitions"].value == "1"
+
+    def refusal(topic: NewTopic) -> str:
+        with pytest.raises(KafkaException) as caught:
+            admin.create_topics([topic])[topic.topic].result(PATIENCE)
+        return str(caught.value.args[0].name())
+
+    assert refusal(NewTopic("topic", 1, 1)) == "TOPIC_ALREADY_EXISTS"
+    assert refusal(NewTopic("../etc", 1, 1)) == "TOPIC_EXCEPTION"
+    assert refusal(NewTopic("other", 1, 2)) == "INVALID_REPLICATION_FACTOR"
+    assert refusal(NewTopic("other", 20_000, 1)) == "INVALID_PARTITIONS"
+    assert refusal(NewTopic("other", 1, 1, config={"no.such": "1"})) == "INVALID_CONFIG"
+    admin.create_partitions([NewPartitions("topic", 5)])["topic"].result(PATIENCE)
+    assert len(admin.list_topics("topic", PATIENCE).topics["topic"].partitions) == 5
+    admin.delete_topics(["topic"])["topic"].result(PATIENCE)
+    assert "topic" not in admin.list_topics(timeout=PATIENCE).topics
+
+
+def test_kafka_python_and_aiokafka_administer_too(kafka_broker: str) -> None:
+    async def administer() -> None:
+        admin = AIOKafkaAdminClient(bootstrap_servers=kafka_broker)
+        await admin.start()
+        await admin.create_topics([AIONewTopic("topic", 2, 1)])
+        assert await admin.list_topics() == ["topic"]
+        await admin.delete_topics(["topic"])
+        assert await admin.list_topics() == []
+        await admin.close()
+
+    asyncio.run(administer())
+    with admin_of(kafka_broker) as admin:
+        admin.create_topics({"topic": {"num_partitions": 2, "replication_factor": 1}})
+        assert admin.list_topics() == ["topic"]
+        admin.delete_topics(["topic"])
+        assert admin.list_topics() == []
+
+
+def test_groups_are_listed_described_and_deleted(kafka_broker: str) -> None:
+    produce(kafka_broker, "topic", [b"0"])
+    consumer = librdkafka_consumer(kafka_broker, "group", client_id="me")
+    consumer.subscribe(["topic"])
+    assert len(poll(consumer, 1)) == 1
+    admin = AdminClient({"bootstrap.servers": kafka_broker})
+    assert [group.group_id for group in admin.list_consumer_groups().result(PATIENCE).valid] == ["group"]
+    described = admin.describe_consumer_groups(["group"])["group"].result(PATIENCE)
+    assert described.state.name == "STABLE"
+    (member,) = described.members
+    assert (member.client_id, member.host) == ("me", "/127.0.0.1")
+    assert [place.topic for place in member.assignment.topic_partitions] == ["topic"]
+    with pytest.raises(KafkaException, match="NON_EMPTY_GROUP"):
+        admin.delete_consumer_groups(["group"])["group"].result(PATIENCE)
+    consumer.commit(asynchronous=False)
+    consumer.close()
+    asked = [ConsumerGroupTopicPartitions("group", [TopicPartition("topic", 0)])]
+    offsets = admin.list_consumer_group_offsets(asked)["group"].result(PATIENCE)
+    assert [place.offset for place in offsets.topic_partitions] == [1]
+    admin.delete_consumer_groups(["group"])["group"].result(PATIENCE)
+    assert admin.list_consumer_groups().result(PATIENCE).valid == []
+
+
+def test_records_are_deleted(kafka_broker: str) -> None:
+    for number in range(4):
+        produce(kafka_broker, "topic", [str(number).encode()])
+    admin = AdminClient({"bootstrap.servers": kafka_broker})
+    place = TopicPartition("topic", 0, 2)
+    assert admin.delete_records([place])[place].result(PATIENCE).low_watermark == 2
+    found = admin.list_offsets({TopicPartition("topic", 0): OffsetSpec.earliest()})
+    assert [result.result(PATIENCE).offset for result in found.values()] == [2]
+    consumer = librdkafka_consumer(kafka_broker, "group")
+    consumer.subscribe(["topic"])
+    assert [message.value() for message in poll(consumer, 2)] == [b"2", b"3"]
+    consumer.close()
+    place = TopicPartition("topic", 0, 5)
+    with pytest.raises(KafkaException, match="OFFSET_OUT_OF_RANGE"):
+        admin.delete_records([place])[place].result(PATIENCE)
+
+
+def test_who_asks_for_transactions_is_told_that_there_are_none(kafka_broker: str) -> None:
+    producer = Producer({"bootstrap.servers": kafka_broker, "transactional.id": "mine"})
+    with pytest.raises(KafkaException, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
+        producer.init_transactions(PATIENCE)
+
+
+def test_a_topic_that_is_too_large_for_a_message_says_so(kafka_broker: str) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka_broker})
+    admin.create_topics([NewTopic("topic", 1, 1, config={"max.message.bytes": "1000"})])["topic"].result(PATIENCE)
+    (error,) = produce(kafka_broker, "topic", [b"x" * 2000])
+    assert error.name() == "MSG_SIZE_TOO_LARGE"
+
+
+def test_topics_are_not_created_for_who_only_asks_where_that_is_not_wished(start_broker: Callable[..., BrokerThread]) -> None:
+    address = start_broker(creates_topics=False).address
+    assert Producer({"bootstrap.servers": address}).list_topics("topic", PATIENCE).topics["topic"].error is not None
+    assert AdminClient({"bootstrap.servers": address}).list_topics(timeout=PATIENCE).topics == {}
