@@ -59,7 +59,8 @@ def happening(values: str, key: str, value: int, at: int) -> bytes:
 def send(address: str, topic: str, records: Iterable[tuple[int, bytes | None]]) -> list[int]:
     """Produces records to partitions, and waits until Kafka has them. Returns their offsets."""
     offsets: dict[int, int] = {}
-    producer = Producer({"bootstrap.servers": address, "linger.ms": 5, **QUIET})
+    # With idempotence, since otherwise what is sent again after an error comes after later records.
+    producer = Producer({"bootstrap.servers": address, "linger.ms": 5, "enable.idempotence": True, **QUIET})
 
     def delivered(error: Any, message: Any, number: int) -> None:
         if error is not None:
