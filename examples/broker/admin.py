@@ -4,9 +4,10 @@ from typing import TYPE_CHECKING, Any
 
 from kio.schema.errors import ErrorCode
 
+from .codec import Answer
 from .topics import CONFIGS, MOST_PARTITIONS, Refused, Topic, enough
 from .waits import UNKNOWN, Reply
-from .wire import Answer, Request
+from .wire import Request
 
 if TYPE_CHECKING:
     from .broker import Broker

@@ -13,12 +13,13 @@ from purgatory import DelayedOperation, Purgatory
 
 from .admin import Admin
 from .batches import BadBatch, read_produced
+from .codec import Answer
 from .coordinator import Coordinator
 from .offsets import Offsets
 from .replicas import Replicas
 from .topics import Topics
 from .waits import UNKNOWN, DelayedDeleteRecords, DelayedFetch, DelayedProduce, Read, Reply, Write, answer_writes
-from .wire import APIS, Answer, Request
+from .wire import APIS, Request
 
 Handler = Callable[[Request, Reply], DelayedOperation[None] | None]
 

@@ -72,12 +72,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--replica-patience", type=seconds, default=30.0, help="until one that is stopped is out of sync (default: 30s)")
     add("--rebalance-delay", type=seconds, default=0.1, help="of an empty group, for more members to come (default: 0.1s)")
     add("--demo", action="store_true", help="three clients in groups whose members come, go and die, and a report")
+    add("--messages", type=count, default=4000, help="of each client in the demo (default: 4000)")
+    add("--rate", type=count, default=200, help="messages a second of each client in the demo (default: 200)")
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     if options.demo:
         from .demo import run_demo  # noqa: PLC0415 - it needs the clients
 
-        run_demo()
+        run_demo(options.messages, options.rate)
         return
     settings = Settings(
         directory=options.directory,
@@ -89,5 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         replica_patience=options.replica_patience,
         rebalance_delay=options.rebalance_delay,
     )
-    with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(serve(settings, options.host, options.port))
+    try:
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            runner.run(serve(settings, options.host, options.port))
+    except OSError as error:
+        parser.exit(1, f"broker: cannot serve at {options.host}:{options.port}: {error}\n")

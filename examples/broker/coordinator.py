@@ -13,12 +13,13 @@ from kio.schema.errors import ErrorCode
 
 from purgatory import Purgatory
 
+from .codec import Answer
 from .group_waits import DelayedHeartbeat, DelayedJoin, DelayedSync, InitialJoin
 from .groups import Group, Member, State, failed_join
 from .offsets import Committed, Offsets
 from .topics import Refused, Topics
 from .waits import UNKNOWN, Reply
-from .wire import Answer, Request
+from .wire import Request
 
 LONGEST_SESSION: Final = 1800.0  # seconds; Kafka's group.max.session.timeout.ms
 FIRST_JOIN: Final = 300.0  # seconds for which a new member may wait for its group

@@ -16,8 +16,8 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
+from .codec import Answer
 from .waits import Reply
-from .wire import Answer
 
 
 class State(Enum):

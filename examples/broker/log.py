@@ -1,7 +1,7 @@
 """The log of a partition: whole batches one after the other, and an index of them in memory.
 
 The bytes are in a store of one of two kinds: `Memory`, one bytearray, or `File`, one append-only file. The index has 32 bytes a
-batch: its first offset, where it ends in the store, the latest time up to it, the offset after it. It is not written down; a
+batch: its first offset, where it ends in the store, its latest time, the offset after it. It is not written down; a
 file is read through when it is opened, and what is not a whole batch at its end is cut off.
 """
 
@@ -129,7 +129,7 @@ class Log:
     def _add(self, batch: Batch) -> None:
         self._firsts.append(batch.base_offset)
         self._ends.append((self._ends[-1] if self._ends else self._gone) + batch.size)
-        self._times.append(max(self._times[-1], batch.max_time) if self._times else batch.max_time)
+        self._times.append(batch.max_time)
         self._nexts.append(batch.next_offset)
         self.end = batch.next_offset
 
@@ -162,9 +162,12 @@ class Log:
         return self.store.read(begin, self._begin(last) - begin) if last > first else b""
 
     def since(self, time: int, end: int) -> tuple[int, int] | None:
-        """Offset and time of the first record that is of `time` (in ms) or later and before the offset `end`, or None."""
-        index = bisect_left(self._times, time)
-        if index == len(self._firsts) or self._firsts[index] >= end:
+        """Offset and time of the first record that is of `time` (in ms) or later and before the offset `end`, or None.
+
+        Cost: goes through the index up to there.
+        """
+        index = next((index for index, latest in enumerate(self._times) if latest >= time), None)
+        if index is None or self._firsts[index] >= end:
             return None
         offset, found = first_since(self._read_one(index), time)
         return max(offset, self.start), found
@@ -172,7 +175,7 @@ class Log:
     def latest(self, end: int) -> tuple[int, int] | None:
         """Offset and time of the record with the greatest time before `end`, or None."""
         count = bisect_left(self._firsts, end)
-        return self.since(self._times[count - 1], end) if count else None
+        return self.since(max(self._times[:count]), end) if count else None
 
     def _read_one(self, index: int) -> bytes:
         begin = self._begin(index)

@@ -11,8 +11,8 @@ from kio.schema.errors import ErrorCode
 
 from purgatory import DelayedOperation
 
+from .codec import Answer
 from .topics import Partition
-from .wire import Answer
 
 Reply = Callable[[Answer | Exception | None], None]
 """Sends an answer, once. An exception closes the connection; None sends nothing, as `acks=0` asks for."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-sys.path.insert(0, str(EXAMPLES))
+sys.path[:0] = [str(EXAMPLES), str(Path(__file__).parent)]
 
 from broker.broker import Settings  # noqa: E402
 from broker.testing import BrokerThread, kafka_broker  # noqa: E402, F401

@@ -1,0 +1,181 @@
+"""`--demo`: three clients that nobody here wrote, each with a producer and a group whose members come, go and die; a report.
+
+The broker runs in this process, each client in one of its own. Now and then somebody's connection is cut, so that producers
+send again what was not confirmed, for which they are idempotent, and consumers ask again.
+"""
+
+import asyncio
+import logging
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.table import Table
+
+from .broker import Settings
+from .server import Server, new_loop
+
+CLIENTS: Final = ("confluent-kafka", "aiokafka", "kafka-python")
+PARTITIONS: Final = 6
+CUTS: Final = 2  # a second
+HEAD_START: Final = 1.0  # seconds that the first members have
+PATIENCE: Final = 30.0  # seconds for the last message to arrive
+
+
+@dataclass
+class Part:
+    """What one client does, and what has come of it."""
+
+    client: str
+    address: str
+    folder: Path
+    members: list[asyncio.subprocess.Process] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+    changes: Counter[str] = field(default_factory=Counter)
+
+    async def start(self, job: str, *arguments: object) -> asyncio.subprocess.Process:
+        """Starts a process, whose output goes to a file."""
+        path = self.folder / f"{self.client} {job} {len(self.files) if job == 'consume' else 0}"
+        command = [str(Path(__file__).with_name("demo_client.py")), self.client, job, self.address, f"topic-{self.client}"]
+        if job == "consume":
+            self.files.append(path)
+        with path.open("w") as file, path.with_suffix(".errors").open("w") as errors:
+            return await asyncio.create_subprocess_exec(
+                sys.executable, *command, *map(str, arguments), stdout=file, stderr=errors
+            )
+
+    async def come(self) -> None:
+        """One more member."""
+        self.members.append(await self.start("consume", f"group-{self.client}"))
+        self.changes["come"] += 1
+
+    async def go(self, how: signal.Signals) -> None:
+        """The member that is there for the longest time leaves, or dies."""
+        member = self.members.pop(0)
+        member.send_signal(how)
+        self.changes["gone" if how is signal.SIGTERM else "dead"] += 1
+        await member.wait()
+
+    def confirmed(self) -> set[int]:
+        """The messages that the producer knows to be in the log."""
+        return {int(line) for line in (self.folder / f"{self.client} produce 0").read_text().splitlines()}
+
+    def received(self) -> list[tuple[int, int, int, float]]:
+        """Partition, offset, number and delay of each message that a member got. A line without an end is none: it has died."""
+        lines = [line.split() for path in self.files for line in path.read_text().split("\n")[:-1]]
+        return [(int(partition), int(offset), int(number), float(delay)) for partition, offset, number, delay in lines]
+
+    async def play(self, messages: int, rate: float) -> None:
+        """Two members; then a third comes, one goes, one dies, all while messages are sent."""
+        quarter = messages / rate / 4
+        await asyncio.gather(self.come(), self.come())
+        await asyncio.sleep(HEAD_START)
+        producer = await self.start("produce", messages, rate)
+        for change in (self.come(), self.go(signal.SIGTERM), self.go(signal.SIGKILL)):
+            await asyncio.sleep(quarter)
+            await change
+        await self.come()
+        await producer.wait()
+        until = time.monotonic() + PATIENCE
+        while time.monotonic() < until and self.confirmed() - {number for _, _, number, _ in self.received()}:  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
+        while self.members:
+            await self.go(signal.SIGTERM)
+
+    def cells(self) -> list[str]:
+        """Its column of the report."""
+        confirmed, received = self.confirmed(), self.received()
+        places = {(partition, offset): number for partition, offset, number, _ in received}
+        first: dict[int, float] = {}
+        for *_, number, delay in received:
+            first[number] = min(delay, first.get(number, delay))
+        delays = sorted(first.values()) or [0.0]
+        numbers = [
+            len(confirmed),
+            len(first),
+            len(confirmed - set(first)),
+            len(places) - len(set(places.values())),
+            len(received) - len(places),
+        ]
+        changes = [self.changes[change] for change in ("come", "gone", "dead")]
+        times = [f"{delays[int(share * (len(delays) - 1))] * 1000:.1f} ms" for share in (0.5, 0.99)]
+        return [f"{number:,}" for number in (*numbers, *changes)] + times
+
+
+ROWS: Final = (
+    "messages confirmed",
+    "received",
+    "lost",
+    "doubled: at two offsets",
+    "read again, after a death",
+    "members that came",
+    "left",
+    "died",
+    "send to receipt, p50",
+    "p99",
+)
+
+
+async def cut_connections(server: Server) -> None:
+    """Breaks somebody's connection, now and then."""
+    while True:
+        await asyncio.sleep(1 / CUTS)
+        if server.connections:
+            random.choice(list(server.connections)).transport.abort()
+
+
+async def play(messages: int, rate: float, folder: Path) -> tuple[Server, list[Part]]:
+    """All parts at once."""
+    async with Server(Settings(partitions=PARTITIONS, replicas=3), port=0) as server:
+        parts = [Part(client, server.address, folder) for client in CLIENTS]
+        cutting = asyncio.create_task(cut_connections(server))
+        try:
+            await asyncio.gather(*(part.play(messages, rate) for part in parts))
+        finally:
+            cutting.cancel()
+            for part in parts:
+                for member in part.members:
+                    member.kill()
+    return server, parts
+
+
+def show(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    table = Table(title=title, title_justify="left")
+    for number, name in enumerate(head):
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    Console(width=max(80, Console().width)).print(table)
+
+
+def run_demo(messages: int, rate: float) -> None:
+    """Plays it, and prints the report.
+
+    Args:
+        messages: for each client.
+        rate: messages a second, of each.
+    """
+    logging.getLogger("broker").setLevel(logging.ERROR)
+    print(
+        f"{messages} messages by each of three clients, {rate:g} a second: {messages / rate:g} s and a little more", flush=True
+    )
+    with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=new_loop) as runner:
+        server, parts = runner.run(play(messages, rate, Path(folder)))
+        columns = [part.cells() for part in parts]
+    show("what the clients saw", ["", *CLIENTS], [[name, *cells] for name, *cells in zip(ROWS, *columns, strict=True)])
+    ended = [purgatory.statistics() for purgatory in server.broker.purgatories]
+    kinds = [
+        [of.name, *(f"{count:,}" for count in (of.completed, of.expired, of.cancelled, of.missed_triggers, of.pending))]
+        for of in ended
+    ]
+    show("what waited in the broker", ["", "completed", "expired", "cancelled", "missed triggers", "pending"], kinds)
+    times = sorted(server.broker.coordinator.rebalances)
+    print(f"rebalances: {len(times)}, median {times[len(times) // 2]:.2f} s, longest {times[-1]:.2f} s")

@@ -1,0 +1,151 @@
+"""One client of the demo, in a process of its own, so that it can die: `demo_client.py CLIENT produce|consume ADDRESS ...`.
+
+It prints a line for each message: a producer its number, when the broker has confirmed it; a consumer where it found which
+number, and how many seconds after it was sent. SIGTERM ends it as one ends a consumer that is well brought up.
+"""
+# ruff: noqa: PLC0415 - a process needs one of the clients
+
+import asyncio
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+SESSION, HEARTBEAT, COMMIT = 3000, 500, 500  # milliseconds
+
+stopping = False
+
+
+def stop(*_: object) -> None:
+    global stopping  # noqa: PLW0603 - a signal handler has nothing else
+    stopping = True
+
+
+def received(partition: int | None, offset: int | None, value: bytes | None) -> None:
+    number, sent = (value or b"").split()
+    print(f"{partition} {offset} {int(number)} {time.time() - float(sent)}", flush=True)
+
+
+def value_of(number: int) -> bytes:
+    return f"{number} {time.time()}".encode()
+
+
+def pause_until(begun: float, number: int, rate: float) -> float:
+    """Seconds until the next message is to be sent."""
+    return max(0.0, begun + number / rate - time.monotonic())
+
+
+# -- confluent-kafka
+
+
+def confluent_produce(address: str, topic: str, count: int, rate: float) -> None:
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 0, "log_level": 0})
+    begun = time.monotonic()
+    for number in range(count):
+        producer.poll(pause_until(begun, number, rate))
+        confirm: Callable[..., None] = lambda error, _, number=number: error or print(number)  # noqa: E731
+        producer.produce(topic, value_of(number), partition=number % 6, on_delivery=confirm)
+    producer.flush(30)
+
+
+def confluent_consume(address: str, topic: str, group: str) -> None:
+    from confluent_kafka import Consumer
+
+    settings = {"session.timeout.ms": SESSION, "heartbeat.interval.ms": HEARTBEAT, "auto.commit.interval.ms": COMMIT}
+    places = {"bootstrap.servers": address, "group.id": group, "auto.offset.reset": "earliest", "log_level": 0}
+    consumer = Consumer(settings | places)
+    consumer.subscribe([topic])
+    while not stopping:
+        message = consumer.poll(0.1)
+        if message is not None and message.error() is None:
+            received(message.partition(), message.offset(), message.value())
+    consumer.close()
+
+
+# -- kafka-python
+
+
+def python_produce(address: str, topic: str, count: int, rate: float) -> None:
+    from kafka import KafkaProducer  # type: ignore[import-untyped]
+
+    producer = KafkaProducer(bootstrap_servers=address, enable_idempotence=True)
+    begun = time.monotonic()
+    for number in range(count):
+        time.sleep(pause_until(begun, number, rate))
+        sent = producer.send(topic, value_of(number), partition=number % 6)
+        sent.add_callback(lambda _, number=number: print(number))
+    producer.flush(30)
+    producer.close()
+
+
+def python_consume(address: str, topic: str, group: str) -> None:
+    from kafka import KafkaConsumer
+
+    settings = {"session_timeout_ms": SESSION, "heartbeat_interval_ms": HEARTBEAT, "auto_commit_interval_ms": COMMIT}
+    consumer = KafkaConsumer(topic, bootstrap_servers=address, group_id=group, auto_offset_reset="earliest", **settings)
+    while not stopping:
+        for messages in consumer.poll(timeout_ms=100).values():
+            for message in messages:
+                received(message.partition, message.offset, message.value)
+    consumer.close()
+
+
+# -- aiokafka
+
+
+def aio_produce(address: str, topic: str, count: int, rate: float) -> None:
+    from aiokafka import AIOKafkaProducer  # type: ignore[import-untyped]
+
+    async def main() -> None:
+        async with AIOKafkaProducer(bootstrap_servers=address, enable_idempotence=True) as producer:
+            begun, sent = time.monotonic(), []
+            for number in range(count):
+                await asyncio.sleep(pause_until(begun, number, rate))
+                future = await producer.send(topic, value_of(number), partition=number % 6)
+                future.add_done_callback(lambda done, number=number: done.exception() or print(number))
+                sent.append(future)
+            await asyncio.gather(*sent, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def aio_consume(address: str, topic: str, group: str) -> None:
+    from aiokafka import AIOKafkaConsumer
+
+    async def main() -> None:
+        settings = {"session_timeout_ms": SESSION, "heartbeat_interval_ms": HEARTBEAT, "auto_commit_interval_ms": COMMIT}
+        consumer = AIOKafkaConsumer(topic, bootstrap_servers=address, group_id=group, auto_offset_reset="earliest", **settings)
+        async with consumer:
+            while not stopping:
+                for messages in (await consumer.getmany(timeout_ms=100)).values():
+                    for message in messages:
+                        received(message.partition, message.offset, message.value)
+
+    asyncio.run(main())
+
+
+JOBS: dict[tuple[str, str], Callable[..., None]] = {
+    ("confluent-kafka", "produce"): confluent_produce,
+    ("confluent-kafka", "consume"): confluent_consume,
+    ("kafka-python", "produce"): python_produce,
+    ("kafka-python", "consume"): python_consume,
+    ("aiokafka", "produce"): aio_produce,
+    ("aiokafka", "consume"): aio_consume,
+}
+
+
+def main(client: str, job: str, *arguments: Any) -> None:
+    warnings.simplefilter("ignore")  # those of the clients about themselves
+    signal.signal(signal.SIGTERM, stop)
+    if job == "produce":
+        address, topic, count, rate = arguments
+        arguments = (address, topic, int(count), float(rate))
+    JOBS[client, job](*arguments)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,361 @@
+"""The rules of groups, member by member; on virtual time, without a network."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broker.broker import Broker, Settings
+from loops import Runner
+from raw import Direct
+
+Scenario = Callable[[Direct], Awaitable[None]]
+SESSION, REBALANCE = 10.0, 60.0
+
+
+@pytest.fixture
+def with_broker(virtual: Runner) -> Callable[..., None]:
+    def run(scenario: Scenario, **settings: Any) -> None:
+        async def main() -> None:
+            broker = Broker(Settings(**settings))
+            broker.coordinator.start()
+            await scenario(Direct(broker))
+            await broker.aclose()
+            assert [purgatory.pending for purgatory in broker.purgatories] == [0] * 6
+
+        virtual(main)
+
+    return run
+
+
+class Member:
+    """A consumer that does what it is told to."""
+
+    def __init__(self, client: Direct, instance: str | None = None, protocols: tuple[str, ...] = ("range",)) -> None:
+        self.client, self.instance, self.protocols = client, instance, protocols
+        self.id, self.generation = "", -1
+        self.joined: Any = None
+
+    def join(self, version: int | None = None, group: str = "group") -> "asyncio.Future[Any]":
+        return self.client.send(
+            "join_group",
+            version,
+            group_id=group,
+            session_timeout=timedelta(seconds=SESSION),
+            rebalance_timeout=timedelta(seconds=REBALANCE),
+            member_id=self.id,
+            group_instance_id=self.instance,
+            protocol_type="consumer",
+            protocols=[{"name": name, "metadata": name.encode()} for name in self.protocols],
+        )
+
+    async def come_in(self) -> Any:
+        """Joins, twice if that is asked for."""
+        answer = await self.join()
+        if answer.error_code.name == "member_id_required":
+            self.id = answer.member_id
+            answer = await self.join()
+        assert answer.error_code.name == "none", answer
+        self.id, self.generation, self.joined = answer.member_id, answer.generation_id, answer
+        return answer
+
+    def sync(self, *assigned: "Member", version: int | None = None) -> "asyncio.Future[Any]":
+        assignments = [{"member_id": member.id, "assignment": b"for " + member.id.encode()} for member in assigned]
+        return self.client.send(
+            "sync_group",
+            version,
+            group_id="group",
+            generation_id=self.generation,
+            member_id=self.id,
+            group_instance_id=self.instance,
+            protocol_type="consumer",
+            protocol_name=self.joined.protocol_name,
+            assignments=assignments,
+        )
+
+    async def beat(self, generation: int | None = None) -> str:
+        answer = await self.client.ask(
+            "heartbeat",
+            group_id="group",
+            generation_id=self.generation if generation is None else generation,
+            member_id=self.id,
+            group_instance_id=self.instance,
+        )
+        return str(answer.error_code.name)
+
+    async def leave(self, version: int | None = None) -> Any:
+        who = {"member_id": self.id, "group_instance_id": self.instance}
+        return await self.client.ask("leave_group", version, group_id="group", members=[who], member_id=self.id)
+
+    async def commit(self, offset: int, generation: int | None = None) -> str:
+        generation = self.generation if generation is None else generation
+        partitions = [{"partition_index": 0, "committed_offset": offset}]
+        answer = await self.client.ask(
+            "offset_commit",
+            group_id="group",
+            generation_id_or_member_epoch=generation,
+            member_id=self.id,
+            group_instance_id=self.instance,
+            topics=[{"name": "topic", "partitions": partitions}],
+        )
+        return str(answer.topics[0].partitions[0].error_code.name)
+
+
+async def form(*members: Member) -> Member:
+    """All come in at once, and get their assignments; the leader is returned."""
+    await asyncio.gather(*(member.come_in() for member in members))
+    await share(*members)
+    return next(member for member in members if member.id == member.joined.leader)
+
+
+async def share(*members: Member) -> None:
+    answers = await asyncio.gather(
+        *(member.sync(*members) if member.id == member.joined.leader else member.sync() for member in members)
+    )
+    assert [answer.assignment for answer in answers] == [b"for " + member.id.encode() for member in members]
+
+
+async def state(client: Direct) -> str:
+    return str((await client.ask("describe_groups", groups=["group"])).groups[0].group_state)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_the_first_join_waits_for_others_and_again_when_they_come(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        one, two, three = (Member(client) for _ in range(3))
+        begun = now()
+        first = asyncio.create_task(one.come_in())
+        await asyncio.sleep(2)
+        second = asyncio.create_task(two.come_in())
+        await asyncio.sleep(3)
+        third = asyncio.create_task(three.come_in())
+        answers = await asyncio.gather(first, second, third)
+        assert now() - begun == pytest.approx(9, abs=0.01)  # three waits of 3 s: somebody came during the first two
+        assert {answer.generation_id for answer in answers} == {1}
+        assert {answer.leader for answer in answers} == {one.id}
+        assert [len(answer.members) for answer in answers] == [3, 0, 0]
+        assert {answer.protocol_name for answer in answers} == {"range"}
+
+    with_broker(scenario, rebalance_delay=3.0)
+
+
+def test_a_rebalance_goes_through_all_its_states(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        one, two = Member(client), Member(client)
+        assert await state(client) == "Dead"
+        coming = asyncio.create_task(one.come_in())
+        await asyncio.sleep(0.01)
+        assert await state(client) == "PreparingRebalance"
+        await coming
+        assert await state(client) == "CompletingRebalance"
+        await share(one)
+        assert await state(client) == "Stable"
+        assert await one.beat() == "none"
+        coming = asyncio.create_task(two.come_in())
+        await asyncio.sleep(0.01)
+        assert await one.beat() == "rebalance_in_progress"
+        assert await one.commit(1) == "unknown_topic_or_partition"  # it may commit before it joins again
+        await asyncio.gather(one.come_in(), coming)
+        assert one.generation == two.generation == 2
+        await share(one, two)
+        assert (await two.leave()).members[0].error_code.name == "none"
+        assert await one.beat() == "rebalance_in_progress"
+        await one.come_in()
+        await share(one)
+        await one.leave()
+        assert await state(client) == "Empty"
+
+    with_broker(scenario)
+
+
+def test_a_silent_member_is_out_after_its_session_and_the_rest_go_on(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        lives, dies = Member(client), Member(client)
+        await form(lives, dies)
+        begun = now()
+        while await lives.beat() == "none":
+            await asyncio.sleep(1)
+        assert SESSION <= now() - begun <= SESSION + 1.1
+        await lives.come_in()
+        await share(lives)
+        assert await dies.beat() == "unknown_member_id"
+        assert await dies.commit(1) == "unknown_member_id"
+
+    with_broker(scenario)
+
+
+def test_who_does_not_join_again_in_time_is_out(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        joins, beats_only = Member(client), Member(client)
+        await form(joins, beats_only)
+        begun = now()
+        coming = asyncio.create_task(Member(client).come_in())
+        await asyncio.sleep(0.01)
+        joining = asyncio.create_task(joins.come_in())
+        while (error := await beats_only.beat()) == "rebalance_in_progress":
+            await asyncio.sleep(1)
+        assert error == "unknown_member_id"
+        assert REBALANCE <= now() - begun <= REBALANCE + 1.1
+        await asyncio.gather(joining, coming)
+        assert joins.generation == 2
+
+    with_broker(scenario)
+
+
+def test_who_does_not_ask_for_its_assignment_in_time_is_out(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        asks, forgets = Member(client), Member(client)
+        await asyncio.gather(asks.come_in(), forgets.come_in())
+        leader, other = (asks, forgets) if asks.joined.leader == asks.id else (forgets, asks)
+        await leader.sync(asks, forgets)
+        begun = now()
+        while await leader.beat() == "none":
+            assert await other.beat() in ("none", "rebalance_in_progress", "unknown_member_id")
+            await asyncio.sleep(1)
+        assert REBALANCE - 1.1 <= now() - begun <= REBALANCE + 1.1
+        assert await other.beat() == "unknown_member_id"
+
+    with_broker(scenario)
+
+
+def test_an_id_that_nobody_joins_with_holds_nobody_up_for_longer_than_a_session(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        begun = now()
+        answer = await Member(client).join()
+        assert answer.error_code.name == "member_id_required"
+        await Member(client).come_in()
+        assert now() - begun <= SESSION + 0.2
+
+    with_broker(scenario)
+
+
+def test_old_versions_join_at_once_and_leave_by_one_field(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        for version in range(4):
+            member = Member(client)
+            answer = await member.join(version)
+            assert answer.error_code.name == "none"
+            member.id, member.generation, member.joined = answer.member_id, answer.generation_id, answer
+            assert (await member.sync(member, version=0)).assignment == b"for " + member.id.encode()
+            assert (await member.leave(version=min(version, 2))).error_code.name == "none"
+            assert (await member.leave(version=0)).error_code.name == "unknown_member_id"
+
+    with_broker(scenario)
+
+
+def test_the_protocol_that_most_like_best_is_taken(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        members = [
+            Member(client, protocols=("a", "b", "c")),
+            Member(client, protocols=("b", "c")),
+            Member(client, protocols=("c", "b")),
+            Member(client, protocols=("b", "x", "c")),
+        ]
+        await form(*members)
+        assert {member.joined.protocol_name for member in members} == {"b"}
+        stranger = await Member(client, protocols=("x",)).join()
+        assert stranger.error_code.name == "inconsistent_group_protocol"
+
+    with_broker(scenario)
+
+
+def test_what_a_member_may_not_say_is_refused(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        member = Member(client)
+        await form(member)
+        assert await member.beat(generation=0) == "illegal_generation"
+        assert await member.commit(1, generation=7) == "illegal_generation"
+        stranger = Member(client)
+        stranger.id = "nobody"
+        assert (await stranger.join()).error_code.name == "unknown_member_id"
+        assert await stranger.beat() == "unknown_member_id"
+        assert (await Member(client).join(group="")).error_code.name == "invalid_group_id"
+        assert await Member(client).commit(1) == "unknown_member_id"  # from outside, while there are members
+        member.joined = type(member.joined)(
+            throttle_time=timedelta(), error_code=0, protocol_name="other", leader="", member_id="", members=()
+        )
+        assert (await member.sync()).error_code.name == "inconsistent_group_protocol"
+
+    with_broker(scenario)
+
+
+def test_a_member_whose_answer_was_lost_gets_it_again(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        one, two = Member(client), Member(client)
+        leader = await form(one, two)
+        follower = two if leader is one else one
+        again = await follower.join()
+        assert (again.error_code.name, again.generation_id) == ("none", 1)
+        assert (await follower.sync()).assignment == b"for " + follower.id.encode()
+        assert await state(client) == "Stable"
+        joining = leader.join()  # a leader that joins again means to assign anew
+        await asyncio.sleep(0.01)
+        assert not joining.done()
+        assert await state(client) == "PreparingRebalance"
+
+    with_broker(scenario)
+
+
+def test_a_static_member_comes_back_to_its_place(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        one, two = Member(client, "one"), Member(client, "two")
+        await form(one, two)
+        old, assignment = two.id, b"for " + two.id.encode()
+        two.id = ""
+        await two.come_in()
+        assert two.id != old and two.generation == 1
+        assert (await two.sync()).assignment == assignment
+        ghost = Member(client, "two")
+        ghost.id, ghost.generation = old, 1
+        assert await ghost.beat() == "fenced_instance_id"
+        assert await one.beat() == "none"
+        by_name = {"member_id": "", "group_instance_id": "two"}
+        answer = await client.ask("leave_group", group_id="group", members=[by_name])
+        assert answer.members[0].error_code.name == "none"
+        assert await one.beat() == "rebalance_in_progress"
+
+    with_broker(scenario)
+
+
+def test_a_group_and_its_offsets_survive_a_restart(virtual: Runner, tmp_path: Path) -> None:
+    async def first_life() -> Member:
+        broker = Broker(Settings(directory=tmp_path))
+        client = Direct(broker)
+        await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+        member = Member(client)
+        await form(member)
+        assert await member.commit(7) == "none"
+        await broker.aclose()
+        with (tmp_path / "groups.jsonl").open("a") as file:
+            file.write('["group", "offsets", [["topic", 0, 8')  # it ended while it wrote this
+        return member
+
+    async def second_life(member: Member) -> None:
+        broker = Broker(Settings(directory=tmp_path))
+        broker.coordinator.start()
+        member.client = Direct(broker)
+        assert await member.beat() == "none"
+        answer = await member.client.ask("offset_fetch", group_id="group", topics=None)
+        assert [partition.committed_offset for partition in answer.topics[0].partitions] == [7]
+        assert await member.commit(9) == "none"
+        await asyncio.sleep(SESSION + 1)
+        assert await member.beat() == "unknown_member_id"
+        assert await state(member.client) == "Empty"
+        await member.client.ask("delete_groups", groups_names=["group"])
+        await broker.aclose()
+
+    async def third_life() -> None:
+        broker = Broker(Settings(directory=tmp_path))
+        assert (await Direct(broker).ask("list_groups")).groups == ()
+        await broker.aclose()
+
+    async def main() -> None:
+        await second_life(await first_life())
+        await third_life()
+
+    virtual(main)

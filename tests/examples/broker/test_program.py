@@ -1,0 +1,98 @@
+"""The program as a whole, as a process: its command line, its end, and the demo with small numbers."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from raw import Raw, fetch_fields, make_batch, produce_fields, produced
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "broker"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same purgatory as here
+PATIENCE = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(EXAMPLE), *arguments]
+    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def address_of(broker: "subprocess.Popen[str]") -> str:
+    assert broker.stdout is not None
+    match = re.fullmatch(r"listening on (127\.0\.0\.1:\d+)\n", broker.stdout.readline())
+    assert match is not None
+    return match[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_ends_at_once_with_requests_open(number: signal.Signals) -> None:
+    with start("--port", "0") as broker, Raw(address := address_of(broker)) as client:
+        client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+        client.send("fetch", **fetch_fields("topic", 0, wait=3600))
+        with Raw(address) as other:  # so that the fetch has arrived
+            other.ask("metadata", topics=None)
+        broker.send_signal(number)
+        output, errors = broker.communicate(timeout=PATIENCE)
+        assert client.is_closed()
+    assert (broker.returncode, errors) == (0, "")
+    assert "fetch: completed 0, expired 0, cancelled 1, missed triggers 0, pending 0\n" in output
+
+
+def test_a_follower_is_stopped_and_started_by_a_signal() -> None:
+    with start("--port", "0", "--replicas", "2", "--replica-lag", "1ms", "--replica-patience", "2min") as broker:
+        try:
+            with Raw(address_of(broker)) as client:
+                client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+
+                def send(timeout: float) -> str:
+                    fields = produce_fields("topic", make_batch(b"v"), timeout=timeout)
+                    ((error, _),) = produced(client.ask("produce", **fields))
+                    return error
+
+                assert send(PATIENCE) == "none"
+                broker.send_signal(signal.SIGUSR1)
+                while send(0.2) == "none":
+                    pass
+                broker.send_signal(signal.SIGUSR1)
+                assert send(PATIENCE) == "none"
+        finally:
+            broker.kill()
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("--replica-lag", "soon"), ("--replica-lag", "-1s"), ("--replicas", "0"), ("--partitions", "0"), ("--port", "http")],
+)
+def test_what_makes_no_sense_is_refused(argument: str, value: str) -> None:
+    with start(argument, value) as broker:
+        _, errors = broker.communicate(timeout=PATIENCE)
+    assert broker.returncode == 2
+    assert f"argument {argument}: " in errors
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, start("--port", str(taken.getsockname()[1])) as broker:
+        _, errors = broker.communicate(timeout=PATIENCE)
+    assert broker.returncode == 1
+    assert re.fullmatch(r"broker: cannot serve at 127\.0\.0\.1:\d+: .*address already in use.*\n", errors)
+
+
+def test_the_demo_loses_and_doubles_nothing() -> None:
+    with start("--demo", "--messages", "400") as demo:
+        output, errors = demo.communicate(timeout=200)
+    assert (demo.returncode, errors) == (0, "")
+    rows = {
+        cells[0]: cells[1:]
+        for line in output.splitlines()
+        if line.startswith("│") and (cells := [cell.strip() for cell in line.strip("│").split("│")])
+    }
+    assert rows["messages confirmed"] == rows["received"] == ["400"] * 3
+    assert rows["lost"] == rows["doubled: at two offsets"] == ["0"] * 3
+    assert rows["died"] == ["1"] * 3
+    for kind in ("produce", "fetch", "delete records", "join", "sync", "heartbeat"):
+        assert rows[kind][3:] == ["0", "0"], kind  # missed triggers, pending
+    assert re.search(r"rebalances: \d+, median [\d.]+ s, longest [\d.]+ s\n", output)

@@ -1,0 +1,211 @@
+"""What is kept: the log against a list, and a broker that is ended in all ways and started again."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from broker.batches import read_batch
+from broker.broker import Broker, Settings
+from broker.log import File, Log
+from broker.testing import BrokerThread
+from hypothesis import given
+from hypothesis import strategies as st
+from loops import Runner
+from raw import Direct, Raw, fetch_fields, fetched, make_batch, produce_fields, produced
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "broker"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same purgatory as here
+ONE, TWO = make_batch(b"one"), make_batch(b"two", b"three")
+
+
+@contextmanager
+def program(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A broker in a process of its own, and its address."""
+    command = [sys.executable, str(EXAMPLE), "--port", "0", *arguments]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            words = process.stdout.readline().split()
+            assert words[:2] == ["listening", "on"]
+            yield process, words[2]
+        finally:
+            process.kill()
+
+
+def batches_of(data: bytes) -> list[tuple[int, int]]:
+    """First offset and number of records of each batch."""
+    found, at = [], 0
+    while at < len(data):
+        batch = read_batch(data, at)
+        found.append((batch.base_offset, batch.records))
+        at += batch.size
+    return found
+
+
+sizes = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 50)), max_size=12)
+
+
+@given(sizes, st.data())
+def test_a_log_reads_what_a_list_would(batches: list[tuple[int, int]], data: st.DataObject) -> None:
+    log, oracle, offset = Log(), [], 0
+    for count, time in batches:
+        batch = make_batch(*[b"x"] * count, time=time)
+        assert log.append(batch, read_batch(batch)) == offset
+        oracle.append((offset, count, len(batch), time))
+        offset += count
+    assert log.end == offset
+    cut = data.draw(st.integers(0, offset))
+    log.forget(cut)
+    oracle = [entry for entry in oracle if entry[0] + entry[1] > cut]
+    assert log.start == cut
+    ends = [entry[0] for entry in oracle] + [offset]
+    start, end = data.draw(st.integers(cut, offset)), data.draw(st.sampled_from(ends))
+    wanted = [entry for entry in oracle if entry[0] + entry[1] > start and entry[0] < end] if start < end else []
+    assert log.size(start, end) == sum(entry[2] for entry in wanted)
+    limit = data.draw(st.integers(0, 400))
+    taken, room = [], limit
+    for entry in wanted:
+        room -= entry[2]
+        if room < 0 and taken:
+            break
+        taken.append(entry[:2])
+        if room < 0:
+            break
+    assert batches_of(log.read(start, end, limit, at_least_one=True)) == taken
+    time = data.draw(st.integers(0, 60))
+    records = [(base + number, first + number) for base, count, _, first in oracle for number in range(count)]
+    since = next(((place, stamp) for place, stamp in records if stamp >= time), None)
+    found = log.since(time, offset)
+    assert found == since or (since is not None and found == (max(since[0], cut), since[1]))
+
+
+@pytest.mark.parametrize("tail", [b"", ONE[:-1], ONE[:30], ONE[:5], b"\0" * 100, make_batch(b"x")[:-1] + b"y"])
+def test_a_torn_tail_is_cut_off(tmp_path: Path, tail: bytes) -> None:
+    path = tmp_path / "0.log"
+    path.write_bytes(ONE + TWO + tail)
+    log = Log()
+    assert [batch.records for batch in log.load(File(path, False))] == [1, 2]
+    assert path.stat().st_size == len(ONE + TWO)
+    log.append(ONE, read_batch(ONE))
+    log.store.close()
+    assert path.stat().st_size == len(ONE + TWO + ONE)
+
+
+def test_a_broker_goes_on_where_it_was(virtual: Runner, tmp_path: Path) -> None:
+    def batch(sequence: int) -> bytes:
+        return make_batch(b"v", producer=0, epoch=0, sequence=sequence)
+
+    async def life(first: int) -> None:
+        broker = Broker(Settings(directory=tmp_path, partitions=2))
+        client = Direct(broker)
+        await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+        for number in range(first, first + 3):
+            expected = [("none", number), ("none", number)]
+            assert produced(await client.ask("produce", **produce_fields("topic", batch(number), ONE))) == expected
+        again = produced(await client.ask("produce", **produce_fields("topic", batch(first + 1))))
+        assert again == [("none", first + 1)]
+        await client.ask(
+            "delete_records", topics=[{"name": "topic", "partitions": [{"partition_index": 1, "offset": first + 2}]}]
+        )
+        await broker.aclose()
+
+    async def main() -> None:
+        for number in range(3):
+            await life(3 * number)
+        client = Direct(Broker(Settings(directory=tmp_path)))
+        answer = await client.ask("fetch", **fetch_fields("topic", 0, 0))
+        assert fetched(answer) == [("none", 9 * len(batch(0))), ("offset_out_of_range", 0)]
+        answer = await client.ask("fetch", **fetch_fields("topic", 9, 8))
+        assert fetched(answer) == [("none", 0), ("none", len(ONE))]
+        assert produced(await client.ask("produce", **produce_fields("topic", batch(8)))) == [("none", 8)]
+        await client.ask("delete_topics", topic_names=["topic"])
+        await client.broker.aclose()
+        assert list((tmp_path / "topics").iterdir()) == []
+
+    virtual(main)
+
+
+def test_a_topic_of_the_same_name_begins_empty(virtual: Runner, tmp_path: Path) -> None:
+    async def main() -> None:
+        broker = Broker(Settings(directory=tmp_path))
+        client = Direct(broker)
+        wanted = {"name": "topic", "num_partitions": 1, "replication_factor": 1}
+        await client.ask("create_topics", topics=[wanted])
+        await client.ask("produce", **produce_fields("topic", ONE))
+        partitions = [{"partition_index": 0, "committed_offset": 1}]
+        await client.ask("offset_commit", group_id="group", topics=[{"name": "topic", "partitions": partitions}])
+        stale = tmp_path / "topics" / "topic" / "0.log"
+        kept = stale.read_bytes()
+        await client.ask("delete_topics", topic_names=["topic"])
+        stale.parent.mkdir()
+        stale.write_bytes(kept)  # as if it had been ended before the file was gone
+        await client.ask("create_topics", topics=[wanted])
+        assert fetched(await client.ask("fetch", **fetch_fields("topic", 0))) == [("none", 0)]
+        assert (await client.ask("offset_fetch", group_id="group", topics=None)).topics == ()
+        await broker.aclose()
+
+    virtual(main)
+
+
+def test_producer_ids_are_not_given_out_twice_in_two_lives(virtual: Runner, tmp_path: Path) -> None:
+    async def main() -> None:
+        ids = []
+        for _ in range(3):
+            broker = Broker(Settings(directory=tmp_path))
+            ids += [(await Direct(broker).ask("init_producer_id")).producer_id for _ in range(2)]
+            broker.offsets.close()  # and no other good-bye
+        assert len(set(ids)) == 6
+
+    virtual(main)
+
+
+@pytest.mark.parametrize("extra", [[], ["--fsync"]])
+def test_what_was_answered_survives_a_sudden_end(tmp_path: Path, extra: list[str]) -> None:
+    arguments = ("--directory", str(tmp_path), *extra)
+    answered = 0
+    with program(*arguments) as (process, address), Raw(address) as client:
+        client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+        for number in range(50):
+            assert produced(client.ask("produce", **produce_fields("topic", TWO))) == [("none", 2 * number)]
+            answered += 1
+        client.send("produce", **produce_fields("topic", TWO))  # and this one perhaps
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with program(*arguments) as (process, address), Raw(address) as client:
+        answer: Any = client.ask("fetch", **fetch_fields("topic", 0))
+        found = batches_of(answer.responses[0].partitions[0].records)
+        assert found[:answered] == [(2 * number, 2) for number in range(answered)]
+        assert len(found) <= answered + 1
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert errors == ""
+        assert "fetch: completed 1, expired 0, cancelled 0, missed triggers 0, pending 0\n" in output
+
+
+def test_a_full_disk_is_told_and_changes_nothing(virtual: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        broker = Broker(Settings(directory=tmp_path))
+        client = Direct(broker)
+        await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+        write = os.write
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:10]))
+            assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("kafka_storage_error", -1)]
+        assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("none", 0)]
+        assert fetched(await client.ask("fetch", **fetch_fields("topic", 0))) == [("none", len(ONE))]
+        await broker.aclose()
+
+    virtual(main)
+
+
+def test_a_port_that_is_taken_is_told(start_broker: Any) -> None:
+    taken = int(start_broker().address.split(":")[1])
+    with pytest.raises(OSError, match="in use"), BrokerThread(port=taken):
+        pass

@@ -1,0 +1,283 @@
+"""The conditions of the waits, and what is answered; on virtual time, without a network."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from broker.broker import Broker, Settings
+from loops import Runner
+from raw import Direct, fetch_fields, fetched, make_batch, produce_fields, produced
+
+Scenario = Callable[[Direct], Awaitable[None]]
+ONE, TWO = make_batch(b"one"), make_batch(b"two", b"three")
+
+
+@pytest.fixture
+def with_broker(virtual: Runner) -> Callable[..., None]:
+    """Runs a scenario against a broker; nothing waits at the end, and no trigger was missed."""
+
+    def run(scenario: Scenario, partitions: int = 1, **settings: Any) -> None:
+        async def main() -> None:
+            broker = Broker(Settings(partitions=partitions, **settings))
+            client = Direct(broker)
+            await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+            await scenario(client)
+            assert [purgatory.statistics().missed_triggers for purgatory in broker.purgatories] == [0] * 6
+            await broker.aclose()
+            assert [purgatory.pending for purgatory in broker.purgatories] == [0] * 6
+
+        virtual(main)
+
+    return run
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_a_fetch_waits_for_the_next_record(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        waiting = client.send("fetch", **fetch_fields("topic", 0, wait=60))
+        await asyncio.sleep(10)
+        assert not waiting.done()
+        assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("none", 0)]
+        assert waiting.done()
+        assert fetched(waiting.result()) == [("none", len(ONE))]
+
+    with_broker(scenario)
+
+
+def test_a_fetch_returns_empty_at_its_deadline_and_not_before(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        begun = now()
+        assert fetched(await client.ask("fetch", **fetch_fields("topic", 0, wait=5))) == [("none", 0)]
+        assert 5 <= now() - begun <= 5.002
+
+    with_broker(scenario)
+
+
+def test_a_fetch_waits_for_min_bytes_in_all_its_partitions_together(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        size = len(ONE)
+        waiting = client.send("fetch", **fetch_fields("topic", 0, 0, wait=60, min_bytes=2 * size))
+        await client.ask("produce", **produce_fields("topic", ONE))
+        assert not waiting.done()
+        fields = produce_fields("topic", ONE)
+        fields["topic_data"][0]["partition_data"][0]["index"] = 1
+        await client.ask("produce", **fields)
+        assert fetched(waiting.result()) == [("none", size), ("none", size)]
+
+    with_broker(scenario, partitions=2)
+
+
+def test_limits_cut_at_whole_batches_and_the_first_comes_in_any_case(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        for _ in range(3):
+            await client.ask("produce", **produce_fields("topic", ONE, ONE))
+        size = len(ONE)
+
+        async def sizes(**limits: int) -> list[int]:
+            return [count for _, count in fetched(await client.ask("fetch", **fetch_fields("topic", 0, 0, **limits)))]
+
+        assert await sizes() == [3 * size, 3 * size]
+        assert await sizes(partition_bytes=2 * size) == [2 * size, 2 * size]
+        assert await sizes(max_bytes=4 * size) == [3 * size, size]
+        assert await sizes(max_bytes=1) == [size, 0]
+        assert await sizes(partition_bytes=1) == [size, 0]
+
+    with_broker(scenario, partitions=2)
+
+
+def test_errors_of_a_fetch_are_told_at_once(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        await client.ask("produce", **produce_fields("topic", ONE))
+        begun = now()
+        assert fetched(await client.ask("fetch", **fetch_fields("topic", 2, wait=60))) == [("offset_out_of_range", 0)]
+        assert fetched(await client.ask("fetch", **fetch_fields("other", 0, wait=60))) == [("unknown_topic_or_partition", 0)]
+        assert now() == begun
+
+    with_broker(scenario)
+
+
+def test_who_waits_for_a_topic_that_is_deleted_is_told(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        fetching = client.send("fetch", **fetch_fields("topic", 0, wait=60))
+        producing = client.send("produce", **produce_fields("topic", ONE))
+        assert not fetching.done() and not producing.done()
+        await client.ask("delete_topics", topic_names=["topic"])
+        assert fetched(fetching.result()) == [("unknown_topic_or_partition", 0)]
+        assert produced(producing.result()) == [("unknown_topic_or_partition", -1)]
+
+    with_broker(scenario, replicas=2, replica_lag=10.0)
+
+
+def test_all_waits_for_the_replicas_and_so_do_consumers(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        begun = now()
+        fetching = client.send("fetch", **fetch_fields("topic", 0, wait=60))
+        assert produced(await client.ask("produce", **produce_fields("topic", ONE, acks=1))) == [("none", 0)]
+        assert now() == begun
+        assert not fetching.done()
+        assert produced(await client.ask("produce", **produce_fields("topic", TWO))) == [("none", 1)]
+        assert 4 <= now() - begun <= 4.01  # the first batch was on its way for 2 s, the second came after it
+        assert fetched(fetching.result()) == [("none", len(ONE))]
+
+    with_broker(scenario, replicas=3, replica_lag=2.0)
+
+
+def test_a_stopped_replica_lets_all_time_out_until_it_is_out_of_sync(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        client.broker.replicas.stop(2)
+        answer = await client.ask("produce", **produce_fields("topic", ONE, timeout=5))
+        assert produced(answer) == [("request_timed_out", -1)]
+        begun = now()
+        assert produced(await client.ask("produce", **produce_fields("topic", ONE, timeout=60))) == [("none", 1)]
+        assert 25 <= now() - begun <= 25.01  # out of sync after 30 s, 5 of which are over
+
+        metadata = await client.ask("metadata", topics=[{"name": "topic"}])
+        assert metadata.topics[0].partitions[0].isr_nodes == (0, 1)
+        assert metadata.topics[0].partitions[0].offline_replicas == (2,)
+        client.broker.replicas.start(2)
+        await asyncio.sleep(1)
+        metadata = await client.ask("metadata", topics=[{"name": "topic"}])
+        assert metadata.topics[0].partitions[0].isr_nodes == (0, 1, 2)
+
+    with_broker(scenario, replicas=3)
+
+
+def test_too_few_replicas_are_refused_before_and_told_after_the_append(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        configs = [{"name": "min.insync.replicas", "value": "2"}]
+        await client.ask(
+            "create_topics", topics=[{"name": "safe", "num_partitions": 1, "replication_factor": 2, "configs": configs}]
+        )
+        client.broker.replicas.stop(1)
+        answer = await client.ask("produce", **produce_fields("safe", ONE, timeout=60))
+        assert produced(answer) == [("not_enough_replicas_after_append", -1)]
+        assert produced(await client.ask("produce", **produce_fields("safe", ONE))) == [("not_enough_replicas", -1)]
+        assert produced(await client.ask("produce", **produce_fields("safe", ONE, acks=1))) == [("none", 1)]
+        client.broker.replicas.start(1)
+        await asyncio.sleep(1)
+        assert produced(await client.ask("produce", **produce_fields("safe", ONE))) == [("none", 2)]
+
+    with_broker(scenario, replicas=2)
+
+
+@pytest.mark.parametrize("node", [0, 2, -1])
+def test_only_followers_that_are_there_can_be_stopped(with_broker: Callable[..., None], node: int) -> None:
+    async def scenario(client: Direct) -> None:
+        with pytest.raises(ValueError, match=rf"node {node} cannot be stopped: \[1\] can"):
+            client.broker.replicas.stop(node)
+        with pytest.raises(ValueError, match=rf"node {node} cannot be started: \[\] can"):
+            client.broker.replicas.start(node)
+
+    with_broker(scenario, replicas=2)
+
+
+def test_deleted_records_wait_for_the_replicas(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        await client.ask("produce", **produce_fields("topic", TWO))
+        begun = now()
+
+        def fields(timeout: float) -> dict[str, Any]:
+            partitions = [{"partition_index": 0, "offset": 1}]
+            return {"timeout": timedelta(seconds=timeout), "topics": [{"name": "topic", "partitions": partitions}]}
+
+        (partition,) = (await client.ask("delete_records", **fields(60))).topics[0].partitions
+        assert (partition.low_watermark, partition.error_code.name) == (1, "none")
+        assert 2 <= now() - begun <= 2.01
+        client.broker.replicas.stop(1)
+        answer = await client.ask("delete_records", **fields(60))  # nobody has to do anything for that
+        assert answer.topics[0].partitions[0].error_code.name == "none"
+        await client.ask("produce", **produce_fields("topic", ONE, acks=1))
+
+    with_broker(scenario, replicas=2, replica_lag=2.0)
+
+
+def test_acks_of_zero_are_not_answered(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        assert await client.ask("produce", **produce_fields("topic", ONE, acks=0)) is None
+        with pytest.raises(ConnectionError, match="no partition 0 of 'other'"):
+            await client.ask("produce", **produce_fields("other", ONE, acks=0))
+        assert produced(await client.ask("produce", **produce_fields("topic", ONE, acks=2))) == [("invalid_required_acks", -1)]
+
+    with_broker(scenario)
+
+
+CORRUPT = bytearray(ONE)
+CORRUPT[-1] ^= 1
+
+
+@pytest.mark.parametrize(
+    ("batch", "error"),
+    [
+        pytest.param(b"", "corrupt_message", id="nothing"),
+        pytest.param(ONE[:-1], "corrupt_message", id="torn"),
+        pytest.param(bytes(CORRUPT), "corrupt_message", id="changed on the way"),
+        pytest.param(ONE[:16] + b"\1" + ONE[17:], "unsupported_for_message_format", id="older"),
+        pytest.param(ONE + ONE, "invalid_record", id="two"),
+        pytest.param(make_batch(b"one", attributes=0x10), "invalid_record", id="of a transaction"),
+        pytest.param(make_batch(), "invalid_record", id="empty"),
+        pytest.param(make_batch(b"x" * 2_000_000), "message_too_large", id="large"),
+    ],
+)
+def test_what_is_not_one_whole_batch_is_refused(with_broker: Callable[..., None], batch: bytes, error: str) -> None:
+    async def scenario(client: Direct) -> None:
+        assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [(error, -1)]
+        assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("none", 0)]
+
+    with_broker(scenario)
+
+
+def test_a_batch_that_is_sent_again_is_not_kept_twice(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        async def send(sequence: int, count: int = 1, epoch: int = 0) -> tuple[str, int]:
+            batch = make_batch(*[b"v"] * count, producer=7, epoch=epoch, sequence=sequence)
+            (outcome,) = produced(await client.ask("produce", **produce_fields("topic", batch)))
+            return outcome
+
+        assert [await send(number) for number in range(6)] == [("none", number) for number in range(6)]
+        assert [await send(number) for number in (5, 1, 3)] == [("none", 5), ("none", 1), ("none", 3)]
+        assert await send(0) == ("out_of_order_sequence_number", -1)  # longer ago than five batches
+        assert await send(7) == ("out_of_order_sequence_number", -1)
+        assert await send(6, count=3) == ("none", 6)
+        assert await send(6, count=2) == ("out_of_order_sequence_number", -1)
+        assert await send(1, epoch=1) == ("out_of_order_sequence_number", -1)
+        assert await send(0, epoch=1) == ("none", 9)
+        assert await send(9, epoch=0) == ("invalid_producer_epoch", -1)
+        offsets = await client.ask("list_offsets", topics=[{"name": "topic", "partitions": [{"timestamp": -1}]}])
+        assert offsets.topics[0].partitions[0].offset == 10
+
+    with_broker(scenario)
+
+
+def test_sequence_numbers_begin_again_after_the_last(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        last = 2**31 - 1
+        for sequence, count in ((last - 1, 4), (2, 1)):
+            batch = make_batch(*[b"v"] * count, producer=7, epoch=0, sequence=sequence)
+            ((error, _),) = produced(await client.ask("produce", **produce_fields("topic", batch)))
+            assert error == "none"
+
+    with_broker(scenario)
+
+
+def test_a_repeated_batch_waits_for_the_replicas_too(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        fields = produce_fields("topic", make_batch(b"v", producer=7, epoch=0, sequence=0))
+        first, again = client.send("produce", **fields), client.send("produce", **fields)
+        await asyncio.sleep(1)
+        assert not first.done() and not again.done()
+        assert produced(await first) == produced(await again) == [("none", 0)]
+
+    with_broker(scenario, replicas=2, replica_lag=2.0)
+
+
+def test_producer_ids_are_not_given_out_twice(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        ids = [(await client.ask("init_producer_id", version, transactional_id=None)).producer_id for version in range(5)]
+        assert len(set(ids)) == 5
+
+    with_broker(scenario)
