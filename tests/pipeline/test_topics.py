@@ -1,4 +1,4 @@
-"""`stream` on topics of Kafka itself, filled and read by confluent-kafka."""
+"""`stream` on topics of Kafka itself and of the broker in `examples/broker`, filled and read by confluent-kafka."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from brokers import running
 from check_stream import by_thresholds
 from kafka_server import KafkaServer, connector, kafka_server
 from maven import Unavailable
@@ -57,28 +58,38 @@ def where(rows: list[Any]) -> list[tuple[Any, ...]]:
     return sorted((row.topic, row.partition, row.offset, row.reason.split(":")[0]) for row in rows)
 
 
-@pytest.mark.parametrize("values", ["json", "binary"])
+@pytest.fixture
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    try:
+        connector()
+        with running(request.param) as broker:
+            yield broker.address
+    except Unavailable as error:
+        unavailable(str(error))
+
+
+@pytest.mark.parametrize(("address", "values"), [("Kafka", "json"), ("ours", "binary")], indirect=["address"])
 def test_killed_in_the_middle_it_has_each_outcome_once_in_files_and_at_least_once_in_the_topic(
-    spark: SparkSession, kafka: KafkaServer, tmp_path: Path, values: str
+    spark: SparkSession, address: str, tmp_path: Path, values: str
 ) -> None:
     made = traffic(400, 1200, seconds=120, keys=30)
-    make_topics(kafka.address, 2, "operations", "signals", "outcomes")
-    (tombstone,) = send(kafka.address, "operations", [(1, None)])
-    (garbage,) = send(kafka.address, "signals", [(0, b'{"key": "k1", "value": "much"}')])
-    send_traffic(kafka.address, made, values, partitions=2)
+    make_topics(address, 2, "operations", "signals", "outcomes")
+    (tombstone,) = send(address, "operations", [(1, None)])
+    (garbage,) = send(address, "signals", [(0, b'{"key": "k1", "value": "much"}')])
+    send_traffic(address, made, values, partitions=2)
     more = ("--values", values, "--delay", "6", "--records-per-batch", "500", "--available-now")
-    with streaming(tmp_path, kafka.address, *more) as job:
+    with streaming(tmp_path, address, *more) as job:
         assert "batch 0" in line_with(job, "batch")
         os.killpg(job.pid, signal.SIGKILL)
 
-    with streaming(tmp_path, kafka.address, *more) as job:
+    with streaming(tmp_path, address, *more) as job:
         said = job.communicate(timeout=4 * PATIENCE)[0]
     assert job.returncode == 0, said + (tmp_path / "log").read_text()[-2000:]
 
     newest = max(made.operations[-1][3], made.signals[-1][2])
     expected = [row for row in by_thresholds(made) if row[2] <= newest]
     assert decided(spark, tmp_path) == expected
-    assert decisions(records_of(kafka.address, "outcomes")) == set(expected)
+    assert decisions(records_of(address, "outcomes")) == set(expected)
     late = spark.read.parquet(str(tmp_path / "out")).where("outcome = 'late'").collect()
     what = "it is not JSON with key string, value bigint, at timestamp" if values == "json" else "it is no message"
     assert where(late) == [("operations", 1, tombstone, "it has no value"), ("signals", 0, garbage, what)]
