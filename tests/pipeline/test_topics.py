@@ -31,6 +31,8 @@ from topics import (
 
 from purgatory.pipeline.streaming import reconcile
 
+pytestmark = pytest.mark.timeout(900)  # each starts Spark as a process of its own, and Kafka
+
 
 @pytest.fixture
 def kafka(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
