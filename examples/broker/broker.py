@@ -18,7 +18,7 @@ from .coordinator import Coordinator
 from .offsets import Offsets
 from .replicas import Replicas
 from .topics import Topics
-from .waits import UNKNOWN, DelayedDeleteRecords, DelayedFetch, DelayedProduce, Read, Reply, Write, answer_writes
+from .waits import UNKNOWN, DelayedDeleteRecords, DelayedFetch, DelayedProduce, Read, Reply, Write
 from .wire import APIS, Request
 
 Handler = Callable[[Request, Reply], DelayedOperation[None] | None]
@@ -137,7 +137,7 @@ class Broker:
             failed = [write for write in writes if write.error is not ErrorCode.none]
             reply(ConnectionError(f"acks=0, so this is how to tell of {failed[0].message}") if failed else None)
         elif body.acks == 1 or not writes:
-            reply(answer_writes(writes))
+            reply(DelayedProduce.answer_of(writes))
         else:
             operation = DelayedProduce(body.timeout, reply, writes)
             self.produces.try_complete_else_watch(operation, [(write.topic, write.index) for write in writes])

@@ -18,13 +18,14 @@ from .group_waits import DelayedHeartbeat, DelayedJoin, DelayedSync, InitialJoin
 from .groups import Group, Member, State, failed_join
 from .offsets import Committed, Offsets
 from .topics import Refused, Topics
-from .waits import UNKNOWN, Reply
+from .waits import UNKNOWN, Reply, by_topic
 from .wire import Request
 
 LONGEST_SESSION: Final = 1800.0  # seconds; Kafka's group.max.session.timeout.ms
 FIRST_JOIN: Final = 300.0  # seconds for which a new member may wait for its group
 LONGEST_NOTE: Final = 4096  # bytes that may be committed with an offset; Kafka's offset.metadata.max.bytes
 REMEMBERED: Final = 10_000  # rebalances
+NOTHING: Final = Committed(-1, -1, "")
 
 
 class Coordinator:
@@ -319,23 +320,23 @@ class Coordinator:
         except Refused as error:
             group, refusal = None, error.code
         commits: dict[tuple[str, int], Committed] = {}
-        topics = []
-        for topic in body.topics:
-            partitions = []
-            for wanted in topic.partitions:
-                note = wanted.committed_metadata or ""
-                if group is None:
-                    error_code = refusal
-                elif self.topics.partition(topic.name, wanted.partition_index) is None:
-                    error_code = UNKNOWN
-                elif len(note.encode()) > LONGEST_NOTE:
-                    error_code = ErrorCode.offset_metadata_too_large
-                else:
-                    error_code = ErrorCode.none
-                    committed = Committed(wanted.committed_offset, wanted.committed_leader_epoch, note)
-                    commits[topic.name, wanted.partition_index] = committed
-                partitions.append({"partition_index": wanted.partition_index, "error_code": error_code})
-            topics.append({"name": topic.name, "partitions": partitions})
+
+        def one(topic: str, wanted: Any) -> Answer:
+            note, error = wanted.committed_metadata or "", ErrorCode.none
+            if group is None:
+                error = refusal
+            elif self.topics.partition(topic, wanted.partition_index) is None:
+                error = UNKNOWN
+            elif len(note.encode()) > LONGEST_NOTE:
+                error = ErrorCode.offset_metadata_too_large
+            else:
+                commits[topic, wanted.partition_index] = Committed(wanted.committed_offset, wanted.committed_leader_epoch, note)
+            return {"partition_index": wanted.partition_index, "error_code": error}
+
+        topics = [
+            {"name": topic.name, "partitions": [one(topic.name, wanted) for wanted in topic.partitions]}
+            for topic in body.topics
+        ]
         if group is not None and commits:
             self.offsets.commit(group.id, commits)
         reply({"topics": topics})
@@ -362,22 +363,24 @@ class Coordinator:
         """How far a group has come; -1 where it has committed nothing."""
         body = request.body
         offsets = self.offsets.by_group.get(body.group_id, {})
-        topics: dict[str, list[int]] = {}
         if body.topics is None:
-            for name, index in offsets:
-                topics.setdefault(name, []).append(index)
+            places = list(offsets)
         else:
-            topics = {topic.name: topic.partition_indexes for topic in body.topics}
-        nothing = Committed(-1, -1, "")
-        answer = []
-        for name, indexes in topics.items():
-            found = [(index, offsets.get((name, index), nothing)) for index in indexes]
-            partitions = [
-                {"partition_index": index, "committed_offset": offset, "committed_leader_epoch": epoch, "metadata": note}
-                for index, (offset, epoch, note) in found
-            ]
-            answer.append({"name": name, "partitions": partitions})
-        reply({"topics": answer})
+            places = [(topic.name, index) for topic in body.topics for index in topic.partition_indexes]
+        found = ((place, offsets.get(place, NOTHING)) for place in places)
+        topics = by_topic(
+            (
+                name,
+                {
+                    "partition_index": index,
+                    "committed_offset": committed.offset,
+                    "committed_leader_epoch": committed.epoch,
+                    "metadata": committed.note,
+                },
+            )
+            for (name, index), committed in found
+        )
+        reply({"topics": [{"name": name, "partitions": parts} for name, parts in topics.items()]})
 
     # -- groups as seen from outside
 

@@ -134,7 +134,9 @@ async def cut_connections(server: Server) -> None:
 
 async def play(messages: int, rate: float, folder: Path) -> tuple[Server, list[Part]]:
     """All parts at once."""
-    async with Server(Settings(partitions=PARTITIONS, replicas=3), port=0) as server:
+    async with Server(Settings(replicas=3, replica_lag=0.001), port=0) as server:
+        for client in CLIENTS:
+            server.broker.topics.create(f"topic-{client}", PARTITIONS, 3, {})
         parts = [Part(client, server.address, folder) for client in CLIENTS]
         cutting = asyncio.create_task(cut_connections(server))
         try:

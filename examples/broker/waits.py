@@ -3,7 +3,7 @@
 Each waits under the keys of its partitions. Whoever moves a high watermark calls `check_and_complete` with that key.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -59,28 +59,16 @@ class Write:
     needed: int | None = None
 
 
-def answer_writes(writes: list[Write]) -> Answer:
-    """The answer to a produce request."""
-    responses = [
-        {
-            "name": write.topic,
-            "partition_responses": [
-                {
-                    "index": write.index,
-                    "error_code": write.error,
-                    "base_offset": write.offset if write.error is ErrorCode.none else -1,
-                    "log_start_offset": write.partition.log.start if write.partition else -1,
-                    "error_message": write.message,
-                }
-            ],
-        }
-        for write in writes
-    ]
-    return {"responses": responses}
+def by_topic(parts: Iterable[tuple[str, Answer]]) -> dict[str, list[Answer]]:
+    """Parts of an answer, under the names of their topics."""
+    topics: dict[str, list[Answer]] = {}
+    for topic, part in parts:
+        topics.setdefault(topic, []).append(part)
+    return topics
 
 
-class DelayedProduce(Delayed):
-    """`acks=all`: until all replicas that are in sync have what was appended; at the deadline a timeout is answered."""
+class DelayedWrite(Delayed):
+    """Until each partition has what it is waited for, or has failed."""
 
     __slots__ = ("writes",)
 
@@ -88,29 +76,93 @@ class DelayedProduce(Delayed):
         super().__init__(timeout, reply)
         self.writes = writes
 
+    def has_reached(self, write: Write, partition: Partition, needed: int) -> bool:
+        """Whether one partition is not to be waited for any more."""
+        raise NotImplementedError
+
     def try_complete(self) -> bool:
-        """Each partition has the offset below its high watermark, or failed."""
+        """None is to be waited for."""
         is_waiting = False
         for write in self.writes:
             if write.needed is None:
                 continue
-            partition = write.partition
-            if partition is None or partition.is_deleted:
+            if write.partition is None or write.partition.is_deleted:
                 write.error, write.needed = UNKNOWN, None
-            elif partition.high_watermark >= write.needed:
+            elif self.has_reached(write, write.partition, write.needed):
                 write.needed = None
-                if not partition.has_enough_replicas:
-                    write.error = ErrorCode.not_enough_replicas_after_append
             else:
                 is_waiting = True
         return not is_waiting and self.force_complete()
 
     def answer(self) -> Answer:
-        """For each partition its offset or its error."""
+        """For each partition how it went; what is still waited for was too slow."""
         for write in self.writes:
             if write.needed is not None:
                 write.error = ErrorCode.request_timed_out
-        return answer_writes(self.writes)
+        return self.answer_of(self.writes)
+
+    @staticmethod
+    def answer_of(writes: list[Write]) -> Answer:
+        """The same, when nothing is waited for."""
+        raise NotImplementedError
+
+
+class DelayedProduce(DelayedWrite):
+    """`acks=all`: until all replicas that are in sync have what was appended."""
+
+    __slots__ = ()
+
+    def has_reached(self, write: Write, partition: Partition, needed: int) -> bool:
+        """The high watermark is there; but perhaps because there are few replicas left."""
+        if partition.high_watermark < needed:
+            return False
+        if not partition.has_enough_replicas:
+            write.error = ErrorCode.not_enough_replicas_after_append
+        return True
+
+    @staticmethod
+    def answer_of(writes: list[Write]) -> Answer:
+        """Offsets and errors."""
+        topics = by_topic(
+            (
+                write.topic,
+                {
+                    "index": write.index,
+                    "error_code": write.error,
+                    "base_offset": write.offset if write.error is ErrorCode.none else -1,
+                    "log_start_offset": write.partition.log.start if write.partition else -1,
+                    "error_message": write.message,
+                },
+            )
+            for write in writes
+        )
+        return {"responses": [{"name": name, "partition_responses": parts} for name, parts in topics.items()]}
+
+
+class DelayedDeleteRecords(DelayedWrite):
+    """Until all replicas have let go of the records before an offset."""
+
+    __slots__ = ()
+
+    def has_reached(self, write: Write, partition: Partition, needed: int) -> bool:  # noqa: ARG002
+        """The low watermark is there."""
+        return partition.copies.low_watermark >= needed
+
+    @staticmethod
+    def answer_of(writes: list[Write]) -> Answer:
+        """First offsets and errors."""
+        topics = by_topic(
+            (
+                write.topic,
+                {
+                    "partition_index": write.index,
+                    "error_code": write.error,
+                    "low_watermark": write.offset if write.error is ErrorCode.none else -1,
+                },
+            )
+            for write in writes
+        )
+        return {"topics": [{"name": name, "partitions": parts} for name, parts in topics.items()]}
 
 
 @dataclass(slots=True)
@@ -159,8 +211,7 @@ class DelayedFetch(Delayed):
 
     def answer(self) -> Answer:
         """Whole batches, up to the limits; the first one in any case, so that a consumer gets on."""
-        left, is_empty = self.max_bytes, True
-        topics: dict[str, list[Answer]] = {}
+        left, is_empty, parts = self.max_bytes, True, []
         for read in self.reads:
             error, records = read.find_error(), b""
             partition: Answer = {"partition_index": read.index, "error_code": error, "high_watermark": -1, "records": b""}
@@ -172,40 +223,5 @@ class DelayedFetch(Delayed):
                 partition["records"] = records
                 partition["high_watermark"] = partition["last_stable_offset"] = end
                 partition["log_start_offset"] = read.partition.log.start
-            topics.setdefault(read.topic, []).append(partition)
-        return {"responses": [{"topic": topic, "partitions": partitions} for topic, partitions in topics.items()]}
-
-
-class DelayedDeleteRecords(Delayed):
-    """Until all replicas have let go of the records before an offset."""
-
-    __slots__ = ("writes",)
-
-    def __init__(self, timeout: float, reply: Reply, writes: list[Write]) -> None:
-        super().__init__(timeout, reply)
-        self.writes = writes
-
-    def try_complete(self) -> bool:
-        """Each partition's low watermark has reached the offset, or it failed."""
-        is_waiting = False
-        for write in self.writes:
-            if write.needed is None:
-                continue
-            if write.partition is None or write.partition.is_deleted:
-                write.error, write.needed = UNKNOWN, None
-            elif write.partition.copies.low_watermark >= write.needed:
-                write.needed = None
-            else:
-                is_waiting = True
-        return not is_waiting and self.force_complete()
-
-    def answer(self) -> Answer:
-        """For each partition its first offset, or its error."""
-        topics: dict[str, list[Answer]] = {}
-        for write in self.writes:
-            error = ErrorCode.request_timed_out if write.needed is not None else write.error
-            low = write.offset if error is ErrorCode.none else -1
-            topics.setdefault(write.topic, []).append(
-                {"partition_index": write.index, "low_watermark": low, "error_code": error}
-            )
-        return {"topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()]}
+            parts.append((read.topic, partition))
+        return {"responses": [{"topic": topic, "partitions": part} for topic, part in by_topic(parts).items()]}

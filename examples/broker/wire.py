@@ -24,7 +24,7 @@ class Api(NamedTuple):
 
 
 # Versions without topic ids (so Fetch up to 12), and none of the later ones that ask for more than this broker has. Produce is
-# told to clients from 0 on, as Kafka 4 does: librdkafka takes that as leave to compress.
+# told to clients from 0 on, as Kafka 4 does: older librdkafkas take that as leave to compress (KAFKA-18659).
 APIS: Final = {
     api.key: api
     for api in (

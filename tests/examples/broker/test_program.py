@@ -2,6 +2,8 @@
 
 import os
 import re
+import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -79,6 +81,29 @@ def test_a_port_that_is_taken_is_told() -> None:
         _, errors = broker.communicate(timeout=PATIENCE)
     assert broker.returncode == 1
     assert re.fullmatch(r"broker: cannot serve at 127\.0\.0\.1:\d+: .*address already in use.*\n", errors)
+
+
+def test_the_recipe_of_the_readme_works_in_a_copy_of_the_folder(tmp_path: Path) -> None:
+    recipe, test = re.findall(r"```python\n(.*?)```", (EXAMPLE / "README.md").read_text(), re.DOTALL)
+    shutil.copytree(EXAMPLE, tmp_path / "broker")
+    (tmp_path / "conftest.py").write_text(recipe)
+    (tmp_path / "test_orders.py").write_text(test)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:asyncio"]
+    ran = subprocess.run([*command, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "1 passed" in ran.stdout
+
+
+def test_every_link_of_the_readme_leads_somewhere() -> None:
+    links = re.findall(r"\]\(([^)#]+)\)", (EXAMPLE / "README.md").read_text())
+    assert len(links) > 10
+    assert [link for link in links if not (EXAMPLE / link).exists()] == []
+
+
+def test_the_picture_is_what_its_program_draws() -> None:
+    names = runpy.run_path(str(EXAMPLE.parents[1] / ".pictures" / "broker.py"))
+    assert (EXAMPLE / "produce.svg").read_text() == names["picture"]()
 
 
 def test_the_demo_loses_and_doubles_nothing() -> None:
