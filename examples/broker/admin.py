@@ -7,13 +7,14 @@ from kio.schema.errors import ErrorCode
 from .codec import Answer
 from .topics import CONFIGS, MOST_PARTITIONS, Refused, Topic, enough
 from .waits import UNKNOWN, Reply
-from .wire import Request
+from .wire import Address, Request
 
 if TYPE_CHECKING:
     from .broker import Broker
 
 OF_TOPIC, OF_BROKER = 2, 4  # kinds of what can be configured
 DEFAULT, SET_FOR_TOPIC = 5, 1  # where a configuration comes from
+BOOLEAN, STRING, INT, LONG, DOUBLE, LIST = 1, 2, 3, 5, 6, 7  # kinds of values
 
 
 class Admin:
@@ -119,7 +120,7 @@ class Admin:
                 error = UNKNOWN if topic is None else ErrorCode.none
                 configs = [] if topic is None else self._configs(topic)
             elif resource.resource_type == OF_BROKER:
-                configs = self._broker_configs()
+                configs = self._broker_configs(request.here)
             else:
                 error = ErrorCode.invalid_request
             wanted = resource.configuration_keys
@@ -136,14 +137,12 @@ class Admin:
         reply({"results": results})
 
     def _configs(self, topic: Topic) -> list[Answer]:
-        return [
-            {"name": name, "value": topic.config(name), "config_source": SET_FOR_TOPIC if name in topic.configs else DEFAULT}
-            for name in CONFIGS
-        ]
+        return [described(name, topic.config(name), SET_FOR_TOPIC if name in topic.configs else DEFAULT) for name in CONFIGS]
 
-    def _broker_configs(self) -> list[Answer]:
+    def _broker_configs(self, here: Address) -> list[Answer]:
         settings = self.settings
         values = {
+            "advertised.listeners": f"PLAINTEXT://{here[0]}:{here[1]}",
             "broker.id": 0,
             "auto.create.topics.enable": str(settings.creates_topics).lower(),
             "default.replication.factor": settings.replicas,
@@ -153,6 +152,15 @@ class Admin:
             "num.partitions": settings.partitions,
             "replica.lag.time.max.ms": round(settings.replica_patience * 1000),
         }
-        return [
-            {"name": name, "value": str(value), "config_source": DEFAULT, "read_only": True} for name, value in values.items()
-        ]
+        return [described(name, str(value), DEFAULT) for name, value in values.items()]
+
+
+def described(name: str, value: str, source: int) -> Answer:
+    """A configuration, with its kind as Kafka's tools show it."""
+    if value in ("true", "false"):
+        kind = BOOLEAN
+    elif not value.lstrip("-").isdecimal():
+        kind = DOUBLE if value.replace(".", "").isdecimal() else LIST if name == "cleanup.policy" else STRING
+    else:
+        kind = LONG if name.endswith((".ms", ".messages", "retention.bytes")) else INT
+    return {"name": name, "value": value, "config_source": source, "config_type": kind}

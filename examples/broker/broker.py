@@ -15,6 +15,7 @@ from .admin import Admin
 from .batches import BadBatch, read_produced
 from .codec import Answer
 from .coordinator import Coordinator
+from .group_requests import GroupRequests
 from .offsets import Offsets
 from .replicas import Replicas
 from .topics import Topics
@@ -76,12 +77,12 @@ class Broker:
             self.changed,
         )
         self.offsets = Offsets(settings.directory, settings.fsync)
-        self.coordinator = Coordinator(self.offsets, self.topics, settings.rebalance_delay, settings.shortest_session)
-        self.admin = Admin(self)
+        self.coordinator = Coordinator(self.offsets, settings.rebalance_delay, settings.shortest_session)
+        owners = (self, self.coordinator, GroupRequests(self.coordinator, self.topics), Admin(self))
         self._actions: deque[Callable[[], object]] = deque()
         self._handlers: dict[str, Handler] = {}
         for api in APIS.values():
-            owner = next(owner for owner in (self, self.admin, self.coordinator) if hasattr(owner, api.name))
+            owner = next(owner for owner in owners if hasattr(owner, api.name))
             self._handlers[api.name] = getattr(owner, api.name)
 
     @property

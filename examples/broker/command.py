@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--directory", type=Path, help="where everything is kept (default: in memory)")
     add("--fsync", action="store_true", help="each append is on the disk before it is answered")
     add("--partitions", type=count, default=1, help="of topics that nobody has created (default: 1)")
-    add("--no-auto-create", action="store_true", help="topics that nobody has created are unknown")
+    add("--no-auto-create", dest="creates_topics", action="store_false", help="topics that nobody has created are unknown")
     add(
         "--replicas",
         type=count,
@@ -81,16 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         run_demo(options.messages, options.rate)
         return
-    settings = Settings(
-        directory=options.directory,
-        fsync=options.fsync,
-        partitions=options.partitions,
-        creates_topics=not options.no_auto_create,
-        replicas=options.replicas,
-        replica_lag=options.replica_lag,
-        replica_patience=options.replica_patience,
-        rebalance_delay=options.rebalance_delay,
-    )
+    settings = Settings(**{name: value for name, value in vars(options).items() if name in Settings.__dataclass_fields__})
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(serve(settings, options.host, options.port))

@@ -16,16 +16,14 @@ from purgatory import Purgatory
 from .codec import Answer
 from .group_waits import DelayedHeartbeat, DelayedJoin, DelayedSync, InitialJoin
 from .groups import Group, Member, State, failed_join
-from .offsets import Committed, Offsets
-from .topics import Refused, Topics
-from .waits import UNKNOWN, Reply, by_topic
+from .offsets import Offsets
+from .topics import Refused
+from .waits import Reply
 from .wire import Request
 
 LONGEST_SESSION: Final = 1800.0  # seconds; Kafka's group.max.session.timeout.ms
 FIRST_JOIN: Final = 300.0  # seconds for which a new member may wait for its group
-LONGEST_NOTE: Final = 4096  # bytes that may be committed with an offset; Kafka's offset.metadata.max.bytes
 REMEMBERED: Final = 10_000  # rebalances
-NOTHING: Final = Committed(-1, -1, "")
 
 
 class Coordinator:
@@ -39,8 +37,8 @@ class Coordinator:
         rebalances: how long the last ones have taken, in seconds, from the first sign to the assignment.
     """
 
-    def __init__(self, offsets: Offsets, topics: Topics, delay: float, shortest_session: float) -> None:
-        self.offsets, self.topics, self.delay, self.shortest_session = offsets, topics, delay, shortest_session
+    def __init__(self, offsets: Offsets, delay: float, shortest_session: float) -> None:
+        self.offsets, self.delay, self.shortest_session = offsets, delay, shortest_session
         self.joins: Purgatory[DelayedJoin] = Purgatory("join")
         self.syncs: Purgatory[DelayedSync] = Purgatory("sync")
         self.heartbeats: Purgatory[DelayedHeartbeat] = Purgatory("heartbeat")
@@ -53,7 +51,7 @@ class Coordinator:
         """Begins to wait for the members that were there before a restart."""
         for group in self.groups.values():
             for member in group.members.values():
-                self._expect(group, member)
+                self.expect(group, member)
 
     # -- joining
 
@@ -105,7 +103,7 @@ class Coordinator:
         if body.member_id in group.promised:
             self._add(group, body.member_id, request, reply)
             return
-        member = self._member(group, body.member_id, body.group_instance_id)
+        member = self.member(group, body.member_id, body.group_instance_id)
         protocols = {protocol.name: protocol.metadata for protocol in body.protocols}
         is_same = protocols == member.protocols
         if (group.state is State.COMPLETING and is_same) or (
@@ -158,7 +156,7 @@ class Coordinator:
             self._keep(group)
         else:
             self._rebalance(group)
-        self._expect(group, member)
+        self.expect(group, member)
 
     def _rebalance(self, group: Group) -> None:
         """All are to join again, unless they are about to."""
@@ -167,7 +165,7 @@ class Coordinator:
         if group.state is State.COMPLETING:
             for member in group.members.values():
                 self._answer_sync(member, {"error_code": ErrorCode.rebalance_in_progress})
-                self._expect(group, member)
+                self.expect(group, member)
         was_empty = group.state is State.EMPTY
         group.begin_rebalance()
         self.syncs.check_and_complete(group.id)
@@ -203,7 +201,7 @@ class Coordinator:
         for member in list(group.members.values()):
             member.is_new = False
             self._answer_join(member, group.joined(member))
-            self._expect(group, member)
+            self.expect(group, member)
         self.syncs.try_complete_else_watch(DelayedSync(self, group, group.rebalance_timeout), [group.id])
 
     # -- the assignment
@@ -213,7 +211,7 @@ class Coordinator:
         body = request.body
         try:
             group = self._group(body.group_id)
-            member = self._member(group, body.member_id, body.group_instance_id, body.generation_id)
+            member = self.member(group, body.member_id, body.group_instance_id, body.generation_id)
             if group.state is State.PREPARING:
                 raise Refused(ErrorCode.rebalance_in_progress)
             if body.protocol_type not in (None, group.protocol_type) or body.protocol_name not in (None, group.protocol):
@@ -235,7 +233,7 @@ class Coordinator:
             for other in group.members.values():
                 if other.sync is not None:
                     self._answer_sync(other, group.synced(other))
-                    self._expect(group, other)
+                    self.expect(group, other)
         self.syncs.check_and_complete(group.id)
 
     def not_synced(self, group: Group) -> None:
@@ -251,15 +249,15 @@ class Coordinator:
         error = ErrorCode.none
         try:
             group = self._group(body.group_id)
-            member = self._member(group, body.member_id, body.group_instance_id, body.generation_id)
-            self._expect(group, member)
+            member = self.member(group, body.member_id, body.group_instance_id, body.generation_id)
+            self.expect(group, member)
             if group.state is State.PREPARING:
                 error = ErrorCode.rebalance_in_progress
         except Refused as refused:
             error = refused.code
         reply({"error_code": error})
 
-    def _expect(self, group: Group, member: Member) -> None:
+    def expect(self, group: Group, member: Member) -> None:
         """A member has given a sign of life, and is to give the next one within its session timeout."""
         member.heard += 1
         self._expect_for(group, member.id, member.session_timeout)
@@ -295,7 +293,7 @@ class Coordinator:
                 return ErrorCode.none
             member = None if who.group_instance_id is None else group.static(who.group_instance_id)
             if member is None or who.member_id:
-                member = self._member(group, who.member_id, who.group_instance_id)
+                member = self.member(group, who.member_id, who.group_instance_id)
             self._remove(group, member)
         except Refused as error:
             return error.code
@@ -310,130 +308,6 @@ class Coordinator:
             self._rebalance(group)
         self.joins.check_and_complete(group.id)
 
-    # -- offsets
-
-    def offset_commit(self, request: Request, reply: Reply) -> None:
-        """A member has come so far; or somebody who is in no group, while the group is empty."""
-        body = request.body
-        try:
-            group = self._committer(body)
-        except Refused as error:
-            group, refusal = None, error.code
-        commits: dict[tuple[str, int], Committed] = {}
-
-        def one(topic: str, wanted: Any) -> Answer:
-            note, error = wanted.committed_metadata or "", ErrorCode.none
-            if group is None:
-                error = refusal
-            elif self.topics.partition(topic, wanted.partition_index) is None:
-                error = UNKNOWN
-            elif len(note.encode()) > LONGEST_NOTE:
-                error = ErrorCode.offset_metadata_too_large
-            else:
-                commits[topic, wanted.partition_index] = Committed(wanted.committed_offset, wanted.committed_leader_epoch, note)
-            return {"partition_index": wanted.partition_index, "error_code": error}
-
-        topics = [
-            {"name": topic.name, "partitions": [one(topic.name, wanted) for wanted in topic.partitions]}
-            for topic in body.topics
-        ]
-        if group is not None and commits:
-            self.offsets.commit(group.id, commits)
-        reply({"topics": topics})
-
-    def _committer(self, body: Any) -> Group:
-        group = self.groups.get(body.group_id)
-        if body.generation_id_or_member_epoch < 0 and not body.member_id:
-            if group is None:
-                if not body.group_id:
-                    raise Refused(ErrorCode.invalid_group_id)
-                group = self.groups[body.group_id] = Group(body.group_id)
-            if group.members:
-                raise Refused(ErrorCode.unknown_member_id)
-            return group
-        if group is None:
-            raise Refused(ErrorCode.illegal_generation)
-        member = self._member(group, body.member_id, body.group_instance_id, body.generation_id_or_member_epoch)
-        if group.state is State.COMPLETING:
-            raise Refused(ErrorCode.rebalance_in_progress)
-        self._expect(group, member)
-        return group
-
-    def offset_fetch(self, request: Request, reply: Reply) -> None:
-        """How far a group has come; -1 where it has committed nothing."""
-        body = request.body
-        offsets = self.offsets.by_group.get(body.group_id, {})
-        if body.topics is None:
-            places = list(offsets)
-        else:
-            places = [(topic.name, index) for topic in body.topics for index in topic.partition_indexes]
-        found = ((place, offsets.get(place, NOTHING)) for place in places)
-        topics = by_topic(
-            (
-                name,
-                {
-                    "partition_index": index,
-                    "committed_offset": committed.offset,
-                    "committed_leader_epoch": committed.epoch,
-                    "metadata": committed.note,
-                },
-            )
-            for (name, index), committed in found
-        )
-        reply({"topics": [{"name": name, "partitions": parts} for name, parts in topics.items()]})
-
-    # -- groups as seen from outside
-
-    def find_coordinator(self, request: Request, reply: Reply) -> None:
-        """It is here. Transactions have none."""
-        if request.body.key_type != 0:
-            error = ErrorCode.transactional_id_authorization_failed
-            reply(
-                {
-                    "error_code": error,
-                    "error_message": "transactions are not offered here",
-                    "node_id": -1,
-                    "host": "",
-                    "port": -1,
-                }
-            )
-        else:
-            reply({"node_id": 0, "host": request.here[0], "port": request.here[1]})
-
-    def describe_groups(self, request: Request, reply: Reply) -> None:
-        """Who is in some groups; of one that is not there, that it is dead."""
-        dead: Answer = {"group_state": "Dead"}
-        found = [
-            self.groups[name].described() if name in self.groups else dead | {"group_id": name} for name in request.body.groups
-        ]
-        reply({"groups": found})
-
-    def list_groups(self, request: Request, reply: Reply) -> None:
-        """Which groups there are, or those in certain states."""
-        states = {state.lower() for state in request.body.states_filter}
-        groups = [
-            {"group_id": group.id, "protocol_type": group.protocol_type, "group_state": group.state.value}
-            for group in self.groups.values()
-            if not states or group.state.value.lower() in states
-        ]
-        reply({"groups": groups})
-
-    def delete_groups(self, request: Request, reply: Reply) -> None:
-        """Deletes groups that are empty, with their offsets."""
-        results = []
-        for name in request.body.groups_names:
-            group = self.groups.get(name)
-            if group is None:
-                error = ErrorCode.group_id_not_found
-            elif group.state is not State.EMPTY:
-                error = ErrorCode.non_empty_group
-            else:
-                error = ErrorCode.none
-                del self.groups[name]
-                self.offsets.forget(name)
-            results.append({"group_id": name, "error_code": error})
-        reply({"results": results})
-
     # -- small things
 
     def _group(self, group_id: str) -> Group:
@@ -441,7 +315,7 @@ class Coordinator:
             raise Refused(ErrorCode.unknown_member_id)
         return group
 
-    def _member(self, group: Group, member_id: str, instance: str | None, generation: int | None = None) -> Member:
+    def member(self, group: Group, member_id: str, instance: str | None, generation: int | None = None) -> Member:
         """A member of the group, which says which generation it means.
 
         Raises:

@@ -15,6 +15,13 @@ from typing import Any
 
 SESSION, HEARTBEAT, COMMIT = 3000, 500, 500  # milliseconds
 
+PYTHON_SETTINGS: dict[str, Any] = {
+    "session_timeout_ms": SESSION,
+    "heartbeat_interval_ms": HEARTBEAT,
+    "auto_commit_interval_ms": COMMIT,
+    "auto_offset_reset": "earliest",
+}
+
 stopping = False
 
 
@@ -85,8 +92,7 @@ def python_produce(address: str, topic: str, count: int, rate: float) -> None:
 def python_consume(address: str, topic: str, group: str) -> None:
     from kafka import KafkaConsumer
 
-    settings = {"session_timeout_ms": SESSION, "heartbeat_interval_ms": HEARTBEAT, "auto_commit_interval_ms": COMMIT}
-    consumer = KafkaConsumer(topic, bootstrap_servers=address, group_id=group, auto_offset_reset="earliest", **settings)
+    consumer = KafkaConsumer(topic, bootstrap_servers=address, group_id=group, **PYTHON_SETTINGS)
     while not stopping:
         for messages in consumer.poll(timeout_ms=100).values():
             for message in messages:
@@ -117,8 +123,7 @@ def aio_consume(address: str, topic: str, group: str) -> None:
     from aiokafka import AIOKafkaConsumer
 
     async def main() -> None:
-        settings = {"session_timeout_ms": SESSION, "heartbeat_interval_ms": HEARTBEAT, "auto_commit_interval_ms": COMMIT}
-        consumer = AIOKafkaConsumer(topic, bootstrap_servers=address, group_id=group, auto_offset_reset="earliest", **settings)
+        consumer = AIOKafkaConsumer(topic, bootstrap_servers=address, group_id=group, **PYTHON_SETTINGS)
         async with consumer:
             while not stopping:
                 for messages in (await consumer.getmany(timeout_ms=100)).values():

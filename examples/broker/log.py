@@ -26,6 +26,7 @@ class Store(Protocol):
 
     def read(self, position: int, size: int) -> bytes:
         """Some bytes that are there."""
+        ...
 
     def forget(self, position: int) -> None:
         """What is before `position` will not be read any more."""

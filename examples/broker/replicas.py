@@ -9,7 +9,7 @@ is not counted as in sync any more; then `acks=all` asks the others alone, and r
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from purgatory import WheelTimer
+from purgatory import TimerTask, WheelTimer
 
 LEADER: Final = 0
 
@@ -73,6 +73,7 @@ class Replicas:
         self.stopped: set[int] = set()
         self._all_copies, self._on_change = all_copies, on_change
         self._timer = WheelTimer()
+        self._patience: dict[int, TimerTask] = {}
 
     def appended(self, copies: Copies, end: int) -> bool:
         """The leader has the log up to `end`; tells whether the high watermark has moved already."""
@@ -96,7 +97,7 @@ class Replicas:
         if not 0 < node < self.count or node in self.stopped:
             raise ValueError(f"node {node} cannot be stopped: {sorted(set(range(1, self.count)) - self.stopped)} can")
         self.stopped.add(node)
-        self._timer.call_later(self.patience, self._give_up, node)
+        self._patience[node] = self._timer.call_later(self.patience, self._give_up, node)
 
     def start(self, node: int) -> None:
         """It hears again, and catches up.
@@ -107,6 +108,7 @@ class Replicas:
         if node not in self.stopped:
             raise ValueError(f"node {node} cannot be started: {sorted(self.stopped)} can")
         self.stopped.remove(node)
+        self._patience.pop(node).cancel()
         for copies in self._all_copies():
             self._send(copies, node)
 
@@ -129,8 +131,6 @@ class Replicas:
             self._on_change(copies.key)
 
     def _give_up(self, node: int) -> None:
-        if node not in self.stopped:
-            return
         for copies in self._all_copies():
             if node in copies.in_sync:
                 copies.in_sync.discard(node)

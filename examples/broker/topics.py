@@ -20,17 +20,15 @@ LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 MOST_PARTITIONS: Final = 10_000  # of one topic
 
 # What can be set for a topic, and what it is otherwise. The two that are heeded come first.
-CONFIGS: Final = dict(
-    pair.split("=")
-    for pair in """
+TABLE: Final = """
     min.insync.replicas=1 max.message.bytes=1048588
     cleanup.policy=delete compression.type=producer delete.retention.ms=86400000 file.delete.delay.ms=60000
     flush.messages=9223372036854775807 flush.ms=9223372036854775807 index.interval.bytes=4096
     max.compaction.lag.ms=9223372036854775807 message.timestamp.type=CreateTime min.cleanable.dirty.ratio=0.5
     min.compaction.lag.ms=0 preallocate=false retention.bytes=-1 retention.ms=-1 segment.bytes=1073741824
     segment.index.bytes=10485760 segment.jitter.ms=0 segment.ms=604800000 unclean.leader.election.enable=false
-    """.split()  # noqa: SIM905 - as a table
-)
+"""
+CONFIGS: Final = {name: value for name, _, value in (pair.partition("=") for pair in TABLE.split())}
 WHOLE_NUMBERS: Final = ("min.insync.replicas", "max.message.bytes")
 
 

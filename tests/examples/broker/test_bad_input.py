@@ -126,6 +126,12 @@ def test_batches_with_nonsense_for_records_can_be_searched(stranger: BrokerThrea
         assert {partition.error_code.name for partition in answer.topics[0].partitions} == {"none"}
 
 
+def test_records_that_do_not_get_on_are_given_up() -> None:
+    with pytest.raises(ValueError, match="a record of 0 bytes"):
+        for _ in batches._deltas(b"\0" * 20, False, 1_000_000_000):
+            pass
+
+
 def test_after_all_that_it_serves_others(shared: BrokerThread) -> None:
     assert_alive(shared)
     until = time.monotonic() + 30
@@ -228,6 +234,18 @@ def test_who_leaves_is_not_waited_for(start_broker: Callable[..., BrokerThread])
         time.sleep(0.001)
     statistics = fetches.statistics()
     assert (statistics.pending, statistics.cancelled) == (0, 1)
+
+
+def test_who_is_silent_for_long_is_dropped_but_not_who_waits(
+    start_broker: Callable[..., BrokerThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("broker.server.IDLE", 0.2)
+    broker = start_broker()
+    with Raw(broker.address) as silent, Raw(broker.address) as waiting:
+        waiting.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+        waiting.send("fetch", **fetch_fields("topic", 0, wait=1))
+        assert silent.is_closed()
+        assert fetched(waiting.receive("fetch")) == [("none", 0)]
 
 
 def test_who_does_not_read_is_not_read_from(start_broker: Callable[..., BrokerThread]) -> None:

@@ -20,6 +20,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python reads its schemas by importlib.resources.read_text
     from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
     from kafka import TopicPartition as KPTopicPartition
+    from kafka.admin import ConfigResource as KPConfigResource
 
 pytestmark = pytest.mark.filterwarnings("ignore:read_text is deprecated:DeprecationWarning")
 
@@ -272,6 +273,10 @@ def test_topics_are_created_described_and_deleted(kafka_broker: str) -> None:
     described = admin.describe_configs([resource])[resource].result(PATIENCE)
     assert (described["retention.ms"].value, described["retention.ms"].is_default) == ("1000", False)
     assert (described["cleanup.policy"].value, described["cleanup.policy"].is_default) == ("delete", True)
+    with admin_of(kafka_broker) as python_admin:
+        shown = python_admin.describe_configs([KPConfigResource("TOPIC", "topic")], config_filter="all")["topic"]["topic"]
+        names = ("retention.bytes", "min.insync.replicas", "preallocate", "min.cleanable.dirty.ratio", "cleanup.policy")
+        assert [shown[name]["config_type"] for name in names] == ["LONG", "INT", "BOOLEAN", "DOUBLE", "LIST"]
     resource = ConfigResource(ConfigResource.Type.BROKER, "0")
     assert admin.describe_configs([resource])[resource].result(PATIENCE)["num.partitions"].value == "1"
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from broker.wire import APIS
 from raw import Raw, fetch_fields, make_batch, produce_fields, produced
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "broker"
@@ -93,6 +94,13 @@ def test_the_recipe_of_the_readme_works_in_a_copy_of_the_folder(tmp_path: Path) 
     ran = subprocess.run([*command, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "1 passed" in ran.stdout
+
+
+def test_the_readme_names_the_versions_that_are_offered() -> None:
+    told = {}
+    for names, versions in re.findall(r"^\| ([\w, ]+) \| ([\d–, ]+) \|$", (EXAMPLE / "README.md").read_text(), re.MULTILINE):
+        told |= dict(zip(names.split(", "), versions.split(", "), strict=True))
+    assert told == {api.name.title().replace("_", ""): f"{api.lowest}–{api.highest}" for api in APIS.values()}
 
 
 def test_every_link_of_the_readme_leads_somewhere() -> None:

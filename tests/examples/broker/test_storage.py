@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from broker.batches import read_batch
 from broker.broker import Broker, Settings
 from broker.log import File, Log
 from broker.testing import BrokerThread
+from confluent_kafka import Consumer, Producer, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 from loops import Runner
@@ -189,6 +191,35 @@ def test_what_was_answered_survives_a_sudden_end(tmp_path: Path, extra: list[str
         assert "fetch: completed 1, expired 0, cancelled 0, missed triggers 0, pending 0\n" in output
 
 
+def test_an_idempotent_producer_loses_and_doubles_nothing_when_the_broker_is_killed(tmp_path: Path) -> None:
+    numbers = iter(range(10_000))
+    confirmed: list[int] = []
+
+    def send(producer: Producer, count: int) -> None:
+        for number in islice(numbers, count):
+            confirm = lambda error, _, number=number: confirmed.append(number if error is None else -1)  # noqa: E731
+            producer.produce("topic", str(number).encode(), partition=0, on_delivery=confirm)
+            producer.poll(0.001)
+
+    with program("--directory", str(tmp_path)) as (process, address):
+        settings = {"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 0, "log_level": 0}
+        producer = Producer(settings | {"reconnect.backoff.max.ms": 100, "retry.backoff.ms": 10})
+        send(producer, 1000)
+        process.send_signal(signal.SIGKILL)
+        send(producer, 200)
+    with program("--directory", str(tmp_path), "--port", address.split(":")[1]) as (process, address):
+        send(producer, 300)
+        assert producer.flush(60) == 0
+        consumer = Consumer(
+            {"bootstrap.servers": address, "group.id": "group", "auto.offset.reset": "earliest", "log_level": 0}
+        )
+        consumer.assign([TopicPartition("topic", 0, 0)])
+        received = [int(message.value()) for message in consumer.consume(1500, 60)]
+        assert confirmed == received == list(range(1500))
+        assert consumer.get_watermark_offsets(TopicPartition("topic", 0), timeout=60) == (0, 1500)
+        consumer.close()
+
+
 def test_a_full_disk_is_told_and_changes_nothing(virtual: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         broker = Broker(Settings(directory=tmp_path))
@@ -199,7 +230,8 @@ def test_a_full_disk_is_told_and_changes_nothing(virtual: Runner, tmp_path: Path
             patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:10]))
             assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("kafka_storage_error", -1)]
         assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("none", 0)]
-        assert fetched(await client.ask("fetch", **fetch_fields("topic", 0))) == [("none", len(ONE))]
+        answer = await client.ask("fetch", **fetch_fields("topic", 0))
+        assert batches_of(answer.responses[0].partitions[0].records) == [(0, 1)]
         await broker.aclose()
 
     virtual(main)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from broker.broker import Broker, Settings
+from broker.wire import read_request
 from loops import Runner
-from raw import Direct, fetch_fields, fetched, make_batch, produce_fields, produced
+from raw import HERE, PEER, Direct, fetch_fields, fetched, framed, make_batch, produce_fields, produced
 
 Scenario = Callable[[Direct], Awaitable[None]]
 ONE, TWO = make_batch(b"one"), make_batch(b"two", b"three")
@@ -127,6 +128,41 @@ def test_all_waits_for_the_replicas_and_so_do_consumers(with_broker: Callable[..
     with_broker(scenario, replicas=3, replica_lag=2.0)
 
 
+class Recorded:
+    """A purgatory whose checks are written down."""
+
+    def __init__(self, purgatory: Any, log: list[str]) -> None:
+        self.purgatory, self.log = purgatory, log
+
+    def check_and_complete(self, key: Any) -> None:
+        assert key == ("topic", 0)
+        self.log.append(self.purgatory.statistics().name)
+        self.purgatory.check_and_complete(key)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.purgatory, name)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "order"),
+    [
+        (1, ["answer", "produce", "fetch", "delete records"]),  # by itself, after the handler
+        (2, ["fetch", "produce", "answer", "delete records"]),  # by the follower
+    ],
+)
+def test_checks_come_in_kafkas_order(with_broker: Callable[..., None], replicas: int, order: list[str]) -> None:
+    async def scenario(client: Direct) -> None:
+        broker, log = client.broker, []
+        for name in ("produces", "fetches", "deletes"):
+            setattr(broker, name, Recorded(getattr(broker, name), log))
+        request = read_request(framed("produce", **produce_fields("topic", ONE)), HERE, PEER)
+        broker.handle(request, lambda _: log.append("answer"))
+        await asyncio.sleep(1)
+        assert log == order
+
+    with_broker(scenario, replicas=replicas)
+
+
 def test_a_stopped_replica_lets_all_time_out_until_it_is_out_of_sync(with_broker: Callable[..., None]) -> None:
     async def scenario(client: Direct) -> None:
         client.broker.replicas.stop(2)
@@ -161,6 +197,19 @@ def test_too_few_replicas_are_refused_before_and_told_after_the_append(with_brok
         client.broker.replicas.start(1)
         await asyncio.sleep(1)
         assert produced(await client.ask("produce", **produce_fields("safe", ONE))) == [("none", 2)]
+
+    with_broker(scenario, replicas=2)
+
+
+def test_a_replica_that_was_started_again_is_given_its_time_anew(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        client.broker.replicas.stop(1)
+        await asyncio.sleep(20)
+        client.broker.replicas.start(1)
+        client.broker.replicas.stop(1)
+        begun = now()
+        assert produced(await client.ask("produce", **produce_fields("topic", ONE, timeout=60))) == [("none", 0)]
+        assert 30 <= now() - begun <= 30.01
 
     with_broker(scenario, replicas=2)
 
@@ -256,8 +305,8 @@ def test_a_batch_that_is_sent_again_is_not_kept_twice(with_broker: Callable[...,
 def test_sequence_numbers_begin_again_after_the_last(with_broker: Callable[..., None]) -> None:
     async def scenario(client: Direct) -> None:
         last = 2**31 - 1
-        for sequence, count in ((last - 1, 4), (2, 1)):
-            batch = make_batch(*[b"v"] * count, producer=7, epoch=0, sequence=sequence)
+        for producer, sequence, count in ((7, last - 1, 4), (7, 2, 1), (8, last, 1), (8, 0, 1)):
+            batch = make_batch(*[b"v"] * count, producer=producer, epoch=0, sequence=sequence)
             ((error, _),) = produced(await client.ask("produce", **produce_fields("topic", batch)))
             assert error == "none"
 

@@ -1,0 +1,100 @@
+"""The broker reads what kio writes, and kio reads what the broker writes: every message in every version that is offered."""
+
+import io
+import struct
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from broker.codec import Malformed, Shape, reader, shapes_of, writer
+from broker.wire import APIS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader, entity_writer
+from raw import make
+
+VERSIONS = [(api.key, version) for api in APIS.values() for version in range(api.lowest, api.highest + 1)]
+NAMES = [f"{APIS[key].name} {version}" for key, version in VERSIONS]
+BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
+
+
+def values_of(shape: Shape) -> st.SearchStrategy[Any]:
+    if shape.nested is not None:
+        one = entities_of(shape.nested)
+    elif shape.kind in BITS:
+        one = st.integers(-(2 ** (BITS[shape.kind] - 1)), 2 ** (BITS[shape.kind] - 1) - 1)
+    elif shape.kind.startswith("timedelta"):
+        one = st.integers(0, 2**31 - 1).map(lambda milliseconds: timedelta(milliseconds=milliseconds))
+    else:
+        kinds = {"bool": st.booleans(), "string": st.text(max_size=5), "error_code": st.sampled_from(list(ErrorCode))}
+        one = kinds.get(shape.kind, st.none() if shape.kind == "datetime_i64" else st.binary(max_size=200))
+    if shape.is_array:
+        one = st.lists(one, max_size=3).map(tuple)
+    return st.none() | one if shape.is_nullable else one
+
+
+def entities_of(cls: Any) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({shape.name: values_of(shape) for shape in shapes_of(cls)})
+
+
+def plain(value: Any) -> Any:
+    """Entities of both kinds as dictionaries, times as milliseconds."""
+    if isinstance(value, SimpleNamespace):
+        return {name: plain(part) for name, part in vars(value).items()}
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(part) for part in value]
+    if isinstance(value, timedelta):
+        return round(value.total_seconds() * 1000)
+    return round(value * 1000) if isinstance(value, float) else value
+
+
+def seconds(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: seconds(part) for name, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(seconds(part) for part in value)
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+@pytest.mark.parametrize(("key", "version"), VERSIONS, ids=NAMES)
+def test_what_kio_writes_is_read(key: int, version: int) -> None:
+    cls: Any = load_request_schema(key, version)
+    read = reader(cls, cls)
+
+    @settings(max_examples=10, deadline=None)
+    @given(entities_of(cls), st.data())
+    def check(values: dict[str, Any], data: st.DataObject) -> None:
+        buffer = io.BytesIO()
+        entity_writer(cls)(buffer, make(cls, values))
+        written = b"before" + buffer.getvalue() + b"after"
+        entity, end = read(written, 6)
+        assert plain(entity) == plain(values)
+        assert end == len(written) - 5
+        if end > 6:
+            torn = written[: data.draw(st.integers(6, end - 1))]
+            with pytest.raises((Malformed, IndexError, UnicodeDecodeError, struct.error)):
+                read(torn, 6)
+
+    check()
+
+
+@pytest.mark.parametrize(("key", "version"), VERSIONS, ids=NAMES)
+def test_what_is_written_kio_reads(key: int, version: int) -> None:
+    cls: Any = load_response_schema(key, version)
+    write = writer(cls)
+
+    @settings(max_examples=10, deadline=None)
+    @given(entities_of(cls))
+    def check(values: dict[str, Any]) -> None:
+        out = bytearray()
+        write(out, seconds(values) | {"what no version has": 1})
+        entity, size = entity_reader(cls)(bytes(out), 0)
+        assert entity == make(cls, values)
+        assert size == len(out)
+
+    check()
