@@ -129,9 +129,10 @@ def middle(values: Iterable[float]) -> float:
 
 
 def tell_start(options: argparse.Namespace) -> None:
-    print("\nstart, in seconds            first answer   memory MiB")
-    for kind, answers in rounds(options, lambda broker: (broker.seconds, broker.resident())).items():
-        print(f"{kind:26} {middle(a[0] for a in answers):14.2f} {middle(a[1] for a in answers) / 2**20:12.0f}", flush=True)
+    print("\nstart              first answer, s   CPU by then, s   memory, MiB")
+    for kind, found in rounds(options, lambda broker: (broker.seconds, broker.cpu(), broker.resident() / 2**20)).items():
+        seconds, cpu, memory = (middle(column) for column in zip(*found, strict=True))
+        print(f"{kind:16} {seconds:17.2f} {cpu:16.2f} {memory:13.0f}", flush=True)
 
 
 def tell_latency(options: argparse.Namespace) -> None:

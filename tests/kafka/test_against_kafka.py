@@ -21,7 +21,7 @@ def test_each_question_is_asked_and_nothing_is_lost(kind: str, capsys: pytest.Ca
 
     said = capsys.readouterr().out
     start, latency, idle = (line for line in said.splitlines() if line.startswith(kind))
-    assert re.fullmatch(rf"{kind} +\d+\.\d\d +\d+", start)
+    assert re.fullmatch(rf"{kind} +\d+\.\d\d +\d+\.\d\d +\d+", start)
     p50, p99, worst, lost, _ = latency.split("/s")[1].split()
     assert 0 < float(p50) <= float(p99) <= float(worst) and lost == "0"
     assert idle.startswith(f"{kind}     wait  0.1 s"[:6]) and idle.split()[-1] == "0"
