@@ -274,7 +274,7 @@ class Paged(Generic[V]):
             pages *= GROWTH
         self.size = (pages, entries)
         for number in changed:
-            if page := self._pages.get(number):
+            if page := self._pages.get(number, {}):
                 waiting = sum(entry[0] for entry in page.values())
                 self._state.updateValue((number,), (waiting, pickle.dumps(page)))
             else:
