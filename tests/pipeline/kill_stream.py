@@ -1,9 +1,10 @@
 """Kills `stream` again and again, the driver with its JVM or one of its Python workers, and looks at what it wrote in the end.
 
-    python tests/pipeline/kill_stream.py --times 10 --folder DIR [--master 'local-cluster[2,1,1024]']
+    python tests/pipeline/kill_stream.py --times 10 --folder DIR [--master 'local-cluster[2,1,1024]'] [--kafka json|binary]
 
-Every third time a worker dies, otherwise everything does, at a random moment after the first batch of each start. Exits
-with 1 if an outcome is lost, doubled or different from those of a `ThresholdPurgatory`.
+Every third time a worker dies, otherwise everything does, at a random moment after the first batch of each start. With
+``--kafka`` the traffic is in topics of a Kafka that is started for this, and outcomes go to a topic, too. Exits with 1 if an
+outcome is lost, doubled or different from those of a `ThresholdPurgatory`; copies in the topic are counted.
 """
 
 import argparse
@@ -16,17 +17,29 @@ import threading
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "kafka"))
+import topics
 from check_stream import by_thresholds, written
-from orders import traffic, write
+from kafka_server import KafkaServer, kafka_server
+from orders import Traffic, traffic, write
 
 
-def start(folder: Path, master: str) -> "subprocess.Popen[str]":
-    pairs = {name: folder / name for name in ("operations", "signals", "out", "checkpoint")}
-    command = [sys.executable, "-m", "purgatory.pipeline", "stream", "--master", master, "--available-now"]
-    command += [part for name, path in pairs.items() for part in (f"--{name}", str(path))]
-    command += ["--files-per-batch", "1", "--shards", "2"]
+def start(folder: Path, master: str, kafka: KafkaServer | None, values: str, to_the_end: bool) -> "subprocess.Popen[str]":
+    if kafka is None:
+        pairs = {name: folder / name for name in ("operations", "signals", "out", "checkpoint")}
+        command = [sys.executable, "-m", "purgatory.pipeline", "stream", "--shards", "2", "--files-per-batch", "1"]
+        command += [part for name, path in pairs.items() for part in (f"--{name}", str(path))]
+    else:
+        command = topics.command(folder, kafka.address, "--values", values, "--records-per-batch", "500")
     with (folder / "log").open("a") as log:
-        return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True)
+        return subprocess.Popen(
+            [*command, "--master", master, *(["--available-now"] if to_the_end else [])],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,
+        )
 
 
 def workers(leader: int) -> list[int]:
@@ -54,16 +67,28 @@ def main() -> int:
     parser.add_argument("--operations", type=int, default=6000)
     parser.add_argument("--signals", type=int, default=20000)
     parser.add_argument("--files", type=int, default=60)
+    parser.add_argument("--kafka", choices=("json", "binary"), metavar="VALUES", help="from topics; how records are written")
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
-    chance = random.Random(options.seed)
-    made = traffic(options.operations, options.signals, seconds=600, keys=200, seed=options.seed)
     options.folder.mkdir(parents=True)
-    write(made, options.folder, files=options.files)
+    made = traffic(options.operations, options.signals, seconds=600, keys=200, seed=options.seed)
+    if options.kafka is None:
+        write(made, options.folder, files=options.files)
+        return follow(options, made, None)
+    with kafka_server(options.folder / "kafka") as kafka:
+        topics.make_topics(kafka.address, 3, "operations", "signals", "outcomes")
+        topics.send_traffic(kafka.address, made, options.kafka, partitions=3)
+        return follow(options, made, kafka)
+
+
+def follow(options: argparse.Namespace, made: Traffic, kafka: KafkaServer | None) -> int:
+    chance = random.Random(options.seed)
     killed = {"driver": 0, "worker": 0}
     status = None
     while status != 0:
-        job = start(options.folder, options.master)
+        # Until the last kill the job sends outcomes to the topic all the time, so that kills interrupt that, too.
+        to_the_end = kafka is None or sum(killed.values()) >= options.times
+        job = start(options.folder, options.master, kafka, options.kafka, to_the_end)
         batches: list[str] = []
         reader = threading.Thread(target=lambda lines, into: into.extend(iter(lines.readline, "")), args=(job.stdout, batches))
         reader.start()
@@ -85,7 +110,13 @@ def main() -> int:
     found = written(options.folder / "out")
     print(f"killed {killed}; {len(found)} outcomes, {len({row[0] for row in found})} different ids, of {len(expected)}")
     print("not one lost, doubled or different" if found == expected else "they DIFFER")
-    return int(found != expected)
+    if kafka is None:
+        return int(found != expected)
+    records = topics.records_of(kafka.address, "outcomes")
+    known = sorted(topics.decisions(records))
+    print(f"in the topic: {len(records)} records, {len(records) - len(known)} of them copies")
+    print("without copies they are the same" if known == expected else "without copies they DIFFER")
+    return int(found != expected or known != expected)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,17 @@ from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming import TwsTester
 
-from purgatory.pipeline.streaming._processor import Deciding, ShardsChanged, pack_operations, pack_signals, ship
+from purgatory.pipeline.streaming import _processor
+from purgatory.pipeline.streaming._processor import (
+    FULL,
+    OLD_PAGES,
+    PAGES,
+    Deciding,
+    ShardsChanged,
+    pack_operations,
+    pack_signals,
+    ship,
+)
 
 SHARD = 6
 
@@ -78,6 +88,36 @@ def test_state_goes_on_from_where_the_batch_before_left_it() -> None:
 
     assert sorted(brief(tws.setWatermark(3))) == sorted(("completed", name, 3_000, [name]) for name in names)
     assert sum(page[0] for page in tws.peekMapState("operations", SHARD).values()) == 0
+
+
+def test_pages_are_divided_when_they_are_full_and_nothing_is_lost() -> None:
+    tws = simulated()
+    names = [f"o{number}" for number in range(3 * PAGES * FULL)]
+    half = len(names) // 2
+    for some in (names[:half], names[half:]):
+        tws.test(SHARD, [row(operations=[operation(name, key=name) for name in some])])
+        tws.setWatermark(1 if some[0] == names[0] else 2)
+
+    pages = tws.peekMapState("operations", SHARD)
+    assert len(pages) > PAGES and sum(page[0] for page in pages.values()) == len(names)
+    tws.test(SHARD, [row(signals=[(name, 1, 3_000, SHARD) for name in names])])
+    assert sorted(brief(tws.setWatermark(3))) == sorted(("completed", name, 3_000, [name]) for name in names)
+    tws.setWatermark(30)
+    assert (entries(tws, "operations"), entries(tws, "agenda")) == (0, 0)
+
+
+def test_a_checkpoint_that_was_written_with_a_fixed_number_of_pages_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    tws = simulated()
+    monkeypatch.setattr(_processor, "PAGES", OLD_PAGES)
+    names = [f"o{number}" for number in range(50)]
+    tws.test(SHARD, [row(operations=[operation(name, key=name) for name in names])])
+    tws.setWatermark(1)
+    *before, slices, timer = tws.peekValueState("shard", SHARD)
+    tws.updateValueState("shard", SHARD, (*before, pickle.dumps(pickle.loads(slices)[0]), timer))
+    monkeypatch.undo()
+
+    tws.test(SHARD, [row(signals=[(name, 1, 3_000, SHARD) for name in names])])
+    assert sorted(brief(tws.setWatermark(3))) == sorted(("completed", name, 3_000, [name]) for name in names)
 
 
 def test_another_number_of_shards_than_the_state_was_written_with_is_refused() -> None:

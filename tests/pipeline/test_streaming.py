@@ -161,8 +161,8 @@ def test_what_is_late_has_a_row_that_says_why_and_everything_is_accounted_for(sp
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (("--format", "kafka"), "needs --bootstrap-servers"),
-        (("--format", "kafka", "--bootstrap-servers", "localhost:9"), "data source: kafka"),
+        (("--format", "kafka"), "topics need --bootstrap-servers"),
+        (("--format", "kafka", "--bootstrap-servers", "localhost:9"), "add --packages org.apache.spark:spark-sql-kafka-0-10"),
         ((), "PATH_NOT_FOUND"),
     ],
 )
@@ -182,6 +182,18 @@ def test_an_input_that_cannot_be_read_is_refused_and_leaves_no_checkpoint(
     said = capsys.readouterr().err
     assert said.startswith("cannot stream: ") and complaint in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_ended_a_query_is_told_in_one_line_without_what_spark_puts_around_it() -> None:
+    error = StreamingQueryException(
+        "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [PARQUET_COLUMN_DATA_TYPE_MISMATCH] Error while "
+        "reading file:///a.parquet. Expected string, actual DOUBLE. SQLSTATE: KD001 SQLSTATE: XXKST\n=== Streaming Query ===\n"
+    )
+
+    assert _command._brief(error) == (
+        "[PARQUET_COLUMN_DATA_TYPE_MISMATCH] Error while reading file:///a.parquet. Expected string, actual DOUBLE."
+    )
+    assert _command._brief(ValueError("as it is")) == "as it is"
 
 
 def test_a_missing_checkpoint_fits_any_number_of_shards_and_has_nothing_to_reconcile(

@@ -29,6 +29,7 @@ every shard. So a hot key is no bottleneck: the operations that wait for it are 
 """
 
 from purgatory.pipeline.streaming._checkpoint import Reconciliation, check_shards, newest_event, reconcile, write_ticks
+from purgatory.pipeline.streaming._messages import encode_operation, encode_signal
 from purgatory.pipeline.streaming._outcomes import OPERATIONS, OUTCOMES, SIGNALS, TICKS, outcomes
 from purgatory.pipeline.streaming._processor import ShardsChanged
 
@@ -40,6 +41,8 @@ __all__ = [
     "Reconciliation",
     "ShardsChanged",
     "check_shards",
+    "encode_operation",
+    "encode_signal",
     "newest_event",
     "outcomes",
     "reconcile",

@@ -6,6 +6,7 @@ time.
 """
 
 import argparse
+import re
 import signal
 import sys
 import threading
@@ -27,6 +28,10 @@ SETTINGS: Final = {
 }
 
 
+FRAME: Final = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: |( SQLSTATE: \w+)+$")
+"""What Spark puts around the message of what ended a query."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--operations", required=True, metavar="DIR", help="a folder of operations, or a Kafka topic")
     parser.add_argument("--signals", required=True, metavar="DIR", help="a folder of signals, or a Kafka topic")
@@ -36,8 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=("parquet", "json", "kafka"), default="parquet", help="of both inputs (default: %(default)s)"
     )
-    parser.add_argument("--bootstrap-servers", metavar="HOST:PORT", help="of Kafka; values are JSON objects")
-    parser.add_argument("--packages", metavar="NAMES", help="for Kafka: org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.0, say")
+    _add_kafka_arguments(parser)
     parser.add_argument("--shards", type=int, default=4, metavar="N", help="owners of operations (default: %(default)s)")
     parser.add_argument(
         "--delay", type=float, default=10.0, metavar="SECONDS", help="how far out of order events may be (default: %(default)s)"
@@ -49,10 +53,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_master_option(parser)
 
 
+def _add_kafka_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("Kafka")
+    group.add_argument("--bootstrap-servers", metavar="HOST:PORT", help="where it is")
+    group.add_argument(
+        "--values", choices=("json", "binary"), default="json", help="how records are written (default: %(default)s)"
+    )
+    group.add_argument("--out-topic", metavar="TOPIC", help="where outcomes go, too: at least once, by operation id")
+    group.add_argument("--records-per-batch", type=int, metavar="N", help="read at most N records of each topic in a batch")
+    group.add_argument(
+        "--kafka-option",
+        type=_pair,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of Spark's source and sink, such as kafka.security.protocol=SSL; may be repeated",
+    )
+    group.add_argument("--packages", metavar="NAMES", help="org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.0, say")
+    group.add_argument("--jars", metavar="FILES", help="instead of packages, with commas between them")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
 def run(options: argparse.Namespace) -> int:
     settings = {**SETTINGS, "spark.sql.shuffle.partitions": str(options.shards)}
     if options.packages:
         settings["spark.jars.packages"] = options.packages
+    if options.jars:
+        settings["spark.jars"] = options.jars
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -65,10 +98,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _brief(error: Exception) -> str:
-    """The message of an error, without the plans and stack traces that Spark adds to it."""
+    """The message of an error, without the ids, plans and stack traces that Spark adds to it."""
     lines = str(error).splitlines()
     raised = [line for line in lines if "ShardsChanged" in line]
-    return raised[-1] if raised else lines[0]
+    return raised[-1] if raised else FRAME.sub("", lines[0])
 
 
 PROGRAM: Final = Program(

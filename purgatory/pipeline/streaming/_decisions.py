@@ -34,6 +34,10 @@ SIGNAL: Final = 0
 REGISTRATION: Final = 1
 DEADLINE: Final = 2
 
+Origin = tuple[str, int, int]
+"""The topic, partition and offset of the record that something came in."""
+NOWHERE: Final = (None, None, None)
+
 _at = itemgetter(0)
 
 
@@ -47,6 +51,9 @@ class Operation(NamedTuple):
     """`all` or `any`: for how many of the requirements it waits."""
     registered_at: int
     deadline: int
+    origin: Origin | None = None
+    problem: str | None = None
+    """Why the record it came in could not be read; `None` if it could. Then the other fields are what could be read."""
 
 
 class Decision(NamedTuple):
@@ -62,6 +69,10 @@ class Decision(NamedTuple):
     """The key of a late signal."""
     at: int | None = None
     """If late: the instant that the operation gives for its registration, or the signal for itself."""
+    topic: str | None = None
+    """If late, and read from Kafka: where the record is."""
+    partition: int | None = None
+    offset: int | None = None
 
 
 class Waiter:
@@ -174,41 +185,56 @@ class Shard:
         nothing can be decided, the decision says `late`, and why.
         """
         self.counts.registered += 1
-        if reason := _refusal(operation, now):
+        if reason := operation.problem or _refusal(operation, now):
             self._refuse(operation, reason)
         else:
             at = operation.registered_at
             self.counts.newest = max(self.counts.newest, at)
             # As a plain tuple: a store may have to pickle it where this class cannot be imported.
-            self.agenda.add((max(at, now), REGISTRATION, tuple(operation)), now)
+            remembered = tuple(operation[:-1] if operation.origin else operation[:-2])
+            self.agenda.add((max(at, now), REGISTRATION, remembered), now)
 
-    def signal(self, key: str, value: int, at: int, now: int, reports: bool = True) -> None:
+    def signal(
+        self,
+        key: str,
+        value: int,
+        at: int,
+        now: int,
+        reports: bool = True,
+        origin: Origin | None = None,
+        problem: str | None = None,
+    ) -> None:
         """Hears that `key` has reached `value`, while the watermark is at `now`.
 
         If that happened at the watermark or before, a decision says that the signal is `late`, and it counts from now on.
 
         Args:
             reports: whether this shard says that a signal is late; one of all the shards that hear of it does.
+            origin: where it came from.
+            problem: why the record it came in could not be read.
         """
-        if key is None or value is None or at is None:
+        if problem is not None or key is None or value is None or at is None:
             if reports:
-                self._report(key, at, "it lacks a key, a value or an instant")
+                self._report(key, at, problem or "it lacks a key, a value or an instant", origin)
             return
         if at <= now:
             if reports:
-                self._report(key, at, "it is not after the watermark; it counts from there on")
+                self._report(key, at, "it is not after the watermark; it counts from there on", origin)
             at = now
         elif at > self.counts.newest:
             self.counts.newest = at
         self.agenda.add((at, SIGNAL, key, value), now)
 
-    def _report(self, key: str | None, at: int | None, reason: str) -> None:
+    def _report(self, key: str | None, at: int | None, reason: str, origin: Origin | None) -> None:
         self.counts.late_signals += 1
-        self.decisions.append(Decision(LATE, reason=reason, key=key, at=at))
+        topic, partition, offset = origin or NOWHERE
+        self.decisions.append(Decision(LATE, reason=reason, key=key, at=at, topic=topic, partition=partition, offset=offset))
 
     def _refuse(self, operation: Operation, reason: str) -> None:
         self.counts.late += 1
-        self.decisions.append(Decision(LATE, operation_id=operation.operation_id, reason=reason, at=operation.registered_at))
+        topic, partition, offset = operation.origin or NOWHERE
+        at = operation.registered_at
+        self.decisions.append(Decision(LATE, operation.operation_id, None, None, reason, None, at, topic, partition, offset))
 
     # -- what a shard decides
 
@@ -221,7 +247,7 @@ class Shard:
         deadlines: list[Event] = []
         for event in events:
             if event[1] == REGISTRATION:
-                operation = Operation._make(event[2])
+                operation = Operation(*event[2])
                 deadline = (operation.deadline, DEADLINE, operation.operation_id)
                 if operation.deadline <= now:
                     deadlines.append(deadline)
@@ -239,7 +265,7 @@ class Shard:
             if event[1] == SIGNAL:
                 self._rise(event[2], event[3], touched)
             elif event[1] == REGISTRATION:
-                self._watch(Operation._make(event[2]), touched)
+                self._watch(Operation(*event[2]), touched)
             else:
                 deadlines.append(event[2])
         for operation_id in touched:

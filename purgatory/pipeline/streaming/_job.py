@@ -11,13 +11,18 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from purgatory.pipeline.streaming._checkpoint import EPOCH, check_shards, newest_event, reconcile, write_ticks
-from purgatory.pipeline.streaming._outcomes import OPERATIONS, SIGNALS, TICKS, outcomes
+from purgatory.pipeline.streaming._folders import types_of
+from purgatory.pipeline.streaming._outcomes import OPERATIONS, OUTCOMES, SIGNALS, TICKS, outcomes
+from purgatory.pipeline.streaming._topics import Kafka
 
 STOP_PATIENCE: Final = 60.0
 """How long we wait for the batch at hand, in seconds, when the program is asked to stop."""
+SENDING: Final = 1.0
+"""How often we look for outcomes to send to a topic at most, in seconds: each time, Spark reads the list of all files."""
 STARTS: Final = 5
 """How often we start a query at most, if the machine is too busy to start a worker in time."""
 
@@ -34,7 +39,8 @@ class Job:
         """Decides until nothing is left or until it is asked to stop; returns the exit status."""
         options, spark = self.options, self.spark
         check_shards(spark, options.checkpoint, options.shards)
-        operations, signals = self._read(options.operations, OPERATIONS), self._read(options.signals, SIGNALS)
+        operations = self._read("operations", options.operations, OPERATIONS)
+        signals = self._read("signals", options.signals, SIGNALS)
         ticks = f"{options.checkpoint.rstrip('/')}/ticks"
         last = self._last(ticks)
         decided = outcomes(
@@ -68,18 +74,22 @@ class Job:
             return None
         return None if latest is None else EPOCH + timedelta(microseconds=latest)
 
-    def _read(self, where: str, schema: StructType) -> DataFrame:
+    def _read(self, kind: str, where: str, schema: StructType) -> DataFrame:
         options = self.options
-        reader = self.spark.readStream
         if options.format == "kafka":
-            if options.bootstrap_servers is None:
-                raise ValueError("--format kafka needs --bootstrap-servers")
-            reader = reader.format("kafka").option("subscribe", where).option("startingOffsets", "earliest")
-            stream = reader.option("kafka.bootstrap.servers", options.bootstrap_servers).load()
-            return stream.select(F.from_json(F.col("value").cast("string"), schema).alias("row")).select("row.*")
+            return self._kafka().read(self.spark, where, kind, schema)
+        if options.format == "parquet":
+            schema = types_of(self.spark, where, kind, schema)
+        reader = self.spark.readStream
         if options.files_per_batch is not None:
             reader = reader.option("maxFilesPerTrigger", options.files_per_batch)
         return reader.schema(schema).format(options.format).load(where)
+
+    def _kafka(self) -> Kafka:
+        options = self.options
+        if options.bootstrap_servers is None:
+            raise ValueError("topics need --bootstrap-servers")
+        return Kafka(options.bootstrap_servers, options.values, options.records_per_batch, dict(options.kafka_option))
 
     def _decide(self, decided: DataFrame) -> None:
         """Runs the query; runs it again if a Python worker needed more than the ten seconds that Spark allows for its start."""
@@ -96,19 +106,38 @@ class Job:
         """Reports each batch until the query ends. If asked to stop, ends the query between two batches."""
         options, told = self.options, -1
         writer = decided.writeStream.format("parquet").partitionBy("outcome").outputMode("append")
-        writer = writer.option("checkpointLocation", options.checkpoint).option("path", options.out)
-        if options.available_now:
-            writer = writer.trigger(availableNow=True)
-        else:
-            writer = writer.trigger(processingTime=f"{round(options.every * 1000)} milliseconds")
-        query = writer.start()
+        query = self._start(writer.option("path", options.out), options.checkpoint, options.every)
+        sending = self._send() if options.out_topic and not options.available_now else None
         while not query.awaitTermination(0.2):  # type: ignore[arg-type]  # it takes fractions of a second
             told = _report(query, told)
+            if sending is not None and not sending.isActive:
+                query.stop()
+                sending.awaitTermination()  # raises what it failed with
             if self.stop.is_set():
                 _await_batch(query)
                 query.stop()
                 break
         _report(query, told)
+        if sending is not None:
+            sending.stop()
+        elif options.out_topic and not self.stop.is_set():
+            self._send().awaitTermination()
+
+    def _send(self) -> StreamingQuery:
+        """Begins to send to the topic what has been committed to the files."""
+        options = self.options
+        # The column of folders comes last, as Spark finds it: in another place it would be taken for another column, as long as
+        # there is no folder.
+        outcome, *others = OUTCOMES
+        committed = self.spark.readStream.schema(StructType([*others, outcome])).parquet(options.out)
+        writer = self._kafka().writer(committed, options.out_topic)
+        return self._start(writer, f"{options.checkpoint.rstrip('/')}/sent", max(options.every, SENDING))
+
+    def _start(self, writer: DataStreamWriter, checkpoint: str, every: float) -> StreamingQuery:
+        writer = writer.option("checkpointLocation", checkpoint)
+        if self.options.available_now:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=f"{round(every * 1000)} milliseconds").start()
 
 
 def _await_batch(query: StreamingQuery) -> None:

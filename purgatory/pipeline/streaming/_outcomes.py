@@ -1,11 +1,22 @@
 """The query: from streams of operations and signals to a stream of outcomes."""
 
-import re
 from typing import Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DecimalType,
+    IntegerType,
+    IntegralType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from purgatory.pipeline.streaming._processor import OUTPUT, PACKED, Deciding, pack_operations, pack_signals, ship
 
@@ -28,6 +39,11 @@ SIGNALS: Final = StructType(
 """The signals: a key has reached a value."""
 TICKS: Final = StructType([StructField("at", TimestampType())])
 """A tick moves the event time of both streams to its instant, so that the last deadlines of idle streams can pass."""
+ORIGIN: Final = StructType(
+    [StructField("topic", StringType()), StructField("partition", IntegerType()), StructField("offset", LongType())]
+)
+"""Where a record of Kafka is. Both streams may have these columns, together with `problem`: a string that says why the record
+could not be read, or null. A row with a problem becomes `late`, with this reason."""
 OUTCOMES: Final = StructType(
     [
         StructField("outcome", StringType()),
@@ -37,10 +53,14 @@ OUTCOMES: Final = StructType(
         StructField("reason", StringType()),
         StructField("key", StringType()),
         StructField("at", TimestampType()),
+        *ORIGIN,
     ]
 )
 """`outcome` is `completed`, `expired` or `late`. If it is `late`, then `reason` says why nothing was decided; `at` is the
-instant of the registration or of the signal, and `key` is that of the signal."""
+instant of the registration or of the signal, `key` is that of the signal, and of a record of Kafka it says where it is."""
+LONG_DIGITS: Final = 18
+"""Decimals of so many digits fit into a `bigint`."""
+FROM_TOPICS: Final = (*ORIGIN.names, "problem")
 
 
 def outcomes(
@@ -73,10 +93,8 @@ def outcomes(
     if not 0 <= delay < float("inf"):
         raise ValueError(f"delay must be zero or more seconds, not {delay!r}")
     ship()
-    waits = _columns("operations", operations, OPERATIONS).withColumns(
-        {"event_time": F.col("registered_at"), "is_tick": F.lit(False)}
-    )
-    events = _columns("signals", signals, SIGNALS).withColumns({"event_time": F.col("at"), "is_tick": F.lit(False)})
+    waits = _events(_columns("operations", operations, OPERATIONS), "registered_at")
+    events = _events(_columns("signals", signals, SIGNALS), "at")
     if ticks is not None:
         times = _columns("ticks", ticks, TICKS).withColumnRenamed("at", "event_time").withColumn("is_tick", F.lit(True))
         waits = waits.unionByName(times, allowMissingColumns=True)
@@ -95,23 +113,54 @@ def outcomes(
         "reason",
         "key",
         F.timestamp_micros("at").alias("at"),
+        *ORIGIN.names,
     )
 
 
 def _columns(name: str, stream: DataFrame, schema: StructType) -> DataFrame:
-    """The columns of `schema`, with narrower integers widened; or a `ValueError` that says what is wrong."""
+    """The columns of `schema`, cast if nothing can be lost; or a `ValueError` that says what is wrong."""
     if not stream.isStreaming:
         raise ValueError(f"{name} must be a streaming DataFrame, from readStream")
     columns = []
     for field in schema:
         if field.name not in stream.columns:
             raise ValueError(f"{name} lacks the column {field.name!r}: it has {stream.columns}")
-        found = stream.schema[field.name].dataType.simpleString()
-        expected = field.dataType.simpleString()
-        if re.sub(r"\b(tinyint|smallint|int)\b", "bigint", found) != expected:
-            raise ValueError(f"{name}: the column {field.name!r} must be {expected}, not {found}")
-        columns.append(F.col(field.name).cast(field.dataType))
-    return stream.select(*columns)
+        found = stream.schema[field.name].dataType
+        if not _loses_nothing(found, field.dataType):
+            expected = field.dataType.simpleString()
+            raise ValueError(f"{name}: the column {field.name!r} must be {expected}, not {found.simpleString()}")
+        column = F.col(field.name)
+        columns.append(column if found == field.dataType else _cast(column, field.dataType).alias(field.name))
+    return stream.select(*columns, *_from_topics(stream))
+
+
+def _cast(column: Column, expected: DataType) -> Column:
+    """Cast by the names of fields, not by their places."""
+    if isinstance(expected, ArrayType) and isinstance(fields := expected.elementType, StructType):
+        return F.transform(column, lambda each: F.struct(*(each[f.name].cast(f.dataType).alias(f.name) for f in fields)))
+    return column.cast(expected)
+
+
+def _loses_nothing(found: DataType, expected: DataType) -> bool:
+    """Whether each value of a type can be cast to another one, and tells as much there."""
+    if isinstance(expected, StructType):
+        return isinstance(found, StructType) and all(
+            field.name in found.names and _loses_nothing(found[field.name].dataType, field.dataType) for field in expected
+        )
+    if isinstance(expected, ArrayType):
+        return isinstance(found, ArrayType) and _loses_nothing(found.elementType, expected.elementType)
+    whole = isinstance(found, IntegralType) or (isinstance(found, DecimalType) and found.scale == 0)
+    if isinstance(expected, StringType):
+        return whole or isinstance(found, StringType)
+    if isinstance(expected, LongType):
+        return whole and not (isinstance(found, DecimalType) and found.precision > LONG_DIGITS)
+    return isinstance(found, TimestampType | TimestampNTZType)
+
+
+def _events(stream: DataFrame, instant: str) -> DataFrame:
+    """Adds the event time of each row. What could not be read moves no watermark."""
+    event_time = F.when(F.col("problem").isNull(), F.col(instant)) if _from_topics(stream) else F.col(instant)
+    return stream.withColumns({"event_time": event_time, "is_tick": F.lit(False)})
 
 
 def _labels(spark: SparkSession, shards: int) -> list[int]:
@@ -133,15 +182,21 @@ def _operation_rows(operations: DataFrame, labels: list[int]) -> DataFrame:
         "mode",
         F.unix_micros("registered_at").alias("registered_at"),
         F.unix_micros("deadline").alias("deadline"),
+        *_from_topics(operations),
     )
     return rows.mapInArrow(pack_operations, PACKED)
 
 
 def _signal_rows(signals: DataFrame, labels: list[int]) -> DataFrame:
-    rows = signals.select("is_tick", "key", "value", F.unix_micros("at").alias("at"), _owner("key", labels).alias("home"))
+    columns = ("key", "value", F.unix_micros("at").alias("at"), _owner("key", labels).alias("home"), *_from_topics(signals))
+    rows = signals.select("is_tick", *columns)
     return rows.mapInArrow(pack_signals, "are_signals boolean, events binary").select(
         "*", F.explode(F.lit(labels)).alias("shard")
     )
+
+
+def _from_topics(stream: DataFrame) -> tuple[str, ...]:
+    return FROM_TOPICS if set(FROM_TOPICS) <= set(stream.columns) else ()
 
 
 def _owner(column: str, labels: list[int]) -> Column:

@@ -14,7 +14,7 @@ Spark calls once for each shard and micro-batch, with the rows for this shard, a
 
 import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple
 from typing import Any, Final, Generic, TypeVar
 from zlib import crc32
@@ -32,7 +32,7 @@ from pyspark.sql.streaming.stateful_processor import (
 
 from purgatory import _lines
 from purgatory._lines import UNKNOWN
-from purgatory.pipeline.streaming import _agenda, _decisions
+from purgatory.pipeline.streaming import _agenda, _decisions, _messages
 from purgatory.pipeline.streaming._agenda import Agenda, Event
 from purgatory.pipeline.streaming._decisions import (
     REGISTRATION,
@@ -48,7 +48,8 @@ from purgatory.pipeline.streaming._decisions import (
 PACKED: Final = "are_signals boolean, events binary, shard int"
 """Many rows in one pickled value: the columns of signals, or tuples of the fields of `Operation`."""
 OUTPUT: Final = (
-    "outcome string, operation_id string, decided_at bigint, satisfied_keys array<string>, reason string, key string, at bigint"
+    "outcome string, operation_id string, decided_at bigint, satisfied_keys array<string>, reason string, key string, "
+    "at bigint, topic string, partition int, offset bigint"
 )
 """The rows that `Deciding` returns: the fields of `Decision`. Instants are in microseconds."""
 
@@ -59,9 +60,17 @@ SHARD: Final = (
 PAGE: Final = "waiting int, entries binary"
 CHUNK: Final = "registrations int, events binary"
 
-PAGES: Final = 4096
-"""The number of pages of operations in a shard, and of pages of lines."""
+PAGES: Final = 16
+"""How many pages a store has at first."""
+FULL: Final = 64
+"""How many entries a page has on average at most: reading these takes as long as asking Spark for them."""
+GROWTH: Final = 8
+"""How many times as many pages a store has after it was full."""
+OLD_PAGES: Final = 4096
+"""How many pages each store has in checkpoints that were written when their number was fixed."""
 
+Size = tuple[int, int]
+"""Of a store: how many pages it has, and how many entries."""
 V = TypeVar("V")
 
 
@@ -71,7 +80,7 @@ class ShardsChanged(Exception):
 
 def ship() -> None:
     """Makes Spark send the code that decides to its workers, as it is here. They need not have this package installed."""
-    for module in (_lines, _agenda, _decisions, sys.modules[__name__]):
+    for module in (_lines, _agenda, _decisions, _messages, sys.modules[__name__]):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
@@ -83,14 +92,19 @@ def pack_operations(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
     for batch in batches:
         packed: dict[int, list[tuple[Any, ...]]] = {}
         rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
-        for is_tick, shard, operation_id, keys, thresholds, mode, registered_at, deadline in rows:
+        for is_tick, shard, operation_id, keys, thresholds, mode, registered_at, deadline, *rest in rows:
             if not is_tick:
                 requirements = requirements_of(zip(keys or (), thresholds or (), strict=True), mode)
-                operation = (operation_id, requirements, mode, registered_at, deadline)
+                operation = (operation_id, requirements, mode, registered_at, deadline, *_origin(rest))
                 packed.setdefault(shard, []).append(operation)
         for shard, operations in packed.items():
             columns = {"are_signals": [False], "events": [pickle.dumps(operations)], "shard": pa.array([shard], pa.int32())}
             yield pa.RecordBatch.from_pydict(columns)
+
+
+def _origin(columns: list[Any]) -> tuple[Any, ...]:
+    """`origin` and `problem` of the rows of topics; others have no such columns."""
+    return (tuple(columns[:3]), columns[3]) if columns else ()
 
 
 def pack_signals(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -138,9 +152,9 @@ class Deciding(StatefulProcessor):
 
     def _run(self, label: int, rows: Iterator[Row], times: TimerValues) -> Iterator[Row]:
         now = max(times.getCurrentWatermarkInMs(), 0) * 1000
-        counts, slices, timer = self._load()
-        operations = Paged(self._operations, load_operation, dump_operation)
-        lines = Paged(self._lines, load_line, dump_line)
+        counts, slices, timer, sizes = self._load()
+        operations = Paged(self._operations, load_operation, dump_operation, sizes[0])
+        lines = Paged(self._lines, load_line, dump_line, sizes[1])
         shard = Shard(operations, lines, Agenda(Chunks(self._agenda), slices), counts)
         for _, are_signals, events in rows:
             _tell(shard, label, are_signals, pickle.loads(events), now)
@@ -153,23 +167,27 @@ class Deciding(StatefulProcessor):
         expiry = None if due is None else -(-due // 1000)
         if expiry is not None and expiry != timer:
             self._handle.registerTimer(expiry)
-        self._shard.update((self.shards, *astuple(counts), pickle.dumps(slices), expiry))
+        sizes = (operations.size, lines.size)
+        self._shard.update((self.shards, *astuple(counts), pickle.dumps((slices, sizes)), expiry))
         return (_row(*decision) for decision in decisions)
 
-    def _load(self) -> tuple[Counts, dict[tuple[int, int], tuple[int, int]], int | None]:
+    def _load(self) -> tuple[Counts, dict[tuple[int, int], tuple[int, int]], int | None, tuple[Size, Size]]:
         stored = self._shard.get()
         if stored is None:
-            return Counts(), {}, None
+            return Counts(), {}, None, ((PAGES, 0), (PAGES, 0))
         shards, *counts, slices, timer = stored
         if shards != self.shards:
             raise ShardsChanged(f"cannot go on with {self.shards} shards: the checkpoint was written with {shards}")
-        return Counts(*counts), pickle.loads(slices), timer
+        kept = pickle.loads(slices)
+        if isinstance(kept, dict):
+            kept = kept, ((OLD_PAGES, 0), (OLD_PAGES, 0))
+        return Counts(*counts), kept[0], timer, kept[1]
 
 
 def _tell(shard: Shard, label: int, are_signals: bool, events: Any, now: int) -> None:
     if are_signals:
-        for key, value, at, home in zip(*events, strict=True):
-            shard.signal(key, value, at, now, home == label)
+        for key, value, at, home, *rest in zip(*events, strict=True):
+            shard.signal(key, value, at, now, home == label, *_origin(rest))
     else:
         for operation in events:
             shard.register(Operation(*operation), now)
@@ -189,13 +207,22 @@ class Paged(Generic[V]):
         load: makes a value from a key and the key's entry in the page.
         dump: makes the entry of a value. Its first element says whether the value counts as `waiting`, for readers of the
             state.
+        size: what `size` was when it was last saved.
+
+    Each page that Spark is asked for costs some 50 µs, and each entry in it one. So a store begins with few pages; when they
+    are full, their entries are divided among more. Cost of that: O(1) for each entry that was ever added.
     """
 
-    __slots__ = ("_changed", "_dump", "_load", "_pages", "_state", "_values")
+    __slots__ = ("_changed", "_dump", "_load", "_pages", "_state", "_values", "size")
 
     def __init__(
-        self, state: MapState, load: Callable[[str, Any], V], dump: Callable[[V], tuple[bool, *tuple[Any, ...]]]
+        self,
+        state: MapState,
+        load: Callable[[str, Any], V],
+        dump: Callable[[V], tuple[bool, *tuple[Any, ...]]],
+        size: Size = (PAGES, 0),
     ) -> None:
+        self.size = size
         self._state = state
         self._load = load
         self._dump = dump
@@ -208,7 +235,7 @@ class Paged(Generic[V]):
         try:
             return self._values[key]
         except KeyError:
-            entry = self._page(_page_of(key)).get(key)
+            entry = self._page(_page_of(key, self.size[0])).get(key)
             value = self._values[key] = None if entry is None else self._load(key, entry)
             return value
 
@@ -229,25 +256,42 @@ class Paged(Generic[V]):
 
     def save(self) -> None:
         """Writes the pages in which a value has changed."""
+        pages, entries = self.size
         changed: set[int] = set()
         for key in self._changed:
-            number = _page_of(key)
+            number = _page_of(key, pages)
             page, value = self._page(number), self._values[key]
             if value is not None:
+                entries += key not in page
                 page[key] = self._dump(value)
                 changed.add(number)
             elif page.pop(key, None) is not None:
+                entries -= 1
                 changed.add(number)
+        self._changed = set()
+        if entries > FULL * pages:
+            changed.update(self._divide(pages, pages * GROWTH))
+            pages *= GROWTH
+        self.size = (pages, entries)
         for number in changed:
-            if page := self._pages[number]:
+            if page := self._pages.get(number, {}):
                 waiting = sum(entry[0] for entry in page.values())
                 self._state.updateValue((number,), (waiting, pickle.dumps(page)))
             else:
                 self._state.removeKey((number,))
 
+    def _divide(self, pages: int, more: int) -> Iterable[int]:
+        """Divides all entries among more pages; returns the numbers of those that have changed."""
+        everything = [self._page(number) for number in range(pages)]
+        self._pages = {}
+        for page in everything:
+            for key, entry in page.items():
+                self._pages.setdefault(_page_of(key, more), {})[key] = entry
+        return {*range(pages), *self._pages}
 
-def _page_of(key: str) -> int:
-    return crc32(key.encode()) % PAGES
+
+def _page_of(key: str, pages: int) -> int:
+    return crc32(key.encode()) % pages
 
 
 class Chunks:

@@ -1,0 +1,109 @@
+"""Topics of Kafka: operations and signals come from them, outcomes go to one.
+
+Offsets are kept in the checkpoint, so each record counts once. A record that cannot be read is not lost: its row has a
+`problem` and becomes `late`, with its topic, partition and offset.
+
+Outcomes go to the topic from the files, by a query of its own with its own checkpoint. The files have each outcome once. The
+sink for Kafka has no transactions, so after a kill or an error the topic may have some of them again: the same record, under
+the same key.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import StringType, StructField, StructType
+
+from purgatory.pipeline.streaming._messages import PROBLEM, read
+from purgatory.pipeline.streaming._outcomes import ORIGIN, OUTCOMES
+
+BROKEN: Final = "_broken"
+INSTANT: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
+"""To the microsecond, which Spark would otherwise cut."""
+
+
+@dataclass(frozen=True)
+class Kafka:
+    """Where topics are, and how they are read and written.
+
+    Args:
+        servers: `host:port`, or several with commas between them.
+        values: `json` or `binary`, which is what `_messages` describes.
+        per_batch: how many records of a topic are read in a batch at most; by default all that are there.
+        options: of Spark's Kafka source and sink; those that begin with `kafka.` are for Kafka's own clients.
+    """
+
+    servers: str
+    values: str = "json"
+    per_batch: int | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, spark: SparkSession, topic: str, kind: str, schema: StructType) -> DataFrame:
+        """A stream of the records of `topic`, from the earliest: the columns of `schema`, `ORIGIN` and `problem`.
+
+        Args:
+            kind: `operations` or `signals`.
+
+        Raises:
+            ValueError: this Spark has no connector, there is no such topic, or Kafka does not answer.
+        """
+        self._look_for(spark, topic)
+        reader = spark.readStream.format("kafka").options(**self._options()).option("subscribe", topic)
+        reader = reader.option("startingOffsets", self.options.get("startingOffsets", "earliest"))
+        if self.per_batch is not None:
+            reader = reader.option("maxOffsetsPerTrigger", self.per_batch)
+        records = reader.load().select("value", *ORIGIN.names)
+        return _of_json(records, schema) if self.values == "json" else _of_binary(records, kind, schema)
+
+    def _look_for(self, spark: SparkSession, topic: str) -> None:
+        """Reads a record at most: a query that finds out by itself ends in a trace of Java."""
+        wanted = {"subscribe": topic, "startingOffsets": "earliest"}
+        try:
+            spark.read.format("kafka").options(**{**self._options(), **wanted}).load().isEmpty()
+        except (PySparkException, Py4JError) as error:
+            raise ValueError(self._in_words(spark, topic, str(error))) from None
+
+    def _in_words(self, spark: SparkSession, topic: str, error: str) -> str:
+        if "data source: kafka" in error:
+            name = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}"
+            return f"this Spark has no connector to Kafka: add --packages {name}, or --jars with its files"
+        if "UnknownTopicOrPartition" in error:
+            return f"Kafka at {self.servers} has no topic {topic!r}"
+        if "TimeoutException" in error:
+            return f"Kafka at {self.servers} does not answer"
+        causes = [line for line in error.splitlines() if line.startswith((": ", "Caused by: "))] or [error.splitlines()[0]]
+        return f"cannot read topic {topic!r} of Kafka at {self.servers}: {causes[-1].removeprefix('Caused by').lstrip(': ')}"
+
+    def writer(self, decided: DataFrame, topic: str) -> DataStreamWriter:
+        """Writes outcomes to `topic`, as JSON. The key is the id of the operation; of a late signal, its key."""
+        value = F.to_json(F.struct(*OUTCOMES.names), {"timestampFormat": INSTANT})
+        records = decided.select(F.coalesce("operation_id", "key").alias("key"), value.alias("value"))
+        return records.writeStream.format("kafka").options(**self._options()).option("topic", topic)
+
+    def _options(self) -> dict[str, str]:
+        return {"kafka.bootstrap.servers": self.servers, **self.options}
+
+
+def _of_json(records: DataFrame, schema: StructType) -> DataFrame:
+    wanted = StructType([*schema, StructField(BROKEN, StringType())])
+    row = F.from_json(F.col("value").cast("string"), wanted, {"columnNameOfCorruptRecord": BROKEN})
+    parsed = records.select(row.alias("row"), F.col("value").isNull().alias("is_empty"), *ORIGIN.names)
+    columns = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in schema)
+    problem = _problem(f"it is not JSON with {columns}")
+    return parsed.select("row.*", *ORIGIN.names, problem.alias(PROBLEM)).drop(BROKEN)
+
+
+def _problem(unreadable: str) -> Column:
+    broken = F.col("row").isNull() | F.col(f"row.{BROKEN}").isNotNull()
+    return F.when(F.col("is_empty"), F.lit("it has no value")).when(broken, F.lit(unreadable))
+
+
+def _of_binary(records: DataFrame, kind: str, schema: StructType) -> DataFrame:
+    made = StructType([*schema, *ORIGIN, StructField(PROBLEM, StringType())])
+    return records.mapInArrow(partial(read, kind=kind), made)

@@ -1,0 +1,98 @@
+import java.time.Duration;
+import java.util.List;
+import java.util.Map;
+import java.util.Properties;
+import java.util.Set;
+import java.util.TreeSet;
+import java.util.concurrent.Future;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.admin.OffsetSpec;
+import org.apache.kafka.clients.consumer.ConsumerRecord;
+import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.common.TopicPartition;
+
+/** Java's client from end to end: admin, an idempotent producer, groups that commit and go on. Prints what it saw, a fact a line. */
+public class Client {
+    static final int COUNT = 1000;
+    static final String TOPIC = "from-java";
+    static String address;
+
+    public static void main(String[] arguments) throws Exception {
+        address = arguments[0];
+        try (Admin admin = Admin.create(properties())) {
+            admin.createTopics(List.of(new NewTopic(TOPIC, 3, (short) 1))).all().get();
+            System.out.println("partitions " + admin.describeTopics(List.of(TOPIC)).allTopicNames().get().get(TOPIC).partitions().size());
+            produce();
+            long total = 0;
+            for (int partition = 0; partition < 3; partition++) {
+                TopicPartition which = new TopicPartition(TOPIC, partition);
+                total += admin.listOffsets(Map.of(which, OffsetSpec.latest())).partitionResult(which).get().offset();
+            }
+            System.out.println("ends " + total);
+            consume("warm", COUNT);
+            long began = System.nanoTime();
+            System.out.println("first half " + consume("halves", COUNT / 2).size());
+            System.out.println("first record after ms " + (firstAt - began) / 1_000_000);
+            System.out.println("second half " + consume("halves", COUNT / 2).size());
+            Set<String> groups = new TreeSet<>();
+            admin.listConsumerGroups().all().get().forEach(group -> groups.add(group.groupId()));
+            System.out.println("groups " + groups);
+            admin.deleteTopics(List.of(TOPIC)).all().get();
+            System.out.println("topics " + admin.listTopics().names().get());
+        }
+    }
+
+    static Properties properties() {
+        Properties properties = new Properties();
+        properties.put("bootstrap.servers", address);
+        properties.put("key.serializer", "org.apache.kafka.common.serialization.StringSerializer");
+        properties.put("value.serializer", "org.apache.kafka.common.serialization.StringSerializer");
+        properties.put("key.deserializer", "org.apache.kafka.common.serialization.StringDeserializer");
+        properties.put("value.deserializer", "org.apache.kafka.common.serialization.StringDeserializer");
+        properties.put("auto.offset.reset", "earliest");
+        properties.put("enable.auto.commit", "false");
+        properties.put("max.poll.records", "100");
+        return properties;
+    }
+
+    static void produce() throws Exception {
+        Properties properties = properties();
+        properties.put("enable.idempotence", "true");
+        properties.put("compression.type", "gzip");
+        try (KafkaProducer<String, String> producer = new KafkaProducer<>(properties)) {
+            Future<RecordMetadata> last = null;
+            for (int number = 0; number < COUNT; number++) {
+                last = producer.send(new ProducerRecord<>(TOPIC, "key" + number, "value" + number));
+            }
+            producer.flush();
+            last.get();
+        }
+    }
+
+    static long firstAt;
+
+    /** The different values that a group gets from where it stopped, at least so many; then it commits. */
+    static Set<String> consume(String group, int wanted) {
+        Properties properties = properties();
+        properties.put("group.id", group);
+        Set<String> values = new TreeSet<>();
+        try (KafkaConsumer<String, String> consumer = new KafkaConsumer<>(properties)) {
+            consumer.subscribe(List.of(TOPIC));
+            long deadline = System.nanoTime() + 60_000_000_000L;
+            while (values.size() < wanted && System.nanoTime() < deadline) {
+                for (ConsumerRecord<String, String> record : consumer.poll(Duration.ofMillis(500))) {
+                    if (values.isEmpty()) {
+                        firstAt = System.nanoTime();
+                    }
+                    values.add(record.value());
+                }
+            }
+            consumer.commitSync();
+        }
+        return values;
+    }
+}

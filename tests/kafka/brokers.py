@@ -1,0 +1,84 @@
+"""The broker of `examples/broker` and Kafka itself, as processes that are started, measured and ended in the same way."""
+
+import os
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from kafka_server import AS_SHIPPED, kafka_server
+
+EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "broker"
+ENVIRONMENT: Final = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same purgatory as here
+KINDS: Final = ("ours", "Kafka")
+PATIENCE: Final = 60.0
+API_VERSIONS: Final = struct.pack(">hhih", 18, 0, 1, -1)
+"""A request in version 0, by a client without a name. Every broker answers it."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """A broker that runs."""
+
+    kind: str
+    address: str
+    pid: int
+    seconds: float
+    """From its start to its first answer."""
+
+    def cpu(self) -> float:
+        """Seconds of processor time that it has taken so far."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def resident(self) -> int:
+        """Bytes of its memory that are in RAM now."""
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@contextmanager
+def running(kind: str, *options: str) -> Iterator[Running]:
+    """A new and empty broker until the end of the block.
+
+    Args:
+        kind: of `KINDS`.
+        options: of our broker's command line.
+
+    Raises:
+        Unavailable: Kafka's jars cannot be got here.
+    """
+    with tempfile.TemporaryDirectory(prefix="purgatory-") as folder:
+        began = time.monotonic()
+        if kind == "Kafka":
+            with kafka_server(Path(folder, "kafka"), AS_SHIPPED) as server:
+                assert server.process is not None
+                ask(server.address)
+                yield Running(kind, server.address, server.process.pid, time.monotonic() - began)
+            return
+        command = [sys.executable, str(EXAMPLE), "--port", "0", *options]
+        with subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout is not None
+                line = process.stdout.readline()
+                assert line.startswith("listening on "), line
+                address = line.split()[2].rstrip(",")
+                ask(address)
+                yield Running(kind, address, process.pid, time.monotonic() - began)
+            finally:
+                process.kill()
+
+
+def ask(address: str) -> bytes:
+    """What a broker answers when it is asked which versions it knows."""
+    host, port = address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), PATIENCE) as client:
+        client.sendall(struct.pack(">i", len(API_VERSIONS)) + API_VERSIONS)
+        answer = client.makefile("rb")
+        return answer.read(int.from_bytes(answer.read(4)))

@@ -1,0 +1,136 @@
+"""Kafka itself, for tests and measurements: one node in KRaft mode, as a process on free ports of this machine.
+
+    with kafka_server(folder) as kafka:
+        Producer({"bootstrap.servers": kafka.address})
+
+Its data is in `folder`. It can be stopped, killed and started again there.
+"""
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final, Self
+
+from maven import Unavailable, jars
+
+VERSION: Final = "4.3.1"
+SERVER: Final = (f"org.apache.kafka:kafka_2.13:{VERSION}", "org.slf4j:slf4j-simple:1.7.36")
+SMALL: Final = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""A JVM for tests: it starts quickly."""
+AS_SHIPPED: Final = (
+    *("-Xmx1G", "-Xms1G", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35"),
+    *("-XX:+ExplicitGCInvokesConcurrent", "-XX:MaxInlineLevel=15", "-Djava.awt.headless=true"),
+)
+"""The JVM that Kafka's own start script asks for."""
+CONNECTOR: Final = (
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+    "org.apache.commons:commons-pool2:2.12.1",
+    "org.apache.kafka:kafka-clients:3.9.2",
+)
+"""Spark's connector. There is none of Spark 4.3 in Maven Central; these run on 4.3 as they are."""
+PATIENCE: Final = 90.0
+"""How long Kafka may take to start or to stop, in seconds."""
+
+SETTINGS: Final = """\
+process.roles=broker,controller
+node.id=1
+controller.quorum.voters=1@127.0.0.1:{controller}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+log.dirs={data}
+offsets.topic.replication.factor=1
+offsets.topic.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.num.partitions=1
+transaction.state.log.min.isr=1
+group.initial.rebalance.delay.ms=100
+"""
+
+
+def connector() -> list[Path]:
+    """The jars that Spark needs to read and write topics."""
+    return jars(*CONNECTOR, alone=True)
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports on which nothing listens."""
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [int(listener.getsockname()[1]) for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports
+
+
+class KafkaServer:
+    """One node. What it logs is in `folder/log`.
+
+    Args:
+        folder: for its data; made if it does not exist.
+        jvm: the options of Java.
+        settings: lines that are added to those of the server.
+
+    Raises:
+        Unavailable: there is no Java, or its jars cannot be got.
+    """
+
+    def __init__(self, folder: Path, jvm: Sequence[str] = SMALL, settings: str = "") -> None:
+        java = shutil.which("java")
+        if java is None:
+            raise Unavailable("needs Java 17: apt-get install openjdk-17-jre-headless")
+        self.port, controller = free_ports(2)
+        self.address = f"127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = folder / "log"
+        data = folder / "data"
+        data.mkdir(parents=True)
+        # What kafka-storage.sh format would write, which takes as long as the start itself.
+        (data / "meta.properties").write_text("version=1\ncluster.id=cHVyZ2F0b3J5LWthZmthIQ\nnode.id=1\n")
+        (folder / "server.properties").write_text(SETTINGS.format(port=self.port, controller=controller, data=data) + settings)
+        logs = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true")
+        path = ":".join(map(str, jars(*SERVER)))
+        self.command = [java, *jvm, *logs, "-cp", path, "kafka.Kafka", str(folder / "server.properties")]
+
+    def start(self) -> Self:
+        """Returns when it accepts connections: by then it also answers requests."""
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline = time.monotonic() + PATIENCE
+        while not self._accepts():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                self.stop(signal.SIGKILL)
+                raise RuntimeError(f"Kafka does not start: {self.log.read_text()[-2000:]}")
+            time.sleep(0.01)
+        return self
+
+    def _accepts(self) -> bool:
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def stop(self, by: signal.Signals = signal.SIGTERM) -> None:
+        """Ends it, and waits for its end. Its data stays."""
+        if self.process is None:
+            return
+        self.process.send_signal(by)
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process = None
+
+
+@contextmanager
+def kafka_server(folder: Path, jvm: Sequence[str] = SMALL, settings: str = "") -> Iterator[KafkaServer]:
+    """A node that runs until the end of the block."""
+    server = KafkaServer(folder, jvm, settings)
+    try:
+        yield server.start()
+    finally:
+        server.stop(signal.SIGKILL)

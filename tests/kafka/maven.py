@@ -1,0 +1,86 @@
+"""Jars from Maven Central, by Maven: it knows the proxies and mirrors of a machine, and checks what it gets.
+
+    jars("org.apache.kafka:kafka_2.13:4.3.1")
+
+What came once is kept in `~/.cache/purgatory/maven` (or where `XDG_CACHE_HOME` says), a folder for each list of jars, and needs
+no network any more.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+PLUGIN: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
+PATIENCE: Final = 300.0
+"""How long Maven may take, in seconds."""
+ALONE: Final = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+
+
+class Unavailable(Exception):
+    """Something that is not Python's is not here and cannot be got. The message says what, and how to get it."""
+
+
+def jars(*coordinates: str, alone: bool = False) -> list[Path]:
+    """The files of artifacts, and of everything that they need to run.
+
+    Args:
+        coordinates: `group:artifact:version`.
+        alone: without what they need.
+
+    Raises:
+        Unavailable: there is no Maven, or it does not find or reach what it looks for.
+    """
+    folder = _cache() / _name(coordinates, alone)
+    if not folder.is_dir():
+        _fetch(coordinates, alone, folder)
+    return sorted(folder.glob("*.jar"))
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "purgatory" / "maven"
+
+
+def _name(coordinates: tuple[str, ...], alone: bool) -> str:
+    digest = hashlib.sha256(repr((coordinates, alone)).encode()).hexdigest()
+    return f"{coordinates[0].replace(':', '-')}-{digest[:12]}"
+
+
+def _fetch(coordinates: tuple[str, ...], alone: bool, folder: Path) -> None:
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise Unavailable("needs Maven, to get jars: apt-get install maven")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+        project, found = Path(scratch, "pom.xml"), Path(scratch, "jars")
+        project.write_text(_project(coordinates, alone))
+        command = [maven, "-B", "-q", "-f", str(project), f"{PLUGIN}:copy-dependencies", "-DincludeScope=runtime"]
+        try:
+            run = subprocess.run(
+                [*command, f"-DoutputDirectory={found}"], capture_output=True, text=True, check=False, timeout=PATIENCE
+            )
+        except subprocess.TimeoutExpired:
+            raise Unavailable(f"Maven did not get {', '.join(coordinates)} in {PATIENCE:.0f} s") from None
+        if run.returncode:
+            why = next((line for line in run.stdout.splitlines() if "ERROR" in line), run.stderr.strip())
+            raise Unavailable(f"Maven does not get {', '.join(coordinates)}: {why[:300]}")
+        try:
+            found.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise  # otherwise somebody else was faster
+
+
+def _project(coordinates: tuple[str, ...], alone: bool) -> str:
+    wanted = [
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
+        f"{ALONE if alone else ''}</dependency>"
+        for group, artifact, version in (each.split(":") for each in coordinates)
+    ]
+    return (
+        "<project><modelVersion>4.0.0</modelVersion><groupId>purgatory</groupId><artifactId>jars</artifactId>"
+        f"<version>1</version><dependencies>{''.join(wanted)}</dependencies></project>"
+    )

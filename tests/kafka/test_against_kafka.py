@@ -1,0 +1,28 @@
+"""The comparison with Kafka, with small numbers: it asks both brokers the same and tells a table."""
+
+import re
+
+import against_kafka
+import pytest
+from kafka_server import SERVER
+from maven import Unavailable, jars
+from requirements import unavailable
+
+
+@pytest.mark.parametrize("kind", ["ours", "Kafka"])
+def test_each_question_is_asked_and_nothing_is_lost(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        jars(*SERVER)
+    except Unavailable as error:
+        unavailable(str(error))
+    small = ["--rates", "200", "--warm-up", "0.5", "--seconds", "1", "--consumers", "20", "--waits", "0.1", "--rounds", "1"]
+
+    assert against_kafka.main([*small, "--only", kind]) == 0
+
+    said = capsys.readouterr().out
+    start, latency, idle = (line for line in said.splitlines() if line.startswith(kind))
+    assert re.fullmatch(rf"{kind} +\d+\.\d\d +\d+\.\d\d +\d+", start)
+    p50, p99, worst, lost, _ = latency.split("/s")[1].split()
+    assert 0 < float(p50) <= float(p99) <= float(worst) and lost == "0"
+    assert idle.startswith(f"{kind}     wait  0.1 s"[:6]) and idle.split()[-1] == "0"
+    assert float(idle.split()[-3].replace(",", "")) > 20  # more than one answer each

@@ -1,0 +1,47 @@
+"""Kafka itself as a process: it answers, and keeps what it has over a restart."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from kafka_server import KafkaServer, kafka_server
+from maven import Unavailable
+from requirements import unavailable
+
+QUIET = {"log_level": 0}
+
+
+@pytest.fixture
+def kafka(tmp_path: Path) -> Iterator[KafkaServer]:
+    try:
+        with kafka_server(tmp_path / "kafka") as server:
+            yield server
+    except Unavailable as error:
+        unavailable(str(error))
+
+
+def test_what_was_produced_before_a_restart_is_consumed_after_it(kafka: KafkaServer) -> None:
+    producer = Producer({"bootstrap.servers": kafka.address, **QUIET})
+    producer.produce("news", b"first")
+    assert producer.flush(60) == 0
+
+    kafka.stop()
+    kafka.start()
+
+    consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": "g", "auto.offset.reset": "earliest", **QUIET})
+    try:
+        consumer.subscribe(["news"])
+        message = consumer.poll(60)
+        assert message is not None and message.value() == b"first"
+    finally:
+        consumer.close()
+
+
+def test_a_server_that_does_not_start_says_why(kafka: KafkaServer, tmp_path: Path) -> None:
+    other = KafkaServer(tmp_path / "other", settings="listeners=PLAINTEXT://127.0.0.1:1\n")
+
+    with pytest.raises(RuntimeError, match=r"Kafka does not start: (.|\n)*IllegalArgumentException"):
+        other.start()
+
+    assert other.process is None

@@ -1,0 +1,156 @@
+"""`stream` on topics of Kafka itself and of the broker in `examples/broker`, filled and read by confluent-kafka."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from brokers import running
+from check_stream import by_thresholds
+from kafka_server import KafkaServer, connector, kafka_server
+from maven import Unavailable
+from orders import START, traffic
+from pyspark.sql import SparkSession
+from requirements import unavailable
+from test_streaming import decided, line_with
+from topics import (
+    PATIENCE,
+    add_partitions,
+    decisions,
+    happening,
+    make_topics,
+    operation,
+    records_of,
+    send,
+    send_traffic,
+    streaming,
+)
+
+from purgatory.pipeline.streaming import reconcile
+
+pytestmark = pytest.mark.timeout(900)  # each starts Spark as a process of its own, and Kafka
+
+
+@pytest.fixture
+def kafka(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+    try:
+        connector()
+        with kafka_server(tmp_path_factory.mktemp("kafka")) as server:
+            yield server
+    except Unavailable as error:
+        unavailable(str(error))
+
+
+def at(second: float) -> int:
+    return START + round(second * 1_000_000)
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + PATIENCE
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it has not come"
+        time.sleep(0.2)
+    return found
+
+
+def where(rows: list[Any]) -> list[tuple[Any, ...]]:
+    return sorted((row.topic, row.partition, row.offset, row.reason.split(":")[0]) for row in rows)
+
+
+@pytest.fixture
+def address(request: pytest.FixtureRequest) -> Iterator[str]:
+    try:
+        connector()
+        with running(request.param) as broker:
+            yield broker.address
+    except Unavailable as error:
+        unavailable(str(error))
+
+
+@pytest.mark.parametrize(("address", "values"), [("Kafka", "json"), ("ours", "binary")], indirect=["address"])
+def test_killed_in_the_middle_it_has_each_outcome_once_in_files_and_at_least_once_in_the_topic(
+    spark: SparkSession, address: str, tmp_path: Path, values: str
+) -> None:
+    made = traffic(400, 1200, seconds=120, keys=30)
+    make_topics(address, 2, "operations", "signals", "outcomes")
+    (tombstone,) = send(address, "operations", [(1, None)])
+    (garbage,) = send(address, "signals", [(0, b'{"key": "k1", "value": "much"}')])
+    send_traffic(address, made, values, partitions=2)
+    more = ("--values", values, "--delay", "6", "--records-per-batch", "500", "--available-now")
+    with streaming(tmp_path, address, *more) as job:
+        assert "batch 0" in line_with(job, "batch")
+        os.killpg(job.pid, signal.SIGKILL)
+
+    with streaming(tmp_path, address, *more) as job:
+        said = job.communicate(timeout=4 * PATIENCE)[0]
+    assert job.returncode == 0, said + (tmp_path / "log").read_text()[-2000:]
+
+    newest = max(made.operations[-1][3], made.signals[-1][2])
+    expected = [row for row in by_thresholds(made) if row[2] <= newest]
+    assert decided(spark, tmp_path) == expected
+    assert decisions(records_of(address, "outcomes")) == set(expected)
+    late = spark.read.parquet(str(tmp_path / "out")).where("outcome = 'late'").collect()
+    what = "it is not JSON with key string, value bigint, at timestamp" if values == "json" else "it is no message"
+    assert where(late) == [("operations", 1, tombstone, "it has no value"), ("signals", 0, garbage, what)]
+    account = reconcile(str(tmp_path / "checkpoint"), spark)
+    assert (account.missing, account.late, account.late_signals) == (0, 1, 1)
+    assert account.registered == len(made.operations) + 1
+
+
+def test_it_goes_on_over_a_restart_of_the_broker_and_reads_partitions_that_are_added(
+    spark: SparkSession, kafka: KafkaServer, tmp_path: Path
+) -> None:
+    make_topics(kafka.address, 1, "operations", "signals", "outcomes")
+    send(kafka.address, "operations", [(0, operation("json", "first", [("x", 1)], "all", at(1), at(500)))])
+    send(kafka.address, "signals", [(0, happening("json", "x", 1, at(5))), (0, happening("json", "z", 1, at(60)))])
+    # Both streams have to move for the watermark to move.
+    send(kafka.address, "operations", [(0, operation("json", "second", [("y", 1)], "all", at(61), at(62)))])
+    with streaming(tmp_path, kafka.address, "--delay", "1") as job:
+        until(lambda: job.poll() is not None or [row[0] for row in in_topic(kafka)] == ["first"])
+        kafka.stop()
+        time.sleep(2.0)  # long enough for Spark to notice, in the middle of its polling
+        kafka.start()
+        add_partitions(kafka.address, 3, "operations", "signals")
+        send(kafka.address, "operations", [(2, operation("json", "third", [("y", 2)], "all", at(70), at(300)))])
+        send(kafka.address, "signals", [(1, happening("json", "y", 2, at(90))), (2, happening("json", "z", 2, at(120)))])
+        send(kafka.address, "operations", [(1, operation("json", "fourth", [("y", 3)], "all", at(121), at(300)))])
+        until(lambda: job.poll() is not None or len(in_topic(kafka)) == 3)
+        job.terminate()
+        said = job.communicate(timeout=PATIENCE)[0]
+
+    assert job.returncode == 0, said + (tmp_path / "log").read_text()[-2000:]
+    expected = [
+        ("first", "completed", at(5), ("x",)),
+        ("second", "expired", at(62), ()),
+        ("third", "completed", at(90), ("y",)),
+    ]
+    assert in_topic(kafka) == decided(spark, tmp_path) == expected
+    assert "4 operations = 2 completed + 1 expired + 1 pending + 0 late: nothing is missing" in said
+
+
+def in_topic(kafka: KafkaServer) -> list[tuple[Any, ...]]:
+    return sorted(decisions(records_of(kafka.address, "outcomes")))
+
+
+def test_a_topic_that_is_not_there_and_a_broker_that_does_not_answer_are_refused_in_one_line(
+    kafka: KafkaServer, tmp_path: Path
+) -> None:
+    make_topics(kafka.address, 1, "operations")
+    with streaming(tmp_path, kafka.address, "--available-now") as job:
+        job.communicate(timeout=2 * PATIENCE)
+    assert job.returncode == 1
+
+    kafka.stop()
+    options = [f"--kafka-option=kafka.{name}.timeout.ms=2000" for name in ("request", "default.api")]
+    with streaming(tmp_path, kafka.address, "--available-now", *options) as job:
+        job.communicate(timeout=2 * PATIENCE)
+    assert job.returncode == 1
+
+    assert [line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("cannot stream")] == [
+        f"cannot stream: Kafka at {kafka.address} has no topic 'signals'",
+        f"cannot stream: Kafka at {kafka.address} does not answer",
+    ]
+    assert [each.name for each in tmp_path.iterdir()] == ["log"]

@@ -1,0 +1,144 @@
+"""Traffic in topics of Kafka, by clients that are not Spark's; and `stream` on them, as a process."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from check_stream import Row
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from kafka_server import connector
+from orders import SECOND, Traffic
+
+from purgatory.pipeline.streaming import encode_operation, encode_signal
+
+QUIET = {"log_level": 0}
+PATIENCE = 60.0  # seconds; nothing depends on how much of it a busy machine takes
+
+
+def make_topics(address: str, partitions: int, *names: str) -> None:
+    admin = AdminClient({"bootstrap.servers": address, **QUIET})
+    for made in admin.create_topics([NewTopic(name, partitions, 1) for name in names]).values():
+        made.result(PATIENCE)
+
+
+def add_partitions(address: str, total: int, *names: str) -> None:
+    admin = AdminClient({"bootstrap.servers": address, **QUIET})
+    for made in admin.create_partitions([NewPartitions(name, total) for name in names]).values():
+        made.result(PATIENCE)
+
+
+def instant(micros: int) -> str:
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)).isoformat()
+
+
+def operation(values: str, operation_id: str, requirements: Iterable[tuple[str, int]], mode: str, at: int, until: int) -> bytes:
+    """The value of a record, as JSON or binary; instants are in microseconds."""
+    if values == "binary":
+        return encode_operation(operation_id, requirements, mode, at, until)
+    wanted = [{"key": key, "threshold": threshold} for key, threshold in requirements]
+    names = {"operation_id": operation_id, "requirements": wanted, "mode": mode}
+    return json.dumps({**names, "registered_at": instant(at), "deadline": instant(until)}).encode()
+
+
+def happening(values: str, key: str, value: int, at: int) -> bytes:
+    """The value of a record of a signal."""
+    if values == "binary":
+        return encode_signal(key, value, at)
+    return json.dumps({"key": key, "value": value, "at": instant(at)}).encode()
+
+
+def send(address: str, topic: str, records: Iterable[tuple[int, bytes | None]]) -> list[int]:
+    """Produces records to partitions, and waits until Kafka has them. Returns their offsets."""
+    offsets: dict[int, int] = {}
+    # With idempotence, since otherwise what is sent again after an error comes after later records.
+    producer = Producer({"bootstrap.servers": address, "linger.ms": 5, "enable.idempotence": True, **QUIET})
+
+    def delivered(error: Any, message: Any, number: int) -> None:
+        if error is not None:
+            raise KafkaException(error)
+        offsets[number] = message.offset()
+
+    count = 0
+    for partition, value in records:
+        answer = lambda error, message, number=count: delivered(error, message, number)  # noqa: E731
+        producer.produce(topic, value, partition=partition, on_delivery=answer)
+        producer.poll(0)
+        count += 1
+    assert producer.flush(PATIENCE) == 0
+    return [offsets[number] for number in range(count)]
+
+
+def send_traffic(address: str, made: Traffic, values: str, partitions: int, disorder: float = 5.0, seed: int = 7) -> None:
+    """Fills the topics `operations` and `signals`, by the order of arrival: up to `disorder` seconds after the event."""
+    chance = random.Random(seed)
+    for topic, rows, when in (("operations", made.operations, 3), ("signals", made.signals, 2)):
+        arrived = sorted((row[when] + chance.random() * disorder * SECOND, row) for row in rows)
+        encode = operation if topic == "operations" else happening
+        send(address, topic, ((number % partitions, encode(values, *row)) for number, (_, row) in enumerate(arrived)))
+
+
+def records_of(address: str, topic: str) -> list[tuple[str | None, dict[str, Any]]]:
+    """Keys and values, which are JSON, of all records that are in `topic` now."""
+    consumer = Consumer({"bootstrap.servers": address, "group.id": "reader", "enable.partition.eof": True, **QUIET})
+    try:
+        partitions = consumer.list_topics(topic, PATIENCE).topics[topic].partitions
+        ends = {number: consumer.get_watermark_offsets(TopicPartition(topic, number), PATIENCE) for number in partitions}
+        consumer.assign([TopicPartition(topic, number, low) for number, (low, _) in ends.items()])
+        left = {number for number, (low, high) in ends.items() if low < high}
+        found = []
+        while left:
+            message = consumer.poll(PATIENCE)
+            assert message is not None, f"no record of {topic} came"
+            if message.error():
+                continue
+            found.append((message.key() and message.key().decode(), json.loads(message.value())))
+            if message.offset() + 1 >= ends[message.partition()][1]:
+                left.discard(message.partition())
+        return found
+    finally:
+        consumer.close()
+
+
+def decisions(records: list[tuple[str | None, dict[str, Any]]]) -> set[Row]:
+    """What a reader of the topic knows in the end: copies dropped."""
+    rows = set()
+    for key, value in records:
+        if value["outcome"] != "late":
+            assert key == value["operation_id"]
+            micros = (datetime.fromisoformat(value["decided_at"]) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(
+                microseconds=1
+            )
+            rows.add((key, value["outcome"], micros, tuple(value["satisfied_keys"])))
+    return rows
+
+
+def command(folder: Path, address: str, *more: str) -> list[str]:
+    """`stream` on the topics, with its folders in `folder`."""
+    jars = ",".join(map(str, connector()))
+    places = ["--operations", "operations", "--signals", "signals", "--out-topic", "outcomes"]
+    places += ["--out", str(folder / "out"), "--checkpoint", str(folder / "checkpoint")]
+    kafka = ["--format", "kafka", "--bootstrap-servers", address, "--jars", jars, "--shards", "2", "--master", "local[2]"]
+    return [sys.executable, "-m", "purgatory.pipeline", "stream", *places, *kafka, *more]
+
+
+@contextmanager
+def streaming(folder: Path, address: str, *more: str) -> Iterator["subprocess.Popen[str]"]:
+    """`stream` as a process of its own, with a log; it is killed at the end of the block if it still runs."""
+    with (folder / "log").open("a") as log:
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": log, "text": True}
+        job = subprocess.Popen(command(folder, address, *more), cwd=folder, start_new_session=True, **pipes)
+    try:
+        yield job
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+        job.communicate()
