@@ -1,11 +1,11 @@
 """The report as one HTML file that needs no network: findings, plots, and tables that a click on a column sorts."""
 
-from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from html import escape
 from typing import Any
 
+from purgatory.pipeline.report._findings import Finding
 from purgatory.pipeline.report._summary import Line, Summary
 
 STYLE = """
@@ -42,12 +42,14 @@ TABLES: Mapping[str, tuple[str, str]] = {
 }
 
 
-def page(title: str, findings: Sequence[str], plots: Mapping[str, bytes], summary: Summary) -> str:
+def page(title: str, findings: Sequence[Finding], summary: Summary) -> str:
     """The text of the HTML file."""
-    body = [f"<h1>{escape(title)}</h1>", '<ul class="findings">', *(f"<li>{escape(each)}</li>" for each in findings), "</ul>"]
-    for heading, png in plots.items():
-        image = b64encode(png).decode("ascii")
-        body.append(f'<h2>{escape(heading)}</h2><img alt="{escape(heading)}" src="data:image/png;base64,{image}">')
+    body = [
+        f"<h1>{escape(title)}</h1>",
+        '<ul class="findings">',
+        *(f"<li>{escape(each.text)}</li>" for each in findings),
+        "</ul>",
+    ]
     for name, (heading, note) in TABLES.items():
         lines: list[Line] = getattr(summary, name)
         body.append(f'<h2>{escape(heading)}</h2><p class="note">{escape(note)} A click on a column sorts by it.</p>')
