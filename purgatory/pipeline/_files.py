@@ -85,9 +85,14 @@ def listed(task: tuple[str, str]) -> Listing:
     return Listing({name: size for name, size in sizes.items() if name not in replaced}, len(replaced), is_there)
 
 
+def is_compacted(file: str) -> bool:
+    """Whether a file stands for others, by its name."""
+    return file.rsplit("/", 1)[-1].startswith(COMPACTED)
+
+
 def replaced_by(file: str) -> list[str]:
     """The names of the files that this one stands for: those that were compacted into it."""
-    if not file.rsplit("/", 1)[-1].startswith(COMPACTED):
+    if not is_compacted(file):
         return []
     try:
         with _opened(file) as source:

@@ -28,7 +28,7 @@ from purgatory.pipeline._spread import Spread
 BYTES: Final = 16 * 1024 * 1024
 """How much of Parquet a task reads, about."""
 ATTEMPTS: Final = 5
-"""How often files may vanish while they are read, because somebody compacts the journal all the time."""
+"""How often it is tried to read a journal while somebody compacts it."""
 
 
 class NoJournal(Exception):
@@ -84,10 +84,12 @@ def read(spread: Spread, journals: Sequence[str], folder: str, work: str) -> Sou
         groups = dict(zip(large, spread(_files.groups_of, large), strict=True))
         portions = [Portion(folder, number, parts, work) for number, parts in enumerate(_files.parts(sizes, groups, BYTES))]
         admissions = spread(admitted, portions)
-        if not any(admission.has_vanished for admission in admissions):
+        # Somebody who compacts while files are listed may delete one that was not listed yet, and whose substitute was not.
+        substitutes = {file for file in _sizes(spread, journals, folder)[0] if _files.is_compacted(file)}
+        if substitutes <= sizes.keys() and not any(admission.has_vanished for admission in admissions):
             break
     else:
-        raise NoJournal(f"cannot read {', '.join(journals)}: files vanished while they were read, {ATTEMPTS} times")
+        raise NoJournal(f"cannot read {', '.join(journals)}: it was compacted while it was read, {ATTEMPTS} times")
     return _source(spread, folder, work, len(sizes), replaced, admissions)
 
 

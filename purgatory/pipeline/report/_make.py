@@ -213,8 +213,9 @@ def _missing_ids(operations: Source, counted: dict[str, int]) -> list[Account]:
     for each in operations.numbers:
         ids[each.run_id] = max(ids.get(each.run_id, 0), each.last + 1)
     last = sum(max(ended - ids.get(run, 0), 0) for run, ended in counted.items())
+    gaps = sum(ids.values()) - operations.rows
     return [
-        Account("operations", "ids missing", "dropped, lost, rejected or unreadable", sum(ids.values()) - operations.rows),
+        Account("operations", "ids missing", "dropped, lost, rejected, unreadable or too old to keep", gaps),
         Account("operations", "ids missing", "the last of a run that was killed, or that goes on", last),
     ]
 
