@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from purgatory.pipeline.report._findings import Finding, findings, seconds, share
-from purgatory.pipeline.report._page import page, table
+from purgatory.pipeline.report._data import data
+from purgatory.pipeline.report._findings import Finding, findings, seconds, set_apart, share
+from purgatory.pipeline.report._page import page
 from purgatory.pipeline.report._plan import Window
 from purgatory.pipeline.report._summary import Line, Summary
 
@@ -72,13 +73,33 @@ def test_durations_have_three_digits(value, text):
 
 def test_what_keys_are_called_cannot_break_the_page():
     key = '<script>alert("x")</script>'
+    lines = [{"purgatory": key, "key": key, "missed_triggers": 1, "operations": 1}]
 
-    made = page(key, [Finding(key)], summary(hot_keys=[{"key": key, "tried": 1}]))
+    made = page(key, [Finding(key, purgatory=key)], summary(missed_keys=lines))
 
-    assert key not in made and made.count("&lt;script&gt;alert(") >= 3
+    assert key not in made and made.count("&lt;script&gt;alert(") == 4 and made.count("\\u003cscript>alert(") == 4
 
 
-def test_cells_carry_the_value_that_they_are_sorted_by():
-    made = table([{"key": "a", "share": 0.123456, "count": 12_345, "none": None}])
+def test_the_data_of_runs_that_are_too_many_for_a_page_are_added_up(monkeypatch):
+    lines = [timeline(run=run, place=place) for run in (0, 1) for place in (3, 4)]
 
-    assert '<td data-value="0.123456">0.1235</td><td data-value="12345">12,345</td><td data-value=""></td>' in made
+    by_run = data([], summary(timeouts=[timeouts()], timeline=lines, runs=["a", "b"]))
+    monkeypatch.setattr("purgatory.pipeline.report._data.ROWS", 3)
+    added = data([], summary(timeouts=[timeouts()], timeline=lines, runs=["a", "b"]))
+
+    assert by_run["runs"] == ["a", "b", "the others"]
+    assert by_run["timeline"]["run"] == [0, 0, 1, 1] and by_run["timeline"]["started"] == [2, 2, 2, 2]
+    assert added["runs"] == []
+    assert added["timeline"] == {"group": [0, 0], "run": [0, 0], "place": [3, 4], "started": [4, 4]}
+
+
+def timeline(**columns: Any) -> Line:
+    return {"purgatory": "polls", "kind": "Poll", "started": 2} | columns
+
+
+def test_only_what_cannot_be_read_counts_as_set_apart():
+    whats = ("files unreadable", "rows rejected", "duplicates dropped", "ids missing", "rows read")
+    lines = [{"folder": "checks", "what": what, "reason": "because", "count": 2} for what in whats]
+
+    assert set_apart(summary(reconciliation=lines)) == 4
+    assert set_apart(summary(reconciliation=lines[2:])) == 0
