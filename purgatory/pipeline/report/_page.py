@@ -1,7 +1,8 @@
 """The report as one HTML file that needs no network.
 
 The file has the findings as text, the data as JSON, Plotly, packed, and what is beside this module: ``page.js`` filters and
-fills the tables, ``pictures.js`` draws, and ``page.css`` has the colours, light and dark, and how it is printed.
+fills the tables, ``pictures.js`` draws, ``choices.js`` follows the reader, and ``page.css`` has the colours, light and dark,
+and how it is printed.
 """
 
 import gzip
@@ -18,6 +19,8 @@ from purgatory.pipeline.report._findings import Finding
 from purgatory.pipeline.report._summary import Summary
 
 HERE: Final = Path(__file__).parent
+SCRIPTS: Final = ("page.js", "pictures.js", "choices.js")
+"""Together they are one."""
 SECTIONS: Final = {
     "time": (
         "Over time",
@@ -65,7 +68,7 @@ def page(title: str, findings: Sequence[Finding], summary: Summary) -> str:
         "<noscript>Pictures and tables need JavaScript. The folder `tables` has the tables, too, as Parquet.</noscript>\n"
         f'<script type="application/json" id="data">{shown}</script>\n'
         f'<script type="text/plain" id="plotly">{_plotly()}</script>\n'
-        f"<script>{_file('page.js')}{_file('pictures.js')}</script></body></html>\n"
+        f"<script>{''.join(map(_file, SCRIPTS))}</script></body></html>\n"
     )
 
 
