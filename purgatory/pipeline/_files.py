@@ -200,7 +200,10 @@ def _found(place: str) -> tuple[pyarrow.fs.FileSystem, str]:
 
 @cache
 def _filesystem(root: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    filesystem, base = pyarrow.fs.FileSystem.from_uri(root)
+    try:
+        filesystem, base = pyarrow.fs.FileSystem.from_uri(root)
+    except (pa.ArrowException, ValueError) as error:
+        raise OSError(f"cannot read {root!r}: {_first_line(error)}") from error
     return filesystem, str(base)
 
 

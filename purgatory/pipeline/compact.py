@@ -161,6 +161,7 @@ def _write(group: list[Path], folder: str, target: Path, done: Done) -> list[Pat
     with target.open("wb") as file:
         with pq.ParquetWriter(file, _nullable(schema), write_page_checksum=True) as writer:
             rows: list[pa.Table] = []
+            waiting = 0
             for path in group:
                 try:
                     read = rows_of(Part(str(path)), folder)
@@ -170,9 +171,10 @@ def _write(group: list[Path], folder: str, target: Path, done: Done) -> list[Pat
                     continue
                 replaced.append(path)
                 rows.append(read)
-                if sum(map(len, rows)) >= ROWS:
+                waiting += read.num_rows
+                if waiting >= ROWS:
                     writer.write_table(_whole(rows, schema))
-                    rows = []
+                    rows, waiting = [], 0
             if rows:
                 writer.write_table(_whole(rows, schema))
             writer.add_key_value_metadata({REPLACES.decode(): json.dumps([path.name for path in replaced])})

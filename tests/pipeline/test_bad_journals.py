@@ -218,6 +218,13 @@ def test_an_earlier_report_stays_when_a_later_one_fails(tmp_path: Path, monkeypa
     assert [row.operations for row in table(out, "timeouts")] == [2]
 
 
+def test_a_place_that_nobody_can_read_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "ftp://host/journal", "--out", str(tmp_path)]) == 1
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("cannot read 'ftp://host': ")
+
+
 def test_a_journal_that_is_small_needs_no_spark_and_a_large_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal, out = tmp_path / "journal", tmp_path / "out"
     write(journal, "operations", "x", [operation(0)])

@@ -93,6 +93,17 @@ def test_the_data_of_runs_that_are_too_many_for_a_page_are_added_up(monkeypatch)
     assert added["timeline"] == {"group": [0, 0], "run": [0, 0], "place": [3, 4], "started": [4, 4]}
 
 
+def test_kinds_that_are_too_many_for_a_page_are_one(monkeypatch):
+    monkeypatch.setattr("purgatory.pipeline.report._data.GROUPS", 2)
+    kinds = [timeouts(kind=f"Poll {number}", operations=100 - number) for number in range(5)]
+    lines = [timeline(kind=f"Poll {number}", run=0, place=7) for number in range(5)]
+
+    shown = data([], summary(timeouts=kinds, timeline=lines))
+
+    assert shown["groups"] == [("polls", "Poll 0"), ("polls", "Poll 1"), ("the others", "the others")]
+    assert shown["timeline"]["group"] == [0, 1, 2] and shown["timeline"]["started"] == [2, 2, 6]
+
+
 def timeline(**columns: Any) -> Line:
     return {"purgatory": "polls", "kind": "Poll", "started": 2} | columns
 

@@ -11,6 +11,9 @@ from typing import Any, Final
 from purgatory.pipeline.report._findings import Finding
 from purgatory.pipeline.report._summary import Line, Summary
 
+GROUPS: Final = 60
+"""The most groups that a page has, the largest ones. All the others together are one more, which has no curve."""
+OTHERS: Final = "the others"
 ROWS: Final = 20_000
 """The most rows that the timeline has by run."""
 FINE: Final = 6
@@ -26,8 +29,10 @@ Columns = dict[str, list[Any]]
 def data(findings: list[Finding], summary: Summary) -> dict[str, Any]:
     """All that the page shows, for JSON."""
     largest = sorted(summary.timeouts, key=lambda line: -line["operations"])
+    place = {(line["purgatory"], line["kind"]): min(number, GROUPS) for number, line in enumerate(largest)}
+    if len(largest) > GROUPS:
+        largest = [*largest[:GROUPS], dict.fromkeys(largest[0]) | {"purgatory": OTHERS, "kind": OTHERS}]
     groups = [(line["purgatory"], line["kind"]) for line in largest]
-    place = {group: number for number, group in enumerate(groups)}
     has_runs = len({line["run"] for line in summary.timeline}) > 1 and len(summary.timeline) <= ROWS
     window = summary.window
 
@@ -39,7 +44,7 @@ def data(findings: list[Finding], summary: Summary) -> dict[str, Any]:
             {"text": each.text, "place": each.place, "purgatory": each.purgatory, "kind": each.kind} for each in findings
         ],
         "groups": groups,
-        "runs": [*summary.runs, "the others"] if has_runs else [],
+        "runs": [*summary.runs, OTHERS] if has_runs else [],
         "window": {
             "start": window.start / MILLISECOND,
             "width": window.width / MILLISECOND,
@@ -50,7 +55,7 @@ def data(findings: list[Finding], summary: Summary) -> dict[str, Any]:
         "waits": by_run([{**line, "wait": line["wait_s"]} for line in summary.waits], "wait"),
         "lateness": by_run([{**line, "late": line["late"] / 1e6} for line in summary.lateness], "late"),
         "curves": _curves(summary, place, has_runs),
-        "pending": _pending(summary),
+        "pending": _pending(summary, {name for name, _ in groups}),
         "keys": _keys(summary.hot_keys, summary.hot_times),
         "missed": _keys(summary.missed_keys, summary.missed_times),
         "minutes": [_shown(line) for line in summary.worst_minutes],
@@ -78,11 +83,13 @@ def _curves(summary: Summary, place: dict[tuple[str, str], int], has_runs: bool)
     curves = [
         {"group": place[group], "run": -1, **_curve(lines if place[group] < FINE else _two_digits(lines))}
         for group, lines in of_groups.items()
+        if place[group] < GROUPS
     ]
     if has_runs:
         curves += [
             {"group": place[purgatory, kind], "run": run, **_curve(curve.to_pylist())}
             for (purgatory, kind, run), curve in summary.curves_of_runs.items()
+            if place[purgatory, kind] < GROUPS
         ]
     return curves
 
@@ -98,10 +105,10 @@ def _two_digits(lines: list[Line]) -> list[Line]:
     return [*last.values()]
 
 
-def _pending(summary: Summary) -> dict[str, Columns]:
+def _pending(summary: Summary, purgatories: set[str]) -> dict[str, Columns]:
     found: dict[str, Columns] = {}
     start, width = summary.window.start, summary.window.width
-    for line in summary.pending:
+    for line in (line for line in summary.pending if line["purgatory"] in purgatories):
         columns = found.setdefault(line["purgatory"], {"place": [], "most": [], "mean": []})
         columns["place"].append(round((line["second"].timestamp() * 1e6 - start) / width))
         columns["most"].append(line["pending_max"])

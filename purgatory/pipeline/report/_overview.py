@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from purgatory.pipeline.report._operations import COMPLETED, EXPIRED, NO_END, Operations
-from purgatory.pipeline.report._plan import SECOND, Ints, Plan, rounded_down, summed
+from purgatory.pipeline.report._plan import SECOND, Ints, Plan, distinct, rounded_down, summed
 
 OUTCOMES = ("completed", "expired", "cancelled")
 
@@ -58,7 +58,6 @@ def timeline(operations: Operations, plan: Plan) -> pa.Table:
     begin, end = window.places(operations.begin), window.places(operations.end)
     runs, spans = len(plan.runs) + 1, window.count + 2
     first = (operations.group * runs + operations.run) * spans + 1
-    size = len(operations.groups) * runs * spans
     columns = {
         "begun": (first + begin, slice(None)),
         "finished": (first + end, slice(None)),
@@ -66,11 +65,13 @@ def timeline(operations: Operations, plan: Plan) -> pa.Table:
         **{name: (first + end, operations.outcome == number) for number, name in enumerate(OUTCOMES)},
         "missed": (first + end, operations.is_missed & operations.has_end),
     }
-    counts = {name: np.bincount(key[which], minlength=size) for name, (key, which) in columns.items()}
-    cells = np.flatnonzero(counts["begun"] + counts["finished"])
+    cells, _ = distinct(np.concatenate((first + begin, first + end)))
+    counts = {
+        name: np.bincount(np.searchsorted(cells, key[which]), minlength=len(cells)) for name, (key, which) in columns.items()
+    }
     names = operations.names(cells // spans // runs)
     places = {"run": cells // spans % runs, "place": cells % spans - 1}
-    return pa.table({**names, **places, **{name: values[cells] for name, values in counts.items()}})
+    return pa.table({**names, **places, **counts})
 
 
 def waits(operations: Operations) -> pa.Table:
