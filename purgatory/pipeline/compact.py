@@ -14,7 +14,6 @@ is done. Rows stay as they are, copies too; files that are damaged stay where th
 """
 
 import argparse
-import fcntl
 import json
 import os
 import re
@@ -96,6 +95,8 @@ def compact(journal: str, older_than: float, keep: float | None = None, now: flo
 @contextmanager
 def _alone(journal: Path) -> Iterator[None]:
     """No other compaction of the journal runs meanwhile."""
+    import fcntl  # noqa: PLC0415  (Windows, on which the other programs run, has none)
+
     with (journal / LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
