@@ -3,23 +3,30 @@
 import sys
 from collections.abc import Sequence
 
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+
 from purgatory._programs import Program, run_program
-from purgatory.pipeline import synth
+from purgatory.pipeline import compact, synth
+from purgatory.pipeline._reading import NoJournal
 from purgatory.pipeline._session import SparkUnavailable
+from purgatory.pipeline._spread import TaskFailed, last_words
 from purgatory.pipeline.report import _command as report
 from purgatory.pipeline.simulate import _command as simulate
 from purgatory.pipeline.streaming import _command as stream
 
-PROGRAMS: tuple[Program, ...] = (report.PROGRAM, simulate.PROGRAM, stream.PROGRAM, synth.PROGRAM)
+PROGRAMS: tuple[Program, ...] = (compact.PROGRAM, report.PROGRAM, simulate.PROGRAM, stream.PROGRAM, synth.PROGRAM)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the program that the arguments name, and returns its exit status; 1 if Spark cannot be started."""
-    description = "Reads the journals of purgatories on Spark, and answers questions."
+    """Runs the program that the arguments name, and returns its exit status; 1 if it failed, which one line then tells."""
+    description = "Reads the journals of purgatories, and decides on streams of operations."
     try:
         return run_program("python -m purgatory.pipeline", description, PROGRAMS, arguments)
-    except SparkUnavailable as error:
-        print(error, file=sys.stderr)
+    except (SparkUnavailable, NoJournal, TaskFailed, PySparkException, Py4JError, OSError) as error:
+        if "--verbose" in (sys.argv if arguments is None else arguments):
+            raise
+        print(last_words(str(error)), file=sys.stderr)
         return 1
 
 

@@ -2,32 +2,33 @@
 
     files -> readable files -> rows read = rejected, each with a reason + duplicates + accepted
 
-Nothing is skipped in silence: a row that is not accepted is counted in the account.
+Each file is read once, as a whole, so damage in it is found before any of its rows counts. What is accepted goes into
+*pieces*: files in a folder of our own, in Arrow's format, which open at once. Whatever becomes of the journal after that, the
+pieces stay.
+
+Two rows with the same `run_id` and `operation_id` are copies. A run numbers its operations, and each file has the next ones; so
+files whose numbers do not overlap have no copies, which is told without comparing rows. Only the others are searched.
 """
 
-from collections.abc import Iterator, Sequence
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
+from pathlib import Path
 from typing import Final
-from urllib.parse import unquote
 
-from pyspark import cloudpickle
-from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession, Window
-from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
-from pyspark.storagelevel import StorageLevel
-
-from purgatory.journal import FOLDERS as ARROW_FOLDERS
-from purgatory.journal import RUNS
 from purgatory.pipeline import _files
-from purgatory.pipeline._schemas import FOLDERS
+from purgatory.pipeline._copies import merged, scattered
+from purgatory.pipeline._files import listed
+from purgatory.pipeline._pieces import Admission, Hour, Numbers, Portion, admitted
+from purgatory.pipeline._spread import Spread
 
-cloudpickle.register_pickle_by_value(_files)  # type: ignore[no-untyped-call]  # executors may not have this package
-
-IDENTITY: Final = {"operations": ["run_id", "operation_id"], "checks": ["run_id", "purgatory", "key", "second"]}
-OUTCOMES: Final = ("completed", "expired", "cancelled")
-SOURCE: Final = "file"
+BYTES: Final = 16 * 1024 * 1024
+"""How much of Parquet a task reads, about."""
+ATTEMPTS: Final = 5
+"""How often it is tried to read a journal while somebody compacts it."""
 
 
 class NoJournal(Exception):
@@ -48,144 +49,137 @@ class Account:
 class Source:
     """One folder of all journals, read."""
 
-    accepted: DataFrame
-    rejected: DataFrame
-    """With the columns `reason` and `file`."""
+    pieces: list[str]
+    """Files with the accepted rows. Of `checks` there may be copies among them."""
+    numbers: list[Numbers]
+    """What is known of each run, by piece and file; of operations only."""
+    hours: dict[int, Hour]
+    """What happened in each hour since 1970; of operations only."""
+    rows: int
     account: list[Account]
 
 
-def read(spark: SparkSession, journals: Sequence[str], folder: str) -> Source:
-    """Reads one folder of the journals.
+def size(spread: Spread, journals: Sequence[str]) -> int:
+    """How many bytes the files of the journals have.
 
     Raises:
-        NoJournal: a journal has no folder `operations`.
+        NoJournal: a journal has no folder ``operations``.
     """
-    schema = FOLDERS[folder]
-    paths = list(_paths(spark, journals, folder))
-    looked_at = _look_at(spark, paths, folder)
-    readable = [path for path, _, reason in looked_at if reason is None]
-    rows = _rows(spark, readable, schema).withColumn("reason", _reason(folder))
-
-    counts = rows.groupBy(SOURCE, "reason").count().collect()  # a line for each file and reason
-    account = [
-        Account(folder, "files", None, len(paths)),
-        *(Account(folder, "files unreadable", f"{path}: {reason}", 1) for path, _, reason in looked_at if reason),
-        Account(folder, "rows in readable files", None, sum(count or 0 for _, count, reason in looked_at if reason is None)),
-        Account(folder, "rows read", None, sum(row["count"] for row in counts)),
-    ]
-    reasons = sorted({row.reason for row in counts if row.reason is not None})
-    account += [
-        Account(folder, "rows rejected", reason, sum(row["count"] for row in counts if row.reason == reason))
-        for reason in reasons
-    ]
-    valid = rows.filter("reason IS NULL").select(*schema.names)
-    accepted, duplicates = _without_duplicates(valid, IDENTITY[folder])
-    account += [
-        Account(folder, "duplicates dropped", None, duplicates),
-        Account(folder, "rows accepted", None, sum(row["count"] for row in counts if row.reason is None) - duplicates),
-    ]
-    return Source(accepted, rows.filter("reason IS NOT NULL"), account)
+    return sum(sum(_sizes(spread, journals, folder)[0].values()) for folder in ("operations", "checks"))
 
 
-def _paths(spark: SparkSession, journals: Sequence[str], folder: str) -> Iterator[str]:
-    """The names of all files, sorted within each journal."""
-    for journal in dict.fromkeys(journals):
-        listing = spark.read.format("binaryFile").option("pathGlobFilter", "*.parquet")
-        try:
-            # This only lists the files: none is read, and empty ones are in the list.
-            found = [unquote(file) for file in listing.load(f"{journal.rstrip('/')}/{folder}").inputFiles()]
-        except PySparkException as error:
-            if "PATH_NOT_FOUND" not in str(error):
-                raise
-            if folder == "operations":
-                raise NoJournal(f"cannot read {journal!r} as a journal: it has no folder 'operations'") from None
-            found = []
-        yield from sorted(found)
+def read(spread: Spread, journals: Sequence[str], folder: str, work: str) -> Source:
+    """Reads one folder of the journals.
 
+    Args:
+        work: a folder that all tasks see, which may be deleted when the pieces are not needed any more. The rejected rows are
+            in ``work/rejected/FOLDER``.
 
-def tallies(spark: SparkSession, journals: Sequence[str]) -> DataFrame:
-    """How many operations have ended in each run that goes on, was killed, or could not write all of its rows.
-
-    Returns:
-        run_id, ended: one row for each such run.
+    Raises:
+        NoJournal: a journal has no folder ``operations``.
     """
-    run_id = F.element_at(F.split("_metadata.file_path", "/"), -1)
-    found = spark.createDataFrame([], "run_id string, ended long")
-    for journal in dict.fromkeys(journals):
-        try:
-            lines = spark.read.text(f"{journal.rstrip('/')}/{RUNS}")
-            lines.inputFiles()  # Spark Connect looks for the path only when it is asked for something
-        except PySparkException as error:
-            if "PATH_NOT_FOUND" not in str(error):
-                raise
-        else:
-            found = found.unionByName(lines.select(run_id.alias("run_id"), F.col("value").cast("long").alias("ended")))
+    for _ in range(ATTEMPTS):
+        sizes, replaced = _sizes(spread, journals, folder)
+        large = [file for file, bytes_ in sizes.items() if bytes_ > BYTES]
+        groups = dict(zip(large, spread(_files.groups_of, large), strict=True))
+        portions = [Portion(folder, number, parts, work) for number, parts in enumerate(_files.parts(sizes, groups, BYTES))]
+        admissions = spread(admitted, portions)
+        # Somebody who compacts while files are listed may delete one that was not listed yet, and whose substitute was not.
+        substitutes = {file for file in _sizes(spread, journals, folder)[0] if _files.is_compacted(file)}
+        if substitutes <= sizes.keys() and not any(admission.has_vanished for admission in admissions):
+            break
+    else:
+        raise NoJournal(f"cannot read {', '.join(journals)}: it was compacted while it was read, {ATTEMPTS} times")
+    return _source(spread, folder, work, len(sizes), replaced, admissions)
+
+
+def tallies(spread: Spread, journals: Sequence[str]) -> dict[str, int]:
+    """How many operations have ended in each run that goes on, was killed, or could not write all of its rows."""
+    found: dict[str, int] = {}
+    for counted in spread(_files.tallies, _names(journals)):
+        for run, count in counted.items():
+            found[run] = max(count, found.get(run, 0))
     return found
 
 
-def _look_at(spark: SparkSession, paths: list[str], folder: str) -> list[tuple[str, int | None, str | None]]:
-    """For each file: its name, how many rows its footer counts, and why it cannot be read (`None` if it can)."""
-    if not paths:
-        return []
-    wanted = {field.name: _files.type_name(field.type) for field in ARROW_FOLDERS[folder]}
-
-    files = spark.createDataFrame([(path,) for path in paths], "path string")
-    return sorted(
-        (row.path, row.rows, row.reason)
-        for row in files.mapInArrow(partial(_files.footers, wanted=wanted), _files.FOOTERS).collect()
-    )
+def _names(journals: Sequence[str]) -> list[str]:
+    """The journals, each once, as any process understands them."""
+    return [*dict.fromkeys(name if "://" in name else os.path.abspath(name) for name in journals)]  # noqa: PTH100  (no URI)
 
 
-def _rows(spark: SparkSession, paths: list[str], schema: StructType) -> DataFrame:
-    """The rows of the files. A file that is damaged after its first rows gives those before the damage."""
-    if not paths:
-        return spark.createDataFrame([], StructType([*schema.fields, StructField(SOURCE, StringType())]))
-    reader = spark.read.schema(schema).option("ignoreCorruptFiles", "true")
-    return reader.parquet(*paths).select(*schema.names, F.col("_metadata.file_path").alias(SOURCE))
+def _sizes(spread: Spread, journals: Sequence[str], folder: str) -> tuple[dict[str, int], int]:
+    """The files, and how many others they stand for."""
+    names = _names(journals)
+    listings = spread(listed, [(name, folder) for name in names])
+    for name, listing in zip(names, listings, strict=True):
+        if folder == "operations" and not listing.is_there:
+            raise NoJournal(f"cannot read {name!r} as a journal: it has no folder 'operations'")
+    sizes = dict(chain.from_iterable(listing.sizes.items() for listing in listings))
+    return sizes, sum(listing.replaced for listing in listings)
 
 
-def _reason(folder: str) -> Column:
-    """Why a row is rejected; null if it is accepted."""
-    rules = _operation_rules() if folder == "operations" else _check_rules()
-    return F.coalesce(*(F.when(broken, F.lit(reason)) for reason, broken in rules))
+def _source(spread: Spread, folder: str, work: str, files: int, replaced: int, admissions: list[Admission]) -> Source:
+    damaged = dict(chain.from_iterable(admission.damaged.items() for admission in admissions))
+    # Of a large file, whose row groups are in several pieces, one may be damaged: then none of it counts.
+    whole = [admission for admission in admissions if not (admission.files & damaged.keys())]
+    read_rows = sum(admission.rows for admission in whole)
+    rejected: Counter[str] = Counter()
+    for admission in whole:
+        rejected.update(admission.rejected)
+    for admission in admissions:
+        if admission.rejected and admission not in whole:
+            Path(admission.rejected_rows).unlink()
+    pieces = [piece for admission in whole for piece in admission.pieces]
+    numbers = [each for admission in whole for each in admission.numbers]
+    accepted = read_rows - rejected.total()
+    copies = 0
+    suspects = overlapping(numbers)
+    if suspects:
+        count = max(1, sum(each.rows for each in numbers if each.piece in suspects) // 1_000_000)
+        scatter = partial(scattered, count=count)
+        places = spread(scatter, sorted(suspects))
+        found = spread(merged, [(f"{work}/merged-{bucket}", [each[bucket] for each in places]) for bucket in range(count)])
+        pieces = [piece for piece in pieces if piece not in suspects] + [piece for piece, _, _ in found]
+        numbers = [each for each in numbers if each.piece not in suspects]
+        numbers += [each for _, of_piece, _ in found for each in of_piece]
+        copies = sum(dropped for _, _, dropped in found)
+    account = [
+        Account(folder, "files", None, files),
+        *([Account(folder, "files compacted", "another file stands for them", replaced)] if replaced else []),
+        *(Account(folder, "files unreadable", f"{file}: {damaged[file]}", 1) for file in sorted(damaged)),
+        Account(folder, "rows read", None, read_rows),
+        *(Account(folder, "rows rejected", reason, rejected[reason]) for reason in sorted(rejected)),
+    ]
+    if folder == "operations":
+        account += accepted_or_copies(folder, accepted, copies)
+    hours: dict[int, Hour] = {}
+    for admission in whole:
+        for hour, each in admission.hours.items():
+            hours[hour] = hours[hour] + each if hour in hours else each
+    return Source(pieces, numbers, hours, accepted - copies, account)
 
 
-def _operation_rules() -> list[tuple[str, Column]]:
-    started, ended, outcome, timeout = F.col("started_at"), F.col("ended_at"), F.col("outcome"), F.col("timeout_s")
-    needed = ("run_id", "purgatory", "kind", "operation_id", "keys", "attempts", "missed_trigger")
+def accepted_or_copies(folder: str, rows: int, copies: int) -> list[Account]:
+    """The last lines of the account of a folder, `rows` of which were not rejected."""
     return [
-        *((f"{name} is missing", F.col(name).isNull()) for name in needed),
-        ("unknown outcome", ~outcome.isin(*OUTCOMES)),
-        ("an end without an outcome", ended.isNotNull() & outcome.isNull()),
-        ("an outcome without an end", ended.isNull() & outcome.isNotNull()),
-        ("neither start nor end", ended.isNull() & started.isNull()),
-        ("ended before it started", ended < started),
-        ("timeout_s is no number of seconds", F.isnan(timeout) | (timeout < 0) | (timeout == float("inf"))),
+        Account(folder, "duplicates dropped", None, copies),
+        Account(folder, "rows accepted", None, rows - copies),
     ]
 
 
-def _check_rules() -> list[tuple[str, Column]]:
-    needed = FOLDERS["checks"].names
-    return [
-        *((f"{name} is missing", F.col(name).isNull()) for name in needed),
-        ("a negative count", F.least("checks", "tried", "completed") < 0),
-        ("more completed than tried", F.col("completed") > F.col("tried")),
-    ]
-
-
-def _without_duplicates(rows: DataFrame, identity: list[str]) -> tuple[DataFrame, int]:
-    """One row for each identity, and how many other rows there were.
-
-    Of several rows we keep the one with the most columns filled; among equals, the one whose text sorts last. Mostly there
-    are no duplicates at all, so only the identities are searched for them.
-    """
-    repeated = rows.groupBy(*identity).count().filter("count > 1").persist(StorageLevel.DISK_ONLY)
-    surplus = repeated.agg(F.coalesce(F.sum(F.col("count") - 1), F.lit(0)).alias("surplus")).collect()[0].surplus
-    if not surplus:
-        return rows, 0
-    filled = sum((F.col(name).isNotNull().cast("int") for name in rows.columns), F.lit(0))
-    best_first = Window.partitionBy(*identity).orderBy(filled.desc(), F.to_json(F.struct(*rows.columns)).desc())
-    lone = rows.join(repeated, identity, "left_anti")
-    chosen = rows.join(repeated, identity, "left_semi").withColumn("place", F.row_number().over(best_first)).filter("place = 1")
-    kept = lone.unionByName(chosen.drop("place")).select(*rows.columns)
-    return kept.persist(StorageLevel.DISK_ONLY), surplus
+def overlapping(numbers: Iterable[Numbers]) -> set[str]:
+    """The pieces that may have copies: those with files whose numbers overlap, or repeat."""
+    of_runs: dict[str, list[Numbers]] = defaultdict(list)
+    for each in numbers:
+        of_runs[each.run_id].append(each)
+    suspects = set()
+    for of_run in of_runs.values():
+        of_run.sort(key=lambda each: (each.first, each.last))
+        suspects |= {each.piece for each in of_run if each.repeats}
+        furthest = None
+        for each in of_run:
+            if furthest is not None and each.first <= furthest.last:
+                suspects |= {each.piece, furthest.piece}
+            if furthest is None or each.last > furthest.last:
+                furthest = each
+    return suspects

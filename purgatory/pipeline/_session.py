@@ -10,10 +10,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from pyspark.sql import SparkSession
 
@@ -45,7 +46,8 @@ class SparkUnavailable(Exception):
 
 
 def add_master_option(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--master``, which says where Spark is."""
+    """Adds ``--master``, which says where Spark is, and ``--verbose``."""
+    parser.add_argument("--verbose", action="store_true", help="show what Spark says, and how long each step takes")
     parser.add_argument(
         "--master",
         metavar="URL",
@@ -55,7 +57,9 @@ def add_master_option(parser: argparse.ArgumentParser) -> None:
 
 
 @contextmanager
-def spark_session(name: str, master: str | None = None, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+def spark_session(
+    name: str, master: str | None = None, settings: Mapping[str, str] | None = None, *, verbose: bool = False
+) -> Iterator[SparkSession]:
     """A session, which is stopped at the end of the block.
 
     Args:
@@ -63,9 +67,10 @@ def spark_session(name: str, master: str | None = None, settings: Mapping[str, s
         master: where Spark is: ``local[N]``, ``spark://…``, or ``sc://…`` for Spark Connect. By default what the environment
             variable ``SPARK_REMOTE`` says, or else ``local[*]``.
         settings: added to ours; where both have a setting, these count.
+        verbose: show what Java and Spark print. Otherwise that goes to a file without a name.
 
     Raises:
-        SparkUnavailable: Spark would have to start here, and there is no Java that it can use.
+        SparkUnavailable: Spark would have to start here, and there is no Java that it can use; or it does not start.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers would otherwise be whatever is called python3
     builder = SparkSession.builder.appName(name)
@@ -82,13 +87,44 @@ def spark_session(name: str, master: str | None = None, settings: Mapping[str, s
         ours = {**SETTINGS, **LOCAL_SETTINGS} if master.startswith("local") else SETTINGS
     for key, value in {**ours, **(settings or {})}.items():
         builder = builder.config(key, value)
-    spark = builder.getOrCreate()
+    with nullcontext() if verbose or remote is not None else _what_java_prints_in_a_file() as printed:
+        try:
+            spark = builder.getOrCreate()
+        except Exception as error:
+            said = [] if printed is None else [line for line in _lines(printed) if "Exception" in line or "Error" in line]
+            reason = said[0] if said else str(error).splitlines()[0]
+            raise SparkUnavailable(f"cannot start Spark on {remote or master}: {reason}") from error
     try:
         if remote is None:
-            spark.sparkContext.setLogLevel("ERROR")
+            spark.sparkContext.setLogLevel("WARN" if verbose else "ERROR")
         yield spark
     finally:
         spark.stop()
+
+
+def _lines(file: IO[bytes]) -> list[str]:
+    file.seek(0)
+    return file.read().decode(errors="replace").splitlines()
+
+
+@contextmanager
+def _what_java_prints_in_a_file() -> Iterator[IO[bytes]]:
+    """What is started in the block prints to a file, as long as it lives; so do its children. This process does so meanwhile.
+
+    The file has no name: it is gone when the last of them is.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    ours = [os.dup(1), os.dup(2)]
+    with tempfile.TemporaryFile() as file:
+        try:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+            yield file
+        finally:
+            for place, descriptor in enumerate(ours, start=1):
+                os.dup2(descriptor, place)
+                os.close(descriptor)
 
 
 def check_java() -> None:

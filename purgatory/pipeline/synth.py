@@ -142,7 +142,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Writes the journal."""
-    with spark_session("purgatory synth", options.master) as spark:
+    with spark_session("purgatory synth", options.master, verbose=options.verbose) as spark:
         made = operations(spark, options.operations, options.seed)
         made.write.mode("overwrite").parquet(f"{options.out}/operations")
         checks(made).write.mode("overwrite").parquet(f"{options.out}/checks")

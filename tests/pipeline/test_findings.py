@@ -1,22 +1,23 @@
 """What the report says in words, and how the page shows it. Without Spark."""
 
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from purgatory.pipeline.report._findings import findings, seconds, share
-from purgatory.pipeline.report._page import page, table
-from purgatory.pipeline.report._plots import plots
+from purgatory.pipeline.report._data import data
+from purgatory.pipeline.report._findings import Finding, findings, seconds, set_apart, share
+from purgatory.pipeline.report._page import page
+from purgatory.pipeline.report._plan import Window
 from purgatory.pipeline.report._summary import Line, Summary
-
-NOTHING = Summary(
-    timeouts=[], survival=[], waits=[], pending=[], hot_keys=[], missed_keys=[], worst_minutes=[], reconciliation=[]
-)
 
 
 def summary(**lists: list[Line]) -> Summary:
-    return Summary(**{name: lists.get(name, []) for name in Summary.__slots__})
+    others: dict[str, Any] = {"curves_of_runs": {}, "window": Window(0, 1_000_000, 1)}
+    return Summary(**{name: lists.get(name, others.get(name, [])) for name in Summary.__slots__})
+
+
+def said(**lists: list[Line]) -> list[str]:
+    return [each.text for each in findings(summary(**lists))]
 
 
 def timeouts(**columns: Any) -> Line:
@@ -36,9 +37,9 @@ def timeouts(**columns: Any) -> Line:
 
 
 def test_a_timeout_that_cannot_be_told_is_not_told():
-    [said] = findings(summary(timeouts=[timeouts()]))
+    [text] = said(timeouts=[timeouts()])
 
-    assert said == (
+    assert text == (
         "Of 'Poll' in 'polls' 20 % expired, with timeouts of 200 ms. Which timeout 1 % would take is not answerable from this "
         "data: nobody waited longer than 200 ms, and 20 % would still be waiting then."
     )
@@ -47,13 +48,13 @@ def test_a_timeout_that_cannot_be_told_is_not_told():
 def test_a_timeout_that_can_be_told_is_told():
     line = timeouts(timeout_max_s=30.0, timeout_1_percent=1.25, timeout_01_percent=8.0)
 
-    [said] = findings(summary(timeouts=[line]))
+    [text] = said(timeouts=[line])
 
-    assert said.endswith("with timeouts of 200 ms to 30 s. 1 % would have taken 1.25 s, 0.1 % would have taken 8 s.")
+    assert text.endswith("with timeouts of 200 ms to 30 s. 1 % would have taken 1.25 s, 0.1 % would have taken 8 s.")
 
 
 def test_a_timeout_that_does_well_is_not_worth_a_word():
-    assert findings(summary(timeouts=[timeouts(expiry_rate=0.01)])) == ["There is nothing to report on: no operation was read."]
+    assert said(timeouts=[timeouts(expiry_rate=0.01)]) == ["There is nothing to report on: no operation was read."]
 
 
 def test_what_was_left_out_is_said():
@@ -61,7 +62,7 @@ def test_what_was_left_out_is_said():
         {"folder": "operations", "what": "rows rejected", "reason": reason, "count": 2} for reason in ("one", "another")
     ] + [{"folder": "checks", "what": "duplicates dropped", "reason": None, "count": 0}]
 
-    assert findings(summary(reconciliation=lines)) == ["Not in these figures: rows rejected (operations): 4."]
+    assert said(reconciliation=lines) == ["Not in these figures: rows rejected (operations): 4."]
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.0123, "12.3 ms"), (1.2345, "1.23 s"), (4000.0, "4,000 s")])
@@ -70,32 +71,46 @@ def test_durations_have_three_digits(value, text):
     assert share(0.12345) == "12.3 %"
 
 
-def test_nothing_draws_nothing():
-    assert plots(NOTHING) == {}
-
-
-def test_one_point_of_everything_can_be_drawn():
-    waits = [{"purgatory": "polls", "kind": "Poll", "wait_s": 0.2, "completed": 1, "others": 0}]
-    survival = [
-        {"purgatory": "polls", "kind": "Poll", "timeout_s": 0.2, "at_risk": 1, "expiry_rate": 0.5, "standard_error": None}
-    ]
-    pending = [{"purgatory": "polls", "second": datetime(2026, 1, 1, tzinfo=UTC), "pending_max": 1, "pending_mean": 0.2}]
-    keys = [{"purgatory": "polls", "key": "a", "completed": 1, "false_wakeups": 0}]
-
-    drawn = plots(summary(timeouts=[timeouts()], waits=waits, survival=survival, pending=pending, hot_keys=keys))
-
-    assert len(drawn) == 4 and all(png.startswith(b"\x89PNG") for png in drawn.values())
-
-
 def test_what_keys_are_called_cannot_break_the_page():
     key = '<script>alert("x")</script>'
+    lines = [{"purgatory": key, "key": key, "missed_triggers": 1, "operations": 1}]
 
-    made = page(key, [key], {}, summary(hot_keys=[{"key": key, "tried": 1}]))
+    made = page(key, [Finding(key, purgatory=key)], summary(missed_keys=lines))
 
-    assert key not in made and made.count("&lt;script&gt;alert(") >= 3
+    assert key not in made and made.count("&lt;script&gt;alert(") == 4 and made.count("\\u003cscript>alert(") == 4
 
 
-def test_cells_carry_the_value_that_they_are_sorted_by():
-    made = table([{"key": "a", "share": 0.123456, "count": 12_345, "none": None}])
+def test_the_data_of_runs_that_are_too_many_for_a_page_are_added_up(monkeypatch):
+    lines = [timeline(run=run, place=place) for run in (0, 1) for place in (3, 4)]
 
-    assert '<td data-value="0.123456">0.1235</td><td data-value="12345">12,345</td><td data-value=""></td>' in made
+    by_run = data([], summary(timeouts=[timeouts()], timeline=lines, runs=["a", "b"]))
+    monkeypatch.setattr("purgatory.pipeline.report._data.ROWS", 3)
+    added = data([], summary(timeouts=[timeouts()], timeline=lines, runs=["a", "b"]))
+
+    assert by_run["runs"] == ["a", "b", "the others"]
+    assert by_run["timeline"]["run"] == [0, 0, 1, 1] and by_run["timeline"]["started"] == [2, 2, 2, 2]
+    assert added["runs"] == []
+    assert added["timeline"] == {"group": [0, 0], "run": [0, 0], "place": [3, 4], "started": [4, 4]}
+
+
+def test_kinds_that_are_too_many_for_a_page_are_one(monkeypatch):
+    monkeypatch.setattr("purgatory.pipeline.report._data.GROUPS", 2)
+    kinds = [timeouts(kind=f"Poll {number}", operations=100 - number) for number in range(5)]
+    lines = [timeline(kind=f"Poll {number}", run=0, place=7) for number in range(5)]
+
+    shown = data([], summary(timeouts=kinds, timeline=lines))
+
+    assert shown["groups"] == [("polls", "Poll 0"), ("polls", "Poll 1"), ("the others", "the others")]
+    assert shown["timeline"]["group"] == [0, 1, 2] and shown["timeline"]["started"] == [2, 2, 6]
+
+
+def timeline(**columns: Any) -> Line:
+    return {"purgatory": "polls", "kind": "Poll", "started": 2} | columns
+
+
+def test_only_what_cannot_be_read_counts_as_set_apart():
+    whats = ("files unreadable", "rows rejected", "duplicates dropped", "ids missing", "rows read")
+    lines = [{"folder": "checks", "what": what, "reason": "because", "count": 2} for what in whats]
+
+    assert set_apart(summary(reconciliation=lines)) == 4
+    assert set_apart(summary(reconciliation=lines[2:])) == 0

@@ -1,10 +1,13 @@
 """The session: that Java is looked for before Spark needs it, and that Spark runs with this Python."""
 
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from test_report import operation, write
 
 from purgatory.pipeline._session import SparkUnavailable, check_java, spark_session
 
@@ -26,6 +29,38 @@ def test_the_session_counts_and_its_workers_run_this_python(spark: SparkSession)
     rows = spark.range(1, numPartitions=1).mapInArrow(version, "executable string").collect()
 
     assert [row.executable for row in rows] == [sys.executable]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "purgatory.pipeline", *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=200)
+
+
+needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="needs Java 17: apt-get install openjdk-17-jre-headless")
+
+
+@needs_java
+def test_nothing_of_what_spark_and_its_workers_say_comes_to_the_terminal_unless_it_is_asked_for(tmp_path: Path) -> None:
+    write(tmp_path / "journal", "operations", "x", [operation(0)])
+    report = ("report", f"{tmp_path}/journal", "--out", f"{tmp_path}/out", "--master", "local[1]")
+
+    quiet, verbose = run(*report), run(*report, "--verbose")
+
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+    assert not [line for line in quiet.stdout.splitlines() if "WARN" in line or "INFO" in line]
+    assert verbose.returncode == 0 and "log4j" in verbose.stderr
+    assert [line.split(maxsplit=2)[2] for line in verbose.stdout.splitlines()[:3]] == [
+        "starting", "reading operations", "reading checks",
+    ]  # fmt: skip
+
+
+@needs_java
+def test_a_spark_that_cannot_be_started_is_told_in_one_line(tmp_path: Path) -> None:
+    failed = run("synth", "--operations", "100", "--out", f"{tmp_path}/journal", "--master", "nonsense")
+
+    assert failed.returncode == 1 and failed.stdout == ""
+    [line] = failed.stderr.splitlines()
+    assert line.startswith("cannot start Spark on nonsense: ") and "Master must either be yarn or start with" in line
 
 
 @pytest.mark.parametrize("prints", ['openjdk version "17.0.15" 2025-04-15', 'java version "21" 2023-09-19'])

@@ -51,7 +51,7 @@ def to_plain(type_: pa.DataType) -> pa.DataType:
 
 @pytest.fixture
 def same_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
-    monkeypatch.setattr(_command, "spark_session", lambda *_: nullcontext(spark))
+    monkeypatch.setattr(_command, "spark_session", lambda *_, **__: nullcontext(spark))
     return spark
 
 

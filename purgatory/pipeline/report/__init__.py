@@ -1,5 +1,8 @@
 """The program ``report``: tables about the operations of journals, and a page that says in words what is wrong.
 
-`_make` writes the tables, which `_tables`, `_pending` and `_survival` compute on Spark; `_summary` collects what a person can
-look at; `_findings`, `_plots` and `_page` show it.
+- `_make` writes the tables: tasks over pieces of the journal, then tasks over shards. `_exchange` is what goes between them.
+- `_operations` has the operations of a piece as arrays. `_outcomes`, `_keys`, `_pending` and `_survival` have a table each:
+  what it takes from a piece, and what it makes of a shard. `_overview` has sums that stay small; `_plan` is for all tasks.
+- `_summary` is what a person can look at, `_window` the time and the runs that fit; `_findings` says it in words.
+- `_page` is the page: `_data` has its numbers; the scripts and colours beside it do the rest.
 """

@@ -1,5 +1,7 @@
 """What an operator wants to know first, in words. Plain Python on what `_summary` has collected."""
 
+from dataclasses import dataclass
+
 from purgatory.pipeline.report._summary import Line, Summary
 
 WORTH_SAYING = 3
@@ -7,16 +9,34 @@ WORTH_SAYING = 3
 ACCEPTABLE_RATE = 0.01
 
 
-def findings(summary: Summary) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One of the findings."""
+
+    text: str
+    place: str = "read"
+    """The part of the page that shows it."""
+    purgatory: str = ""
+    """The choice that the page makes when it goes there; empty for all."""
+    kind: str = ""
+
+
+def findings(summary: Summary) -> list[Finding]:
     """The findings as sentences, the worst first."""
     said = [
-        *(_timeout(line) for line in _worst_timeouts(summary)),
-        *(_missed(line) for line in summary.missed_keys[:WORTH_SAYING]),
+        *(Finding(_timeout(line), "timeouts", line["purgatory"], line["kind"]) for line in _worst_timeouts(summary)),
+        *(Finding(_missed(line), "missed", line["purgatory"]) for line in summary.missed_keys[:WORTH_SAYING]),
         *_hot(summary),
         *_pending(summary),
-        *_left_out(summary),
+        *(Finding(each) for each in _left_out(summary)),
     ]
-    return said or ["There is nothing to report on: no operation was read."]
+    return said or [Finding("There is nothing to report on: no operation was read.")]
+
+
+def set_apart(summary: Summary) -> int:
+    """How many files and rows could not be read."""
+    apart = ("files unreadable", "rows rejected")
+    return sum(line["count"] for line in summary.reconciliation if line["what"] in apart)
 
 
 def _worst_timeouts(summary: Summary) -> list[Line]:
@@ -57,33 +77,39 @@ def _missed(line: Line) -> str:
     )
 
 
-def _hot(summary: Summary) -> list[str]:
+def _hot(summary: Summary) -> list[Finding]:
     total = sum(line["operations"] for line in summary.timeouts)
     hottest = sorted(summary.hot_keys, key=lambda line: -line["operations"])[:1]
     said = [
-        f"The hottest key is {line['key']!r} in {line['purgatory']!r}: {line['operations']:,} operations watched it, "
-        f"{share(line['operations'] / total)} of all."
+        (
+            line,
+            f"The hottest key is {line['key']!r} in {line['purgatory']!r}: {line['operations']:,} operations watched it, "
+            f"{share(line['operations'] / total)} of all.",
+        )
         for line in hottest
         if total
     ]
-    in_vain = [
-        f"Checks of {line['key']!r} in {line['purgatory']!r} tried {line['tried']:,} operations and completed "
-        f"{line['completed']:,}: {share(line['false_wakeups'] / line['tried'])} of the tries were in vain."
+    said += [
+        (
+            line,
+            f"Checks of {line['key']!r} in {line['purgatory']!r} tried {line['tried']:,} operations and completed "
+            f"{line['completed']:,}: {share(line['false_wakeups'] / line['tried'])} of the tries were in vain.",
+        )
         for line in summary.hot_keys[:1]
         if line["false_wakeups"] > line["completed"]
     ]
-    return said + in_vain
+    return [Finding(text, "keys", line["purgatory"]) for line, text in said]
 
 
-def _pending(summary: Summary) -> list[str]:
-    peaks: dict[str, Line] = {}
-    for line in summary.pending:
-        if line["pending_max"] > peaks.get(line["purgatory"], {"pending_max": -1})["pending_max"]:
-            peaks[line["purgatory"]] = line
-    worst = sorted(peaks.values(), key=lambda line: -line["pending_max"])[:WORTH_SAYING]
+def _pending(summary: Summary) -> list[Finding]:
+    worst = sorted(summary.peaks, key=lambda line: -line["pending_max"])[:WORTH_SAYING]
     return [
-        f"At the worst moment, about {line['second']:%Y-%m-%d %H:%M:%S} UTC, {line['pending_max']:,} operations were pending "
-        f"in {line['purgatory']!r}."
+        Finding(
+            f"At the worst moment, at {line['second']:%Y-%m-%d %H:%M:%S} UTC, {line['pending_max']:,} operations were pending "
+            f"in {line['purgatory']!r}.",
+            "time",
+            line["purgatory"],
+        )
         for line in worst
     ]
 
@@ -91,7 +117,8 @@ def _pending(summary: Summary) -> list[str]:
 def _left_out(summary: Summary) -> list[str]:
     counted = [(line["what"], line["count"], line["folder"]) for line in summary.reconciliation]
     names = ("files unreadable", "rows rejected", "duplicates dropped", "ids missing")
-    return [
+    unreadable = [line["reason"] for line in summary.reconciliation if line["what"] == "files unreadable"]
+    return [f"Cannot be read: {reason}." for reason in unreadable[:WORTH_SAYING]] + [
         f"Not in these figures: {what} ({folder}): {sum(count for w, count, f in counted if (w, f) == (what, folder)):,}."
         for what in names
         for folder in ("operations", "checks")

@@ -1,112 +1,245 @@
 """The tables of a report, and the proof that they account for every row.
 
+    read      files of the journals -> pieces with the accepted rows              a task for each 16 MiB
+    look      piece -> small sums, and columns of numbers divided into shards     a task for each piece
+    add up    shard -> rows of the tables                                         a task for each million rows
+
 Everything is computed anew from all journals each time. So after a journal has grown, a second run says what one run over all
-of it would have said. What comes back to this process is limited to what a person can look at.
+of it would have said. What comes back to this process is limited to what a person can look at. The tables of an earlier report
+are replaced when all new ones are there.
 """
 
+import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
+from dataclasses import astuple, dataclass, field, replace
+from functools import partial
+from pathlib import Path
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
-from pyspark.storagelevel import StorageLevel
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from purgatory.pipeline._reading import Account, read, tallies
-from purgatory.pipeline.report import _pending, _survival, _tables
-from purgatory.pipeline.report._summary import Line, waits_to_two_digits
+from purgatory.pipeline import _pieces
+from purgatory.pipeline._files import TYPES
+from purgatory.pipeline._reading import Account, Source, accepted_or_copies, read, tallies
+from purgatory.pipeline._spread import Spread
+from purgatory.pipeline.report import _keys, _outcomes, _overview, _pending, _survival
+from purgatory.pipeline.report._exchange import Segment, Segments, found, leave
+from purgatory.pipeline.report._operations import load
+from purgatory.pipeline.report._plan import Plan
+from purgatory.pipeline.report._summary import Shard, Summary, summary_of, timeouts_of
+from purgatory.pipeline.report._window import shown_runs, window_of
 
-STEPS = 9
+STEPS = 5
 """How often `make_tables` says what it does next."""
 TABLES = ("outcomes", "keys", "pending", "survival", "timeouts", "reconciliation")
+ROWS_OF_SHARD = 1_000_000
+MOST_SHARDS = 64
+RECONCILIATION = pa.schema(
+    [("place", pa.int32()), ("folder", pa.string()), ("what", pa.string()), ("reason", pa.string()), ("count", pa.int64())]
+)
 
 
 class DoesNotAddUp(Exception):
     """This package has a defect: the tables do not account for every row."""
 
 
-def make_tables(
-    spark: SparkSession, journals: Sequence[str], out: str, step: Callable[[str], None] = lambda _: None
-) -> list[Line]:
+@dataclass(slots=True)
+class Look:
+    """What a task found in a piece."""
+
+    left: Segments
+    sums: dict[str, pa.Table] = field(default_factory=dict)
+
+
+def make_tables(spread: Spread, journals: Sequence[str], out: str, step: Callable[[str], None] = lambda _: None) -> Summary:
     """Writes all tables to ``out/tables``, and the rows that were rejected to ``out/rejected``.
 
     Args:
+        spread: does the tasks.
+        out: a folder that all tasks see. What an earlier report left there is replaced at the end.
         step: is told what is done next, `STEPS` times.
 
     Returns:
-        How long operations waited, for the plots: see `waits_to_two_digits`.
+        What a person can look at.
 
     Raises:
         NoJournal: one of the journals does not exist.
         DoesNotAddUp: this package has a defect.
     """
+    work = Path(out, ".work").absolute()
+    shutil.rmtree(work, ignore_errors=True)  # of a report that was killed
+    try:
+        (work / "tables").mkdir(parents=True)
+        summary = _made(spread, journals, str(work), step)
+        for name in ("tables", "rejected"):
+            shutil.rmtree(Path(out, name), ignore_errors=True)
+            (work / name).rename(Path(out, name))
+        return summary
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
-    def write(name: str, table: DataFrame) -> DataFrame:
-        step(name)
-        table.write.mode("overwrite").parquet(f"{out}/tables/{name}")
-        return spark.read.parquet(f"{out}/tables/{name}")
 
+def _made(spread: Spread, journals: Sequence[str], work: str, step: Callable[[str], None]) -> Summary:
     step("reading operations")
-    operations_source = read(spark, journals, "operations")
+    operations = read(spread, journals, "operations", work)
     step("reading checks")
-    checks_source = read(spark, journals, "checks")
-    for folder, source in (("operations", operations_source), ("checks", checks_source)):
-        source.rejected.write.mode("overwrite").parquet(f"{out}/rejected/{folder}")
-
-    operations = _tables.prepared(operations_source.accepted)
-    outcomes = write("outcomes", _tables.outcomes(operations))
-    keys = write("keys", _tables.keys(operations, checks_source.accepted))
-    write("pending", _pending.pending(operations))
-    curves = _survival.curves(operations).persist(StorageLevel.DISK_ONLY)
-    write("survival", _survival.thinned(curves))
-    timeouts = write("timeouts", _survival.timeouts(operations, curves))
-    curves.unpersist()
-
-    missing = _missing_ids(operations_source.accepted, tallies(spark, journals))
-    account = [*operations_source.account, *missing, *checks_source.account]
-    _check_balance(account, outcomes, keys, timeouts, checks_source.accepted)
+    checks = read(spread, journals, "checks", work)
+    counted = tallies(spread, journals)
+    for folder in TYPES:
+        _pieces.leave_rejected(work, folder)
+    plan = _plan(operations, work)
+    step("looking at all rows")
+    looks = spread(partial(look, plan=plan), operations.pieces)
+    looks_at_checks = spread(partial(look_at_checks, shards=plan.shards), checks.pieces)
+    sums: dict[str, list[pa.Table]] = {}
+    for each in looks:
+        for name, table in each.sums.items():
+            sums.setdefault(name, []).append(table)
+    base, quiet = _pending.bases(sums["changes"]) if looks else ({}, _pending.SCHEMA.empty_table())
+    step("adding up")
+    shards = spread(partial(add_up, plan=plan), _tasks(plan, [each.left for each in (*looks, *looks_at_checks)], base))
+    step("the last tables")
+    write(work, "pending", "quiet", quiet)
+    timeouts = timeouts_of(sums, shards)
+    write(work, "timeouts", "all", timeouts)
+    points = [table for shard in shards for table in shard.survival.points]
+    survival = pa.concat_tables([_survival.SCHEMA.empty_table(), *points])
+    write(work, "survival", "all", survival)
+    copies = sum(shard.keys.copies for shard in shards)
+    account = [
+        *operations.account,
+        *_missing_ids(operations, counted),
+        *checks.account,
+        *accepted_or_copies("checks", checks.rows, copies),
+    ]
+    _check_balance(account, shards, timeouts, sums)
     lines = [(place, *astuple(each)) for place, each in enumerate(account)]
-    schema = "place int, folder string, what string, reason string, count long"
-    write("reconciliation", spark.createDataFrame(lines, schema).coalesce(1))
-    step("waits")
-    return waits_to_two_digits(operations)
+    columns = dict(zip(RECONCILIATION.names, zip(*lines, strict=True), strict=True))
+    write(work, "reconciliation", "all", pa.table({name: list(values) for name, values in columns.items()}, RECONCILIATION))
+    return summary_of(plan, sums, shards, timeouts, survival, quiet, account)
 
 
-def _missing_ids(operations: DataFrame, tallies: DataFrame) -> list[Account]:
-    """How many operations a journal has numbered or counted but does not contain, because it dropped or lost them."""
-    runs = operations.groupBy("run_id").agg((F.max("operation_id") + 1).alias("ids"), F.count("*").alias("rows"))
-    every_run = runs.join(tallies, "run_id", "full_outer").select(
-        *(F.coalesce(name, F.lit(0)).alias(name) for name in ("ids", "rows", "ended"))
+def _plan(operations: Source, work: str) -> Plan:
+    bounds: dict[str, tuple[int, int]] = {}
+    for each in operations.numbers:
+        first, last = bounds.get(each.run_id, (each.earliest, each.latest))
+        bounds[each.run_id] = (min(first, each.earliest), max(last, each.latest))
+    shards = min(max(operations.rows // ROWS_OF_SHARD, 1), MOST_SHARDS)
+    return Plan(work, f"{work}/tables", shards, bounds, shown_runs(operations.numbers), window_of(operations.hours))
+
+
+def _tasks(plan: Plan, left: list[Segments], base: dict[tuple[str, int], int]) -> list["Task"]:
+    """The work after the exchange, one task for each shard."""
+    tasks: list[Task] = [(number, {}, {}) for number in range(plan.shards)]
+    for segments in left:
+        for name, by_shard in segments.items():
+            for number, segment in by_shard.items():
+                tasks[number][1].setdefault(name, []).append(segment)
+    for (purgatory, minute), pending in base.items():
+        tasks[_pending.shard(purgatory, minute) % plan.shards][2][purgatory, minute] = pending
+    return tasks
+
+
+Task = tuple[int, dict[str, list[Segment]], dict[tuple[str, int], int]]
+"""The number of a shard, what was left for it, and what was pending when each of its minutes began."""
+
+
+# -- the tasks
+
+
+def look(piece: str, plan: Plan) -> Look:
+    """Divides what is known of the operations of a piece, and adds up what stays small."""
+    operations = load(piece, plan)
+    left = {
+        "ends": _outcomes.outcomes_left(operations),
+        "waits": _survival.waits_left(operations),
+        "events": _pending.events_left(operations),
+        **_keys.watchers_left(operations, plan.window),
+    }
+    sums = {
+        "kinds": _overview.kinds(operations),
+        "changes": _pending.changes(operations),
+        "timeline": _overview.timeline(operations, plan),
+        "waits": _overview.waits(operations),
+        "lateness": _overview.lateness(operations),
+    }
+    return Look(leave(f"{piece}.left", left, plan.shards), sums)
+
+
+def look_at_checks(piece: str, shards: int) -> Look:
+    """Divides the checks of a piece."""
+    return Look(leave(f"{piece}.left", _keys.checks_left(piece), shards))
+
+
+def add_up(task: Task, plan: Plan) -> Shard:
+    """Writes the rows of the tables that belong to a shard."""
+    number, segments, base = task
+    left = {name: found(each) for name, each in segments.items()}
+    outcomes = _outcomes.outcomes(left.get("ends", []))
+    pending = _pending.pending(left.get("events", []), base)
+    keys = _keys.keys(left.get("watching", []), left.get("missed", []), left.get("checks", []), plan.window)
+    for name, rows in (("outcomes", outcomes), ("pending", pending), ("keys", keys.rows)):
+        write(plan.work, name, f"{number:05}", rows)
+    return Shard(
+        worst=_outcomes.worst(outcomes),
+        keys=replace(keys, rows=_keys.SCHEMA.empty_table()),
+        survival=_survival.survival(left.get("waits", [])),
+        points=_pending.points(pending, plan.window),
+        peaks=_pending.peaks(pending),
+        counted={
+            "ends": sum(int(np.sum(outcomes[name].to_numpy())) for name in ("completed", "expired", "cancelled")),
+            "starts": int(np.sum(outcomes["started"].to_numpy())),
+            "tried": int(np.sum(keys.rows["tried"].to_numpy())),
+        },
     )
-    [row] = every_run.agg(
-        F.coalesce(F.sum(F.col("ids") - F.col("rows")), F.lit(0)).alias("gaps"),
-        F.coalesce(F.sum(F.greatest(F.col("ended") - F.col("ids"), F.lit(0))), F.lit(0)).alias("last"),
-    ).collect()
+
+
+def write(work: str, name: str, part: str, rows: pa.Table) -> None:
+    """Writes a part of a table, whole or not at all: a task may be done twice."""
+    folder = Path(work, "tables", name)
+    folder.mkdir(parents=True, exist_ok=True)
+    partial_file = folder / f".{part}.partial"
+    pq.write_table(rows, partial_file)
+    partial_file.rename(folder / f"part-{part}.parquet")
+
+
+# -- the proof
+
+
+def _missing_ids(operations: Source, counted: dict[str, int]) -> list[Account]:
+    """How many operations a journal has numbered or counted but does not contain, because it dropped or lost them."""
+    ids: dict[str, int] = {}
+    for each in operations.numbers:
+        ids[each.run_id] = max(ids.get(each.run_id, 0), each.last + 1)
+    last = sum(max(ended - ids.get(run, 0), 0) for run, ended in counted.items())
+    gaps = sum(ids.values()) - operations.rows
     return [
-        Account("operations", "ids missing", "dropped, lost, rejected or unreadable", row.gaps),
-        Account("operations", "ids missing", "the last of a run that was killed, or that goes on", row["last"]),
+        Account("operations", "ids missing", "dropped, lost, rejected, unreadable or too old to keep", gaps),
+        Account("operations", "ids missing", "the last of a run that was killed, or that goes on", last),
     ]
 
 
-def _check_balance(
-    account: list[Account], outcomes: DataFrame, keys: DataFrame, timeouts: DataFrame, checks: DataFrame
-) -> None:
+def _check_balance(account: list[Account], shards: list[Shard], timeouts: pa.Table, sums: dict[str, list[pa.Table]]) -> None:
     """Makes sure that the counts of all tables add up to the rows that were read."""
 
-    def total(table: DataFrame, *names: str) -> int:
-        return int(table.agg(F.coalesce(F.sum(sum((F.col(name) for name in names), F.lit(0))), F.lit(0))).collect()[0][0])
+    def total(name: str) -> int:
+        return int(np.sum(timeouts[name].to_numpy()))
 
     def counted(folder: str, what: str) -> int:
         return sum(each.count for each in account if (each.folder, each.what) == (folder, what))
 
+    def of_shards(name: str) -> int:
+        return sum(shard.counted[name] for shard in shards)
+
     accepted = counted("operations", "rows accepted")
     sides = {
-        "rows of timeouts": (total(timeouts, "operations"), accepted),
-        "ends in outcomes": (
-            total(outcomes, "completed", "expired", "cancelled") + total(timeouts, "without_end"),
-            accepted,
-        ),
-        "starts in outcomes": (total(outcomes, "started") + total(timeouts, "without_start"), accepted),
-        "tries in keys": (total(keys, "tried"), total(checks, "tried")),
+        "rows of timeouts": (total("operations"), accepted),
+        "ends in outcomes": (of_shards("ends") + total("without_end"), accepted),
+        "starts in outcomes": (of_shards("starts") + total("without_start"), accepted),
+        "operations in survival": (sum(shard.survival.operations for shard in shards) + total("without_start"), accepted),
+        "changes of pending": (sum(int(np.sum(each["change"].to_numpy())) for each in sums.get("changes", [])), 0),
+        "tries in keys": (of_shards("tried"), sum(shard.keys.tried for shard in shards)),
         **{
             f"{folder} read": (
                 sum(counted(folder, what) for what in ("rows accepted", "duplicates dropped", "rows rejected")),

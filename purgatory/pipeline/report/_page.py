@@ -1,90 +1,100 @@
-"""The report as one HTML file that needs no network: findings, plots, and tables that a click on a column sorts."""
+"""The report as one HTML file that needs no network.
 
+The file has the findings as text, the data as JSON, Plotly, packed, and what is beside this module: ``page.js`` filters and
+fills the tables, ``pictures.js`` draws, ``choices.js`` follows the reader, and ``page.css`` has the colours, light and dark,
+and how it is printed.
+"""
+
+import gzip
+import json
 from base64 import b64encode
-from collections.abc import Mapping, Sequence
-from datetime import datetime
+from collections.abc import Sequence
 from html import escape
-from typing import Any
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
 
-from purgatory.pipeline.report._summary import Line, Summary
+from purgatory.pipeline.report._data import data
+from purgatory.pipeline.report._findings import Finding
+from purgatory.pipeline.report._summary import Summary
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c1e21; max-width: 1100px; margin: 2em auto; padding: 0 1em; }
-h1 { font-size: 1.5em; } h2 { font-size: 1.15em; margin-top: 2em; border-bottom: 1px solid #ddd; }
-ul.findings li { margin: .4em 0; } img { max-width: 100%; } p.note { color: #5f6368; }
-div.table { overflow-x: auto; max-height: 32em; } table { border-collapse: collapse; font-size: 13px; }
-th, td { padding: .25em .7em; text-align: right; white-space: nowrap; border-bottom: 1px solid #eee; }
-th { cursor: pointer; position: sticky; top: 0; background: #f6f7f8; } td.text, th.text { text-align: left; }
-"""
-SCRIPT = """
-document.querySelectorAll("th").forEach(head => head.addEventListener("click", () => {
-  const body = head.closest("table").tBodies[0], place = head.cellIndex, down = head.dataset.down !== "yes";
-  head.dataset.down = down ? "yes" : "no";
-  const value = row => { const v = row.cells[place].dataset.value; return v === "" ? null : isNaN(v) ? v : Number(v); };
-  [...body.rows].sort((a, b) => {
-    const x = value(a), y = value(b);
-    if (x === null || y === null) return (x === null) - (y === null);
-    return (x < y ? -1 : x > y ? 1 : 0) * (down ? -1 : 1);
-  }).forEach(row => body.append(row));
-}));
-"""
-
-TABLES: Mapping[str, tuple[str, str]] = {
+HERE: Final = Path(__file__).parent
+SCRIPTS: Final = ("page.js", "pictures.js", "choices.js")
+"""Together they are one."""
+SECTIONS: Final = {
+    "time": (
+        "Over time",
+        "How operations ended, and how many were pending. Drag over a picture to choose a time: the figures, the keys and the "
+        "tables follow. A double click takes the whole time again.",
+    ),
     "timeouts": (
         "Timeouts",
-        "For each kind: how it ended, and the timeouts that would have let 1 % and 0.1 % expire, by the estimate of Kaplan and "
-        "Meier, in seconds. least_expiry_rate is what the longest wait allows to say.",
+        "How long operations waited, and what share of them each timeout would have let expire, after Kaplan and Meier, with "
+        "its 95 % interval. Move the timeout, or click into the picture. These are of the whole time.",
     ),
-    "hot_keys": ("Hot keys", "By the operations that their checks tried; at most a hundred."),
-    "missed_keys": ("Missed triggers", "Keys whose operations completed only at their deadline; at most a hundred."),
-    "worst_minutes": ("Minutes with the most expiries", "At most fifty."),
-    "reconciliation": ("What was read", "Every row that was read is accepted, a duplicate, or rejected with a reason."),
+    "late": ("Lateness", "How long after their deadline operations expired. Of the whole time."),
+    "keys": ("Hot keys", "Whose checks tried most, and when. At most a hundred keys are here; the table `keys` has all."),
+    "missed": (
+        "Missed triggers",
+        "Operations that completed only by the try at their deadline: nobody had called check_and_complete for their key.",
+    ),
+    "minutes": ("Minutes with the most expiries", "At most fifty. The table `outcomes` has all."),
+    "read": ("What was read", "Every row that was read is accepted, a duplicate, or rejected with a reason."),
 }
+PICTURES: Final = {
+    "time": ("ends", "pending"), "timeouts": ("waits", "survival"), "late": ("lateness",),
+    "keys": ("heat",), "missed": ("when",),
+}  # fmt: skip
 
 
-def page(title: str, findings: Sequence[str], plots: Mapping[str, bytes], summary: Summary) -> str:
+def page(title: str, findings: Sequence[Finding], summary: Summary) -> str:
     """The text of the HTML file."""
-    body = [f"<h1>{escape(title)}</h1>", '<ul class="findings">', *(f"<li>{escape(each)}</li>" for each in findings), "</ul>"]
-    for heading, png in plots.items():
-        image = b64encode(png).decode("ascii")
-        body.append(f'<h2>{escape(heading)}</h2><img alt="{escape(heading)}" src="data:image/png;base64,{image}">')
-    for name, (heading, note) in TABLES.items():
-        lines: list[Line] = getattr(summary, name)
-        body.append(f'<h2>{escape(heading)}</h2><p class="note">{escape(note)} A click on a column sorts by it.</p>')
-        body.append(table(lines) if lines else "<p>Nothing.</p>")
+    shown = json.dumps(data([*findings], summary), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    said = "".join(
+        f'<li><a href="#{each.place}" data-purgatory="{escape(each.purgatory)}" data-kind="{escape(each.kind)}">'
+        f"{escape(each.text)}</a></li>"
+        for each in findings
+    )
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{STYLE}</style></head><body>\n" + "\n".join(body) + f"\n<script>{SCRIPT}</script></body></html>\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{_file('page.css')}</style></head><body>\n"
+        f'<header><h1>{escape(title)}</h1><button id="theme" title="light or dark">◐</button></header>\n'
+        f'<ul class="findings">{said}</ul>\n'
+        '<nav><label>purgatory <select id="purgatory"></select></label> <label>kind <select id="kind"></select></label> '
+        '<label id="runs">run <select id="run"></select></label> <button id="whole" hidden>whole time</button>'
+        '<output id="range"></output></nav>\n<div id="tiles"></div>\n'
+        f"{''.join(_section(name) for name in SECTIONS)}"
+        "<noscript>Pictures and tables need JavaScript. The folder `tables` has the tables, too, as Parquet.</noscript>\n"
+        f'<script type="application/json" id="data">{shown}</script>\n'
+        f'<script type="text/plain" id="plotly">{_plotly()}</script>\n'
+        f"<script>{''.join(map(_file, SCRIPTS))}</script></body></html>\n"
     )
 
 
-def table(lines: Sequence[Line]) -> str:
-    """The HTML of a table. All lines have the same columns."""
-    is_text = {name: any(isinstance(line[name], str) for line in lines) for name in lines[0]}
-    sort = {True: ' class="text"', False: ""}
-    head = "".join(f"<th{sort[is_text[name]]}>{escape(name)}</th>" for name in lines[0])
-    rows = (
-        "<tr>"
-        + "".join(
-            f'<td{sort[is_text[name]]} data-value="{escape(_sort_value(value))}">{escape(shown(value))}</td>'
-            for name, value in line.items()
-        )
-        + "</tr>"
-        for line in lines
+def _section(name: str) -> str:
+    heading, note = SECTIONS[name]
+    pictures = "".join(f'<div class="picture" id="{each}"></div>' for each in PICTURES.get(name, ()))
+    mover = (
+        '<p class="mover"><label>What would a timeout of <input type="range" id="timeout" min="0" max="1000" step="1"> '
+        '<b id="chosen"></b> have given?</label> <output id="answer"></output></p>'
+        if name == "timeouts"
+        else ""
     )
-    return f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    return (
+        f'<section id="{name}"><h2>{escape(heading)}</h2><p class="note">{escape(note)}</p>'
+        f'<div class="pictures">{pictures}</div>{mover}<div class="table"></div></section>\n'
+    )
 
 
-def _sort_value(value: Any) -> str:
-    return "" if value is None else str(value)
+def _file(name: str) -> str:
+    return (HERE / name).read_text("utf-8")
 
 
-def shown(value: Any) -> str:
-    """A value as people read it."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:%Y-%m-%d %H:%M:%S}" if isinstance(value, datetime) else str(value)
+def _plotly() -> str:
+    """Plotly's script, a third as long as it is."""
+    found = find_spec("plotly")
+    if found is None or not found.submodule_search_locations:
+        raise ImportError("the page of a report is drawn by Plotly: pip install 'asyncio-purgatory[spark]'")
+    script = Path(found.submodule_search_locations[0], "package_data", "plotly.min.js").read_bytes()
+    return b64encode(gzip.compress(script, 6)).decode("ascii")

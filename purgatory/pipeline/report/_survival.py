@@ -12,99 +12,159 @@ Cancelled operations and those without an end are censored, too. Beyond the long
 to 1 % by then, this data cannot tell which timeout would let 1 % expire.
 """
 
-from typing import Final
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
 
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
-from purgatory.pipeline.report._tables import SECOND
+from purgatory.pipeline.report._exchange import shard_of
+from purgatory.pipeline.report._operations import COMPLETED, Operations
+from purgatory.pipeline.report._plan import SECOND, Ints, coded, rounded_up
 
 RATES: Final = {"timeout_1_percent": 0.01, "timeout_01_percent": 0.001}
 ROUNDING: Final = 1e-12
+DIGITS: Final = 3
+DIGITS_OF_RUNS: Final = 2
 NOT_ANSWERABLE: Final = "not answerable from this data"
+SCHEMA: Final = pa.schema(
+    [
+        ("purgatory", pa.string()),
+        ("kind", pa.string()),
+        ("timeout_s", pa.float64()),
+        ("at_risk", pa.int64()),
+        ("expiry_rate", pa.float64()),
+        ("standard_error", pa.float64()),
+    ]
+)
+Row = dict[str, Any]
 
 
-def curves(operations: DataFrame) -> DataFrame:
-    """The Kaplan-Meier curve of each purgatory and kind, at each wait that occurred, in microseconds.
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The Kaplan-Meier curve at each wait that occurred, in microseconds."""
 
-    Args:
-        operations: as `prepared` returns them. Those whose start is not known are left out, as their wait is not known.
+    wait: Ints
+    at_risk: Ints
+    rate: npt.NDArray[np.float64]
+    error: npt.NDArray[np.float64]
+    """NaN where the rate is zero."""
+
+
+def waits_left(operations: Operations) -> tuple[pa.Table, Any]:
+    """How many operations of each group and run waited how long. Those whose start is not known are left out.
 
     Returns:
-        purgatory, kind, wait, at_risk, expiry_rate, standard_error (null where the rate is zero): a row for each different
-        wait. For a person see `thinned`.
+        purgatory, kind, run, wait, operations, ends; and the shard of each row.
     """
-    waits = operations.filter("started IS NOT NULL").select(
-        "purgatory",
-        "kind",
-        F.coalesce("wait", F.col("run_end") - F.col("started")).alias("wait"),
-        F.coalesce(F.col("outcome") == "completed", F.lit(False)).alias("is_end"),
-    )
-    counts = waits.groupBy("purgatory", "kind", "wait").agg(
-        F.count("*").alias("operations"), F.count_if("is_end").alias("ends")
-    )
-    of_kind = Window.partitionBy("purgatory", "kind").orderBy(F.desc("wait"))
-    at_risk = counts.withColumn("at_risk", F.sum("operations").over(of_kind.rowsBetween(Window.unboundedPreceding, 0)))
-    up_to = Window.partitionBy("purgatory", "kind").orderBy("wait").rowsBetween(Window.unboundedPreceding, 0)
-    left = F.col("at_risk") - F.col("ends")
-    # A sum of logarithms, because Spark has no running product as exact. The rate is zero only at the end, when none is left.
-    steps = at_risk.withColumns(
+    is_known = operations.has_start
+    counts = pa.table(
         {
-            "log_step": F.when(left > 0, F.log1p(-F.col("ends") / F.col("at_risk"))).otherwise(0.0),
-            "variance_step": F.when(left > 0, F.col("ends") / (F.col("at_risk").cast("double") * left)).otherwise(0.0),
+            "group": operations.group[is_known],
+            "run": operations.run[is_known],
+            "wait": operations.wait[is_known],
+            "operations": np.ones(is_known.sum(), np.int64),
+            "ends": (operations.outcome[is_known] == COMPLETED).astype(np.int64),
         }
     )
-    rate = F.when(left > 0, F.exp(F.sum("log_step").over(up_to))).otherwise(0.0)
-    error = F.when(left > 0, rate * F.sqrt(F.sum("variance_step").over(up_to)))
-    return steps.select("purgatory", "kind", "wait", "at_risk", rate.alias("expiry_rate"), error.alias("standard_error"))
+    counts = counts.group_by(["group", "run", "wait"]).aggregate([("operations", "sum"), ("ends", "sum")])
+    group = counts["group"].to_numpy()
+    columns = [counts[name] for name in ("run", "wait", "operations_sum", "ends_sum")]
+    names = {name: pa.array(values).dictionary_encode().take(pa.array(group)) for name, values in _names(operations).items()}
+    table = pa.table({**names, **dict(zip(("run", "wait", "operations", "ends"), columns, strict=True))})
+    return table, np.array([shard_of(*each) for each in operations.groups], np.int64)[group]
 
 
-def thinned(curves: DataFrame) -> DataFrame:
-    """The curves at timeouts of three digits, such as 1.23 s or 45.6 s: at most 900 points for each power of ten."""
-    step = F.pow(F.lit(10), F.greatest(F.length(F.col("wait").cast("string")) - 3, F.lit(0))).cast("long")
-    rounded_up = F.ceil(F.col("wait") / step) * step
-    latest = [F.max_by(name, "wait").alias(name) for name in ("at_risk", "expiry_rate", "standard_error")]
-    return (
-        curves.withColumn("timeout", rounded_up)
-        .groupBy("purgatory", "kind", "timeout")
-        .agg(*latest)
-        .select(
-            "purgatory",
-            "kind",
-            (F.col("timeout") / SECOND).alias("timeout_s"),
-            *[F.col(c) for c in ("at_risk", "expiry_rate", "standard_error")],
-        )
-    )
+def _names(operations: Operations) -> dict[str, list[str]]:
+    return operations.names(range(len(operations.groups)))
 
 
-def timeouts(operations: DataFrame, curves: DataFrame) -> DataFrame:
-    """For each purgatory and kind: how its operations ended, and which timeouts would have let 1 % and 0.1 % expire.
+def curve(wait: Ints, operations: Ints, ends: Ints) -> Curve:
+    """The curve of some operations.
 
     Args:
-        operations: as `prepared` returns them.
-        curves: what `curves` made of them.
+        wait: in any order, also repeated.
+        operations: how many waited so long.
+        ends: how many of these completed then.
     """
-    group = ["purgatory", "kind"]
-    counts = operations.groupBy(*group).agg(
-        F.count("*").alias("operations"),
-        *(F.count_if(F.col("outcome") == outcome).alias(outcome) for outcome in ("completed", "expired", "cancelled")),
-        F.count_if(F.col("outcome").isNull()).alias("without_end"),
-        F.count_if(F.col("started").isNull()).alias("without_start"),
-        F.count_if("missed_trigger").alias("missed_triggers"),
-        F.min("timeout_s").alias("timeout_min_s"),
-        F.max("timeout_s").alias("timeout_max_s"),
-    )
-    reached = curves.groupBy(*group).agg(
-        (F.max("wait") / SECOND).alias("longest_wait_s"),
-        F.min("expiry_rate").alias("least_expiry_rate"),
-        F.max_by("standard_error", "wait").alias("its_standard_error"),
-        *(
-            (F.min(F.when(F.col("expiry_rate") <= rate + ROUNDING, F.col("wait"))) / SECOND).alias(name)
-            for name, rate in RATES.items()
-        ),
-    )
-    rate = F.col("expired") / (F.col("completed") + F.col("expired") + F.col("cancelled"))
-    answers = {
-        name.replace("timeout", "answer"): F.when(F.col(name).isNull(), NOT_ANSWERABLE).otherwise("answered") for name in RATES
+    order = np.argsort(wait, kind="stable")
+    wait = wait[order]
+    starts = np.flatnonzero(np.diff(wait, prepend=-1))
+    wait, operations, ends = wait[starts], np.add.reduceat(operations[order], starts), np.add.reduceat(ends[order], starts)
+    at_risk = np.cumsum(operations[::-1])[::-1]
+    left = at_risk - ends
+    is_left = left > 0  # it is zero only at the end
+    # A sum of logarithms is more exact than a running product.
+    logarithm = np.cumsum(np.log1p(-ends / at_risk, where=is_left, out=np.zeros(len(wait))))
+    variance = np.cumsum(np.divide(ends, at_risk.astype(float) * left, where=is_left, out=np.zeros(len(wait))))
+    rate = np.where(is_left, np.exp(logarithm), 0.0)
+    return Curve(wait, at_risk, rate, np.where(is_left, rate * np.sqrt(variance), np.nan))
+
+
+def thinned(whole: Curve, digits: int = DIGITS) -> dict[str, pa.Array]:
+    """The curve at timeouts of three digits, such as 1.23 s or 45.6 s: at most 900 points for each power of ten."""
+    timeout = rounded_up(whole.wait, digits)
+    last = np.flatnonzero(np.diff(timeout, append=-1))
+    error = whole.error[last]
+    return {
+        "timeout_s": pa.array(timeout[last] / SECOND),
+        "at_risk": pa.array(whole.at_risk[last]),
+        "expiry_rate": pa.array(whole.rate[last]),
+        "standard_error": pa.array(error, mask=np.isnan(error)),
     }
-    return counts.join(reached, group, "left").withColumns({"expiry_rate": rate, **answers})
+
+
+def answers(whole: Curve) -> Row:
+    """Which timeouts would have let 1 % and 0.1 % expire, and how far the curve reaches."""
+    found: Row = {
+        "longest_wait_s": whole.wait[-1] / SECOND,
+        "least_expiry_rate": float(whole.rate[-1]),
+        "its_standard_error": None if np.isnan(whole.error[-1]) else float(whole.error[-1]),
+    }
+    for name, rate in RATES.items():
+        is_reached = whole.rate <= rate + ROUNDING
+        found[name] = float(whole.wait[np.argmax(is_reached)]) / SECOND if is_reached.any() else None
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Survival:
+    """What a task found about the groups that came to it."""
+
+    points: list[pa.Table]
+    """For each group the rows of the table ``survival``."""
+    of_runs: dict[tuple[str, str, int], pa.Table]
+    """The curves of each run, with two digits, if a group has several."""
+    answers: dict[tuple[str, str], Row]
+    operations: int
+
+
+def survival(left: list[pa.Table]) -> Survival:
+    """The curves of all groups of a shard."""
+    found = Survival([], {}, {}, sum(int(np.sum(table["operations"].to_numpy())) for table in left))
+    if not found.operations:
+        return found
+    rows = pa.concat_tables(left)
+    (purgatory, purgatories), (kind, kinds) = coded(rows["purgatory"]), coded(rows["kind"])
+    wait, operations, ends = (rows[name].to_numpy() for name in ("wait", "operations", "ends"))
+    runs = int(rows["run"].to_numpy().max()) + 1
+    key = (purgatory * len(kinds) + kind) * runs + rows["run"].to_numpy()
+    order = np.argsort(key, kind="stable")
+    starts = np.flatnonzero(np.diff(key[order], prepend=-1))
+    slices = [(int(key[part[0]]), part) for part in np.split(order, starts[1:])]
+    for pair, of_group in groupby(slices, lambda each: each[0] // runs):
+        parts = list(of_group)
+        names = {"purgatory": purgatories[pair // len(kinds)], "kind": kinds[pair % len(kinds)]}
+        group = (names["purgatory"], names["kind"])
+        places = np.concatenate([part for _, part in parts])
+        whole = curve(wait[places], operations[places], ends[places])
+        points = thinned(whole)
+        constant = {name: pa.repeat(value, len(points["at_risk"])) for name, value in names.items()}
+        found.points.append(pa.table({**constant, **points}, schema=SCHEMA))
+        found.answers[group] = answers(whole)
+        for number, part in parts if len(parts) > 1 else []:
+            of_run = thinned(curve(wait[part], operations[part], ends[part]), DIGITS_OF_RUNS)
+            found.of_runs[*group, number % runs] = pa.table(of_run)
+    return found

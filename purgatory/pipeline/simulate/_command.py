@@ -6,7 +6,6 @@ import sys
 from typing import Final
 
 from purgatory._programs import Program
-from purgatory.pipeline._reading import NoJournal
 from purgatory.pipeline._session import add_master_option, spark_session
 from purgatory.pipeline.simulate._job import simulate
 from purgatory.pipeline.simulate._replay import Setting
@@ -50,12 +49,9 @@ def run(options: argparse.Namespace) -> int:
     """Replays the journal with every setting, prints the table and the advice, and draws the plot."""
     timeouts = [None, *options.timeout]
     settings = [Setting(tick, size, timeout) for timeout in timeouts for tick in options.tick for size in options.wheel_size]
-    with spark_session("purgatory simulate", options.master) as spark:
+    with spark_session("purgatory simulate", options.master, verbose=options.verbose) as spark:
         try:
             trials = simulate(spark, options.journal, options.out, settings, options.shards)
-        except NoJournal as error:
-            print(error, file=sys.stderr)
-            return 1
         except ValueError as error:
             print(f"cannot simulate {options.journal}: {error}", file=sys.stderr)
             return 1

@@ -10,11 +10,9 @@ import pickle
 import sys
 from collections.abc import Iterator
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from shutil import rmtree
 from typing import TYPE_CHECKING, Any, Final
-from zipfile import ZipFile, ZipInfo
 
 import pyarrow as pa
 import pyarrow.dataset
@@ -22,13 +20,17 @@ from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-import purgatory
-from purgatory.pipeline._reading import read
+from purgatory.pipeline._pieces import plain_piece
+from purgatory.pipeline._reading import Source, read
+from purgatory.pipeline._schemas import OPERATIONS
+from purgatory.pipeline._spread import frame, on_spark
 from purgatory.pipeline.simulate._replay import Difference, Setting
 from purgatory.pipeline.simulate._trials import Trial, columns_of
 
 if TYPE_CHECKING:
     from purgatory.pipeline.simulate._replay import Recorded, Replay
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # see `_replays`
 
 TASKS: Final = f"unit string, {columns_of(Setting)}"
 RESULTS: Final = "replayed binary"
@@ -43,9 +45,18 @@ def simulate(spark: SparkSession, journal: str, out: str, settings: list[Setting
         NoJournal: there is no journal.
         ValueError: the journal has no operation that can be replayed.
     """
+    work = Path(out, ".work").absolute()
+    try:
+        with on_spark(spark) as spread:
+            source = read(spread, [journal], "operations", str(work))
+            return _simulated(spark, source, out, settings, shards)
+    finally:
+        rmtree(work, ignore_errors=True)
+
+
+def _simulated(spark: SparkSession, source: Source, out: str, settings: list[Setting], shards: int) -> list[Trial]:
     folder = f"{out.rstrip('/')}/replay"
-    source = read(spark, [journal], "operations")
-    operations = _operations(source.accepted, shards)
+    operations = _operations(frame(spark, plain_piece, source.pieces, OPERATIONS), shards)
     ordered = operations.repartition("unit").sortWithinPartitions("unit", "started_at", "operation_id")
     ordered.write.mode("overwrite").partitionBy("unit").parquet(folder)
     units = [row.unit for row in spark.read.parquet(folder).select("unit").distinct().collect()]
@@ -103,24 +114,9 @@ def _write_tables(spark: SparkSession, out: str, trials: list[Trial], replays: l
 def _replay_all(spark: SparkSession, tasks: list[tuple[Any, ...]], folder: str) -> list[tuple[str, Setting, "Replay"]]:
     """For each task: the id of its run, its setting, and what was seen."""
     rows = spark.createDataFrame(tasks, TASKS).repartition(len(tasks))
-    with TemporaryDirectory() as code:  # workers may ask for it until the tasks have ended
-        _send_package(spark, Path(code))
-        results = rows.mapInArrow(partial(_replays, folder=folder), RESULTS).collect()
+    results = rows.mapInArrow(partial(_replays, folder=folder), RESULTS).collect()
     found = (pickle.loads(row.replayed) for row in results)
     return [(run_id, Setting(*setting), seen) for run_id, setting, seen in found]
-
-
-def _send_package(spark: SparkSession, folder: Path) -> None:
-    """Sends our code to the workers, who may not have it installed: the replay uses all of the core."""
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
-    package = Path(purgatory.__file__).parent
-    sources = {str(path.relative_to(package.parent)): path.read_bytes() for path in sorted(package.rglob("*.py"))}
-    # A session refuses another file of a name that it has, so the name and the file follow from the code alone.
-    file = folder / f"purgatory-{sha256(repr(sources).encode()).hexdigest()[:12]}.zip"
-    with ZipFile(file, "w") as archive:
-        for path, content in sources.items():
-            archive.writestr(ZipInfo(path), content)
-    spark.addArtifacts(str(file), pyfile=True)
 
 
 def _replays(batches: Iterator[pa.RecordBatch], folder: str) -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,248 @@
+"""The work of one task of the reading: some files of a journal become pieces, and what is known of them.
+
+A *piece* is a file with accepted rows, in Arrow's format. Small files share a piece; a large file has several.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+import pyarrow.ipc
+import pyarrow.parquet as pq
+
+from purgatory.pipeline import _files
+from purgatory.pipeline._files import Damaged, Part, Vanished
+from purgatory.pipeline._rules import reasons
+
+pc: Final[Any] = pyarrow.compute
+ROWS: Final = 1_000_000
+"""The most that a piece has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """What one task reads."""
+
+    folder: str
+    number: int
+    parts: Sequence[Part]
+    work: str
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What is known of the operations of one run in one file, or in one piece."""
+
+    piece: str
+    run_id: str
+    first: int
+    """The least `operation_id`."""
+    last: int
+    rows: int
+    repeats: bool
+    """Whether an `operation_id` is there more than once."""
+    earliest: int
+    """Of all instants in the rows, in microseconds since 1970."""
+    latest: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hour:
+    """What happened in an hour: how many operations started or ended, and the first and the last such instant."""
+
+    events: int
+    first: int
+    last: int
+
+    def __add__(self, other: "Hour") -> "Hour":
+        """The two as one."""
+        return Hour(self.events + other.events, min(self.first, other.first), max(self.last, other.last))
+
+
+@dataclass(slots=True)
+class Admission:
+    """What became of a portion."""
+
+    pieces: list[str] = field(default_factory=list)
+    rejected_rows: str = ""
+    """The file with the rejected rows, if there are any."""
+    files: set[str] = field(default_factory=set)
+    damaged: dict[str, str] = field(default_factory=dict)
+    has_vanished: bool = False
+    rows: int = 0
+    """In the files that are not damaged."""
+    rejected: Counter[str] = field(default_factory=Counter)
+    numbers: list[Numbers] = field(default_factory=list)
+    hours: dict[int, Hour] = field(default_factory=dict)
+
+
+def admitted(portion: Portion) -> Admission:
+    """Reads a portion, and writes its pieces."""
+    admission = Admission()
+    tables, names = [], []
+    for part in portion.parts:
+        try:
+            table = _files.rows_of(part, portion.folder)
+        except Damaged as error:
+            admission.damaged[part.file] = str(error)
+        except Vanished:
+            admission.has_vanished = True
+        else:
+            tables.append(table)
+            names.append(part.file)
+    tables, names = _valid(tables, names, admission)
+    if not tables or admission.has_vanished:
+        return admission
+    admission.files = set(names)
+    rows = one_chunk(pa.concat_tables(tables))
+    files = np.repeat(np.arange(len(tables), dtype=np.int32), [table.num_rows for table in tables])
+    admission.rows = rows.num_rows
+    why, texts = reasons(rows, portion.folder)
+    is_accepted = why < 0
+    if not is_accepted.all():
+        _write_rejected(rows, files, names, why, texts, admission, portion)
+        rows, files = one_chunk(rows.filter(pa.array(is_accepted))), files[is_accepted]
+    for first in range(0, rows.num_rows, ROWS):
+        piece, some = f"{portion.work}/{portion.folder}-{portion.number}-{first // ROWS}", rows.slice(first, ROWS)
+        write_piece(piece, some)
+        admission.pieces.append(piece)
+        if portion.folder == "operations":
+            admission.numbers += numbers_of(piece, some, files[first : first + ROWS])
+    if portion.folder == "operations":
+        admission.hours = _hours(rows)
+    return admission
+
+
+def _valid(tables: list[pa.Table], names: list[str], admission: Admission) -> tuple[list[pa.Table], list[str]]:
+    """The tables whose values are what their types say, and the names of their files."""
+    try:
+        if tables:
+            _files.check_values(pa.concat_tables(tables))
+    except Damaged:
+        kept = []
+        for table, name in zip(tables, names, strict=True):
+            try:
+                _files.check_values(table)
+                kept.append((table, name))
+            except Damaged as error:
+                admission.damaged[name] = str(error)
+        return [table for table, _ in kept], [name for _, name in kept]
+    return tables, names
+
+
+def _write_rejected(
+    rows: pa.Table, files: Any, names: list[str], why: Any, texts: list[str], admission: Admission, portion: Portion
+) -> None:
+    is_rejected = why >= 0
+    admission.rejected.update(Counter(texts[place] for place in why[is_rejected]))
+    rejected = plain(rows.filter(pa.array(is_rejected)))
+    rejected = rejected.append_column("reason", pa.array(texts).take(pa.array(why[is_rejected])))
+    rejected = rejected.append_column("file", pa.array(names).take(pa.array(files[is_rejected])))
+    folder = Path(portion.work, "rejected", portion.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    admission.rejected_rows = str(folder / f"part-{portion.number:05}.parquet")
+    pq.write_table(rejected, admission.rejected_rows)
+
+
+def leave_rejected(work: str, folder: str) -> None:
+    """Makes sure that there is a table of the rejected rows of a folder, if only an empty one."""
+    place = Path(work, "rejected", folder)
+    if not place.exists():
+        place.mkdir(parents=True)
+        schema = plain(_files.TYPES[folder].empty_table()).schema
+        schema = schema.append(pa.field("reason", pa.string())).append(pa.field("file", pa.string()))
+        pq.write_table(schema.empty_table(), place / "part-none.parquet")
+
+
+def plain(rows: pa.Table) -> pa.Table:
+    """The rows without dictionaries."""
+    types = [each.type.value_type if pa.types.is_dictionary(each.type) else each.type for each in rows.schema]
+    return rows.cast(pa.schema([each.with_type(type_) for each, type_ in zip(rows.schema, types, strict=True)]))
+
+
+def one_chunk(rows: pa.Table) -> pa.Table:
+    """The same rows, with one array and one dictionary for each column."""
+    return rows.unify_dictionaries().combine_chunks()
+
+
+def write_piece(piece: str, rows: pa.Table) -> None:
+    """Writes a piece, whole or not at all: a task may be done twice."""
+    Path(piece).parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(f"{piece}.partial")
+    with pa.ipc.new_file(str(partial), rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as file:
+        file.write_table(rows)
+    partial.rename(piece)
+
+
+def read_piece(piece: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of a piece."""
+    with pa.memory_map(piece) as source:
+        options = pa.ipc.IpcReadOptions()
+        if columns is not None:
+            names = pa.ipc.open_file(source).schema.names
+            options.included_fields = [names.index(name) for name in columns]
+        return pa.ipc.open_file(source, options=options).read_all()
+
+
+def plain_piece(piece: str) -> pa.Table:
+    """The rows of a piece, without dictionaries."""
+    return plain(read_piece(piece))
+
+
+def numbers_of(piece: str, rows: pa.Table, files: Any = None) -> list[Numbers]:
+    """What is known of each run in each file.
+
+    Args:
+        rows: those of the piece, in one chunk.
+        files: for each row a number that stands for its file; by default all are of one.
+    """
+    runs = rows["run_id"].chunk(0)
+    dictionary = runs.dictionary.to_pylist()
+    group = runs.indices.to_numpy().astype(np.int64)
+    if files is not None:
+        group += files.astype(np.int64) * len(dictionary)
+    ids = rows["operation_id"].to_numpy()
+    if np.any((np.diff(group) < 0) | ((np.diff(group) == 0) & (np.diff(ids) <= 0))):
+        order = np.lexsort((ids, group))
+        group, ids = group[order], ids[order]
+    else:
+        order = None
+    starts = np.flatnonzero(np.diff(group, prepend=-1))
+    repeats = np.add.reduceat(np.concatenate(([False], (np.diff(ids) == 0) & (np.diff(group) == 0))).astype(int), starts)
+    earliest, latest = (_instants(rows, function, order) for function in (pc.min_element_wise, pc.max_element_wise))
+    ends = np.append(starts[1:], len(ids))
+    first, last = np.minimum.reduceat(earliest, starts), np.maximum.reduceat(latest, starts)
+    return [
+        Numbers(
+            piece,
+            dictionary[group[start] % len(dictionary)],
+            int(ids[start]),
+            int(ids[end - 1]),
+            int(end - start),
+            bool(repeats[place]),
+            int(first[place]),
+            int(last[place]),
+        )
+        for place, (start, end) in enumerate(zip(starts, ends, strict=True))
+    ]
+
+
+def _instants(rows: pa.Table, function: Any, order: Any) -> Any:
+    found = function(rows["started_at"].cast(pa.int64()), rows["ended_at"].cast(pa.int64())).to_numpy()
+    return found if order is None else found[order]
+
+
+def _hours(rows: pa.Table) -> dict[int, Hour]:
+    found: dict[int, Hour] = {}
+    for name in ("started_at", "ended_at"):
+        times = rows[name].drop_null().cast(pa.int64())
+        table = pa.table({"hour": pc.divide(times, 3_600_000_000), "at": times})
+        for hour in table.group_by("hour").aggregate([("at", "count"), ("at", "min"), ("at", "max")]).to_pylist():
+            each = Hour(hour["at_count"], hour["at_min"], hour["at_max"])
+            found[hour["hour"]] = found[hour["hour"]] + each if hour["hour"] in found else each
+    return found

@@ -1,0 +1,245 @@
+"""``python -m purgatory.pipeline compact``: makes few large files of a journal's many small ones, and deletes what is too old.
+
+Eight workers that finish a file every ten seconds leave 69,000 a day. Of those that are old enough, and of the same day, one is
+made. Its footer names the files that it stands for, so the moment in which it gets its name is the moment in which they are
+replaced, all at once:
+
+    .compacted-1f3a.parquet.partial     written and synced: nobody reads it
+    compacted-1f3a.parquet              renamed: from now on reports pass over the files that it names
+                                        ... which are deleted, now or, after a kill, by the next compaction
+
+Killed at any moment, it has lost nothing and doubled nothing. Writers are not in its way, as they only add files. A report that
+finds a file gone, or a new one that stands for others, begins again. Readers of other makes see rows twice until the deleting
+is done. Rows stay as they are, copies too; files that are damaged stay where they are.
+"""
+
+import argparse
+import json
+import os
+import re
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from purgatory._programs import Program
+from purgatory.journal import FOLDERS, RUNS
+from purgatory.pipeline._files import COMPACTED, REPLACES, Damaged, Part, check_values, replaced_by, rows_of
+
+DAY: Final = 86_400
+UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": DAY}
+BYTES: Final = 128 * 1024 * 1024
+"""How much goes into one file, about."""
+ROWS: Final = 500_000
+"""How many rows are in memory at a time, and in a row group, about."""
+LOCK: Final = ".compacting"
+DAMAGED: Final = 3
+"""The exit status if damaged files were found."""
+
+
+@dataclass(slots=True)
+class Done:
+    """What was done in a folder."""
+
+    compacted: int = 0
+    """Files that others stand for now."""
+    made: int = 0
+    deleted: int = 0
+    """Files that were too old to keep."""
+    damaged: dict[str, str] = field(default_factory=dict)
+
+
+def compact(journal: str, older_than: float, keep: float | None = None, now: float | None = None) -> dict[str, Done]:
+    """Compacts a journal.
+
+    Args:
+        journal: its directory.
+        older_than: how old files have to be, in seconds. Younger ones are left alone.
+        keep: how old they may get, in seconds; `None` for any age.
+        now: in seconds since 1970, for tests.
+
+    Returns:
+        What was done, by folder.
+
+    Raises:
+        OSError: the directory cannot be read or written, or another compaction of it is going on.
+    """
+    now = time.time() if now is None else now
+    done = {}
+    with _alone(Path(journal)):
+        for folder in FOLDERS:
+            place = Path(journal, folder)
+            if not place.is_dir():
+                continue
+            done[folder] = Done()
+            _finish_earlier(place)
+            if keep is not None:
+                done[folder].deleted = _delete([path for path, age in _ages(place, now) if age > keep])
+            old = [path for path, age in _ages(place, now) if age > older_than]
+            for group in _groups(old):
+                _compact(group, folder, done[folder])
+        runs = Path(journal, RUNS)
+        if keep is not None and runs.is_dir():
+            _delete(path for path in runs.iterdir() if now - path.stat().st_mtime > keep)
+    return done
+
+
+@contextmanager
+def _alone(journal: Path) -> Iterator[None]:
+    """No other compaction of the journal runs meanwhile."""
+    import fcntl  # noqa: PLC0415  (Windows, on which the other programs run, has none)
+
+    with (journal / LOCK).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OSError(f"cannot compact {str(journal)!r}: another compaction of it is going on") from None
+        yield
+
+
+def _finish_earlier(place: Path) -> None:
+    """Does what a compaction that was killed has left undone."""
+    _delete(place.glob(f".{COMPACTED}*.partial"))
+    for path in place.glob(f"{COMPACTED}*.parquet"):
+        _delete(place / name for name in replaced_by(str(path)))
+
+
+def _ages(place: Path, now: float) -> list[tuple[Path, float]]:
+    """The files, by name, and how long ago their last row was written."""
+    paths = sorted(path for path in place.glob("*.parquet") if not path.name.startswith((".", "_")))
+    return [(path, now - path.stat().st_mtime) for path in paths]
+
+
+def _groups(paths: list[Path]) -> Iterator[list[Path]]:
+    """The files that become one: of one day, so that they get too old together."""
+    days: dict[int, list[Path]] = defaultdict(list)
+    for path in paths:
+        days[int(path.stat().st_mtime // DAY)].append(path)
+    for of_day in days.values():
+        group: list[Path] = []
+        filled = 0
+        for path in of_day:
+            size = path.stat().st_size
+            if group and filled + size > BYTES:
+                yield group
+                group, filled = [], 0
+            group.append(path)
+            filled += size
+        yield group
+
+
+def _compact(group: list[Path], folder: str, done: Done) -> None:
+    if len(group) < 2:
+        return
+    name = COMPACTED + sha256("\0".join(path.name for path in group).encode()).hexdigest()[:16] + ".parquet"
+    target = group[0].with_name(name)
+    partial = group[0].with_name(f".{name}.partial")
+    replaced = _write(group, folder, partial, done)
+    if len(replaced) < 2:
+        partial.unlink()
+        return
+    latest = max(path.stat().st_mtime for path in replaced)
+    os.utime(partial, (latest, latest))
+    partial.rename(target)
+    _sync(target.parent)
+    _delete(replaced)
+    done.made += 1
+    done.compacted += len(replaced)
+
+
+def _write(group: list[Path], folder: str, target: Path, done: Done) -> list[Path]:
+    """Writes the rows of files into one, and returns those files: all that are not damaged."""
+    replaced = []
+    schema = FOLDERS[folder]
+    with target.open("wb") as file:
+        with pq.ParquetWriter(file, _nullable(schema), write_page_checksum=True) as writer:
+            rows: list[pa.Table] = []
+            waiting = 0
+            for path in group:
+                try:
+                    read = rows_of(Part(str(path)), folder)
+                    check_values(read)
+                except Damaged as error:
+                    done.damaged[str(path)] = str(error)
+                    continue
+                replaced.append(path)
+                rows.append(read)
+                waiting += read.num_rows
+                if waiting >= ROWS:
+                    writer.write_table(_whole(rows, schema))
+                    rows, waiting = [], 0
+            if rows:
+                writer.write_table(_whole(rows, schema))
+            writer.add_key_value_metadata({REPLACES.decode(): json.dumps([path.name for path in replaced])})
+        file.flush()
+        os.fsync(file.fileno())
+    return replaced
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    """The schema for rows as they were found, of which some may be broken."""
+    return pa.schema([each.with_nullable(True) for each in schema])
+
+
+def _whole(rows: list[pa.Table], schema: pa.Schema) -> pa.Table:
+    return pa.concat_tables(rows).cast(_nullable(schema)).combine_chunks()
+
+
+def _delete(paths: Iterable[Path]) -> int:
+    count = 0
+    for path in paths:
+        with suppress(FileNotFoundError):
+            path.unlink()
+            count += 1
+    return count
+
+
+def _sync(folder: Path) -> None:
+    """Sees to it that the name is on the disk before the files are deleted which it stands for."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def duration(text: str) -> float:
+    """The seconds of a duration such as ``90s``, ``1h`` or ``30d``."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no duration such as 90s, 15m, 1h or 30d")
+    return float(found[1]) * UNITS[found[2]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("journal", metavar="JOURNAL", help="the directory of a journal")
+    parser.add_argument(
+        "--older-than", type=duration, default=duration("1h"), metavar="AGE", help="leave younger files alone (default: 1h)"
+    )
+    parser.add_argument("--keep", type=duration, metavar="AGE", help="delete files whose rows are all older, such as 30d")
+    parser.epilog = f"The exit status is {DAMAGED} if there are damaged files, which stay as they are."
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compacts, and prints what was done."""
+    if not Path(options.journal, "operations").is_dir():
+        print(f"cannot compact {options.journal!r}: it has no folder 'operations'", file=sys.stderr)
+        return 1
+    found = compact(options.journal, options.older_than, options.keep)
+    for folder, done in found.items():
+        deleted = f"; {done.deleted:,} were too old and are deleted" if done.deleted else ""
+        print(f"{folder}: {done.compacted:,} files became {done.made:,}{deleted}")
+        for file, reason in done.damaged.items():
+            print(f"left alone: {file}: {reason}")
+    return DAMAGED if any(done.damaged for done in found.values()) else 0
+
+
+PROGRAM = Program("compact", "Makes few large files of a journal's many small ones, and deletes old ones.", add_arguments, run)

@@ -1,0 +1,134 @@
+"""What the page's script is given: columns of numbers, as small as they can be.
+
+A row of `timeline`, `waits` or `lateness` is of one group (a purgatory and kind, as a place in ``groups``) and one run (a place
+in ``runs``). Where there are too many such rows for a page, they are of all runs together, and the page has no choice of runs.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from purgatory.pipeline.report._findings import Finding
+from purgatory.pipeline.report._summary import Line, Summary
+
+GROUPS: Final = 60
+"""The most groups that a page has, the largest ones. All the others together are one more, which has no curve."""
+OTHERS: Final = "the others"
+ROWS: Final = 20_000
+"""The most rows that the timeline has by run."""
+FINE: Final = 6
+"""Of so many groups the curves have three digits; those of the others have two."""
+DIGITS: Final = 5
+"""Of the numbers on the page."""
+MILLISECOND: Final = 1000
+"""In microseconds."""
+
+Columns = dict[str, list[Any]]
+
+
+def data(findings: list[Finding], summary: Summary) -> dict[str, Any]:
+    """All that the page shows, for JSON."""
+    largest = sorted(summary.timeouts, key=lambda line: -line["operations"])
+    place = {(line["purgatory"], line["kind"]): min(number, GROUPS) for number, line in enumerate(largest)}
+    if len(largest) > GROUPS:
+        largest = [*largest[:GROUPS], dict.fromkeys(largest[0]) | {"purgatory": OTHERS, "kind": OTHERS}]
+    groups = [(line["purgatory"], line["kind"]) for line in largest]
+    has_runs = len({line["run"] for line in summary.timeline}) > 1 and len(summary.timeline) <= ROWS
+    window = summary.window
+
+    def by_run(lines: list[Line], name: str) -> Columns:
+        return _columns(lines, ["group", "run", name], lambda line: place[line["purgatory"], line["kind"]], has_runs)
+
+    return {
+        "findings": [
+            {"text": each.text, "place": each.place, "purgatory": each.purgatory, "kind": each.kind} for each in findings
+        ],
+        "groups": groups,
+        "runs": [*summary.runs, OTHERS] if has_runs else [],
+        "window": {
+            "start": window.start / MILLISECOND,
+            "width": window.width / MILLISECOND,
+            "count": window.count,
+        },
+        "timeouts": [_shown(line) for line in largest],
+        "timeline": by_run(summary.timeline, "place"),
+        "waits": by_run([{**line, "wait": line["wait_s"]} for line in summary.waits], "wait"),
+        "lateness": by_run([{**line, "late": line["late"] / 1e6} for line in summary.lateness], "late"),
+        "curves": _curves(summary, place, has_runs),
+        "pending": _pending(summary, {name for name, _ in groups}),
+        "keys": _keys(summary.hot_keys, summary.hot_times),
+        "missed": _keys(summary.missed_keys, summary.missed_times),
+        "minutes": [_shown(line) for line in summary.worst_minutes],
+        "read": [{name: line[name] for name in ("folder", "what", "reason", "count")} for line in summary.reconciliation],
+    }
+
+
+def _columns(lines: list[Line], by: list[str], group: Callable[[Line], int], has_runs: bool) -> Columns:
+    """Lines as columns; those of several runs are added up where runs are not told apart."""
+    others = [name for name in (lines[0] if lines else {}) if name not in (*by, "purgatory", "kind", "wait_s")]
+    sums: dict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0] * len(others))
+    for line in lines:
+        key = (group(line), line["run"] if has_runs else 0, line[by[2]])
+        for number, name in enumerate(others):
+            sums[key][number] += line[name]
+    columns: Columns = {name: [_rounded(key[number]) for key in sums] for number, name in enumerate(by)}
+    return columns | {name: [values[number] for values in sums.values()] for number, name in enumerate(others)}
+
+
+def _curves(summary: Summary, place: dict[tuple[str, str], int], has_runs: bool) -> list[dict[str, Any]]:
+    """The survival curves: `run` is -1 for all runs."""
+    of_groups: dict[tuple[str, str], list[Line]] = defaultdict(list)
+    for line in summary.survival:
+        of_groups[line["purgatory"], line["kind"]].append(line)
+    curves = [
+        {"group": place[group], "run": -1, **_curve(lines if place[group] < FINE else _two_digits(lines))}
+        for group, lines in of_groups.items()
+        if place[group] < GROUPS
+    ]
+    if has_runs:
+        curves += [
+            {"group": place[purgatory, kind], "run": run, **_curve(curve.to_pylist())}
+            for (purgatory, kind, run), curve in summary.curves_of_runs.items()
+            if place[purgatory, kind] < GROUPS
+        ]
+    return curves
+
+
+def _curve(lines: Iterable[Line]) -> Columns:
+    names = ("timeout_s", "at_risk", "expiry_rate", "standard_error")
+    return {name: [_rounded(line[name]) for line in lines] for name in names}
+
+
+def _two_digits(lines: list[Line]) -> list[Line]:
+    """The last line of each two digits of the timeout."""
+    last = {f"{line['timeout_s']:.1e}": line for line in lines}
+    return [*last.values()]
+
+
+def _pending(summary: Summary, purgatories: set[str]) -> dict[str, Columns]:
+    found: dict[str, Columns] = {}
+    start, width = summary.window.start, summary.window.width
+    for line in (line for line in summary.pending if line["purgatory"] in purgatories):
+        columns = found.setdefault(line["purgatory"], {"place": [], "most": [], "mean": []})
+        columns["place"].append(round((line["second"].timestamp() * 1e6 - start) / width))
+        columns["most"].append(line["pending_max"])
+        columns["mean"].append(_rounded(line["pending_mean"]))
+    return found
+
+
+def _keys(lines: list[Line], times: list[Line]) -> list[dict[str, Any]]:
+    """The keys, each with its columns over time."""
+    columns: dict[tuple[str, str], Columns] = defaultdict(lambda: defaultdict(list))
+    for line in times:
+        for name, value in line.items():
+            if name not in ("purgatory", "key"):
+                columns[line["purgatory"], line["key"]][name].append(value)
+    return [{**line, "times": columns.get((line["purgatory"], line["key"]), {})} for line in lines]
+
+
+def _shown(line: Line) -> Line:
+    return {name: value.timestamp() * 1e3 if name == "minute" else _rounded(value) for name, value in line.items()}
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value

@@ -1,0 +1,137 @@
+// What people choose changes the state, and then what is shown.
+
+const reach = () => {
+  const ends = data.curves.map((each) => each.timeout_s).filter((each) => each.length);
+  const low = Math.min(...ends.map((each) => each[0])),
+    high = Math.max(...ends.map((each) => each[each.length - 1]));
+  return ends.length ? [Math.max(low, high / 1e6, 1e-6), Math.max(high, 2e-6)] : [1e-3, 1];
+};
+const [shortest, longest] = reach();
+
+function setTimeoutTried(value) {
+  state.timeout = Number(Math.min(Math.max(value, shortest), longest).toPrecision(3));
+  by("timeout").value = (1000 * Math.log(state.timeout / shortest)) / Math.log(longest / shortest);
+}
+
+function timeoutMoved() {
+  answer();
+  tables();
+  for (const id of ["waits", "survival"]) stale.has(id) || Plotly.relayout(id, { shapes: marks() });
+}
+
+function choices() {
+  const options = (id, values, all) => {
+    by(id).innerHTML = [
+      `<option value="">${all}</option>`,
+      ...values.map(([value, name]) => `<option value="${text(String(value)).replace(/"/g, "&quot;")}">${text(name)}</option>`),
+    ].join("");
+  };
+  const names = [...new Set(data.groups.map((each) => each[0]))];
+  options(
+    "purgatory",
+    names.map((name) => [name, name]),
+    "all",
+  );
+  options(
+    "kind",
+    [...new Set(data.groups.filter((each) => !state.purgatory || each[0] === state.purgatory).map((each) => each[1]))].map(
+      (name) => [name, name],
+    ),
+    "all",
+  );
+  options(
+    "run",
+    data.runs.map((name, run) => [run, name]),
+    "all",
+  );
+  by("runs").hidden = !data.runs.length;
+  by("purgatory").value = state.purgatory;
+  by("kind").value = state.kind;
+  by("run").value = state.run < 0 ? "" : state.run;
+}
+
+function show() {
+  by("whole").hidden = whole();
+  by("range").textContent = `${instant(at(state.from))} to ${instant(at(state.to))} UTC`;
+  answer();
+  tables();
+  pictures();
+}
+
+function choose(change) {
+  Object.assign(state, change);
+  if (state.kind && !data.groups.some((_, group) => isGroup(group))) state.kind = "";
+  choices();
+  show();
+}
+
+function zoomed(event) {
+  if (event["xaxis.autorange"] || event["xaxis.range[0]"] === undefined) {
+    if (event["xaxis.autorange"]) choose({ from: 0, to: data.window.count });
+    return;
+  }
+  const place = (name) =>
+    (new Date(`${String(event[name]).replace(" ", "T").slice(0, 23)}Z`.replace(/^(\d{4}-\d\d-\d\d)Z$/, "$1T00:00Z")) -
+      data.window.start) /
+    data.window.width;
+  const from = Math.max(0, Math.floor(place("xaxis.range[0]"))),
+    to = Math.min(data.window.count, Math.ceil(place("xaxis.range[1]")));
+  if (to > from && (from !== state.from || to !== state.to)) choose({ from, to });
+}
+
+function theme(name) {
+  document.documentElement.dataset.theme = name;
+  pictures();
+}
+
+function start() {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  let shown = dark.matches ? "dark" : "light";
+  theme(shown);
+  dark.addEventListener("change", () => theme((shown = dark.matches ? "dark" : "light")));
+  by("theme").onclick = () => theme((shown = shown === "dark" ? "light" : "dark"));
+  by("purgatory").onchange = (event) => choose({ purgatory: event.target.value });
+  by("kind").onchange = (event) => choose({ kind: event.target.value });
+  by("run").onchange = (event) => choose({ run: event.target.value === "" ? -1 : Number(event.target.value) });
+  by("whole").onclick = () => choose({ from: 0, to: data.window.count });
+  by("timeout").oninput = (event) => {
+    setTimeoutTried(shortest * (longest / shortest) ** (event.target.value / 1000));
+    timeoutMoved();
+  };
+  for (const link of document.querySelectorAll(".findings a"))
+    link.addEventListener("click", () => choose({ purgatory: link.dataset.purgatory, kind: link.dataset.kind, run: -1 }));
+  // The timeout of which most expire, or what is in the middle.
+  const typical = [...data.timeouts]
+    .sort((a, b) => b.expiry_rate - a.expiry_rate)
+    .map((row) => row.timeout_max_s)
+    .find((value) => value > 0);
+  setTimeoutTried(typical || Math.sqrt(shortest * longest));
+  choices();
+  show();
+  addEventListener("beforeprint", () => {
+    theme("light");
+    all();
+    for (const id in drawn) Plotly.relayout(id, { width: id === "waits" || id === "survival" ? 330 : 680 });
+  });
+  addEventListener("afterprint", () => {
+    theme(shown);
+    for (const id in drawn) Plotly.relayout(id, { width: null, autosize: true });
+  });
+  document.querySelectorAll(".picture").forEach((each) => watcher.observe(each));
+  document.documentElement.dataset.ready = "yes";
+}
+
+// Plotly is packed: the page is a third as long, and it is unpacked in less time than that would take to load.
+async function unpacked() {
+  const packed = Uint8Array.from(atob(by("plotly").textContent), (character) => character.charCodeAt(0));
+  const script = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).blob();
+  const element = document.createElement("script");
+  element.src = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
+  await new Promise((done, failed) => {
+    element.onload = done;
+    element.onerror = failed;
+    document.head.append(element);
+  });
+}
+
+unpacked().then(start);

@@ -1,0 +1,364 @@
+// Draws: each picture from the one state, when it is in sight.
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+function layout(more) {
+  const axis = { gridcolor: colour("line"), zerolinecolor: colour("line"), linecolor: colour("line"), automargin: true };
+  const base = {
+    paper_bgcolor: colour("ground"),
+    plot_bgcolor: colour("ground"),
+    font: { color: colour("ink"), size: 12, family: "system-ui, sans-serif" },
+    margin: { l: 55, r: 12, t: 34, b: 40 },
+    height: 300,
+    hovermode: "x unified",
+    showlegend: true,
+    hoverlabel: { bgcolor: colour("head"), font: { color: colour("ink") } },
+    legend: { orientation: "h", yanchor: "bottom", y: 1.02, x: 0, font: { size: 11 } },
+    ...more,
+  };
+  base.xaxis = { ...axis, ...more.xaxis };
+  base.yaxis = { ...axis, rangemode: "tozero", ...more.yaxis };
+  return base;
+}
+
+const config = { displaylogo: false, responsive: true, displayModeBar: false, doubleClick: "reset" };
+const draw = (id, traces, more) => Plotly.react(id, traces, layout(more), config);
+const inks = ["completed", "expired", "missed", "cancelled", "link", "ink"];
+const time = (place) => new Date(at(place)).toISOString().slice(0, 23);
+const timeAxis = () => ({ type: "date", range: [time(state.from), time(state.to)] });
+const empty = (id, why, height = 120) =>
+  draw(id, [], {
+    height,
+    showlegend: false,
+    xaxis: { visible: false },
+    yaxis: { visible: false },
+    annotations: [{ text: why, showarrow: false, font: { color: colour("faint") } }],
+  });
+
+function ends() {
+  const names = ["completed", "expired", "cancelled"],
+    t = data.timeline;
+  const sums = Object.fromEntries(names.map((name) => [name, new Array(data.window.count).fill(0)]));
+  for (const row of chosen(t))
+    if (t.place[row] >= 0 && t.place[row] < data.window.count)
+      for (const name of names) sums[name][t.place[row]] += t[name][row];
+  const x = Array.from({ length: data.window.count }, (_, place) => time(place + 0.5));
+  draw(
+    "ends",
+    names.map((name) => ({ type: "bar", name, x, y: sums[name], marker: { color: colour(name) }, hovertemplate: "%{y:,}" })),
+    {
+      barmode: "stack",
+      bargap: 0,
+      dragmode: "zoom",
+      xaxis: timeAxis(),
+      yaxis: { title: { text: `ended in ${seconds(data.window.width / 1000)}` }, fixedrange: true },
+    },
+  );
+}
+
+function pending() {
+  const lines = new Map();
+  for (const point of pendingLine()) {
+    if (!lines.has(point.name))
+      lines.set(
+        point.name,
+        new Array(data.window.count).fill(null).map(() => ({ most: 0, mean: isAll() ? 0 : null })),
+      );
+    if (point.place >= 0 && point.place < data.window.count) lines.get(point.name)[point.place] = point;
+  }
+  const x = Array.from({ length: data.window.count }, (_, place) => time(place + 0.5));
+  const traces = [...lines]
+    .slice(0, 8)
+    .flatMap(([name, points], number) =>
+      ["most", "mean"].map((what) => ({
+        name: isAll() ? `${name}: ${what}` : "at the end of each span",
+        x,
+        y: points.map((point) => point[what]),
+        mode: "lines",
+        line: {
+          color: colour(inks[number % inks.length]),
+          width: what === "most" ? 1.8 : 1,
+          dash: what === "most" ? "solid" : "dot",
+          shape: "hvh",
+        },
+        hovertemplate: what === "most" ? "%{y:,}" : "%{y:,.3~r}",
+      })),
+    )
+    .filter((trace) => trace.y.some((value) => value != null));
+  draw("pending", traces, {
+    height: 230,
+    dragmode: "zoom",
+    xaxis: timeAxis(),
+    yaxis: { title: { text: "pending" }, fixedrange: true },
+  });
+}
+
+/** An axis of durations; every power of ten has a name. */
+function durations(title, values) {
+  const low = Math.log10(Math.min(...values)),
+    high = Math.log10(Math.max(...values)),
+    room = 0.04 * (high - low) + 0.05;
+  const powers = Array.from(
+    { length: Math.ceil(high + room) - Math.floor(low - room) + 1 },
+    (_, number) => Math.floor(low - room) + number,
+  );
+  return {
+    type: "log",
+    title: { text: title },
+    range: [low - room, high + room],
+    tickvals: powers.map((power) => 10 ** power),
+    ticktext: powers.map((power) => seconds(10 ** power)),
+    hoverformat: ".3~s",
+  };
+}
+
+const EDGES = [10, 12, 15, 18, 22, 27, 33, 39, 47, 56, 68, 82]; // of two digits, as the values are, and about equally far apart
+
+/** The step, twelve to a power of ten, that a value is in; and where a step begins. */
+function stepOf(value) {
+  const power = Math.floor(Math.log10(value) + 1e-9),
+    first = value / 10 ** (power - 1) + 1e-6;
+  return power * 12 + EDGES.filter((edge) => edge <= first).length - 1;
+}
+const edgeOf = (step) => EDGES[((step % 12) + 12) % 12] * 10 ** (Math.floor(step / 12) - 1);
+
+/** Counts by value. */
+function steps(columns, value, names) {
+  const sums = new Map();
+  for (const row of chosen(columns)) {
+    const step = stepOf(Math.max(columns[value][row], 1e-6));
+    const sum = sums.get(step) || Object.fromEntries(names.map((name) => [name, 0]));
+    for (const name of names) sum[name] += columns[name][row];
+    sums.set(step, sum);
+  }
+  if (!sums.size) return null;
+  const places = [...sums.keys()],
+    first = Math.min(...places) - 1,
+    last = Math.max(...places) + 1;
+  const all = Array.from({ length: last - first + 1 }, (_, number) => first + number);
+  return {
+    x: all.map((step) => Math.sqrt(edgeOf(step) * edgeOf(step + 1))),
+    ...Object.fromEntries(names.map((name) => [name, all.map((step) => (sums.get(step) || {})[name] || 0)])),
+  };
+}
+
+function histogram(id, found, names, title) {
+  if (!found) return empty(id, id === "lateness" ? "Nothing expired whose deadline is known." : "Nothing ended.");
+  draw(
+    id,
+    Object.entries(names).map(([name, label]) => ({
+      name: label,
+      x: found.x,
+      y: found[name],
+      mode: "lines",
+      fill: "tozeroy",
+      line: { shape: "hvh", width: 1.4, color: colour(name === "completed" ? "completed" : "expired") },
+      hovertemplate: "%{y:,}",
+    })),
+    {
+      xaxis: durations(title, id === "waits" ? [...found.x, ...theirs()] : found.x),
+      yaxis: { title: { text: "operations" } },
+      height: id === "lateness" ? 220 : 300,
+      shapes: id === "waits" ? marks() : [],
+    },
+  );
+}
+
+const theirs = () => [
+  ...new Set(
+    data.timeouts
+      .filter((_, group) => isGroup(group))
+      .flatMap((row) => [row.timeout_min_s, row.timeout_max_s])
+      .filter((value) => value > 0),
+  ),
+];
+
+/** The timeouts that operations had, and the one that is tried. */
+function marks() {
+  const line = (x, dash, name, width) => ({
+    type: "line",
+    x0: x,
+    x1: x,
+    yref: "paper",
+    y0: 0,
+    y1: 1,
+    line: { color: colour(name), dash, width },
+  });
+  return [
+    ...theirs()
+      .slice(0, 12)
+      .map((value) => line(value, "dot", "faint", 1)),
+    line(state.timeout, "solid", "missed", 1.5),
+  ];
+}
+
+function survival() {
+  const groups = data.groups
+    .map((_, group) => group)
+    .filter((group) => isGroup(group) && curve(group))
+    .slice(0, 6);
+  if (!groups.length) return empty("survival", "No operation with a known start.");
+  const colours = inks.map(colour);
+  const traces = groups.flatMap((group, number) => {
+    const points = curve(group),
+      bounds = points.expiry_rate.map((rate, row) => interval(rate, points.standard_error[row]));
+    const line = {
+      x: points.timeout_s,
+      mode: "lines",
+      line: { shape: "hv", width: 0, color: colours[number] },
+      hoverinfo: "skip",
+      showlegend: false,
+    };
+    const band =
+      groups.length > 1
+        ? []
+        : [
+            { ...line, y: bounds.map((each) => each[1]) },
+            { ...line, y: bounds.map((each) => each[2]), fill: "tonexty", fillcolor: colour("band") },
+          ];
+    const name =
+      state.purgatory || new Set(data.groups.map((each) => each[0])).size === 1
+        ? data.groups[group][1]
+        : data.groups[group].join(": ");
+    return [
+      ...band,
+      {
+        ...line,
+        y: points.expiry_rate,
+        name,
+        showlegend: true,
+        hoverinfo: "all",
+        line: { ...line.line, width: 1.8 },
+        hovertemplate: "%{y:.3~p}",
+      },
+    ];
+  });
+  draw("survival", traces, {
+    xaxis: durations(
+      "timeout",
+      [...groups.flatMap((group) => curve(group).timeout_s), ...theirs()].filter((value) => value > 0),
+    ),
+    yaxis: { title: { text: "would expire" }, tickformat: ".3~p", range: [0, 1.02] },
+    shapes: marks(),
+  });
+}
+
+function heat(id, keys, name, title) {
+  const rows = keys
+    .filter((key) => isKey(key) && (key.times.place || []).some(inTime))
+    .slice(0, 20)
+    .reverse();
+  if (!rows.length) return empty(id, "Nothing.");
+  const label = (key) =>
+    `${key.key.length > 28 ? key.key.slice(0, 27) + "…" : key.key}${state.purgatory ? "" : ` (${key.purgatory})`}`;
+  const z = rows.map((key) => {
+    const cells = new Array(data.window.count).fill(null);
+    key.times.place.forEach((place, row) => {
+      if (place >= 0 && place < cells.length && key.times[name][row]) cells[place] = key.times[name][row];
+    });
+    return cells;
+  });
+  const x = Array.from({ length: data.window.count }, (_, place) => time(place + 0.5));
+  draw(
+    id,
+    [
+      {
+        type: "heatmap",
+        x,
+        y: rows.map((_, row) => row),
+        z,
+        text: rows.map((key) => x.map(() => text(label(key)))),
+        xgap: 0,
+        ygap: 1,
+        colorscale: [
+          [0, colour("head")],
+          [0.15, colour(name === "missed" ? "faint-missed" : "faint-completed")],
+          [1, colour(name === "missed" ? "missed" : "completed")],
+        ],
+        zmin: 0,
+        colorbar: { thickness: 10, title: { text: title, side: "right" } },
+        hovertemplate: `%{text}<br>%{x}<br>%{z:,} ${title}<extra></extra>`,
+      },
+    ],
+    {
+      height: 90 + 19 * rows.length,
+      hovermode: "closest",
+      showlegend: false,
+      margin: { l: 10, r: 10, t: 10, b: 36 },
+      xaxis: timeAxis(),
+      yaxis: {
+        tickvals: rows.map((_, row) => row),
+        ticktext: rows.map((key) => text(label(key))),
+        fixedrange: true,
+        showgrid: false,
+        rangemode: "normal",
+      },
+    },
+  );
+}
+
+const drawn = {
+  ends,
+  pending,
+  survival,
+  waits: () =>
+    histogram(
+      "waits",
+      steps(data.waits, "wait", ["completed", "others"]),
+      { completed: "completed", others: "expired or cancelled" },
+      "wait",
+    ),
+  lateness: () =>
+    histogram("lateness", steps(data.lateness, "late", ["expired"]), { expired: "expired" }, "after the deadline"),
+  heat: () => heat("heat", data.keys, "tried", "tried"),
+  when: () => heat("when", data.missed, "missed", "missed"),
+};
+const stale = new Set(),
+  seen = new Set();
+
+/** Draws a picture anew if it is in sight, or else when it comes into sight. */
+function refresh(id) {
+  stale.add(id);
+  if (!seen.has(id) || !window.Plotly) return;
+  stale.delete(id);
+  const isFirst = !by(id).classList.contains("js-plotly-plot");
+  drawn[id]();
+  if (!isFirst) return;
+  if (["ends", "pending", "heat", "when"].includes(id)) by(id).on("plotly_relayout", zoomed);
+  if (["waits", "survival"].includes(id))
+    by(id).on("plotly_click", (event) => {
+      setTimeoutTried(event.points[0].x);
+      timeoutMoved();
+    });
+}
+
+const pictures = () => Object.keys(drawn).forEach(refresh);
+const all = () => {
+  Object.keys(drawn).forEach((id) => seen.add(id));
+  [...stale].forEach(refresh);
+};
+const watcher = new IntersectionObserver(
+  (entries) =>
+    entries.forEach((entry) => {
+      seen[entry.isIntersecting ? "add" : "delete"](entry.target.id);
+      if (entry.isIntersecting && stale.has(entry.target.id)) refresh(entry.target.id);
+    }),
+  { rootMargin: "200px" },
+);
+
+function answer() {
+  const groups = data.groups.map((_, group) => group).filter((group) => isGroup(group) && curve(group));
+  by("chosen").textContent = seconds(state.timeout);
+  by("answer").innerHTML =
+    groups
+      .slice(0, 4)
+      .map((group) => {
+        const points = curve(group),
+          rate = expiryRate(points, state.timeout),
+          name = `<b>${text(data.groups[group][1])}</b>`;
+        if (!rate)
+          return `${name}: not answerable, nobody waited longer than ${seconds(points.timeout_s[points.timeout_s.length - 1])}`;
+        return `${name}: ${share(rate[0])} would expire (95 %: ${share(rate[1])} to ${share(rate[2])})`;
+      })
+      .join("; ") + (groups.length > 4 ? "; the table has the others." : ".");
+}

@@ -1,0 +1,244 @@
+"""What is damaged is set apart and counted, with its name and the reason; everything else is reported."""
+
+import random
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+from test_report import account, assert_tables_equal, check, operation, random_operations, table, tables, write
+
+from purgatory.journal import OPERATIONS
+from purgatory.pipeline.__main__ import main
+from purgatory.pipeline._files import COMPACTED, REPLACES
+from purgatory.pipeline._spread import TaskFailed, here, on_spark
+from purgatory.pipeline.report import _command, _make
+
+Row = dict[str, Any]
+
+
+def damage(file: Path, how: str) -> None:
+    """Overwrites a third of the file's middle; its beginning and its footer stay."""
+    content = bytearray(file.read_bytes())
+    first, last = len(content) // 3, 2 * len(content) // 3
+    content[first:last] = bytes(last - first) if how == "zeroed" else random.Random(3).randbytes(last - first)
+    file.write_bytes(content)
+
+
+def report(journal: Path, out: Path) -> int:
+    return main(["report", str(journal), "--out", str(out), "--master", "here"])
+
+
+@pytest.mark.parametrize("how", ["zeroed", "random"])
+@pytest.mark.parametrize("written", ["by hand", "with checksums"])
+def test_a_file_with_damaged_pages_is_set_apart_and_the_others_are_reported(
+    how: str, written: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = random_operations(random.Random(6), 3000)
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    write(journal, "operations", "good", rows[:2000])
+    bad = write(journal, "operations", "bad", rows[2000:])
+    if written == "with checksums":
+        pq.write_table(pq.read_table(bad), bad, write_page_checksum=True)
+    damage(bad, how)
+
+    assert report(journal, out) == 3
+
+    assert_tables_equal(tables(out), rows[:2000], [])
+    [reason] = [row.reason for row in table(out, "reconciliation") if row.what == "files unreadable"]
+    assert reason.startswith(f"{bad}: cannot be read as Parquet: ") and "\n" not in reason
+    printed = capsys.readouterr()
+    assert f"Cannot be read: {bad}" in printed.out.replace("\n", "") and printed.err == ""
+
+
+def test_one_damaged_row_group_of_a_large_file_sets_the_whole_file_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("purgatory.pipeline._reading.BYTES", 20_000)
+    rows = random_operations(random.Random(7), 4000)
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    for name, part in (("bad", rows[:3000]), ("good", rows[3000:])):
+        file = write(journal, "operations", name, part)
+        pq.write_table(pq.read_table(file), file, row_group_size=500)
+    damage(journal / "operations" / "bad.parquet", "zeroed")
+
+    assert report(journal, out) == 3
+
+    assert_tables_equal(tables(out), rows[3000:], [])
+    assert account(table(out, "reconciliation"))["operations", "rows read"] == 1000
+
+
+def test_text_that_is_not_utf8_is_damage(tmp_path: Path) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    write(journal, "operations", "good", [operation(0)])
+    bad = write(journal, "operations", "bad", [operation(1, purgatory="XXXXXXXX")])
+    bad.write_bytes(bad.read_bytes().replace(b"XXXXXXXX", b"\xff\xfe\xff\xfe\xff\xfe\xff\xfe"))
+
+    assert report(journal, out) == 3
+
+    assert account(table(out, "reconciliation"))["operations", "files unreadable"] == 1
+    assert account(table(out, "reconciliation"))["operations", "rows accepted"] == 1
+
+
+@pytest.mark.parametrize("name", ["a*b", "a{1,2}", "a[1]", "a?b", "a b%20c", "a\\b", "ä:1", "#1"])
+def test_a_path_is_no_pattern(name: str, tmp_path: Path) -> None:
+    journal, out = tmp_path / name, tmp_path / "out" / name
+    for decoy in ("axb", "a1", "a2"):
+        write(tmp_path / decoy, "operations", "x", [operation(number) for number in range(9)])
+    write(journal, "operations", name, [operation(0), operation(1, outcome="lost")])
+    write(journal, "checks", name, [check(1)])
+
+    assert report(journal, out) == 3
+
+    counts = account(table(out, "reconciliation"))
+    assert (counts["operations", "rows read"], counts["operations", "rows accepted"]) == (2, 1)
+    [rejected] = pq.read_table(out / "rejected" / "operations").to_pylist()
+    assert rejected["file"] == f"{journal}/operations/{name}.parquet"
+
+
+LONG = {
+    "a year": {"ended_at": datetime(2027, 3, 1, tzinfo=UTC)},
+    "the year 9999": {"ended_at": datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)},
+    "since 1970": {"started_at": datetime(1970, 1, 1, tzinfo=UTC)},
+}
+
+
+@pytest.mark.parametrize("columns", LONG.values(), ids=LONG)
+def test_an_operation_that_waits_for_ages_costs_a_few_rows(columns: Row, tmp_path: Path) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    rows = [*(operation(number) for number in range(300)), operation(300, **columns)]
+    write(journal, "operations", "x", rows)
+
+    summary = _make.make_tables(here, [str(journal)], str(out))
+
+    [line] = table(out, "timeouts")
+    assert (line.operations, line.completed) == (301, 301)
+    waited = max(row["ended_at"] for row in rows) - min(row["started_at"] for row in rows)
+    assert line.longest_wait_s == pytest.approx(waited.total_seconds())
+    spans = sorted(table(out, "pending"), key=lambda row: row.second)
+    assert len(spans) < 10 and spans[0].second == min(row["started_at"] for row in rows)
+    for span, following in pairwise(spans):
+        assert span.second + timedelta(seconds=span.seconds) == following.second
+    assert max(row.pending_max for row in spans) == 301
+    # The page shows the two seconds in which everything else happened.
+    assert summary.window.width * summary.window.count < 4_000_000
+
+
+def test_instants_that_no_calendar_has_are_rejected(tmp_path: Path) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    file = write(journal, "operations", "x", [operation(number) for number in range(4)])
+    rows = pq.read_table(file)
+    end = pa.array([1 << 62, -1, 253_402_300_800_000_000, None]).cast(rows.schema.field("ended_at").type)
+    rows = rows.set_column(rows.column_names.index("ended_at"), "ended_at", end)
+    pq.write_table(rows.set_column(rows.column_names.index("outcome"), "outcome", pa.array([*"abc", None])), file)
+
+    assert report(journal, out) == 3
+
+    counts = {row.reason: row["count"] for row in table(out, "reconciliation") if row.what == "rows rejected"}
+    assert counts == {"unknown outcome": 3}
+    pq.write_table(rows, file)
+    assert report(journal, out) == 3
+    counts = {row.reason: row["count"] for row in table(out, "reconciliation") if row.what == "rows rejected"}
+    assert counts == {"ended_at is not between the years 1970 and 9999": 3, "an outcome without an end": 1}
+
+
+def test_a_null_among_the_keys_is_rejected(tmp_path: Path) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    rows = [operation(0, keys=["a", None]), operation(1, keys=[]), operation(2, keys=["a", "a", "b"])]
+    write(journal, "operations", "x", rows)
+
+    assert report(journal, out) == 3
+
+    assert_tables_equal(tables(out), rows[1:], [])
+
+
+def test_a_file_that_another_stands_for_is_not_read(tmp_path: Path) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    rows = random_operations(random.Random(8), 100)
+    for place in range(2):
+        write(journal, "operations", f"{place}", rows[place * 50 : place * 50 + 50])
+    whole = pa.Table.from_pylist(rows, pa.schema([field.with_nullable(True) for field in OPERATIONS]))
+    whole = whole.replace_schema_metadata({REPLACES: '["0.parquet", "1.parquet", "gone.parquet"]'})
+    pq.write_table(whole, journal / "operations" / f"{COMPACTED}x.parquet")
+
+    assert report(journal, out) == 0
+
+    assert_tables_equal(tables(out), rows, [])
+    counts = account(table(out, "reconciliation"))
+    assert (counts["operations", "files"], counts["operations", "files compacted"]) == (1, 2)
+    assert counts["operations", "duplicates dropped"] == 0
+
+
+def test_spark_sets_apart_what_this_process_does(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_make, "ROWS_OF_SHARD", 500)
+    journal = tmp_path / "journal *"
+    rows = random_operations(random.Random(9), 2000)
+    for place in range(4):
+        write(journal, "operations", f"{place}", rows[place * 500 : place * 500 + 500])
+    damage(journal / "operations" / "3.parquet", "zeroed")
+    write(journal, "checks", "x", [check(second, key=f"key-{second % 7}") for second in range(50)])
+
+    with on_spark(spark) as spread:
+        _make.make_tables(spread, [str(journal)], str(tmp_path / "there"))
+    _make.make_tables(here, [str(journal)], str(tmp_path / "here"))
+
+    assert_tables_equal(tables(tmp_path / "there"), rows[:1500], [check(s, key=f"key-{s % 7}") for s in range(50)])
+    for name in _make.TABLES:
+        made = [sorted(map(str, table(tmp_path / where, name))) for where in ("there", "here")]
+        assert made[0] == made[1]
+
+
+def test_a_task_that_fails_on_spark_is_told_in_one_line(spark: SparkSession) -> None:
+    with on_spark(spark) as spread, pytest.raises(TaskFailed) as error:
+        spread(Path.read_text, [Path("/no/such/file")])
+
+    assert str(error.value) == "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/file'"
+
+
+def test_an_earlier_report_stays_when_a_later_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    write(journal, "operations", "x", [operation(0)])
+    assert report(journal, out) == 0
+    write(journal, "operations", "y", [operation(1)])
+
+    def fail(*_: Any) -> None:
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(_make, "timeouts_of", fail)
+        assert report(journal, out) == 1
+    assert [row.operations for row in table(out, "timeouts")] == [1]
+    assert sorted(path.name for path in out.iterdir()) == ["rejected", "report.html", "tables"]
+
+    assert report(journal, out) == 0
+    assert [row.operations for row in table(out, "timeouts")] == [2]
+
+
+def test_a_place_that_nobody_can_read_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "ftp://host/journal", "--out", str(tmp_path)]) == 1
+
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("cannot read 'ftp://host': ")
+
+
+def test_a_journal_that_is_small_needs_no_spark_and_a_large_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    write(journal, "operations", "x", [operation(0)])
+    asked = []
+
+    def spark_session(*settings: Any, **_: Any) -> None:
+        asked.append(settings)
+        raise OSError("not here")
+
+    monkeypatch.setattr(_command, "spark_session", spark_session)
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    assert main(["report", str(journal), "--out", str(out)]) == 0
+    assert asked == []
+
+    monkeypatch.setattr(_command, "BYTES_HERE", 10)
+    assert main(["report", str(journal), "--out", str(out)]) == 1
+    assert len(asked) == 1

@@ -1,0 +1,157 @@
+"""The page in a real browser: it opens from the disk, complains of nothing, and its choices, zoom and timeout work."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from requirements import need
+from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.ui import Select
+from selenium.webdriver.support.wait import WebDriverWait
+from test_report import check, random_operations, write
+
+from purgatory.pipeline.__main__ import main
+
+ADVICE = "needs a browser: apt-get install chromium chromium-driver"
+SIZES = {"desk": (1280, 900), "tablet": (768, 1024), "phone": (390, 844)}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with two purgatories, three kinds, three runs, and a key that would end the page's own script."""
+    folder = tmp_path_factory.mktemp("report")
+    rows = random_operations(random.Random(13), 3000)
+    rows[0] |= {"keys": ['</script><script>alert("x")</script>'], "missed_trigger": True}
+    write(folder / "journal", "operations", "x", rows)
+    write(folder / "journal", "checks", "x", [check(s, key=f"key-{s % 9}", run_id="fine") for s in range(60)])
+    assert main(["report", str(folder / "journal"), "--out", str(folder), "--master", "here"]) == 0
+    assert (folder / "report.html").stat().st_size < 5_000_000
+    return folder / "report.html"
+
+
+@pytest.fixture
+def browser(request: pytest.FixtureRequest) -> Iterator[Chrome]:
+    """Chromium without a network, of the size that the test asks for."""
+    service = ChromeService(need("chromedriver", ADVICE))
+    options = ChromeOptions()
+    options.binary_location = need("chromium", ADVICE)
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    width, height = SIZES[getattr(request, "param", "desk")]
+    with Chrome(options, service) as chrome:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        yield chrome
+        assert chrome.get_log("browser") == []
+
+
+def opened(browser: Chrome, page: Path) -> None:
+    browser.get(page.as_uri())
+    ready = "return document.documentElement.dataset.ready === 'yes'"
+    WebDriverWait(browser, 60).until(lambda chrome: chrome.execute_script(ready))
+    browser.execute_script("document.getElementById('ends').scrollIntoView()")  # a picture is drawn when it comes into sight
+    WebDriverWait(browser, 60).until(lambda chrome: chrome.find_elements(By.CSS_SELECTOR, "#ends .main-svg"))
+
+
+def tiles(browser: Chrome) -> dict[str, str]:
+    found = browser.find_elements(By.CSS_SELECTOR, "#tiles div")
+    return {each.find_element(By.TAG_NAME, "span").text: each.find_element(By.TAG_NAME, "b").text for each in found}
+
+
+def cells(browser: Chrome, section: str) -> list[list[str]]:
+    script = "return [...document.querySelectorAll(arguments[0])].map(row => [...row.cells].map(cell => cell.textContent))"
+    rows: list[list[str]] = browser.execute_script(script, f"#{section} tbody tr")
+    return rows
+
+
+@pytest.mark.parametrize("browser", SIZES, indirect=True)
+def test_the_page_fits_every_size_and_complains_of_nothing(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+
+    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    for picture in browser.find_elements(By.CSS_SELECTOR, ".picture"):
+        browser.execute_script("arguments[0].scrollIntoView()", picture)
+        drawn: Any = lambda chrome, each=picture: each.find_elements(By.CSS_SELECTOR, ".main-svg")  # noqa: E731
+        WebDriverWait(browser, 30).until(drawn)
+        assert picture.find_element(By.CSS_SELECTOR, ".main-svg").size["width"] <= SIZES["desk"][0]
+
+
+def test_one_choice_of_purgatory_kind_and_run_is_for_the_whole_page(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    assert tiles(browser)["started"] > "2,9" and len(cells(browser, "timeouts")) == 6
+
+    Select(browser.find_element(By.ID, "purgatory")).select_by_value("letters")
+    assert {row[0] for row in cells(browser, "timeouts")} == {row[0] for row in cells(browser, "keys")} == {"letters"}
+    Select(browser.find_element(By.ID, "kind")).select_by_value("Join")
+    [of_all_runs] = cells(browser, "timeouts")
+    Select(browser.find_element(By.ID, "run")).select_by_visible_text("fine")
+    [of_fine] = cells(browser, "timeouts")
+    assert int(of_fine[2]) < int(of_all_runs[2])
+    assert tiles(browser)["completed"] == of_fine[3]
+
+
+def test_a_zoom_on_time_filters_the_figures_and_the_tables(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    before, keys = tiles(browser), cells(browser, "keys")
+
+    script = """
+        const from = data.window.start + 20000, text = time => new Date(time).toISOString().slice(0, 23);
+        return Plotly.relayout("ends", {"xaxis.range[0]": text(from), "xaxis.range[1]": text(from + 20000)}).then(() => 0);
+    """
+    browser.execute_script(script)
+
+    assert int(tiles(browser)["started"].replace(",", "")) < int(before["started"].replace(",", "")) / 2
+    assert sum(int(row[3]) for row in cells(browser, "keys")) < sum(int(row[3]) for row in keys)
+    browser.find_element(By.ID, "whole").click()
+    assert tiles(browser) == before
+
+
+def test_the_timeout_that_is_tried_is_read_off_the_curve(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    Select(browser.find_element(By.ID, "purgatory")).select_by_value("letters")
+    Select(browser.find_element(By.ID, "kind")).select_by_value("Join")
+    script = """
+        const mover = document.getElementById("timeout");
+        mover.value = arguments[0];
+        mover.oninput({target: mover});
+        const group = data.groups.findIndex(each => each[0] === "letters" && each[1] === "Join");
+        return [document.getElementById("answer").textContent, expiryRate(curve(group), state.timeout)];
+    """
+
+    answers = [browser.execute_script(script, place) for place in (500, 700)]
+
+    (said, first), (_, second) = answers
+    assert first[0] > second[0] > 0 and first[1] < first[0] < first[2]
+    assert "would expire (95 %: " in said
+
+
+def test_a_finding_leads_to_its_picture_and_names_cannot_break_the_page(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+
+    link = next(each for each in browser.find_elements(By.CSS_SELECTOR, ".findings a") if "Nobody had called" in each.text)
+    link.click()
+
+    assert browser.current_url.endswith("#missed")
+    keys = {row[1] for row in cells(browser, "missed")}
+    assert any(key.startswith("</script>") for key in keys) or browser.execute_script("return state.purgatory") != ""
+    assert len(browser.find_elements(By.CSS_SELECTOR, "script")) < 7
+
+
+def test_dark_is_dark_and_paper_is_light(browser: Chrome, report: Path) -> None:
+    dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
+    opened(browser, report)
+    ground = "return getComputedStyle(document.body).backgroundColor"
+    assert browser.execute_script(ground) == "rgb(22, 24, 28)"
+
+    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert browser.execute_script(ground) == "rgb(255, 255, 255)"
+    assert browser.execute_script("return document.querySelectorAll('.js-plotly-plot').length") == 7
+    browser.execute_script("dispatchEvent(new Event('afterprint'))")
+    assert browser.execute_script(ground) == "rgb(22, 24, 28)"
+    browser.find_element(By.ID, "theme").click()
+    assert browser.execute_script(ground) == "rgb(255, 255, 255)"
