@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from purgatory._programs import Program, run_program

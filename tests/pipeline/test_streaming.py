@@ -103,7 +103,7 @@ def test_told_to_stop_it_ends_between_two_batches_and_says_how_to_go_on(
 ) -> None:
     put(tmp_path, "operations", waits("paid", 1, 20, "x"))
     put(tmp_path, "signals", happens("x", 5))
-    monkeypatch.setattr(_command, "spark_session", lambda *_: nullcontext(spark))
+    monkeypatch.setattr(_command, "spark_session", lambda *_, **__: nullcontext(spark))
     monkeypatch.setattr(_job, "_in_words", lambda _: str(os.kill(os.getpid(), signal.SIGTERM)))
     handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
@@ -174,7 +174,7 @@ def test_an_input_that_cannot_be_read_is_refused_and_leaves_no_checkpoint(
     options: tuple[str, ...],
     complaint: str,
 ) -> None:
-    monkeypatch.setattr(_command, "spark_session", lambda *_: nullcontext(spark))
+    monkeypatch.setattr(_command, "spark_session", lambda *_, **__: nullcontext(spark))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
     assert main(["stream", *arguments(tmp_path, *options)]) == 1

@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    with spark_session("purgatory stream", options.master, settings) as spark:
+    with spark_session("purgatory stream", options.master, settings, verbose=options.verbose) as spark:
         try:
             return Job(spark, options, stop).run()
         except (ShardsChanged, ValueError, PySparkException) as error:
