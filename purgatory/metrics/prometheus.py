@@ -42,7 +42,12 @@ def collector(
         thresholds: the same.
         polls: how they have ended, and how many are open.
         relay: how it stands. Of one relay, as a process has no more.
+
+    Raises:
+        TypeError: `meter` is none.
     """
+    if not isinstance(meter, Meter):
+        raise TypeError(f"meter must be a Meter, not {meter!r}")
     return _Collector(meter, several(purgatories), several(thresholds), several(polls), relay)
 
 
