@@ -43,7 +43,7 @@ async def live(purgatory, rng, number):
         if not purgatory.try_complete_else_watch(operation, [rng.randrange(5)]):
             waiting.append(operation)
         for _ in range(2):
-            chosen = rng.choice(waiting or [operation])
+            chosen = rng.choice(waiting[-10:] or [operation])
             rng.choice([chosen.cancel, chosen.force_complete, lambda: None, lambda: None, lambda: None])()
             chosen.ready = rng.random() < 0.5
         purgatory.check_and_complete(rng.randrange(5))
