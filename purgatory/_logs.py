@@ -85,7 +85,7 @@ def lookalike(purgatory: str, key: Hashable, watched: Container[Hashable]) -> No
         if other in watched:
             if lookalikes.may(purgatory):
                 log.warning(
-                    "%s: nobody waits for %r (%s), which was checked, but for %r (%s) somebody does: keys compare by equality%s",
+                    "%s: nobody waits for %r (%s), which was checked, but somebody for %r (%s): keys compare by equality%s",
                     purgatory,
                     key,
                     type(key).__name__,
@@ -98,7 +98,7 @@ def lookalike(purgatory: str, key: Hashable, watched: Container[Hashable]) -> No
 
 def cancelled_by_drain(purgatory: str, count: int, drain: float) -> None:
     """Logs that a drain did not last."""
-    log.warning("%s: %s operations had not ended within the drain of %s s, and were cancelled", purgatory, f"{count:,}", drain)
+    log.warning("%s: the drain of %s s was over before all had ended, and the rest was cancelled: %d", purgatory, drain, count)
 
 
 def _lookalikes_of(key: Hashable) -> Iterator[Hashable]:
@@ -112,5 +112,5 @@ def _lookalikes_of(key: Hashable) -> Iterator[Hashable]:
     for maker in makers:
         try:
             yield maker(key)
-        except Exception:  # noqa: S112 - it looks like none of this type
+        except Exception:
             continue
