@@ -21,12 +21,13 @@ from collections.abc import Hashable
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol, cast
 
+from purgatory import _logs
 from purgatory._dispatcher import Dispatcher, running_dispatcher
 from purgatory._errors import OperationCancelled, WrongLoop
 from purgatory._failure import Failure
 from purgatory._state import CANCELLED, COMPLETED, EXPIRED, PENDING, OperationState
 from purgatory._timer import LoopWheel
-from purgatory._watchers import NO_PLACES, Chunk, Watchers
+from purgatory._watchers import NO_PLACES, Chunk, Watchers, keys_of
 
 Operation = Any
 """A `DelayedOperation`."""
@@ -89,11 +90,16 @@ def expire(operation: Operation) -> None:
     """Ends an operation whose deadline has come: a last try, and only then expiry."""
     engine = operation._op_engine
     room = engine.room
+    missed, places = engine.missed_triggers, operation._op_places
     room.current = operation
     try:
         try_once(engine, operation, None, is_last=True)
     finally:
         room.current = None
+    if engine.missed_triggers != missed:
+        timeout = operation._op_timeout
+        waited = None if timeout is None else engine.wheel.time() - (operation._wheel_when - timeout)
+        _logs.missed_trigger(engine.name, type(operation).__name__, keys_of(places), waited)
     # Others may be due in this turn as well, so what the hooks have set off is left to the next one.
     if room.unsettled:
         room.continue_later()

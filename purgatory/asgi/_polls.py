@@ -9,7 +9,7 @@ So a poll hears the server directly, whatever other middleware does to `receive`
 
 from asyncio import get_running_loop
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf, isnan
@@ -17,13 +17,15 @@ from random import random
 from signal import SIGINT, SIGTERM, valid_signals
 from typing import Any, Final, cast, final
 
-from purgatory import WrongLoop
+from purgatory import Observer, WrongLoop
+from purgatory._observer import observers_of
 from purgatory.asgi._client import READ_AHEAD, Client
 from purgatory.asgi._open import OpenPolls
 from purgatory.asgi._outcome import Ending, Outcome, malformed, outcome_of
 from purgatory.asgi._poll import Poll
 from purgatory.asgi._preferences import applied, wish
 from purgatory.asgi._shutdown import SignalChain
+from purgatory.asgi._telling import PollTeller
 from purgatory.asgi._types import AnyApp, ASGIApp, Message, Receive, Scope, Send
 from purgatory.asgi._waiter import Waiter
 
@@ -56,6 +58,8 @@ class LongPolls:
             that is the proxy's, unless the server puts the client's own in its place.
         retry_after: what `Retry-After` tells those who are refused, in seconds, rounded up.
         grace: how long open polls may go on when the server is to stop, in seconds, before they are answered.
+        name: for observers.
+        observer: is told of each wait of a request, as of an operation of the kind "poll"; or a sequence of such observers.
         signals: at which the polls are stopped, before the server hears of them; empty if `stop` is called by other means.
             Heard from the beginning of the lifespan protocol to its end; under a server that does without it, call `stop`.
         read_ahead: bytes of a request's body that are read and kept for the application while it waits, each message counted
@@ -64,7 +68,7 @@ class LongPolls:
             that the client has left is noticed then, or at the deadline. To avoid that, read the body before you wait.
 
     Raises:
-        ValueError: an argument is out of its bounds.
+        ValueError, TypeError: an argument is out of its bounds or of another type.
     """
 
     def __init__(
@@ -79,9 +83,12 @@ class LongPolls:
         client_of: Callable[[Scope], Hashable] = host_of,
         retry_after: float = 1.0,
         grace: float = 0.0,
+        name: str = "polls",
+        observer: Observer | Sequence[Observer] | None = None,
         signals: Collection[int] = (SIGTERM, SIGINT),
         read_ahead: int = READ_AHEAD,
     ) -> None:
+        self.name = name
         if not 0.0 < max_wait < float("inf"):
             raise ValueError(f"max_wait must be a finite number of seconds above zero, not {max_wait!r}")
         if default_wait is not None and not 0.0 <= default_wait <= max_wait:
@@ -113,6 +120,9 @@ class LongPolls:
         self.endings: Counter[Ending] = Counter()
         """How the waits have ended so far."""
         self.read_ahead = read_ahead
+        observers = observers_of(observer)
+        self.teller = PollTeller(self.name, observers) if observers else None
+        """Tells the observers, if there are any."""
         self._client_of = client_of
         self._open_polls: OpenPolls | None = None
 

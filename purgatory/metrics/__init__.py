@@ -1,0 +1,6 @@
+"""Metrics of purgatories: counted by a `Meter`, read by Prometheus (`.prometheus`), OpenTelemetry (`.otel`) or anybody."""
+
+from purgatory.metrics._meter import Meter
+from purgatory.metrics._snapshot import Histogram, KindMetrics
+
+__all__ = ["Histogram", "KindMetrics", "Meter"]
