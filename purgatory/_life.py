@@ -96,13 +96,13 @@ def expire(operation: Operation) -> None:
         try_once(engine, operation, None, is_last=True)
     finally:
         room.current = None
+    # Others may be due in this turn as well, so what the hooks have set off is left to the next one.
+    if room.unsettled:
+        room.continue_later()
     if engine.missed_triggers != missed:
         timeout = operation._op_timeout
         waited = None if timeout is None else engine.wheel.time() - (operation._wheel_when - timeout)
         _logs.missed_trigger(engine.name, type(operation).__name__, keys_of(places), waited)
-    # Others may be due in this turn as well, so what the hooks have set off is left to the next one.
-    if room.unsettled:
-        room.continue_later()
 
 
 def refuse_true(operation: Operation) -> NoReturn:
