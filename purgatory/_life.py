@@ -17,6 +17,7 @@ These are functions, not methods: the names of a class that users subclass are t
 
 from asyncio import Future, InvalidStateError, get_running_loop
 from asyncio import _get_running_loop as running_loop
+from collections import deque
 from collections.abc import Hashable
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol, cast
@@ -26,7 +27,7 @@ from purgatory._errors import OperationCancelled, WrongLoop
 from purgatory._failure import Failure
 from purgatory._state import CANCELLED, COMPLETED, EXPIRED, PENDING, OperationState
 from purgatory._timer import LoopWheel
-from purgatory._watchers import NO_PLACES, Chunk, Watchers
+from purgatory._watchers import NO_PLACES, Chunk, Places, Watchers
 
 Operation = Any
 """A `DelayedOperation`."""
@@ -54,6 +55,8 @@ class Engine(Protocol):
     expired: int
     cancelled: int
     missed_triggers: int
+    missed: deque[tuple[str, Places, float | None, float]]
+    """The last of these: the operation's kind, its places, its timeout and its deadline."""
 
     def bind(self, doing: str) -> None: ...
     def report(self, message: str, error: BaseException | None) -> None: ...
@@ -90,10 +93,13 @@ def expire(operation: Operation) -> None:
     engine = operation._op_engine
     room = engine.room
     room.current = operation
+    places = operation._op_places
     try:
         try_once(engine, operation, None, is_last=True)
     finally:
         room.current = None
+    if operation._op_state is COMPLETED:
+        engine.missed.append((type(operation).__name__, places, operation._op_timeout, operation._wheel_when))
     # Others may be due in this turn as well, so what the hooks have set off is left to the next one.
     if room.unsettled:
         room.continue_later()
