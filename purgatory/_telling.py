@@ -5,13 +5,24 @@ follows from what it knows anyway, so for most operations nothing is written dow
 entry here, and whose timeout is known started that long before its deadline.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from math import isinf
-from typing import Any, Final, cast, final
+from typing import Any, Final, NamedTuple, cast, final
 
 from purgatory._dispatcher import Dispatcher
 from purgatory._failure import Failure
-from purgatory._observer import Cause, Ended, Observer, StartObserver
+from purgatory._observer import (
+    Cause,
+    Ended,
+    Fields,
+    FieldsObserver,
+    Observer,
+    StartObserver,
+    WaitObserver,
+    having,
+    wants_checks,
+)
 from purgatory._operation import DelayedOperation
 from purgatory._state import CANCELLED, COMPLETED, EXPIRED, PENDING
 from purgatory._watchers import NO_PLACES, Chunk, keys_of
@@ -26,6 +37,19 @@ _USUAL: Final = {COMPLETED: Cause.FORCED, EXPIRED: Cause.DEADLINE, CANCELLED: Ca
 _new_tuple: Final = tuple.__new__
 
 
+class Ears(NamedTuple):
+    """Observers, by what they are given when an operation has ended: the fields of an event, or the event."""
+
+    fields: tuple[FieldsObserver, ...]
+    events: tuple[Observer, ...]
+
+    @classmethod
+    def of(cls, observers: Iterable[Observer]) -> "Ears":
+        observers = tuple(observers)
+        events = tuple([each for each in observers if not hasattr(each, "ended_fields")])
+        return cls(cast("tuple[FieldsObserver, ...]", having("ended_fields", observers)), events)
+
+
 @final
 class Teller:
     """Tells `observers`, of whom there is at least one.
@@ -37,13 +61,18 @@ class Teller:
     """
 
     __slots__ = (
-        "_first",
+        "_all",
+        "_check_observers",
+        "_has_unhurried",
         "_name",
-        "_observers",
-        "_others",
         "_report",
         "_retries",
+        "_start_observers",
         "_starts",
+        "_unhurried",
+        "_wait_observers",
+        "_waits",
+        "hears_checks",
         "hears_starts",
         "is_closing",
         "room",
@@ -55,11 +84,15 @@ class Teller:
         self, name: str, observers: tuple[Observer, ...], report: Callable[[str, BaseException | None], object]
     ) -> None:
         self._name = name
-        self._observers = observers
-        self._first, *others = observers
-        self._others = tuple(others)
+        self._wait_observers = cast("tuple[WaitObserver, ...]", having("completed_by_key", observers))
+        self._all = Ears.of(observers)
+        self._unhurried = Ears.of([each for each in observers if not hasattr(each, "completed_by_key")])
+        self._has_unhurried = any(self._unhurried)
+        self._check_observers = tuple([each for each in observers if wants_checks(each)])
+        self._start_observers = cast("tuple[StartObserver, ...]", having("operation_started", observers))
         self._report = report
-        self.hears_starts = any(hasattr(observer, "operation_started") for observer in observers)
+        self.hears_starts = bool(self._start_observers)
+        self.hears_checks = bool(self._check_observers)
         self.is_closing = False
         """Whether what is cancelled now is cancelled by `aclose`."""
         self.room = Dispatcher(None)
@@ -70,6 +103,8 @@ class Teller:
         """How often a try has failed since the first one, where one has."""
         self._starts: dict[Operation, float] = {}
         """When those began to wait that have no timeout, or too long a one, to tell it by."""
+        self._waits: dict[type, Callable[[float], object]] = {}
+        """For each kind, what those observers want to be called that only ask how long an operation has waited."""
 
     def bind(self, time: Callable[[], float], room: Dispatcher) -> None:
         """Belongs to another loop. Of those that waited on the one before, which is closed, nobody will ever hear."""
@@ -92,37 +127,45 @@ class Teller:
         room = self.room
         outer, room.current = room.current, self
         try:
-            for observer in self._observers:
-                if hasattr(observer, "operation_started"):
-                    try:
-                        cast(StartObserver, observer).operation_started(operation)
-                    except BaseException as error:
-                        self._report(f"operation_started of {observer!r} raised", error)
+            for observer in self._start_observers:
+                try:
+                    observer.operation_started(operation)
+                except BaseException as error:
+                    self._report(f"operation_started of {observer!r} raised", error)
         finally:
             room.current = outer
 
     def tried(self, operation: Operation, key: Hashable, is_last: bool) -> None:
         """Tells of a try that was not the first one: by a check of `key`, or the last one, at the deadline."""
-        self.tries += 1
+        if self.hears_checks:
+            self.tries += 1
         state = operation._op_state
-        if state is COMPLETED and not (is_last or self._retries or self._starts or type(operation._op_result) is Failure):
-            # The common case, in fewer steps than `_event` takes.
-            places, timeout = operation._op_places, operation._op_timeout
-            keys = keys_of(places) if type(places) is tuple or type(places) is Chunk else (places,)
-            operation._op_places = NO_PLACES
-            event = _new_tuple(
-                Ended,
-                (
-                    self._name, type(operation).__name__, keys, operation._wheel_when - timeout, self.time(), timeout,
-                    COMPLETED, _KEY, key, 1, False, None, id(operation),
-                ),
-            )  # fmt: skip
-            try:
-                self._first.operation_ended(event)
-            except BaseException as error:
-                self._report(f"operation_ended of {self._first!r} raised", error)
-            if self._others:
-                self._tell(self._others, event)
+        if state is COMPLETED and not (
+            is_last
+            or (self._retries and operation in self._retries)
+            or (self._starts and operation in self._starts)
+            or type(operation._op_result) is Failure
+        ):
+            # The common case, in fewer steps than `ended` takes.
+            places, operation._op_places = operation._op_places, NO_PLACES
+            timeout = operation._op_timeout
+            start, now = operation._wheel_when - timeout, self.time()
+            if self._wait_observers:
+                try:
+                    tell = self._waits[type(operation)]
+                except KeyError:
+                    tell = self._waits_of(type(operation))
+                try:
+                    tell(now - start)
+                except BaseException as error:
+                    self._report(f"{tell!r} raised, which an observer's completed_by_key had returned", error)
+            if self._has_unhurried:
+                keys = keys_of(places) if type(places) is tuple or type(places) is Chunk else (places,)
+                fields = (
+                    self._name, type(operation).__name__, keys, start, now, timeout, COMPLETED, _KEY, key, 1, False, None,
+                    id(operation),
+                )  # fmt: skip
+                self._tell(self._unhurried, fields)
         elif state is COMPLETED:
             self.ended(operation, Cause.DEADLINE if is_last else _KEY, key)
         else:
@@ -132,23 +175,50 @@ class Teller:
 
     def ended(self, operation: Operation, cause: Cause | None = None, key: Hashable = None) -> None:
         """Tells of an operation that has ended and been answered; without a `cause` it is what follows from its state."""
-        event = self._event(operation, cause, key)
+        fields = self._fields(operation, cause, key)
         operation._op_places = NO_PLACES
-        self._tell(self._observers, event)
+        self._tell(self._all, fields)
 
-    def _tell(self, observers: tuple[Observer, ...], event: Ended) -> None:
-        for observer in observers:
+    def _tell(self, ears: Ears, fields: Fields) -> None:
+        for hears_fields in ears.fields:
             try:
-                observer.operation_ended(event)
+                hears_fields.ended_fields(fields)
             except BaseException as error:
-                self._report(f"operation_ended of {observer!r} raised", error)
+                self._report(f"ended_fields of {hears_fields!r} raised", error)
+        if ears.events:
+            event = _new_tuple(Ended, fields)
+            for observer in ears.events:
+                try:
+                    observer.operation_ended(event)
+                except BaseException as error:
+                    self._report(f"operation_ended of {observer!r} raised", error)
+
+    def _waits_of(self, kind: type) -> Callable[[float], object]:
+        """What is to be called with how long an operation of a kind has waited."""
+        several = []
+        for observer in self._wait_observers:
+            try:
+                several.append(observer.completed_by_key(self._name, kind.__name__))
+            except BaseException as error:
+                self._report(f"completed_by_key of {observer!r} raised", error)
+        self._waits[kind] = several[0] if len(several) == 1 else partial(self._call_all, several)
+        return self._waits[kind]
+
+    def _call_all(self, functions: list[Callable[[float], object]], seconds: float) -> None:
+        for function in functions:
+            try:
+                function(seconds)
+            except BaseException as error:
+                self._report(f"{function!r} raised, which an observer's completed_by_key had returned", error)
 
     def checked(self, key: Hashable, tried: int, completed: int) -> None:
         """Tells of a check."""
+        if not self.hears_checks:
+            return
         room = self.room
         room.current = self
         try:
-            for observer in self._observers:
+            for observer in self._check_observers:
                 try:
                     observer.key_checked(key, tried, completed)
                 except BaseException as error:
@@ -156,7 +226,7 @@ class Teller:
         finally:
             room.current = None
 
-    def _event(self, operation: Operation, cause: Cause | None, key: Hashable) -> Ended:
+    def _fields(self, operation: Operation, cause: Cause | None, key: Hashable) -> Fields:
         now, state = self.time(), operation._op_state
         timeout = operation._op_timeout
         when = getattr(operation, "_wheel_when", None)  # unset where the first try has raised an exit
@@ -175,7 +245,7 @@ class Teller:
                 cause, failed_tries = Cause.FIRST_TRY, 0
             elif cause is Cause.CANCELLED and (exception is not None or self.is_closing):
                 cause = Cause.FAILED if exception is not None else Cause.CLOSED
-        return Ended(
+        return (
             self._name, type(operation).__name__, keys_of(operation._op_places), start, now,
             None if timeout is None or isinf(timeout) else timeout, state, cause, key, failed_tries,
             cause is Cause.DEADLINE and state is COMPLETED, exception, id(operation),

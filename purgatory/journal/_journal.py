@@ -12,11 +12,19 @@ import weakref
 from collections.abc import Callable, Hashable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Any, Final, Self, final
 
 from purgatory import Ended
 from purgatory.journal._rows import CHECKED, ENDED, Rows
 from purgatory.journal._writer import JournalStatistics, Limits, Writer
+
+Fields = tuple[Any, ...]
+"""Those of an `Ended`."""
+
+# Where these are in them.
+PURGATORY: Final = Ended._fields.index("purgatory")
+ENDED_AT: Final = Ended._fields.index("ended_at")
+EXCEPTION: Final = Ended._fields.index("exception")
 
 
 @final
@@ -48,12 +56,12 @@ class Journal:
     """
 
     __slots__ = (
-        "__weakref__", "_directory", "_key_of", "_limits", "_pid", "_rows", "_stop", "_writer", "key_checked",
-        "operation_ended",
+        "__weakref__", "_directory", "_key_of", "_limits", "_pid", "_rows", "_stop", "_writer", "ended_fields",
+        "key_checked",
     )  # fmt: skip
 
     # The methods of an `Observer`, but kept in slots: they change when the journal learns whom it serves, and at its end.
-    operation_ended: Any
+    ended_fields: Any
     key_checked: Any
 
     def __init__(
@@ -92,7 +100,7 @@ class Journal:
             What was written, dropped and lost. If anything was lost it is also logged, as an error.
         """
         self._begin_if_forked()
-        self.operation_ended, self.key_checked = self._writer.drop, self._writer.drop_check
+        self.ended_fields, self.key_checked = self._writer.drop, self._writer.drop_check
         self._stop()
         return self.statistics()
 
@@ -122,7 +130,7 @@ class Journal:
         self._pid = os.getpid()
         self._rows = Rows(uuid.uuid4().hex, self._key_of)
         self._writer = Writer(self._directory, self._rows, self._limits)
-        self.operation_ended, self.key_checked = self._first_ended, self._first_checked
+        self.ended_fields, self.key_checked = self._first_ended, self._first_checked
         self._writer.start()
         # Also at the end of the program, and when nobody has the journal any more. Without a reference to `self`.
         self._stop = weakref.finalize(self, self._writer.stop)
@@ -131,7 +139,7 @@ class Journal:
         """In a child of a process that has forked: the thread and the run are the parent's."""
         if self._stop.detach() is not None:
             self._writer.abandon()
-            self.operation_ended, self.key_checked = self._first_ended, self._first_checked
+            self.ended_fields, self.key_checked = self._first_ended, self._first_checked
         else:
             self._pid = os.getpid()  # it was closed, and stays so
 
@@ -145,13 +153,17 @@ class Journal:
         loop_time = self._anchor()
         self._writer.note_check(key, tried, completed, loop_time)
 
-    def _first_ended(self, event: Ended) -> None:
+    def operation_ended(self, ended: Ended) -> None:
+        """Notes it: what a purgatory calls in place of this is `ended_fields`."""
+        self.ended_fields(tuple(ended))
+
+    def _first_ended(self, fields: Fields) -> None:
         """Learns whom the journal serves, and from now on notes what has ended in as few steps as can be."""
         self._begin_if_forked()
         self._anchor()
-        self._rows.purgatory = event.purgatory
-        self.operation_ended, self.key_checked = _recorders(event.purgatory, self._writer)
-        self.operation_ended(event)
+        self._rows.purgatory = fields[PURGATORY]
+        self.ended_fields, self.key_checked = _recorders(fields[PURGATORY], self._writer)
+        self.ended_fields(fields)
 
     def _anchor(self) -> float:
         """Puts the loop's clock to UTC, if that has not been done, and reads it."""
@@ -174,7 +186,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_tell_journals)
 
 
-def _recorders(purgatory: str, writer: Writer) -> tuple[Callable[[Ended], None], Callable[[Hashable, int, int], None]]:
+def _recorders(
+    purgatory: str, writer: Writer
+) -> tuple[Callable[[tuple[Any, ...]], None], Callable[[Hashable, int, int], None]]:
     """The two methods of the observer, as closures: on the loop every step counts."""
     loop_time = asyncio.get_running_loop().time
     ended, checked = writer.ended, writer.checked
@@ -183,19 +197,20 @@ def _recorders(purgatory: str, writer: Writer) -> tuple[Callable[[Ended], None],
 
     ended_at = loop_time()
 
-    def operation_ended(event: Ended) -> None:
+    def ended_fields(fields: Fields) -> None:
         nonlocal ended_at
-        ended_at = event.ended_at
+        ended_at = fields[ENDED_AT]
         if len(ended) >= limit_ended:
             writer.dropped += 1
-        elif event.purgatory != purgatory:
+        elif fields[PURGATORY] != purgatory:
+            other = fields[PURGATORY]
             raise ValueError(
-                f"cannot journal an operation of {event.purgatory!r}: this journal belongs to another purgatory, {purgatory!r}"
+                f"cannot journal an operation of {other!r}: this journal belongs to another purgatory, {purgatory!r}"
             )
-        elif event.exception is None:
-            note_ended(event)
+        elif fields[EXCEPTION] is None:
+            note_ended(fields)
         else:
-            note_ended(event._replace(exception=None))
+            note_ended((*fields[:EXCEPTION], None, *fields[EXCEPTION + 1 :]))
 
     def key_checked(key: Hashable, tried: int, completed: int) -> None:
         if len(checked) >= limit_checked:
@@ -204,4 +219,4 @@ def _recorders(purgatory: str, writer: Writer) -> tuple[Callable[[Ended], None],
             # Of a check that has completed something, the last thing told before it is when.
             note_checked((key, tried, completed, ended_at if completed else loop_time()))
 
-    return operation_ended, key_checked
+    return ended_fields, key_checked

@@ -1,19 +1,30 @@
-"""The meter: an observer that counts. It keeps integers, and reports when it is asked.
+"""The meter: an observer that counts. It keeps numbers, and reports when it is asked.
 
-What it keeps is a list of numbers for each purgatory, kind and cause, and nothing of any single operation or key:
+What it keeps is a histogram for each purgatory, kind and way of ending, and nothing of any single operation or key:
 
-    ("jobs", "Fetch", KEY)        how many waited up to 1 ms, 2 ms, 4 ms, ... 262 s, longer      seconds in all
+    ("jobs", "Fetch"), COMPLETED, KEY        how many waited up to 1 ms, 2 ms, 4 ms, ... 262 s, longer; seconds in all
+    ("jobs", "Fetch"), EXPIRED, DEADLINE     the same
 
-How many there were is the sum of that list, so that an operation costs one count and one addition.
+How many ended so is the sum of that histogram. Of most operations the purgatory tells it the duration alone, and does not even
+make an event: see `completed_by_key`.
 """
 
-from bisect import bisect_left
-from collections.abc import Hashable
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any, Final, final
 
-from purgatory import Cause, Ended, OperationState
+from purgatory import Cause, Ended, Observer, OperationState
+from purgatory.metrics._durations import Durations
 from purgatory.metrics._snapshot import LATENESS_BOUNDS, WAIT_BOUNDS, Histogram, KindMetrics
+
+Names = tuple[str, str]
+"""Of a purgatory, and of a kind of operation."""
+
+How = tuple[OperationState, Cause]
+"""A way of ending."""
+
+BY_KEY: Final = OperationState.COMPLETED, Cause.KEY
+MISSED: Final = OperationState.COMPLETED, Cause.DEADLINE
 
 
 @final
@@ -24,61 +35,73 @@ class Meter:
         jobs = Purgatory("jobs", observer=meter)
         orders = Purgatory("orders", observer=meter)
 
-    For the purgatories of one event loop, and as many meters as one likes. It may be read from any thread, and needs no extra.
+    Purgatories of one name are counted as one. It needs no extra, and may be read from any thread, with `snapshot`.
     """
 
+    key_checked = Observer.key_checked  # of checks it is not told
+
     def __init__(self) -> None:
-        self._waits: dict[tuple[str, str, OperationState, Cause], list[Any]] = {}
-        self._lateness: dict[tuple[str, str], list[Any]] = {}
-        self._retries: dict[tuple[str, str], int] = {}
+        self._kinds: dict[Names, _Kind] = {}
 
     def operation_ended(self, ended: Ended) -> None:
         """Counts it."""
-        kind = ended.purgatory, ended.kind
-        cell = self._waits.setdefault((*kind, ended.state, ended.cause), [0] * len(WAIT_BOUNDS) + [0.0])
-        waited = ended.ended_at - ended.started_at
-        cell[bisect_left(WAIT_BOUNDS, waited)] += 1
-        cell[-1] += waited
-        retries = ended.failed_tries - 1
-        if ended.cause is Cause.DEADLINE and ended.timeout is not None:
-            late = max(waited - max(ended.timeout, 0.0), 0.0)
-            cell = self._lateness.setdefault(kind, [0] * len(LATENESS_BOUNDS) + [0.0])
-            cell[bisect_left(LATENESS_BOUNDS, late)] += 1
-            cell[-1] += late
-            retries -= ended.state is OperationState.EXPIRED
-        if retries > 0:
-            self._retries[kind] = self._retries.get(kind, 0) + retries
+        self._kind(ended.purgatory, ended.kind).count(ended)
 
-    def key_checked(self, key: Hashable, tried: int, completed: int) -> None:
-        """Counts nothing: a check does not say in which purgatory it was made."""
+    def completed_by_key(self, purgatory: str, kind: str) -> Callable[[float], object]:
+        """What counts an operation that was completed by a key, given how long it has waited."""
+        return self._kind(purgatory, kind).waits_of(BY_KEY).add
 
     def snapshot(self) -> tuple[KindMetrics, ...]:
         """What was counted so far, by purgatory and kind, in order of their names. Cost: that of their number alone."""
-        waits, lateness, retries = dict(self._waits), dict(self._lateness), dict(self._retries)
-        outcomes: dict[tuple[str, str], dict[tuple[OperationState, Cause], list[Any]]] = {}
-        for (purgatory, kind, state, cause), cell in waits.items():
-            outcomes.setdefault((purgatory, kind), {})[state, cause] = list(cell)
-        nothing = [0] * len(LATENESS_BOUNDS) + [0.0]
-        return tuple(
-            _metrics_of(names, cells, list(lateness.get(names, nothing)), retries.get(names, 0))
-            for names, cells in sorted(outcomes.items())
+        kinds = [(names, kind.snapshot(*names)) for names, kind in list(self._kinds.items())]
+        return tuple(metrics for _, metrics in sorted(kinds, key=lambda pair: pair[0]) if metrics.ended)
+
+    def _kind(self, purgatory: str, kind: str) -> "_Kind":
+        names = purgatory, kind
+        return self._kinds.get(names) or self._kinds.setdefault(names, _Kind())
+
+    def __repr__(self) -> str:
+        return f"<Meter purgatories={sorted({purgatory for purgatory, _ in list(self._kinds)})}>"
+
+
+@final
+class _Kind:
+    """What was counted of one kind of operations in one purgatory."""
+
+    __slots__ = ("lateness", "retries", "waits")
+
+    def __init__(self) -> None:
+        self.waits: dict[How, Durations] = {}
+        self.lateness = Durations(LATENESS_BOUNDS)
+        self.retries = 0
+
+    def waits_of(self, how: How) -> Durations:
+        return self.waits.get(how) or self.waits.setdefault(how, Durations(WAIT_BOUNDS))
+
+    def count(self, ended: Ended) -> None:
+        waited = ended.ended_at - ended.started_at
+        how = ended.state, ended.cause
+        self.waits_of(how).add(waited)
+        retries = ended.failed_tries - 1
+        if ended.cause is Cause.DEADLINE:
+            if ended.timeout is not None:
+                self.lateness.add(max(waited - max(ended.timeout, 0.0), 0.0))
+            if ended.state is OperationState.EXPIRED:
+                retries -= 1  # the last try, which no check has asked for
+        if retries > 0:
+            self.retries += retries
+
+    def snapshot(self, purgatory: str, kind: str) -> KindMetrics:
+        by_how = {how: durations.histogram() for how, durations in list(self.waits.items())}
+        outcomes = {how: histogram.count for how, histogram in by_how.items() if histogram.count}
+        waits: dict[OperationState, Histogram] = {}
+        for (state, cause), histogram in by_how.items():
+            if cause is not Cause.FIRST_TRY and histogram.count:
+                waits[state] = waits[state] + histogram if state in waits else histogram
+        return KindMetrics(
+            purgatory, kind, _fixed(outcomes), _fixed(waits), self.lateness.histogram(), outcomes.get(MISSED, 0), self.retries
         )
 
 
-def _metrics_of(
-    names: tuple[str, str], cells: dict[tuple[OperationState, Cause], list[Any]], lateness: list[Any], retries: int
-) -> KindMetrics:
-    waits: dict[OperationState, list[Any]] = {}
-    for (state, cause), cell in cells.items():
-        if cause is not Cause.FIRST_TRY:
-            known = waits.get(state)
-            waits[state] = cell if known is None else [one + other for one, other in zip(known, cell, strict=True)]
-    outcomes = {how: sum(cell[:-1]) for how, cell in cells.items()}
-    return KindMetrics(
-        *names,
-        MappingProxyType(outcomes),
-        MappingProxyType({state: Histogram(WAIT_BOUNDS, tuple(cell[:-1]), cell[-1]) for state, cell in waits.items()}),
-        Histogram(LATENESS_BOUNDS, tuple(lateness[:-1]), lateness[-1]),
-        outcomes.get((OperationState.COMPLETED, Cause.DEADLINE), 0),
-        retries,
-    )
+def _fixed(mapping: dict[Any, Any]) -> Mapping[Any, Any]:
+    return MappingProxyType(mapping)

@@ -32,6 +32,11 @@ class Histogram:
         """How many there are."""
         return sum(self.counts)
 
+    def __add__(self, other: "Histogram") -> "Histogram":
+        """Of the durations of both, which have the same bounds."""
+        counts = tuple([one + another for one, another in zip(self.counts, other.counts, strict=True)])
+        return Histogram(self.bounds, counts, self.sum + other.sum)
+
     def quantile(self, share: float) -> float | None:
         """A bound below which this share of them lies, in seconds; None if there are none. From 0 to 1."""
         if not 0.0 <= share <= 1.0:

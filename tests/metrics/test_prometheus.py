@@ -1,0 +1,184 @@
+"""What Prometheus reads: in its own format, by parsers that are not ours, under names as its rules ask."""
+
+import asyncio
+import re
+import time
+import urllib.request
+
+import pytest
+from helpers import Probe
+from loops import on_asyncio, on_virtual_time
+from prometheus_client import CollectorRegistry, generate_latest, make_asgi_app, start_http_server
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse
+
+from purgatory import Purgatory, ThresholdPurgatory
+from purgatory.asgi import LongPolls
+from purgatory.asgi._outcome import Ending
+from purgatory.metrics import Meter
+from purgatory.metrics.prometheus import collector
+from purgatory.relay import Relay
+
+UNITS = ("seconds",)
+
+
+async def scraped(tmp_path, read):
+    """What `read` makes of a registry, in the midst of some life."""
+    meter, registry = Meter(), CollectorRegistry()
+    polls = LongPolls()
+    polls.endings[Ending.DEADLINE] += 3
+    versions: ThresholdPurgatory[str, int] = ThresholdPurgatory("versions")
+    async with (
+        Purgatory('"odd"\n\\name', observer=meter) as orders,
+        Purgatory("jobs", observer=meter) as jobs,
+        Purgatory("jobs") as more_jobs,
+        Relay(f"file://{tmp_path}") as relay,
+    ):
+        registry.register(
+            collector(meter, purgatories=[orders, jobs, more_jobs], thresholds=versions, polls=polls, relay=relay)
+        )
+        for purgatory in all_of_them:
+            for key in ("private", "secret"):
+                purgatory.try_complete_else_watch(Probe(5), [key, "other"])
+        versions.advance("private", 7)
+        orders.try_complete_else_watch(Probe(ready=True), ["private"])
+        operation = Probe(5)
+        orders.try_complete_else_watch(operation, ["both"])
+        operation.ready = True
+        orders.check_and_complete("both")
+        return read(registry)
+
+
+def samples(families):
+    return {(s.name, *sorted(s.labels.items())): s.value for family in families for s in family.samples}
+
+
+@on_asyncio
+async def test_both_parsers_read_what_was_counted(tmp_path):
+    def read(registry):
+        text = generate_latest(registry).decode()
+        openmetrics = generate_openmetrics(registry).decode()
+        assert "private" not in text and "secret" not in text
+        return samples(parse(text)), samples(parse_openmetrics(openmetrics))
+
+    for values in await scraped(tmp_path, read):
+        odd = ("purgatory", '"odd"\n\\name')
+        kind = ("kind", "Probe")
+        assert values["purgatory_operations_total", ("cause", "key"), kind, ("outcome", "completed"), odd] == 1
+        assert values["purgatory_operations_total", ("cause", "first try"), kind, ("outcome", "completed"), odd] == 1
+        assert values["purgatory_wait_seconds_count", kind, ("outcome", "completed"), odd] == 1
+        assert values["purgatory_wait_seconds_bucket", kind, ("le", "+Inf"), ("outcome", "completed"), odd] == 1
+        assert values["purgatory_pending_operations", ("purgatory", "jobs")] == 4
+        assert values["purgatory_watches", ("purgatory", "jobs")] == 8
+        assert values["purgatory_keys", ("purgatory", "versions")] == 1
+        assert values["purgatory_polls_total", ("ending", "deadline")] == 3
+        assert values[("purgatory_open_polls",)] == 0
+        assert values[("purgatory_relay_connected",)] == 1
+
+
+@on_asyncio
+async def test_the_names_are_as_promtool_asks(tmp_path):
+    """The rules of `promtool check metrics`, for what is exposed here."""
+
+    def read(registry):
+        return list(parse(generate_latest(registry).decode()))
+
+    families = await scraped(tmp_path, read)
+    assert len({family.name for family in families}) == len(families) >= 18
+    for family in families:
+        name, type_ = family.name, family.type
+        assert re.fullmatch(r"purgatory(_[a-z]+)+", name)
+        assert family.documentation[0].isupper() and family.documentation.endswith(".")
+        assert type_ in ("counter", "gauge", "histogram")
+        assert not re.search(r"_(counter|gauge|histogram|summary|count|sum|bucket)$", name), "the type is not in the name"
+        assert not re.search(r"(milli|micro|minutes|hours|_ms|_us)", name), "base units alone"
+        assert family.samples, f"{name} has no samples"
+        for sample in family.samples:
+            assert sample.name.endswith("_total") == (type_ == "counter")
+            assert set(sample.labels) <= {"purgatory", "kind", "outcome", "cause", "ending", "le"}
+        if type_ == "histogram":
+            assert name.endswith(UNITS)
+            for labels in {tuple(sorted((k, v) for k, v in s.labels.items() if k != "le")) for s in family.samples}:
+                mine = [s for s in family.samples if labels == tuple(sorted((k, v) for k, v in s.labels.items() if k != "le"))]
+                buckets = [s.value for s in mine if s.name.endswith("_bucket")]
+                assert buckets == sorted(buckets)
+                [count] = [s.value for s in mine if s.name.endswith("_count")]
+                assert buckets[-1] == count and mine[-1 - 2].labels["le"] == "+Inf"
+
+
+@on_virtual_time
+async def test_before_anything_has_happened_there_is_nothing_to_be_wrong():
+    registry = CollectorRegistry()
+    registry.register(collector(Meter()))
+    assert list(samples(parse(generate_latest(registry).decode()))) == []
+
+
+@on_asyncio
+async def test_a_server_on_a_thread_of_its_own_reads_while_the_loop_works():
+    meter, registry = Meter(), CollectorRegistry()
+    async with Purgatory("jobs", observer=meter) as jobs:
+        registry.register(collector(meter, purgatories=jobs))
+        server, thread = start_http_server(0, "127.0.0.1", registry)
+        try:
+            url = f"http://127.0.0.1:{server.server_port}/metrics"
+            for number in range(3):
+                reading = asyncio.create_task(asyncio.to_thread(lambda: urllib.request.urlopen(url).read().decode()))
+                while not reading.done():
+                    operation = Probe(5)
+                    jobs.try_complete_else_watch(operation, [number])
+                    operation.ready = True
+                    jobs.check_and_complete(number)
+                    await asyncio.sleep(0)
+                counted = samples(parse(await reading))
+                assert sum(value for name, value in counted.items() if name[0] == "purgatory_operations_total") >= number
+        finally:
+            await asyncio.to_thread(server.shutdown)
+            server.server_close()
+            thread.join()
+
+
+@on_asyncio
+async def test_a_scrape_costs_the_same_with_many_pending():
+    """Bounds that hold on a busy machine; `bench micro` has the figure."""
+    meter, registry = Meter(), CollectorRegistry()
+
+    async def least(jobs):
+        costs = []
+        for _ in range(20):
+            start = time.thread_time()
+            generate_latest(registry)
+            costs.append(time.thread_time() - start)
+            await asyncio.sleep(0)
+        return min(costs)
+
+    async with Purgatory("jobs", observer=meter) as jobs:
+        registry.register(collector(meter, purgatories=jobs))
+        jobs.try_complete_else_watch(Probe(ready=True), ["key"])
+        few = await least(jobs)
+        for key in range(20_000):
+            jobs.try_complete_else_watch(Probe(60), [key])
+        assert await least(jobs) < 3 * few + 0.001
+
+
+async def test_the_page_of_an_asgi_application_is_the_same():
+    meter, registry = Meter(), CollectorRegistry()
+    async with Purgatory("jobs", observer=meter) as jobs:
+        registry.register(collector(meter, purgatories=jobs))
+        sent = []
+
+        async def receive():
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": "/metrics", "query_string": b"", "headers": []}
+        await make_asgi_app(registry)(scope, receive, send)
+        assert sent[0]["status"] == 200
+        assert samples(parse(sent[1]["body"].decode()))["purgatory_pending_operations", ("purgatory", "jobs")] == 0
+
+
+def test_what_is_no_meter_is_refused():
+    with pytest.raises(TypeError, match="meter must be a Meter"):
+        collector([])
