@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from http.client import HTTPException
 from typing import Any, Final
 from urllib.error import HTTPError
@@ -196,9 +196,9 @@ def screen(state: dict[str, Any] | None, trouble: str, height: int) -> Renderabl
 
 
 def follow(source: Source, console: Console) -> None:
-    """Draws each version, until it is interrupted."""
+    """Draws each version, until it is interrupted; one below the other, if that is no terminal."""
     state: dict[str, Any] | None = None
-    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+    with Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         while True:
             trouble = ""
             try:
@@ -207,7 +207,11 @@ def follow(source: Source, console: Console) -> None:
                 trouble = error.read(500).decode(errors="replace").strip() or str(error)
             except OSError as error:
                 trouble = f"reconnecting: {error}"
-            live.update(screen(state, trouble, console.height), refresh=True)
+            seen = screen(state, trouble, console.height)
+            if live is None:
+                console.print(seen)
+            else:
+                live.update(seen, refresh=True)
             if trouble:
                 time.sleep(PAUSE)
 
