@@ -10,6 +10,7 @@ from itertools import islice
 from math import isnan
 from typing import Any, Protocol, TypeVar
 
+from purgatory import _logs
 from purgatory._timer import PORTION
 
 T_co = TypeVar("T_co", covariant=True)
@@ -18,6 +19,8 @@ T = TypeVar("T")
 
 class Closable(Protocol[T_co]):
     """What `close` needs of a purgatory."""
+
+    name: str
 
     @property
     def loop(self) -> AbstractEventLoop: ...
@@ -62,6 +65,8 @@ async def close(room: Closable[T], drain: float) -> list[T]:
             cancelled += batch
             if len(batch) == PORTION:
                 await sleep(0)
+        if cancelled and drain > 0.0:
+            _logs.cancelled_by_drain(room.name, len(cancelled), drain)
         await room.answer()
     except BaseException:
         for _ in cancelling:

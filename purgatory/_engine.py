@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, cast, final
 
+from purgatory import _logs
 from purgatory._checks import KeyCheck
 from purgatory._closing import tell_idle
 from purgatory._dispatcher import Dispatcher, dispatcher_of
@@ -42,6 +43,7 @@ class Engine:
         "completed",
         "expired",
         "has_more_to_do",
+        "is_debugging",
         "kinds",
         "loop",
         "max_pending",
@@ -82,6 +84,8 @@ class Engine:
         """That of the loop, once there is one."""
 
         self.closed = False
+        self.is_debugging = False
+        """Whether the loop was in asyncio's debug mode when the purgatory was bound to it."""
         self.kinds: set[type] = set()
         """The classes of operations that were found to be told apart by identity; none when it is closed."""
         self.completed = self.expired = self.cancelled = self.missed_triggers = 0
@@ -102,6 +106,7 @@ class Engine:
         wheel = self.wheel
         if wheel.bind(doing, len(self.watchers)):
             self.loop, self.time, self.room = wheel.loop, wheel.time, dispatcher_of(wheel.loop)
+            self.is_debugging = wheel.loop.get_debug()
             if self.teller is not None:
                 self.teller.bind(self.time, self.room)
             self.when_idle = None
@@ -240,6 +245,11 @@ class Engine:
             return completed + room.settle() if room.unsettled else completed
         room.continue_later()
         return completed
+
+    def nobody_watches(self, key: Hashable) -> int:
+        """In debug mode: a hint, if `key` is of another type than one that somebody watches; 0, of those that it completes."""
+        _logs.lookalike(self.name, key, self.by_key)
+        return 0
 
     def check_later(self, key: Hashable, by_thread: bool = False) -> None:
         """Has `key` checked when the hook that is running has returned, and what was put off before it is done."""

@@ -22,12 +22,13 @@ from collections.abc import Hashable
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol, cast
 
+from purgatory import _logs
 from purgatory._dispatcher import Dispatcher, running_dispatcher
 from purgatory._errors import OperationCancelled, WrongLoop
 from purgatory._failure import Failure
 from purgatory._state import CANCELLED, COMPLETED, EXPIRED, PENDING, OperationState
 from purgatory._timer import LoopWheel
-from purgatory._watchers import NO_PLACES, Chunk, Places, Watchers
+from purgatory._watchers import NO_PLACES, Chunk, Places, Watchers, keys_of
 
 Operation = Any
 """A `DelayedOperation`."""
@@ -49,6 +50,7 @@ class Engine(Protocol):
     wheel: LoopWheel
     watchers: Watchers
     by_key: dict[Any, Any]
+    time: Any
     teller: Any
     """A `Teller`, or None."""
     completed: int
@@ -92,14 +94,17 @@ def expire(operation: Operation) -> None:
     """Ends an operation whose deadline has come: a last try, and only then expiry."""
     engine = operation._op_engine
     room = engine.room
+    missed, places = engine.missed_triggers, operation._op_places
     room.current = operation
-    places = operation._op_places
     try:
         try_once(engine, operation, None, is_last=True)
     finally:
         room.current = None
-    if operation._op_state is COMPLETED:
-        engine.missed.append((type(operation).__name__, places, operation._op_timeout, operation._wheel_when))
+    if engine.missed_triggers != missed:
+        timeout = operation._op_timeout
+        engine.missed.append((type(operation).__name__, places, timeout, operation._wheel_when))
+        waited = None if timeout is None else engine.time() - (operation._wheel_when - timeout)
+        _logs.missed_trigger(engine.name, type(operation).__name__, keys_of(places), waited)
     # Others may be due in this turn as well, so what the hooks have set off is left to the next one.
     if room.unsettled:
         room.continue_later()

@@ -108,7 +108,8 @@ class WaitObserver(Observer, Protocol):
 
 
 class StartObserver(Observer, Protocol):
-    """An observer that also wants to hear of starts."""
+    """An observer that also wants to hear of starts. A wait of a `ThresholdPurgatory` is no operation: of what it is told then
+    only the identity counts."""
 
     def operation_started(self, operation: DelayedOperation[Any]) -> None:
         """Called once for each operation that is going to be told of as ended."""

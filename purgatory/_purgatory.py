@@ -190,7 +190,7 @@ class Purgatory(Generic[Op]):
             engine.check_later(key)
             return 0
         if operation is None:
-            return 0
+            return engine.nobody_watches(key) if engine.is_debugging else 0
         if type(operation) is Chunk or operation._op_state is not PENDING:
             return engine.check(key)
 
@@ -200,8 +200,9 @@ class Purgatory(Generic[Op]):
         finally:
             room.current = None
         completed = 1 if operation._op_state is COMPLETED else 0  # type: ignore[comparison-overlap]  # by now
-        if engine.teller is not None:
-            engine.teller.checked(key, 1, completed)
+        teller = engine.teller
+        if teller is not None and teller.hears_checks:
+            teller.checked(key, 1, completed)
         return completed + room.settle() if room.unsettled else completed
 
     checkAndComplete = check_and_complete  # noqa: N815  # Kafka's name

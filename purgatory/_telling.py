@@ -5,24 +5,15 @@ follows from what it knows anyway, so for most operations nothing is written dow
 entry here, and whose timeout is known started that long before its deadline.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from functools import partial
 from math import isinf
-from typing import Any, Final, NamedTuple, cast, final
+from typing import Any, Final, cast, final
 
 from purgatory._dispatcher import Dispatcher
+from purgatory._ears import Ears, Report
 from purgatory._failure import Failure
-from purgatory._observer import (
-    Cause,
-    Ended,
-    Fields,
-    FieldsObserver,
-    Observer,
-    StartObserver,
-    WaitObserver,
-    having,
-    wants_checks,
-)
+from purgatory._observer import Cause, Fields, Observer, WaitObserver, having, wants_checks
 from purgatory._operation import DelayedOperation
 from purgatory._state import CANCELLED, COMPLETED, EXPIRED, PENDING
 from purgatory._watchers import NO_PLACES, Chunk, keys_of
@@ -34,20 +25,6 @@ LONG_TIMEOUT: Final = 1e6
 
 _KEY: Final = Cause.KEY
 _USUAL: Final = {COMPLETED: Cause.FORCED, EXPIRED: Cause.DEADLINE, CANCELLED: Cause.CANCELLED}
-_new_tuple: Final = tuple.__new__
-
-
-class Ears(NamedTuple):
-    """Observers, by what they are given when an operation has ended: the fields of an event, or the event."""
-
-    fields: tuple[FieldsObserver, ...]
-    events: tuple[Observer, ...]
-
-    @classmethod
-    def of(cls, observers: Iterable[Observer]) -> "Ears":
-        observers = tuple(observers)
-        events = tuple([each for each in observers if not hasattr(each, "ended_fields")])
-        return cls(cast("tuple[FieldsObserver, ...]", having("ended_fields", observers)), events)
 
 
 @final
@@ -67,7 +44,6 @@ class Teller:
         "_name",
         "_report",
         "_retries",
-        "_start_observers",
         "_starts",
         "_unhurried",
         "_wait_observers",
@@ -80,18 +56,15 @@ class Teller:
         "tries",
     )
 
-    def __init__(
-        self, name: str, observers: tuple[Observer, ...], report: Callable[[str, BaseException | None], object]
-    ) -> None:
+    def __init__(self, name: str, observers: tuple[Observer, ...], report: Report) -> None:
         self._name = name
         self._wait_observers = cast("tuple[WaitObserver, ...]", having("completed_by_key", observers))
-        self._all = Ears.of(observers)
-        self._unhurried = Ears.of([each for each in observers if not hasattr(each, "completed_by_key")])
-        self._has_unhurried = any(self._unhurried)
+        self._all = Ears(observers, report)
+        self._unhurried = Ears([each for each in observers if not hasattr(each, "completed_by_key")], report)
+        self._has_unhurried = bool(self._unhurried)
         self._check_observers = tuple([each for each in observers if wants_checks(each)])
-        self._start_observers = cast("tuple[StartObserver, ...]", having("operation_started", observers))
         self._report = report
-        self.hears_starts = bool(self._start_observers)
+        self.hears_starts = self._all.hear_starts
         self.hears_checks = bool(self._check_observers)
         self.is_closing = False
         """Whether what is cancelled now is cancelled by `aclose`."""
@@ -127,11 +100,7 @@ class Teller:
         room = self.room
         outer, room.current = room.current, self
         try:
-            for observer in self._start_observers:
-                try:
-                    observer.operation_started(operation)
-                except BaseException as error:
-                    self._report(f"operation_started of {observer!r} raised", error)
+            self._all.tell_start(operation)
         finally:
             room.current = outer
 
@@ -165,7 +134,7 @@ class Teller:
                     self._name, type(operation).__name__, keys, start, now, timeout, COMPLETED, _KEY, key, 1, False, None,
                     id(operation),
                 )  # fmt: skip
-                self._tell(self._unhurried, fields)
+                self._unhurried.tell_end(fields)
         elif state is COMPLETED:
             self.ended(operation, Cause.DEADLINE if is_last else _KEY, key)
         else:
@@ -177,21 +146,7 @@ class Teller:
         """Tells of an operation that has ended and been answered; without a `cause` it is what follows from its state."""
         fields = self._fields(operation, cause, key)
         operation._op_places = NO_PLACES
-        self._tell(self._all, fields)
-
-    def _tell(self, ears: Ears, fields: Fields) -> None:
-        for hears_fields in ears.fields:
-            try:
-                hears_fields.ended_fields(fields)
-            except BaseException as error:
-                self._report(f"ended_fields of {hears_fields!r} raised", error)
-        if ears.events:
-            event = _new_tuple(Ended, fields)
-            for observer in ears.events:
-                try:
-                    observer.operation_ended(event)
-                except BaseException as error:
-                    self._report(f"operation_ended of {observer!r} raised", error)
+        self._all.tell_end(fields)
 
     def _waits_of(self, kind: type) -> Callable[[float], object]:
         """What is to be called with how long an operation of a kind has waited."""

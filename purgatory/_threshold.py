@@ -13,7 +13,7 @@ until it is told to be forgotten.
 """
 
 from asyncio import _get_running_loop as running_loop
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, final
@@ -22,7 +22,8 @@ from purgatory._closing import check_drain, close
 from purgatory._errors import OperationCancelled, OperationTimeout, PurgatoryClosed
 from purgatory._failure import Failure
 from purgatory._lines import UNKNOWN, has_reached, it_has
-from purgatory._state import CANCELLED, EXPIRED
+from purgatory._observer import Observer, observers_of
+from purgatory._state import CANCELLED, COMPLETED, EXPIRED
 from purgatory._statistics import ThresholdStatistics
 from purgatory._timer import LoopWheel
 from purgatory._waits import Waits
@@ -63,6 +64,8 @@ class ThresholdPurgatory(Generic[K, V]):
         max_pending: how many may wait at once; `None` for no limit.
         max_keys: how many keys may have a value or be waited for at once; `None` for no limit. One more is refused: to
             forget another one silently would lose the very update that somebody is about to ask for. `forget` makes room.
+        observer: is told of each wait that has ended, as of an operation of the kind "wait"; or a sequence of those who are.
+            Checks there are none.
 
     Raises:
         ValueError, TypeError: an argument is out of its bounds or of another type.
@@ -78,12 +81,13 @@ class ThresholdPurgatory(Generic[K, V]):
         wheel_size: int = DEFAULT_WHEEL_SIZE,
         max_pending: int | None = None,
         max_keys: int | None = None,
+        observer: Observer | Sequence[Observer] | None = None,
     ) -> None:
         for limit, number in (("max_pending", max_pending), ("max_keys", max_keys)):
             if number is not None and index(number) < 1:
                 raise ValueError(f"{limit} must be at least 1, or None for no limit, not {number!r}")
         self.name = name
-        self._waits = Waits(name, LoopWheel(tick, wheel_size), max_pending, max_keys)
+        self._waits = Waits(name, LoopWheel(tick, wheel_size), max_pending, max_keys, observers_of(observer))
         self._loop: Any = self._waits.wheel.loop
 
     async def wait(self, key: K, threshold: V, timeout: float | None = None) -> V:
@@ -123,12 +127,16 @@ class ThresholdPurgatory(Generic[K, V]):
         value = UNKNOWN if line is None else line.value
         if has_reached(key, value, threshold):
             waits.completed += 1
+            if waits.teller is not None:
+                waits.teller.at_once(key, timeout, COMPLETED)
             return cast(V, value)
         when = None
         if timeout is not None:
             when = (now := waits.wheel.time()) + timeout
             if when <= now:
                 waits.expired += 1
+                if waits.teller is not None:
+                    waits.teller.at_once(key, timeout, EXPIRED)
                 raise OperationTimeout(f"{key!r} has not reached {threshold!r}: {it_has(value)}")
         waiter = waits.join(key, line, threshold, when)
         try:

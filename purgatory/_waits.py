@@ -11,7 +11,7 @@ so neither a deadline nor a `fail` that comes meanwhile changes it.
 
 from asyncio import AbstractEventLoop, Future
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextvars import Context
 from itertools import islice, repeat
 from math import ceil
@@ -20,9 +20,11 @@ from typing import Any, cast, final
 from purgatory._closing import tell_idle, until_idle
 from purgatory._errors import PurgatoryFull
 from purgatory._lines import UNKNOWN, Line, Place, check_advance, has_reached
+from purgatory._observer import Observer
 from purgatory._signals import Signals
 from purgatory._state import CANCELLED, EXPIRED
 from purgatory._timer import PORTION, LoopWheel
+from purgatory._wait_telling import WaitTeller
 from purgatory._wheel import Entry
 
 
@@ -75,14 +77,19 @@ class Waits:
         "lines",
         "name",
         "pending",
+        "teller",
         "unanswered",
         "wheel",
         "when_idle",
     )
 
-    def __init__(self, name: str, wheel: LoopWheel, max_pending: int | None, max_keys: int | None) -> None:
+    def __init__(
+        self, name: str, wheel: LoopWheel, max_pending: int | None, max_keys: int | None, observers: Sequence[Observer] = ()
+    ) -> None:
         self.name = name
         self.wheel = wheel
+        self.teller = WaitTeller(name, observers, self._report) if observers else None
+        """Tells the observers, if there are any."""
         self._max_pending = max_pending
         self._max_keys = max_keys
         self.lines: dict[Hashable, Line] = {}
@@ -103,6 +110,8 @@ class Waits:
     def bind(self, doing: str) -> None:
         """Binds the wheel to the running loop, or raises `WrongLoop` if it is bound to another one."""
         if self.wheel.bind(doing, self.pending):
+            if self.teller is not None:
+                self.teller.bind(self.wheel.time)
             self._to_wake.clear()
             self.when_idle = None
             self.unanswered = 0
@@ -141,6 +150,8 @@ class Waits:
             waiter._wheel_when = when
             waiter._wheel_bucket = bucket
             bucket[waiter] = None
+        if self.teller is not None:
+            self.teller.began(waiter, when)
         return waiter
 
     def _new_line(self, doing: str, key: Any) -> Line:
@@ -190,9 +201,10 @@ class Waits:
         """Wakes `count` waiters that were taken out of their line: a portion now, unless others are to be woken before."""
         self.pending -= count
         if count <= PORTION and not self.unanswered:
+            wake = Waiter.wake if self.teller is None else self.teller.wake
             for waiting in places:
                 for waiter in waiting if type(waiting) is dict else (waiting,):
-                    cast(Waiter, waiter).wake(outcome)
+                    wake(cast(Waiter, waiter), outcome)
         else:
             is_first = not self.unanswered
             self._to_wake.append((_one_by_one(places), outcome))
@@ -207,17 +219,21 @@ class Waits:
             return False
         self.pending -= 1
         self.drop_if_vacant(waiter.line)
-        waiter.wake(outcome)
+        if self.teller is None:
+            waiter.wake(outcome)
+        else:
+            self.teller.wake_one(waiter, outcome)
         self._tell_if_idle()
         return True
 
     def _wake(self, portion: int) -> None:
         """Wakes the next `portion` of those that have ended."""
+        wake = Waiter.wake if self.teller is None else self.teller.wake
         while self._to_wake and portion > 0:
             waiters, outcome = self._to_wake[0]
             woken = 0
             for waiter in islice(waiters, portion):
-                waiter.wake(outcome)
+                wake(waiter, outcome)
                 woken += 1
             self.unanswered -= woken
             if woken < portion:
@@ -300,6 +316,9 @@ class Waits:
             message = f"{self.name}: cannot advance {key!r} to {value!r}, as another thread asked for"
             self.wheel.loop.call_exception_handler({"message": message, "exception": error})
             return 0
+
+    def _report(self, message: str, error: BaseException | None) -> None:
+        self.wheel.loop.call_exception_handler({"message": f"{self.name}: {message}", "exception": error})
 
     def _check(self) -> None:
         """Asserts the whole invariant between turns of the loop. For tests. Cost: everything that waits."""

@@ -9,7 +9,7 @@ So a poll hears the server itself, whatever other middleware makes of `receive` 
 
 from asyncio import get_running_loop
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf, isnan
@@ -17,13 +17,15 @@ from random import random
 from signal import SIGINT, SIGTERM, valid_signals
 from typing import Any, Final, cast, final
 
-from purgatory import WrongLoop
+from purgatory import Observer, WrongLoop
+from purgatory._observer import observers_of
 from purgatory.asgi._client import READ_AHEAD, Client
 from purgatory.asgi._open import OpenPolls
 from purgatory.asgi._outcome import Ending, Outcome, malformed, outcome_of
 from purgatory.asgi._poll import Poll
 from purgatory.asgi._preferences import applied, wish
 from purgatory.asgi._shutdown import SignalChain
+from purgatory.asgi._telling import PollTeller
 from purgatory.asgi._types import AnyApp, ASGIApp, Message, Receive, Scope, Send
 from purgatory.asgi._waiter import Waiter
 
@@ -62,9 +64,11 @@ class LongPolls:
             as at least 256; zero and more. What an open poll may take in memory. Of a client that sends more than that
             unread, the server is asked for nothing until the application reads on: so it slows the client down, as ever, and
             that the client has left is heard then, or not before the deadline. Who reads the body before waiting is spared.
+        name: for observers.
+        observer: is told of each wait of a request, as of an operation of the kind "poll"; or a sequence of those who are.
 
     Raises:
-        ValueError: an argument is out of its bounds.
+        ValueError, TypeError: an argument is out of its bounds or of another type.
     """
 
     def __init__(
@@ -81,7 +85,10 @@ class LongPolls:
         grace: float = 0.0,
         signals: Collection[int] = (SIGTERM, SIGINT),
         read_ahead: int = READ_AHEAD,
+        name: str = "polls",
+        observer: Observer | Sequence[Observer] | None = None,
     ) -> None:
+        self.name = name
         if not 0.0 < max_wait < float("inf"):
             raise ValueError(f"max_wait must be a finite number of seconds above zero, not {max_wait!r}")
         if default_wait is not None and not 0.0 <= default_wait <= max_wait:
@@ -113,6 +120,9 @@ class LongPolls:
         self.endings: Counter[Ending] = Counter()
         """How the waits have ended so far."""
         self.read_ahead = read_ahead
+        observers = observers_of(observer)
+        self.teller = PollTeller(self.name, observers) if observers else None
+        """Tells the observers, if there are any."""
         self._client_of = client_of
         self._open_polls: OpenPolls | None = None
 

@@ -24,6 +24,7 @@ or HOLDING, which keeps it for the rest of the request.
 from asyncio import CancelledError, Task, current_task, get_running_loop
 from collections.abc import Coroutine
 from enum import Enum
+from sys import exception
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from purgatory.asgi._client import Client
@@ -83,6 +84,8 @@ class Waiter:
         applied: what to tell the client of its wait, if anything.
         problem: the outcome of each wait, if something is wrong with the request.
     """
+
+    timeout: float
 
     __slots__ = (
         "__weakref__", "_applied", "_cancelling", "_client", "_ending", "_phase", "_place", "_polls", "_problem", "_rest",
@@ -156,7 +159,9 @@ class Waiter:
             waiting.close()
             return refusal
         value: T | None = None
-        ending: Ending | None
+        ending: Ending | None = None
+        teller = self._polls.teller
+        begun = 0.0 if teller is None else teller.began(self)
         try:
             value = await waiting
             ending = subject.ending(None)
@@ -173,6 +178,8 @@ class Waiter:
                 raise
         finally:
             self._end()
+            if teller is not None:
+                teller.ended(self, begun, ending, exception())
         assert ending is not None
         return self._outcome(ending, value)
 

@@ -38,7 +38,7 @@ async def scraped(tmp_path, read):
         registry.register(
             collector(meter, purgatories=[orders, jobs, more_jobs], thresholds=versions, polls=polls, relay=relay)
         )
-        for purgatory in all_of_them:
+        for purgatory in (orders, jobs, more_jobs):
             for key in ("private", "secret"):
                 purgatory.try_complete_else_watch(Probe(5), [key, "other"])
         versions.advance("private", 7)

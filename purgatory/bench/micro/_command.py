@@ -14,6 +14,7 @@ from purgatory.bench._measure import BATCH, SETTLING_TURNS
 from purgatory.bench._options import add_common_options
 from purgatory.bench._runner import run_cases
 from purgatory.bench.micro import _idle_rows as idle
+from purgatory.bench.micro import _observer_rows as observers
 from purgatory.bench.micro import _operation_rows as operations
 from purgatory.bench.micro import _threshold_rows as thresholds
 from purgatory.bench.micro import _timeout_rows as timeouts
@@ -84,7 +85,31 @@ CASES = (
         against="",
         at_most=on_both(1.0),
         unit="µs",
-        measure=operations.journal,
+        measure=observers.journal,
+    ),
+    Case(
+        name="metrics",
+        work="what a meter adds to the same",
+        against="",
+        at_most=on_both(0.5),
+        unit="µs",
+        measure=observers.metrics,
+    ),
+    Case(
+        name="journal+metrics",
+        work="what both add",
+        against="",
+        at_most=on_both(1.2),
+        unit="µs",
+        measure=observers.journal_and_metrics,
+    ),
+    Case(
+        name="scrape",
+        work="read all metrics with Prometheus' client, with 1,000,000 pending",
+        against="",
+        at_most=on_both(2),
+        unit="ms",
+        measure=partial(observers.scrape, 1_000_000),
     ),
     Case(
         name="wait",

@@ -1,0 +1,152 @@
+"""What OpenTelemetry's own SDK exports of it: instruments, and a span for each wait."""
+
+import asyncio
+
+import pytest
+from helpers import Probe, raiser
+from loops import on_asyncio, on_virtual_time
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+
+from purgatory import OperationTimeout, Purgatory, ThresholdPurgatory
+from purgatory.asgi import LongPolls
+from purgatory.asgi._outcome import Ending
+from purgatory.metrics import Meter
+from purgatory.metrics.otel import Spans, observe
+from purgatory.relay import Relay
+
+
+@pytest.fixture
+def exporter():
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def provider(exporter):
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    yield provider
+    provider.shutdown()
+
+
+@pytest.fixture
+def reader():
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    reader.provider = provider
+    yield reader
+    provider.shutdown()
+
+
+def numbers(reader):
+    """By instrument and attributes."""
+    [resource] = reader.get_metrics_data().resource_metrics
+    [scope] = resource.scope_metrics
+    assert scope.scope.name == "purgatory"
+    return {
+        (metric.name, *sorted(point.attributes.items())): point.value
+        for metric in scope.metrics
+        for point in metric.data.data_points
+    }
+
+
+@on_asyncio
+async def test_the_instruments_say_what_the_meter_has_counted(reader, tmp_path):
+    meter, polls = Meter(), LongPolls()
+    polls.endings[Ending.GONE] += 2
+    versions: ThresholdPurgatory[str, int] = ThresholdPurgatory("versions")
+    async with Purgatory("jobs", observer=meter) as jobs, Relay(f"file://{tmp_path}") as relay:
+        observe(meter, purgatories=jobs, thresholds=[versions], polls=polls, relay=relay, meter_provider=reader.provider)
+        versions.advance("orders", 1)
+        for number in range(3):
+            operation = Probe(50)
+            jobs.try_complete_else_watch(operation, [number])
+        operation.ready = True
+        await asyncio.sleep(0.001)
+        jobs.check_and_complete(number)
+        told = numbers(reader)
+    kind = ("kind", "Probe"), ("purgatory", "jobs")
+    assert told["purgatory.operations", ("cause", "key"), kind[0], ("outcome", "completed"), kind[1]] == 1
+    assert sum(value for name, value in told.items() if name[0] == "purgatory.wait.operations") == 1
+    assert 0 < told["purgatory.wait.duration", kind[0], ("outcome", "completed"), kind[1]] < 50
+    assert told["purgatory.missed_triggers", *kind] == told["purgatory.retries", *kind] == 0
+    assert told["purgatory.pending", ("purgatory", "jobs")] == told["purgatory.watches", ("purgatory", "jobs")] == 2
+    assert told["purgatory.keys", ("purgatory", "versions")] == 1
+    assert told["purgatory.polls", ("ending", "gone")] == 2
+    assert told[("purgatory.relay.connected",)] == told[("purgatory.relay.epochs",)] == 1
+
+
+@on_virtual_time
+async def test_lateness_is_told_by_bucket(reader):
+    meter = Meter()
+    async with Purgatory("jobs", observer=meter) as jobs:
+        observe(meter, meter_provider=reader.provider)
+        jobs.try_complete_else_watch(Probe(5), ["key"])
+        await asyncio.sleep(6)
+    assert sum(value for name, value in numbers(reader).items() if name[0] == "purgatory.lateness.operations") == 1
+    with pytest.raises(TypeError, match="meter must be a Meter"):
+        observe(None, meter_provider=reader.provider)
+
+
+@on_virtual_time
+async def test_a_wait_is_a_span_of_its_request_linked_to_the_one_that_completed_it(provider, exporter):
+    tracer, spans = provider.get_tracer("app"), Spans(tracer_provider=provider, tell_keys=True)
+    results = {}
+
+    async def request(jobs):
+        with tracer.start_as_current_span("GET /results"):
+            return await jobs.wait_for(lambda: results.get("tea"), ["tea", 7], 30)
+
+    async with Purgatory("jobs", observer=spans) as jobs:
+        asking = asyncio.create_task(request(jobs))
+        await asyncio.sleep(1)
+        with tracer.start_as_current_span("POST /results") as posting:
+            results["tea"] = "ready"
+            jobs.check_and_complete("tea")
+        assert await asking == "ready"
+    wait, get = [span for span in exporter.get_finished_spans() if span.name != "POST /results"]
+    assert (wait.name, get.name) == ("jobs wait", "GET /results")
+    assert wait.parent.span_id == get.context.span_id
+    [link] = wait.links
+    assert link.context == posting.get_span_context()
+    assert dict(wait.attributes) == {
+        "purgatory.name": "jobs", "purgatory.kind": "Condition", "purgatory.outcome": "completed", "purgatory.cause": "key",
+        "purgatory.failed_tries": 1, "purgatory.missed_trigger": False, "purgatory.timeout": 30.0, "purgatory.keys": "'tea', 7",
+    }  # fmt: skip
+
+
+@on_virtual_time
+async def test_a_wait_that_nobody_completes_has_no_link_and_leaves_nothing_behind(provider, exporter, reports):
+    tracer, spans = provider.get_tracer("app"), Spans(tracer_provider=provider)
+    async with Purgatory("jobs", observer=spans) as jobs:
+        with tracer.start_as_current_span("GET /results"):
+            with pytest.raises(OperationTimeout):
+                await jobs.wait_for(lambda: None, ["tea"], 30)
+            jobs.try_complete_else_watch(Probe(ready=True), ["tea"])
+            jobs.try_complete_else_watch(Probe(30, trying=raiser(KeyError("no"))), ["tea"])
+            waiting = Probe()
+            jobs.try_complete_else_watch(waiting, ["tea"])
+            waiting.cancel()
+    expired, at_once, failed, cancelled, _ = exporter.get_finished_spans()
+    assert expired.attributes["purgatory.outcome"] == "expired" and not expired.links
+    assert at_once.attributes["purgatory.cause"] == "first try"
+    assert failed.status.status_code.name == "ERROR" and failed.events[0].name == "exception"
+    assert cancelled.attributes["purgatory.outcome"] == "cancelled" and "purgatory.timeout" not in cancelled.attributes
+    assert all("purgatory.keys" not in span.attributes for span in (expired, at_once, failed, cancelled))
+    assert spans._waiting == {}
+
+
+@on_virtual_time
+async def test_what_is_not_sampled_is_not_kept():
+    spans = Spans(tracer_provider=TracerProvider(sampler=ALWAYS_OFF))
+    async with Purgatory("jobs", observer=spans) as jobs:
+        jobs.try_complete_else_watch(Probe(5), ["tea"])
+        assert spans._waiting == {}
+    without_an_sdk = Spans()
+    async with Purgatory("jobs", observer=without_an_sdk) as jobs:
+        jobs.try_complete_else_watch(Probe(5), ["tea"])
+        assert without_an_sdk._waiting == {}
