@@ -6,6 +6,7 @@ import re
 from time import sleep
 
 import pytest
+import uvicorn
 from asgi_requests import Request, lifespan
 from loops import on_asyncio, on_virtual_time
 
@@ -416,6 +417,12 @@ async def test_it_may_be_served_by_itself_and_its_pages_are_answered_at_the_end(
     ]
     await request.done()
     assert request.status in (200, 503)
+
+
+def test_servers_take_it_for_what_it_is():
+    config = uvicorn.Config(console(), log_config=None)
+    config.load()
+    assert config.interface == "asgi3"
 
 
 # -- arguments

@@ -101,7 +101,12 @@ def console(
         raise ValueError(f"max_pages must be at least 1, not {max_pages!r}")
     pages = LongPolls(max_wait=WAIT, max_open=max_pages, signals=(), retry_after=5.0, read_ahead=0)
     feed = Feed(purgatories, polls, relay, meter, key_of, refresh, pages)
-    return _Console(feed, pages, authorize).serve
+    page = _Console(feed, pages, authorize)
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:  # servers know ASGI 3 by its coroutine function
+        await page.serve(scope, receive, send)
+
+    return application
 
 
 class _Console:
