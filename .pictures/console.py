@@ -19,7 +19,7 @@ from purgatory.asgi import console
 from purgatory.metrics import Meter
 
 SECONDS = 100  # that the load goes on before the first picture
-SIZE = {"width": 1180, "height": 860, "deviceScaleFactor": 1, "mobile": False}
+SIZE = {"width": 1180, "height": 702, "deviceScaleFactor": 1, "mobile": False}
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-proxy-server", "--disable-dev-shm-usage", "--hide-scrollbars"]
 
 meter = Meter()

@@ -21,13 +21,16 @@ Compare netty's `IdleStateHandler`, whose timer, one for each connection, sets i
 """
 
 from asyncio import _get_running_loop as running_loop
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from math import ceil
 from typing import Any, Final, Generic, Self, TypeVar, cast, final
 
 from purgatory._clock import TickClock
+from purgatory._ears import Ears
 from purgatory._errors import PurgatoryClosed
+from purgatory._observer import Cause, Observer, observers_of
 from purgatory._slots import FULL, Bucket, Entry
+from purgatory._state import EXPIRED
 from purgatory._timer import UNBOUND, LoopWheel
 
 Id = TypeVar("Id", bound=Hashable)
@@ -54,11 +57,13 @@ class _Tracked(Entry, Generic[Id]):
 class _IdleWheel(LoopWheel, Generic[Id]):
     """A wheel whose entries are all of one kind, so that it deals with them itself, without a call for each."""
 
-    __slots__ = ("entries", "on_idle")
+    __slots__ = ("entries", "on_idle", "tell")
 
     def __init__(self, tick: float, wheel_size: int, on_idle: Callable[[Id], object]) -> None:
         super().__init__(tick, wheel_size)
         self.on_idle = on_idle
+        self.tell: Callable[[_Tracked[Id], float], object] | None = None
+        """Tells observers of an id that has fallen idle, if there are any."""
         self.entries: dict[Id, _Tracked[Id]] = {}
 
     def is_empty(self) -> bool:
@@ -108,6 +113,8 @@ class _IdleWheel(LoopWheel, Generic[Id]):
             except BaseException as error:
                 message = f"exception in on_idle({id_!r}) of an idle tracker"
                 self.loop.call_exception_handler({"message": message, "exception": error})
+            if self.tell is not None:
+                self.tell(entry, self.time())
 
 
 @final
@@ -132,22 +139,35 @@ class IdleTracker(Generic[Id]):
         on_idle: a plain function; what it returns is ignored.
         tick: the grain of time in seconds, positive and finite; by default 1/8000 of the timeout, but not less than 4 ms
             and not more than 1 s.
+        name: for observers.
+        observer: is told of each id that has fallen idle, as of an operation of the kind "id" that has expired, begun at the
+            last sign of life; or a sequence of those who are. Starts and checks there are none.
 
     Raises:
-        ValueError: an argument is out of its bounds.
+        ValueError, TypeError: an argument is out of its bounds or of another type.
     """
 
     __slots__ = (
         "__weakref__",
         "_closed",
+        "_ears",
         "_entries",
         "_loop",
+        "_name",
         "_time",
         "_timeout",
         "_wheel",
     )
 
-    def __init__(self, timeout: float, on_idle: Callable[[Id], object], *, tick: float | None = None) -> None:
+    def __init__(
+        self,
+        timeout: float,
+        on_idle: Callable[[Id], object],
+        *,
+        tick: float | None = None,
+        name: str = "idle",
+        observer: Observer | Sequence[Observer] | None = None,
+    ) -> None:
         if not timeout > 0.0:
             raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
         if tick is None:
@@ -158,6 +178,11 @@ class IdleTracker(Generic[Id]):
         self._timeout = float(timeout)
         self._entries = wheel.entries
         self._closed = False
+        self._name = name
+        observers = observers_of(observer)
+        if observers:
+            self._ears = Ears(observers, self._report)
+            wheel.tell = self._tell_idle
         self._loop: Any = wheel.loop
         self._time = wheel.time
 
@@ -251,6 +276,19 @@ class IdleTracker(Generic[Id]):
         entry.id = id
         self._wheel.add_at(entry, self._time() + self._timeout)
         self._entries[id] = entry
+
+    def _tell_idle(self, entry: _Tracked[Id], now: float) -> None:
+        """Tells observers of an id that has fallen idle."""
+        last_seen = entry._wheel_when - self._timeout
+        self._ears.tell_end(
+            (
+                self._name, "id", (entry.id,), last_seen, now, self._timeout, EXPIRED, Cause.DEADLINE, None, 1, False, None,
+                id(entry),
+            )
+        )  # fmt: skip
+
+    def _report(self, message: str, error: BaseException | None) -> None:
+        self._wheel.loop.call_exception_handler({"message": f"{self._name}: {message}", "exception": error})
 
     def _check(self) -> None:
         """Asserts the whole invariant. For tests. Cost: what is tracked."""

@@ -50,7 +50,6 @@ class Engine(Protocol):
     wheel: LoopWheel
     watchers: Watchers
     by_key: dict[Any, Any]
-    time: Any
     teller: Any
     """A `Teller`, or None."""
     completed: int
@@ -103,7 +102,7 @@ def expire(operation: Operation) -> None:
     if engine.missed_triggers != missed:
         timeout = operation._op_timeout
         engine.missed.append((type(operation).__name__, places, timeout, operation._wheel_when))
-        waited = None if timeout is None else engine.time() - (operation._wheel_when - timeout)
+        waited = None if timeout is None else engine.wheel.time() - (operation._wheel_when - timeout)
         _logs.missed_trigger(engine.name, type(operation).__name__, keys_of(places), waited)
     # Others may be due in this turn as well, so what the hooks have set off is left to the next one.
     if room.unsettled:

@@ -101,10 +101,10 @@ def cancelled_by_drain(purgatory: str, count: int, drain: float) -> None:
     log.warning("%s: the drain of %s s was over before all had ended, and the rest was cancelled: %d", purgatory, drain, count)
 
 
-def _lookalikes_of(key: Hashable) -> Iterator[Hashable]:
+def _lookalikes_of(key: Any) -> Iterator[Hashable]:
     """Keys of other types that look like it: the number in a text, the text of a number, of bytes or of a UUID."""
     if isinstance(key, str):
-        makers: tuple[Callable[[Any], Hashable], ...] = (int, float, UUID, str.encode)
+        makers: tuple[Any, ...] = (int, float, UUID, str.encode)
     elif isinstance(key, bytes):
         makers = (bytes.decode,)
     else:

@@ -73,11 +73,11 @@ class Observer(Protocol):
     """Is told what happens in a purgatory. What it calls there follows when it has returned, as with the hooks of operations.
     What it raises goes to the loop's exception handler.
 
+    An event costs half a microsecond, a check a tenth. An observer whose `key_checked` is the one of this class is not told of
+    checks. There are two ways to be told less of an end, and faster: `FieldsObserver` and `WaitObserver`, in this module.
+
     It may also have a method `operation_started(operation: DelayedOperation)`, which is called once for each operation, in the
     context of whoever brought it, after its first try: before `operation_ended`, or when it begins to wait.
-
-    To tell somebody costs some half a microsecond. Whose `key_checked` is that of this class is not told of
-    checks; and there are two ways to be told less of an end, `FieldsObserver` and `WaitObserver` in `purgatory._observer`.
     """
 
     def operation_ended(self, ended: Ended) -> None:

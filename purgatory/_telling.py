@@ -71,13 +71,13 @@ class Teller:
         self.room = Dispatcher(None)
         self.time: Callable[[], float] = float
         self.tries = 0
-        """How many there were, the first ones not counted."""
+        """How many there were, the first ones not counted; counted only if somebody wants to hear of checks."""
+        self._waits: dict[type, Callable[[float], object]] = {}
+        """For each kind of operation, what is called with the duration of a wait, for observers that want no more."""
         self._retries: dict[Operation, int] = {}
         """How often a try has failed since the first one, where one has."""
         self._starts: dict[Operation, float] = {}
         """When those began to wait that have no timeout, or too long a one, to tell it by."""
-        self._waits: dict[type, Callable[[float], object]] = {}
-        """For each kind, what those observers want to be called that only ask how long an operation has waited."""
 
     def bind(self, time: Callable[[], float], room: Dispatcher) -> None:
         """Belongs to another loop. Of those that waited on the one before, which is closed, nobody will ever hear."""

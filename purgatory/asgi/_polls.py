@@ -58,14 +58,14 @@ class LongPolls:
             that is the proxy's, unless the server puts the client's own in its place.
         retry_after: what `Retry-After` tells those who are refused, in seconds, rounded up.
         grace: how long open polls may go on when the server is to stop, in seconds, before they are answered.
+        name: for observers.
+        observer: is told of each wait of a request, as of an operation of the kind "poll"; or a sequence of such observers.
         signals: at which the polls are stopped, before the server hears of them; empty if `stop` is called by other means.
             Heard from the beginning of the lifespan protocol to its end; under a server that does without it, call `stop`.
         read_ahead: bytes of a request's body that are read and kept for the application while it waits, each message counted
             as at least 256; zero and more. What an open poll may take in memory. Of a client that sends more than that
             unread, the server is asked for nothing until the application reads on: so it slows the client down, as ever, and
             that the client has left is heard then, or not before the deadline. Who reads the body before waiting is spared.
-        name: for observers.
-        observer: is told of each wait of a request, as of an operation of the kind "poll"; or a sequence of those who are.
 
     Raises:
         ValueError, TypeError: an argument is out of its bounds or of another type.
@@ -83,10 +83,10 @@ class LongPolls:
         client_of: Callable[[Scope], Hashable] = host_of,
         retry_after: float = 1.0,
         grace: float = 0.0,
-        signals: Collection[int] = (SIGTERM, SIGINT),
-        read_ahead: int = READ_AHEAD,
         name: str = "polls",
         observer: Observer | Sequence[Observer] | None = None,
+        signals: Collection[int] = (SIGTERM, SIGINT),
+        read_ahead: int = READ_AHEAD,
     ) -> None:
         self.name = name
         if not 0.0 < max_wait < float("inf"):

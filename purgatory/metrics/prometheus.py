@@ -8,10 +8,13 @@ What can be pending, watched or open is asked at that moment, which costs the sa
 """
 
 from collections.abc import Iterable, Iterator
+from errno import EADDRINUSE
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, final
+from wsgiref.simple_server import WSGIServer
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import REGISTRY, CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from purgatory import Purgatory, PurgatoryStatistics, ThresholdPurgatory, ThresholdStatistics
@@ -49,6 +52,35 @@ def collector(
     if not isinstance(meter, Meter):
         raise TypeError(f"meter must be a Meter, not {meter!r}")
     return _Collector(meter, several(purgatories), several(thresholds), several(polls), relay)
+
+
+def serve(ports: Iterable[int], *, address: str = "127.0.0.1", registry: CollectorRegistry = REGISTRY) -> WSGIServer:
+    """Serves metrics on the first of `ports` that is free, from a thread of its own: each worker of a server on another one.
+
+    Of several workers behind one port a scrape would reach one or the other, and counters would jump. So each is a target of
+    its own, which is what Prometheus wants of processes; it adds them up, `sum by (purgatory) (...)`.
+
+    Args:
+        ports: as many as there are workers, and some more: a worker that is replaced may start before the old one has gone.
+        address: to listen on; those who may not read the metrics should not reach it.
+        registry: what is served.
+
+    Returns:
+        The server: `server_port` is where it listens, `shutdown()` and `server_close()` end it.
+
+    Raises:
+        OSError: no port is free.
+    """
+    tried = list(ports)
+    for port in tried:
+        try:
+            server, _ = start_http_server(port, address, registry)
+        except OSError as error:
+            if error.errno != EADDRINUSE:
+                raise
+        else:
+            return server
+    raise OSError(EADDRINUSE, f"cannot serve metrics on {address}: none of the ports {tried} is free")
 
 
 @final

@@ -7,7 +7,7 @@ from math import isfinite
 from types import TracebackType
 from typing import Any, final
 
-from purgatory import Purgatory, PurgatoryClosed, RelayUnavailable, ThresholdPurgatory, WrongLoop, timeout
+from purgatory import Observer, Purgatory, PurgatoryClosed, RelayUnavailable, ThresholdPurgatory, WrongLoop, timeout
 from purgatory.relay._follower import Follower
 from purgatory.relay._link import Link, pause
 from purgatory.relay._messages import Change, News, check_key, check_version
@@ -64,13 +64,23 @@ class Relay:
         timeout: seconds after which the store is taken to be away.
         prefix: of the names that a store at an address uses there; relays of one prefix share versions. Letters, digits and
             underscores.
+        observer: is told of each wait that has ended, as of an operation of the kind "wait" in the purgatory "relay"; or a
+            sequence of those who are. One that begins anew, in another epoch, is told of as one that failed.
 
     Raises:
         ValueError, TypeError: an argument is out of its bounds or of another type.
         ImportError: the client of the store is not installed.
     """
 
-    def __init__(self, store: str | Store, *, resync: float = 15.0, timeout: float = 5.0, prefix: str = "purgatory") -> None:
+    def __init__(
+        self,
+        store: str | Store,
+        *,
+        resync: float = 15.0,
+        timeout: float = 5.0,
+        prefix: str = "purgatory",
+        observer: Observer | Sequence[Observer] | None = None,
+    ) -> None:
         for name, seconds in (("resync", resync), ("timeout", timeout)):
             if not (isfinite(seconds) and seconds > 0.0):
                 raise ValueError(f"{name} must be a positive, finite number of seconds, not {seconds!r}")
@@ -81,7 +91,7 @@ class Relay:
         self._loop: AbstractEventLoop | None = None
         self._link: Link | None = None
         self._attached: list[Purgatory[Any]] = []
-        self._thresholds: ThresholdPurgatory[str, int] = ThresholdPurgatory("relay")
+        self._thresholds: ThresholdPurgatory[str, int] = ThresholdPurgatory("relay", observer=observer)
         self._follower = Follower(self._rise, self._rebase, self._tell)
         self._writes = Writes(self._write, lambda tries: pause(min(tries, 2)))
         self._store = open_store(store, prefix)

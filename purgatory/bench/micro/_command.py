@@ -85,7 +85,7 @@ CASES = (
         against="",
         at_most=on_both(1.0),
         unit="µs",
-        measure=observers.journal,
+        measure=operations.journal,
     ),
     Case(
         name="metrics",

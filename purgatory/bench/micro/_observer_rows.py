@@ -1,4 +1,4 @@
-"""The rows about observers: what a journal and metrics add to a cycle of an operation, and what a scrape costs."""
+"""The rows about metrics: what they add to a cycle of an operation, alone and beside a journal, and what a scrape costs."""
 
 import asyncio
 import time
@@ -9,26 +9,16 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from purgatory import Observer
 from purgatory.bench._cases import Setting
-from purgatory.bench._measure import BATCH, WARM_UP_ROUNDS, Batch, Contest, Measured
-from purgatory.bench.micro._operation_rows import AnyPurgatory, Fetch, Log, Never, cycling
+from purgatory.bench._measure import BATCH, WARM_UP_ROUNDS, Contest, Measured
+from purgatory.bench.micro._operation_rows import AnyPurgatory, Fetch, Log, Never, _on_this_thread, cycling
 from purgatory.bench.micro._timer_rows import TIMEOUT
 from purgatory.journal import Journal
 from purgatory.metrics import Meter
 from purgatory.metrics.prometheus import collector
 
 
-async def journal(setting: Setting) -> Measured:
-    """What a journal adds to `cycle`, in microseconds: the difference in CPU time of the loop's own thread.
-
-    The thread of the journal, which writes the files meanwhile, is not counted: it uses another core.
-    """
-    with TemporaryDirectory() as directory:
-        async with Journal(directory) as observer:
-            return await _added(observer, setting)
-
-
 async def metrics(setting: Setting) -> Measured:
-    """What a meter adds to `cycle`, in microseconds."""
+    """What a meter adds to `cycle`, in microseconds, as the row of the journal has it."""
     return await _added(Meter(), setting)
 
 
@@ -48,15 +38,6 @@ async def _added(observer: Observer | Sequence[Observer], setting: Setting) -> M
             if number >= WARM_UP_ROUNDS:
                 added.append((ours - theirs) / BATCH * 1e6)
     return Measured(Contest.alone(added))
-
-
-async def _on_this_thread(batch: Batch) -> float:
-    """Seconds of CPU time that a batch takes on this thread."""
-    start = time.thread_time()
-    await batch()
-    spent = time.thread_time() - start
-    await asyncio.sleep(0)
-    return spent
 
 
 async def scrape(pending: int, setting: Setting) -> Measured:

@@ -3,15 +3,19 @@
 import asyncio
 import gc
 import random
+import time
 from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
 from itertools import count
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from purgatory import DelayedOperation, Purgatory
 from purgatory.bench._cases import LoopName, Setting, loop_factory
 from purgatory.bench._measure import (
     BATCH,
+    WARM_UP_ROUNDS,
+    Batch,
     Contender,
     Contest,
     LoopProbe,
@@ -22,6 +26,7 @@ from purgatory.bench._measure import (
 )
 from purgatory.bench._process import in_fresh_process, resident_bytes
 from purgatory.bench.micro._timer_rows import LATEST, SOONEST, TIMEOUT, starting_and_cancelling
+from purgatory.journal import Journal
 
 
 class Log:
@@ -81,6 +86,31 @@ async def _cycle(purgatory: AnyPurgatory, log: Log, offsets: Iterable[int]) -> N
         purgatory.try_complete_else_watch(Fetch(log, offset, TIMEOUT), (offset,))
         log.end = offset
         purgatory.check_and_complete(offset)
+
+
+async def journal(setting: Setting) -> Measured:
+    """What a journal adds to `cycle`, in microseconds: the difference in CPU time of the loop's own thread.
+
+    The thread of the journal, which writes the files meanwhile, is not counted: it uses another core.
+    """
+    with TemporaryDirectory() as directory:
+        async with Journal(directory) as observer, AnyPurgatory(observer=observer) as watched, AnyPurgatory() as alone:
+            contenders = cycling(watched), cycling(alone)
+            added: list[float] = []
+            for number, _ in enumerate([*range(WARM_UP_ROUNDS), *setting.rounds()]):
+                ours, theirs = [await _on_this_thread(next(contender)) for contender in contenders]
+                if number >= WARM_UP_ROUNDS:
+                    added.append((ours - theirs) / BATCH * 1e6)
+    return Measured(Contest.alone(added))
+
+
+async def _on_this_thread(batch: Batch) -> float:
+    """Seconds of CPU time that a batch takes on this thread."""
+    start = time.thread_time()
+    await batch()
+    spent = time.thread_time() - start
+    await asyncio.sleep(0)
+    return spent
 
 
 async def wait(setting: Setting) -> Measured:

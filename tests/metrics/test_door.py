@@ -1,0 +1,72 @@
+"""Metrics and traces use the public door alone: they work on a purgatory whose private names have changed."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import purgatory as package
+
+PROGRAM = """
+import asyncio
+from prometheus_client import CollectorRegistry, generate_latest
+from purgatory import Purgatory, ThresholdPurgatory
+from purgatory.metrics import Meter
+from purgatory.metrics.otel import Spans, observe
+from purgatory.metrics.prometheus import collector
+
+async def main():
+    meter, registry, values = Meter(), CollectorRegistry(), {}
+    versions = ThresholdPurgatory("versions", observer=meter)
+    async with Purgatory("renamed", observer=[meter, Spans()]) as purgatory:
+        registry.register(collector(meter, purgatories=purgatory, thresholds=versions))
+        observe(meter, purgatories=purgatory)
+        waiting = asyncio.create_task(purgatory.wait_for(lambda: values.get("a"), ["a"], 30))
+        await asyncio.sleep(0)
+        values["a"] = 1
+        purgatory.check_and_complete("a")
+        await waiting
+        versions.advance("b", 1)
+        await versions.wait("b", 1)
+        [last] = [line for line in generate_latest(registry).decode().splitlines() if line.startswith("purgatory_keys{")][:1]
+    print(last, [(kind.purgatory, kind.kind, kind.ended) for kind in meter.snapshot()])
+
+asyncio.run(main())
+"""
+PRIVATE = ("teller", "watchers", "by_key", "room", "waits", "lines", "hears_checks")
+
+
+def test_metrics_and_traces_work_when_private_names_have_changed(tmp_path):
+    source = Path(package.__file__).parent
+    for path in [*source.glob("*.py"), *source.glob("metrics/*.py")]:
+        text = path.read_text(encoding="utf-8")
+        if path.parent == source:
+            text = re.sub(r"\b_op_(\w+)", r"_changed_\1", text)
+            text = re.sub(r"(?<=[.\"])_(engine|waits|wheel)\b(?! import)", r"_changed_\1", text)
+            for name in PRIVATE:
+                text = re.sub(rf"(?<=[.\"]){name}\b", f"changed_{name}", text)
+        target = tmp_path / "purgatory" / path.relative_to(source)
+        target.parent.mkdir(exist_ok=True, parents=True)
+        target.write_text(text, encoding="utf-8")
+    command = [sys.executable, "-c", PROGRAM]
+    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout == (
+        "purgatory_keys{purgatory=\"renamed\"} 0.0 [('renamed', 'Condition', 1), ('versions', 'wait', 1)]\n"
+    ), done.stderr
+
+
+def test_metrics_import_no_private_module_and_touch_no_private_name_of_the_core():
+    for path in (Path(package.__file__).parent / "metrics").glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"(from|import) purgatory\._", text), path.name
+        assert not re.search(r"\._(op_|wheel|engine)", text), path.name
+
+
+def test_importing_the_meter_imports_no_extra():
+    program = (
+        "import purgatory.metrics, sys;"
+        "print([name for name in ('prometheus_client', 'opentelemetry', 'opentelemetry.sdk') if name in sys.modules])"
+    )
+    root = Path(package.__file__).parent.parent
+    child = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
+    assert child.stdout.strip() == "[]"

@@ -1,0 +1,35 @@
+"""The page about metrics: its Python blocks run and print what they say, and it names all metrics there are."""
+
+import re
+
+from prometheus_client import REGISTRY
+from readme_blocks import ROOT, blocks, session
+
+from purgatory import Purgatory
+from purgatory.asgi import LongPolls
+from purgatory.metrics import Meter
+from purgatory.metrics.prometheus import collector
+from purgatory.relay import Relay
+
+PAGE = ROOT / "purgatory" / "metrics" / "README.md"
+
+
+def test_the_python_blocks_run_and_print_what_they_say(monkeypatch):
+    registered = []
+    monkeypatch.setattr(REGISTRY, "register", registered.append)
+    with session(PAGE) as running:
+        try:
+            for block in blocks(PAGE, "python"):
+                assert running.run(block) == block.printed, f"line {block.line}"
+        finally:
+            if "server" in running.names:
+                running.names["server"].shutdown()
+                running.names["server"].server_close()
+    assert len(registered) == 1
+
+
+def test_every_metric_stands_in_the_table(tmp_path):
+    told = collector(Meter(), purgatories=Purgatory(), polls=LongPolls(signals=()), relay=Relay(f"file://{tmp_path}")).collect()
+    names = {metric.name + "_total" * (metric.type == "counter") for metric in told}
+    table = set(re.findall(r"`(purgatory_\w+)`", PAGE.read_text(encoding="utf-8").partition("## Where")[0]))
+    assert {name for name in names if "relay" not in name} | {"purgatory_relay_connected"} == table
