@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from pathlib import Path
 from time import sleep
 
 import pytest
@@ -10,9 +11,11 @@ import uvicorn
 from asgi_requests import Request, lifespan
 from loops import on_asyncio, on_virtual_time
 
-from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory
+from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory, top
 from purgatory.asgi import LongPolls, console
+from purgatory.asgi._console import _app
 from purgatory.metrics import Meter
+from purgatory.relay import RelayStatistics
 from purgatory.testing import DeadlockError
 
 LOCAL = {"host": "127.0.0.1:8000"}
@@ -313,6 +316,29 @@ async def test_a_purgatory_of_another_loop_is_named_and_no_more():
         state, _ = await asyncio.to_thread(asyncio.run, look())
     [about] = state["purgatories"]
     assert about["isElsewhere"] and about["pending"] == 1 and "oldest" not in about
+
+
+class Relay:
+    """As far as the page knows it."""
+
+    def statistics(self):
+        return RelayStatistics(is_connected=False, since=2.0, received=5, sent=4, resyncs=3, healed=2, epochs=1, watched=6)
+
+
+@on_virtual_time
+async def test_of_a_relay_it_is_told_how_it_stands():
+    await asyncio.sleep(5)
+    state, _ = await state_of(console(relay=Relay()))
+    assert state["relay"] == {
+        "isConnected": False, "for": 3.0, "received": 5, "sent": 4, "resyncs": 3, "healed": 2, "epochs": 1, "watched": 6
+    }  # fmt: skip
+
+
+def test_the_page_and_the_terminal_use_public_names_alone():
+    for path in [Path(top.__file__), *Path(_app.__file__).parent.glob("*.py")]:
+        source = path.read_text()
+        assert re.findall(r"(?:from|import) purgatory\._\w+", source) == [], path
+        assert re.findall(r"\w\._(?:engine|wheel|op_\w+|waits)\b", source) == [], path
 
 
 # -- versions

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from purgatory.relay import Relay
 
 KEPT: Final = 300
-"""So many points of the history, a refresh apart, and so long the clock goes on when nobody asks."""
+"""So many points of the history, a refresh apart, are kept."""
+
+PATIENCE: Final = 300.0
+"""Seconds that the clock goes on when nobody asks."""
 
 BEATS: Final = 5
 """How often in each refresh the clock looks how late it is."""
@@ -115,15 +118,17 @@ class Feed:
         assert loop is not None
         now = loop.time()
         self._lag = max(self._lag, now - self._beat_due)
-        if now - self._asked_at > KEPT * self.refresh:
+        if now - self._asked_at > PATIENCE:
             self._stop()
             return
-        if now >= self._next_due:
+        is_due = now >= self._next_due
+        if is_due:
             self._next_due = now + self.refresh
-            self._kinds = None if self.meter is None else self.meter.snapshot()
-            self._describe(iter(self.purgatories), [], [])
         self._beat_due = min(now + self.refresh / BEATS, self._next_due)
         self._handle = loop.call_at(self._beat_due, self._beat)
+        if is_due:
+            self._kinds = None if self.meter is None else self.meter.snapshot()
+            self._describe(iter(self.purgatories), [], [])
 
     def _stop(self) -> None:
         handle, self._handle = self._handle, None
