@@ -233,6 +233,8 @@ async def test_a_huge_query_says_nothing_and_costs_nothing():
     query = b"wait=nan&index=" + b"&a=b" * 500_000
     state, tag = await state_of(app, query=query)
     assert state["purgatories"][0]["name"] == "jobs"
+    await state_of(app, query=b"index=" + tag.strip('"').encode())
+    assert asyncio.get_running_loop().time() == 0  # it was not asked to wait
     state, _ = await state_of(app, tag, query=query)
     assert len(state["history"]) == 1
 
