@@ -99,6 +99,7 @@ async def test_of_a_crowd_each_is_told_of_in_the_turn_in_which_it_is_woken():
     [kind] = meter.snapshot()
     assert kind.outcomes == {(COMPLETED, Cause.KEY): 1300} and kind.kind == "wait"
     assert listener.started == [ended.operation_id for ended in listener.ended]
+    assert room._waits.teller._starts == {}
 
 
 @on_virtual_time

@@ -5,7 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import purgatory as package
+import purgatory.metrics.otel
+import purgatory.metrics.prometheus
 
 PROGRAM = """
 import asyncio
@@ -70,3 +74,13 @@ def test_importing_the_meter_imports_no_extra():
     root = Path(package.__file__).parent.parent
     child = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
     assert child.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("module", [purgatory.metrics, purgatory.metrics.otel, purgatory.metrics.prometheus])
+def test_what_is_public_is_documented_and_not_made_to_be_subclassed(module):
+    names = getattr(module, "__all__", ["collector", "serve"])
+    assert names == sorted(names)
+    for name in names:
+        value = getattr(module, name)
+        assert value.__doc__
+        assert getattr(value, "__final__", not isinstance(value, type)), f"{name} is not @final"

@@ -136,6 +136,7 @@ async def test_a_wait_that_nobody_completes_has_no_link_and_leaves_nothing_behin
     assert at_once.attributes["purgatory.cause"] == "first try"
     assert failed.status.status_code.name == "ERROR" and failed.events[0].name == "exception"
     assert cancelled.attributes["purgatory.outcome"] == "cancelled" and "purgatory.timeout" not in cancelled.attributes
+    assert not (at_once.links or failed.links or cancelled.links), "what its own request has ended needs no link to it"
     assert all("purgatory.keys" not in span.attributes for span in (expired, at_once, failed, cancelled))
     assert spans._waiting == {}
 
