@@ -141,9 +141,11 @@ async def serving(command: Sequence[str]) -> AsyncIterator[tuple[asyncio.subproc
             await server.wait()
 
 
-async def put_load_on(command: Sequence[str], pollers: int, seconds: float, console: Console) -> Table:
+async def put_load_on(command: Sequence[str], pollers: int, seconds: float, console: Console, page: str | None) -> Table:
     """Starts the server, lets all clients loose on it, stops it, and makes the report."""
     async with serving(command) as (server, url):
+        if page is not None:
+            console.print(f"to look at while it runs: {url}{page}")
         topics = [f"topic-{number}" for number in range(math.ceil(pollers / POLLERS_PER_TOPIC))]
         seen = Seen()
         async with aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0)) as session:
@@ -185,8 +187,8 @@ def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:.2f} ms"
 
 
-def run_demo(command: Sequence[str], pollers: int, seconds: float) -> None:
-    """Runs the demo against the server that `command` starts, and prints its table."""
+def run_demo(command: Sequence[str], pollers: int, seconds: float, page: str | None = None) -> None:
+    """Runs the demo against the server that `command` starts, and prints its table; `page` shows the server from inside."""
     console = Console()
     with suppress(KeyboardInterrupt):
-        console.print(uvloop.run(put_load_on(command, pollers, seconds, console)))
+        console.print(uvloop.run(put_load_on(command, pollers, seconds, console, page)))

@@ -11,6 +11,8 @@
     answers as soon as the job has ended, with `{"state": "done", "result": ...}` or `{"state": "failed", ...}`; after the wait
     that `Prefer: wait=S` or `?wait=S` names (20 seconds, if neither does) with 202 and `{"state": "running"}`. 404 for a job
     that was never submitted, or that ended ten minutes ago. `/docs` shows the wait as well.
+`GET /purgatory`
+    a page that shows who waits, how long, and what was missed; on this machine only. `/metrics` has the same for Prometheus.
 
 Needs the extra `examples`.
 """
@@ -24,17 +26,21 @@ from typing import Annotated, Any
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Response
+from prometheus_client import CollectorRegistry, make_asgi_app
 from pydantic import BaseModel, Field
 
 from purgatory import Purgatory, WheelTimer
-from purgatory.asgi import Ending, LongPolls, Poll
+from purgatory.asgi import Ending, LongPolls, Poll, console
 from purgatory.asgi.fastapi import RESPONSES, long_poll
+from purgatory.metrics import Meter
+from purgatory.metrics.prometheus import collector
 
 KEPT_FOR = 600.0  # seconds, from the end of a job
 
 app = FastAPI(title="Jobs")
 polls = LongPolls(max_wait=60, default_wait=20, spread=1 / 16, max_per_client=100)
-ends: Purgatory[Any] = Purgatory("ends of jobs", max_pending=10_000)
+meter = Meter()
+ends: Purgatory[Any] = Purgatory("ends of jobs", max_pending=10_000, observer=meter)
 forgetting = WheelTimer(tick=1.0)
 numbers = count(1)
 jobs: dict[int, dict[str, Any]] = {}
@@ -83,6 +89,10 @@ async def result(number: int, poll: Annotated[Poll, long_poll(polls)], response:
     return jobs.get(number, job)
 
 
+registry = CollectorRegistry()
+registry.register(collector(meter, purgatories=ends, polls=polls))
+app.mount("/metrics", make_asgi_app(registry))
+app.mount("/purgatory", console(ends, polls=polls, meter=meter))
 app.add_middleware(polls.middleware)  # as the last one, and so the outermost
 
 

@@ -25,6 +25,10 @@ With `--journal DIR` what happens to each poll is written down there, for `pytho
     the same as server-sent events.
 `GET /stats`
     how the polls ended so far, and what the purgatory holds now.
+`GET /purgatory`
+    the same as a page to look at, live, for a browser on this machine; `python -m purgatory.top` shows it in a terminal.
+`GET /metrics`
+    the same for Prometheus.
 
 A poll ends in exactly one of four ways: by an event, by its deadline, because its client is gone, or because the board
 stops. `purgatory.asgi` tells which; there is no race that the handler could get wrong.
@@ -43,16 +47,19 @@ from secrets import token_hex
 from typing import Any, TypeVar
 
 import uvicorn
+from prometheus_client import CollectorRegistry, make_asgi_app
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from purgatory import DelayedOperation, Purgatory
-from purgatory.asgi import Ending, LongPolls, Versions
+from purgatory.asgi import Ending, LongPolls, Versions, console
 from purgatory.asgi.sse import event_source
 from purgatory.journal import Journal
+from purgatory.metrics import Meter
+from purgatory.metrics.prometheus import collector
 
 PAGE = Path(__file__).with_suffix(".html")
 MAX_TIMEOUT = 60.0  # seconds; a poll that asks for more is refused, not cut short: its client would be answered too early
@@ -143,9 +150,13 @@ class Board:
         self.store = Topics(file)
         self.topics = self.store.messages
         self.journal = None if journal is None else Journal(journal)
-        self.polls: Purgatory[Poll] = Purgatory("polls", max_pending=MAX_POLLS, observer=self.journal)
+        meter = Meter()
+        observers = [meter] if self.journal is None else [meter, self.journal]
+        self.polls: Purgatory[Poll] = Purgatory("polls", max_pending=MAX_POLLS, observer=observers)
         self.requests = LongPolls(max_wait=MAX_TIMEOUT, default_wait=30.0)
         self.versions: Versions[str] = Versions(epoch=self.store.board)  # of a topic: how many messages it has
+        metrics = CollectorRegistry()
+        metrics.register(collector(meter, purgatories=self.polls, thresholds=self.versions.thresholds, polls=self.requests))
         app = Starlette(
             routes=[
                 Route("/", self.page),
@@ -153,6 +164,8 @@ class Board:
                 Route("/topics/{topic}", self.poll, methods=["GET"]),
                 Route("/topics/{topic}/events", self.events, methods=["GET"]),
                 Route("/stats", self.stats, methods=["GET"]),
+                Mount("/metrics", make_asgi_app(metrics)),
+                Mount("/purgatory", console(self.polls, self.versions.thresholds, polls=self.requests, meter=meter)),
             ],
             lifespan=self.lifespan,
         )
@@ -294,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from _long_poll_demo import run_demo  # noqa: PLC0415 - a server needs none of it
 
         journal = [] if options.journal is None else ["--journal", str(options.journal)]
-        run_demo([sys.executable, __file__, *journal], options.pollers, options.seconds)
+        run_demo([sys.executable, __file__, *journal], options.pollers, options.seconds, "/purgatory")
     else:
         serve(options.host, options.port, options.file, options.journal)
 

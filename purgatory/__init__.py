@@ -11,6 +11,7 @@ from purgatory._errors import (
     WrongLoop,
 )
 from purgatory._idle import IdleTracker
+from purgatory._inspect import Inspection, MissedTrigger, WaitingOperation, WatchedKey, WheelLevel, inspect
 from purgatory._observer import Cause, Ended, Observer
 from purgatory._operation import DelayedOperation
 from purgatory._purgatory import Purgatory
@@ -37,6 +38,8 @@ __all__ = [
     "DelayedOperation",
     "Ended",
     "IdleTracker",
+    "Inspection",
+    "MissedTrigger",
     "Observer",
     "OperationCancelled",
     "OperationReused",
@@ -52,8 +55,12 @@ __all__ = [
     "ThresholdStatistics",
     "Timeout",
     "TimerTask",
+    "WaitingOperation",
+    "WatchedKey",
+    "WheelLevel",
     "WheelTimer",
     "WrongLoop",
+    "inspect",
     "timeout",
     "timeout_at",
     "wait_for",

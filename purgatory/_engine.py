@@ -7,6 +7,7 @@ as somebody has it, and can therefore say when it was dropped too early.
 """
 
 from asyncio import Future
+from collections import deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, cast, final
@@ -24,7 +25,7 @@ from purgatory._state import CANCELLED, EXPIRED, PENDING
 from purgatory._statistics import PurgatoryStatistics
 from purgatory._telling import Teller
 from purgatory._timer import PORTION, LoopWheel
-from purgatory._watchers import Watched, Watchers
+from purgatory._watchers import Places, Watched, Watchers
 from purgatory._wheel import SNAPSHOT
 
 Operation = DelayedOperation[Any]
@@ -46,6 +47,7 @@ class Engine:
         "kinds",
         "loop",
         "max_pending",
+        "missed",
         "missed_triggers",
         "name",
         "room",
@@ -83,6 +85,8 @@ class Engine:
         self.kinds: set[type] = set()
         """The classes whose operations are known to compare by identity; empty when it is closed."""
         self.completed = self.expired = self.cancelled = self.missed_triggers = 0
+        self.missed: deque[tuple[str, Places, float | None, float]] = deque(maxlen=16)
+        """The last missed triggers, for `inspect`."""
         self.checks: dict[Hashable, KeyCheck] = {}
         """Those in line and in progress, by key."""
         self.teller = Teller(name, observers, self.report) if observers else None

@@ -17,6 +17,7 @@ These are functions, not methods: in a class that users subclass, names belong t
 
 from asyncio import Future, InvalidStateError, get_running_loop
 from asyncio import _get_running_loop as running_loop
+from collections import deque
 from collections.abc import Hashable
 from contextlib import suppress
 from typing import Any, NoReturn, Protocol, cast
@@ -27,7 +28,7 @@ from purgatory._errors import OperationCancelled, WrongLoop
 from purgatory._failure import Failure
 from purgatory._state import CANCELLED, COMPLETED, EXPIRED, PENDING, OperationState
 from purgatory._timer import LoopWheel
-from purgatory._watchers import NO_PLACES, Chunk, Watchers, keys_of
+from purgatory._watchers import NO_PLACES, Chunk, Places, Watchers, keys_of
 
 Operation = Any
 """A `DelayedOperation`."""
@@ -55,6 +56,8 @@ class Engine(Protocol):
     expired: int
     cancelled: int
     missed_triggers: int
+    missed: deque[tuple[str, Places, float | None, float]]
+    """The last of these: the operation's kind, its places, its timeout and its deadline."""
 
     def bind(self, doing: str) -> None: ...
     def report(self, message: str, error: BaseException | None) -> None: ...
@@ -100,9 +103,10 @@ def expire(operation: Operation) -> None:
     if room.unsettled:
         room.continue_later()
     if engine.missed_triggers != missed:
-        timeout = operation._op_timeout
+        kind, keys, timeout = type(operation).__name__, keys_of(places), operation._op_timeout
+        engine.missed.append((kind, keys, timeout, operation._wheel_when))
         waited = None if timeout is None else engine.wheel.time() - (operation._wheel_when - timeout)
-        _logs.missed_trigger(engine.name, type(operation).__name__, keys_of(places), waited)
+        _logs.missed_trigger(engine.name, kind, keys, waited)
 
 
 def refuse_true(operation: Operation) -> NoReturn:

@@ -16,9 +16,10 @@ a client needs to miss nothing between two polls, and `purgatory.asgi.sse` sends
 `purgatory.asgi.fastapi` is the poll as a dependency. README.md, in this folder, begins at the beginning.
 """
 
+from purgatory.asgi._console import console
 from purgatory.asgi._outcome import Ending, Outcome
 from purgatory.asgi._poll import Poll
 from purgatory.asgi._polls import LongPolls
 from purgatory.asgi._versions import Versions
 
-__all__ = ["Ending", "LongPolls", "Outcome", "Poll", "Versions"]
+__all__ = ["Ending", "LongPolls", "Outcome", "Poll", "Versions", "console"]

@@ -147,3 +147,23 @@ def test_the_wait_and_how_it_may_end_stand_in_the_openapi_document(example):
     assert (parameters["wait"]["in"], parameters["prefer"]["in"]) == ("query", "header")
     assert parameters["wait"]["schema"]["maximum"] == 60
     assert {"200", "202", "204", "400", "503"} <= set(operation["responses"])
+
+
+@on_virtual_time
+async def test_the_page_and_the_metrics_show_who_waits(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with submitted(example, monkeypatch) as (client, work):
+        waiting = asyncio.create_task(client.get("/jobs/1?wait=20"))
+        await asyncio.sleep(1)
+        here = {"Host": "localhost"}
+        state = (await client.get("/purgatory/state", headers=here)).json()
+        assert state["purgatories"][0]["name"] == "ends of jobs" and state["purgatories"][0]["oldest"][0]["keys"] == ["1"]
+        assert state["polls"]["open"] == 1
+        assert "<!doctype html>" in (await client.get("/purgatory/", headers=here)).text
+        assert (await client.get("/purgatory/")).status_code == 403  # for http://jobs
+        metrics = (await client.get("/metrics/")).text
+        assert (
+            'purgatory_pending_operations{purgatory="ends of jobs"} 1.0' in metrics
+            and "purgatory_open_polls 1.0" in metrics
+        )
+        work.done.set_result(b"key")
+        await waiting

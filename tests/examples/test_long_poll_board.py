@@ -258,6 +258,20 @@ async def test_a_message_that_is_sent_again_with_its_key_is_there_once() -> None
 
 
 @on_virtual_time
+async def test_the_page_and_the_metrics_show_who_waits() -> None:
+    board = long_poll.Board()
+    async with client_of(board) as client:
+        waiting = asyncio.create_task(client.get("/topics/news?timeout=20"))
+        await asyncio.sleep(1)
+        state = (await client.get("/purgatory/state", headers={"Host": "localhost"})).json()
+        assert [each["name"] for each in state["purgatories"]] == ["polls", "versions"]
+        assert state["purgatories"][0]["oldest"][0]["keys"] == ["'news'"] and state["polls"]["open"] == 1
+        assert 'purgatory_pending_operations{purgatory="polls"} 1.0' in (await client.get("/metrics/")).text
+        await client.post("/topics/news", content="news")
+        await waiting
+
+
+@on_virtual_time
 async def test_a_client_may_name_what_it_has_seen_by_the_tag_of_the_last_answer() -> None:
     async with client_of(long_poll.Board()) as client:
 

@@ -1,0 +1,11 @@
+"""The page: what waits in a process, what is slow, what was missed. `console` makes it, an ASGI application to mount anywhere.
+
+a page ── GET state, with the tag of what it has ──> _app: may it?    _access
+                                                      │  waits for the next version
+every second, while a page is open:                   │
+_feed ── one purgatory per turn ──> _describe ──> the bytes of this version, made once, for all pages
+"""
+
+from purgatory.asgi._console._app import console
+
+__all__ = ["console"]

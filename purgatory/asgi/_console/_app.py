@@ -1,0 +1,201 @@
+"""The page as an ASGI application: two paths, `GET` alone, and nobody who may not.
+
+GET /         the page, one file: its script and its style carry a nonce, and nothing else may run or be loaded
+GET /state    what there is to see, as JSON: at once, or, to who names the present version in If-None-Match, with the next one
+"""
+
+from collections.abc import Awaitable, Callable
+from inspect import isawaitable
+from pathlib import Path
+from secrets import token_urlsafe
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from purgatory import Purgatory, ThresholdPurgatory
+from purgatory.asgi._console._access import is_from_elsewhere, is_local
+from purgatory.asgi._console._describe import KeyOf, Watched, shown
+from purgatory.asgi._console._feed import STATE, Feed
+from purgatory.asgi._outcome import Ending
+from purgatory.asgi._polls import LongPolls
+from purgatory.asgi._types import ASGIApp, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from purgatory.metrics import Meter
+    from purgatory.relay import Relay
+
+Authorize = Callable[[Scope], bool | Awaitable[bool]]
+
+WAIT: Final = 25.0
+"""Seconds that a page waits for a version; there is one each `refresh`."""
+
+PAGE: Final = Path(__file__).with_name("page.html")
+
+HEADERS: Final = {
+    "cache-control": "no-store",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+"""Of every answer."""
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+FORBIDDEN: Final = (
+    "This page shows itself only on the machine that it runs on, at a local address, say http://127.0.0.1:8000, "
+    "and not through a proxy. Who else may see it is for console(authorize=...) to say.\n"
+)
+
+
+def console(
+    *purgatories: Watched,
+    polls: LongPolls | None = None,
+    relay: "Relay | None" = None,
+    meter: "Meter | None" = None,
+    authorize: Authorize | None = None,
+    key_of: KeyOf = shown,
+    refresh: float = 1.0,
+    max_pages: int = 1000,
+) -> ASGIApp:
+    """A page to look at: what waits, what is slow, what was missed. An ASGI application, to mount under any path.
+
+        meter = Meter()
+        jobs = Purgatory("jobs", observer=meter)
+        app.mount("/purgatory", console(jobs, polls=polls, meter=meter))
+
+    It changes nothing. It shows the process that answers, and says which that is. While a page is open, and for five minutes
+    after, it looks once in each `refresh`, for less than a millisecond of the loop for each purgatory, whatever is pending and
+    however many pages are open. Before the first page is opened it costs nothing.
+
+    Args:
+        purgatories: which to show, in this order; all of one event loop.
+        polls: the long polls to show.
+        relay: the relay to show.
+        meter: what the purgatories have as their observer, for how long waits take and which triggers were missed.
+        authorize: is called with the scope of each request, and says who may see it; it may be asynchronous. It alone decides.
+            If it is not given, only visitors on this machine may, under a local name of it, and not through a proxy. A proxy
+            that leaves no trace in what it passes on, and puts a local name into `Host`, looks like such a visitor: behind
+            one, give `authorize`.
+        key_of: what to show for a key, to hide or to hash it; by default its `repr`, shortened.
+        refresh: seconds between two looks, from 0.1 to 60.
+        max_pages: how many pages may be open at once.
+
+    Raises:
+        TypeError: something to show is neither a `Purgatory` nor a `ThresholdPurgatory`, or `authorize` or `key_of` cannot be
+            called.
+        ValueError: `refresh` or `max_pages` is out of its bounds.
+    """
+    for purgatory in purgatories:
+        if not isinstance(purgatory, (Purgatory, ThresholdPurgatory)):
+            raise TypeError(f"console shows purgatories and threshold purgatories, not {purgatory!r}")
+    for name, function in (("authorize", authorize), ("key_of", key_of)):
+        if function is not None and not callable(function):
+            raise TypeError(f"{name} must be a function, not {function!r}")
+    if not 0.1 <= refresh <= 60.0:
+        raise ValueError(f"refresh must be from 0.1 to 60 seconds, not {refresh!r}")
+    if not max_pages >= 1:
+        raise ValueError(f"max_pages must be at least 1, not {max_pages!r}")
+    pages = LongPolls(max_wait=WAIT, max_open=max_pages, signals=(), retry_after=5.0, read_ahead=0)
+    feed = Feed(purgatories, polls, relay, meter, key_of, refresh, pages)
+    page = _Console(feed, pages, authorize)
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:  # servers know ASGI 3 by its coroutine function
+        await page.serve(scope, receive, send)
+
+    return application
+
+
+class _Console:
+    """What `console` has made."""
+
+    def __init__(self, feed: Feed, pages: LongPolls, authorize: Authorize | None) -> None:
+        self.feed = feed
+        self.pages = pages
+        self.authorize = authorize
+        self.page = PAGE.read_text(encoding="utf-8")
+        self.polled = pages.middleware(self._state)
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application."""
+        if scope["type"] == "lifespan":
+            await self.polled(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+        elif not await self._may_see(scope):
+            await _send(send, 403, FORBIDDEN)
+        elif scope["method"] not in ("GET", "HEAD"):
+            await _send(send, 405, "This page is to be read.\n", {"allow": "GET, HEAD"})
+        else:
+            await self._answer(scope, receive, send)
+
+    async def _may_see(self, scope: Scope) -> bool:
+        if self.authorize is None:
+            return is_local(scope)
+        verdict = self.authorize(scope)
+        return bool(await verdict if isawaitable(verdict) else verdict)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, prefix = scope["path"], scope.get("root_path", "").rstrip("/")
+        if prefix and (path == prefix or path.startswith(f"{prefix}/")):
+            path = path[len(prefix) :]
+        if path == "":  # the page's own addresses are relative to its folder
+            await _send(send, 307, "", {"location": f"./{quote(prefix.rpartition('/')[2])}/"})
+        elif path == "/":
+            nonce = token_urlsafe(16)
+            headers = {"content-security-policy": POLICY.format(nonce=nonce)}
+            await _send(send, 200, self.page.replace("{{nonce}}", nonce), headers, "text/html", scope["method"] == "HEAD")
+        elif path != "/state" or scope["method"] != "GET":
+            await _send(send, 404, "There is nothing here.\n")
+        elif is_from_elsewhere(scope):
+            await _send(send, 403, "What the page shows is for the page alone.\n")
+        else:
+            # Without its query, which could be large and says nothing here.
+            await self.polled({**scope, "query_string": b""}, receive, send)
+
+    async def _state(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Waits for a version that the page has not had."""
+        if scope["type"] == "lifespan":
+            await _live(receive, send)
+            return
+        feed = self.feed
+        await feed.ready()
+        seen = feed.versions.seen(scope)
+        outcome = await feed.versions.changed(self.pages.poll(scope, wait=WAIT), STATE)
+        if outcome.ending is Ending.GONE:
+            return
+        headers = {name.lower(): value for name, value in outcome.headers.items()}
+        if outcome.is_satisfied:
+            await _send(send, outcome.status, feed.answer(seen), headers, "application/json")
+        else:
+            await _send(send, outcome.status, outcome.reason, headers)
+
+
+async def _live(receive: Receive, send: Send) -> None:
+    """The lifespan protocol, for who serves the page by itself."""
+    while True:
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return
+
+
+async def _send(
+    send: Send,
+    status: int,
+    body: str | bytes,
+    headers: dict[str, str] | None = None,
+    media_type: str = "text/plain",
+    is_head: bool = False,
+) -> None:
+    data = body.encode() if isinstance(body, str) else body
+    fields: dict[str, Any] = HEADERS | (headers or {})
+    if status not in (204, 304):
+        fields |= {"content-type": f"{media_type}; charset=utf-8", "content-length": str(len(data))}
+    encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": b"" if is_head or status in (204, 304) else data})

@@ -1,0 +1,253 @@
+"""What `purgatory.asgi.console` shows, in a terminal: `python -m purgatory.top http://127.0.0.1:8000/purgatory`. Extra `top`.
+
+It asks as the page does, for the next version of what it has, and draws when there is one. Ctrl-C ends it.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from http.client import HTTPException
+from typing import Any, Final
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
+
+try:
+    from rich.console import Console, Group, RenderableType
+    from rich.live import Live
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+except ImportError as error:
+    raise ImportError("purgatory.top needs rich: pip install 'asyncio-purgatory[top]'") from error
+
+PATIENCE: Final = 60.0
+"""Seconds that an answer may take; there is one each refresh."""
+
+PAUSE: Final = 1.0
+"""Seconds until a server that is away is asked again."""
+
+LARGEST: Final = 8 * 1024 * 1024
+"""Bytes of an answer that are read."""
+
+BLOCKS: Final = " ▁▂▃▄▅▆▇█"
+
+
+class Source:
+    """The page's server, asked for one version after the other.
+
+    Args:
+        url: of the page, or of its folder.
+        headers: to send as well, for `authorize`.
+    """
+
+    def __init__(self, url: str, headers: dict[str, str]) -> None:
+        self.url = url.rstrip("/") + "/state"
+        self.headers = headers
+        self.tag = ""
+        # A local address is not to be asked for at a proxy, which would not be let in either.
+        host = urlsplit(url).hostname or ""
+        is_local = host == "localhost" or host == "::1" or host.startswith("127.")
+        self._opener = build_opener(ProxyHandler({})) if is_local else build_opener()
+        self._history: deque[list[Any]] = deque(maxlen=300)
+        self._worker = ""
+
+    def next(self) -> dict[str, Any] | None:
+        """The next version, with all of the history that is known; None if there was none in time.
+
+        Raises:
+            OSError: the server is away, or refuses; `HTTPError` is one.
+            ValueError: what it answers is no state of a page.
+        """
+        headers = self.headers | ({"If-None-Match": self.tag} if self.tag else {})
+        try:
+            with self._opener.open(Request(self.url, headers=headers), timeout=PATIENCE) as answer:
+                state: dict[str, Any] = json.loads(answer.read(LARGEST))
+                self.tag = answer.headers.get("ETag", "")
+        except HTTPError as error:
+            if error.code == 304:
+                return None
+            raise
+        except HTTPException as error:
+            raise OSError(f"the connection broke: {error!r}") from error
+        if not isinstance(state, dict) or "worker" not in state:
+            raise ValueError(f"{self.url} is not of a page of purgatory.asgi.console")
+        if state["worker"]["id"] != self._worker:
+            self._history.clear()
+            self._worker = state["worker"]["id"]
+        self._history.extend(state["history"])
+        return state | {"history": list(self._history)}
+
+
+# -- drawing
+
+
+def span(seconds: float | None) -> str:
+    """A duration in words."""
+    if seconds is None:
+        return "?"
+    for unit, factor, limit in (("µs", 1e6, 1e-3), ("ms", 1e3, 1.0), ("s", 1.0, 120.0), ("min", 1 / 60, 7200.0)):
+        if abs(seconds) < limit:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds / 3600:.3g} h"
+
+
+def plain(text: object) -> str:
+    """Text of a server's, without what a terminal would obey."""
+    return "".join([char if char.isprintable() else "\ufffd" for char in str(text)])
+
+
+def spark(values: Sequence[float], width: int) -> str:
+    """Values as a line of blocks, the last ones at the right."""
+    shown = list(values)[-width:]
+    most = max(shown, default=0) or 1
+    return "".join([BLOCKS[round(value / most * (len(BLOCKS) - 1))] for value in shown]).rjust(width)
+
+
+def keys_of(each: dict[str, Any]) -> str:
+    """The keys of an operation."""
+    more = f" and {each['moreKeys']} more" if each["moreKeys"] else ""
+    return plain(", ".join(each["keys"])) + more
+
+
+def rates(history: Sequence[Sequence[Any]], index: int) -> list[float]:
+    """Completed, expired and cancelled in each of the last few seconds."""
+    recent = history[-6:]
+    seconds = recent[-1][0] - recent[0][0] if recent else 0.0
+    if seconds <= 0:
+        return [0.0, 0.0, 0.0]
+    return [(recent[-1][2][index][way] - recent[0][2][index][way]) / seconds for way in (1, 2, 3)]
+
+
+def overview(state: dict[str, Any]) -> Table:
+    """A line for each purgatory."""
+    table = Table(box=None, expand=True, pad_edge=False)
+    for name in ("purgatory", "pending", "", "completed/s", "expired/s", "cancelled/s", "missed", "keys"):
+        table.add_column(name, justify="left" if name in ("purgatory", "") else "right", no_wrap=True)
+    for index, about in enumerate(state["purgatories"]):
+        completed, expired, cancelled = rates(state["history"], index)
+        missed = about.get("missed", 0)
+        table.add_row(
+            Text(plain(about["name"]), "bold"),
+            Text(f"{about['pending']:,}", "bold blue"),
+            Text(spark([point[2][index][0] for point in state["history"]], 40), "blue"),
+            Text(f"{completed:,.1f}", "green"),
+            Text(f"{expired:,.1f}", "yellow"),
+            f"{cancelled:,.1f}",
+            Text(f"{missed:,}", "bold red" if missed else ""),
+            f"{about['keys']:,}",
+        )
+    return table
+
+
+def inside(about: dict[str, Any], most: int) -> RenderableType:
+    """Who waits longest in a purgatory, and for which keys most wait."""
+    oldest = Table(box=None, expand=True, title="waiting longest", title_justify="left", pad_edge=False)
+    for name, justify in (("keys", "left"), ("what", "left"), ("waits for", "right"), ("left", "right")):
+        oldest.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+    for each in about["oldest"][:most]:
+        left = "no limit" if each["left"] is None else span(max(each["left"], 0.0))
+        oldest.add_row(Text(keys_of(each)), Text(plain(each["kind"])), span(each["waited"]), left)
+    hottest = Table(box=None, expand=True, title="hottest keys", title_justify="left", pad_edge=False)
+    hottest.add_column("key", no_wrap=True, overflow="ellipsis")
+    hottest.add_column("waiting", justify="right", no_wrap=True)
+    for each in about["hottest"][:most]:
+        hottest.add_row(Text(plain(each["key"])), f"{each['waiting']:,}{'+' if each['isAtLeast'] else ''}")
+    both = Table.grid(expand=True, padding=(0, 3))
+    both.add_column(ratio=3)
+    both.add_column(ratio=2)
+    both.add_row(oldest, hottest)
+    missed = [
+        Text(f"missed trigger: {keys_of(each)} ({plain(each['kind'])}), {span(each['ago'])} ago", "red")
+        for each in about["missedLast"][:3]
+    ]
+    levels = [f"{level['waiting']:,} within {span(level['sector'] * 120)}" for level in about["levels"] if level["waiting"]]
+    if about["withoutDeadline"]:
+        levels.append(f"{about['withoutDeadline']:,} without a deadline")
+    return Panel(
+        Group(both, *missed), title=Text(plain(about["name"]), "bold"), title_align="left", subtitle=", ".join(levels) or None
+    )
+
+
+def screen(state: dict[str, Any] | None, trouble: str, height: int) -> RenderableType:
+    """All that is shown."""
+    if state is None:
+        return Text(trouble or "asking", "yellow")
+    worker, lags = state["worker"], [point[1] for point in state["history"][-10:]]
+    head = Text.assemble(
+        ("purgatory", "bold"), f"   worker {worker['pid']}   loop held up for {span(max(lags, default=0.0))} at most   "
+    )
+    head.append(plain(trouble) or "live", "red" if trouble else "green")
+    parts: list[RenderableType] = [head, Text(), overview(state), Text()]
+    shown = [about for about in state["purgatories"] if "oldest" in about]
+    most = max(min((height - 6 - len(state["purgatories"])) // max(len(shown), 1) - 7, 10), 2)
+    parts += [inside(about, most) for about in shown]
+    if state["polls"] is not None:
+        endings = ", ".join(f"{count:,} {plain(name)}" for name, count in state["polls"]["endings"].items())
+        parts.append(Text(f"long polls: {state['polls']['open']:,} open; ended: {endings or 'none'}"))
+    if state["relay"] is not None:
+        relay = state["relay"]
+        parts.append(Text(f"relay: {'connected' if relay['isConnected'] else 'AWAY'} for {span(relay['for'])}"))
+    return Group(*parts)
+
+
+def follow(source: Source, console: Console) -> None:
+    """Draws each version, until it is interrupted; one below the other, if that is no terminal."""
+    state: dict[str, Any] | None = None
+    with Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else nullcontext() as live:
+        while True:
+            trouble = ""
+            try:
+                state = source.next() or state
+            except HTTPError as error:
+                trouble = error.read(500).decode(errors="replace").strip() or str(error)
+            except OSError as error:
+                trouble = f"reconnecting: {error}"
+            seen = screen(state, trouble, console.height)
+            if live is None:
+                console.print(seen)
+            else:
+                live.update(seen, refresh=True)
+            if trouble:
+                time.sleep(PAUSE)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m purgatory.top", description="What purgatory.asgi.console shows, in a terminal."
+    )
+    parser.add_argument("url", help="where the page is, for instance http://127.0.0.1:8000/purgatory")
+    parser.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="to send as well, for authorize")
+    parser.add_argument("--once", action="store_true", help="show what there is now, and end")
+    options = parser.parse_args(arguments)
+    if urlsplit(options.url).scheme not in ("http", "https"):
+        parser.error(f"url must begin with http:// or https://, not {options.url!r}")
+    headers = {}
+    for header in options.header:
+        name, colon, value = header.partition(":")
+        if not colon:
+            parser.error(f"a header is NAME:VALUE, not {header!r}")
+        headers[name.strip()] = value.strip()
+    source, console = Source(options.url, headers), Console()
+    try:
+        if options.once:
+            console.print(screen(source.next(), "", console.height))
+        else:
+            with suppress(KeyboardInterrupt):
+                follow(source, console)
+    except HTTPError as error:
+        print(f"{options.url}: {error.code}: {plain(error.read(500).decode(errors='replace').strip())}", file=sys.stderr)
+        return 1
+    except (OSError, ValueError) as error:
+        print(f"{options.url}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""An application with the page, for its tests in a browser: what its paths say happens to its purgatory.
+
+python console_server.py PORT
+
+    /wait/5/order     five operations wait under the key "order"
+    /check/order      those who wait under it are completed
+    /miss/order       one is forgotten to be checked
+    /attack           three wait under keys that no page should obey
+"""
+
+import sys
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Mount, Route
+
+from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory
+from purgatory.asgi import LongPolls, console
+from purgatory.metrics import Meter
+
+ATTACKS = ["<script>window.hacked = 1</script>", '<img src=x onerror="window.hacked = 1">', "</td><b>bold</b>"]
+
+meter = Meter()
+jobs: Purgatory["Job"] = Purgatory("jobs", observer=meter)
+versions: ThresholdPurgatory[str, int] = ThresholdPurgatory("versions")
+polls = LongPolls()
+ready: set[str] = set()
+
+
+class Job(DelayedOperation[None]):
+    """Completes when its key is ready."""
+
+    def __init__(self, key: str, timeout: float) -> None:
+        super().__init__(timeout)
+        self.key = key
+
+    def try_complete(self) -> bool:
+        return self.key in ready and self.force_complete()
+
+
+async def hello(_: Request) -> Response:
+    return Response()
+
+
+async def wait(request: Request) -> Response:
+    for _ in range(int(request.path_params["count"])):
+        jobs.try_complete_else_watch(Job(request.path_params["key"], 600), [request.path_params["key"]])
+    return Response()
+
+
+async def check(request: Request) -> Response:
+    ready.add(request.path_params["key"])
+    jobs.check_and_complete(request.path_params["key"])
+    return Response()
+
+
+async def miss(request: Request) -> Response:
+    jobs.try_complete_else_watch(Job(request.path_params["key"], 0.1), [request.path_params["key"]])
+    ready.add(request.path_params["key"])
+    return Response()
+
+
+async def attack(_: Request) -> Response:
+    for key in ATTACKS:
+        jobs.try_complete_else_watch(Job(key, 600), [key])
+    return Response()
+
+
+routes = [
+    Route("/hello", hello),
+    Route("/wait/{count}/{key}", wait),
+    Route("/check/{key}", check),
+    Route("/miss/{key}", miss),
+    Route("/attack", attack),
+    Mount("/purgatory", console(jobs, versions, polls=polls, meter=meter, refresh=0.25)),
+]
+
+if __name__ == "__main__":
+    uvicorn.run(polls.middleware(Starlette(routes=routes)), port=int(sys.argv[1]), log_level="warning")

@@ -1,0 +1,482 @@
+"""The page's application: who may see it, what it tells, what it costs when nobody looks; asked as a server would."""
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from time import sleep
+
+import pytest
+import uvicorn
+from asgi_requests import Request, lifespan
+from loops import on_asyncio, on_virtual_time
+
+from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory, top
+from purgatory.asgi import LongPolls, console
+from purgatory.asgi._console import _app
+from purgatory.metrics import Meter
+from purgatory.relay import RelayStatistics
+from purgatory.testing import DeadlockError
+
+LOCAL = {"host": "127.0.0.1:8000"}
+
+
+class Fetch(DelayedOperation[None]):
+    def try_complete(self) -> bool:
+        return False
+
+
+async def ask(app, path="/", headers=LOCAL, *, root_path="", client="127.0.0.1", query=b"", method="GET"):
+    """One request and its answer."""
+
+    async def mounted(scope, receive, send):
+        scope["root_path"] = root_path
+        await app(scope, receive, send)
+
+    request = Request(mounted, query, headers, method=method, path=path, host=client)
+    await request.done()
+    return request
+
+
+async def state_of(app, tag=None, **options):
+    """What the page is told, and the tag of it."""
+    answer = await ask(app, "/state", LOCAL | ({} if tag is None else {"if-none-match": tag}), **options)
+    assert answer.status == 200, answer.content
+    return json.loads(answer.content), answer.headers["etag"]
+
+
+# -- who may see it
+
+
+@on_virtual_time
+@pytest.mark.parametrize("path", ["/", "/state"])
+@pytest.mark.parametrize("client", ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:8000", "LOCALHOST:80", "127.0.0.1", "127.0.0.1:65535", "[::1]:8000", "[::1]"]
+)
+async def test_who_is_here_and_says_so_may_see_it(path, client, host):
+    assert (await ask(console(), path, {"host": host}, client=client)).status == 200
+
+
+@on_virtual_time
+@pytest.mark.parametrize("path", ["/", "/state", "", "/nothing", "/../state", "//state", "/state/"])
+@pytest.mark.parametrize(
+    ("client", "headers"),
+    {
+        "another peer": ("192.0.2.1", LOCAL),
+        "another peer, in IPv6": ("2001:db8::1", LOCAL),
+        "another peer, mapped": ("::ffff:192.0.2.1", LOCAL),
+        "a socket file": ("", LOCAL),
+        "no address": ("testclient", LOCAL),
+        "an address and more": ("127.0.0.1.example.com", LOCAL),
+        "another host": ("127.0.0.1", {"host": "example.com"}),
+        "a name that is rebound": ("127.0.0.1", {"host": "127.0.0.1.example.com"}),
+        "a name that begins so": ("127.0.0.1", {"host": "localhost.example.com:8000"}),
+        "a name that ends so": ("127.0.0.1", {"host": "example.com:8000@localhost"}),
+        "a user": ("127.0.0.1", {"host": "localhost@example.com"}),
+        "a host with a space": ("127.0.0.1", {"host": "localhost example.com"}),
+        "a host with a line": ("127.0.0.1", {"host": "localhost\nexample.com"}),
+        "a host that ends in a line": ("127.0.0.1", {"host": "localhost\n"}),
+        "the wildcard": ("127.0.0.1", {"host": "0.0.0.0:8000"}),
+        "another spelling": ("127.0.0.1", {"host": "2130706433"}),
+        "no host": ("127.0.0.1", {}),
+        "an empty host": ("127.0.0.1", {"host": ""}),
+        "two hosts": ("127.0.0.1", {"host": "localhost", "Host": "example.com"}),
+        "a proxy": ("127.0.0.1", {**LOCAL, "x-forwarded-for": "192.0.2.1"}),
+        "a visitor who says he is here": ("192.0.2.1", {**LOCAL, "x-forwarded-for": "127.0.0.1"}),
+        "a proxy that passes that on": ("127.0.0.1", {**LOCAL, "X-Forwarded-For": "127.0.0.1"}),
+        "a proxy that names the host": ("127.0.0.1", {**LOCAL, "x-forwarded-host": "localhost"}),
+        "a proxy, as the standard has it": ("127.0.0.1", {**LOCAL, "forwarded": "for=127.0.0.1;host=localhost"}),
+        "nginx": ("127.0.0.1", {**LOCAL, "x-real-ip": "127.0.0.1"}),
+        "a gateway": ("127.0.0.1", {**LOCAL, "via": "1.1 gateway"}),
+        "a cloud": ("127.0.0.1", {**LOCAL, "cf-connecting-ip": "127.0.0.1"}),
+    }.values(),
+)
+async def test_nobody_else_may_and_learns_nothing(path, client, headers):
+    secret = Purgatory("secret name")
+    answer = await ask(console(secret), path, headers, client=client)
+    assert answer.status == 403
+    assert b"secret" not in answer.content and b"<script" not in answer.content
+
+
+@on_virtual_time
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_authorize_alone_decides(is_async):
+    def may(scope):
+        return dict(scope["headers"]).get(b"x-user") == b"operator"
+
+    async def may_later(scope):
+        await asyncio.sleep(1)
+        return may(scope)
+
+    app = console(authorize=may_later if is_async else may)
+    elsewhere = {"host": "example.com", "x-forwarded-for": "192.0.2.1"}
+    assert (await ask(app, "/", {**elsewhere, "x-user": "operator"}, client="192.0.2.1")).status == 200
+    assert (await ask(app, "/state", {**elsewhere, "x-user": "operator"}, client="192.0.2.1")).status == 200
+    assert (await ask(app, "/", elsewhere, client="192.0.2.1")).status == 403
+    assert (await ask(app, "/", LOCAL)).status == (await ask(app, "/state", LOCAL)).status == 403
+
+
+@on_virtual_time
+async def test_who_cannot_decide_lets_nobody_in():
+    def may(scope):
+        raise LookupError("the database is away")
+
+    request = Request(console(authorize=may), headers=LOCAL, host="127.0.0.1")
+    with pytest.raises(LookupError):
+        await request.done()
+    assert request.answer == []
+
+
+@on_virtual_time
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "nonsense"])
+async def test_what_other_pages_of_a_browser_ask_for_is_refused(site):
+    assert (await ask(console(), "/state", {**LOCAL, "sec-fetch-site": site})).status == 403
+    assert (await ask(console(), "/", {**LOCAL, "sec-fetch-site": site})).status == 200  # a link leads there
+    for own in ("same-origin", "none"):
+        assert (await ask(console(), "/state", {**LOCAL, "sec-fetch-site": own})).status == 200
+
+
+@on_virtual_time
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"])
+@pytest.mark.parametrize("path", ["/", "/state"])
+async def test_it_is_read_only(method, path):
+    answer = await ask(console(), path, method=method)
+    assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
+
+
+@on_virtual_time
+async def test_websockets_are_refused():
+    app, sent = console(), []
+
+    async def send(message):
+        sent.append(message)
+
+    messages = iter([{"type": "websocket.connect"}])
+
+    async def receive():
+        return next(messages)
+
+    scope = {"type": "websocket", "path": "/state", "headers": [(b"host", b"localhost")], "client": ("127.0.0.1", 5)}
+    await app(scope, receive, send)
+    assert sent == [{"type": "websocket.close", "code": 1008}]
+
+
+# -- what is answered
+
+
+@on_virtual_time
+async def test_each_page_has_a_nonce_of_its_own_and_nothing_else_may_run():
+    nonces = set()
+    for _ in range(3):
+        answer = await ask(console())
+        policy, page = answer.headers["content-security-policy"], answer.content.decode()
+        [nonce] = {*re.findall(r"'nonce-([\w-]{20,})'", policy)}
+        assert re.findall(r"<(?:script|style)[^>]*>", page) == [f'<style nonce="{nonce}">', f'<script nonce="{nonce}">']
+        assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy
+        nonces.add(nonce)
+    assert len(nonces) == 3
+
+
+@on_virtual_time
+async def test_the_page_asks_nobody_else_for_anything():
+    page = (await ask(console())).content.decode()
+    addresses = re.findall(r"""(?:src|href|url|fetch|import)\s*[=(]\s*["']?([^"'\s)>]+)""", page)
+    assert [address for address in addresses if not address.startswith(("data:", "state", "`#"))] == []
+    assert "innerHTML" not in page and "insertAdjacentHTML" not in page and "document.write" not in page
+    assert "localStorage" not in page and "cookie" not in page
+
+
+@on_virtual_time
+@pytest.mark.parametrize(("path", "status"), [("/", 200), ("/state", 200), ("", 307), ("/nothing", 404)])
+async def test_every_answer_forbids_to_keep_it_to_frame_it_and_to_share_it(path, status):
+    answer = await ask(console(), path)
+    assert answer.status == status
+    assert answer.headers["cache-control"] == "no-store" and answer.headers["x-frame-options"] == "DENY"
+    assert answer.headers["x-content-type-options"] == "nosniff" and answer.headers["referrer-policy"] == "no-referrer"
+    assert not [name for name in answer.headers if name == "set-cookie" or name.startswith("access-control")]
+
+
+@on_virtual_time
+@pytest.mark.parametrize(
+    "path", ["/state/", "//state", "/State", "/../state", "/state\0", "/page.html", "/./state", "/%2e", "/state/x"]
+)
+async def test_there_are_two_paths_and_no_others(path):
+    assert (await ask(console(), path)).status == 404
+
+
+@on_virtual_time
+@pytest.mark.parametrize("prefix", ["/purgatory", "/a/b", "/a b/ü", "/purgatory/"])
+async def test_it_may_be_mounted_under_any_prefix(prefix):
+    bare = prefix.rstrip("/")
+    app = console()
+    assert (await ask(app, f"{bare}/", root_path=prefix)).status == 200
+    assert (await ask(app, f"{bare}/state", root_path=prefix)).status == 200
+    assert (await ask(app, "/state", root_path=prefix)).status == 200  # by servers that take the prefix off
+    answer = await ask(app, bare, root_path=prefix)
+    assert answer.status == 307
+    folder = {"/purgatory": "purgatory", "/a/b": "b", "/a b/ü": "%C3%BC"}[bare]
+    assert answer.headers["location"] == f"./{folder}/"
+    assert (await ask(app, f"{bare}state", root_path=prefix)).status == 404
+
+
+@on_virtual_time
+async def test_head_has_no_body_and_no_state():
+    answer = await ask(console(), method="HEAD")
+    assert (answer.status, answer.content) == (200, b"") and int(answer.headers["content-length"]) > 10_000
+    assert (await ask(console(), "/state", method="HEAD")).status == 404
+
+
+@on_virtual_time
+async def test_a_huge_query_says_nothing_and_costs_nothing():
+    app = console(Purgatory("jobs"))
+    query = b"wait=nan&index=" + b"&a=b" * 500_000
+    state, tag = await state_of(app, query=query)
+    assert state["purgatories"][0]["name"] == "jobs"
+    await state_of(app, query=b"index=" + tag.strip('"').encode())
+    assert asyncio.get_running_loop().time() == 0  # it was not asked to wait
+    state, _ = await state_of(app, tag, query=query)
+    assert len(state["history"]) == 1
+
+
+# -- what it tells
+
+
+@on_virtual_time
+async def test_the_state_tells_what_waits_what_ended_and_what_was_missed():
+    meter, polls = Meter(), LongPolls(max_open=7)
+    jobs, versions = Purgatory("jobs", observer=meter), ThresholdPurgatory("versions")
+    app = console(jobs, versions, polls=polls, meter=meter)
+    async with jobs:
+        waiting = asyncio.create_task(versions.wait("a", 1, timeout=50))
+        for number in range(5):
+            jobs.try_complete_else_watch(Fetch(0.5 if number == 0 else 30), ["news", number])
+        late: list[bool] = []
+        missed = asyncio.create_task(jobs.wait_for(lambda: bool(late), ["forgotten"], 1))
+        await asyncio.sleep(0.75)
+        late.append(True)
+        await asyncio.sleep(0.5)
+        state, _ = await state_of(app)
+        versions.advance("a", 1)
+        await asyncio.gather(waiting, missed)
+    about, thresholds = state["purgatories"]
+    assert (about["name"], about["pending"], about["expired"], about["completed"], about["missed"]) == ("jobs", 4, 1, 1, 1)
+    assert sum(level["waiting"] for level in about["levels"]) == 4 and about["lookedAt"] == 4
+    assert about["oldest"][0] == {"kind": "Fetch", "keys": ["'news'", "1"], "moreKeys": 0, "waited": 1.25, "left": 28.75}
+    assert about["hottest"][0] == {"key": "'news'", "waiting": 4, "isAtLeast": False}
+    assert [(each["keys"], each["timeout"], each["ago"]) for each in about["missedLast"]] == [(["'forgotten'"], 1, 0.25)]
+    [fetch] = [kind for kind in about["kinds"] if kind["kind"] == "Fetch"]
+    assert fetch["outcomes"] == {"expired: deadline": 1} and sum(fetch["waits"]["expired"]["counts"]) == 1
+    assert fetch["lateness"]["bounds"][-1] is None
+    assert (thresholds["name"], thresholds["pending"], thresholds["isThreshold"]) == ("versions", 1, True)
+    assert state["polls"] == {"open": 0, "maxOpen": 7, "isStopping": False, "endings": {}}
+    assert state["relay"] is None
+    [[_, lag, points]] = state["history"]
+    assert lag == 0 and points == [[4, 1, 1, 0, 1], [1, 0, 0, 0, 0]]
+
+
+@on_virtual_time
+async def test_keys_are_shown_as_text_that_is_short_and_printable():
+    class Rude:
+        def __repr__(self):
+            raise ZeroDivisionError
+
+    async with Purgatory() as jobs:
+        for key in ["<script>alert(1)</script>", "\x1b[2J\u202e", "x" * 10_000, 42, "42", Rude(), b"\xff"]:
+            jobs.try_complete_else_watch(Fetch(30), [key])
+        state, _ = await state_of(console(jobs))
+        shown = [each["key"] for each in state["purgatories"][0]["hottest"]]
+        app = console(jobs, key_of=lambda key: f"\x1b]0;title\x07{key}\n" * 50 if isinstance(key, str) else key.no)
+        rude, _ = await state_of(app)
+    assert {"'<script>alert(1)</script>'", r"'\x1b[2J\u202e'", "42", "'42'", r"b'\xff'"} <= {*shown}
+    assert all(len(text) <= 120 and text.isprintable() for text in shown)
+    texts = [each["key"] for each in rude["purgatories"][0]["hottest"]]
+    assert all(len(text) <= 120 and text.isprintable() for text in texts) and "(key_of raised AttributeError)" in texts
+
+
+@on_virtual_time
+async def test_keys_can_be_hidden():
+    async with Purgatory() as jobs:
+        missed: list[bool] = []
+        waiting = asyncio.create_task(jobs.wait_for(lambda: missed, ["secret-1"], 1))
+        jobs.try_complete_else_watch(Fetch(30), ["secret-2", "secret-3"])
+        await asyncio.sleep(0.5)
+        missed.append(True)
+        await waiting
+        answer = await ask(console(jobs, key_of=lambda key: "hidden"), "/state")
+    assert b"secret" not in answer.content and answer.content.count(b"hidden") >= 4
+
+
+async def test_a_purgatory_of_another_loop_is_named_and_no_more():
+    jobs = Purgatory("elsewhere")
+
+    async def look():
+        return await state_of(console(jobs))
+
+    async with jobs:
+        jobs.try_complete_else_watch(Fetch(30), ["key"])
+        state, _ = await asyncio.to_thread(asyncio.run, look())
+    [about] = state["purgatories"]
+    assert about["isElsewhere"] and about["pending"] == 1 and "oldest" not in about
+
+
+class Relay:
+    """As far as the page knows it."""
+
+    def statistics(self):
+        return RelayStatistics(is_connected=False, since=2.0, received=5, sent=4, resyncs=3, healed=2, epochs=1, watched=6)
+
+
+@on_virtual_time
+async def test_of_a_relay_it_is_told_how_it_stands():
+    await asyncio.sleep(5)
+    state, _ = await state_of(console(relay=Relay()))
+    assert state["relay"] == {
+        "isConnected": False, "for": 3.0, "received": 5, "sent": 4, "resyncs": 3, "healed": 2, "epochs": 1, "watched": 6
+    }  # fmt: skip
+
+
+def test_the_page_and_the_terminal_use_public_names_alone():
+    for path in [Path(top.__file__), *Path(_app.__file__).parent.glob("*.py")]:
+        source = path.read_text()
+        assert re.findall(r"(?:from|import) purgatory\._\w+", source) == [], path
+        assert re.findall(r"\w\._(?:engine|wheel|op_\w+|waits)\b", source) == [], path
+
+
+# -- versions
+
+
+@on_virtual_time
+async def test_who_has_a_version_waits_for_the_next_and_gets_what_is_new():
+    loop = asyncio.get_running_loop()
+    async with Purgatory() as jobs:
+        app = console(jobs)
+        _, tag = await state_of(app)
+        for number in range(1, 4):
+            jobs.try_complete_else_watch(Fetch(30), ["key"])
+            state, newer = await state_of(app, tag)
+            assert newer != tag and loop.time() == number
+            assert len(state["history"]) == 1 and state["history"][0][2] == [[number, 0, 0, 0, 0]]
+            tag = newer
+        await asyncio.sleep(10)
+        state, _ = await state_of(app, tag)
+        assert len(state["history"]) == 10  # what was missed, and no more
+        state, _ = await state_of(app, '"another-7"')
+        assert len(state["history"]) == 14
+        state, _ = await state_of(app, f'"another-7", {tag}')  # of all workers that the page has met
+        assert len(state["history"]) == 10
+
+
+@on_virtual_time
+async def test_history_is_kept_while_somebody_looks_and_five_minutes_longer():
+    looks = 0
+
+    def key_of(key):
+        nonlocal looks
+        looks += 1
+        return "key"
+
+    async with Purgatory() as jobs:
+        jobs.try_complete_else_watch(Fetch(1e6), ["key"])
+        app = console(jobs, key_of=key_of)
+        await asyncio.sleep(100)
+        assert looks == 0
+        await state_of(app)
+        await asyncio.sleep(200)
+        assert looks == 2 * 201
+        state, _ = await state_of(app)
+        assert len(state["history"]) == 201
+        await asyncio.sleep(1000)
+        assert looks == 2 * 501
+        state, _ = await state_of(app)  # the clock runs again
+        assert looks == 2 * 502 and len(state["history"]) == 300
+
+
+def test_when_nobody_looks_nothing_is_left_on_the_loop(virtual):
+    async def main():
+        await state_of(console(Purgatory()))
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        await asyncio.get_running_loop().create_future()
+
+    with pytest.raises(DeadlockError, match=r"at loop time 300\.2"):  # nothing can wake it any more
+        virtual(main)
+
+
+@on_asyncio
+async def test_that_the_loop_was_held_up_is_told():
+    app = console(refresh=0.1)
+    _, tag = await state_of(app)
+    asyncio.get_running_loop().call_later(0.03, sleep, 0.3)
+    state, _ = await state_of(app, tag)
+    assert state["history"][0][1] > 0.2
+
+
+@on_virtual_time
+async def test_so_many_pages_may_be_open_and_one_more_is_told_to_come_back():
+    app = console(Purgatory(), max_pages=1000)
+    _, tag = await state_of(app)
+    headers = {**LOCAL, "if-none-match": tag}
+    open_pages = [Request(app, headers=headers, path="/state", host="127.0.0.1") for _ in range(1000)]
+    await asyncio.sleep(0.1)
+    refused = await ask(app, "/state", headers)
+    assert (refused.status, refused.headers["retry-after"]) == (503, "5")
+    for request in open_pages[:10]:
+        request.leave()
+    await asyncio.sleep(0.1)
+    another = Request(app, headers=headers, path="/state", host="127.0.0.1")
+    await asyncio.gather(*(request.task for request in open_pages), another.task)
+    assert [request.answer for request in open_pages[:10]] == [[]] * 10
+    assert {request.status for request in [*open_pages[10:], another]} == {200}
+    assert len({id(request.answer[1]["body"]) for request in open_pages[10:]}) == 1  # made once, for all
+
+
+@on_virtual_time
+async def test_it_may_be_served_by_itself_and_its_pages_are_answered_at_the_end():
+    app = console()
+    answers = asyncio.create_task(lifespan(app, "lifespan.startup"))
+    await asyncio.sleep(0)
+    _, tag = await state_of(app)
+    request = Request(app, headers={**LOCAL, "if-none-match": tag}, path="/state", host="127.0.0.1")
+    await asyncio.sleep(0.1)
+    answers.cancel()
+    assert await lifespan(app, "lifespan.startup", "lifespan.shutdown") == [
+        "lifespan.startup.complete",
+        "lifespan.shutdown.complete",
+    ]
+    await request.done()
+    assert request.status in (200, 503)
+
+
+def test_servers_take_it_for_what_it_is():
+    config = uvicorn.Config(console(), log_config=None)
+    config.load()
+    assert config.interface == "asgi3"
+
+
+# -- arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error"),
+    [
+        (["jobs"], {}, "console shows purgatories and threshold purgatories, not 'jobs'"),
+        ([], {"authorize": True}, "authorize must be a function, not True"),
+        ([], {"key_of": "sha256"}, "key_of must be a function, not 'sha256'"),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(arguments, options, error):
+    with pytest.raises(TypeError, match=re.escape(error)):
+        console(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"refresh": 0.05}, "refresh must be from 0.1 to 60 seconds, not 0.05"),
+        ({"refresh": float("nan")}, "refresh must be from 0.1 to 60 seconds, not nan"),
+        ({"max_pages": 0}, "max_pages must be at least 1, not 0"),
+    ],
+)
+def test_what_is_out_of_bounds_is_refused(options, error):
+    with pytest.raises(ValueError, match=error):
+        console(**options)

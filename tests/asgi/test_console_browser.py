@@ -1,0 +1,246 @@
+"""The page in headless Chromium, on a server that is stopped, killed and started again; and the same in a terminal.
+
+Needs Chromium and its driver, and is skipped where they are missing: `apt-get install chromium chromium-driver`.
+"""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import ProxyHandler, build_opener
+
+import pytest
+from requirements import need, unavailable
+from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+from selenium.webdriver.support.wait import WebDriverWait
+
+pytestmark = pytest.mark.xdist_group("browser")  # one browser is enough
+
+SERVER = Path(__file__).with_name("console_server.py")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "no_proxy": "127.0.0.1", "COLUMNS": "140"}
+PATIENCE = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
+MISSING = "needs Chromium and its driver, which pip cannot bring. On Debian: apt-get install chromium chromium-driver"
+FLAGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--no-proxy-server", "--disable-dev-shm-usage",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    options = ChromeOptions()
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    names = ("chromium", "chromium-browser", "google-chrome")
+    options.binary_location = next(filter(None, map(shutil.which, names)), None) or unavailable(MISSING)
+    for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
+        options.add_argument(flag)
+    with Chrome(options, ChromeService(need("chromedriver", MISSING))) as chrome:
+        yield chrome
+
+
+class Server:
+    """`console_server.py` as a process on a port of its own. What it is told by `tell` it does to its purgatory."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        self.process = subprocess.Popen([sys.executable, str(SERVER), str(self.port)], env=ENVIRONMENT)
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            try:
+                self.tell("hello")
+            except OSError:
+                time.sleep(0.05)
+            else:
+                return
+        raise AssertionError("the server does not answer")
+
+    def tell(self, words: str) -> None:
+        build_opener(ProxyHandler({})).open(f"{self.url}/{words}", timeout=PATIENCE).read()
+
+    def end(self, number: int) -> float:
+        """How long it took, in seconds."""
+        assert self.process is not None
+        began = time.monotonic()
+        self.process.send_signal(number)
+        self.process.wait(PATIENCE)
+        self.process = None
+        return time.monotonic() - began
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    server.start()
+    yield server
+    if server.process is not None:
+        server.end(signal.SIGKILL)
+
+
+class Page:
+    def __init__(self, browser: Chrome, url: str) -> None:
+        self.browser = browser
+        browser.get_log("browser")  # what was said before
+        browser.get(url)
+        self.until(lambda: self.text("#state") == "live")
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(script, *arguments)
+
+    def text(self, selector: str) -> str | None:
+        text: str | None = self.run("return document.querySelector(arguments[0])?.textContent", selector)
+        return text
+
+    def texts(self, selector: str) -> list[str]:
+        texts: list[str] = self.run(
+            "return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)", selector
+        )
+        return texts
+
+    @property
+    def pending(self) -> str | None:
+        return self.text("[data-name=jobs] .number b")
+
+    @property
+    def complaints(self) -> list[str]:
+        """What the browser's console says, but for connections that fail."""
+        said = [entry["message"] for entry in self.browser.get_log("browser") if entry["level"] == "SEVERE"]
+        return [message for message in said if "ERR_" not in message and "status of 503" not in message]
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        try:
+            WebDriverWait(self.browser, PATIENCE, poll_frequency=0.05).until(lambda _: holds())
+        except Exception as error:
+            raise AssertionError(f"the page says: {self.text('body')}; the console: {self.complaints}") from error
+
+
+@pytest.fixture
+def page(browser: Chrome, server: Server) -> Iterator[Page]:
+    page = Page(browser, f"{server.url}/purgatory")
+    yield page
+    browser.get("about:blank")
+
+
+def test_the_page_follows_a_run(server: Server, page: Page) -> None:
+    assert page.browser.current_url == f"{server.url}/purgatory/"
+    page.until(lambda: page.pending == "0")
+    server.tell("wait/50/order")
+    page.until(lambda: page.pending == "50")
+    assert page.texts("[data-name=jobs] tbody tr .key")[-1] == "'order'"
+    assert "jobs" in page.texts(".overview strong") and "versions" in page.texts(".overview strong")
+    server.tell("miss/forgotten")
+    page.until(lambda: "'forgotten'" in page.texts(".missed .key"))
+    server.tell("check/order")
+    page.until(lambda: page.pending == "0")
+    drawn = """
+        return [...document.querySelectorAll("canvas")].map((canvas) => canvas.width > 0 &&
+            canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.some((each) => each))
+    """
+    page.until(lambda: len(page.run(drawn)) >= 7 and all(page.run(drawn)))
+    assert page.complaints == []
+
+
+def test_keys_are_text_and_nothing_of_them_runs(server: Server, page: Page) -> None:
+    server.tell("attack")
+    page.until(lambda: page.pending == "3")
+    keys = page.texts("[data-name=jobs] .key")
+    assert {"'<script>window.hacked = 1</script>'", "'<img src=x onerror=\"window.hacked = 1\">'", "'</td><b>bold</b>'"} <= {
+        *keys
+    }
+    assert page.run("return [window.hacked, document.images.length, document.querySelectorAll('td b').length]") == [None, 0, 0]
+    page.run("document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.hacked = 2'}))")
+    assert page.run("return window.hacked") is None  # the policy of the page, were there ever a hole in it
+    assert any("Content Security Policy" in message for message in page.complaints)
+
+
+def test_rows_stay_where_they_are_so_that_nothing_flickers(server: Server, page: Page) -> None:
+    server.tell("wait/5/order")
+    page.until(lambda: page.pending == "5")
+    page.run("window.row = document.querySelector('[data-name=jobs] tbody tr')")
+    counted = page.run("return window.row.cells[2].textContent")
+    page.until(lambda: page.run("return window.row.cells[2].textContent") != counted)
+    assert page.run("return window.row.isConnected")
+
+
+def test_nothing_is_wider_than_a_phone(server: Server, page: Page) -> None:
+    server.tell("wait/50/" + "x" * 200)
+    page.until(lambda: page.pending == "50")
+    screen = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    try:
+        page.until(lambda: page.run("return innerWidth") == 360)
+        assert page.run("return document.documentElement.scrollWidth") == 360
+    finally:
+        page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_stops_at_once_with_a_page_open_and_the_page_comes_back(server: Server, page: Page, number: int) -> None:
+    server.tell("wait/7/order")
+    page.until(lambda: page.pending == "7")
+    before = page.text("#facts")
+    assert server.end(number) < 20.0  # not as long as the page would wait
+    page.until(lambda: page.text("#state") in ("reconnecting", "the server is stopping"))
+    server.start()
+    page.until(lambda: page.text("#state") == "live" and page.pending == "0")
+    assert page.text("#facts") != before and page.texts("#workers button") == []
+    server.tell("wait/8/order")
+    page.until(lambda: page.pending == "8")
+    assert page.complaints == []
+
+
+def test_the_terminal_shows_the_same(server: Server) -> None:
+    server.tell("wait/50/order")
+    server.tell("attack")
+    command = [sys.executable, "-m", "purgatory.top", f"{server.url}/purgatory/"]
+    shown = subprocess.run(
+        [*command, "--once"], env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE, check=True
+    ).stdout
+    [line] = [line for line in shown.splitlines() if line.startswith("jobs")]
+    assert line.split()[1] == "53"
+    assert "'order'" in shown and "'<script>window.hacked = 1</script>'" in shown and "\x1b" not in shown
+
+    def follow(following: subprocess.Popen[str]) -> Iterator[str]:
+        assert following.stdout is not None
+        return iter(following.stdout.readline, "")
+
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as following:
+        try:
+            lines = follow(following)
+            assert any(line.startswith("jobs") and line.split()[1] == "53" for line in lines)
+            server.tell("check/order")
+            assert any(line.startswith("jobs") and line.split()[1] == "3" for line in lines)
+            server.end(signal.SIGTERM)
+            assert any("reconnecting" in line or "stopping" in line for line in lines)
+            server.start()
+            assert any(line.startswith("jobs") and line.split()[1] == "0" for line in lines)
+            following.send_signal(signal.SIGINT)
+            assert following.wait(PATIENCE) == 0
+        finally:
+            following.kill()
+
+
+def test_the_terminal_says_why_there_is_nothing_to_see(server: Server) -> None:
+    def run(*arguments: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "purgatory.top", *arguments]
+        done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        return done.returncode, done.stderr
+
+    assert run(f"{server.url}/purgatory", "--once", "--header", "X-Forwarded-For: 192.0.2.1")[0] == 1
+    status, reason = run(f"{server.url}/purgatory", "--once", "--header", "Via: proxy")
+    assert status == 1 and "403: This page shows itself only on the machine" in reason
+    assert run(f"{server.url}/hello", "--once")[0] == 1
+    assert run("purgatory")[0] == 2
+    server.end(signal.SIGKILL)
+    status, reason = run(f"{server.url}/purgatory", "--once")
+    assert status == 1 and "refused" in reason

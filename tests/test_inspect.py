@@ -1,0 +1,186 @@
+"""What is seen of a purgatory from outside: exact where little waits, bounded where much does. Looking changes nothing."""
+
+import asyncio
+
+import pytest
+from helpers import Probe
+from loops import on_virtual_time
+
+from purgatory import Inspection, Purgatory, WatchedKey, WrongLoop, _inspect, inspect
+
+
+class Listener:
+    def operation_ended(self, ended):
+        pass
+
+    def key_checked(self, key, tried, completed):
+        pass
+
+
+def waiting(seen: Inspection) -> int:
+    return sum(level.waiting for level in seen.levels) + seen.moving + seen.without_deadline
+
+
+@on_virtual_time
+async def test_of_few_everything_is_seen():
+    async with Purgatory("jobs", max_pending=9) as jobs:
+        jobs.try_complete_else_watch(Probe(0.5), ["a", "b"])
+        await asyncio.sleep(0.25)
+        jobs.try_complete_else_watch(Probe(100), ["b", "c", "d", "e", "f", "g"])
+        jobs.try_complete_else_watch(Probe(1e5), ["b"])
+        jobs.try_complete_else_watch(Probe(), [("h", 1)])
+        seen = inspect(jobs)
+        assert seen.statistics == jobs.statistics()
+        assert (seen.now, seen.tick, seen.max_pending, seen.is_closed) == (0.25, 0.001, 9, False)
+        assert seen.looked_at == waiting(seen) == 4 and seen.without_deadline == 1
+        told = [(each.keys, each.more_keys, each.started_at, each.deadline) for each in seen.oldest]
+        assert told[:3] == [
+            (("a", "b"), 0, 0.0, 0.5),
+            (("b", "c", "d", "e"), 2, 0.25, 100.25),
+            (("b",), 0, 0.25, 100000.25),
+        ]
+        assert told[3] == ((("h", 1),), 0, None, None)
+        assert seen.hottest[0] == WatchedKey("b", 3, False)
+        assert {each.key for each in seen.hottest} == {"a", "b", "c", "d", "e", "f", "g", ("h", 1)}
+        assert [each.kind for each in seen.oldest] == ["Probe"] * 4
+        for level in seen.levels:
+            assert sum(count for _, count in level.sectors) == level.waiting and not level.is_estimate
+        [near, far, farthest] = seen.levels
+        assert near.sectors == ((int(0.25 / near.sector_seconds), 1),)
+        assert far.sectors[0][0] == pytest.approx(100 / far.sector_seconds, abs=1)
+        assert farthest.sectors[0][0] == pytest.approx(1e5 / farthest.sector_seconds, abs=1)
+    assert inspect(jobs).is_closed and inspect(jobs).looked_at == 0
+
+
+@on_virtual_time
+async def test_it_is_told_how_many_operations_and_keys_are_wanted():
+    async with Purgatory() as jobs:
+        for number in range(20):
+            jobs.try_complete_else_watch(Probe(50), [number % 4, "all"])
+            await asyncio.sleep(1)
+        seen = inspect(jobs, most=3)
+        assert [each.started_at for each in seen.oldest] == [0, 1, 2]
+        assert seen.hottest[0].key == "all" and len(seen.hottest) == 3
+        assert inspect(jobs, most=0).oldest == ()
+        with pytest.raises(ValueError, match="most must be zero or more, not -1"):
+            inspect(jobs, most=-1)
+
+
+@on_virtual_time
+async def test_a_start_that_no_timeout_tells_is_known_to_observers():
+    async with Purgatory(observer=Listener()) as jobs:
+        await asyncio.sleep(3)
+        jobs.try_complete_else_watch(Probe(), ["a"])
+        [told] = inspect(jobs).oldest
+        assert (told.started_at, told.deadline) == (3.0, None)
+
+
+@on_virtual_time
+@pytest.mark.parametrize("observer", [None, Listener()])
+async def test_missed_triggers_are_told_with_their_keys_the_latest_first(observer):
+    async with Purgatory(observer=observer) as jobs:
+        for number in range(20):
+            operation = Probe(number + 1)
+            jobs.try_complete_else_watch(operation, [number] if number % 2 else [number, "all"])
+            operation.ready = number > 0
+        checked, forced = Probe(9), Probe(9)
+        for operation in (checked, forced):
+            jobs.try_complete_else_watch(operation, ["checked"])
+        checked.ready = True
+        assert jobs.check_and_complete("checked") and forced.force_complete()
+        await asyncio.sleep(30)
+        missed = inspect(jobs).missed
+    assert [each.keys for each in missed[:2]] == [(19,), (18, "all")]
+    assert [each.deadline for each in missed] == [number + 1 for number in range(19, 3, -1)]
+    assert all(each.timeout == each.deadline and each.kind == "Probe" and each.more_keys == 0 for each in missed)
+
+
+async def test_looking_does_not_bind():
+    jobs = Purgatory()
+    assert inspect(jobs).oldest == ()
+
+    def elsewhere():
+        asyncio.run(use())
+
+    async def use():
+        assert jobs.try_complete_else_watch(Probe(ready=True), ["a"])
+
+    await asyncio.to_thread(elsewhere)
+
+
+async def test_looking_from_another_loop_is_an_error():
+    async with Purgatory("jobs") as jobs:
+        jobs.try_complete_else_watch(Probe(50), ["a"])
+
+        async def look():
+            inspect(jobs)
+
+        with pytest.raises(WrongLoop, match="cannot inspect jobs"):
+            await asyncio.to_thread(asyncio.run, look())
+
+
+def test_looking_from_outside_any_loop_is_an_error():
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        inspect(Purgatory())
+
+
+@on_virtual_time
+async def test_of_many_few_are_looked_at_and_what_stands_out_is_found():
+    async with Purgatory() as jobs:
+        old = Probe(500)
+        jobs.try_complete_else_watch(old, ["old"])
+        await asyncio.sleep(1)
+        for number in range(50_000):
+            keys = [number, "hot"] if number % 10 == 0 else [number]
+            jobs.try_complete_else_watch(Probe(20 + number % 400), keys)
+        for number in range(2_000):
+            jobs.try_complete_else_watch(Probe(0.2 + number / 4_000), ["short"])
+        seen = inspect(jobs)
+        most = (len(seen.levels) + 1) * _inspect.FRONTS * _inspect.EACH + _inspect.KEYS * _inspect.KEYS_EACH
+        assert 50 < seen.looked_at <= most < 500
+        assert seen.oldest[0].keys == ("old",)
+        assert [(each.key, each.waiting) for each in seen.hottest[:2]] == [("hot", 5_000), ("short", 2_000)]
+        [near, far] = seen.levels
+        assert near.is_estimate and near.slots == 336 and near.waiting == pytest.approx(4 * 336, rel=0.05)
+        assert far.slots > 256 or not far.is_estimate
+        assert waiting(seen) == pytest.approx(52_001, rel=0.1)
+
+
+@on_virtual_time
+async def test_a_dictionary_with_too_much_room_at_its_front_is_not_walked(monkeypatch):
+    async with Purgatory() as jobs:
+        operations = [Probe(50) for _ in range(2_000)]
+        for number, operation in enumerate(operations):
+            jobs.try_complete_else_watch(operation, [number])
+        monkeypatch.setattr(_inspect, "ROOM", 1_000)
+        seen = inspect(jobs)
+        assert seen.looked_at == 0 and seen.oldest == seen.hottest == ()
+        assert seen.levels[1].waiting == 2_000
+
+
+@on_virtual_time
+async def test_more_chunks_than_are_counted_make_it_at_least(monkeypatch):
+    monkeypatch.setattr(_inspect, "CHUNKS", 3)
+    async with Purgatory() as jobs:
+        for _ in range(5_000):
+            jobs.try_complete_else_watch(Probe(50), ["hot"])
+        [hot] = inspect(jobs).hottest
+        assert hot == WatchedKey("hot", 3 * 512, True)
+
+
+@on_virtual_time
+async def test_what_is_being_emptied_is_counted_as_such():
+    seen = []
+
+    class Looking(Probe):
+        def on_complete(self):
+            if not seen:
+                seen.append(inspect(jobs))
+
+    async with Purgatory() as jobs:
+        for _ in range(600):
+            jobs.try_complete_else_watch(Looking(0.25), ["a"])
+        jobs.try_complete_else_watch(Probe(1000), ["b"])
+        await asyncio.sleep(0.3)
+    assert seen[0].moving == 599 and seen[0].statistics.pending == 600
+    assert waiting(seen[0]) == 600
