@@ -33,7 +33,7 @@ def commands() -> list[tuple[tuple[str, ...], list[str]]]:
     """Each program that the pages call, `-m purgatory.bench micro` say, with the options that it is called with."""
     found: dict[tuple[str, ...], set[str]] = {}
     for page in PAGES:
-        text = page.read_text(encoding="utf-8")
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
         for match in re.finditer(r"python3? ((?:-m purgatory\.\w+ \w+|examples/\w+\.py)[^`\n|]*)", text):
             words = shlex.split(match[1], comments=True)
             length = 3 if words[0] == "-m" else 1
