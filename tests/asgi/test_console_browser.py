@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
@@ -214,7 +215,9 @@ def test_the_terminal_shows_the_same(server: Server) -> None:
         assert following.stdout is not None
         return iter(following.stdout.readline, "")
 
-    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as following:
+    # What runs in the background of a shell does not hear SIGINT, and neither would what it starts.
+    hear = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, preexec_fn=hear) as following:  # noqa: PLW1509
         try:
             lines = follow(following)
             assert any(line.startswith("jobs") and line.split()[1] == "53" for line in lines)

@@ -161,9 +161,6 @@ async def test_the_page_and_the_metrics_show_who_waits(example: ModuleType, monk
         assert "<!doctype html>" in (await client.get("/purgatory/", headers=here)).text
         assert (await client.get("/purgatory/")).status_code == 403  # for http://jobs
         metrics = (await client.get("/metrics/")).text
-        assert (
-            'purgatory_pending_operations{purgatory="ends of jobs"} 1.0' in metrics
-            and "purgatory_open_polls 1.0" in metrics
-        )
+        assert 'purgatory_pending_operations{purgatory="ends of jobs"} 1.0' in metrics and "purgatory_open_polls 1.0" in metrics
         work.done.set_result(b"key")
         await waiting

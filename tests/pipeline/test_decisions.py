@@ -150,7 +150,7 @@ def test_in_whatever_order_it_hears_the_outcomes_are_those_of_the_definition(ope
     assert not shard.operations
     assert all(line.value == max(v for k, v, _ in signals if k == key) for key, line in shard.lines.items())
     assert set(shard.lines) == {key for key, _, _ in signals}
-    assert not any(line.waiters or line.runs for line in shard.lines.values())
+    assert not any(line.waiters or line.segments for line in shard.lines.values())
     assert shard.agenda.next() is None
 
 
