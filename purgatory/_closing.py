@@ -55,7 +55,6 @@ def check_drain(drain: float) -> None:
 async def close(room: Closable[T], drain: float) -> list[T]:
     """Closes a purgatory; what it returns are those that it cancelled. See `Purgatory.aclose`."""
     room.refuse()
-    cancelling: Iterator[T] = iter(())
     cancelled: list[T] = []
     try:
         if drain > 0.0:
@@ -69,8 +68,6 @@ async def close(room: Closable[T], drain: float) -> list[T]:
             _logs.cancelled_by_drain(room.name, len(cancelled), drain)
         await room.answer()
     except BaseException:
-        for _ in cancelling:
-            pass
         for _ in room.cancelling():
             pass
         room.answer_at_once()

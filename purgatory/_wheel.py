@@ -40,15 +40,7 @@ OLDER: Final = 1000
 
 
 class Wheel(Levels):
-    """A hierarchical timing wheel of `Entry` objects.
-
-    Args:
-        tick: the length of a tick in seconds, finite and at least a nanosecond.
-        wheel_size: how many slots of a level are as wide as one of the next, at least 2.
-
-    Raises:
-        ValueError, TypeError: an argument is out of its bounds, or `wheel_size` is not an integer.
-    """
+    """A hierarchical timing wheel of `Entry` objects. Arguments and errors: see `Levels`."""
 
     __slots__ = (
         "_begun",
