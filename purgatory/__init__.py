@@ -19,7 +19,8 @@ from purgatory._state import OperationState
 from purgatory._statistics import PurgatoryStatistics, ThresholdStatistics
 from purgatory._threshold import ThresholdPurgatory
 from purgatory._timeouts import Timeout, timeout, timeout_at, wait_for
-from purgatory._timer import TimerTask, WheelTimer
+from purgatory._timer import TimerTask
+from purgatory._wheel_timer import WheelTimer
 
 __version__: str
 """Of the distribution that is installed, `asyncio-purgatory`."""

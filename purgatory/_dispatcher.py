@@ -34,7 +34,7 @@ from asyncio import AbstractEventLoop, Future, _get_running_loop
 from collections import deque
 from contextvars import Context
 from math import inf
-from threading import get_ident, local
+from threading import local
 from typing import Any, Final, Protocol, final
 
 from purgatory._failure import Failure
@@ -75,14 +75,12 @@ class _Milestone:
 class Dispatcher:
     """Makes sure that the hooks of all operations of a loop run one after another."""
 
-    __slots__ = ("_loop", "checks", "claimed", "current", "is_put_off", "named", "outer", "thread_id", "unseen", "unsettled")
+    __slots__ = ("_loop", "checks", "claimed", "current", "is_put_off", "named", "outer", "unseen", "unsettled")
 
     def __init__(self, loop: AbstractEventLoop | None) -> None:
         self._loop = loop
         self.current: object = None
         """Whose hook is running."""
-        self.thread_id = get_ident()
-        """The thread that ran the loop when last looked at: asking the loop itself is exact, but costs more."""
         self.outer: list[object] = []
         """Whose hooks are interrupted: `current` is an operation that one of them had tried for the first time."""
         self.unsettled = False

@@ -25,7 +25,7 @@ from purgatory._state import CANCELLED, EXPIRED, PENDING
 from purgatory._statistics import PurgatoryStatistics
 from purgatory._telling import Teller
 from purgatory._timer import PORTION, LoopWheel
-from purgatory._watchers import Places, Watched, Watchers
+from purgatory._watchers import Watched, Watchers
 from purgatory._wheel import SNAPSHOT
 
 Operation = DelayedOperation[Any]
@@ -43,6 +43,7 @@ class Engine:
         "completed",
         "expired",
         "has_more_to_do",
+        "home",
         "is_debugging",
         "kinds",
         "loop",
@@ -75,17 +76,18 @@ class Engine:
         # What the hot paths need of the wheel and the watch lists, without a second attribute look-up.
         self.by_key = self.watchers.by_key
         self.loop: Any = wheel.loop
+        self.home = wheel.home
         self.time = wheel.time
         self.room = Dispatcher(None)
         """That of the loop, once there is one."""
 
         self.closed = False
         self.is_debugging = False
-        """Whether the loop was in asyncio's debug mode when the purgatory was bound to it."""
+        """Whether hints were wanted when the purgatory was bound to its loop: asyncio's debug mode."""
         self.kinds: set[type] = set()
         """The classes whose operations are known to compare by identity; empty when it is closed."""
         self.completed = self.expired = self.cancelled = self.missed_triggers = 0
-        self.missed: deque[tuple[str, Places, float | None, float]] = deque(maxlen=16)
+        self.missed: deque[tuple[str, tuple[Hashable, ...], float | None, float]] = deque(maxlen=16)
         """The last missed triggers, for `inspect`."""
         self.checks: dict[Hashable, KeyCheck] = {}
         """Those in line and in progress, by key."""
@@ -100,9 +102,11 @@ class Engine:
     def bind(self, doing: str) -> None:
         """Binds the purgatory to the running loop, or raises `WrongLoop` if it is bound to another one."""
         wheel = self.wheel
-        if wheel.bind(doing, len(self.watchers)):
+        is_new = wheel.bind(doing, len(self.watchers))
+        self.home = wheel.home
+        if is_new:
             self.loop, self.time, self.room = wheel.loop, wheel.time, dispatcher_of(wheel.loop)
-            self.is_debugging = wheel.loop.get_debug()
+            self.is_debugging = _logs.wants_hints(wheel.loop)
             if self.teller is not None:
                 self.teller.bind(self.time, self.room)
             self.when_idle = None
@@ -220,7 +224,7 @@ class Engine:
 
     def _prepare_to_tell(self, operation: Operation, watched: Watched) -> None:
         if self.teller is not None:
-            operation._op_places = watched
+            operation._op_places = [*watched] if type(watched) is tuple else watched
             if self.teller.hears_starts:
                 self.teller.started(operation)
 

@@ -23,15 +23,17 @@ Compare netty's `IdleStateHandler`, whose timer, one for each connection, sets i
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from math import ceil
-from typing import Any, Final, Generic, Self, TypeVar, cast, final
+from threading import get_ident
+from typing import Final, Generic, Self, TypeVar, cast, final
 
 from purgatory._clock import TickClock
 from purgatory._ears import Ears
 from purgatory._errors import PurgatoryClosed
+from purgatory._home import NO_HOME
 from purgatory._observer import Cause, Observer, observers_of
 from purgatory._slots import FULL, Bucket, Entry
 from purgatory._state import EXPIRED
-from purgatory._timer import UNBOUND, LoopWheel
+from purgatory._timer import LoopWheel
 
 Id = TypeVar("Id", bound=Hashable)
 
@@ -149,7 +151,7 @@ class IdleTracker(Generic[Id]):
         "_closed",
         "_ears",
         "_entries",
-        "_loop",
+        "_home",
         "_name",
         "_time",
         "_timeout",
@@ -180,7 +182,7 @@ class IdleTracker(Generic[Id]):
         if observers:
             self._ears = Ears(observers, self._report)
             wheel.tell = self._tell_idle
-        self._loop: Any = wheel.loop
+        self._home = wheel.home
         self._time = wheel.time
 
     def touch(self, id: Id) -> None:  # noqa: A002 - there is no better word for it
@@ -194,7 +196,7 @@ class IdleTracker(Generic[Id]):
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
             PurgatoryClosed: the tracker is closed.
         """
-        if running_loop() is not self._loop:
+        if get_ident() != self._home.thread_id and running_loop() is not self._home.stranger:
             self._bind(f"touch {id!r}")
         # Calling an attribute that holds a function is dear in CPython 3.11; calling a local is not.
         time = self._time
@@ -212,9 +214,9 @@ class IdleTracker(Generic[Id]):
         Raises:
             WrongLoop: called from another loop or thread than the tracker's.
         """
-        if self._loop is UNBOUND:
+        if self._home is NO_HOME:
             return False
-        if running_loop() is not self._loop:
+        if get_ident() != self._home.thread_id and running_loop() is not self._home.stranger:
             self._bind(f"remove {id!r}")
         entry = self._entries.pop(id, None)
         if entry is None:
@@ -235,7 +237,7 @@ class IdleTracker(Generic[Id]):
                 wheel.remove(entry)
         self._entries.clear()
         self._closed = True
-        self._loop = UNBOUND  # so that the next touch asks `_bind`
+        self._home = NO_HOME  # so that the next touch asks `_bind`
 
     def __enter__(self) -> Self:
         return self
@@ -266,7 +268,7 @@ class IdleTracker(Generic[Id]):
             raise PurgatoryClosed(f"cannot {doing}: the idle tracker is closed")
         wheel = self._wheel
         wheel.bind(doing, len(self._entries))
-        self._loop, self._time = wheel.loop, wheel.time
+        self._home, self._time = wheel.home, wheel.time
 
     def _track(self, id: Id) -> None:  # noqa: A002
         entry: _Tracked[Id] = _Tracked()

@@ -181,7 +181,7 @@ def inspect(purgatory: Purgatory[Any], most: int = 10) -> Inspection:
         oldest=tuple(nsmallest(most, told, key=lambda each: (_or(each.started_at, now), _or(each.deadline, inf)))),
         hottest=tuple(nsmallest(most, _count(operations), key=lambda each: -each.waiting)),
         missed=tuple(
-            [MissedTrigger(kind, *_keys(places), timeout, when) for kind, places, timeout, when in reversed(engine.missed)]
+            [MissedTrigger(kind, *_keys([*keys]), timeout, when) for kind, keys, timeout, when in reversed(engine.missed)]
         ),
         looked_at=len(operations),
     )
@@ -265,7 +265,7 @@ def _tell(operation: Operation, started_at: float | None) -> WaitingOperation:
 
 def _keys(places: Places) -> tuple[tuple[Hashable, ...], int]:
     """The first keys of an operation's places, and how many others there are."""
-    several = places if type(places) is tuple else () if places is NO_PLACES else (places,)
+    several = places if type(places) is list else () if places is NO_PLACES else (places,)
     keys = tuple([place.key if type(place) is Chunk else place for place in several[:KEYS_EACH]])
     return keys, len(several) - len(keys)
 
@@ -277,7 +277,7 @@ def _count(operations: list[Operation]) -> list[WatchedKey]:
     left = CHUNKS
     for operation in operations:
         places = operation._op_places
-        for place in islice(places, KEYS) if type(places) is tuple else (places,):
+        for place in islice(places, KEYS) if type(places) is list else (places,):
             if type(place) is not Chunk:
                 counted.append(WatchedKey(place, 1, False))
                 continue

@@ -20,15 +20,17 @@ from asyncio import _get_running_loop as running_loop
 from collections import deque
 from collections.abc import Hashable
 from contextlib import suppress
+from threading import get_ident
 from typing import Any, NoReturn, Protocol, cast
 
 from purgatory import _logs
 from purgatory._dispatcher import Dispatcher, running_dispatcher
 from purgatory._errors import OperationCancelled, WrongLoop
 from purgatory._failure import Failure
+from purgatory._home import Home
 from purgatory._state import CANCELLED, COMPLETED, EXPIRED, PENDING, OperationState
 from purgatory._timer import LoopWheel
-from purgatory._watchers import NO_PLACES, Chunk, Places, Watchers, keys_of
+from purgatory._watchers import NO_PLACES, Chunk, Watchers, keys_of
 
 Operation = Any
 """A `DelayedOperation`."""
@@ -46,6 +48,7 @@ class Engine(Protocol):
 
     name: str
     loop: Any
+    home: Home
     room: Dispatcher
     wheel: LoopWheel
     watchers: Watchers
@@ -56,8 +59,8 @@ class Engine(Protocol):
     expired: int
     cancelled: int
     missed_triggers: int
-    missed: deque[tuple[str, Places, float | None, float]]
-    """The last of these: the operation's kind, its places, its timeout and its deadline."""
+    missed: deque[tuple[str, tuple[Hashable, ...], float | None, float]]
+    """The last of these: the operation's kind, its keys, its timeout and its deadline."""
 
     def bind(self, doing: str) -> None: ...
     def report(self, message: str, error: BaseException | None) -> None: ...
@@ -80,7 +83,13 @@ def try_once(engine: Engine, operation: Operation, key: Hashable, is_last: bool 
     if operation._op_state is COMPLETED:
         if is_last:
             engine.missed_triggers += 1
-        run_hooks(operation)
+        # `run_hooks`, written out.
+        try:
+            operation._op_result = operation.on_complete()
+        except BaseException as error:
+            fail(operation, error)
+        if operation._op_waiters is not None:
+            answer(operation)
     elif is_last and operation._op_state is PENDING:
         claim(operation, EXPIRED)
         engine.expired += 1
@@ -93,7 +102,7 @@ def expire(operation: Operation) -> None:
     """Ends an operation whose deadline has come: a last try, and only then expiry."""
     engine = operation._op_engine
     room = engine.room
-    missed, places = engine.missed_triggers, operation._op_places
+    places = operation._op_places
     room.current = operation
     try:
         try_once(engine, operation, None, is_last=True)
@@ -102,7 +111,7 @@ def expire(operation: Operation) -> None:
     # Others may be due in this turn as well, so what the hooks have set off is left to the next one.
     if room.unsettled:
         room.continue_later()
-    if engine.missed_triggers != missed:
+    if operation._op_state is COMPLETED:
         kind, keys, timeout = type(operation).__name__, keys_of(places), operation._op_timeout
         engine.missed.append((kind, keys, timeout, operation._wheel_when))
         waited = None if timeout is None else engine.wheel.time() - (operation._wheel_when - timeout)
@@ -146,7 +155,7 @@ def claim(operation: Operation, state: OperationState) -> bool:
             operation._wheel_bucket = None
             if not bucket and not bucket.wheel.resting:
                 bucket.wheel.emptied()
-        if type(places) is tuple or type(places) is Chunk:
+        if type(places) is list or type(places) is Chunk:
             engine.watchers.remove(operation, places)
         else:
             # What `Watchers.remove` does with one key.
@@ -252,7 +261,7 @@ def check_loop(operation: Operation, doing: str) -> None:
     """Raises `WrongLoop` if this is not the loop of those who wait for the operation, or of its purgatory."""
     engine, waiters = operation._op_engine, operation._op_waiters
     if engine is not None:
-        if running_loop() is not engine.loop:
+        if get_ident() != engine.home.thread_id and running_loop() is not engine.home.stranger:
             engine.bind(f"{doing} {operation!r}")
     elif waiters is not None:
         loop = (next(iter(waiters)) if type(waiters) is dict else cast("Future[None]", waiters)).get_loop()
@@ -261,10 +270,10 @@ def check_loop(operation: Operation, doing: str) -> None:
 
 
 def complete_from_outside(operation: Operation) -> bool:
-    """`force_complete` of an operation that no purgatory has seen, or from a place where it may not be called.
+    """`force_complete` of an operation that no purgatory has seen.
 
     Raises:
-        WrongLoop: it may not; nothing has changed.
+        WrongLoop: it is awaited on another loop; nothing has changed.
     """
     check_loop(operation, "complete")
     if not claim(operation, COMPLETED):

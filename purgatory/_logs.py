@@ -7,6 +7,9 @@
 Of the first and last kind at most one message in ten seconds for each purgatory; it says how many were left out.
 """
 
+import os
+import sys
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Container, Hashable, Iterator
 from logging import getLogger
 from time import monotonic
@@ -77,6 +80,12 @@ def missed_trigger(purgatory: str, kind: str, keys: tuple[Hashable, ...], waited
             "" if waited is None else f", after {waited:.3f} s",
             missed_triggers.left_out(purgatory),
         )
+
+
+def wants_hints(loop: AbstractEventLoop) -> bool:
+    """Whether the loop is in asyncio's debug mode, or Python was asked for that and a server, as uvicorn does, has said no."""
+    flags = sys.flags
+    return loop.get_debug() or flags.dev_mode or (not flags.ignore_environment and bool(os.environ.get("PYTHONASYNCIODEBUG")))
 
 
 def lookalike(purgatory: str, key: Hashable, watched: Container[Hashable]) -> None:

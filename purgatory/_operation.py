@@ -120,40 +120,37 @@ class DelayedOperation(Entry, ABC, Generic[R]):
         engine = self._op_engine
         if engine is None:
             return _life.complete_from_outside(self)
-        room = engine.room
-        if room.current is self and get_ident() == room.thread_id:  # its own try: the caller of that runs the hooks
-            if self._op_state is not PENDING:
-                return False
-            # `_life.claim`, written out.
-            self._op_state = COMPLETED
-            places = self._op_places
-            if places is not NO_PLACES:
-                bucket = self._wheel_bucket
-                if bucket is not None:
-                    del bucket[self]
-                    self._wheel_bucket = None
-                    if not bucket and not bucket.wheel.resting:
-                        bucket.wheel.emptied()
-                if type(places) is tuple or type(places) is Chunk:
-                    engine.watchers.remove(self, places)
-                else:
-                    try:
-                        found = engine.by_key.pop(places, None)
-                    except BaseException as error:
-                        found = error
-                    if found is not self:
-                        engine.watchers.has_strayed(self, places, found)
-                if bucket is None and not engine.by_key and not engine.wheel.resting:
-                    engine.wheel.emptied()
-                if engine.teller is None:
-                    self._op_places = NO_PLACES
-            engine.completed += 1
-            return True
-        if running_loop() is not engine.loop:
-            return _life.complete_from_outside(self)
-        if not claim(self, COMPLETED):
+        if get_ident() != engine.home.thread_id and running_loop() is not engine.home.stranger:
+            _life.check_loop(self, "complete")
+        if self._op_state is not PENDING:
             return False
+        # `_life.claim`, written out.
+        self._op_state = COMPLETED
+        places = self._op_places
+        if places is not NO_PLACES:
+            bucket = self._wheel_bucket
+            if bucket is not None:
+                del bucket[self]
+                self._wheel_bucket = None
+                if not bucket and not bucket.wheel.resting:
+                    bucket.wheel.emptied()
+            if type(places) is list or type(places) is Chunk:
+                engine.watchers.remove(self, places)
+            else:
+                try:
+                    found = engine.by_key.pop(places, None)
+                except BaseException as error:
+                    found = error
+                if found is not self:
+                    engine.watchers.has_strayed(self, places, found)
+            if bucket is None and not engine.by_key and not engine.wheel.resting:
+                engine.wheel.emptied()
+            if engine.teller is None:
+                self._op_places = NO_PLACES
         engine.completed += 1
+        room = engine.room
+        if room.current is self:
+            return True  # its own try: whoever tries it runs the hooks
         if room.current is None:
             room.current = self
             try:
@@ -164,9 +161,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
                 room.current = None
             if room.unsettled:
                 room.settle()
-        elif room.is_trying(self):
-            room.thread_id = get_ident()  # the loop has moved to another thread
-        else:
+        elif not room.is_trying(self):
             room.put_off(self)
         return True
 

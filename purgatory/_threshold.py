@@ -15,6 +15,7 @@ is called.
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Hashable, Sequence
 from operator import index
+from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, final
 
@@ -71,7 +72,7 @@ class ThresholdPurgatory(Generic[K, V]):
         ValueError, TypeError: an argument is out of its bounds or of another type.
     """
 
-    __slots__ = ("__weakref__", "_loop", "_waits", "name")
+    __slots__ = ("__weakref__", "_home", "_waits", "name")
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class ThresholdPurgatory(Generic[K, V]):
                 raise ValueError(f"{limit} must be at least 1, or None for no limit, not {number!r}")
         self.name = name
         self._waits = Waits(name, LoopWheel(tick, wheel_size), max_pending, max_keys, observers_of(observer))
-        self._loop: Any = self._waits.wheel.loop
+        self._home = self._waits.wheel.home
 
     async def wait(self, key: K, threshold: V, timeout: float | None = None) -> V:
         """Waits until the value of `key` is at least `threshold`.
@@ -116,7 +117,7 @@ class ThresholdPurgatory(Generic[K, V]):
                 thresholds; `timeout` is NaN; `key` is not hashable.
             WrongLoop: called from another loop or thread than the first time.
         """
-        if running_loop() is not self._loop:
+        if get_ident() != self._home.thread_id and running_loop() is not self._home.stranger:
             self._bind(f"wait for {key!r}")
         if timeout != timeout:
             raise ValueError("timeout cannot be NaN")
@@ -143,7 +144,7 @@ class ThresholdPurgatory(Generic[K, V]):
             outcome = await waiter.future
         except BaseException:
             # If this is a generator being closed when its loop is gone, there is nothing left to clean up.
-            if running_loop() is self._loop:
+            if running_loop() is waits.wheel.loop:
                 waits.abandon(waiter)
             raise
         if outcome is EXPIRED:
@@ -174,7 +175,7 @@ class ThresholdPurgatory(Generic[K, V]):
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
             In each case nothing has changed.
         """
-        if running_loop() is not self._loop:
+        if get_ident() != self._home.thread_id and running_loop() is not self._home.stranger:
             self._bind(f"advance {key!r}")
         return self._waits.advance(key, value)
 
@@ -296,7 +297,7 @@ class ThresholdPurgatory(Generic[K, V]):
     def _bind(self, doing: str) -> None:
         """Binds the purgatory to the running loop, or raises `WrongLoop` if it is bound to another one."""
         self._waits.bind(doing)
-        self._loop = self._waits.wheel.loop
+        self._home = self._waits.wheel.home
 
     def _check(self) -> None:
         """Asserts the whole invariant between turns of the loop. For tests. Cost: everything that waits."""

@@ -1,4 +1,4 @@
-"""The wheel on an event loop: one `loop.call_at` for each slot that is in use, and `WheelTimer` for those who want just timers.
+"""The wheel on an event loop: one `loop.call_at` for each slot that is in use, and what `WheelTimer` is, but for observers.
 
 A slot that opens arms one callback of the loop, whatever joins it later. The callback runs what is due, or begins to move
 what will be, a portion per turn of the loop; what is left follows in the next turns, in order, so ten thousand timers of
@@ -20,10 +20,11 @@ from collections.abc import Callable
 from contextvars import Context
 from functools import partial
 from math import inf, nextafter
-from threading import RLock
+from threading import RLock, get_ident
 from typing import Any, Final, cast, final
 
 from purgatory._errors import WrongLoop
+from purgatory._home import NO_HOME, home_of
 from purgatory._slots import FULL, Bucket, Entry, Slot
 from purgatory._wheel import DEFAULT_WHEEL_SIZE, Wheel
 
@@ -48,13 +49,15 @@ LONGEST_WAIT: Final = 86_400.0
 class LoopWheel(Wheel):
     """A wheel that wakes itself up on an event loop, to which it is bound at first use."""
 
-    __slots__ = ("_continuing", "_looked_over", "_running", "is_bound", "loop", "time", "wake_ups", "when_cleared")
+    __slots__ = ("_continuing", "_looked_over", "_running", "home", "is_bound", "loop", "time", "wake_ups", "when_cleared")
 
     loop: AbstractEventLoop
 
     def __init__(self, tick: float, wheel_size: int = DEFAULT_WHEEL_SIZE) -> None:
         super().__init__(tick, wheel_size)
         self.loop = UNBOUND
+        self.home = NO_HOME
+        """Where its loop runs, if that is known: see `_home`."""
         self.is_bound = False
         self.time: Callable[[], float] = float
         self.wake_ups = 0
@@ -70,7 +73,7 @@ class LoopWheel(Wheel):
     def bind(self, doing: str, pending: int | None = None) -> bool:
         """Binds the wheel to the running loop, or checks that it is the one that it is bound to.
 
-        The hot paths compare `running_loop()` with `loop` and come here when they differ. A wheel in which nothing waits
+        The hot paths look at `home`, and come here when it does not say that the loop runs here. A wheel in which nothing waits
         any more, and whose loop is closed, is bound anew.
 
         Args:
@@ -83,8 +86,11 @@ class LoopWheel(Wheel):
         Raises:
             WrongLoop: no loop is running here, or it is not the one.
         """
+        if get_ident() == self.home.thread_id:
+            return False
         loop = running_loop()
         if loop is self.loop:
+            self.home = home_of(self.loop)
             return False
         if loop is not None:
             # Two threads may come here at the same time, or a signal handler of one of them.
@@ -93,6 +99,7 @@ class LoopWheel(Wheel):
                     self._settle_on(loop)
                     return True
             if loop is self.loop:
+                self.home = home_of(loop)
                 return False
         raise WrongLoop(f"cannot {doing}: {self._why_not(loop, pending)}")
 
@@ -109,6 +116,7 @@ class LoopWheel(Wheel):
             self.forget_time()
         self.time = loop.time
         self.loop = loop
+        self.home = home_of(loop)
         self.is_bound = True
 
     def _why_not(self, loop: AbstractEventLoop | None, pending: int | None) -> str:
@@ -274,7 +282,7 @@ class TimerTask(Entry):
             state = "it was cancelled" if self._callback is None else "its callback has been called"
             raise RuntimeError(f"cannot reschedule {self!r} to {when!r}: {state}")
         wheel: Any = bucket.wheel
-        if running_loop() is not wheel.loop:
+        if get_ident() != wheel.home.thread_id and running_loop() is not wheel.home.stranger:
             wheel.bind(f"reschedule {self!r}")
         if when >= self._wheel_when:
             self._wheel_when = when
@@ -294,22 +302,8 @@ class TimerTask(Entry):
         return f"<TimerTask {state} when={self._wheel_when} {self._callback!r}>"
 
 
-@final
-class WheelTimer:
-    """Timers on a hierarchical timing wheel: `loop.call_later` for a hundred thousand timers of which few ever fire.
-
-    Bound to the running event loop at first use. Callbacks of one tick are called in the order in which they were
-    scheduled, never early by the loop's clock, late by at most one tick beyond what the loop itself is held up. An
-    exception of a callback goes to the loop's exception handler. Unlike those of `loop.call_later`, callbacks run in an
-    empty context; to keep yours, schedule `contextvars.copy_context().run` with the callback as its argument.
-
-    Args:
-        tick: the grain of time in seconds, finite and at least a nanosecond.
-        wheel_size: how many slots of a level are as wide as one of the next, at least 2.
-
-    Raises:
-        ValueError, TypeError: an argument is out of its bounds, or `wheel_size` is not an integer.
-    """
+class PlainTimer:
+    """`WheelTimer`, as far as nobody observes it."""
 
     __slots__ = ("__weakref__", "_wheel")
 
@@ -327,7 +321,7 @@ class WheelTimer:
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
         """
         wheel = self._wheel
-        if running_loop() is not wheel.loop:
+        if get_ident() != wheel.home.thread_id and running_loop() is not wheel.home.stranger:
             wheel.bind("schedule a callback")
         # Calling an attribute that holds a function is dear in CPython 3.11; calling a local is not.
         time = wheel.time

@@ -8,7 +8,7 @@ come and go, and is never copied:
     by_key = {"orders-0": <Fetch A>,
               "orders-1": Chunk{<Fetch A>, ... 512} -> Chunk{<Fetch C>, ... 512} -> Chunk{<Fetch D>}}
 
-An operation remembers its *places*: the bare key while it is alone there, else its chunk; of several a tuple. So most lists can
+An operation remembers its *places*: the bare key while it is alone there, else its chunk; of several a list. So most lists can
 be left without hashing or comparing keys, which calls code of the user that may raise.
 
 Kafka's counterpart, the `Watchers` of `DelayedOperationPurgatory`, keeps completed operations until a purge finds them
@@ -25,12 +25,15 @@ Watched = Hashable | tuple[Hashable, ...]
 """What is to be watched: one key, or a tuple of keys, of several or of one that is itself a tuple."""
 
 Places = Any
-"""Where an operation stands: `NO_PLACES`, a key under which it is alone, a chunk, or a tuple of such keys and chunks."""
+"""Where an operation stands: `NO_PLACES`, a key under which it is alone, a chunk, or a list of such keys and chunks."""
 
 NO_PLACES: Final[Places] = object()
 """The place of an operation that is not watched, or no longer."""
 
 LONGEST_CHUNK: Final = 512
+
+NO_ROOM: Final[Any] = range(LONGEST_CHUNK)
+"""In place of a chunk to join: as full as one can be."""
 
 
 def distinct(keys: Iterable[Hashable]) -> Watched:
@@ -61,8 +64,8 @@ class Chunk(dict[Operation, None]):
         self.key = key
         self.first = first
         """The first of the chain; `None` if that is this one, ..."""
-        self.last: Chunk | None = None
-        """... which then knows the last one, unless it is alone."""
+        self.last: Chunk = self if first is None else NO_ROOM
+        """... which then knows the last one, that others may join; no room once all have left."""
         self.before = before
         self.after: Chunk | None = None
         self.is_linked = True
@@ -122,50 +125,47 @@ class Watchers:
         """
         if type(watched) is not tuple:
             waiting = self.by_key.setdefault(watched, operation)
-            operation._op_places = watched if waiting is operation else self._join(watched, waiting, operation)
+            operation._op_places = watched if waiting is operation else self.join(watched, waiting, operation)
             return
-        places: list[Any] = []
-        by_key, shared, no_strays = self.by_key, 0, not self._stray
+        places: list[Any] = [*watched]
+        by_key, joined, at = self.by_key, 0, 0
         try:
             for key in watched:
-                place: Any = key
                 waiting = by_key.setdefault(key, operation)
                 if waiting is not operation:
-                    if type(waiting) is Chunk and no_strays and len(place := waiting.last or waiting) < LONGEST_CHUNK:
-                        # What `_join` does as a rule.
-                        place[operation] = None
-                        shared += 1
+                    if type(waiting) is Chunk and len(chunk := waiting.last) < LONGEST_CHUNK:
+                        # What `join` does as a rule.
+                        chunk[operation] = None
+                        places[at] = chunk
+                        joined += 1
                     else:
-                        place = self._join(key, waiting, operation)
-                places.append(place)
+                        places[at] = self.join(key, waiting, operation)
+                at += 1
         except BaseException:
-            self._shared += shared
-            self._spread += len(places)
-            self.remove(operation, tuple(places))
+            self._shared += joined
+            self._spread += at
+            self.remove(operation, places[:at])
             self._spread -= 1
             raise
-        self._shared += shared
-        self._spread += len(places) - 1
-        operation._op_places = tuple(places)
+        self._shared += joined
+        self._spread += at - 1
+        operation._op_places = places
 
-    def join(self, key: Hashable, waiting: "Operation | Chunk", operation: Operation) -> None:
-        """Puts `operation`, whose only key is `key`, behind those that are `waiting` there already."""
-        operation._op_places = self._join(key, waiting, operation)
-
-    def _join(self, key: Hashable, waiting: "Operation | Chunk", operation: Operation) -> "Hashable | Chunk":
-        """The place of `operation` behind who is `waiting` under `key`."""
+    def join(self, key: Hashable, waiting: "Operation | Chunk", operation: Operation) -> "Hashable | Chunk":
+        """Puts `operation` behind who is `waiting` under `key`, and returns its place there."""
         if type(waiting) is not Chunk:
             if waiting.is_completed:  # a stray: it has left, and only its key stays
                 self.by_key[key] = operation
                 self._stray -= 1
                 return key
             waiting = self._pair_up(key, waiting)
-        chunk = waiting.last or waiting
-        if len(chunk) >= LONGEST_CHUNK:
-            chunk.after = waiting.last = chunk = Chunk(key, waiting, chunk)
-        elif not chunk and chunk is waiting:
+        chunk = waiting.last
+        if chunk is NO_ROOM:  # a stray
+            chunk = waiting.last = waiting
             self._stray -= 1
             self._shared -= 1
+        elif len(chunk) >= LONGEST_CHUNK:
+            chunk.after = waiting.last = chunk = Chunk(key, waiting, chunk)
         chunk[operation] = None
         self._shared += 1
         return chunk
@@ -173,15 +173,17 @@ class Watchers:
     def _pair_up(self, key: Hashable, alone: Operation) -> Chunk:
         """Puts the only watcher of `key` into a chunk, where others can join it."""
         places = alone._op_places
-        several = list(places) if type(places) is tuple else [places]
-        [at] = [
-            i
-            for i, place in enumerate(several)
-            if place is key or (type(place) is not Chunk and hash(place) == hash(key) and place == key)
-        ]
-        self.by_key[key] = several[at] = first = Chunk(several[at])
+        if type(places) is list:
+            at = 0
+            for place in places:  # `places.index(key)`, which would compare keys with chunks
+                if place is key or (type(place) is not Chunk and hash(place) == hash(key) and place == key):
+                    break
+                at += 1
+            places[at] = first = Chunk(places[at])
+        else:
+            alone._op_places = first = Chunk(places)
         first[alone] = None
-        alone._op_places = tuple(several) if type(places) is tuple else first
+        self.by_key[key] = first
         return first
 
     def remove(self, operation: Operation, places: Places) -> None:
@@ -192,18 +194,20 @@ class Watchers:
             if not places:
                 self._close(places)
             return
-        if type(places) is not tuple:
+        if type(places) is not list:
             self._leave_alone(operation, places)
             return
-        self._spread -= len(places) - 1
+        number, alone = len(places), 0
+        self._spread -= number - 1
         for place in places:
             if type(place) is Chunk:
                 del place[operation]
-                self._shared -= 1
                 if not place:
                     self._close(place)
             else:
+                alone += 1
                 self._leave_alone(operation, place)
+        self._shared -= number - alone
 
     def _close(self, chunk: Chunk) -> None:
         """Takes an empty chunk out of its chain, and the key out of the lists if it was the last one."""
@@ -215,10 +219,11 @@ class Watchers:
             if after is not None:
                 after.before = before
             else:
-                first.last = None if before is first else before
+                first.last = before
             chunk.is_linked = False
             chunk = first
         if not chunk and chunk.after is None:
+            chunk.last = NO_ROOM
             self._shared += 1
             self._leave_alone(chunk, chunk.key)
 
@@ -293,7 +298,7 @@ class Watchers:
         while chunk is not None:
             assert chunk and chunk.first is first and chunk.before is before and chunk.is_linked
             before, chunk = chunk, chunk.after
-        assert first.last is (None if before is first else before)
+        assert first.last is (before if first or first.after is not None else NO_ROOM)
         for each in (first, before):
             assert len(each) <= LONGEST_CHUNK
             for operation in each:
@@ -306,6 +311,6 @@ def keys_of(places: Places) -> tuple[Hashable, ...]:
     """The keys of an operation's places, in the order in which it watched them."""
     if places is NO_PLACES:
         return ()
-    if type(places) is not tuple:
+    if type(places) is not list:
         return (places.key if type(places) is Chunk else places,)
     return tuple([place.key if type(place) is Chunk else place for place in places])

@@ -1,4 +1,4 @@
-"""What a test needs and pip cannot bring: Java, a browser, the server of a database.
+"""What a test needs and pip cannot bring: Java, Node, a browser, the server of a database.
 
     java = need("java", "needs Java 17: apt-get install openjdk-17-jre-headless")
 

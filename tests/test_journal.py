@@ -90,8 +90,8 @@ async def test_each_row_says_what_became_of_an_operation(tmp_path, at_noon):
     }
     names = {"run_id": journal.run_id, "purgatory": "letters"}
     assert sorted(read(tmp_path, "checks"), key=lambda row: row["key"]) == [
-        names | {"key": "a", "second": after(1), "checks": 1, "tried": 1, "completed": 0},
-        names | {"key": "b", "second": after(2), "checks": 1, "tried": 1, "completed": 1},
+        names | {"key": "a", "second": after(1), "checks": 1, "tried": 1, "completed": 0, "part": 1},
+        names | {"key": "b", "second": after(2), "checks": 1, "tried": 1, "completed": 1, "part": 1},
     ]
 
 
@@ -335,11 +335,11 @@ async def test_a_full_disk_holds_nobody_up_and_nothing_is_lost_when_there_is_roo
     monkeypatch.setattr(_writer, "SECONDS_AFTER_FAILURE", 0.0)
     write_table, full = pq.write_table, [True]
 
-    def write(table, file):
+    def write(table, file, **options):
         if full:
             file.write(b"half a file")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        write_table(table, file)
+        write_table(table, file, **options)
 
     monkeypatch.setattr(_writer.pq, "write_table", write)
 
@@ -371,7 +371,7 @@ async def test_a_disk_that_stays_full_costs_what_was_not_written_and_the_journal
     assert tallies(tmp_path) == [10]
 
 
-def no_space(table, file):
+def no_space(table, file, **options):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 

@@ -52,10 +52,16 @@ def test_there_is_no_third_guard():
     assert sum(source.count(".try_complete() and") for source in sources) == 2
 
 
-def test_force_complete_within_a_try_claims_as_everybody_does():
-    own_try = next(
+def test_force_complete_claims_as_everybody_does():
+    written_out, claim = function(DelayedOperation.force_complete), function(_life.claim)
+    assert claiming(written_out.body, "self") == claiming(claim.body, "operation")
+
+
+def test_a_try_that_completes_runs_the_hooks_as_run_hooks_does():
+    [completed] = [
         node
-        for node in ast.walk(function(DelayedOperation.force_complete))
-        if isinstance(node, ast.If) and "room.current is self" in ast.unparse(node.test)
-    )
-    assert claiming(own_try.body, "self") == claiming(function(_life.claim).body, "operation")
+        for node in ast.walk(function(_life.try_once))
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "operation._op_state is COMPLETED"
+    ]
+    _, complete, _, answer = function(_life.run_hooks).body
+    assert [ast.unparse(node) for node in completed.body[-2:]] == [ast.unparse(node) for node in (complete, answer)]

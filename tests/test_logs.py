@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import sys
 import uuid
 
 import pytest
@@ -100,8 +101,12 @@ LOOKALIKES = [
 
 
 @pytest.mark.parametrize(("checked", "watched", "words"), LOOKALIKES)
-@pytest.mark.parametrize("debug", [True, False])
-def test_in_debug_mode_a_key_of_another_type_than_the_watched_one_is_hinted_at(checked, watched, words, debug, lines):
+@pytest.mark.parametrize(("debug", "asked_for"), [(True, ""), (False, ""), (False, "1")])
+def test_in_debug_mode_a_key_of_another_type_than_the_watched_one_is_hinted_at(
+    checked, watched, words, debug, asked_for, lines, monkeypatch
+):
+    monkeypatch.setenv("PYTHONASYNCIODEBUG", asked_for)
+
     async def main():
         async with Purgatory("orders") as orders:
             orders.try_complete_else_watch(Probe(), [watched])
@@ -109,9 +114,9 @@ def test_in_debug_mode_a_key_of_another_type_than_the_watched_one_is_hinted_at(c
             assert orders.check_and_complete(checked) == 0
             orders.check_and_complete(watched)
 
-    asyncio.run(main(), debug=debug)
+    asyncio.run(main(), debug=debug)  # as uvicorn does, whatever Python was asked for
     told = [message for name, _, message in lines() if name == "purgatory"]
-    assert len(told) == debug
+    assert len(told) == (debug or bool(asked_for) or sys.flags.dev_mode)
     assert all(message.startswith("orders: nobody waits for ") and words in message for message in told)
 
 

@@ -1,15 +1,12 @@
 """The public door for observers: what each end of an operation is told as, to whom, when, and by public names alone."""
 
 import asyncio
-import re
-import subprocess
-import sys
 from math import inf
-from pathlib import Path
 
 import pytest
 from helpers import Probe, raiser
 from loops import on_virtual_time
+from renamed import beside_a_renamed_core
 
 import purgatory as package
 from purgatory import Cause, Ended, OperationState, Purgatory
@@ -233,8 +230,8 @@ async def test_what_an_observer_sets_off_follows_when_it_has_returned():
 
 
 JOURNALLED = """
-import asyncio, sys
-from purgatory import DelayedOperation, Purgatory
+import asyncio
+from purgatory import Purgatory
 from purgatory.journal import Journal
 import pyarrow.parquet as pq
 
@@ -250,23 +247,9 @@ async def main(folder):
     [row] = pq.read_table(folder + "/operations").to_pylist()
     print(row["purgatory"], row["keys"], row["outcome"], row["ended_by"], row["attempts"])
 
-asyncio.run(main(sys.argv[1]))
+asyncio.run(main("rows"))
 """
 
 
 def test_the_journal_uses_the_public_door_alone(tmp_path):
-    source = Path(package.__file__).parent
-    renamed = tmp_path / "purgatory"
-    for path in [*source.glob("*.py"), *source.glob("journal/*.py")]:
-        text = path.read_text()
-        if path.parent == source:
-            text = re.sub(r"\b_op_(\w+)", r"_changed_\1", text)
-            text = re.sub(r"(?<=[.\"])_(engine|waits|wheel)\b(?! import)", r"_changed_\1", text)
-            for name in ("teller", "watchers", "by_key", "room"):
-                text = re.sub(rf"(?<=[.\"]){name}\b", f"changed_{name}", text)
-        target = renamed / path.relative_to(source)
-        target.parent.mkdir(exist_ok=True, parents=True)
-        target.write_text(text)
-    command = [sys.executable, "-c", JOURNALLED, str(tmp_path / "journal")]
-    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.stdout == "renamed ['a'] completed a 2\n", done.stderr
+    assert beside_a_renamed_core(tmp_path, JOURNALLED, "journal") == "renamed ['a'] completed a 2\n"

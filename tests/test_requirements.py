@@ -1,6 +1,8 @@
 """What a machine lacks skips a test there, and fails it where nothing may be lacking."""
 
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 from requirements import need, unavailable
@@ -25,3 +27,10 @@ def test_a_command_that_is_needed_is_given_by_its_path_and_skips_the_test_if_it_
 
     with pytest.raises((pytest.skip.Exception, pytest.fail.Exception), match="needs a moon"):
         need("no-such-command-anywhere", "needs a moon")
+
+
+def test_whatever_else_is_missing_is_told_by_requirements_too() -> None:
+    by_itself = re.compile(r"pytest\.skip\(|skipif\(.*(?:which|find_spec)")
+    here = Path(__file__).parent
+    skipping = [str(file.relative_to(here)) for file in here.rglob("*.py") if by_itself.search(file.read_text("utf-8"))]
+    assert skipping == ["requirements.py"]

@@ -29,6 +29,7 @@ import pytest
 import uvloop
 from helpers import Spy, outcome, turns
 from loops import Runner, on_asyncio, on_virtual_time
+from requirements import unavailable
 
 import purgatory
 from purgatory import Timeout, WrongLoop, timeout, timeout_at, wait_for
@@ -188,6 +189,9 @@ def test_cpythons_tests_are_run_against_ours() -> None:
         stand_in = vars(sys.modules[__name__])[case.__name__].__mro__[1].__dict__
         functions = [value for name, value in stand_in.items() if name.startswith("test_")]
         assert functions and all(function.__globals__["asyncio"].timeout is timeout for function in functions)
+    if MISSING:
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        unavailable(f"this Python lacks test.test_asyncio: apt-get install libpython{version}-testsuite")
 
 
 # Random programs, on asyncio's and on ours

@@ -568,6 +568,7 @@ async def test_callbacks_cancel_and_move_others_of_their_own_tick() -> None:
     for name in ("cancelled", "postponed", "hastened", "last"):
         tasks[name] = timer.call_at(when, seen.append, name)
     await fired(timer, when + 0.01)
+    await turns(2)  # on a busy machine all of this is due in one turn, and what was hastened has the next one
     assert seen == ["first", "last", "hastened"]
     assert timer.size == 1
 

@@ -21,6 +21,8 @@ ENDED: Final = Ended._fields
 """What the loop notes of an operation: the event as it comes, but for an exception, which would keep alive what it holds."""
 CHECKED: Final = ("key", "tried", "completed", "at")
 """What the loop notes of a check."""
+CHECKS_NOTED: Final = CHECKS.remove(CHECKS.get_field_index("part"))
+"""The columns that are known before the file is."""
 
 BY_A_TRY: Final = {Cause.FIRST_TRY, Cause.KEY, Cause.DEADLINE}
 """What ends an operation by a try."""
@@ -69,7 +71,7 @@ class Rows:
         return _table(columns, OPERATIONS)
 
     def of_checks(self, notes: Sequence[Any]) -> pa.Table:
-        """The rows of the checks noted; those of one key and second are still to be added up."""
+        """The rows of the checks noted, without `part`; those of one key and second are still to be added up."""
         keys, tried, completed, at = _columns(notes, CHECKED)
         columns = {
             **self._names(len(keys)),
@@ -79,7 +81,7 @@ class Rows:
             "tried": tried,
             "completed": completed,
         }
-        return _table(columns, CHECKS)
+        return _table(columns, CHECKS_NOTED)
 
     def _names(self, count: int) -> dict[str, pa.Array]:
         return {"run_id": pa.repeat(self.run_id, count), "purgatory": pa.repeat(self.purgatory, count)}
@@ -109,10 +111,16 @@ class Rows:
 
 
 def added_up(checks: list[pa.Table]) -> pa.Table:
-    """One row for each key and second."""
+    """One row for each key and second, still without `part`."""
     names = ["run_id", "purgatory", "key", "second"]
     sums = pa.concat_tables(checks).group_by(names).aggregate([(name, "sum") for name in ("checks", "tried", "completed")])
-    return sums.rename_columns([name.removesuffix("_sum") for name in sums.column_names]).select(CHECKS.names).cast(CHECKS)
+    sums = sums.rename_columns([name.removesuffix("_sum") for name in sums.column_names])
+    return sums.select(CHECKS_NOTED.names).cast(CHECKS_NOTED)
+
+
+def of_part(checks: pa.Table, part: int) -> pa.Table:
+    """The rows as they are in the file with this number."""
+    return checks.append_column("part", pa.repeat(part, len(checks))).cast(CHECKS)
 
 
 def _columns(notes: Sequence[Any], fields: Sequence[str]) -> list[Sequence[Any]]:

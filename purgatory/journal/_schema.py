@@ -46,9 +46,15 @@ CHECKS: Final = pa.schema(
         pa.field("checks", pa.int64(), nullable=False),
         pa.field("tried", pa.int64(), nullable=False),
         pa.field("completed", pa.int64(), nullable=False),
+        pa.field("part", pa.int64(), nullable=False),
     ]
 )
-"""One row for each key and second in which a check of it found waiters: the checks, and what they tried and completed."""
+"""One row for each key, second and file, if a check found waiters: the checks, and what they tried and completed.
+
+- `part`: the number of the file in its run. A second during which a file was finished has a row in that file and one in the
+  next; they add up. So what names a row is `run_id`, `purgatory`, `key`, `second` and `part`: two that agree in these are
+  copies. Journals of earlier versions have no such column; readers take 0 for it.
+"""
 
 FOLDERS: Final = {"operations": OPERATIONS, "checks": CHECKS}
 """The folders of a journal's directory."""

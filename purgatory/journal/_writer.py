@@ -22,7 +22,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from purgatory.journal._rows import CHECKED, ENDED, Rows, added_up, pc
+from purgatory.journal._rows import CHECKED, ENDED, Rows, added_up, of_part
 from purgatory.journal._schema import FOLDERS
 from purgatory.journal._tally import Tally
 
@@ -167,18 +167,16 @@ class Writer:
         self._tally.tell(self._noted())
         while self.ended or (self.checked and self._rows.purgatory):
             if not self._has_room():
-                self._write(last_second_too=True)
+                self._write()
             if not self._has_room():
                 break
             self._take_portion()
             self._tally.tell(self._noted())
             time.sleep(0)  # the loop's thread may be waiting for its turn
-            if self._is_full():
-                self._write(last_second_too=True)
-            elif self._is_old():  # also while there is always more to take
-                self._write(last_second_too=False)
+            if self._is_full() or self._is_old():  # also while there is always more to take
+                self._write()
         if stopping or self._is_old():
-            self._write(last_second_too=stopping)
+            self._write()
 
     def _has_room(self) -> bool:
         return _rows_in(self._operations) + _rows_in(self._checks) + 3 * PORTION <= self._limits.max_rows // 2
@@ -210,8 +208,8 @@ class Writer:
     def _is_old(self) -> bool:
         return self._oldest is not None and time.monotonic() - self._oldest >= self._limits.file_seconds
 
-    def _write(self, last_second_too: bool) -> None:
-        """Makes files of the rows; of the checks those of the last second are kept back, if more of them may come."""
+    def _write(self) -> None:
+        """Makes files of the rows."""
         if time.monotonic() < self._retry_at and not self._stopping.is_set():
             return
         try:
@@ -220,18 +218,14 @@ class Writer:
                 self._written += _rows_in(self._operations)
                 self._operations = []
             if self._checks:
-                checks = added_up(self._checks)
-                self._checks = [checks]
-                is_last = pc.greater_equal(checks["second"], pc.max(checks["second"]))
-                kept = checks.slice(0, 0) if last_second_too else checks.filter(is_last)
-                if len(kept) < len(checks):
-                    self._write_file("checks", checks if last_second_too else checks.filter(pc.invert(is_last)))
-                self._checks = [kept] if len(kept) else []
+                self._checks = [added_up(self._checks)]
+                self._write_file("checks", of_part(self._checks[0], self._files))
+                self._checks = []
         except OSError as error:
             self._fail(error)
         else:
             self._failure = None
-            self._oldest = time.monotonic() if self._checks else None
+            self._oldest = None
 
     def _write_file(self, folder: str, rows: pa.Table) -> None:
         """Writes a file, or leaves nothing behind."""
@@ -239,7 +233,7 @@ class Writer:
         partial = self.directory / folder / f".{name}.partial"
         try:
             with partial.open("wb") as file:
-                pq.write_table(rows, file)
+                pq.write_table(rows, file, write_page_checksum=True)  # so that damage is found and not misread
                 file.flush()
                 os.fsync(file.fileno())
             size = partial.stat().st_size

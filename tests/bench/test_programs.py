@@ -29,7 +29,8 @@ def test_load_measures_each_design_at_each_rate_and_draws_it(tmp_path: Path, cap
     rates = ["--rate", "20000", "--rate", "max"]
     designs = ["--design", "call-later", "--design", "ours"]
     chosen = ["--timeouts", "low", *rates, *designs]
-    report = report_of(tmp_path, "load", "--requests", "100000", *chosen, "--plot", str(tmp_path / "plots"))
+    plots = ["--plot", str(tmp_path / "plots")]
+    report = report_of(tmp_path, "load", "--requests", "100000", "--rounds", "2", "--markdown", *chosen, *plots)
 
     runs = report["runs"]
     assert [(each["latency"], each["rate"], each["design"]) for each in runs] == [
@@ -41,9 +42,11 @@ def test_load_measures_each_design_at_each_rate_and_draws_it(tmp_path: Path, cap
         assert each["net_us"] == pytest.approx(each["cpu_us"] - each["own_us"])
         assert each["expired"] == pytest.approx(0.08, abs=0.05)
         assert len(each["lateness_ms"]) == len(report["percentiles"]) and each["lateness_ms"] == sorted(each["lateness_ms"])
+        assert all(low <= each[name] <= high for name, (low, high) in each["spread"].items())
         assert each["hold_ms"] >= 0 and each["per_second"]["wake_ups"] > 0
     printed = capsys.readouterr().out
     assert "prove nothing" in printed and "call-later" in printed and "20,000" in printed
+    assert "| *ours* | " in printed
     files = sorted((tmp_path / "plots").iterdir())
     assert [file.name for file in files] == ["load-cpu.png", "load-lateness.png", "load-rate.png"]
     assert all(file.read_bytes().startswith(PNG) for file in files)
@@ -52,7 +55,7 @@ def test_load_measures_each_design_at_each_rate_and_draws_it(tmp_path: Path, cap
 def test_the_figures_of_several_rounds_are_their_medians() -> None:
     rounds = [
         load.Figures(
-            "uvloop", "low", 10.0, "ours", 5, rate, rate, 1.0, rate - 1, 0.5, [rate, 2 * rate], 1.0, 1.0, {"wake_ups": rate}
+            "uvloop", "low", 10.0, "ours", 5, rate, rate, 1.0, rate - 1, 0.5, [rate, 2 * rate], 1.0, 1.0, {"wake_ups": rate}, {}
         )
         for rate in (3.0, 9.0, 4.0)
     ]
@@ -62,6 +65,27 @@ def test_the_figures_of_several_rounds_are_their_medians() -> None:
     assert (middle.rate, middle.requests, middle.design) == (10.0, 5, "ours")
     assert (middle.actual_rate, middle.cpu_us, middle.net_us) == (4.0, 4.0, 3.0)
     assert (middle.lateness_ms, middle.per_second) == ([4.0, 8.0], {"wake_ups": 4.0})
+    assert middle.spread == {"actual_rate": (3.0, 9.0), "cpu_us": (3.0, 9.0), "net_us": (2.0, 8.0)}
+
+
+def test_the_tables_for_a_page_show_medians_and_their_spread() -> None:
+    def figures(design: str, rate: float | None, net: float, low: float) -> load.Figures:
+        spread = {"net_us": (low, 9.0), "actual_rate": (4000.0, 4000.0)}
+        return load.Figures("uvloop", "low", rate, design, 5, 4000.0, 8.0, 1.0, net, 0.5, [], 1.0, 1.0, {}, spread)
+
+    runs = [figures("ours", 10_000.0, 7.0, 6.04), figures("old", 10_000.0, 8.0, 7.0)]
+    runs += [figures("ours", None, 5.0, 5.0), figures("old", None, 5.0, 5.0)]
+
+    assert load.markdown(runs) == [
+        "| | net µs at 10,000/s | as fast as it goes: requests a second |",
+        "|---|---|---|",
+        "| *ours* | 7.0 (6.0 to 9.0) | 4,000 |",
+        "| *old* | 8.0 (7.0 to 9.0) | 4,000 |",
+        "",
+        "| net, ours as a share of | 10,000/s | as fast as it goes |",
+        "|---|---|---|",
+        "| *old* | 0.88 | 1.00 |",
+    ]
 
 
 def test_burst_measures_both_kinds_and_every_request_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

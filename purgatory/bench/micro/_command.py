@@ -151,6 +151,14 @@ CASES = (
         measure=partial(observers.scrape, 1_000_000),
     ),
     Case(
+        name="look",
+        work="one look of purgatory.asgi.console, with 1,000,000 pending",
+        against="",
+        at_most=on_both(1),
+        unit="ms",
+        measure=partial(observers.look, 1_000_000),
+    ),
+    Case(
         name="wait",
         work="1,000 tasks each wait for a key and are completed by it; per task",
         against="asyncio.timeout around a future",

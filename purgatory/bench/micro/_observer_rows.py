@@ -1,13 +1,16 @@
-"""The rows about metrics: what they add to a cycle of an operation, alone and beside a journal, and what a scrape costs."""
+"""The rows about metrics: what they add to a cycle of an operation, alone and beside a journal, and what a scrape costs, and a
+look of the page."""
 
 import asyncio
+import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from tempfile import TemporaryDirectory
 
 from prometheus_client import CollectorRegistry, generate_latest
 
 from purgatory import Observer
+from purgatory.asgi._console._describe import describe, shown
 from purgatory.bench._cases import Setting
 from purgatory.bench._measure import BATCH, WARM_UP_ROUNDS, Contest, Measured
 from purgatory.bench.micro._operation_rows import AnyPurgatory, Fetch, Log, Never, _on_this_thread, cycling
@@ -42,9 +45,29 @@ async def _added(observer: Observer | Sequence[Observer], setting: Setting) -> M
 
 async def scrape(pending: int, setting: Setting) -> Measured:
     """Read all metrics with Prometheus' client, in milliseconds, while operations are pending and others have ended."""
-    meter, registry = Meter(), CollectorRegistry()
-    async with AnyPurgatory(observer=meter) as purgatory:
+    registry = CollectorRegistry()
+
+    def begin(meter: Meter, purgatory: AnyPurgatory) -> Callable[[], object]:
         registry.register(collector(meter, purgatories=purgatory))
+        return lambda: generate_latest(registry)
+
+    return await _read(pending, setting, begin)
+
+
+async def look(pending: int, setting: Setting) -> Measured:
+    """One look of the page at a purgatory, in milliseconds of the loop: all that it is told of it, as JSON."""
+
+    def begin(meter: Meter, purgatory: AnyPurgatory) -> Callable[[], object]:
+        return lambda: json.dumps(describe(purgatory, meter.snapshot(), shown))
+
+    return await _read(pending, setting, begin)
+
+
+async def _read(pending: int, setting: Setting, begin: Callable[[Meter, AnyPurgatory], Callable[[], object]]) -> Measured:
+    """What it takes to read, while operations are pending and others have ended."""
+    meter = Meter()
+    async with AnyPurgatory(observer=meter) as purgatory:
+        read = begin(meter, purgatory)
         for key in range(setting.size(pending)):
             purgatory.try_complete_else_watch(Never(TIMEOUT), (-key,))
         log = Log()
@@ -55,7 +78,7 @@ async def scrape(pending: int, setting: Setting) -> Measured:
         took: list[float] = []
         for _ in setting.rounds(100):
             start = time.thread_time()
-            generate_latest(registry)
+            read()
             took.append((time.thread_time() - start) * 1e3)
             await asyncio.sleep(0)
     return Measured(Contest.alone(took))

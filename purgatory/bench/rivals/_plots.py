@@ -34,8 +34,8 @@ Json = dict[str, Any]
 def load(report: Json, directory: Path) -> list[Path]:
     """Draws the rates, the CPU time and the lateness of `load`; returns the files."""
     return [
-        _pair(report, "load-rate", "kreq/s had", lambda each: each["actual_rate"] / 1e3, directory, _as_asked),
-        _pair(report, "load-cpu", "CPU µs per request", lambda each: each["cpu_us"], directory, _own_share),
+        _pair(report, "load-rate", "kreq/s had", ("actual_rate", 1e-3), directory, _as_asked),
+        _pair(report, "load-cpu", "CPU µs per request", ("cpu_us", 1.0), directory, _own_share),
         _lateness(report, directory),
     ]
 
@@ -66,17 +66,24 @@ def _pair(
     report: Json,
     name: str,
     label: str,
-    of: Callable[[Json], float],
+    of: tuple[str, float],
     directory: Path,
     reference: Callable[[Axes, Sequence[Json]], None],
 ) -> Path:
-    """Draws a figure over the rate asked, with low and high timeouts side by side."""
+    """Draws a figure, named and scaled by `of`, over the rate asked, with low and high timeouts side by side.
+
+    What lies between the lowest and the highest of several rounds is shaded.
+    """
+    name_of, scale = of
     figure, panels = _panels(_latencies(report["runs"]), LATENCIES)
     for latency, axes in panels.items():
         here = [each for each in report["runs"] if each["latency"] == latency]
         for design in _designs(here):
             runs = [each for each in here if each["design"] == design and each["rate"] is not None]
-            _draw(axes, design, [each["rate"] / 1e3 for each in runs], [of(each) for each in runs])
+            rates = [each["rate"] / 1e3 for each in runs]
+            lows, highs = ([each["spread"][name_of][end] * scale for each in runs] for end in (0, 1))
+            axes.fill_between(rates, lows, highs, color=LOOKS[design][0], alpha=0.15, linewidth=0)
+            _draw(axes, design, rates, [each[name_of] * scale for each in runs])
         axes.set(xlabel="kreq/s asked", ylabel=label)
         axes.set_ylim(bottom=0)
         reference(axes, here)

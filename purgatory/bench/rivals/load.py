@@ -3,7 +3,8 @@
 A million requests arrive at a given rate. Most are completed by somebody else when their time comes; the rest expire after 200
 ms. `_workload` says what they are like, `_driver` makes them, `designs` keep them. For each rate the designs take turns, each
 in a process of its own. Before them the empty purgatory takes its turn: what it costs is the generator's own share, and the
-*net* cost of a design is its cost without that share. With several rounds the median of each figure counts.
+*net* cost of a design is its cost without that share. With several rounds the median of each figure counts, and the lowest and
+the highest are shown beside it.
 """
 
 import argparse
@@ -32,6 +33,9 @@ RATES = (10_000.0, 25_000.0, 40_000.0, 70_000.0, 105_000.0, 150_000.0, 200_000.0
 PERCENTILES = (*range(100), 99.5, 99.9, 100)
 """The percentiles of the lateness in the JSON and the plots."""
 
+SPREAD = ("actual_rate", "cpu_us", "net_us")
+"""The figures whose lowest and highest are shown."""
+
 
 @dataclass(frozen=True, slots=True)
 class Figures:
@@ -42,6 +46,7 @@ class Figures:
         hold_ms: the longest CPU time that the design took between two ticks of the generator.
         lateness_ms: at each of `PERCENTILES`; empty if nothing expired.
         per_second: what the design has counted of its own work.
+        spread: the lowest and the highest of some figures over the rounds.
     """
 
     loop: LoopName
@@ -58,6 +63,7 @@ class Figures:
     hold_ms: float
     peak_bytes: float
     per_second: dict[str, float]
+    spread: dict[str, tuple[float, float]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,6 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=positive, default=1, metavar="N", help="how often to measure; the median counts (default: %(default)s)"
     )
+    parser.add_argument("--markdown", action="store_true", help="print the tables for a page, in Markdown")
 
 
 def rate(text: str) -> float:
@@ -125,6 +132,9 @@ def run(options: argparse.Namespace) -> int:
         for latency in latencies:
             same = [each for each in figures if (each.loop, each.latency) == (loop_name, latency.name)]
             console.print(table(same, loop_name, latency.name))
+            if options.markdown:
+                lines = (f"\n{latency.name} timeouts on {loop_name}:\n", *markdown(same))
+                console.print(*lines, sep="\n", markup=False, soft_wrap=True)
     console.print(caption(requests, options.rounds, options.quick))
     head = {"program": "load", "environment": where, "seed": options.seed, "quick": options.quick, "rounds": options.rounds}
     report = {**head, "percentiles": PERCENTILES, "runs": [asdict(each) for each in figures]}
@@ -179,11 +189,12 @@ def figures_of(
         hold_ms=driven.hold_s * 1e3,
         peak_bytes=driven.peak_bytes,
         per_second={name: count / driven.elapsed_s for name, count in driven.counters.items()},
+        spread={},
     )
 
 
 def middle(rounds: Sequence[Figures]) -> Figures:
-    """The median of each figure over the rounds."""
+    """The median of each figure over the rounds, and the spread of some."""
     merged: dict[str, Any] = asdict(rounds[0])
     for name, value in merged.items():
         values = [getattr(each, name) for each in rounds]
@@ -193,6 +204,9 @@ def middle(rounds: Sequence[Figures]) -> Figures:
             merged[name] = [median(column) for column in zip(*values, strict=False)]
         elif isinstance(value, dict):
             merged[name] = {key: median(counted[key] for counted in values) for key in value}
+    for name in SPREAD:
+        values = [getattr(each, name) for each in rounds]
+        merged["spread"][name] = (min(values), max(values))
     return Figures(**merged)
 
 
@@ -219,9 +233,9 @@ def table(figures: Sequence[Figures], loop_name: LoopName, latency: str) -> Tabl
         result.add_row(
             each.design,
             "max" if each.rate is None else f"{each.rate:,.0f}",
-            f"{each.actual_rate:,.0f}",
+            with_spread(each, "actual_rate", ",.0f"),
             f"{each.cpu_us:.2f}",
-            f"{each.net_us:.2f}",
+            with_spread(each, "net_us", ".2f"),
             f"{ours[each.rate] / each.net_us:.2f}" if comparable else "",
             f"{each.expired:.1%}",
             "/".join(late),
@@ -230,6 +244,35 @@ def table(figures: Sequence[Figures], loop_name: LoopName, latency: str) -> Tabl
             f"{each.per_second.get('wake_ups', 0.0):,.0f}",
         )
     return result
+
+
+def with_spread(each: Figures, name: str, form: str) -> str:
+    """A figure, with its lowest and highest if these differ."""
+    low, high = each.spread[name]
+    text = format(getattr(each, name), form)
+    return text if low == high else f"{text} ({format(low, form)} to {format(high, form)})"
+
+
+def markdown(figures: Sequence[Figures]) -> list[str]:
+    """The lines of two tables for a page.
+
+    What each design costs at each rate, net, and how many requests it takes at most; and ours as a share of what others cost.
+    """
+    rates = list(dict.fromkeys(each.rate for each in figures))
+    asked = ["as fast as it goes: requests a second" if rate is None else f"net µs at {rate:,.0f}/s" for rate in rates]
+    lines = ["| | " + " | ".join(asked) + " |", "|---" * (len(rates) + 1) + "|"]
+    for design in dict.fromkeys(each.design for each in figures):
+        found = {each.rate: each for each in figures if each.design == design}
+        cells = [with_spread(found[rate], *(("actual_rate", ",.0f") if rate is None else ("net_us", ".1f"))) for rate in rates]
+        lines.append(f"| *{design}* | " + " | ".join(cells) + " |")
+    named = ["as fast as it goes" if rate is None else f"{rate:,.0f}/s" for rate in rates]
+    lines += ["", "| net, ours as a share of | " + " | ".join(named) + " |", "|---" * (len(rates) + 1) + "|"]
+    net = {(each.design, each.rate): each.net_us for each in figures}
+    for design in dict.fromkeys(each.design for each in figures if each.design != OURS.name):
+        pairs = [(net.get((OURS.name, rate), 0.0), net[design, rate]) for rate in rates]
+        cells = [f"{ours / theirs:.2f}" if ours > 0.0 and theirs > 0.0 else "" for ours, theirs in pairs]
+        lines.append(f"| *{design}* | " + " | ".join(cells) + " |")
+    return lines
 
 
 def caption(requests: int, rounds: int, quick: bool) -> str:
