@@ -13,6 +13,8 @@ or let 400 clients loose on it, kill a worker meanwhile, and see the numbers: `p
     seconds (20, if it does not say). Ask again with the new `ETag`, any worker, and nothing is missed.
 `POST /webhooks/payment?order=N`
     what a payment provider calls.
+`GET /purgatory`
+    a page, for a browser on this machine, which shows the worker that answers and lists the others.
 
 The orders are in SQLite, as if that were a database. What tells the workers of each other's writes is a relay: by default
 `file://`, which needs no server; `--store redis://...` or `postgresql://...` for workers of several machines. What matters is
@@ -33,7 +35,7 @@ import uvicorn
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from purgatory.asgi import Ending, LongPolls, Versions
+from purgatory.asgi import Ending, LongPolls, Versions, console
 from purgatory.relay import Relay
 
 FOLDER = Path(os.environ.get("ORDERS_FOLDER", "/tmp/orders"))  # workers are processes of their own: settings come this way
@@ -86,6 +88,7 @@ async def stats() -> dict[str, object]:
     return {"worker": os.getpid(), "open polls": polls.open, **{name: getattr(numbers, name) for name in numbers.__slots__}}
 
 
+app.mount("/purgatory", console(polls=polls, relay=relay))
 app.add_middleware(polls.middleware)
 
 

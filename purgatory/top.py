@@ -34,6 +34,9 @@ PAUSE: Final = 1.0
 LARGEST: Final = 8 * 1024 * 1024
 """Bytes of an answer that are read."""
 
+MOST_OTHERS: Final = 16
+"""So many other workers are shown."""
+
 BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 
 
@@ -123,6 +126,31 @@ def rates(history: Sequence[Sequence[Any]], index: int) -> list[float]:
     return [(recent[-1][2][index][way] - recent[0][2][index][way]) / seconds for way in (1, 2, 3)]
 
 
+def quantile(histograms: Sequence[dict[str, Any]], share: float) -> str:
+    """Below which of their bounds a share of what some histograms have counted lies, in words."""
+    counts = [sum(column) for column in zip(*(histogram["counts"] for histogram in histograms), strict=True)]
+    wanted, reached = share * sum(counts), 0
+    for i, count in enumerate(counts):
+        reached += count
+        if count and reached >= wanted:
+            bounds = histograms[0]["bounds"]
+            return f"> {span(bounds[i - 1])}" if bounds[i] is None else f"≤ {span(bounds[i])}"
+    return "–"
+
+
+def distributions(kinds: Sequence[dict[str, Any]]) -> Text:
+    """How long operations have waited, by how they ended, and how late deadlines were, so far."""
+    parts = []
+    for name in ("completed", "expired", "cancelled"):
+        waits = [kind["waits"][name] for kind in kinds if name in kind["waits"]]
+        if waits:
+            parts.append(f"{name}: half {quantile(waits, 0.5)}, 99 % {quantile(waits, 0.99)}")
+    late = [kind["lateness"] for kind in kinds]
+    if any(any(histogram["counts"]) for histogram in late):
+        parts.append(f"late after the deadline: 99 % {quantile(late, 0.99)}")
+    return Text("waited, " + "; ".join(parts) if parts else "none has waited yet")
+
+
 def overview(state: dict[str, Any]) -> Table:
     """A line for each purgatory."""
     table = Table(box=None, expand=True, pad_edge=False)
@@ -168,9 +196,21 @@ def inside(about: dict[str, Any], most: int) -> RenderableType:
     levels = [f"{level['waiting']:,} within {span(level['sector'] * 120)}" for level in about["levels"] if level["waiting"]]
     if about["withoutDeadline"]:
         levels.append(f"{about['withoutDeadline']:,} without a deadline")
+    waited = [distributions(about["kinds"])] if about.get("kinds") else []
     return Panel(
-        Group(both, *missed), title=Text(plain(about["name"]), "bold"), title_align="left", subtitle=", ".join(levels) or None
+        Group(both, *waited, *missed),
+        title=Text(plain(about["name"]), "bold"),
+        title_align="left",
+        subtitle=", ".join(levels) or None,
     )
+
+
+def other_worker(each: dict[str, Any]) -> str:
+    """Another worker of the relay, in a line."""
+    pid, pending = ("?" if each[name] is None else each[name] for name in ("pid", "pending"))
+    polls = "" if each["polls"] is None else f", {each['polls']} polls"
+    where = f": {plain(each['address'])}" if each["address"] else ""
+    return f"worker {pid} on {plain(each['host'])}: {pending} pending{polls}{where}"
 
 
 def screen(state: dict[str, Any] | None, trouble: str, height: int) -> RenderableType:
@@ -184,7 +224,7 @@ def screen(state: dict[str, Any] | None, trouble: str, height: int) -> Renderabl
     head.append(plain(trouble) or "live", "red" if trouble else "green")
     parts: list[RenderableType] = [head, Text(), overview(state), Text()]
     shown = [about for about in state["purgatories"] if "oldest" in about]
-    most = max(min((height - 6 - len(state["purgatories"])) // max(len(shown), 1) - 7, 10), 2)
+    most = max(min((height - 6 - len(state["purgatories"])) // max(len(shown), 1) - 8, 10), 2)
     parts += [inside(about, most) for about in shown]
     if state["polls"] is not None:
         endings = ", ".join(f"{count:,} {plain(name)}" for name, count in state["polls"]["endings"].items())
@@ -192,6 +232,7 @@ def screen(state: dict[str, Any] | None, trouble: str, height: int) -> Renderabl
     if state["relay"] is not None:
         relay = state["relay"]
         parts.append(Text(f"relay: {'connected' if relay['isConnected'] else 'AWAY'} for {span(relay['for'])}"))
+    parts += [Text(other_worker(each)) for each in (state.get("others") or [])[:MOST_OTHERS]]
     return Group(*parts)
 
 

@@ -2,5 +2,6 @@
 
 from purgatory.metrics._meter import Meter
 from purgatory.metrics._snapshot import Histogram, KindMetrics
+from purgatory.metrics._stream import StreamMeter, StreamStatistics
 
-__all__ = ["Histogram", "KindMetrics", "Meter"]
+__all__ = ["Histogram", "KindMetrics", "Meter", "StreamMeter", "StreamStatistics"]

@@ -21,6 +21,7 @@ from purgatory import Purgatory, PurgatoryStatistics, ThresholdPurgatory, Thresh
 from purgatory.metrics._meter import Meter
 from purgatory.metrics._rooms import Statistics, added_up, several
 from purgatory.metrics._snapshot import Histogram, KindMetrics
+from purgatory.metrics._stream import StreamMeter, StreamStatistics
 
 if TYPE_CHECKING:
     from purgatory.asgi import LongPolls
@@ -36,8 +37,11 @@ def collector(
     thresholds: "ThresholdPurgatory[Any, Any] | Iterable[ThresholdPurgatory[Any, Any]]" = (),
     polls: "LongPolls | Iterable[LongPolls]" = (),
     relay: "Relay | None" = None,
+    stream: StreamMeter | None = None,
 ) -> Collector:
-    """What to register with Prometheus' client, `REGISTRY.register(collector(...))`; each of the last four is one or several.
+    """What to register with Prometheus' client, `REGISTRY.register(collector(...))`.
+
+    Of `purgatories`, `thresholds` and `polls` each is one or several.
 
     Args:
         meter: what has counted the operations that ended.
@@ -45,13 +49,14 @@ def collector(
         thresholds: the same.
         polls: how they have ended, and how many are open.
         relay: how it stands. Of one relay, as a process has no more.
+        stream: what a stream of `purgatory.pipeline` has done.
 
     Raises:
         TypeError: `meter` is none.
     """
     if not isinstance(meter, Meter):
         raise TypeError(f"meter must be a Meter, not {meter!r}")
-    return _Collector(meter, several(purgatories), several(thresholds), several(polls), relay)
+    return _Collector(meter, several(purgatories), several(thresholds), several(polls), relay, stream)
 
 
 def serve(ports: Iterable[int], *, address: str = "127.0.0.1", registry: CollectorRegistry = REGISTRY) -> WSGIServer:
@@ -94,9 +99,10 @@ class _Collector(Collector):
         thresholds: tuple[ThresholdPurgatory[Any, Any], ...],
         polls: "tuple[LongPolls, ...]",
         relay: "Relay | None",
+        stream: StreamMeter | None,
     ) -> None:
         self._meter, self._purgatories, self._thresholds = meter, purgatories, thresholds
-        self._polls, self._relay = polls, relay
+        self._polls, self._relay, self._stream = polls, relay, stream
 
     def collect(self) -> Iterator[Metric]:
         """Called at each scrape, on any thread. Cost: some hundred samples for each kind, whatever is pending."""
@@ -108,6 +114,8 @@ class _Collector(Collector):
             yield from _of_polls(self._polls)
         if self._relay is not None:
             yield from _of_relay(self._relay)
+        if self._stream is not None:
+            yield from _of_stream(self._stream.statistics())
 
 
 def _of_kinds(kinds: Iterable[KindMetrics]) -> Iterator[Metric]:
@@ -168,6 +176,32 @@ def _of_relay(relay: "Relay") -> Iterator[Metric]:
         (_counter("relay_epochs", "Epochs of the store that were seen; more than 1 if it has lost something."), now.epochs),
     ):
         metric.add_metric((), number)
+        yield metric
+
+
+def _of_stream(now: StreamStatistics) -> Iterator[Metric]:
+    ended = _counter("stream_operations", "Operations of a stream that have ended, by how.", "stream", "outcome")
+    for outcome in ("completed", "expired", "late"):
+        ended.add_metric((now.name, outcome), getattr(now, outcome))
+    yield ended
+    for metric, number in (
+        (_gauge("stream_running", "Whether the stream runs, 1 or 0.", "stream"), int(now.is_running)),
+        (_gauge("stream_pending_operations", "Operations of the stream that wait now.", "stream"), now.pending),
+        (
+            _counter("stream_late_signals", "Signals that came behind the watermark, or lacked something.", "stream"),
+            now.late_signals,
+        ),
+        (_counter("stream_rows", "Rows that this run has read.", "stream"), now.rows),
+        (_counter("stream_batches", "Batches that this run has ended.", "stream"), now.batches),
+        (_gauge("stream_batch_seconds", "How long the last batch took.", "stream"), now.batch_seconds),
+        (_gauge("stream_state_rows", "Rows of the stream's state.", "stream"), now.state_rows),
+        (_gauge("stream_state_bytes", "Memory of the stream's state.", "stream"), now.state_bytes),
+        (
+            _gauge("stream_watermark_timestamp_seconds", "Up to when everything is decided; 0 if none yet.", "stream"),
+            now.watermark or 0,
+        ),
+    ):
+        metric.add_metric((now.name,), number)
         yield metric
 
 

@@ -7,8 +7,9 @@
 How it works, what it promises and how to write a store is told in the README beside this file.
 """
 
-from purgatory.relay._messages import Answer, Change, News, decode, encode
+from purgatory.relay._messages import Answer, Card, Change, News, decode, encode
 from purgatory.relay._relay import Relay, RelayStatistics
+from purgatory.relay._roll import Worker
 from purgatory.relay._store import Store
 
-__all__ = ["Answer", "Change", "News", "Relay", "RelayStatistics", "Store", "decode", "encode"]
+__all__ = ["Answer", "Card", "Change", "News", "Relay", "RelayStatistics", "Store", "Worker", "decode", "encode"]

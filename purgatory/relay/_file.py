@@ -296,9 +296,9 @@ class FileStore:
                 self._database.execute("DELETE FROM listeners WHERE name = ?", (name,))
 
     async def send(self, payload: bytes) -> None:
-        """See `Store.send`: this listener is sent what everybody would be, if the others know of it."""
-        if (self._own,) in await self._transact("BEGIN", self._listeners):
-            self._send(self._own, payload)
+        """See `Store.send`."""
+        for (name,) in await self._transact("BEGIN", self._listeners):
+            self._send(name, payload)
 
     def _tell(self, news: News, listeners: list[tuple[str]]) -> None:
         payload = encode(news)

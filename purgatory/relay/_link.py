@@ -1,9 +1,10 @@
 """The link of a process to its store: does what the protocol asks for, over a connection that comes and goes.
 
 Two tasks. One listens, and subscribes again when the subscription has ended. The other asks the store what the follower wants
-to know, one question at a time; what somebody wants to know meanwhile goes into the next question. And a timer, for what no
-news tell: every `resync` seconds what has changed is read, and a probe sent through the channel. If that does not come back in
-time, the connection is dead, however silent, and the listening begins anew.
+to know, one question at a time; what somebody wants to know meanwhile goes into the next question. A third one now and then,
+which tells the other processes of this one. And a timer, for what no news tell: every `resync` seconds what has changed is
+read, and a probe sent through the channel. If that does not come back in time, the connection is dead, however silent, and the
+listening begins anew.
 """
 
 import logging
@@ -16,7 +17,8 @@ from typing import Final, final
 
 from purgatory import RelayUnavailable, Timeout, timeout
 from purgatory.relay._follower import MOST_KEYS, Follower, Read
-from purgatory.relay._messages import decode
+from purgatory.relay._messages import Card, decode, encode_card
+from purgatory.relay._roll import Roll
 from purgatory.relay._store import Store
 
 GRACE: Final = 0.02
@@ -41,12 +43,13 @@ class Link:
     Args:
         store: an open one.
         follower: knows nothing yet.
+        roll: who else is there.
         resync: seconds between two looks at the store that nothing has asked for.
         patience: seconds after which an answer is taken for lost.
     """
 
-    def __init__(self, store: Store, follower: Follower, resync: float, patience: float) -> None:
-        self._store, self._follower = store, follower
+    def __init__(self, store: Store, follower: Follower, roll: Roll, resync: float, patience: float) -> None:
+        self._store, self._follower, self._roll = store, follower, roll
         self._resync, self._patience = resync, patience
         self._loop: AbstractEventLoop = get_running_loop()
         self._has_work = Event()
@@ -57,6 +60,8 @@ class Link:
         """Of the listening: none while there is no doubt that it hears."""
         self._name = token_hex(8)
         """What tells its own probes from those of others."""
+        self._introduction: Task[None] | None = None
+        """Tells everyone of this process."""
         self._is_closing = False
         self.is_current = Event()
         """Set while `follower.is_current`."""
@@ -76,9 +81,10 @@ class Link:
         for timer in (self._timer, self._gap_timer):
             if timer is not None:
                 timer.cancel()
-        for task in self._tasks:
+        tasks = self._tasks if self._introduction is None else [*self._tasks, self._introduction]
+        for task in tasks:
             task.cancel()
-        await gather(*self._tasks, return_exceptions=True)
+        await gather(*tasks, return_exceptions=True)
         for futures in self._asked.values():
             for future in futures:
                 future.cancel()
@@ -133,13 +139,35 @@ class Link:
         except ValueError as error:
             log.warning("%s: %s", self._store.address, error)
             return
-        if isinstance(message, str):
+        if isinstance(message, Card):
+            if self._roll.heard(message, self._loop.time()):
+                self.introduce(calls=False)
+        elif isinstance(message, str):
             name, _, number = message.partition(":")
             if name == self._name and self._follower.probed(int(number)) and self._deadline is not None:
                 self._deadline.reschedule(None)
         else:
             self._follower.heard(message)
             self.wake()
+
+    def introduce(self, calls: bool) -> None:
+        """Tells everyone of this process, and has them do the same if `calls`; one at a time, as the next call is not far."""
+        if self._introduction is not None and not self._introduction.done():
+            return
+        try:
+            payload = encode_card(self._roll.card(calls))
+        except Exception as error:
+            message = f"{self._store.address}: this process cannot be introduced to the others"
+            self._loop.call_exception_handler({"message": message, "exception": error})
+        else:
+            self._introduction = self._loop.create_task(self._introduce(payload), name="purgatory.relay: introduction")
+
+    async def _introduce(self, payload: bytes) -> None:
+        try:
+            async with timeout(self._patience / 2.0):
+                await self._store.send(payload)
+        except Exception:  # then the others forget it, until they are called again
+            log.debug("%s: an introduction was not sent", self._store.address, exc_info=True)
 
     async def _probe(self) -> None:
         """Sends a probe through the channel; it has to come back in time."""

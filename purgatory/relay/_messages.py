@@ -5,7 +5,8 @@ news. So a gap between the positions of two news tells that some are missing, an
 question that costs what has changed. The news of a store that has no such count came after `NOWHERE`.
 
 On the wire news are JSON, `["8f3a21c0", 41, 43, {"orders/7": 5, "orders/9": 1}]`: of this epoch, after position 41 and up to
-43, these keys have these versions. A string is a probe, which a relay sends to itself.
+43, these keys have these versions. A string is a probe, which a relay sends to itself. An object is a card, by which a process
+makes itself known: `{"id": "5c02d1", "calls": true, "about": {"pid": 7}}`.
 """
 
 from collections.abc import Mapping
@@ -18,6 +19,9 @@ NOWHERE: Final = -1
 
 LONGEST_KEY: Final = 512
 """Bytes, as UTF-8."""
+
+LARGEST_CARD: Final = 4_000
+"""Bytes. All channels take 7,000."""
 
 HIGHEST_VERSION: Final = 2**52
 """What `advance` may name. All stores count in numbers that are exact to 2**53, so 2**52 bumps are left after that."""
@@ -59,30 +63,59 @@ class Answer(NamedTuple):
     lost."""
 
 
+@final
+class Card(NamedTuple):
+    """By which a process makes itself known to the others."""
+
+    id: str
+    calls: bool
+    """Whether the others are to do the same."""
+    about: Mapping[str, Any] | None
+    """What is to be known of it; None if nothing is."""
+
+
 def encode(news: News) -> bytes:
     """News as they are sent."""
     return dumps(news, separators=(",", ":")).encode()
 
 
-def decode(payload: bytes | str) -> News | str:
-    """News, or a probe, as they were received.
+def encode_card(card: Card) -> bytes:
+    """A card as it is sent.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: there is more in it than a message takes.
+        TypeError: something in it cannot be sent as JSON.
+    """
+    payload = dumps(card._asdict(), separators=(",", ":")).encode()
+    if len(payload) > LARGEST_CARD:
+        raise ValueError(f"what a process tells of itself takes at most {LARGEST_CARD} bytes as JSON, not {len(payload)}")
+    return payload
+
+
+def decode(payload: bytes | str) -> News | Card | str:
+    """News, a card, or a probe, as they were received.
+
+    Raises:
+        ValueError: it is none of these.
     """
     try:
         message: Any = loads(payload)
-    except (JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"neither news nor a probe: {payload[:100]!r}") from error
+    except (JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"neither news nor a card nor a probe: {payload[:100]!r}") from error
     if type(message) is str:
         return message
     try:
-        epoch, after, position, versions = message
-        if type(epoch) is str and type(after) is type(position) is int and type(versions) is dict:
-            return News(epoch, after, position, versions)
-    except (TypeError, ValueError):
+        if type(message) is dict:
+            id_, calls, about = message["id"], message["calls"], message["about"]
+            if type(id_) is str and type(calls) is bool and (about is None or type(about) is dict):
+                return Card(id_, calls, about)
+        else:
+            epoch, after, position, versions = message
+            if type(epoch) is str and type(after) is type(position) is int and type(versions) is dict:
+                return News(epoch, after, position, versions)
+    except (KeyError, TypeError, ValueError):
         pass
-    raise ValueError(f"neither news nor a probe: {payload[:100]!r}")
+    raise ValueError(f"neither news nor a card nor a probe: {payload[:100]!r}")
 
 
 def check_key(key: object) -> str:

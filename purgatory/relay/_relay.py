@@ -11,6 +11,7 @@ from purgatory import Observer, Purgatory, PurgatoryClosed, RelayUnavailable, Th
 from purgatory.relay._follower import Follower
 from purgatory.relay._link import Link, pause
 from purgatory.relay._messages import Change, News, check_key, check_version
+from purgatory.relay._roll import About, Roll, Worker
 from purgatory.relay._store import Store, open_store
 from purgatory.relay._writes import Writes
 
@@ -93,6 +94,7 @@ class Relay:
         self._attached: list[Purgatory[Any]] = []
         self._thresholds: ThresholdPurgatory[str, int] = ThresholdPurgatory("relay", observer=observer)
         self._follower = Follower(self._rise, self._rebase, self._tell)
+        self._roll = Roll()
         self._writes = Writes(self._write, lambda tries: pause(min(tries, 2)))
         self._store = open_store(store, prefix)
 
@@ -112,7 +114,8 @@ class Relay:
         try:
             async with timeout(self._timeout):
                 await self._store.open()
-                self._link = Link(self._store, self._follower, self._resync, self._timeout)
+                self._roll.begin()
+                self._link = Link(self._store, self._follower, self._roll, self._resync, self._timeout)
                 await self._link.is_current.wait()
         except BaseException as error:
             trouble = None if self._link is None else self._link.trouble
@@ -298,6 +301,34 @@ class Relay:
             except Exception as error:
                 loop, message = get_running_loop(), f"a purgatory that is attached to a relay cannot check {key!r}"
                 loop.call_exception_handler({"message": message, "exception": error, "purgatory": purgatory})
+
+    def introduce(self, about: About) -> None:
+        """Has this process be known to the others that ask for `workers`; `purgatory.asgi.console` does so.
+
+        Args:
+            about: called when one of them asks, every 3 s at most. What it returns has to go into JSON, of 4,000 bytes at most,
+                and whoever may use the store can read it. It takes the place of what was given before.
+        """
+        self._roll.about = about
+
+    def workers(self) -> list[Worker]:
+        """Who else has introduced itself and was heard of in the last 10 s, in the order in which they were heard of first.
+
+        Calls them, if nobody has for 3 s; who answers is in the next list, so ask again. Nothing is kept in the store. On
+        another loop than its own, and while the relay is not open, nobody is known.
+
+        Cost: a message to everyone, and one from each who answers, which all processes of the relay hear.
+
+        Raises:
+            RuntimeError: no loop is running.
+        """
+        loop = get_running_loop()
+        if self._link is None or not self._is_open or loop is not self._loop:
+            return []
+        now = loop.time()
+        if self._roll.is_due(now):
+            self._link.introduce(calls=True)
+        return self._roll.others(now)
 
     def statistics(self) -> RelayStatistics:
         """A snapshot. Cost: O(1)."""

@@ -77,7 +77,8 @@ class Store(Protocol):
         ...
 
     async def send(self, payload: bytes) -> None:
-        """Sends a message through the channel, for nobody but this relay's own `listen`; others may hear it."""
+        """Sends a message of at most 4,000 bytes through the channel, to everyone who listens, this relay's own `listen` among
+        them: a probe, or what makes a process known to the others."""
         ...
 
 

@@ -154,6 +154,14 @@ async def what_one_sends_comes_back_through_the_channel(make: Make) -> None:
             await until(lambda: any(json.loads(message) == "a probe" for message in messages))
 
 
+async def what_one_sends_is_heard_by_everyone(make: Make) -> None:
+    async with opened(make) as store, opened(make) as other:
+        messages: list[bytes | str] = []
+        async with listening(other, messages):
+            await store.send(b'{"id":"' + b"x" * 3_990 + b'"}')
+            await until(lambda: any(isinstance(json.loads(message), dict) for message in messages))
+
+
 async def what_the_caller_cannot_write_on_is_refused(make: Make) -> None:
     async with opened(make) as store:
         try:

@@ -1,6 +1,6 @@
 """An application with the page, for its tests in a browser: what its paths say happens to its purgatory.
 
-python console_server.py PORT
+python console_server.py PORT [FOLDER]     with a relay in that folder, if one is given
 
     /wait/5/order     five operations wait under the key "order"
     /check/order      those who wait under it are completed
@@ -8,7 +8,10 @@ python console_server.py PORT
     /attack           three wait under keys that no page should obey
 """
 
+import os
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
 
 import uvicorn
 from starlette.applications import Starlette
@@ -19,6 +22,7 @@ from starlette.routing import Mount, Route
 from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory
 from purgatory.asgi import LongPolls, console
 from purgatory.metrics import Meter
+from purgatory.relay import Relay
 
 ATTACKS = ["<script>window.hacked = 1</script>", '<img src=x onerror="window.hacked = 1">', "</td><b>bold</b>"]
 
@@ -26,6 +30,8 @@ meter = Meter()
 jobs: Purgatory["Job"] = Purgatory("jobs", observer=meter)
 versions: ThresholdPurgatory[str, int] = ThresholdPurgatory("versions")
 polls = LongPolls()
+port, *folders = sys.argv[1:]
+relay = Relay(f"file://{folders[0]}") if folders else None
 ready: set[str] = set()
 
 
@@ -68,14 +74,29 @@ async def attack(_: Request) -> Response:
     return Response()
 
 
+@asynccontextmanager
+async def lifespan(_: Starlette) -> AsyncIterator[None]:
+    async with relay or nullcontext():
+        yield
+
+
+page = console(
+    jobs,
+    versions,
+    polls=polls,
+    meter=meter,
+    relay=relay,
+    address=f"http://127.0.0.1:{port}/purgatory/",
+    refresh=float(os.environ.get("REFRESH", "0.25")),
+)
 routes = [
     Route("/hello", hello),
     Route("/wait/{count}/{key}", wait),
     Route("/check/{key}", check),
     Route("/miss/{key}", miss),
     Route("/attack", attack),
-    Mount("/purgatory", console(jobs, versions, polls=polls, meter=meter, refresh=0.25)),
+    Mount("/purgatory", page),
 ]
 
 if __name__ == "__main__":
-    uvicorn.run(polls.middleware(Starlette(routes=routes)), port=int(sys.argv[1]), log_level="warning")
+    uvicorn.run(polls.middleware(Starlette(routes=routes, lifespan=lifespan)), port=int(port), log_level="warning")

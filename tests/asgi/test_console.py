@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import os
 import re
+import socket
 from pathlib import Path
 from time import sleep
 
@@ -10,12 +12,13 @@ import pytest
 import uvicorn
 from asgi_requests import Request, lifespan
 from loops import on_asyncio, on_virtual_time
+from renamed import beside_a_renamed_core
 
 from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory, top
 from purgatory.asgi import LongPolls, console
 from purgatory.asgi._console import _app
 from purgatory.metrics import Meter
-from purgatory.relay import RelayStatistics
+from purgatory.relay import RelayStatistics, Worker
 from purgatory.testing import DeadlockError
 
 LOCAL = {"host": "127.0.0.1:8000"}
@@ -97,6 +100,16 @@ async def test_nobody_else_may_and_learns_nothing(path, client, headers):
     answer = await ask(console(secret), path, headers, client=client)
     assert answer.status == 403
     assert b"secret" not in answer.content and b"<script" not in answer.content
+
+
+@on_virtual_time
+async def test_a_proxy_that_leaves_no_other_trace_is_told_by_the_http_that_it_speaks():
+    app = console(Purgatory("secret name"))  # behind nginx: proxy_pass http://127.0.0.1:8000; and nothing else
+    for version, status in (("1.0", 403), ("1.1", 200), ("2", 200)):
+        for path in ("/", "/state"):
+            request = Request(app, headers=LOCAL, path=path, host="127.0.0.1", http_version=version)
+            await request.done()
+            assert request.status == status
 
 
 @on_virtual_time
@@ -323,6 +336,15 @@ async def test_a_purgatory_of_another_loop_is_named_and_no_more():
 class Relay:
     """As far as the page knows it."""
 
+    def __init__(self, *others):
+        self.others = others
+
+    def introduce(self, about):
+        self.about = about
+
+    def workers(self):
+        return [Worker(f"id{number}", about, 2.0) for number, about in enumerate(self.others)]
+
     def statistics(self):
         return RelayStatistics(is_connected=False, since=2.0, received=5, sent=4, resyncs=3, healed=2, epochs=1, watched=6)
 
@@ -334,6 +356,96 @@ async def test_of_a_relay_it_is_told_how_it_stands():
     assert state["relay"] == {
         "isConnected": False, "for": 3.0, "received": 5, "sent": 4, "resyncs": 3, "healed": 2, "epochs": 1, "watched": 6
     }  # fmt: skip
+
+
+@on_virtual_time
+async def test_a_worker_tells_the_others_how_much_waits_and_nothing_of_what():
+    relay, address = Relay(), "https://example.com/purgatory/"
+    async with Purgatory("private name") as jobs:
+        console(jobs, ThresholdPurgatory("private, too"), polls=LongPolls(), relay=relay, address=address)
+        for number in range(3):
+            jobs.try_complete_else_watch(Fetch(30), [f"private{number}"])
+        about = relay.about()
+        jobs.cancel_for_key("private1")
+        assert relay.about()["pending"] == 2
+    assert about == {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "began": about["began"],
+        "pending": 3,
+        "polls": 0,
+        "address": address,
+    }
+
+
+@on_virtual_time
+async def test_what_other_workers_say_is_taken_for_what_strangers_say():
+    await asyncio.sleep(5)
+    known = {"pid": 7, "host": "db-1", "began": 1.5, "pending": 12, "polls": 3, "address": "http://db-1:8000/purgatory/"}
+    rude = {
+        "pid": "7; rm",
+        "host": "\x1b[2J\u202e<b>\ud800",
+        "began": float("nan"),
+        "pending": 10**400,
+        "polls": 1e400,
+        "address": "javascript:alert(1)",
+    }
+    long = {"pid": True, "host": "x" * 3000, "began": -1, "pending": None, "address": "http://" + "x" * 3000, "more": "private"}
+    odd = {"pid": [], "host": {}, "began": "0", "pending": 1e300, "address": "https://example.com/\n"}
+    state, _ = await state_of(console(relay=Relay(known, rude, long, odd, {})))
+    nothing = {"host": "", "pid": None, "began": None, "pending": None, "polls": None, "address": None, "ago": 3.0}
+    assert state["others"] == [
+        {**known, "ago": 3.0},
+        {**nothing, "host": "\ufffd[2J\ufffd<b>\ufffd"},
+        {**nothing, "host": "x" * 119 + "…"},
+        nothing,
+        nothing,
+    ]
+    assert (await state_of(console()))[0]["others"] is None
+
+
+BESIDE = """
+import asyncio, json
+from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory
+from purgatory.asgi import LongPolls, console
+from purgatory.metrics import Meter
+from purgatory.relay import Relay
+
+class Fetch(DelayedOperation):
+    def try_complete(self):
+        return False
+
+async def main():
+    meter, polls, versions, ready, sent = Meter(), LongPolls(), ThresholdPurgatory("versions"), [], []
+    async with Purgatory("jobs", observer=meter) as jobs, Relay("file:///" + __import__("os").getcwd() + "/store") as relay:
+        page = console(jobs, versions, polls=polls, meter=meter, relay=relay)
+        jobs.try_complete_else_watch(Fetch(30), ["news", 42])
+        missed = asyncio.create_task(jobs.wait_for(lambda: ready, ["forgotten"], 0.05))
+        await asyncio.sleep(0)
+        ready.append(1)
+        await missed
+
+        async def send(message):
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": "/state", "query_string": b"", "client": ("127.0.0.1", 1)}
+        await page({**scope, "headers": [(b"host", b"localhost")]}, asyncio.Queue().get, send)
+    state = json.loads(sent[1]["body"])
+    jobs, versions = state["purgatories"]
+    print(jobs["name"], jobs["pending"], jobs["oldest"][0]["keys"], jobs["missedLast"][0]["keys"], jobs["hottest"][0]["key"])
+    print(sum(level["waiting"] for level in jobs["levels"]), [kind["kind"] for kind in jobs["kinds"]], versions["name"])
+    print(state["polls"]["open"], state["relay"]["isConnected"], state["others"])
+
+asyncio.run(main())
+"""
+
+
+def test_the_page_works_beside_a_core_whose_private_names_have_changed(tmp_path):
+    assert beside_a_renamed_core(tmp_path, BESIDE, "asgi", "metrics", "relay").splitlines() == [
+        "jobs 1 [\"'news'\", '42'] [\"'forgotten'\"] 'news'",
+        "1 ['Condition'] versions",
+        "0 True []",
+    ]
 
 
 def test_the_page_and_the_terminal_use_public_names_alone():
@@ -475,6 +587,7 @@ def test_what_cannot_be_shown_is_refused(arguments, options, error):
         ({"refresh": 0.05}, "refresh must be from 0.1 to 60 seconds, not 0.05"),
         ({"refresh": float("nan")}, "refresh must be from 0.1 to 60 seconds, not nan"),
         ({"max_pages": 0}, "max_pages must be at least 1, not 0"),
+        ({"address": "javascript:alert(1)"}, r"address must begin with http:// or https://, not 'javascript:alert\(1\)'"),
     ],
 )
 def test_what_is_out_of_bounds_is_refused(options, error):

@@ -48,14 +48,15 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 class Server:
     """`console_server.py` as a process on a port of its own. What it is told by `tell` it does to its purgatory."""
 
-    def __init__(self) -> None:
+    def __init__(self, *folder: str) -> None:
+        self.folder = folder
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        self.process = subprocess.Popen([sys.executable, str(SERVER), str(self.port)], env=ENVIRONMENT)
+        self.process = subprocess.Popen([sys.executable, str(SERVER), str(self.port), *self.folder], env=ENVIRONMENT)
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             try:
@@ -181,8 +182,42 @@ def test_nothing_is_wider_than_a_phone(server: Server, page: Page) -> None:
     try:
         page.until(lambda: page.run("return innerWidth") == 360)
         assert page.run("return document.documentElement.scrollWidth") == 360
+        overlapping = "return [...document.querySelectorAll('.number')].filter((each) => each.scrollWidth > each.clientWidth)"
+        assert page.run(overlapping) == []
     finally:
         page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_with_a_relay_the_page_lists_the_other_workers(browser: Chrome, tmp_path: Path) -> None:
+    servers = [Server(str(tmp_path)) for _ in range(3)]
+    try:
+        for server in servers:
+            server.start()
+        first, second, third = servers
+        second.tell("wait/5/order")
+        page = Page(browser, f"{first.url}/purgatory")
+        row = "#others tbody tr:nth-child({})"
+        page.until(lambda: len(page.texts("#others tbody tr")) == 3)
+        assert page.text(row.format(1) + " td:last-child") == "shown here"
+        address = page.run("return [...document.querySelectorAll('#others a')].map((each) => each.href)")
+        assert sorted(address) == sorted([f"{second.url}/purgatory/", f"{third.url}/purgatory/"])
+        page.until(lambda: page.text("#others .soft") == "3 on this relay, 5 pending in all, 0 polls open")
+        third.end(signal.SIGKILL)
+        page.until(lambda: len(page.texts("#others tbody tr")) == 2)
+        assert page.run("return document.querySelector('#others a').href") == f"{second.url}/purgatory/"
+        page.run("document.querySelector('#others a').click()")
+        page.until(lambda: page.browser.current_url == f"{second.url}/purgatory/" and page.pending == "5")
+        shown = subprocess.run(
+            [sys.executable, "-m", "purgatory.top", f"{second.url}/purgatory/", "--once"],
+            env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE, check=True,
+        ).stdout  # fmt: skip
+        assert f"0 pending, 0 polls: {first.url}/purgatory/" in shown
+        assert page.complaints == []
+    finally:
+        browser.get("about:blank")
+        for server in servers:
+            if server.process is not None:
+                server.end(signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from renamed import beside_a_renamed_core
 
 import purgatory as package
 import purgatory.metrics.otel
@@ -37,26 +38,12 @@ async def main():
 
 asyncio.run(main())
 """
-PRIVATE = ("teller", "watchers", "by_key", "room", "waits", "lines", "hears_checks")
 
 
 def test_metrics_and_traces_work_when_private_names_have_changed(tmp_path):
-    source = Path(package.__file__).parent
-    for path in [*source.glob("*.py"), *source.glob("metrics/*.py")]:
-        text = path.read_text(encoding="utf-8")
-        if path.parent == source:
-            text = re.sub(r"\b_op_(\w+)", r"_changed_\1", text)
-            text = re.sub(r"(?<=[.\"])_(engine|waits|wheel)\b(?! import)", r"_changed_\1", text)
-            for name in PRIVATE:
-                text = re.sub(rf"(?<=[.\"]){name}\b", f"changed_{name}", text)
-        target = tmp_path / "purgatory" / path.relative_to(source)
-        target.parent.mkdir(exist_ok=True, parents=True)
-        target.write_text(text, encoding="utf-8")
-    command = [sys.executable, "-c", PROGRAM]
-    done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.stdout == (
+    assert beside_a_renamed_core(tmp_path, PROGRAM, "metrics") == (
         "purgatory_keys{purgatory=\"renamed\"} 0.0 [('renamed', 'Condition', 1), ('versions', 'wait', 1)]\n"
-    ), done.stderr
+    )
 
 
 def test_metrics_import_no_private_module_and_touch_no_private_name_of_the_core():

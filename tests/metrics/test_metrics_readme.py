@@ -7,7 +7,7 @@ from readme_blocks import ROOT, blocks, session
 
 from purgatory import Purgatory
 from purgatory.asgi import LongPolls
-from purgatory.metrics import Meter
+from purgatory.metrics import Meter, StreamMeter
 from purgatory.metrics.prometheus import collector
 from purgatory.relay import Relay
 
@@ -29,7 +29,9 @@ def test_the_python_blocks_run_and_print_what_they_say(monkeypatch):
 
 
 def test_every_metric_stands_in_the_table(tmp_path):
-    told = collector(Meter(), purgatories=Purgatory(), polls=LongPolls(signals=()), relay=Relay(f"file://{tmp_path}")).collect()
+    shown = {"purgatories": Purgatory(), "polls": LongPolls(signals=()), "relay": Relay(f"file://{tmp_path}")}
+    told = collector(Meter(), **shown, stream=StreamMeter("orders")).collect()
     names = {metric.name + "_total" * (metric.type == "counter") for metric in told}
     table = set(re.findall(r"`(purgatory_\w+)`", PAGE.read_text(encoding="utf-8").partition("## Where")[0]))
-    assert {name for name in names if "relay" not in name} | {"purgatory_relay_connected"} == table
+    of_others = {name for name in names if "relay" in name or "stream" in name}
+    assert names - of_others | {"purgatory_relay_connected", "purgatory_stream_rows_total"} == table

@@ -315,7 +315,7 @@ def test_a_table_that_was_restored_from_a_dump_has_a_new_epoch(
             assert await here.bump("b") == 2
             answer = await here._store.read((), None)
             assert (await here._store.read((), answer.position)).versions == {}
-            assert "neither news nor a probe" not in caplog.text
+            assert "neither news nor a card nor a probe" not in caplog.text
         await connection.close()
 
     run(main)

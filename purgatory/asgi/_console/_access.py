@@ -3,7 +3,9 @@
 Either alone is not enough. A proxy on this machine makes every visitor's address a local one; a name that its owner points to
 127.0.0.1 makes every browser here a visitor, for a stranger's script (DNS rebinding). So both the peer's address and the `Host`
 must be local, and whatever says that a proxy has passed the request on tells against it, whatever it says the visitor's address
-to be. A proxy that leaves no trace, and names itself in `Host`, cannot be told from a visitor: behind one, say who may see it.
+to be; also that it speaks HTTP/1.0, as nginx does to what is behind it, and no browser. (nginx, if it is told nothing else,
+sends no header that tells of it, and the address behind it as `Host`. Since 1.29.7 it speaks HTTP/1.1.) A proxy that leaves no
+trace, and names itself in `Host`, cannot be told from a visitor: behind one, say who may see it.
 """
 
 from ipaddress import IPv6Address, ip_address
@@ -31,7 +33,7 @@ _OF_PROXIES: Final = (
 def is_local(scope: Scope) -> bool:
     """Whether a request comes from this machine, for a local name of it, and through no proxy that tells so."""
     client = scope.get("client")
-    if not client or not _is_loopback(client[0]):
+    if not client or not _is_loopback(client[0]) or scope.get("http_version") == "1.0":
         return False
     headers = [(name.lower(), value) for name, value in scope.get("headers", ())]
     hosts = [value for name, value in headers if name == b"host"]

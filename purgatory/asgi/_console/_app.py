@@ -13,14 +13,14 @@ from urllib.parse import quote
 
 from purgatory import Purgatory, ThresholdPurgatory
 from purgatory.asgi._console._access import is_from_elsewhere, is_local
-from purgatory.asgi._console._describe import KeyOf, Watched, shown
+from purgatory.asgi._console._describe import KeyOf, Watched, is_web_address, shown
 from purgatory.asgi._console._feed import STATE, Feed
 from purgatory.asgi._outcome import Ending
 from purgatory.asgi._polls import LongPolls
 from purgatory.asgi._types import ASGIApp, Receive, Scope, Send
 
 if TYPE_CHECKING:
-    from purgatory.metrics import Meter
+    from purgatory.metrics import Meter, StreamMeter
     from purgatory.relay import Relay
 
 Authorize = Callable[[Scope], bool | Awaitable[bool]]
@@ -56,8 +56,10 @@ def console(
     polls: LongPolls | None = None,
     relay: "Relay | None" = None,
     meter: "Meter | None" = None,
+    stream: "StreamMeter | None" = None,
     authorize: Authorize | None = None,
     key_of: KeyOf = shown,
+    address: str | None = None,
     refresh: float = 1.0,
     max_pages: int = 1000,
 ) -> ASGIApp:
@@ -74,20 +76,24 @@ def console(
     Args:
         purgatories: which to show, in this order; all of one event loop.
         polls: the long polls to show.
-        relay: the relay to show.
+        relay: the relay to show, and through it the other workers: the processes that show the same relay on a page of theirs.
+            They tell each other their process ids, hosts, addresses and how many operations wait, while a page is open.
         meter: what the purgatories have as their observer, for how long waits take and which triggers were missed.
+        stream: of a stream of `purgatory.pipeline`, to show what it does.
         authorize: is called with the scope of each request, and says who may see it; it may be asynchronous. It alone decides.
             If it is not given, only visitors on this machine may, under a local name of it, and not through a proxy. A proxy
             that leaves no trace in what it passes on, and puts a local name into `Host`, looks like such a visitor: behind
             one, give `authorize`.
         key_of: what to show for a key, to hide or to hash it; by default its `repr`, shortened.
+        address: where this worker's own page can be reached, for the lists of the others: `http://...` or `https://...`.
+            Workers behind one port have none.
         refresh: seconds between two looks, from 0.1 to 60.
         max_pages: how many pages may be open at once.
 
     Raises:
         TypeError: something to show is neither a `Purgatory` nor a `ThresholdPurgatory`, or `authorize` or `key_of` cannot be
             called.
-        ValueError: `refresh` or `max_pages` is out of its bounds.
+        ValueError: `refresh` or `max_pages` is out of its bounds, or `address` is none of a page.
     """
     for purgatory in purgatories:
         if not isinstance(purgatory, (Purgatory, ThresholdPurgatory)):
@@ -95,12 +101,14 @@ def console(
     for name, function in (("authorize", authorize), ("key_of", key_of)):
         if function is not None and not callable(function):
             raise TypeError(f"{name} must be a function, not {function!r}")
+    if address is not None and not is_web_address(address):
+        raise ValueError(f"address must begin with http:// or https://, not {address!r}")
     if not 0.1 <= refresh <= 60.0:
         raise ValueError(f"refresh must be from 0.1 to 60 seconds, not {refresh!r}")
     if not max_pages >= 1:
         raise ValueError(f"max_pages must be at least 1, not {max_pages!r}")
     pages = LongPolls(max_wait=WAIT, max_open=max_pages, signals=(), retry_after=5.0, read_ahead=0)
-    feed = Feed(purgatories, polls, relay, meter, key_of, refresh, pages)
+    feed = Feed(purgatories, polls, relay, meter, key_of, address, refresh, pages, stream)
     page = _Console(feed, pages, authorize)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:  # servers know ASGI 3 by its coroutine function

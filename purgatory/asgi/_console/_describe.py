@@ -12,8 +12,8 @@ from purgatory import Inspection, Purgatory, ThresholdPurgatory, WrongLoop, insp
 from purgatory.asgi._polls import LongPolls
 
 if TYPE_CHECKING:
-    from purgatory.metrics import Histogram, KindMetrics
-    from purgatory.relay import Relay
+    from purgatory.metrics import Histogram, KindMetrics, StreamMeter
+    from purgatory.relay import Relay, Worker
 
 KeyOf = Callable[[Hashable], str]
 Watched = Purgatory[Any] | ThresholdPurgatory[Any, Any]
@@ -22,6 +22,11 @@ Point = tuple[int, int, int, int, int]
 
 LONGEST_KEY: Final = 120
 """Characters of a key that are shown."""
+
+LONGEST_ADDRESS: Final = 1000
+
+LARGEST_NUMBER: Final = 2**53
+"""That browsers know exactly."""
 
 _repr: Final = Repr()
 _repr.maxstring = _repr.maxother = LONGEST_KEY
@@ -139,3 +144,52 @@ def describe_relay(relay: "Relay", now: float) -> dict[str, Any]:
     known = relay.statistics()
     counts = {name: getattr(known, name) for name in ("received", "sent", "resyncs", "healed", "epochs", "watched")}
     return {"isConnected": known.is_connected, "for": round(now - known.since, 3), **counts}
+
+
+def introduce(
+    pid: int, host: str, began_at: float, purgatories: Iterable[Watched], polls: LongPolls | None, address: str | None
+) -> dict[str, Any]:
+    """What the pages of other workers tell of this one: how much waits, and no names of anything."""
+    pending = sum(purgatory.pending for purgatory in purgatories)
+    counts = {"pending": pending, "polls": None if polls is None else polls.open}
+    return {"pid": pid, "host": host, "began": round(began_at, 3), "address": address, **counts}
+
+
+def describe_other(other: "Worker", now: float) -> dict[str, Any]:
+    """What is told of another worker. It has said so itself, through a store that strangers may write to."""
+
+    def number(name: str) -> float | None:
+        value = other.about.get(name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return None
+        return value if 0 <= value <= LARGEST_NUMBER else None
+
+    host, address = other.about.get("host"), other.about.get("address")
+    return {
+        "host": text_of(host, str) if isinstance(host, str) else "",
+        "address": address if is_web_address(address) else None,
+        "ago": round(max(now - other.heard_at, 0.0), 1),
+    } | {name: number(name) for name in ("pid", "began", "pending", "polls")}
+
+
+def is_web_address(address: object) -> bool:
+    """Whether it may stand behind a link."""
+    if not (isinstance(address, str) and len(address) <= LONGEST_ADDRESS and address.isprintable()):
+        return False
+    return address.startswith(("http://", "https://"))
+
+
+def describe_stream(stream: "StreamMeter", wall: float) -> dict[str, Any]:
+    """What is told of a stream of the pipeline."""
+    now = stream.statistics()
+    names = ("name", "pending", "registered", "completed", "expired", "late", "rows", "batches")
+    return {name: getattr(now, name) for name in names} | {
+        "isRunning": now.is_running,
+        "lateSignals": now.late_signals,
+        "batchRows": now.batch_rows,
+        "batchSeconds": round(now.batch_seconds, 3),
+        "ago": None if now.batch_at is None else round(max(wall - now.batch_at, 0.0), 1),
+        "watermark": now.watermark,
+        "stateRows": now.state_rows,
+        "stateBytes": now.state_bytes,
+    }

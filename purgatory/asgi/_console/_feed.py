@@ -16,15 +16,25 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from signal import SIGINT, SIGTERM
+from socket import gethostname
 from typing import TYPE_CHECKING, Any, Final, final
 
-from purgatory.asgi._console._describe import KeyOf, Watched, describe, describe_polls, describe_relay
+from purgatory.asgi._console._describe import (
+    KeyOf,
+    Watched,
+    describe,
+    describe_other,
+    describe_polls,
+    describe_relay,
+    describe_stream,
+    introduce,
+)
 from purgatory.asgi._polls import LongPolls
 from purgatory.asgi._shutdown import SignalChain
 from purgatory.asgi._versions import Versions
 
 if TYPE_CHECKING:
-    from purgatory.metrics import KindMetrics, Meter
+    from purgatory.metrics import KindMetrics, Meter, StreamMeter
     from purgatory.relay import Relay
 
 KEPT: Final = 300
@@ -45,7 +55,7 @@ class Feed:
     """The versions of what there is to see.
 
     Args:
-        purgatories, polls, relay, meter, key_of: see `console`.
+        purgatories, polls, relay, meter, key_of, address, stream: see `console`.
         refresh: seconds between two versions.
         pages: where the pages wait; at SIGTERM and SIGINT they are answered.
     """
@@ -57,16 +67,26 @@ class Feed:
         relay: "Relay | None",
         meter: "Meter | None",
         key_of: KeyOf,
+        address: str | None,
         refresh: float,
         pages: LongPolls,
+        stream: "StreamMeter | None" = None,
     ) -> None:
         self.purgatories = tuple(purgatories)
         self.polls, self.relay, self.meter, self.key_of = polls, relay, meter, key_of
+        self.address, self.host = address, gethostname()
+        self.began_at = time.time()
+        self.stream = stream
         self.refresh = refresh
         self.pages = pages
         self.versions: Versions[str] = Versions()
         self._begin(None)
         self._chain = SignalChain((SIGTERM, SIGINT), pages.stop)
+        if relay is not None:
+            relay.introduce(self._introduction)
+
+    def _introduction(self) -> dict[str, Any]:
+        return introduce(os.getpid(), self.host, self.began_at, self.purgatories, self.polls, self.address)
 
     def _begin(self, loop: AbstractEventLoop | None) -> None:
         """Begins on a loop, with no history."""
@@ -83,7 +103,6 @@ class Feed:
         """The bytes of this version, by how many points of the history they have."""
         self._first: Future[None] | None = None
         """Until there is a version."""
-        self._began_at = time.time()
 
     async def ready(self) -> None:
         """Has the clock run, and returns when there is a version."""
@@ -152,13 +171,15 @@ class Feed:
         assert self._loop is not None
         now, wall = self._loop.time(), round(time.time(), 3)
         state: dict[str, Any] = {
-            "worker": {"id": self.versions.epoch, "pid": os.getpid(), "began": self._began_at},
+            "worker": {"id": self.versions.epoch, "pid": os.getpid(), "host": self.host, "began": round(self.began_at, 3)},
             "at": wall,
             "refresh": self.refresh,
             "pages": self.pages.open,
             "purgatories": told,
             "polls": None if self.polls is None else describe_polls(self.polls),
             "relay": None if self.relay is None else describe_relay(self.relay, now),
+            "others": None if self.relay is None else [describe_other(each, now) for each in self.relay.workers()],
+            "stream": None if self.stream is None else describe_stream(self.stream, wall),
         }
         self._state = json.dumps(state, separators=(",", ":")).encode()
         self._history.append(json.dumps([wall, round(self._lag, 5), points], separators=(",", ":")).encode())

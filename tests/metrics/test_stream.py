@@ -1,0 +1,64 @@
+"""What a stream of the pipeline has done: added up, told to Prometheus and to the page."""
+
+import json
+
+import httpx
+from prometheus_client import CollectorRegistry
+
+from purgatory.asgi import console
+from purgatory.metrics import Meter, StreamMeter
+from purgatory.metrics.prometheus import collector
+
+
+def a_stream() -> StreamMeter:
+    stream = StreamMeter("orders", registered=10, completed=5, expired=1, late=1)
+    stream.batch_ended(
+        rows=30,
+        seconds=1.5,
+        watermark=1_767_268_800.0,
+        state_rows=7,
+        state_bytes=4096,
+        registered=4,
+        completed=2,
+        late_signals=3,
+    )
+    stream.batch_ended(rows=0, seconds=0.5, watermark=None, state_rows=6, state_bytes=2048, expired=1, late=1)
+    return stream
+
+
+def test_batches_are_added_to_what_was_there_before() -> None:
+    now = a_stream().statistics()
+
+    assert (now.registered, now.completed, now.expired, now.late, now.late_signals, now.pending) == (14, 7, 2, 2, 3, 3)
+    assert (now.rows, now.batches, now.batch_rows, now.batch_seconds) == (30, 2, 0, 0.5)
+    assert (now.watermark, now.state_rows, now.state_bytes) == (1_767_268_800.0, 6, 2048)  # the watermark stays
+
+
+def test_prometheus_reads_a_stream() -> None:
+    registry = CollectorRegistry()
+    registry.register(collector(Meter(), stream=(stream := a_stream())))
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"purgatory_stream_{name}", {"stream": "orders", **labels})
+
+    assert [value("operations_total", outcome=outcome) for outcome in ("completed", "expired", "late")] == [7, 2, 2]
+    assert [value(name) for name in ("pending_operations", "late_signals_total", "rows_total", "batches_total")] == [
+        3,
+        3,
+        30,
+        2,
+    ]
+    assert [value(name) for name in ("batch_seconds", "state_rows", "state_bytes")] == [0.5, 6, 2048]
+    assert value("watermark_timestamp_seconds") == 1_767_268_800.0
+    assert value("running") == 1
+    stream.ended()
+    assert value("running") == 0
+
+
+async def test_the_page_is_told_of_a_stream() -> None:
+    transport = httpx.ASGITransport(console(stream=a_stream()), client=("127.0.0.1", 5))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:1") as client:
+        told = json.loads((await client.get("/state")).text)["stream"]
+
+    assert (told["name"], told["isRunning"], told["pending"], told["completed"]) == ("orders", True, 3, 7)
+    assert (told["watermark"], told["stateRows"], told["lateSignals"], told["rows"]) == (1_767_268_800.0, 6, 3, 30)
