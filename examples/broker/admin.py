@@ -1,166 +1,128 @@
-"""Requests about the cluster and its topics."""
+"""Requests about the cluster and its topics; all are answered at once."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from kio.schema.errors import ErrorCode
-
-from .codec import Answer
-from .topics import CONFIGS, MOST_PARTITIONS, Refused, Topic, enough
-from .waits import UNKNOWN, Reply
-from .wire import Address, Request
+from .answers import Answer, ErrorCode, Refused, attempt
+from .configs import DEFAULTS, described
+from .topics import MOST_PARTITIONS
+from .wire import APIS, Request
 
 if TYPE_CHECKING:
     from .broker import Broker
 
 OF_TOPIC, OF_BROKER = 2, 4  # kinds of what can be configured
-DEFAULT, SET_FOR_TOPIC = 5, 1  # where a configuration comes from
-BOOLEAN, STRING, INT, LONG, DOUBLE, LIST = 1, 2, 3, 5, 6, 7  # kinds of values
+DEFAULT_COUNT: Final = -1
 
 
 class Admin:
-    """Tells clients where everything is (here), and creates, deletes and describes topics."""
+    """Tells clients what is offered and where it is (here), and creates, deletes and describes topics."""
 
     def __init__(self, broker: "Broker") -> None:
         self.broker, self.topics, self.settings = broker, broker.topics, broker.settings
 
-    def metadata(self, request: Request, reply: Reply) -> None:
-        """Who leads what: node 0 everything, at the address by which the client found us."""
-        body, known = request.body, self.topics.by_name
-        if body.topics is None or (request.version == 0 and not body.topics):
-            names = list(known)
-        else:
-            names = list(dict.fromkeys(topic.name for topic in body.topics))
-        brokers = [{"node_id": 0, "host": request.here[0], "port": request.here[1]}]
-        topics = [self._described(name, body.allow_auto_topic_creation) for name in names]
-        reply({"brokers": brokers, "cluster_id": "purgatory", "controller_id": 0, "topics": topics})
+    def api_versions(self, request: Request) -> Answer:
+        """What is offered. A version of this very request that is not gets the list all the same.
 
-    def _described(self, name: str, may_create: bool) -> Answer:
-        topic = self.topics.by_name.get(name)
-        if topic is None:
-            if not may_create or not self.settings.creates_topics:
-                return {"name": name, "error_code": UNKNOWN}
-            try:
-                topic = self.topics.create(name, self.settings.partitions, self.settings.replicas, {})
-            except Refused as error:
-                return {"name": name, "error_code": error.code}
+        Produce is told from 0 on, as Kafka 4 does: older librdkafkas take that as leave to compress (KAFKA-18659).
+        """
+        keys = [
+            {"api_key": api.key, "min_version": 0 if api.name == "produce" else api.lowest, "max_version": api.highest}
+            for api in APIS.values()
+        ]
+        return {"error_code": ErrorCode.unsupported_version if request.version < 0 else ErrorCode.none, "api_keys": keys}
+
+    def metadata(self, request: Request) -> Answer:
+        """Who leads what: node 0 everything, at the address by which the client found us."""
+        body = request.body
+        names = dict.fromkeys(topic.name for topic in body.topics or ())
+        if body.topics is None or (request.version == 0 and not names):
+            names = dict.fromkeys(self.topics.by_name)
+        brokers = [{"node_id": 0, "host": request.here[0], "port": request.here[1]}]
+        topics = [{"name": name} | attempt(self._metadata_of, name, body.allow_auto_topic_creation) for name in names]
+        return {"brokers": brokers, "cluster_id": "purgatory", "controller_id": 0, "topics": topics}
+
+    def _metadata_of(self, name: str, may_create: bool) -> Answer:
+        if may_create and self.settings.creates_topics and name not in self.topics.by_name:
+            self.topics.create(name, self.settings.partitions, self.settings.replicas, {})
         partitions = [
             {
-                "partition_index": partition.index,
-                "leader_id": 0,
+                "index": index,
                 "leader_epoch": 0,
-                "replica_nodes": partition.copies.nodes,
-                "isr_nodes": sorted(partition.copies.in_sync),
-                "offline_replicas": sorted(self.broker.replicas.stopped.intersection(partition.copies.nodes)),
+                "replica_nodes": list(partition.nodes),
+                "isr_nodes": sorted(partition.in_sync),
+                "offline_replicas": sorted(set(self.broker.replicas.stopped).intersection(partition.nodes)),
             }
-            for partition in topic.partitions
+            for index, partition in enumerate(self.topics.topic(name).partitions)
         ]
-        return {"name": name, "partitions": partitions}
+        return {"partitions": partitions}
 
-    def create_topics(self, request: Request, reply: Reply) -> None:
+    def create_topics(self, request: Request) -> Answer:
         """Creates topics, or tells whether it could."""
         names = [wanted.name for wanted in request.body.topics]
-        results = []
-        for wanted in request.body.topics:
-            try:
-                if names.count(wanted.name) > 1:
-                    raise Refused(ErrorCode.invalid_request, f"{wanted.name!r} is there twice")
-                results.append(self._create(wanted, request.body.validate_only))
-            except Refused as error:
-                results.append({"name": wanted.name, "error_code": error.code, "error_message": str(error)})
-        reply({"topics": results})
 
-    def _create(self, wanted: Any, is_trial: bool) -> Answer:
-        configs = {config.name: config.value for config in wanted.configs if config.value is not None}
-        count, factor = wanted.num_partitions, wanted.replication_factor
-        if wanted.assignments:
-            count, factor = len(wanted.assignments), len(wanted.assignments[0].broker_ids)
-        elif count == -1:
-            count = self.settings.partitions
-        factor = enough(self.broker.replicas, factor)
-        self.topics.check(wanted.name, count, configs)
-        topic = Topic(wanted.name, factor, configs) if is_trial else self.topics.create(wanted.name, count, factor, configs)
-        described = self._configs(topic)
-        return {"name": wanted.name, "num_partitions": count, "replication_factor": factor, "configs": described}
+        def create(wanted: Any) -> Answer:
+            if names.count(wanted.name) > 1:
+                raise Refused(ErrorCode.invalid_request, f"{wanted.name!r} is there twice")
+            count, factor, nodes = wanted.num_partitions, wanted.replication_factor, self.settings.replicas
+            if wanted.assignments:
+                count, factor = len(wanted.assignments), len(wanted.assignments[0].broker_ids)
+            count = self.settings.partitions if count == DEFAULT_COUNT else count
+            factor = nodes if factor == DEFAULT_COUNT else factor
+            if not 1 <= factor <= nodes:
+                message = f"Replication factor: {factor} larger than available brokers: {nodes}."
+                raise Refused(ErrorCode.invalid_replication_factor, message)
+            configs = {config.name: config.value for config in wanted.configs if config.value is not None}
+            self.topics.create(wanted.name, count, factor, configs, request.body.validate_only)
+            return {"num_partitions": count, "replication_factor": factor, "configs": described(DEFAULTS, configs)}
 
-    def create_partitions(self, request: Request, reply: Reply) -> None:
+        return {"topics": [{"name": wanted.name} | attempt(create, wanted) for wanted in request.body.topics]}
+
+    def create_partitions(self, request: Request) -> Answer:
         """Gives topics more partitions."""
-        results = []
-        for wanted in request.body.topics:
-            topic, error = self.topics.by_name.get(wanted.name), ErrorCode.none
-            if topic is None:
-                error = UNKNOWN
-            elif not len(topic.partitions) < wanted.count <= MOST_PARTITIONS:
-                error = ErrorCode.invalid_partitions
-            elif not request.body.validate_only:
-                self.topics.add_partitions(topic, wanted.count)
-            results.append({"name": wanted.name, "error_code": error})
-        reply({"results": results})
 
-    def delete_topics(self, request: Request, reply: Reply) -> None:
+        def extend(wanted: Any) -> Answer:
+            topic = self.topics.topic(wanted.name)
+            if not len(topic.partitions) < wanted.count <= MOST_PARTITIONS:
+                raise Refused(ErrorCode.invalid_partitions, f"there are {len(topic.partitions)} partitions")
+            if not request.body.validate_only:
+                self.topics.extend(topic, wanted.count)
+            return {}
+
+        return {"results": [{"name": wanted.name} | attempt(extend, wanted) for wanted in request.body.topics]}
+
+    def delete_topics(self, request: Request) -> Answer:
         """Deletes topics; whoever waits for one of their partitions is told."""
-        results = []
-        for name in request.body.topic_names:
-            topic = self.topics.by_name.get(name)
-            if topic is not None:
-                self.topics.delete(topic)
-                self.broker.offsets.forget_topic(name)
-                for partition in topic.partitions:
-                    self.broker.changed(partition.key)
-            results.append({"name": name, "error_code": UNKNOWN if topic is None else ErrorCode.none})
-        reply({"responses": results})
 
-    def describe_configs(self, request: Request, reply: Reply) -> None:
+        def delete(name: str) -> Answer:
+            topic = self.topics.topic(name)
+            self.topics.delete(topic)
+            self.broker.coordinator.forget_offsets(lambda place: place[1] == name)
+            for partition in topic.partitions:
+                self.broker.changed(partition.key)
+            return {}
+
+        return {"topics": [{"name": name} | attempt(delete, name) for name in request.body.topic_names]}
+
+    def describe_configs(self, request: Request) -> Answer:
         """What is set for topics and for this broker."""
-        results = []
-        for resource in request.body.resources:
-            configs: list[Answer] = []
-            error = ErrorCode.none
+
+        def describe(resource: Any) -> Answer:
             if resource.resource_type == OF_TOPIC:
-                topic = self.topics.by_name.get(resource.resource_name)
-                error = UNKNOWN if topic is None else ErrorCode.none
-                configs = [] if topic is None else self._configs(topic)
+                configs = described(DEFAULTS, self.topics.topic(resource.name).configs)
             elif resource.resource_type == OF_BROKER:
-                configs = self._broker_configs(request.here)
+                configs = described(self._of_broker(request))
             else:
-                error = ErrorCode.invalid_request
+                raise Refused(ErrorCode.invalid_request)
             wanted = resource.configuration_keys
-            if wanted is not None:
-                configs = [config for config in configs if config["name"] in wanted]
-            results.append(
-                {
-                    "error_code": error,
-                    "resource_type": resource.resource_type,
-                    "resource_name": resource.resource_name,
-                    "configs": configs,
-                }
-            )
-        reply({"results": results})
+            return {"configs": [config for config in configs if wanted is None or config["name"] in wanted]}
 
-    def _configs(self, topic: Topic) -> list[Answer]:
-        return [described(name, topic.config(name), SET_FOR_TOPIC if name in topic.configs else DEFAULT) for name in CONFIGS]
+        return {"results": [vars(resource) | attempt(describe, resource) for resource in request.body.resources]}
 
-    def _broker_configs(self, here: Address) -> list[Answer]:
-        settings = self.settings
-        values = {
-            "advertised.listeners": f"PLAINTEXT://{here[0]}:{here[1]}",
+    def _of_broker(self, request: Request) -> dict[str, object]:
+        return {
+            "advertised.listeners": f"PLAINTEXT://{request.here[0]}:{request.here[1]}",
+            "auto.create.topics.enable": str(self.settings.creates_topics).lower(),
             "broker.id": 0,
-            "auto.create.topics.enable": str(settings.creates_topics).lower(),
-            "default.replication.factor": settings.replicas,
-            "group.initial.rebalance.delay.ms": round(settings.rebalance_delay * 1000),
-            "group.min.session.timeout.ms": round(settings.shortest_session * 1000),
-            "log.dirs": settings.directory or "",
-            "num.partitions": settings.partitions,
-            "replica.lag.time.max.ms": round(settings.replica_patience * 1000),
+            "default.replication.factor": self.settings.replicas,
+            "num.partitions": self.settings.partitions,
         }
-        return [described(name, str(value), DEFAULT) for name, value in values.items()]
-
-
-def described(name: str, value: str, source: int) -> Answer:
-    """A configuration, with its kind as Kafka's tools show it."""
-    if value in ("true", "false"):
-        kind = BOOLEAN
-    elif not value.lstrip("-").isdecimal():
-        kind = DOUBLE if value.replace(".", "").isdecimal() else LIST if name == "cleanup.policy" else STRING
-    else:
-        kind = LONG if name.endswith((".ms", ".messages", "retention.bytes")) else INT
-    return {"name": name, "value": value, "config_source": source, "config_type": kind}

@@ -7,32 +7,22 @@ header says all that a broker wants to know. Only who asks for an offset by its 
 """
 
 import struct
-import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
-from kio.schema.errors import ErrorCode
+
+from .answers import ErrorCode, Refused
+from .codec import read_varint
 
 HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 LENGTH_ENDS: Final = 12  # what `length` counts begins here
 CRC_STARTS: Final = 21  # what the checksum covers begins here
 NO_PRODUCER: Final = -1
+CODECS, TRANSACTIONS = 7, 0x30  # bits of the attributes
 SMALLEST_RECORD: Final = 7  # bytes
 LARGEST_UNPACKED: Final = 100 * 1024 * 1024  # bytes
-
-
-class BadBatch(Exception):
-    """The bytes are not one whole batch.
-
-    Attributes:
-        code: the error to answer with.
-    """
-
-    def __init__(self, code: ErrorCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Batch(NamedTuple):
@@ -72,18 +62,18 @@ def read_batch(data: bytes, at: int = 0) -> Batch:
     """The header of the batch that begins at `at`, when all of it is there and its checksum is right.
 
     Raises:
-        BadBatch: it is not.
+        Refused: it is not.
     """
     if len(data) - at < HEADER.size:
-        raise BadBatch(ErrorCode.corrupt_message, f"a batch has at least {HEADER.size} bytes, not {len(data) - at}")
+        raise Refused(ErrorCode.corrupt_message, f"a batch has at least {HEADER.size} bytes, not {len(data) - at}")
     batch = Batch(*HEADER.unpack_from(data, at))
     if batch.magic in (0, 1):
-        raise BadBatch(ErrorCode.unsupported_for_message_format, f"messages of format {batch.magic} are not kept here")
+        raise Refused(ErrorCode.unsupported_for_message_format, f"messages of format {batch.magic} are not kept here")
     end = at + batch.size
     if batch.magic != 2 or batch.length < HEADER.size - LENGTH_ENDS or end > len(data):
-        raise BadBatch(ErrorCode.corrupt_message, f"a batch of {batch.size} bytes, in {len(data) - at}")
+        raise Refused(ErrorCode.corrupt_message, f"a batch of {batch.size} bytes, in {len(data) - at}")
     if crc32c(memoryview(data)[at + CRC_STARTS : end]) != batch.crc:
-        raise BadBatch(ErrorCode.corrupt_message, "the checksum of a batch is wrong")
+        raise Refused(ErrorCode.corrupt_message, "the checksum of a batch is wrong")
     return batch
 
 
@@ -91,18 +81,18 @@ def read_produced(data: bytes | None) -> Batch:
     """The header of the one batch that a producer sent for a partition.
 
     Raises:
-        BadBatch: it sent something else, or what is not kept here.
+        Refused: it sent something else, or what is not kept here.
     """
     batch = read_batch(data or b"")
     if batch.size != len(data or b""):
-        raise BadBatch(ErrorCode.invalid_record, f"one batch of {batch.size} bytes, and {len(data or b'') - batch.size} more")
-    unpacked = batch.size - HEADER.size if batch.attributes & 7 == 0 else LARGEST_UNPACKED
+        raise Refused(ErrorCode.invalid_record, f"one batch of {batch.size} bytes, and {len(data or b'') - batch.size} more")
+    unpacked = batch.size - HEADER.size if batch.attributes & CODECS == 0 else LARGEST_UNPACKED
     if not 1 <= batch.records <= unpacked // SMALLEST_RECORD or batch.last_delta != batch.records - 1:
-        raise BadBatch(ErrorCode.invalid_record, f"{batch.records} records, the last of them at {batch.last_delta}")
-    if batch.attributes & 0x30:
-        raise BadBatch(ErrorCode.invalid_record, "transactions are not offered here")
+        raise Refused(ErrorCode.invalid_record, f"{batch.records} records, the last of them at {batch.last_delta}")
+    if batch.attributes & TRANSACTIONS:
+        raise Refused(ErrorCode.invalid_record, "transactions are not offered here")
     if batch.producer_id != NO_PRODUCER and (batch.base_sequence < 0 or batch.producer_epoch < 0):
-        raise BadBatch(ErrorCode.invalid_record, f"the sequence number {batch.base_sequence}")
+        raise Refused(ErrorCode.invalid_record, f"the sequence number {batch.base_sequence}")
     return batch
 
 
@@ -117,22 +107,19 @@ def placed(data: bytes, base_offset: int) -> bytearray:
 def first_since(data: bytes, time: int) -> tuple[int, int]:
     """Offset and time of the first record of a batch that is of `time` (in ms) or later.
 
-    Of a batch that is compressed by other means than gzip it is the first record: whoever reads on from there misses nothing.
+    Of a batch that is compressed it is the first record: whoever reads on from there misses nothing.
     """
     batch = Batch(*HEADER.unpack_from(data))
-    codec = batch.attributes & 7
-    if codec <= 1 and batch.base_time < time:
-        with suppress(IndexError, ValueError, zlib.error):  # nobody has looked at the records until now
-            for offset_delta, time_delta in _deltas(data[HEADER.size : batch.size], codec == 1, batch.records):
+    if batch.attributes & CODECS == 0 and batch.base_time < time:
+        with suppress(IndexError, ValueError):  # nobody has looked at the records until now
+            for offset_delta, time_delta in _deltas(data[HEADER.size : batch.size], batch.records):
                 if batch.base_time + time_delta >= time:
                     return batch.base_offset + offset_delta, batch.base_time + time_delta
     return batch.base_offset, batch.base_time
 
 
-def _deltas(records: bytes, is_gzip: bool, count: int) -> Iterator[tuple[int, int]]:
+def _deltas(records: bytes, count: int) -> Iterator[tuple[int, int]]:
     """Of each record how much its offset and its time are more than those of the batch."""
-    if is_gzip:
-        records = zlib.decompressobj(wbits=31).decompress(records, LARGEST_UNPACKED)
     at = 0
     for _ in range(count):
         length, at = _varint(records, at)
@@ -145,11 +132,5 @@ def _deltas(records: bytes, is_gzip: bool, count: int) -> Iterator[tuple[int, in
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
     """A signed number (zigzag), and where it ends."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (value >> 1) ^ -(value & 1), at
-        shift += 7
+    value, at = read_varint(data, at)
+    return (value >> 1) ^ -(value & 1), at

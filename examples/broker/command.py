@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from .broker import Settings
 from .server import Server, new_loop
+from .settings import Settings
 
 UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0}
 
@@ -38,11 +38,8 @@ async def serve(settings: Settings, host: str, port: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with Server(settings, host, port) as server:
-        replicas = server.broker.replicas
-        last = settings.replicas - 1
-        if last:
-            toggle = lambda: (replicas.start if last in replicas.stopped else replicas.stop)(last)  # noqa: E731
-            loop.add_signal_handler(signal.SIGUSR1, toggle)
+        if settings.replicas > 1:
+            loop.add_signal_handler(signal.SIGUSR1, server.broker.replicas.toggle_last)
         print(f"listening on {server.address}", flush=True)
         await stop.wait()
     for purgatory in server.broker.purgatories:
@@ -63,12 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--fsync", action="store_true", help="each append is on the disk before it is answered")
     add("--partitions", type=count, default=1, help="of topics that nobody has created (default: 1)")
     add("--no-auto-create", dest="creates_topics", action="store_false", help="topics that nobody has created are unknown")
-    add(
-        "--replicas",
-        type=count,
-        default=1,
-        help="nodes, all but one simulated (default: 1); SIGUSR1 stops and starts one",
-    )
+    add("--replicas", type=count, default=1, help="nodes, all but one simulated (default: 1); SIGUSR1 stops and starts one")
     add("--replica-lag", type=seconds, default=0.005, help="from an append until the followers have it (default: 5ms)")
     add("--replica-patience", type=seconds, default=30.0, help="until one that is stopped is out of sync (default: 30s)")
     add("--rebalance-delay", type=seconds, default=0.1, help="of an empty group, for more members to come (default: 0.1s)")

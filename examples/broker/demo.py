@@ -22,8 +22,8 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from .broker import Settings
 from .server import Server, new_loop
+from .settings import Settings
 
 CLIENTS: Final = ("confluent-kafka", "aiokafka", "kafka-python")
 PARTITIONS: Final = 6
@@ -65,9 +65,18 @@ class Part:
     async def go(self, how: signal.Signals) -> None:
         """The member that is there for the longest time leaves, or dies."""
         member = self.members.pop(0)
+        if member.returncode is not None:
+            raise RuntimeError(
+                f"a member of {self.client}'s group has ended by itself, with status {member.returncode}: {self.errors()}"
+            )
         member.send_signal(how)
         self.changes["gone" if how is signal.SIGTERM else "dead"] += 1
         await member.wait()
+
+    def errors(self) -> str:
+        """The last thing that each of its processes said, if anything."""
+        said = [path.with_suffix(".errors").read_text().strip().rpartition("\n")[2] for path in self.files]
+        return "; ".join(filter(None, said)) or "nothing was said"
 
     def confirmed(self) -> set[int]:
         """The messages that the producer knows to be in the log."""

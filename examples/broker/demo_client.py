@@ -30,6 +30,11 @@ def stop(*_: object) -> None:
     stopping = True
 
 
+def confirmed(number: int, error: object = None) -> None:
+    if not error:
+        print(f"{number}\n", end="")  # written as one: clients call this in threads of their own
+
+
 def received(partition: int | None, offset: int | None, value: bytes | None) -> None:
     number, sent = (value or b"").split()
     print(f"{partition} {offset} {int(number)} {time.time() - float(sent)}", flush=True)
@@ -54,7 +59,7 @@ def confluent_produce(address: str, topic: str, count: int, rate: float) -> None
     begun = time.monotonic()
     for number in range(count):
         producer.poll(pause_until(begun, number, rate))
-        confirm: Callable[..., None] = lambda error, _, number=number: error or print(number)  # noqa: E731
+        confirm: Callable[..., None] = lambda error, _, number=number: confirmed(number, error)  # noqa: E731
         producer.produce(topic, value_of(number), partition=number % 6, on_delivery=confirm)
     producer.flush(30)
 
@@ -84,7 +89,7 @@ def python_produce(address: str, topic: str, count: int, rate: float) -> None:
     for number in range(count):
         time.sleep(pause_until(begun, number, rate))
         sent = producer.send(topic, value_of(number), partition=number % 6)
-        sent.add_callback(lambda _, number=number: print(number))
+        sent.add_callback(lambda _, number=number: confirmed(number))
     producer.flush(30)
     producer.close()
 
@@ -103,18 +108,35 @@ def python_consume(address: str, topic: str, group: str) -> None:
 # -- aiokafka
 
 
+async def started(make: Callable[[], Any]) -> Any:
+    """A client that has found the broker. One whose first connection is cut gives up, so another one is made."""
+    from aiokafka.errors import KafkaConnectionError  # type: ignore[import-untyped]
+
+    while True:
+        client = make()
+        try:
+            await client.start()
+        except KafkaConnectionError:
+            await client.stop()
+        else:
+            return client
+
+
 def aio_produce(address: str, topic: str, count: int, rate: float) -> None:
     from aiokafka import AIOKafkaProducer  # type: ignore[import-untyped]
 
     async def main() -> None:
-        async with AIOKafkaProducer(bootstrap_servers=address, enable_idempotence=True) as producer:
+        producer = await started(lambda: AIOKafkaProducer(bootstrap_servers=address, enable_idempotence=True))
+        try:
             begun, sent = time.monotonic(), []
             for number in range(count):
                 await asyncio.sleep(pause_until(begun, number, rate))
                 future = await producer.send(topic, value_of(number), partition=number % 6)
-                future.add_done_callback(lambda done, number=number: done.exception() or print(number))
+                future.add_done_callback(lambda done, number=number: confirmed(number, done.exception()))
                 sent.append(future)
             await asyncio.gather(*sent, return_exceptions=True)
+        finally:
+            await producer.stop()
 
     asyncio.run(main())
 
@@ -123,12 +145,15 @@ def aio_consume(address: str, topic: str, group: str) -> None:
     from aiokafka import AIOKafkaConsumer
 
     async def main() -> None:
-        consumer = AIOKafkaConsumer(topic, bootstrap_servers=address, group_id=group, **PYTHON_SETTINGS)
-        async with consumer:
+        settings = {"bootstrap_servers": address, "group_id": group} | PYTHON_SETTINGS
+        consumer = await started(lambda: AIOKafkaConsumer(topic, **settings))
+        try:
             while not stopping:
                 for messages in (await consumer.getmany(timeout_ms=100)).values():
                     for message in messages:
                         received(message.partition, message.offset, message.value)
+        finally:
+            await consumer.stop()
 
     asyncio.run(main())
 

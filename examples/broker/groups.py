@@ -7,17 +7,13 @@ any -> PreparingRebalance: somebody comes, leaves, or falls silent
 PreparingRebalance -> Empty: the last one has left
 """
 
-import time
-from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from kio.schema.errors import ErrorCode
-
-from .codec import Answer
-from .waits import Reply
+from .answers import Answer, Reply
 
 
 class State(Enum):
@@ -29,193 +25,137 @@ class State(Enum):
     STABLE = "Stable"
 
 
+@dataclass(eq=False)
 class Member:
-    """One consumer.
+    """One consumer. What bears one of kio's names goes into answers by it.
 
     Attributes:
-        instance: the name that a static member has of its own accord.
+        group_instance_id: the name that a static member has of its own accord.
         protocols: the ways to assign partitions that it knows, the ones it likes best first, with what it subscribes to.
-        join, sync: how to answer its request, while one waits.
-        heard: how many signs of life have come.
-        is_new: it has joined no generation yet.
+        reply: answers what it waits for: its join while the group prepares a rebalance, its sync while it completes one.
     """
 
-    def __init__(self, id_: str, instance: str | None, client: str, host: str) -> None:
-        self.id, self.instance, self.client, self.host = id_, instance, client, host
-        self.session_timeout = self.rebalance_timeout = 0.0
-        self.protocols: dict[str, bytes] = {}
-        self.assignment = b""
-        self.join: Reply | None = None
-        self.sync: Reply | None = None
-        self.is_new = True
-        self.heard = 0
-
-    @property
-    def is_waiting(self) -> bool:
-        """Nothing is expected of it: it waits for us."""
-        return not self.is_new and (self.join is not None or self.sync is not None)
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout: float = 0.0
+    rebalance_timeout: float = 0.0
+    protocols: dict[str, bytes] = field(default_factory=dict)
+    assignment: bytes = b""
+    reply: Reply | None = None
 
 
+def known_to_all(members: Iterable[Member]) -> set[str]:
+    """The protocols that all members know."""
+    return set.intersection(*(set(member.protocols) for member in members))
+
+
+@dataclass(eq=False)
 class Group:
     """The members of a group, and the generation that they are.
 
     Attributes:
         promised: ids that were given out, to be joined with (Kafka's pending members).
         unsynced: members of this generation that have not asked for their assignment yet.
-        began: when the rebalance that is going on began, in seconds.
+        awaited: the operation that waits for the next sign of life, of each member or promised id.
+        has_newcomers: somebody has come during the last wait of the first join.
+        patience: how long that may still wait, in seconds.
+        began: when the rebalance did, in seconds.
     """
 
-    def __init__(self, id_: str) -> None:
-        self.id = id_
-        self.state = State.EMPTY
-        self.generation = 0
-        self.protocol_type = ""
-        self.protocol: str | None = None
-        self.leader: str | None = None
-        self.members: dict[str, Member] = {}
-        self.promised: set[str] = set()
-        self.unsynced: set[str] = set()
-        self.has_newcomers = False
-        self.began = 0.0
+    group_id: str
+    state: State = State.EMPTY
+    generation_id: int = 0
+    protocol_type: str = ""
+    protocol_name: str | None = None
+    leader: str | None = None
+    members: dict[str, Member] = field(default_factory=dict)
+    promised: set[str] = field(default_factory=set)
+    unsynced: set[str] = field(default_factory=set)
+    awaited: dict[str, object] = field(default_factory=dict)
+    has_newcomers: bool = False
+    patience: float = 0.0
+    began: float = 0.0
 
-    def static(self, instance: str) -> Member | None:
-        """The member that has this name."""
-        return next((member for member in self.members.values() if member.instance == instance), None)
+    def static(self, instance: str | None) -> Member | None:
+        """The member that has this name of its own accord."""
+        if instance is None:
+            return None
+        named = (member for member in self.members.values() if member.group_instance_id == instance)
+        return next(named, None)
 
-    def accepts(self, protocol_type: str, names: Iterable[str], without: str = "") -> bool:
+    def accepts(self, protocol_type: str, protocols: Iterable[str], without: str) -> bool:
         """A member, perhaps in place of another one, has a protocol that all others know, too."""
-        others = [member for member in self.members.values() if member.id != without]
-        if not others:
-            return True
-        return protocol_type == self.protocol_type and any(all(name in other.protocols for other in others) for name in names)
+        others = [member for member in self.members.values() if member.member_id != without]
+        return not others or (protocol_type == self.protocol_type and not known_to_all(others).isdisjoint(protocols))
 
     def add(self, member: Member) -> None:
         """One more."""
-        self.members[member.id] = member
-        if self.leader is None:
-            self.leader = member.id
+        self.members[member.member_id] = member
+        self.leader = self.leader or member.member_id
 
     def remove(self, member: Member) -> None:
         """One less; if it was the leader, another one is."""
-        del self.members[member.id]
-        self.unsynced.discard(member.id)
-        if self.leader == member.id:
+        del self.members[member.member_id]
+        self.unsynced.discard(member.member_id)
+        if self.leader == member.member_id:
             self.leader = next(iter(self.members), None)
 
     @property
     def has_all_joined(self) -> bool:
         """Nobody is missing."""
-        return not self.promised and all(member.join is not None for member in self.members.values())
+        return not self.promised and all(member.reply is not None for member in self.members.values())
 
     @property
     def rebalance_timeout(self) -> float:
         """How long all are waited for, in seconds: as long as the most patient says."""
         return max((member.rebalance_timeout for member in self.members.values()), default=0.0)
 
-    def begin_rebalance(self) -> None:
-        """All are to join again."""
-        if self.state is not State.PREPARING:
-            self.state, self.began = State.PREPARING, time.monotonic()
-
     def next_generation(self) -> None:
         """All that are left have joined."""
-        self.generation += 1
-        self.unsynced.clear()
-        if self.members:
-            self.state, self.protocol = State.COMPLETING, self._vote()
-        else:
-            self.state, self.protocol = State.EMPTY, None
+        self.generation_id += 1
+        self.unsynced = set(self.members)
+        self.state = State.COMPLETING if self.members else State.EMPTY
+        self.protocol_name = self._vote() if self.members else None
 
     def _vote(self) -> str:
         """Each member is for the first of its protocols that all know; the one with the most votes is taken."""
-        members = list(self.members.values())
-        return Counter(
-            next(name for name in member.protocols if all(name in other.protocols for other in members)) for member in members
-        ).most_common(1)[0][0]
+        members = self.members.values()
+        known = known_to_all(members)
+        return Counter(next(name for name in member.protocols if name in known) for member in members).most_common(1)[0][0]
 
     def joined(self, member: Member) -> Answer:
         """What a member is told when all have joined; the leader alone, who they are."""
-        is_leader = member.id == self.leader
-        members = [
-            {"member_id": other.id, "group_instance_id": other.instance, "metadata": other.protocols[self.protocol or ""]}
-            for other in (self.members.values() if is_leader else ())
-        ]
-        return {
-            "generation_id": self.generation,
-            "protocol_type": self.protocol_type,
-            "protocol_name": self.protocol,
-            "leader": self.leader,
-            "member_id": member.id,
-            "members": members,
-        }
-
-    def synced(self, member: Member) -> Answer:
-        """What a member is told when the leader has brought the assignment."""
-        return {"protocol_type": self.protocol_type, "protocol_name": self.protocol, "assignment": member.assignment}
+        others = self.members.values() if member.member_id == self.leader else ()
+        members = [vars(other) | {"metadata": other.protocols[self.protocol_name or ""]} for other in others]
+        return vars(self) | {"member_id": member.member_id, "members": members}
 
     def described(self) -> Answer:
         """What the group looks like to others."""
-        is_stable = self.state is State.STABLE
-        return {
-            "group_id": self.id,
-            "group_state": self.state.value,
-            "protocol_type": self.protocol_type,
-            "protocol_data": (self.protocol or "") if is_stable else "",
-            "members": [
-                {
-                    "member_id": member.id,
-                    "group_instance_id": member.instance,
-                    "client_id": member.client,
-                    "client_host": member.host,
-                    "member_metadata": member.protocols.get(self.protocol or "", b"") if is_stable else b"",
-                    "member_assignment": member.assignment if is_stable else b"",
-                }
-                for member in self.members.values()
-            ],
-        }
+        protocol = (self.protocol_name or "") if self.state is State.STABLE else ""
+        members = [
+            {
+                **vars(member),
+                "client_host": f"/{member.client_host}",
+                "member_metadata": member.protocols.get(protocol, b""),
+                "member_assignment": member.assignment if protocol else b"",
+            }
+            for member in self.members.values()
+        ]
+        return vars(self) | {"group_state": self.state.value, "protocol_data": protocol, "members": members}
 
     # -- what survives a restart
 
     def saved(self) -> Any:
-        """The group as JSON."""
-        return {
-            "generation": self.generation,
-            "type": self.protocol_type,
-            "protocol": self.protocol,
-            "leader": self.leader,
-            "members": [
-                (
-                    *(member.id, member.instance, member.client, member.host),
-                    *(member.session_timeout, member.rebalance_timeout),
-                    {name: _text(data) for name, data in member.protocols.items()},
-                    _text(member.assignment),
-                )
-                for member in self.members.values()
-            ],
-        }
+        """The group as JSON, and bytes."""
+        members = [tuple(vars(member).values())[:-1] for member in self.members.values()]  # but for how to answer them
+        return self.generation_id, self.protocol_type, self.protocol_name, self.leader, members
 
     @classmethod
-    def restored(cls, id_: str, saved: Any) -> "Group":
+    def restored(cls, group_id: str, saved: Any) -> "Group":
         """The group as it was when it was stable, or empty."""
-        group = cls(id_)
-        group.generation, group.protocol_type = saved["generation"], saved["type"]
-        group.protocol, group.leader = saved["protocol"], saved["leader"]
-        for name, instance, client, host, session, rebalance, protocols, assignment in saved["members"]:
-            member = Member(name, instance, client, host)
-            member.session_timeout, member.rebalance_timeout = session, rebalance
-            member.protocols = {protocol: b64decode(data) for protocol, data in protocols.items()}
-            member.assignment = b64decode(assignment)
-            member.is_new = False
-            group.members[name] = member
-        if group.members:
-            group.state = State.STABLE
+        generation, protocol_type, protocol, leader, members = saved
+        group = cls(group_id, State.STABLE if members else State.EMPTY, generation, protocol_type, protocol, leader)
+        group.members = {who[0]: Member(*who) for who in members}
         return group
-
-
-def _text(data: bytes) -> str:
-    return b64encode(data).decode()
-
-
-def failed_join(error: ErrorCode, member_id: str = "") -> Answer:
-    """The answer to a join that was refused."""
-    return {"error_code": error, "generation_id": -1, "protocol_name": "", "leader": "", "member_id": member_id}

@@ -7,57 +7,49 @@ under way: one of them again is a repetition, and is answered as the first time.
 from collections import deque
 from typing import Final
 
-from kio.schema.errors import ErrorCode
-
-from .batches import NO_PRODUCER, BadBatch, Batch
+from .answers import ErrorCode, Refused
+from .batches import NO_PRODUCER, Batch
 
 REMEMBERED: Final = 5
 
 
-class Producer:
-    """The latest batches of one producer: first and last sequence number, offset of the first record and after the last."""
-
-    __slots__ = ("batches", "epoch")
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.batches: deque[tuple[int, int, int, int]] = deque(maxlen=REMEMBERED)
-
-
 class Producers:
-    """The producers of one partition, by their ids."""
+    """The producers of one partition, by their ids: the epoch of each, and its latest batches.
+
+    Of a batch the first and the last sequence number, the offset of the first record and that after the last.
+    """
 
     def __init__(self) -> None:
-        self._producers: dict[int, Producer] = {}
+        self._producers: dict[int, tuple[int, deque[tuple[int, int, int, int]]]] = {}
 
     def repeated(self, batch: Batch) -> tuple[int, int] | None:
         """The offset of its first record and that after its last, if the log has this batch already; None if it is the next.
 
         Raises:
-            BadBatch: it is neither; nothing has changed.
+            Refused: it is neither; nothing has changed.
         """
-        known = self._producers.get(batch.producer_id)
-        if batch.producer_id == NO_PRODUCER or known is None:
+        epoch, batches = self._producers.get(batch.producer_id, (None, deque()))
+        if epoch is None:
             return None
-        if batch.producer_epoch < known.epoch:
-            raise BadBatch(ErrorCode.invalid_producer_epoch, f"epoch {batch.producer_epoch} after {known.epoch}")
-        if batch.producer_epoch > known.epoch:
-            expected = 0
-        else:
-            for first, last, offset, next_offset in known.batches:
+        if batch.producer_epoch < epoch:
+            raise Refused(ErrorCode.invalid_producer_epoch, f"epoch {batch.producer_epoch} after {epoch}")
+        expected = 0
+        if batch.producer_epoch == epoch:
+            for first, last, offset, next_offset in batches:
                 if (first, last) == (batch.base_sequence, batch.last_sequence):
                     return offset, next_offset
-            expected = (known.batches[-1][1] + 1) & 0x7FFFFFFF
+            expected = (batches[-1][1] + 1) & 0x7FFFFFFF
         if batch.base_sequence != expected:
             message = f"sequence number {batch.base_sequence} of producer {batch.producer_id}, after which {expected} comes"
-            raise BadBatch(ErrorCode.out_of_order_sequence_number, message)
+            raise Refused(ErrorCode.out_of_order_sequence_number, message)
         return None
 
     def add(self, batch: Batch, offset: int) -> None:
         """The log has got a batch."""
         if batch.producer_id == NO_PRODUCER:
             return
-        known = self._producers.get(batch.producer_id)
-        if known is None or known.epoch != batch.producer_epoch:
-            known = self._producers[batch.producer_id] = Producer(batch.producer_epoch)
-        known.batches.append((batch.base_sequence, batch.last_sequence, offset, offset + batch.last_delta + 1))
+        epoch, batches = self._producers.get(batch.producer_id, (None, deque()))
+        if epoch != batch.producer_epoch:
+            batches = deque(maxlen=REMEMBERED)
+            self._producers[batch.producer_id] = batch.producer_epoch, batches
+        batches.append((batch.base_sequence, batch.last_sequence, offset, offset + batch.last_delta + 1))

@@ -11,82 +11,64 @@ from typing import Final
 
 from purgatory import TimerTask, WheelTimer
 
+from .settings import Settings
+
 LEADER: Final = 0
 
 
 class Copies:
-    """The followers of one partition.
+    """What the nodes have of one partition.
 
     Attributes:
         key: of the partition.
-        ends: of each node up to which offset it has the log.
-        starts: of each node from which offset on it has the log.
+        nodes: for each the first offset of its log, and the one after the last.
         in_sync: the nodes that have to have an offset before it counts; the leader is always one.
+        high_watermark: up to where all that are in sync have it, and consumers may read.
         under_way: the nodes that something is on its way to.
     """
 
-    __slots__ = ("ends", "high_watermark", "in_sync", "key", "nodes", "starts", "under_way")
-
     def __init__(self, key: tuple[str, int], factor: int, start: int, end: int) -> None:
-        self.key = key
-        self.nodes = tuple(range(factor))
-        self.ends = dict.fromkeys(self.nodes, end)
-        self.starts = dict.fromkeys(self.nodes, start)
-        self.in_sync = set(self.nodes)
-        self.under_way: set[int] = set()
-        self.high_watermark = end
+        self.key, self.high_watermark = key, end
+        self.nodes = dict.fromkeys(range(factor), (start, end))
+        self.in_sync, self.under_way = set(self.nodes), set[int]()
 
     @property
     def low_watermark(self) -> int:
         """Before this offset nobody has anything any more."""
-        return min(self.starts.values())
+        return min(start for start, _ in self.nodes.values())
 
     def advance(self) -> bool:
         """Moves the high watermark to where all that are in sync have the log; tells whether that is further."""
-        reached = min(self.ends[node] for node in self.in_sync)
-        if reached <= self.high_watermark:
-            return False
-        self.high_watermark = reached
-        return True
+        before = self.high_watermark
+        self.high_watermark = max(before, min(self.nodes[node][1] for node in self.in_sync))
+        return self.high_watermark > before
 
 
 class Replicas:
     """The nodes of a cluster that is not there.
 
     Args:
-        count: nodes, this one included.
-        lag: seconds from an append until a follower has it.
-        patience: seconds until a stopped follower is out of sync; Kafka's replica.lag.time.max.ms.
+        settings: how many nodes there are, this one included, how long an append takes to a follower, and after which time a
+            stopped one is out of sync (Kafka's replica.lag.time.max.ms).
         all_copies: of all partitions.
         on_change: told the key of a partition when one of its watermarks or who is in sync has changed.
+
+    Attributes:
+        stopped: the followers that hear nothing, and what will count them out.
     """
 
-    def __init__(
-        self,
-        count: int,
-        lag: float,
-        patience: float,
-        all_copies: Callable[[], Iterable[Copies]],
-        on_change: Callable[[tuple[str, int]], None],
-    ) -> None:
-        self.count, self.lag, self.patience = count, lag, patience
-        self.stopped: set[int] = set()
+    def __init__(self, settings: Settings, all_copies: Iterable[Copies], on_change: Callable[[tuple[str, int]], None]) -> None:
+        self.count, self.lag, self.patience = settings.replicas, settings.replica_lag, settings.replica_patience
+        self.stopped: dict[int, TimerTask] = {}
         self._all_copies, self._on_change = all_copies, on_change
         self._timer = WheelTimer()
-        self._patience: dict[int, TimerTask] = {}
 
-    def appended(self, copies: Copies, end: int) -> bool:
-        """The leader has the log up to `end`; tells whether the high watermark has moved already."""
-        copies.ends[LEADER] = end
-        for node in copies.nodes[1:]:
+    def moved(self, copies: Copies, start: int, end: int) -> bool:
+        """The leader has the log from `start` up to `end`; tells whether the high watermark has moved already."""
+        copies.nodes[LEADER] = start, end
+        for node in copies.nodes:
             self._send(copies, node)
         return copies.advance()
-
-    def cut(self, copies: Copies, start: int) -> None:
-        """The leader has let go of what is before `start`; followers hear of it as of an append."""
-        copies.starts[LEADER] = start
-        for node in copies.nodes[1:]:
-            self._send(copies, node)
 
     def stop(self, node: int) -> None:
         """A follower hears nothing any more.
@@ -95,9 +77,8 @@ class Replicas:
             ValueError: there is no such follower, or it is stopped.
         """
         if not 0 < node < self.count or node in self.stopped:
-            raise ValueError(f"node {node} cannot be stopped: {sorted(set(range(1, self.count)) - self.stopped)} can")
-        self.stopped.add(node)
-        self._patience[node] = self._timer.call_later(self.patience, self._give_up, node)
+            raise ValueError(f"node {node} cannot be stopped: {sorted(set(range(1, self.count)) - set(self.stopped))} can")
+        self.stopped[node] = self._timer.call_later(self.patience, self._give_up, node)
 
     def start(self, node: int) -> None:
         """It hears again, and catches up.
@@ -107,31 +88,35 @@ class Replicas:
         """
         if node not in self.stopped:
             raise ValueError(f"node {node} cannot be started: {sorted(self.stopped)} can")
-        self.stopped.remove(node)
-        self._patience.pop(node).cancel()
-        for copies in self._all_copies():
+        self.stopped.pop(node).cancel()
+        for copies in self._all_copies:
             self._send(copies, node)
 
-    def _send(self, copies: Copies, node: int) -> None:
-        if node in copies.ends and node not in self.stopped and node not in copies.under_way:
-            copies.under_way.add(node)
-            self._timer.call_later(self.lag, self._received, copies, node, copies.starts[LEADER], copies.ends[LEADER])
+    def toggle_last(self) -> None:
+        """Stops the last follower, or starts it again."""
+        last = self.count - 1
+        (self.start if last in self.stopped else self.stop)(last)
 
-    def _received(self, copies: Copies, node: int, start: int, end: int) -> None:
+    def _send(self, copies: Copies, node: int) -> None:
+        if node != LEADER and node in copies.nodes and node not in self.stopped and node not in copies.under_way:
+            copies.under_way.add(node)
+            self._timer.call_later(self.lag, self._received, copies, node, copies.nodes[LEADER])
+
+    def _received(self, copies: Copies, node: int, has: tuple[int, int]) -> None:
         copies.under_way.discard(node)
         if node in self.stopped:
             return
         before = copies.low_watermark
-        copies.starts[node], copies.ends[node] = start, end
-        if end >= copies.high_watermark:
+        copies.nodes[node] = has
+        if has[1] >= copies.high_watermark:
             copies.in_sync.add(node)
-        if (start, end) != (copies.starts[LEADER], copies.ends[LEADER]):
+        if has != copies.nodes[LEADER]:
             self._send(copies, node)
         if copies.advance() or copies.low_watermark != before:
             self._on_change(copies.key)
 
     def _give_up(self, node: int) -> None:
-        for copies in self._all_copies():
+        for copies in self._all_copies:
             if node in copies.in_sync:
                 copies.in_sync.discard(node)
                 copies.advance()

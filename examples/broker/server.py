@@ -8,18 +8,18 @@ answers by itself. Whatever is wrong with a request closes its connection, with 
 import asyncio
 import logging
 import struct
-from functools import partial
 from typing import Final, cast
 
 from purgatory import DelayedOperation, IdleTracker
 
-from .broker import Broker, Settings
-from .codec import Answer
+from .answers import Answer
+from .broker import Broker
+from .settings import Settings
 from .wire import LARGEST, Address, BadRequest, Request, read_request, write_answer
 
 logger: Final = logging.getLogger("broker")
 
-SHORT: Final = 1024  # bytes of a request that is remembered
+SHORT: Final = 1024  # bytes of a request that are remembered
 BACKLOG: Final = 4096  # connections that may wait to be accepted: thousands may come back at once
 AHEAD: Final = 1024 * 1024  # bytes of the next requests that may come while one waits
 IDLE: Final = 600.0  # seconds of silence after which a connection is closed; Kafka's connections.max.idle.ms
@@ -59,12 +59,12 @@ class Server:
     async def __aenter__(self) -> "Server":
         self.broker.coordinator.start()
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(lambda: Connection(self), self.host, self.port, backlog=BACKLOG)
-        self.port = self._listener.sockets[0].getsockname()[1]
+        self.listener = await loop.create_server(lambda: Connection(self), self.host, self.port, backlog=BACKLOG)
+        self.port = self.listener.sockets[0].getsockname()[1]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._listener.close()
+        self.listener.close()
         for connection in list(self.connections):
             connection.transport.abort()
         self.idle.close()
@@ -84,15 +84,20 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: Server) -> None:
         self.server, self.broker = server, server.broker
         self.buffer = bytearray()
-        self.is_busy = self.is_full = self.is_advancing = False
+        self.is_busy = self.is_full = False
         self.waits: DelayedOperation[None] | None = None
-        self.asked: tuple[bytes, Request | None] = b"", None  # last, if it was short
+        self.request: Request | None = None  # the last one
+        self.asked = b""  # its bytes, if they are few
+        self.told: tuple[Answer | None, bytes] = None, b""  # its answer, and the bytes of that, if they are few, too
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Somebody has come."""
         self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
         self.here: Address = transport.get_extra_info("sockname")[:2]
         self.peer: Address = transport.get_extra_info("peername")[:2]
+        if not self.server.listener.is_serving():  # it has come while we stop
+            self.transport.abort()
+            return
         self.server.connections.add(self)
         self.server.idle.touch(self)
 
@@ -129,9 +134,6 @@ class Connection(asyncio.Protocol):
 
     def _advance(self) -> None:
         """Handles what has come, as long as nothing has to wait."""
-        if self.is_advancing:
-            return
-        self.is_advancing = True
         while not self.is_busy and not self.is_full and not self.transport.is_closing() and len(self.buffer) >= 4:
             (length,) = struct.unpack_from(">i", self.buffer)
             if not 8 <= length <= LARGEST:
@@ -142,7 +144,6 @@ class Connection(asyncio.Protocol):
                 frame = bytes(memoryview(self.buffer)[4 : 4 + length])
                 del self.buffer[: 4 + length]
                 self._handle(frame)
-        self.is_advancing = False
         if not self.is_busy and not self.is_full and not self.transport.is_closing():
             self.transport.resume_reading()
 
@@ -150,25 +151,31 @@ class Connection(asyncio.Protocol):
         self.server.idle.touch(self)
         self.is_busy = True
         try:
-            request = self._read(frame)
-            operation = self.broker.handle(request, partial(self._answer, request))
+            self.request = self._read(frame)
+            operation = self.broker.handle(self.request)
             self.waits = None if operation is None or operation.is_completed else operation
         except Exception as error:
             self._fail(error)
 
     def _read(self, frame: bytes) -> Request:
         """A consumer that waits asks the same again and again: then only the number of its request is new."""
-        asked, request = self.asked
-        if len(frame) > SHORT:
-            return read_request(frame, self.here, self.peer)
-        if request is not None and frame[8:] == asked[8:] and frame[:4] == asked[:4]:
-            number = int.from_bytes(frame[4:8], "big", signed=True)
-            return Request(request.api, request.version, number, request.client_id, request.body, self.here, self.peer)
-        request = read_request(frame, self.here, self.peer)
-        self.asked = frame, request
-        return request
+        if self.request is not None and frame[8:] == self.asked[8:] and frame[:4] == self.asked[:4]:
+            self.request.number = int.from_bytes(frame[4:8], "big", signed=True)
+            return self.request
+        self.asked, self.told = frame if len(frame) <= SHORT else b"", (None, b"")
+        return read_request(frame, self.here, self.peer, self._answer)
 
-    def _answer(self, request: Request, answer: Answer | Exception | None) -> None:
+    def _write(self, request: Request, answer: Answer) -> bytes | bytearray:
+        """In the same way, who is told the same again is sent the same bytes, but for the number."""
+        told, frame = self.told
+        if answer == told:
+            return frame[:4] + request.number.to_bytes(4, "big", signed=True) + frame[8:]
+        written = write_answer(request, answer)
+        if self.asked and len(written) <= SHORT:
+            self.told = answer, bytes(written)
+        return written
+
+    def _answer(self, answer: Answer | Exception | None) -> None:
         """What the handler or its operation calls, once."""
         self.waits = None
         self.is_busy = False
@@ -177,11 +184,11 @@ class Connection(asyncio.Protocol):
         try:
             if isinstance(answer, Exception):
                 raise answer
-            if answer is not None:
-                self.transport.write(write_answer(request, answer))
+            if answer is not None and self.request is not None:
+                self.transport.write(self._write(self.request, answer))
         except Exception as error:
             self._fail(error)
-        if self.buffer and not self.is_advancing:  # not at once: whoever answers is in the middle of something
+        if self.buffer:  # not at once: whoever answers is in the middle of something
             asyncio.get_running_loop().call_soon(self._advance)
 
     def _fail(self, error: Exception) -> None:

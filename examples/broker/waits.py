@@ -3,225 +3,142 @@
 Each waits under the keys of its partitions. Whoever moves a high watermark calls `check_and_complete` with that key.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Final
-
-from kio.schema.errors import ErrorCode
+from typing import Any, ClassVar, NamedTuple
 
 from purgatory import DelayedOperation
 
-from .codec import Answer
-from .topics import Partition
-
-Reply = Callable[[Answer | Exception | None], None]
-"""Sends an answer, once. An exception closes the connection; None sends nothing, as `acks=0` asks for."""
-
-UNKNOWN: Final = ErrorCode.unknown_topic_or_partition
+from .answers import NONE, UNKNOWN, Answer, ErrorCode, Refused, for_partitions
+from .topics import Partition, Topics
+from .wire import Request
 
 
-class Delayed(DelayedOperation[None]):
-    """An operation that answers a request when it has ended."""
-
-    __slots__ = ("reply",)
-
-    def __init__(self, timeout: float | None, reply: Reply) -> None:
-        super().__init__(timeout)
-        self.reply = reply
-
-    def answer(self) -> Answer:
-        """What to answer, now that it has completed or expired."""
-        raise NotImplementedError
-
-    def on_complete(self) -> None:
-        """Answers."""
-        try:
-            answer: Answer | Exception = self.answer()
-        except Exception as error:  # such as a disk that cannot be read
-            answer = error
-        self.reply(answer)
-
-
-@dataclass(slots=True)
-class Write:
-    """One partition of a produce or delete request: what has become of it, and what it still waits for.
+class Write(NamedTuple):
+    """One partition of a produce or delete request that is still waited for.
 
     Attributes:
-        needed: the offset that all replicas have to reach; None if it is not waited for (any more).
+        part: of the answer.
+        needed: the offset that the replicas have to reach.
     """
 
-    topic: str
-    index: int
-    partition: Partition | None = None
-    error: ErrorCode = ErrorCode.none
-    message: str | None = None
-    offset: int = -1
-    needed: int | None = None
+    part: Answer
+    partition: Partition
+    needed: int
 
 
-def by_topic(parts: Iterable[tuple[str, Answer]]) -> dict[str, list[Answer]]:
-    """Parts of an answer, under the names of their topics."""
-    topics: dict[str, list[Answer]] = {}
-    for topic, part in parts:
-        topics.setdefault(topic, []).append(part)
-    return topics
+class DelayedWrite(DelayedOperation[None]):
+    """Until each partition has what it is waited for, or is deleted.
 
+    Args:
+        answer: how it went so far, for each partition.
+        writes: those that are waited for.
 
-class DelayedWrite(Delayed):
-    """Until each partition has what it is waited for, or has failed."""
+    Attributes:
+        if_refused: what is answered besides an error.
+    """
 
-    __slots__ = ("writes",)
+    __slots__ = ("answer", "request", "writes")
+    if_refused: ClassVar[Answer]
 
-    def __init__(self, timeout: float, reply: Reply, writes: list[Write]) -> None:
-        super().__init__(timeout, reply)
-        self.writes = writes
+    def __init__(self, request: Request, answer: Answer, writes: list[Write]) -> None:
+        super().__init__(request.body.timeout)
+        self.request, self.answer, self.writes = request, answer, writes
 
-    def has_reached(self, write: Write, partition: Partition, needed: int) -> bool:
-        """Whether one partition is not to be waited for any more."""
+    @property
+    def keys(self) -> list[tuple[str, int]]:
+        """Of the partitions that are waited for."""
+        return [write.partition.key for write in self.writes]
+
+    def error_of(self, write: Write) -> ErrorCode | None:
+        """What has become of one partition; None if it is still to be waited for."""
         raise NotImplementedError
 
     def try_complete(self) -> bool:
         """None is to be waited for."""
-        is_waiting = False
-        for write in self.writes:
-            if write.needed is None:
-                continue
-            if write.partition is None or write.partition.is_deleted:
-                write.error, write.needed = UNKNOWN, None
-            elif self.has_reached(write, write.partition, write.needed):
-                write.needed = None
-            else:
-                is_waiting = True
-        return not is_waiting and self.force_complete()
+        for write in self.writes.copy():
+            error = UNKNOWN if write.partition.is_deleted else self.error_of(write)
+            if error is not None:
+                self._end(write, error)
+        return not self.writes and self.force_complete()
 
-    def answer(self) -> Answer:
-        """For each partition how it went; what is still waited for was too slow."""
-        for write in self.writes:
-            if write.needed is not None:
-                write.error = ErrorCode.request_timed_out
-        return self.answer_of(self.writes)
+    def on_complete(self) -> None:
+        """Answers for each partition; what is still waited for was too slow."""
+        for write in self.writes.copy():
+            self._end(write, ErrorCode.request_timed_out)
+        self.request.reply(self.answer)
 
-    @staticmethod
-    def answer_of(writes: list[Write]) -> Answer:
-        """The same, when nothing is waited for."""
-        raise NotImplementedError
+    def _end(self, write: Write, error: ErrorCode) -> None:
+        self.writes.remove(write)
+        if error is not NONE:
+            write.part.update(self.if_refused, error_code=error)
 
 
 class DelayedProduce(DelayedWrite):
     """`acks=all`: until all replicas that are in sync have what was appended."""
 
     __slots__ = ()
+    if_refused: ClassVar[Answer] = {"base_offset": -1}
 
-    def has_reached(self, write: Write, partition: Partition, needed: int) -> bool:
-        """The high watermark is there; but perhaps because there are few replicas left."""
-        if partition.high_watermark < needed:
-            return False
-        if not partition.has_enough_replicas:
-            write.error = ErrorCode.not_enough_replicas_after_append
-        return True
-
-    @staticmethod
-    def answer_of(writes: list[Write]) -> Answer:
-        """Offsets and errors."""
-        topics = by_topic(
-            (
-                write.topic,
-                {
-                    "index": write.index,
-                    "error_code": write.error,
-                    "base_offset": write.offset if write.error is ErrorCode.none else -1,
-                    "log_start_offset": write.partition.log.start if write.partition else -1,
-                    "error_message": write.message,
-                },
-            )
-            for write in writes
-        )
-        return {"responses": [{"name": name, "partition_responses": parts} for name, parts in topics.items()]}
+    def error_of(self, write: Write) -> ErrorCode | None:
+        """None before the high watermark is there. It may be there because few replicas are left."""
+        if write.partition.high_watermark < write.needed:
+            return None
+        return NONE if write.partition.has_enough_replicas else ErrorCode.not_enough_replicas_after_append
 
 
 class DelayedDeleteRecords(DelayedWrite):
     """Until all replicas have let go of the records before an offset."""
 
     __slots__ = ()
+    if_refused: ClassVar[Answer] = {"low_watermark": -1}
 
-    def has_reached(self, write: Write, partition: Partition, needed: int) -> bool:  # noqa: ARG002
-        """The low watermark is there."""
-        return partition.copies.low_watermark >= needed
-
-    @staticmethod
-    def answer_of(writes: list[Write]) -> Answer:
-        """First offsets and errors."""
-        topics = by_topic(
-            (
-                write.topic,
-                {
-                    "partition_index": write.index,
-                    "error_code": write.error,
-                    "low_watermark": write.offset if write.error is ErrorCode.none else -1,
-                },
-            )
-            for write in writes
-        )
-        return {"topics": [{"name": name, "partitions": parts} for name, parts in topics.items()]}
+    def error_of(self, write: Write) -> ErrorCode | None:
+        """None before the low watermark is there."""
+        return NONE if write.partition.low_watermark >= write.needed else None
 
 
-@dataclass(slots=True)
-class Read:
-    """One partition of a fetch request: from `offset` on, up to `size` bytes."""
-
-    topic: str
-    index: int
-    partition: Partition | None
-    error: ErrorCode
-    offset: int
-    size: int
-
-    def find_error(self) -> ErrorCode:
-        """Why nothing can be read, or that something could."""
-        if self.error is not ErrorCode.none:
-            return self.error
-        if self.partition is None or self.partition.is_deleted:
-            return UNKNOWN
-        if not self.partition.log.start <= self.offset <= self.partition.log.end:
-            return ErrorCode.offset_out_of_range
-        return ErrorCode.none
-
-
-class DelayedFetch(Delayed):
+class DelayedFetch(DelayedOperation[None]):
     """Until there are `min_bytes` to read in all partitions together; at the deadline what there is is answered."""
 
-    __slots__ = ("max_bytes", "min_bytes", "reads")
+    __slots__ = ("left", "request", "topics")
 
-    def __init__(self, timeout: float, reply: Reply, reads: list[Read], min_bytes: int, max_bytes: int) -> None:
-        super().__init__(timeout, reply)
-        self.reads, self.min_bytes, self.max_bytes = reads, min_bytes, max_bytes
+    def __init__(self, request: Request, topics: Topics) -> None:
+        super().__init__(request.body.max_wait)
+        self.request, self.topics, self.left = request, topics, request.body.max_bytes
 
     def try_complete(self) -> bool:
         """Enough to read, or an error to tell."""
-        size = 0
-        for read in self.reads:
-            if read.find_error() is not ErrorCode.none:
-                return self.force_complete()
-            partition = read.partition
-            assert partition is not None
-            end = partition.high_watermark
-            if read.offset < end:
-                size += min(partition.log.size(read.offset, end), read.size)
-        return size >= self.min_bytes and self.force_complete()
+        size, body = 0, self.request.body
+        try:
+            for topic in body.topics:
+                for wanted in topic.partitions:
+                    partition = self._partition(topic.name, wanted)
+                    available = partition.log.size(wanted.fetch_offset, partition.high_watermark)
+                    size += min(available, wanted.partition_max_bytes)
+        except Refused:
+            return self.force_complete()
+        return size >= body.min_bytes and self.force_complete()
 
-    def answer(self) -> Answer:
-        """Whole batches, up to the limits; the first one in any case, so that a consumer gets on."""
-        left, is_empty, parts = self.max_bytes, True, []
-        for read in self.reads:
-            error, records = read.find_error(), b""
-            partition: Answer = {"partition_index": read.index, "error_code": error, "high_watermark": -1, "records": b""}
-            if error is ErrorCode.none and read.partition is not None:
-                end = read.partition.high_watermark
-                records = read.partition.log.read(read.offset, end, min(read.size, left), at_least_one=is_empty)
-                if records:
-                    left, is_empty = left - len(records), False
-                partition["records"] = records
-                partition["high_watermark"] = partition["last_stable_offset"] = end
-                partition["log_start_offset"] = read.partition.log.start
-            parts.append((read.topic, partition))
-        return {"responses": [{"topic": topic, "partitions": part} for topic, part in by_topic(parts).items()]}
+    def on_complete(self) -> None:
+        """Answers whole batches, up to the limits."""
+        try:
+            answer: Answer | Exception = for_partitions(self.request.body.topics, self._read, high_watermark=-1, records=b"")
+        except OSError as error:  # a disk that cannot be read
+            answer = error
+        self.request.reply(answer)
+
+    def _partition(self, name: str, wanted: Any) -> Partition:
+        """One that can be read. Raises `Refused` if it cannot."""
+        partition = self.topics.partition(name, wanted.index)
+        if wanted.current_leader_epoch > 0:
+            raise Refused(ErrorCode.unknown_leader_epoch)
+        if not partition.log.start <= wanted.fetch_offset <= partition.log.end:
+            raise Refused(ErrorCode.offset_out_of_range)
+        return partition
+
+    def _read(self, name: str, wanted: Any) -> Answer:
+        """What one partition has; its first batch in any case if nothing was read before, so that a consumer gets on."""
+        partition, is_first = self._partition(name, wanted), self.left == self.request.body.max_bytes
+        log, end, size = partition.log, partition.high_watermark, min(wanted.partition_max_bytes, self.left)
+        records = log.read(wanted.fetch_offset, end, size, at_least_one=is_first)
+        self.left -= len(records)
+        return {"high_watermark": end, "last_stable_offset": end, "log_start_offset": log.start, "records": records}

@@ -1,13 +1,15 @@
 """Frames to requests, answers to frames; and which requests are understood."""
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final, NamedTuple
 
 from kio.index import load_request_schema, load_response_schema
 
-from .codec import Answer, Malformed, Read, Write, pass_tags, read_text, reader, writer
+from .answers import Answer, Reply
+from .codec import TEXT, Form, Malformed, form_of, pass_tags
 
 Address = tuple[str, int]
 
@@ -57,66 +59,64 @@ class BadRequest(Exception):
     """The bytes are not a request that can be answered; says what is wrong with them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Request:
     """One request as it is handled.
 
     Attributes:
-        version: of the request as it came; `body` is of the newest version all the same.
+        version: of the request as it came; `body` is of the newest version all the same. -1 if it is not offered.
+        number: of the request, by which the client knows the answer.
         client_id: the client's name for itself.
         here, peer: the two addresses of the connection, ours and the client's.
+        reply: sends the answer.
     """
 
     api: Api
     version: int
-    correlation_id: int
+    number: int
     client_id: str
     body: Any
     here: Address
     peer: Address
+    reply: Reply
 
 
-def read_request(frame: bytes, here: Address, peer: Address) -> Request:
+def read_request(frame: bytes, here: Address, peer: Address, reply: Reply) -> Request:
     """The request in a frame (without its length), which came to the address `here` from `peer`.
 
     Raises:
         BadRequest: it is not one.
     """
     try:
-        key, version, correlation_id = struct.unpack_from(">hhi", frame)
+        key, version, number = struct.unpack_from(">hhi", frame)
         api = APIS.get(key)
         if api is None:
             raise BadRequest(f"API key {key} is not known here")
         if not api.lowest <= version <= api.highest:
             if api.name == "api_versions":  # answered all the same, so that the client can choose another version
-                return Request(api, -1, correlation_id, "", None, here, peer)
+                return Request(api, -1, number, "", None, here, peer, reply)
             raise BadRequest(f"version {version} of {api.name} is not offered ({api.lowest} to {api.highest} are)")
-        has_tags, read = _request_reader(api, version)
-        client_id, at = read_text(frame, 8)
+        has_tags, form = _form(load_request_schema, api, version)
+        client_id, at = TEXT.read(frame, 8)
         if has_tags:
             at = pass_tags(frame, at)
-        body, _ = read(frame, at)  # what comes after it is nobody's: librdkafka sends more than it should, at times
+        body, _ = form.read(frame, at)  # what comes after it is nobody's: librdkafka sends more than it should, at times
     except (Malformed, IndexError, struct.error, UnicodeDecodeError) as error:
         raise BadRequest(f"{frame[:16].hex(' ')}... is not a request: {error}") from error
-    return Request(api, version, correlation_id, client_id or "", body, here, peer)
+    return Request(api, version, number, client_id or "", body, here, peer, reply)
 
 
 def write_answer(request: Request, answer: Answer) -> bytes | bytearray:
     """The frame that answers `request`, with its length."""
-    has_tags, write = _answer_writer(request.api, max(request.version, 0))
+    has_tags, form = _form(load_response_schema, request.api, max(request.version, 0))
     out = bytearray(9 if has_tags else 8)
-    write(out, answer)
-    struct.pack_into(">ii", out, 0, len(out) - 4, request.correlation_id)
+    form.write(out, answer)
+    struct.pack_into(">ii", out, 0, len(out) - 4, request.number)
     return out
 
 
 @cache
-def _request_reader(api: Api, version: int) -> tuple[bool, Read]:
-    cls: Any = load_request_schema(api.key, version)
-    return cls.__header_schema__.__flexible__, reader(cls, load_request_schema(api.key, api.highest))
-
-
-@cache
-def _answer_writer(api: Api, version: int) -> tuple[bool, Write]:
-    cls: Any = load_response_schema(api.key, version)
-    return cls.__header_schema__.__flexible__, writer(cls)
+def _form(load: Callable[[int, int], Any], api: Api, version: int) -> tuple[bool, Form]:
+    """Whether the header of a message has tags, and the message. Loads the schemas, when they are needed first."""
+    cls = load(api.key, version)
+    return cls.__header_schema__.__flexible__, form_of(cls, load(api.key, api.highest))

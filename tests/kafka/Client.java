@@ -33,10 +33,7 @@ public class Client {
                 total += admin.listOffsets(Map.of(which, OffsetSpec.latest())).partitionResult(which).get().offset();
             }
             System.out.println("ends " + total);
-            consume("warm", COUNT);
-            long began = System.nanoTime();
             System.out.println("first half " + consume("halves", COUNT / 2).size());
-            System.out.println("first record after ms " + (firstAt - began) / 1_000_000);
             System.out.println("second half " + consume("halves", COUNT / 2).size());
             Set<String> groups = new TreeSet<>();
             admin.listConsumerGroups().all().get().forEach(group -> groups.add(group.groupId()));
@@ -73,8 +70,6 @@ public class Client {
         }
     }
 
-    static long firstAt;
-
     /** The different values that a group gets from where it stopped, at least so many; then it commits. */
     static Set<String> consume(String group, int wanted) {
         Properties properties = properties();
@@ -85,9 +80,6 @@ public class Client {
             long deadline = System.nanoTime() + 60_000_000_000L;
             while (values.size() < wanted && System.nanoTime() < deadline) {
                 for (ConsumerRecord<String, String> record : consumer.poll(Duration.ofMillis(500))) {
-                    if (values.isEmpty()) {
-                        firstAt = System.nanoTime();
-                    }
                     values.add(record.value());
                 }
             }

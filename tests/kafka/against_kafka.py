@@ -2,7 +2,7 @@
 
     python tests/kafka/against_kafka.py
 
-Three questions, each asked in turn of new brokers, alternately and several times; a table tells the medians.
+Four questions, each asked in turn of new brokers, alternately and several times; a table tells the medians.
 
 - *start*: seconds from the start of the process to its first answer.
 - *latency*: from the moment at which a message of 100 bytes was due to be produced until a consumer that waits in fetch has
@@ -10,6 +10,8 @@ Three questions, each asked in turn of new brokers, alternately and several time
   for the processor time.
 - *idle*: what 5,000 consumers cost that wait in fetch and get nothing, each on a connection of its own: half a second, as
   clients do by default, or 30 s.
+- *group*: seconds until a new group has the first record of a topic that has some, by five clients. Before it does, a broker
+  waits for more members: ours for 0.1 s by default, and Kafka for 3 s, so it is asked with both.
 
 Kafka is one node in KRaft mode, with the JVM options of its own start script; its storage is formatted beforehand. Our broker
 keeps everything in memory. Kafka writes to its log files, and syncs as seldom as it does by default.
@@ -29,6 +31,7 @@ from typing import Any, Final
 from brokers import KINDS, PATIENCE, Running, running
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from first_record import CLIENTS, fill, first_records
 from idle_consumers import let_them_wait
 from maven import Unavailable
 
@@ -165,7 +168,25 @@ def tell_idle(options: argparse.Namespace) -> None:
             )
 
 
-QUESTIONS: Final = {"start": tell_start, "latency": tell_latency, "idle": tell_idle}
+def tell_group(options: argparse.Namespace) -> None:
+    print("\nfirst record of a new group, s" + "".join(f"{client:>16}" for client in CLIENTS))
+    delays = [("ours", "0.1 s", ""), ("Kafka", "0.1 s", ""), ("Kafka", "3 s", "group.initial.rebalance.delay.ms=3000\n")]
+    for kind, delay, settings in delays:
+        if kind not in options.only:
+            continue
+        with running(kind, settings=settings) as broker:
+            fill(broker.address)
+            cells = []
+            for client in CLIENTS:
+                try:
+                    cells.append(f"{middle(first_records(broker.address, client, options.groups)):16.2f}")
+                except Unavailable as error:
+                    print(f"without {client}: {error}", file=sys.stderr)
+                    cells.append(f"{'-':>16}")
+        print(f"{kind:8} waits {delay:15}" + "".join(cells), flush=True)
+
+
+QUESTIONS: Final = {"start": tell_start, "latency": tell_latency, "idle": tell_idle, "group": tell_group}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -177,6 +198,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--warm-up", type=float, default=5.0, help="seconds of messages that do not count: a JVM compiles")
     parser.add_argument("--consumers", type=int, default=5000)
     parser.add_argument("--waits", type=numbers, default=[0.5, 30.0], help="seconds that a fetch waits")
+    parser.add_argument("--groups", type=int, default=5, help="of each client (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", action="append", choices=KINDS, help="default: both")
     options = parser.parse_args(arguments)

@@ -44,12 +44,13 @@ class Running:
 
 
 @contextmanager
-def running(kind: str, *options: str) -> Iterator[Running]:
+def running(kind: str, *options: str, settings: str = "") -> Iterator[Running]:
     """A new and empty broker until the end of the block.
 
     Args:
         kind: of `KINDS`.
         options: of our broker's command line.
+        settings: lines for Kafka's configuration.
 
     Raises:
         Unavailable: Kafka's jars cannot be got here.
@@ -57,7 +58,7 @@ def running(kind: str, *options: str) -> Iterator[Running]:
     with tempfile.TemporaryDirectory(prefix="purgatory-") as folder:
         began = time.monotonic()
         if kind == "Kafka":
-            with kafka_server(Path(folder, "kafka"), AS_SHIPPED) as server:
+            with kafka_server(Path(folder, "kafka"), AS_SHIPPED, settings) as server:
                 assert server.process is not None
                 ask(server.address)
                 yield Running(kind, server.address, server.process.pid, time.monotonic() - began)

@@ -1,48 +1,30 @@
 """Points the clients' own test suites at the broker of `examples/broker`, and writes down what came of it.
 
-    python tests/kafka/client_suites.py --out examples/broker/CLIENTS.md [--kafka]
+    python tests/kafka/client_suites.py --kafka --out examples/broker/CLIENTS.md
 
-The suites come from PyPI, in the clients' source distributions. With ``--kafka`` they also run on Kafka itself: a test that
-fails there as well says nothing about a broker. Exits with 1 if a test fails that is not out of scope.
+The suites come from where their clients come from: from PyPI, in the source distribution, and for Go from the module itself.
+Those that are in no package run from a checkout that you have: ``--checkout confluent-kafka=PATH``. With ``--kafka`` all run on
+Kafka itself as well: a test that fails there says nothing about a broker. Exits with 1 if one fails that is not out of scope.
 """
 
 import argparse
-import os
 import subprocess
 import sys
-import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from xml.etree import ElementTree as ET
 
 from brokers import KINDS, running
 from maven import Unavailable
+from suites import GoSuite, PythonSuite, Result, Suite
 
-PATIENCE: Final = 900.0
-TIMEOUT: Final = 60.0
-"""How long one test may take, in seconds."""
-SHOWN: Final = 160
-"""How many characters of a reason."""
-
-ONE_NODE: Final = "out of scope: there is one node with one disk"
-TRANSACTIONS: Final = "out of scope: transactions"
-ENCRYPTION: Final = "out of scope: connections are plain"
-OUT_OF_SCOPE: Final = {
-    "test_create_describe_delete_acls": "out of scope: nobody is asked who they are",
-    "test_elect_leaders": ONE_NODE,
-    "test_describe_log_dirs": ONE_NODE,
-    "test_alter_replica_log_dirs": ONE_NODE,
-    "test_alter_partition_reassignments": ONE_NODE,
-    "test_list_partition_reassignments": ONE_NODE,
-    "test_transactional_producer_messages": TRANSACTIONS,
-    "test_transactional_producer_offsets": TRANSACTIONS,
-    "test_ssl_handshake": ENCRYPTION,
-    "test_legacy_kafka_client_ssl": ENCRYPTION,
-}
+ONE_NODE: Final = "there is one node with one disk"
+TRANSACTIONS: Final = "transactions"
+ENCRYPTION: Final = "connections are plain"
+NOBODY: Final = "nobody is asked who they are"
+SHARES: Final = "groups that share records are not switched on"
+NO_TOPIC: Final = "committed offsets are in no topic"
 
 SERVICE: Final = '''\
 """What the source distribution leaves out: a server that somebody else runs."""
@@ -62,142 +44,157 @@ class ExternalService:
 class SpawnedService:
     pass
 '''
+TRIVUP: Final = '''\
+"""What would start a Kafka, which is not asked for where there is an address."""
 
+KafkaCluster = None
+'''
 
-@dataclass(frozen=True)
-class Suite:
-    """Tests that can be pointed at a broker.
-
-    Args:
-        package: whose source distribution has them.
-        tests: the folder of those that need a broker.
-        versions: as which version of Kafka they shall take each broker, by its kind.
-        added: files that the source distribution lacks.
-    """
-
-    package: str
-    tests: str
-    versions: dict[str, str]
-    added: dict[str, str] = field(default_factory=dict)
-
-
-SUITES: Final = (
-    Suite(
+SUITES: Final[tuple[Suite, ...]] = (
+    PythonSuite(
         "kafka-python",
         "test/integration",
+        {"KAFKA_URI": "tcp://{address}", "KAFKA_ROOT": "{scratch}"},
         {"ours": "3.0", "Kafka": "4.2"},
         {"test/__init__.py": "", "test/service.py": SERVICE},
+        out_of_scope={
+            "test_create_describe_delete_acls": NOBODY,
+            "test_elect_leaders": ONE_NODE,
+            "test_describe_log_dirs": ONE_NODE,
+            "test_alter_replica_log_dirs": ONE_NODE,
+            "test_alter_partition_reassignments": ONE_NODE,
+            "test_list_partition_reassignments": ONE_NODE,
+            "test_transactional_producer_messages": TRANSACTIONS,
+            "test_transactional_producer_offsets": TRANSACTIONS,
+            "test_ssl_handshake": ENCRYPTION,
+            "test_legacy_kafka_client_ssl": ENCRYPTION,
+        },
+    ),
+    GoSuite(
+        "github.com/twmb/franz-go@v1.22.2",
+        "pkg/kgo",
+        {"KGO_SEEDS": "{address}", "KGO_TEST_RF": "1", "KGO_TEST_RECORDS": "20000"},
+        asks=r"newTestClient|tmpTopic|internalTopic|KGO_TEST|allowShare|testChain",
+        never={
+            "ours": {"TestTxnEtl": TRANSACTIONS},
+            "Kafka": {f"TestShareGroup{part}": SHARES for part in ("", "AckOnClose", "ETL", "OffsetsAdmin")},
+        },
+        out_of_scope={"TestConsumeRegex": NO_TOPIC},
+    ),
+    PythonSuite(
+        "confluent-kafka",
+        "tests/integration",
+        {"BROKERS": "{address}"},
+        {},
+        {"trivup/__init__.py": "", "trivup/clusters/__init__.py": "", "trivup/clusters/KafkaCluster.py": TRIVUP},
+        left_out=("tests/integration/schema_registry", "tests/integration/integration_test.py"),
+        needs_checkout="no source distribution has its tests. `--checkout confluent-kafka=PATH` runs those of a checkout",
+        out_of_scope={
+            "test_commit_transaction": TRANSACTIONS,
+            "test_abort_transaction": TRANSACTIONS,
+            "test_abort_retry_commit_transaction": TRANSACTIONS,
+            "test_send_offsets_committed_transaction": TRANSACTIONS,
+            "test_user_scram_credentials": NOBODY,
+        },
     ),
 )
 ELSEWHERE: Final = {
-    "confluent-kafka": "its source distribution has no tests",
-    "aiokafka": "its source distribution has no tests",
+    "aiokafka": "no source distribution has its tests, and they start Kafka in Docker by themselves: they take no address",
+    "kafkajs": "its package has no tests",
+    "Java": "its tests start clusters of their own, in their own process",
 }
+"""Suites that cannot be run at all."""
+
+Found = dict[str, dict[str, list[Result]]]
+"""What tests have said, by suite and by kind of broker."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """Of one test."""
-
-    name: str
-    outcome: str
-    """`passed`, `failed`, `skipped` or `out of scope`."""
-    reason: str = ""
-
-
-def fetch(suite: Suite, folder: Path) -> Path:
-    """Unpacks the source distribution of a package, of the version that is installed."""
-    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", str(folder)]
-    subprocess.run([*command, suite.package], check=True, timeout=PATIENCE)
-    (archive,) = folder.glob("*.tar.gz")
-    with tarfile.open(archive) as source:
-        source.extractall(folder, filter="data")
-    (unpacked,) = (each for each in folder.iterdir() if each.is_dir())
-    for name, text in suite.added.items():
-        if not (unpacked / name).exists():
-            (unpacked / name).write_text(text)
-    return unpacked
-
-
-def run(suite: Suite, source: Path, kind: str, more: list[str]) -> list[Result]:
+def run(suite: Suite, source: Path, kind: str, chosen: str | None) -> list[Result]:
     """The suite on a new broker."""
-    with running(kind, "--partitions", "4") as broker, tempfile.TemporaryDirectory() as scratch:
-        report = Path(scratch, "report.xml")
-        told = {"KAFKA_URI": f"tcp://{broker.address}", "KAFKA_VERSION": suite.versions[kind], "KAFKA_ROOT": scratch}
-        command = [sys.executable, "-m", "pytest", suite.tests, "-q", "-p", "pytest_timeout", f"--timeout={TIMEOUT}"]
-        command += ["-p", "no:cacheprovider", "-o", "addopts=", f"--junitxml={report}", *more]
-        environment = {**os.environ, **told, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        with (source / "said").open("w") as said:
-            subprocess.run(command, cwd=source, env=environment, stdout=said, stderr=said, check=False, timeout=PATIENCE)
-        if not report.exists():
-            raise subprocess.SubprocessError(
-                f"the suite of {suite.package} did not run: {(source / 'said').read_text()[-2000:]}"
-            )
-        return sorted(results(ET.parse(report)), key=lambda result: result.name)
+    with running(kind, "--partitions", "4") as broker, tempfile.TemporaryDirectory(prefix="purgatory-") as scratch:
+        found = suite.run(source, kind, broker.address, Path(scratch), chosen)
+    return sorted(found, key=lambda result: result.name)
 
 
-def results(report: ET.ElementTree) -> Iterator[Result]:
-    """Of each test in a report of pytest."""
-    for case in report.iter("testcase"):
-        name = case.get("name", "")
-        wrong = [each for each in case if each.tag in ("failure", "error", "skipped")]
-        if not wrong:
-            yield Result(name, "passed")
-        elif wrong[0].tag == "skipped":
-            yield Result(name, "skipped", _brief(wrong[0].get("message")))
-        elif reason := OUT_OF_SCOPE.get(name.partition("[")[0]):
-            yield Result(name, "out of scope", reason.removeprefix("out of scope: "))
-        else:
-            yield Result(name, "failed", _brief(wrong[0].get("message")))
+def table(heads: str, results: list[Result]) -> list[str]:
+    """Names and reasons; nothing if there are none."""
+    if not results:
+        return []
+    return ["", f"| {heads} | why |", "|---|---|", *(f"| `{result.name}` | {result.reason} |" for result in results)]
 
 
-def _brief(message: str | None) -> str:
-    return " ".join((message or "").split()).replace("|", "/")[:SHOWN]
+def page(found: Found, missing: dict[str, str]) -> str:
+    """Markdown.
 
-
-def page(found: dict[str, dict[str, list[Result]]]) -> str:
-    """Markdown, by package and kind of broker."""
+    Args:
+        found: what has been run.
+        missing: why others were not, by their package.
+    """
     lines = [
         "# What clients' own test suites say",
         "",
         "Made by `python tests/kafka/client_suites.py --kafka --out examples/broker/CLIENTS.md`, which fetches the suites.",
+        "Of the suite in Go those tests are run that ask a broker.",
     ]
-    for package, by_kind in found.items():
-        lines += ["", f"## {package}", ""]
+    for name, by_kind in found.items():
+        lines += ["", f"## {name}", ""]
         for kind, each in by_kind.items():
             counts = Counter(result.outcome for result in each)
             broker = "this broker" if kind == "ours" else "Kafka itself"
             lines.append(f"- On {broker}: {', '.join(f'{count} {outcome}' for outcome, count in sorted(counts.items()))}.")
         for outcome in ("failed", "out of scope", "skipped"):
-            some = [result for result in by_kind["ours"] if result.outcome == outcome]
-            if some:
-                lines += ["", f"| {outcome} | why |", "|---|---|"]
-                lines += [f"| `{result.name}` | {result.reason} |" for result in some]
+            lines += table(outcome, [result for result in by_kind["ours"] if result.outcome == outcome])
+        lines += table("failed on Kafka", [result for result in by_kind.get("Kafka", []) if result.outcome == "failed"])
         passed = [result.name for result in by_kind["ours"] if result.outcome == "passed"]
-        lines += ["", "Passed: " + ", ".join(f"`{name}`" for name in passed) + "."]
-    lines += ["", "## Suites that could not be had", ""]
-    lines += [f"- {package}: {why}." for package, why in ELSEWHERE.items()]
+        lines += ["", "Passed: " + (", ".join(f"`{name}`" for name in passed) or "none") + "."]
+    lines += ["", "## Suites that were not run", "", *(f"- {package}: {why}." for package, why in missing.items())]
     return "\n".join(lines) + "\n"
+
+
+def checkouts(given: list[str]) -> dict[str, Path]:
+    """Folders by the name of the suite, from `NAME=PATH`."""
+    found = {name: Path(path) for name, _, path in (each.partition("=") for each in given)}
+    for name, path in found.items():
+        if not path.is_dir():
+            raise argparse.ArgumentTypeError(f"--checkout {name}={path}: there is no such folder")
+    return found
+
+
+def package(suite: Suite) -> str:
+    """What a suite is called on the command line."""
+    return suite.package if isinstance(suite, PythonSuite) else suite.module.partition("@")[0].rpartition("/")[2]
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = {package(suite): suite for suite in SUITES}
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(names)} (default: all that can be had)")
     parser.add_argument("--out", type=Path, help="where to write the list (default: print it)")
     parser.add_argument("--kafka", action="store_true", help="on Kafka itself, too")
-    parser.add_argument("-k", metavar="WORDS", help="only these tests, as pytest chooses them")
+    parser.add_argument("--checkout", action="append", default=[], metavar="SUITE=PATH", help="take its tests from there")
+    parser.add_argument("-k", metavar="WORDS", help="only these tests: words as for pytest, a pattern for Go")
     options = parser.parse_args(arguments)
-    found: dict[str, dict[str, list[Result]]] = {}
     try:
-        for suite in SUITES:
-            with tempfile.TemporaryDirectory(prefix="purgatory-") as folder:
-                source = fetch(suite, Path(folder))
-                more = ["-k", options.k] if options.k else []
+        folders = checkouts(options.checkout)
+    except argparse.ArgumentTypeError as error:
+        parser.error(str(error))
+    if unknown := {*options.suites, *folders} - set(names):
+        parser.error(f"there is no suite {', '.join(sorted(unknown))}: choose of {', '.join(names)}")
+    found: Found = {}
+    missing: dict[str, str] = {}
+    for name in options.suites or names:
+        suite = names[name]
+        with tempfile.TemporaryDirectory(prefix="purgatory-") as folder:
+            try:
+                source = suite.fetch(Path(folder), folders.get(name))
                 kinds = KINDS if options.kafka else KINDS[:1]
-                found[suite.package] = {kind: run(suite, source, kind, more) for kind in kinds}
-    except (Unavailable, subprocess.SubprocessError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    text = page(found)
+                found[suite.name] = {kind: run(suite, source, kind, options.k) for kind in kinds}
+            except Unavailable as error:
+                missing[name] = str(error)
+            except subprocess.SubprocessError as error:
+                print(error, file=sys.stderr)
+                return 1
+    text = page(found, missing | ELSEWHERE)
     if options.out is None:
         print(text)
     else:
@@ -205,7 +202,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = [result for by_kind in found.values() for result in by_kind["ours"] if result.outcome == "failed"]
     for result in failed:
         print(f"failed: {result.name}: {result.reason}")
-    return int(bool(failed))
+    return int(bool(failed) or not found)
 
 
 if __name__ == "__main__":

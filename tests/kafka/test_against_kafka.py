@@ -17,7 +17,7 @@ def test_each_question_is_asked_and_nothing_is_lost(kind: str, capsys: pytest.Ca
         unavailable(str(error))
     small = ["--rates", "200", "--warm-up", "0.5", "--seconds", "1", "--consumers", "20", "--waits", "0.1", "--rounds", "1"]
 
-    assert against_kafka.main([*small, "--only", kind]) == 0
+    assert against_kafka.main(["start", "latency", "idle", *small, "--only", kind]) == 0
 
     said = capsys.readouterr().out
     start, latency, idle = (line for line in said.splitlines() if line.startswith(kind))
@@ -26,3 +26,27 @@ def test_each_question_is_asked_and_nothing_is_lost(kind: str, capsys: pytest.Ca
     assert 0 < float(p50) <= float(p99) <= float(worst) and lost == "0"
     assert idle.startswith(f"{kind}     wait  0.1 s"[:6]) and idle.split()[-1] == "0"
     assert float(idle.split()[-3].replace(",", "")) > 20  # more than one answer each
+
+
+def test_the_first_record_of_a_new_group_comes_to_each_client(capsys: pytest.CaptureFixture[str]) -> None:
+    assert against_kafka.main(["group", "--groups", "1", "--only", "ours"]) == 0
+
+    said = capsys.readouterr()
+    if said.err:
+        unavailable(said.err.strip())
+    _, heads, row = said.out.splitlines()
+    assert heads.split("s ", 1)[1].split() == ["confluent-kafka", "aiokafka", "kafka-python", "Java", "kafkajs"]
+    assert all(0.1 <= float(cell) < 10 for cell in row.split()[4:])  # a busy machine; it is 0.1 to 0.3 on a quiet one
+    assert len(row.split()) == 9
+
+
+def test_a_client_that_is_not_here_is_left_out_with_the_reason(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+
+    assert against_kafka.main(["group", "--groups", "1", "--only", "ours"]) == 0
+
+    said = capsys.readouterr()
+    assert said.out.split()[-2:] == ["-", "-"]
+    assert "without Java: needs Java 17" in said.err and "without kafkajs: needs Node and npm" in said.err

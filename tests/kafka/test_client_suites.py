@@ -1,32 +1,145 @@
-"""How what a suite says is told: what fails is told apart from what is out of scope."""
+"""How suites are got, pointed at a broker and told: what fails is told apart from what is out of scope."""
 
+import json
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from client_suites import Result, page, results
+import client_suites
+import pytest
+from client_suites import page
+from maven import Unavailable
+from suites import GoSuite, PythonSuite, Result
 
+ONE_NODE = "there is one node with one disk"
+PYTHON = PythonSuite("pytest", "tests/integration", {}, {}, out_of_scope={"test_elect_leaders": ONE_NODE})
+GO = GoSuite("example.com/some/client@v1.2.3", "kgo", {}, asks="newClient", out_of_scope={"TestRegex": "no topic"})
 REPORT = """<testsuites><testsuite name="pytest">
 <testcase name="test_group" time="1.0"/>
 <testcase name="test_end_to_end[zstd]"><failure message="assert 1 == 2&#10;  | + 1">trace</failure></testcase>
 <testcase name="test_elect_leaders"><failure message="socket disconnected">trace</failure></testcase>
-<testcase name="test_ssl_handshake"><error message="failed on setup">trace</error></testcase>
+<testcase name="test_elect_leaders[all]"><error message="failed on setup">trace</error></testcase>
 <testcase name="test_admin[PLAIN]"><skipped message="Testing on external Kafka Broker">where</skipped></testcase>
 </testsuite></testsuites>"""
 
 
 def test_each_test_of_a_report_has_one_outcome_and_its_reason() -> None:
-    assert list(results(ET.ElementTree(ET.fromstring(REPORT)))) == [
+    assert list(PYTHON.results(ET.ElementTree(ET.fromstring(REPORT)))) == [
         Result("test_group", "passed"),
         Result("test_end_to_end[zstd]", "failed", "assert 1 == 2 / + 1"),
-        Result("test_elect_leaders", "out of scope", "there is one node with one disk"),
-        Result("test_ssl_handshake", "out of scope", "connections are plain"),
+        Result("test_elect_leaders", "out of scope", ONE_NODE),
+        Result("test_elect_leaders[all]", "out of scope", ONE_NODE),
         Result("test_admin[PLAIN]", "skipped", "Testing on external Kafka Broker"),
     ]
 
 
+def test_of_a_go_suite_the_parts_are_told_and_what_did_not_end_has_failed() -> None:
+    told = [
+        ("start", None, ""),
+        *(("run", name, "") for name in ("TestETL", "TestETL/range", "TestETL/sticky", "TestRegex", "TestHangs", "TestSkips")),
+        ("output", "TestETL/sticky", "    group_test.go:12: got 1 | not 2\n"),
+        ("output", "TestETL/sticky", "    group_test.go:13: leaving\n"),
+        ("output", "TestSkips", "    share_test.go:1: not supported\n"),
+        ("pass", "TestETL/range", ""),
+        ("fail", "TestETL/sticky", ""),
+        ("fail", "TestETL", ""),
+        ("fail", "TestRegex", ""),
+        ("skip", "TestSkips", ""),
+        ("fail", None, ""),
+    ]
+    events = [json.dumps({"Action": action, "Test": name, "Output": output}) for action, name, output in told]
+
+    assert list(GO.results(events)) == [
+        Result("TestETL/range", "passed"),
+        Result("TestETL/sticky", "failed", "got 1 / not 2"),
+        Result("TestRegex", "out of scope", "no topic"),
+        Result("TestHangs", "failed", "it did not end"),
+        Result("TestSkips", "skipped", "not supported"),
+    ]
+
+
+def test_of_a_go_suite_those_tests_are_run_that_ask_a_broker(tmp_path: Path) -> None:
+    (tmp_path / "a_test.go").write_text("""
+func TestAsks(t *testing.T) {
+	cl := newClient(t)
+}
+
+func TestAlone(t *testing.T) {
+	if true {
+	}
+}
+
+func newClient(t *testing.T) {}
+""")
+
+    assert GO.asking(tmp_path) == ["TestAsks"]
+
+
 def test_the_page_counts_outcomes_for_each_broker_and_lists_those_of_ours() -> None:
     ours = [Result("a", "passed"), Result("b", "failed", "why"), Result("c", "out of scope", "because")]
-    text = page({"some-client": {"ours": ours, "Kafka": [Result("a", "passed")]}})
+    theirs = [Result("a", "passed"), Result("b", "failed", "there too")]
 
-    assert "- On this broker: 1 failed, 1 out of scope, 1 passed.\n- On Kafka itself: 1 passed." in text
+    text = page({"some-client 1.0": {"ours": ours, "Kafka": theirs}}, {"another": "it is in no package"})
+
+    assert "## some-client 1.0\n" in text
+    assert "- On this broker: 1 failed, 1 out of scope, 1 passed.\n- On Kafka itself: 1 failed, 1 passed.\n" in text
     assert "| failed | why |\n|---|---|\n| `b` | why |" in text and "Passed: `a`." in text
-    assert "aiokafka: its source distribution has no tests" in text
+    assert "| failed on Kafka | why |\n|---|---|\n| `b` | there too |" in text
+    assert text.endswith("- another: it is in no package.\n")
+
+
+def test_a_suite_that_is_in_no_package_says_so_unless_there_is_a_checkout(tmp_path: Path) -> None:
+    suite = PythonSuite("pytest", "tests/integration", {}, {}, {"tests/more.py": "NUMBER = 1"}, needs_checkout="not here")
+    checkout = tmp_path / "checkout"
+    (checkout / "tests" / "integration").mkdir(parents=True)
+    (checkout / "src").mkdir()
+
+    with pytest.raises(Unavailable, match="not here"):
+        suite.fetch(tmp_path)
+    source = suite.fetch(tmp_path / "here", checkout)
+
+    assert (source / "tests" / "more.py").read_text() == "NUMBER = 1" and (source / "tests" / "integration").is_dir()
+    assert not (source / "src").exists()  # the installed client is asked
+    assert not (checkout / "tests" / "more.py").exists()
+
+
+def test_a_checkout_of_confluent_kafka_is_pointed_at_the_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tests = tmp_path / "tests" / "integration"
+    tests.mkdir(parents=True)
+    (tests / "test_metadata.py").write_text("""\
+import os
+from confluent_kafka.admin import AdminClient
+from trivup.clusters.KafkaCluster import KafkaCluster
+
+def test_it_answers():
+    admin = AdminClient({"bootstrap.servers": os.environ["BROKERS"], "log_level": 0})
+    assert admin.list_topics(timeout=30).topics == {}
+
+def test_it_is_another_one():
+    assert os.environ["BROKERS"] == ""
+""")
+
+    (tests / "test_broken.py").write_text("import nothing_that_is_installed\n")
+    (tests / "schema_registry").mkdir()
+    (tests / "schema_registry" / "test_registry.py").write_text("import nothing_that_is_installed\n")
+
+    assert client_suites.main(["confluent-kafka", "--checkout", f"confluent-kafka={tmp_path}"]) == 1
+
+    said = capsys.readouterr().out
+    assert "- On this broker: 2 failed, 1 passed." in said
+    assert "`tests.integration.test_broken`" in said and "registry" not in said
+    assert "failed: test_it_is_another_one: AssertionError: assert '127.0.0.1:" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["kafka-js"], "there is no suite kafka-js: choose of kafka-python, franz-go, confluent-kafka"),
+        (["--checkout", "aiokafka=."], "there is no suite aiokafka"),
+        (["--checkout", "confluent-kafka=nowhere"], "--checkout confluent-kafka=nowhere: there is no such folder"),
+    ],
+)
+def test_what_is_not_there_is_refused(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        client_suites.main(arguments)
+
+    assert complaint in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[3] / "examples"
 sys.path[:0] = [str(EXAMPLES), str(Path(__file__).parent)]
 
-from broker.broker import Settings  # noqa: E402
+from broker.settings import Settings  # noqa: E402
 from broker.testing import BrokerThread, kafka_broker  # noqa: E402, F401
 
 

@@ -114,16 +114,18 @@ class Direct:
         self.broker = broker
 
     def send(self, name: str, version: int | None = None, **values: Any) -> "asyncio.Future[Any]":
-        request = read_request(framed(name, version, **values), HERE, PEER)
         answered = asyncio.get_running_loop().create_future()
 
         def reply(answer: Any) -> None:
             if isinstance(answer, Exception):
                 answered.set_exception(answer)
             else:
-                answered.set_result(answer and unframed(name, version, bytes(write_answer(request, answer)[4:])))
+                answered.set_result(
+                    None if answer is None else unframed(name, version, bytes(write_answer(request, answer)[4:]))
+                )
 
-        self.broker.handle(request, reply)
+        request = read_request(framed(name, version, **values), HERE, PEER, reply)
+        self.broker.handle(request)
         return answered
 
     async def ask(self, name: str, version: int | None = None, **values: Any) -> Any:

@@ -128,7 +128,7 @@ def test_batches_with_nonsense_for_records_can_be_searched(stranger: BrokerThrea
 
 def test_records_that_do_not_get_on_are_given_up() -> None:
     with pytest.raises(ValueError, match="a record of 0 bytes"):
-        for _ in batches._deltas(b"\0" * 20, False, 1_000_000_000):
+        for _ in batches._deltas(b"\0" * 20, 1_000_000_000):
             pass
 
 

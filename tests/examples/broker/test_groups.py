@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker.broker import Broker, Settings
+from broker.broker import Broker
+from broker.settings import Settings
 from loops import Runner
 from raw import Direct
 
@@ -144,6 +145,23 @@ def test_the_first_join_waits_for_others_and_again_when_they_come(with_broker: C
     with_broker(scenario, rebalance_delay=3.0)
 
 
+def test_without_a_delay_the_first_member_is_alone_at_once(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        one, two = Member(client), Member(client)
+        begun = now()
+        await form(one)
+        assert now() - begun <= 0.01
+        coming = asyncio.create_task(two.come_in())
+        while await one.beat() == "none":
+            await asyncio.sleep(0.1)
+        await asyncio.gather(one.come_in(), coming)
+        await share(one, two)
+        await asyncio.sleep(SESSION + 1)
+        assert await one.beat() == await two.beat() == "unknown_member_id"
+
+    with_broker(scenario, rebalance_delay=0.0)
+
+
 def test_a_rebalance_goes_through_all_its_states(with_broker: Callable[..., None]) -> None:
     async def scenario(client: Direct) -> None:
         one, two = Member(client), Member(client)
@@ -232,6 +250,21 @@ def test_an_id_that_nobody_joins_with_holds_nobody_up_for_longer_than_a_session(
         assert answer.error_code.name == "member_id_required"
         await member.come_in()
         assert SESSION <= now() - begun <= SESSION + 0.01
+
+    with_broker(scenario)
+
+
+def test_who_joins_while_others_complete_may_wait_for_longer_than_a_session(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        there, new = Member(client), Member(client)
+        await there.come_in()
+        assert await state(client) == "CompletingRebalance"
+        coming = asyncio.create_task(new.come_in())
+        for _ in range(round(1.5 * SESSION)):  # it is alive, but takes its time to join again
+            await asyncio.sleep(1)
+            assert await there.beat() == "rebalance_in_progress"
+        await there.come_in()
+        assert (await coming).generation_id == there.generation == 2
 
     with_broker(scenario)
 
@@ -337,8 +370,8 @@ def test_a_group_and_its_offsets_survive_a_restart(virtual: Runner, tmp_path: Pa
         await form(member)
         assert await member.commit(7) == "none"
         await broker.aclose()
-        with (tmp_path / "groups.jsonl").open("a") as file:
-            file.write('["group", "offsets", [["topic", 0, 8')  # it ended while it wrote this
+        with (tmp_path / "kept.jsonl").open("a") as file:
+            file.write('["offsets", ["group", "topic", 0], [8')  # it ended while it wrote this
         return member
 
     async def second_life(member: Member) -> None:

@@ -1,5 +1,7 @@
 """The program as a whole, as a process: its command line, its end, and the demo with small numbers."""
 
+import ast
+import io
 import os
 import re
 import runpy
@@ -9,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -102,6 +105,29 @@ def test_the_readme_names_the_versions_that_are_offered() -> None:
     for names, versions in re.findall(r"^\| ([\w, ]+) \| ([\d–, ]+) \|$", (EXAMPLE / "README.md").read_text(), re.MULTILINE):
         told |= dict(zip(names.split(", "), versions.split(", "), strict=True))
     assert told == {api.name.title().replace("_", ""): f"{api.lowest}–{api.highest}" for api in APIS.values()}
+
+
+def lines_of_code(path: Path) -> int:
+    """Lines with anything on them but comments and docstrings."""
+    text, lines = path.read_text(), set[int]()
+    nothing = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in nothing:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def test_the_readme_tells_how_many_lines_there_are() -> None:
+    paths = [path for path in EXAMPLE.glob("*.py") if not path.name.startswith("demo")]
+    code, all_lines = sum(map(lines_of_code, paths)), sum(len(path.read_text().splitlines()) for path in paths)
+    told = re.search(
+        r"^([\d,]+) lines of code without the demo, ([\d,]+) with", (EXAMPLE / "README.md").read_text(), re.MULTILINE
+    )
+    assert told is not None
+    assert [int(number.replace(",", "")) for number in told.groups()] == [code, all_lines]
 
 
 def test_every_link_of_the_readme_leads_somewhere() -> None:

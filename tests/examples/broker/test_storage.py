@@ -1,5 +1,6 @@
 """What is kept: the log against a list, and a broker that is ended in all ways and started again."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,8 +13,9 @@ from typing import Any
 
 import pytest
 from broker.batches import read_batch
-from broker.broker import Broker, Settings
-from broker.log import File, Log
+from broker.broker import Broker
+from broker.log import Log, Store
+from broker.settings import Settings
 from broker.testing import BrokerThread
 from confluent_kafka import Consumer, Producer, TopicPartition
 from hypothesis import given
@@ -91,11 +93,11 @@ def test_a_log_reads_what_a_list_would(batches: list[tuple[int, int]], data: st.
 def test_a_torn_tail_is_cut_off(tmp_path: Path, tail: bytes) -> None:
     path = tmp_path / "0.log"
     path.write_bytes(ONE + TWO + tail)
-    log = Log()
-    assert [batch.records for batch in log.load(File(path, False))] == [1, 2]
+    log = Log(Store(path))
+    assert [batch.records for batch in log.load()] == [1, 2]
     assert path.stat().st_size == len(ONE + TWO)
     log.append(ONE, read_batch(ONE))
-    log.store.close()
+    log.store.file.close()
     assert path.stat().st_size == len(ONE + TWO + ONE)
 
 
@@ -161,7 +163,7 @@ def test_producer_ids_are_not_given_out_twice_in_two_lives(virtual: Runner, tmp_
         for _ in range(3):
             broker = Broker(Settings(directory=tmp_path))
             ids += [(await Direct(broker).ask("init_producer_id")).producer_id for _ in range(2)]
-            broker.offsets.close()  # and no other good-bye
+            broker.kept.close()  # and no other good-bye
         assert len(set(ids)) == 6
 
     virtual(main)
@@ -220,19 +222,56 @@ def test_an_idempotent_producer_loses_and_doubles_nothing_when_the_broker_is_kil
         consumer.close()
 
 
+class Full:
+    """A file on a disk that has room for ten bytes more."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def write(self, data: bytes) -> int:
+        return int(self.file.write(data[:10]))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
 def test_a_full_disk_is_told_and_changes_nothing(virtual: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         broker = Broker(Settings(directory=tmp_path))
         client = Direct(broker)
         await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
-        write = os.write
+        store = broker.topics.partition("topic", 0).log.store
         with monkeypatch.context() as patch:
-            patch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:10]))
+            patch.setattr(store, "file", Full(store.file))
             assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("kafka_storage_error", -1)]
         assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("none", 0)]
         answer = await client.ask("fetch", **fetch_fields("topic", 0))
         assert batches_of(answer.responses[0].partitions[0].records) == [(0, 1)]
         await broker.aclose()
+
+    virtual(main)
+
+
+def test_a_full_disk_leaves_the_journal_whole(virtual: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def commit(client: Direct, offset: int) -> "asyncio.Future[Any]":
+        partitions = [{"partition_index": 0, "committed_offset": offset}]
+        return client.send("offset_commit", group_id="group", topics=[{"name": "topic", "partitions": partitions}])
+
+    async def main() -> None:
+        broker = Broker(Settings(directory=tmp_path))
+        client = Direct(broker)
+        await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+        await commit(client, 1)
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="no room"):
+            patch.setattr(broker.kept._store, "file", Full(broker.kept._store.file))
+            commit(client, 2)
+        await client.ask("metadata", topics=[{"name": "other"}], allow_auto_topic_creation=True)
+        await broker.aclose()
+        client = Direct(Broker(Settings(directory=tmp_path)))
+        answer = await client.ask("offset_fetch", group_id="group", topics=None)
+        assert [partition.committed_offset for partition in answer.topics[0].partitions] == [1]
+        assert {topic.name for topic in (await client.ask("metadata", topics=None)).topics} == {"topic", "other"}
+        await client.broker.aclose()
 
     virtual(main)
 

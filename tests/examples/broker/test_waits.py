@@ -6,7 +6,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from broker.broker import Broker, Settings
+from broker.broker import Broker
+from broker.settings import Settings
 from broker.wire import read_request
 from loops import Runner
 from raw import HERE, PEER, Direct, fetch_fields, fetched, framed, make_batch, produce_fields, produced
@@ -91,6 +92,26 @@ def test_limits_cut_at_whole_batches_and_the_first_comes_in_any_case(with_broker
     with_broker(scenario, partitions=2)
 
 
+@pytest.mark.parametrize(("number", "epoch"), [(0, -1), (-1, -1), (0, 0), (7, -1), (7, 0)])
+def test_a_fetch_that_begins_or_declines_a_session_is_answered_whatever_number_it_names(
+    with_broker: Callable[..., None], number: int, epoch: int
+) -> None:
+    async def scenario(client: Direct) -> None:
+        await client.ask("produce", **produce_fields("topic", ONE))
+        answer = await client.ask("fetch", **fetch_fields("topic", 0), session_id=number, session_epoch=epoch)
+        assert (answer.error_code.name, answer.session_id, fetched(answer)) == ("none", 0, [("none", len(ONE))])
+
+    with_broker(scenario)
+
+
+def test_a_fetch_that_goes_on_with_a_session_is_told_that_there_is_none(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        answer = await client.ask("fetch", **fetch_fields("topic", 0, wait=60), session_id=7, session_epoch=1)
+        assert (answer.error_code.name, fetched(answer)) == ("fetch_session_id_not_found", [])
+
+    with_broker(scenario)
+
+
 def test_errors_of_a_fetch_are_told_at_once(with_broker: Callable[..., None]) -> None:
     async def scenario(client: Direct) -> None:
         await client.ask("produce", **produce_fields("topic", ONE))
@@ -155,8 +176,8 @@ def test_checks_come_in_kafkas_order(with_broker: Callable[..., None], replicas:
         broker, log = client.broker, []
         for name in ("produces", "fetches", "deletes"):
             setattr(broker, name, Recorded(getattr(broker, name), log))
-        request = read_request(framed("produce", **produce_fields("topic", ONE)), HERE, PEER)
-        broker.handle(request, lambda _: log.append("answer"))
+        fields = produce_fields("topic", ONE)
+        broker.handle(read_request(framed("produce", **fields), HERE, PEER, lambda _: log.append("answer")))
         await asyncio.sleep(1)
         assert log == order
 

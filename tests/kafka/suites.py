@@ -1,0 +1,227 @@
+"""The clients' own test suites: where each comes from, how it is pointed at a broker, and what of it this broker leaves out.
+
+Each suite can `fetch` itself into a folder and `run` there on a broker that somebody has started.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+from xml.etree import ElementTree as ET
+
+from maven import Unavailable
+
+PATIENCE: Final = 900.0
+TIMEOUT: Final = 60.0
+"""How long one test of Python's may take, in seconds."""
+SHOWN: Final = 160
+"""How many characters of a reason."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one test."""
+
+    name: str
+    outcome: str
+    """`passed`, `failed`, `skipped` or `out of scope`."""
+    reason: str = ""
+
+
+def brief(message: str | None) -> str:
+    """A message as it fits into a table."""
+    return " ".join((message or "").split()).replace("|", "/")[:SHOWN]
+
+
+@dataclass(frozen=True)
+class PythonSuite:
+    """Tests that pytest runs.
+
+    Args:
+        package: whose tests they are. The client is the one that is installed.
+        tests: the folder of those that need a broker.
+        variables: of the environment, by which the tests learn the address: `{address}` and `{scratch}` are replaced.
+        versions: as which version of Kafka they shall take each broker, by its kind; told as `KAFKA_VERSION`.
+        added: files that are left out where the tests come from.
+        left_out: folders and files that ask for something other than a broker.
+        needs_checkout: why they cannot be had from PyPI; "" if the source distribution has them.
+        out_of_scope: what this broker does not do, by the name of the test.
+    """
+
+    package: str
+    tests: str
+    variables: Mapping[str, str]
+    versions: Mapping[str, str]
+    added: Mapping[str, str] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
+    needs_checkout: str = ""
+    out_of_scope: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Whose tests, and of which version."""
+        return f"{self.package} {version(self.package)}"
+
+    def fetch(self, folder: Path, checkout: Path | None = None) -> Path:
+        """The tests and what they import of their own, in `folder`: from a checkout, or from PyPI."""
+        if checkout is not None:
+            source = folder / "checkout"
+            top = Path(self.tests).parts[0]  # without the client: the one that is installed is asked
+            shutil.copytree(checkout / top, source / top)
+        elif self.needs_checkout:
+            raise Unavailable(self.needs_checkout)
+        else:
+            command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", str(folder)]
+            subprocess.run([*command, f"{self.package}=={version(self.package)}"], check=True, timeout=PATIENCE)
+            (archive,) = folder.glob("*.tar.gz")
+            with tarfile.open(archive) as packed:
+                packed.extractall(folder, filter="data")
+            (source,) = (each for each in folder.iterdir() if each.is_dir())
+        for name, text in self.added.items():
+            if not (source / name).exists():
+                (source / name).parent.mkdir(parents=True, exist_ok=True)
+                (source / name).write_text(text)
+        return source
+
+    def run(self, source: Path, kind: str, address: str, scratch: Path, chosen: str | None = None) -> list[Result]:
+        """Runs it; `chosen` are words as pytest's `-k` takes them."""
+        report = scratch / "report.xml"
+        command = [sys.executable, "-m", "pytest", self.tests, "-q", "-p", "pytest_timeout", f"--timeout={TIMEOUT}"]
+        command += ["-p", "no:cacheprovider", "-o", "addopts=", f"--junitxml={report}", "--continue-on-collection-errors"]
+        command += [*(f"--ignore={each}" for each in self.left_out), *(["-k", chosen] if chosen else [])]
+        told = {name: text.format(address=address, scratch=scratch) for name, text in self.variables.items()}
+        told |= {"KAFKA_VERSION": self.versions.get(kind, ""), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        with (scratch / "said").open("w") as said:
+            subprocess.run(
+                command, cwd=source, env={**os.environ, **told}, stdout=said, stderr=said, check=False, timeout=PATIENCE
+            )
+        if not report.exists():
+            raise subprocess.SubprocessError(f"the suite of {self.name} did not run: {(scratch / 'said').read_text()[-2000:]}")
+        return list(self.results(ET.parse(report)))
+
+    def results(self, report: ET.ElementTree) -> Iterator[Result]:
+        """Of each test in a report of pytest."""
+        for case in report.iter("testcase"):
+            name = case.get("name", "")
+            wrong = [each for each in case if each.tag in ("failure", "error", "skipped")]
+            if not wrong:
+                yield Result(name, "passed")
+            elif wrong[0].tag == "skipped":
+                yield Result(name, "skipped", brief(wrong[0].get("message")))
+            elif reason := self.out_of_scope.get(name.partition("[")[0]):
+                yield Result(name, "out of scope", reason)
+            else:
+                yield Result(name, "failed", brief(wrong[0].get("message")))
+
+
+@dataclass(frozen=True)
+class GoSuite:
+    """Tests of a Go module, which are part of every module.
+
+    Args:
+        module: with its version.
+        package: the path of the tested package in it.
+        variables: of the environment, by which the tests learn the address: `{address}` is replaced.
+        asks: a pattern for what a test's source contains that asks a broker; the others say nothing about one.
+        never: out of scope, and not even begun, since it would wait for ever; by the kind of broker.
+        out_of_scope: what this broker does not do, by the name of the test.
+    """
+
+    module: str
+    package: str
+    variables: Mapping[str, str]
+    asks: str
+    never: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    out_of_scope: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Whose tests, and of which version."""
+        module, _, number = self.module.partition("@v")
+        return f"{module.rpartition('/')[2]} {number}"
+
+    def _go(self, *words: str, cwd: Path) -> str:
+        go = shutil.which("go")
+        if go is None:
+            raise Unavailable(f"the suite of {self.name} needs Go")
+        run = subprocess.run(
+            [go, *words],
+            cwd=cwd,
+            env={**os.environ, "GOFLAGS": ""},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=PATIENCE,
+        )
+        if run.returncode:
+            raise subprocess.SubprocessError(f"go {' '.join(words)}: {run.stderr[-1000:]}")
+        return run.stdout.strip()
+
+    def fetch(self, folder: Path, checkout: Path | None = None) -> Path:
+        """Compiles the tests into `folder`; returns where their source is."""
+        module, _, number = self.module.partition("@")
+        self._go("mod", "init", "suites", cwd=folder)
+        if checkout is not None:
+            self._go("mod", "edit", f"-replace={module}={checkout.resolve()}", cwd=folder)
+        self._go("get", "-t", f"{module}/{self.package}@{number}", cwd=folder)
+        self._go("test", "-c", "-o", str(folder / "suite.test"), f"{module}/{self.package}", cwd=folder)
+        (folder / "source").symlink_to(Path(self._go("list", "-m", "-f", "{{.Dir}}", module, cwd=folder)) / self.package)
+        return folder / "source"
+
+    def asking(self, source: Path) -> list[str]:
+        """The tests that ask a broker."""
+        pattern = re.compile(r"^func (Test\w+)\(t \*testing\.T\) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+        texts = [each.read_text() for each in sorted(source.glob("*_test.go"))]
+        return [name for text in texts for name, body in pattern.findall(text) if re.search(self.asks, body)]
+
+    def run(self, source: Path, kind: str, address: str, scratch: Path, chosen: str | None = None) -> list[Result]:
+        """Runs it; `chosen` is a pattern for names."""
+        never = self.never.get(kind, {})
+        names = [name for name in self.asking(source) if re.search(chosen or "", name)]
+        begun = [name for name in names if name not in never]
+        command = [str(source.parent / "suite.test"), "-test.v=test2json", f"-test.run=^({'|'.join(begun)})$"]
+        command.append(f"-test.timeout={PATIENCE - 60:.0f}s")
+        told = {name: text.format(address=address) for name, text in self.variables.items()}
+        with (scratch / "said").open("w") as said:
+            subprocess.run(
+                command, cwd=source, env={**os.environ, **told}, stdout=said, stderr=said, check=False, timeout=PATIENCE
+            )
+        events = self._go("tool", "test2json", "cat", str(scratch / "said"), cwd=scratch)
+        found = list(self.results(events.splitlines()))
+        if not found:
+            raise subprocess.SubprocessError(f"the suite of {self.name} did not run: {(scratch / 'said').read_text()[-2000:]}")
+        return found + [Result(name, "out of scope", never[name]) for name in names if name in never]
+
+    def results(self, events: list[str]) -> Iterator[Result]:
+        """Of each test in what `go tool test2json` tells; those that have parts are told by their parts."""
+        outcomes: dict[str, str] = {}
+        said: dict[str, list[str]] = {}
+        for event in map(json.loads, events):
+            name, action = event.get("Test"), event.get("Action")
+            if name and action in ("run", "pass", "fail", "skip"):
+                outcomes[name] = action
+            elif name and (told := re.match(r"\s+\w+_test\.go:\d+: (.*)", event.get("Output", ""))):
+                said.setdefault(name, []).append(told[1])
+        words = {"pass": "passed", "skip": "skipped", "fail": "failed", "run": "failed"}
+        for name, action in outcomes.items():
+            if any(other.startswith(name + "/") for other in outcomes):
+                continue
+            outcome = words[action]
+            reason = self.out_of_scope.get(name.partition("/")[0], "")
+            if outcome == "failed" and reason:
+                yield Result(name, "out of scope", reason)
+            elif outcome == "passed":
+                yield Result(name, outcome)
+            else:
+                yield Result(name, outcome, "it did not end" if action == "run" else brief(next(iter(said.get(name, [])), "")))
+
+
+Suite = PythonSuite | GoSuite
