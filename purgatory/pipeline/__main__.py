@@ -18,16 +18,32 @@ from purgatory.pipeline.streaming import _command as stream
 PROGRAMS: tuple[Program, ...] = (compact.PROGRAM, report.PROGRAM, simulate.PROGRAM, stream.PROGRAM, synth.PROGRAM)
 
 
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the program that the arguments name, and returns its exit status; 1 if it failed, which one line then tells."""
+    """Runs the program that the arguments name, and returns its exit status: 1 if it failed, 130 if somebody pressed Ctrl-C.
+
+    One line then says so.
+    """
     description = "Reads the journals of purgatories, and decides on streams of operations."
     try:
         return run_program("python -m purgatory.pipeline", description, PROGRAMS, arguments)
+    except KeyboardInterrupt:
+        return _interrupted()
     except (SparkUnavailable, NoJournal, TaskFailed, PySparkException, Py4JError, OSError) as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # Java was interrupted, too, and could not be stopped any more
+            return _interrupted()
         if "--verbose" in (sys.argv if arguments is None else arguments):
             raise
         print(last_words(str(error)), file=sys.stderr)
         return 1
+
+
+def _interrupted() -> int:
+    print("interrupted", file=sys.stderr)
+    return INTERRUPTED
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ TYPES: Final = {
     for folder, schema in FOLDERS.items()
 }
 """The columns of a folder, as `rows_of` returns them."""
+ADDED: Final = {"part": 0}
+"""The columns that journals of earlier versions lack, and what stands for them."""
 
 
 UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError)
@@ -49,12 +51,16 @@ class Vanished(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of one folder of one journal: names and sizes in bytes, by name."""
+    """The files of a folder: names and sizes in bytes, by name."""
 
     sizes: dict[str, int]
     replaced: int
     """How many more there are which another file stands for."""
     is_there: bool
+
+    def __add__(self, other: "Listing") -> "Listing":
+        """The two as one, of a folder of two journals."""
+        return Listing(self.sizes | other.sizes, self.replaced + other.replaced, self.is_there or other.is_there)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +147,11 @@ def rows_of(part: Part, folder: str) -> pa.Table:
             few = [name for name in schema.names if name in DICTIONARIES]
             parquet = pq.ParquetFile(source, metadata=metadata, read_dictionary=few, page_checksum_verification=True)
             groups = range(parquet.num_row_groups) if part.groups is None else part.groups
-            rows = parquet.read_row_groups(groups, columns=schema.names).select(schema.names).replace_schema_metadata()
+            rows = parquet.read_row_groups(groups, columns=schema.names)
+            for name in schema.names:
+                if name not in rows.column_names:
+                    rows = rows.append_column(name, pa.repeat(ADDED[name], rows.num_rows))
+            rows = rows.select(schema.names).replace_schema_metadata()
             return rows if rows.schema == schema else rows.cast(schema)
     except FileNotFoundError:
         raise Vanished(part.file) from None
@@ -165,6 +175,8 @@ def _check_columns(found: pa.Schema, folder: str) -> None:
     types = {field.name: type_name(field.type) for field in found}
     for field in FOLDERS[folder]:
         is_, should_be = types.get(field.name), type_name(field.type)
+        if is_ is None and field.name in ADDED:
+            continue
         if is_ is None:
             raise Damaged(f"has no column {field.name}")
         if is_ != should_be:

@@ -21,7 +21,7 @@ from typing import Final
 
 from purgatory.pipeline import _files
 from purgatory.pipeline._copies import merged, scattered
-from purgatory.pipeline._files import listed
+from purgatory.pipeline._files import Listing, listed
 from purgatory.pipeline._pieces import Admission, Hour, Numbers, Portion, admitted
 from purgatory.pipeline._spread import Spread
 
@@ -65,13 +65,14 @@ def size(spread: Spread, journals: Sequence[str]) -> int:
     Raises:
         NoJournal: a journal has no folder ``operations``.
     """
-    return sum(sum(_sizes(spread, journals, folder)[0].values()) for folder in ("operations", "checks"))
+    return sum(sum(each.sizes.values()) for each in _listings(spread, journals, ("operations", "checks")).values())
 
 
-def read(spread: Spread, journals: Sequence[str], folder: str, work: str) -> Source:
-    """Reads one folder of the journals.
+def read(spread: Spread, journals: Sequence[str], folders: Sequence[str], work: str) -> dict[str, Source]:
+    """Reads some folders of the journals.
 
     Args:
+        folders: ``operations``, ``checks``, or both.
         work: a folder that all tasks see, which may be deleted when the pieces are not needed any more. The rejected rows are
             in ``work/rejected/FOLDER``.
 
@@ -79,18 +80,28 @@ def read(spread: Spread, journals: Sequence[str], folder: str, work: str) -> Sou
         NoJournal: a journal has no folder ``operations``.
     """
     for _ in range(ATTEMPTS):
-        sizes, replaced = _sizes(spread, journals, folder)
-        large = [file for file, bytes_ in sizes.items() if bytes_ > BYTES]
+        listings = _listings(spread, journals, folders)
+        large = [file for listing in listings.values() for file, bytes_ in listing.sizes.items() if bytes_ > BYTES]
         groups = dict(zip(large, spread(_files.groups_of, large), strict=True))
-        portions = [Portion(folder, number, parts, work) for number, parts in enumerate(_files.parts(sizes, groups, BYTES))]
+        portions = [
+            Portion(folder, number, parts, work)
+            for folder, listing in listings.items()
+            for number, parts in enumerate(_files.parts(listing.sizes, groups, BYTES))
+        ]
         admissions = spread(admitted, portions)
         # Somebody who compacts while files are listed may delete one that was not listed yet, and whose substitute was not.
-        substitutes = {file for file in _sizes(spread, journals, folder)[0] if _files.is_compacted(file)}
-        if substitutes <= sizes.keys() and not any(admission.has_vanished for admission in admissions):
+        again = _listings(spread, journals, folders)
+        is_same = all(set(filter(_files.is_compacted, again[name].sizes)) <= listings[name].sizes.keys() for name in folders)
+        if is_same and not any(admission.has_vanished for admission in admissions):
             break
     else:
         raise NoJournal(f"cannot read {', '.join(journals)}: it was compacted while it was read, {ATTEMPTS} times")
-    return _source(spread, folder, work, len(sizes), replaced, admissions)
+    return {
+        folder: _source(
+            spread, folder, work, listing, [each for each, of in zip(admissions, portions, strict=True) if of.folder == folder]
+        )
+        for folder, listing in listings.items()
+    }
 
 
 def tallies(spread: Spread, journals: Sequence[str]) -> dict[str, int]:
@@ -107,18 +118,19 @@ def _names(journals: Sequence[str]) -> list[str]:
     return [*dict.fromkeys(name if "://" in name else os.path.abspath(name) for name in journals)]  # noqa: PTH100  (no URI)
 
 
-def _sizes(spread: Spread, journals: Sequence[str], folder: str) -> tuple[dict[str, int], int]:
-    """The files, and how many others they stand for."""
+def _listings(spread: Spread, journals: Sequence[str], folders: Sequence[str]) -> dict[str, Listing]:
+    """The files of each folder, of all journals together."""
     names = _names(journals)
-    listings = spread(listed, [(name, folder) for name in names])
-    for name, listing in zip(names, listings, strict=True):
+    places = [(name, folder) for folder in folders for name in names]
+    found: dict[str, Listing] = {}
+    for (name, folder), listing in zip(places, spread(listed, places), strict=True):
         if folder == "operations" and not listing.is_there:
             raise NoJournal(f"cannot read {name!r} as a journal: it has no folder 'operations'")
-    sizes = dict(chain.from_iterable(listing.sizes.items() for listing in listings))
-    return sizes, sum(listing.replaced for listing in listings)
+        found[folder] = found[folder] + listing if folder in found else listing
+    return found
 
 
-def _source(spread: Spread, folder: str, work: str, files: int, replaced: int, admissions: list[Admission]) -> Source:
+def _source(spread: Spread, folder: str, work: str, listing: Listing, admissions: list[Admission]) -> Source:
     damaged = dict(chain.from_iterable(admission.damaged.items() for admission in admissions))
     # Of a large file, whose row groups are in several pieces, one may be damaged: then none of it counts.
     whole = [admission for admission in admissions if not (admission.files & damaged.keys())]
@@ -144,8 +156,8 @@ def _source(spread: Spread, folder: str, work: str, files: int, replaced: int, a
         numbers += [each for _, of_piece, _ in found for each in of_piece]
         copies = sum(dropped for _, _, dropped in found)
     account = [
-        Account(folder, "files", None, files),
-        *([Account(folder, "files compacted", "another file stands for them", replaced)] if replaced else []),
+        Account(folder, "files", None, len(listing.sizes)),
+        *([Account(folder, "files compacted", "another file stands for them", listing.replaced)] if listing.replaced else []),
         *(Account(folder, "files unreadable", f"{file}: {damaged[file]}", 1) for file in sorted(damaged)),
         Account(folder, "rows read", None, read_rows),
         *(Account(folder, "rows rejected", reason, rejected[reason]) for reason in sorted(rejected)),

@@ -46,6 +46,7 @@ CHECKS: Final = columns(
     checks=LongType(),
     tried=LongType(),
     completed=LongType(),
+    part=LongType(),
 )
 
 FOLDERS: Final = {"operations": OPERATIONS, "checks": CHECKS}

@@ -9,10 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 from test_report import account, assert_tables_equal, check, operation, random_operations, table, tables, write
 
 from purgatory.journal import OPERATIONS
+from purgatory.pipeline import _spread
 from purgatory.pipeline.__main__ import main
 from purgatory.pipeline._files import COMPACTED, REPLACES
 from purgatory.pipeline._spread import TaskFailed, here, on_spark
@@ -173,7 +175,12 @@ def test_a_file_that_another_stands_for_is_not_read(tmp_path: Path) -> None:
     assert counts["operations", "duplicates dropped"] == 0
 
 
-def test_spark_sets_apart_what_this_process_does(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("through", ["RDDs", "rows, as over Spark Connect"])
+def test_spark_sets_apart_what_this_process_does(
+    through: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if through != "RDDs":
+        monkeypatch.setattr(_spread, "_context", lambda _: None)
     monkeypatch.setattr(_make, "ROWS_OF_SHARD", 500)
     journal = tmp_path / "journal *"
     rows = random_operations(random.Random(9), 2000)
@@ -192,7 +199,12 @@ def test_spark_sets_apart_what_this_process_does(spark: SparkSession, tmp_path: 
         assert made[0] == made[1]
 
 
-def test_a_task_that_fails_on_spark_is_told_in_one_line(spark: SparkSession) -> None:
+@pytest.mark.parametrize("through", ["RDDs", "rows, as over Spark Connect"])
+def test_a_task_that_fails_on_spark_is_told_in_one_line(
+    through: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if through != "RDDs":
+        monkeypatch.setattr(_spread, "_context", lambda _: None)
     with on_spark(spark) as spread, pytest.raises(TaskFailed) as error:
         spread(Path.read_text, [Path("/no/such/file")])
 
@@ -216,6 +228,56 @@ def test_an_earlier_report_stays_when_a_later_one_fails(tmp_path: Path, monkeypa
 
     assert report(journal, out) == 0
     assert [row.operations for row in table(out, "timeouts")] == [2]
+
+
+@pytest.mark.parametrize("folder", ["tables", "rejected"])
+def test_what_is_not_of_a_report_is_not_deleted(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    write(journal, "operations", "x", [operation(0)])
+    assert report(journal, out) == report(journal, out) == 0
+    (out / folder / "mine.txt").write_text("precious")
+    capsys.readouterr()
+
+    assert report(journal, out) == 1
+
+    printed = f"cannot write to {str(out)!r}: 'mine.txt' in its folder {folder!r} is not of a report\n"
+    assert capsys.readouterr().err == printed
+    assert (out / folder / "mine.txt").read_text() == "precious"
+    assert sorted(path.name for path in out.iterdir()) == ["rejected", "report.html", "tables"]
+
+
+def test_an_output_that_is_a_file_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "journal", "operations", "x", [operation(0)])
+    (tmp_path / "out").write_text("precious")
+
+    assert report(tmp_path / "journal", tmp_path / "out") == 1
+
+    assert capsys.readouterr().err == f"cannot write to {str(tmp_path / 'out')!r}: Not a directory\n"
+    assert (tmp_path / "out").read_text() == "precious"
+
+
+@pytest.mark.parametrize("ends", ["at once", "in a Java that was interrupted, too"])
+def test_ctrl_c_ends_a_report_with_one_line_and_leaves_the_earlier_one(
+    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal, out = tmp_path / "journal", tmp_path / "out"
+    write(journal, "operations", "x", [operation(0)])
+    assert report(journal, out) == 0
+    capsys.readouterr()
+
+    def interrupted(*_: Any) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            if ends != "at once":
+                raise Py4JNetworkError("Answer from Java side is empty")
+
+    monkeypatch.setattr(_make, "timeouts_of", interrupted)
+    assert report(journal, out) == 130
+
+    assert capsys.readouterr().err == "interrupted\n"
+    assert [row.operations for row in table(out, "timeouts")] == [1]
+    assert sorted(path.name for path in out.iterdir()) == ["rejected", "report.html", "tables"]
 
 
 def test_a_place_that_nobody_can_read_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

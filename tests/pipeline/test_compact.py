@@ -43,7 +43,7 @@ def small_files(journal: Path, count: int = 12, rows_of_file: int = 5, at: float
 
 def rows_read(journal: Path, work: Path) -> int:
     """How many operations a report reads. No copies may have been found on the way."""
-    source = read(here, [str(journal)], "operations", str(work))
+    source = read(here, [str(journal)], ["operations"], str(work))["operations"]
     [copies] = [line.count for line in source.account if line.what == "duplicates dropped"]
     assert copies == 0
     return source.rows

@@ -7,14 +7,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shards import operations_batch, signals_batch
 
 from purgatory import OperationTimeout, ThresholdPurgatory
 from purgatory.pipeline.streaming._agenda import Agenda
-from purgatory.pipeline.streaming._decisions import COMPLETED, EXPIRED, LATE, Decision, Operation, Shard, requirements_of
+from purgatory.pipeline.streaming._decisions import Shard
+from purgatory.pipeline.streaming._events import COMPLETED, EXPIRED, LATE, Decision, Operation, requirements_of
 from purgatory.testing import VirtualTimeLoop
 
 SECOND = 1_000_000
 END = 10**18
+HOME = 6
+"""The label of the shard."""
 
 
 def new_shard() -> Shard:
@@ -27,14 +31,18 @@ def operation(operation_id="a", requirements=(("x", 1),), mode="all", registered
 
 def hear(shard: Shard, *events: Any, now: int = 0) -> list[Decision]:
     """Tells `shard` of operations and of `(key, value, at)`, lets time come to `now`, and saves."""
-    for event in events:
-        if isinstance(event, Operation):
-            shard.register(event, now)
-        else:
-            shard.signal(*event, now)
+    operations = [each for each in events if isinstance(each, Operation)]
+    if operations:
+        shard.register(operations_batch(operations), now)
+    if signals := [each for each in events if not isinstance(each, Operation)]:
+        shard.signal(signals_batch([(*each, HOME) for each in signals]), now, HOME)
     shard.advance_to(now)
     shard.agenda.save()
-    return shard.take()
+    return taken(shard)
+
+
+def taken(shard: Shard) -> list[Decision]:
+    return [Decision(**row) for batch in shard.take() for row in batch.to_pylist()]
 
 
 def brief(decisions: list[Decision]) -> list[tuple[Any, ...]]:
@@ -254,9 +262,9 @@ def test_a_late_signal_is_reported_and_counts_from_the_watermark_on() -> None:
 
 def test_of_several_shards_one_reports_a_late_signal() -> None:
     shard = new_shard()
-    shard.signal("x", 1, 3, 5, reports=False)
+    shard.signal(signals_batch([("x", 1, 3, HOME + 1)]), 5, HOME)
 
-    assert shard.take() == [] and shard.counts.late_signals == 0
+    assert taken(shard) == [] and shard.counts.late_signals == 0
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,12 @@
 
 import random
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import oracle
 import pytest
 from requirements import need
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
@@ -14,8 +17,12 @@ from selenium.webdriver.support.wait import WebDriverWait
 from test_report import check, random_operations, write
 
 from purgatory.pipeline.__main__ import main
+from purgatory.pipeline.report._durations import steps_of
 
 ADVICE = "needs a browser: apt-get install chromium chromium-driver"
+ROWS = random_operations(random.Random(13), 3000)
+RUNS = {row["run_id"] for row in ROWS}
+MICROSECOND = timedelta(microseconds=1)
 SIZES = {"desk": (1280, 900), "tablet": (768, 1024), "phone": (390, 844)}
 
 
@@ -23,7 +30,7 @@ SIZES = {"desk": (1280, 900), "tablet": (768, 1024), "phone": (390, 844)}
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with two purgatories, three kinds, three runs, and a key that would end the page's own script."""
     folder = tmp_path_factory.mktemp("report")
-    rows = random_operations(random.Random(13), 3000)
+    rows = [dict(row) for row in ROWS]
     rows[0] |= {"keys": ['</script><script>alert("x")</script>'], "missed_trigger": True}
     write(folder / "journal", "operations", "x", rows)
     write(folder / "journal", "checks", "x", [check(s, key=f"key-{s % 9}", run_id="fine") for s in range(60)])
@@ -108,6 +115,40 @@ def test_a_zoom_on_time_filters_the_figures_and_the_tables(browser: Chrome, repo
     assert sum(int(row[3]) for row in cells(browser, "keys")) < sum(int(row[3]) for row in keys)
     browser.find_element(By.ID, "whole").click()
     assert tiles(browser) == before
+
+
+def test_waits_and_the_curve_follow_the_zoom_and_the_page_says_of_what_they_are(browser: Chrome, report: Path) -> None:
+    opened(browser, report)
+    rows = [row for row in ROWS if (row["purgatory"], row["kind"]) == ("letters", "Join") and row["started_at"]]
+    last = {run: max(filter(None, (row["ended_at"] for row in ROWS if row["run_id"] == run))) for run in RUNS}
+    script = """
+        choose({from: arguments[0], to: arguments[1], purgatory: "letters", kind: "Join"});
+        const group = data.groups.findIndex(each => each[0] === "letters" && each[1] === "Join");
+        const said = [...document.querySelectorAll(".covers")].map(each => each.textContent);
+        const drawn = [...waitSteps().values()].reduce((sum, each) => sum + each.completed + each.others, 0);
+        return [curve(group), said, drawn, data.window.start + arguments[0] * data.window.width,
+                data.window.start + arguments[1] * data.window.width, data.waits.width];
+    """
+    for first, end in ((20, 60), (100, 101)):
+        points, said, drawn, since, until, width = browser.execute_script(script, first, end)
+
+        assert width == 1
+        mine = [row for row in rows if since <= row["started_at"].timestamp() * 1000 < until]
+        assert drawn == sum(row["ended_at"] is not None for row in mine) > 0
+        expected = oracle.curve(
+            (steps_of(np.array([((row["ended_at"] or last[row["run_id"]]) - row["started_at"]) // MICROSECOND])).item(),
+             row["outcome"] == "completed")
+            for row in mine
+        )  # fmt: skip
+        assert points["at_risk"] == [at_risk for _, at_risk, _, _ in expected]
+        assert points["expiry_rate"] == [pytest.approx(float(rate), abs=1e-9) for _, _, rate, _ in expected]
+        assert points["standard_error"] == [None if error is None else pytest.approx(error) for *_, error in expected]
+        steps = [[step, step + 1] for step, *_ in expected]
+        bounds = [browser.execute_script("return arguments[0].map(edgeOf)", step) for step in steps]
+        assert points["timeout_s"] == [upper for _, upper in bounds] and all(lower < upper for lower, upper in bounds)
+        assert all(each.startswith("Of the operations that began from 2026-03-01 ") for each in said) and len(said) == 2
+    browser.find_element(By.ID, "whole").click()
+    assert [each.text for each in browser.find_elements(By.CSS_SELECTOR, ".covers")] == ["Of the whole time."] * 2
 
 
 def test_the_timeout_that_is_tried_is_read_off_the_curve(browser: Chrome, report: Path) -> None:

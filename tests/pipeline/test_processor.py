@@ -10,18 +10,13 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import Row
 from pyspark.sql.streaming import TwsTester
+from shards import operations_batch, signals_batch
 
 from purgatory.pipeline.streaming import _processor
-from purgatory.pipeline.streaming._processor import (
-    FULL,
-    OLD_PAGES,
-    PAGES,
-    Deciding,
-    ShardsChanged,
-    pack_operations,
-    pack_signals,
-    ship,
-)
+from purgatory.pipeline.streaming._events import DECISIONS, Operation, from_bytes, from_stream, to_stream
+from purgatory.pipeline.streaming._packing import pack_operations, pack_signals, unpack_decisions
+from purgatory.pipeline.streaming._processor import OLD_PAGES, Deciding, ShardsChanged, ship
+from purgatory.pipeline.streaming._state import FULL, PAGES
 
 SHARD = 6
 
@@ -31,17 +26,23 @@ def simulated() -> TwsTester:
     return TwsTester(Deciding(4), timeMode="eventTime", outputMode="append", eventTimeExtractor=lambda _: never_drops)
 
 
-def operation(operation_id: str = "a", *, key: str = "x", deadline: int = 20_000) -> tuple[Any, ...]:
-    return (operation_id, ((key, 1),), "all", 1_000, deadline)
+def operation(operation_id: str = "a", *, key: str = "x", deadline: int = 20_000) -> Operation:
+    return Operation(operation_id, ((key, 1),), "all", 1_000, deadline)
 
 
 def row(*, operations=(), signals=()) -> Row:
-    events = [list(column) for column in zip(*signals, strict=True)] if signals else list(operations)
-    return Row(shard=SHARD, are_signals=bool(signals), events=pickle.dumps(events))
+    events = signals_batch(signals) if signals else operations_batch(operations)
+    return Row(shard=SHARD, are_signals=bool(signals), events=to_stream(events))
+
+
+def unpacked(rows: list[Row]) -> list[dict[str, Any]]:
+    packed = [row.decisions for row in rows if row.decisions is not None]
+    return [each for decisions in packed for each in from_bytes(decisions, DECISIONS).to_pylist()]
 
 
 def brief(rows: list[Row]) -> list[tuple[Any, ...]]:
-    return [(row.outcome, row.operation_id, row.decided_at, row.satisfied_keys) for row in rows]
+    names = ("outcome", "operation_id", "decided_at", "satisfied_keys")
+    return [tuple(each[name] for name in names) for each in unpacked(rows)]
 
 
 def entries(tws: TwsTester, name: str) -> int:
@@ -50,7 +51,8 @@ def entries(tws: TwsTester, name: str) -> int:
 
 def test_an_operation_completes_when_the_watermark_comes_to_its_signal_and_leaves_no_trace() -> None:
     tws = simulated()
-    assert tws.test(SHARD, [row(operations=[operation()]), row(signals=[("x", 1, 5_000, SHARD)])]) == []
+    heard = tws.test(SHARD, [row(operations=[operation()]), row(signals=[("x", 1, 5_000, SHARD)])])
+    assert [tuple(each) for each in heard] == [(None, 1, 0, 0, 0, 0)]
 
     assert tws.setWatermark(4) == []
     assert brief(tws.setWatermark(5)) == [("completed", "a", 5_000, ["x"])]
@@ -72,9 +74,9 @@ def test_the_owner_of_its_key_reports_a_late_signal_and_the_others_are_silent() 
     tws = simulated()
     tws.setWatermark(10)
 
-    (late,) = tws.test(SHARD, [row(signals=[("x", 1, 5_000, SHARD), ("y", 1, 5_000, SHARD + 1)])])
+    (late,) = unpacked(tws.test(SHARD, [row(signals=[("x", 1, 5_000, SHARD), ("y", 1, 5_000, SHARD + 1)])]))
 
-    assert (late.outcome, late.key, late.at) == ("late", "x", 5_000) and "watermark" in late.reason
+    assert (late["outcome"], late["key"], late["at"]) == ("late", "x", 5_000) and "watermark" in late["reason"]
 
 
 def test_state_goes_on_from_where_the_batch_before_left_it() -> None:
@@ -120,6 +122,27 @@ def test_a_checkpoint_that_was_written_with_a_fixed_number_of_pages_goes_on(monk
     assert sorted(brief(tws.setWatermark(3))) == sorted(("completed", name, 3_000, [name]) for name in names)
 
 
+def test_a_checkpoint_whose_agenda_was_written_as_tuples_goes_on() -> None:
+    tws = simulated()
+    tws.test(SHARD, [row(operations=[operation("a"), operation("b", key="y")])])
+    ((chunk, (registrations, _)),) = tws.peekMapState("agenda", SHARD).items()
+    assert registrations == 2
+    old = [
+        (1_000, 1, ("a", (("x", 1),), "all", 1_000, 20_000)),
+        (1_000, 1, ("b", (("y", 1), ("z", 2)), "all", 1_000, 20_000, ("topic", 3, 4))),
+        (5_000, 0, "x", 1),
+        (6_000, 2, "nobody"),
+    ]
+    tws.updateMapState("agenda", SHARD, {chunk: (2, pickle.dumps(old))})
+    width, number, _ = chunk
+    *before, slices, timer = tws.peekValueState("shard", SHARD)
+    tws.updateValueState(
+        "shard", SHARD, (*before, pickle.dumps(({(width, number): (1, 1_000)}, pickle.loads(slices)[1])), timer)
+    )
+
+    assert sorted(brief(tws.setWatermark(20))) == [("completed", "a", 5_000, ["x"]), ("expired", "b", 20_000, [])]
+
+
 def test_another_number_of_shards_than_the_state_was_written_with_is_refused() -> None:
     tws = simulated()
     tws.test(SHARD, [row(operations=[operation()])])
@@ -145,9 +168,14 @@ def test_operations_are_packed_by_shard_and_ticks_are_left_out() -> None:
 
     packed = [row for made in pack_operations(iter([batch])) for row in made.to_pylist()]
 
-    assert [(row["shard"], row["are_signals"], pickle.loads(row["events"])) for row in packed] == [
-        (2, False, [("a", (("x", 5),), "all", 1, 10), ("c", (), "all", 3, 30)]),
-        (0, False, [("b", (("y", 2),), "any", 2, 20)]),
+    assert [(row["shard"], row["are_signals"]) for row in packed] == [(0, False), (2, False)]
+    names = ("operation_id", "keys", "thresholds", "mode", "registered_at", "deadline")
+    assert [from_stream(row["events"]).to_pylist() for row in packed] == [
+        [dict(zip(names, ("b", ["y"], [2], "any", 2, 20), strict=True))],
+        [
+            dict(zip(names, ("a", ["x", "x"], [1, 5], "all", 1, 10), strict=True)),
+            dict(zip(names, ("c", None, None, "all", 3, 30), strict=True)),
+        ],
     ]
 
 
@@ -156,7 +184,7 @@ def test_signals_are_packed_as_columns_and_ticks_are_left_out() -> None:
 
     (packed,) = pack_signals(iter([pa.RecordBatch.from_pydict(columns)]))
 
-    assert pickle.loads(packed["events"][0].as_py()) == [["x"], [3], [7], [2]]
+    assert from_stream(packed["events"][0].as_py()).to_pylist() == [{"key": "x", "value": 3, "at": 7, "home": 2}]
 
 
 ELSEWHERE = """
@@ -169,14 +197,16 @@ class Nowhere:
 
 sys.meta_path.insert(0, Nowhere())
 processor, packers = pickle.load(sys.stdin.buffer)
-print(processor.shards, [packer.__name__ for packer in packers], list(packers[1](iter(()))))
+print(processor.shards, [packer.__name__ for packer in packers], [list(packer(iter(()))) for packer in packers])
 """
 
 
 def test_what_is_sent_to_workers_runs_where_our_package_is_not_installed() -> None:
     ship()
-    sent = cloudpickle.dumps((Deciding(4), [pack_operations, pack_signals]))
+    sent = cloudpickle.dumps((Deciding(4), [pack_operations, pack_signals, unpack_decisions]))
 
     run = subprocess.run([sys.executable, "-c", ELSEWHERE], input=sent, capture_output=True, check=False, timeout=120)
 
-    assert run.stdout.decode() == "4 ['pack_operations', 'pack_signals'] []\n", run.stderr.decode()
+    assert run.stdout.decode() == "4 ['pack_operations', 'pack_signals', 'unpack_decisions'] [[], [], []]\n", (
+        run.stderr.decode()
+    )

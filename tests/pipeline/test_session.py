@@ -1,12 +1,12 @@
 """The session: that Java is looked for before Spark needs it, and that Spark runs with this Python."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from requirements import unavailable
 from test_report import operation, write
 
 from purgatory.pipeline._session import SparkUnavailable, check_java, spark_session
@@ -36,10 +36,15 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=200)
 
 
-needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="needs Java 17: apt-get install openjdk-17-jre-headless")
+@pytest.fixture
+def java() -> None:
+    try:
+        check_java()
+    except SparkUnavailable as error:
+        unavailable(str(error))
 
 
-@needs_java
+@pytest.mark.usefixtures("java")
 def test_nothing_of_what_spark_and_its_workers_say_comes_to_the_terminal_unless_it_is_asked_for(tmp_path: Path) -> None:
     write(tmp_path / "journal", "operations", "x", [operation(0)])
     report = ("report", f"{tmp_path}/journal", "--out", f"{tmp_path}/out", "--master", "local[1]")
@@ -50,11 +55,11 @@ def test_nothing_of_what_spark_and_its_workers_say_comes_to_the_terminal_unless_
     assert not [line for line in quiet.stdout.splitlines() if "WARN" in line or "INFO" in line]
     assert verbose.returncode == 0 and "log4j" in verbose.stderr
     assert [line.split(maxsplit=2)[2] for line in verbose.stdout.splitlines()[:3]] == [
-        "starting", "reading operations", "reading checks",
+        "starting", "reading", "looking at all rows",
     ]  # fmt: skip
 
 
-@needs_java
+@pytest.mark.usefixtures("java")
 def test_a_spark_that_cannot_be_started_is_told_in_one_line(tmp_path: Path) -> None:
     failed = run("synth", "--operations", "100", "--out", f"{tmp_path}/journal", "--master", "nonsense")
 

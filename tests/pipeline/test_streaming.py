@@ -134,6 +134,8 @@ def line_with(job: "subprocess.Popen[str]", word: str) -> str:
 
 
 def test_what_is_late_has_a_row_that_says_why_and_everything_is_accounted_for(spark: SparkSession, tmp_path: Path) -> None:
+    tmp_path /= "a folder 100 %"  # whose state Spark does not find by itself
+    tmp_path.mkdir()
     put(tmp_path, "operations", waits("paid", 1, 20, "x"), waits("unpaid", 1, 20, "y"), waits("patient", 1, 500, "y"))
     put(tmp_path, "signals", happens("x", 5), happens("z", 60))
     assert run(spark, tmp_path, "--format", "json") == 0
@@ -203,6 +205,13 @@ def test_a_missing_checkpoint_fits_any_number_of_shards_and_has_nothing_to_recon
 
     with pytest.raises(ValueError, match="no batch was committed"):
         reconcile(str(tmp_path / "none"), spark)
+
+
+def test_a_checkpoint_whose_state_cannot_be_read_elsewhere_is_refused_with_what_is_wrong(
+    spark: SparkSession,
+) -> None:
+    with pytest.raises(ValueError, match=r"'hdfs://host/a #b': choose a name without ' ' '#'"):
+        reconcile("hdfs://host/a #b", spark)
 
 
 def test_a_stream_without_what_is_needed_is_refused_by_the_name_of_the_column(spark: SparkSession, tmp_path: Path) -> None:

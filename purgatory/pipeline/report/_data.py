@@ -5,9 +5,10 @@ in ``runs``). Where there are too many such rows for a page, they are of all run
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final
 
+from purgatory.pipeline.report._durations import EDGES, packed
 from purgatory.pipeline.report._findings import Finding
 from purgatory.pipeline.report._summary import Line, Summary
 
@@ -36,9 +37,6 @@ def data(findings: list[Finding], summary: Summary) -> dict[str, Any]:
     has_runs = len({line["run"] for line in summary.timeline}) > 1 and len(summary.timeline) <= ROWS
     window = summary.window
 
-    def by_run(lines: list[Line], name: str) -> Columns:
-        return _columns(lines, ["group", "run", name], lambda line: place[line["purgatory"], line["kind"]], has_runs)
-
     return {
         "findings": [
             {"text": each.text, "place": each.place, "purgatory": each.purgatory, "kind": each.kind} for each in findings
@@ -51,9 +49,10 @@ def data(findings: list[Finding], summary: Summary) -> dict[str, Any]:
             "count": window.count,
         },
         "timeouts": [_shown(line) for line in largest],
-        "timeline": by_run(summary.timeline, "place"),
-        "waits": by_run([{**line, "wait": line["wait_s"]} for line in summary.waits], "wait"),
-        "lateness": by_run([{**line, "late": line["late"] / 1e6} for line in summary.lateness], "late"),
+        "timeline": _timeline(summary.timeline, place, has_runs),
+        "edges": EDGES,
+        "waits": packed("waits", summary.waits, place, has_runs=has_runs),
+        "lateness": packed("lateness", summary.lateness, place, has_runs=has_runs),
         "curves": _curves(summary, place, has_runs),
         "pending": _pending(summary, {name for name, _ in groups}),
         "keys": _keys(summary.hot_keys, summary.hot_times),
@@ -63,15 +62,16 @@ def data(findings: list[Finding], summary: Summary) -> dict[str, Any]:
     }
 
 
-def _columns(lines: list[Line], by: list[str], group: Callable[[Line], int], has_runs: bool) -> Columns:
+def _timeline(lines: list[Line], place: dict[tuple[str, str], int], has_runs: bool) -> Columns:
     """Lines as columns; those of several runs are added up where runs are not told apart."""
-    others = [name for name in (lines[0] if lines else {}) if name not in (*by, "purgatory", "kind", "wait_s")]
-    sums: dict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0] * len(others))
+    by = ["group", "run", "place"]
+    others = [name for name in (lines[0] if lines else {}) if name not in (*by, "purgatory", "kind")]
+    sums: dict[tuple[int, int, int], list[int]] = defaultdict(lambda: [0] * len(others))
     for line in lines:
-        key = (group(line), line["run"] if has_runs else 0, line[by[2]])
+        key = (place[line["purgatory"], line["kind"]], line["run"] if has_runs else 0, line["place"])
         for number, name in enumerate(others):
             sums[key][number] += line[name]
-    columns: Columns = {name: [_rounded(key[number]) for key in sums] for number, name in enumerate(by)}
+    columns: Columns = {name: [key[number] for key in sums] for number, name in enumerate(by)}
     return columns | {name: [values[number] for values in sums.values()] for number, name in enumerate(others)}
 
 

@@ -23,8 +23,8 @@ SCHEMA: Final = pa.schema(
         *((name, pa.int64()) for name in ("operations", "checks", "tried", "completed", "missed_triggers", "false_wakeups")),
     ]
 )
-CHECKS: Final = ("run_id", "purgatory", "key", "second", "checks", "tried", "completed")
-IDENTITY: Final = ["run_id", "purgatory", "key", "second"]
+CHECKS: Final = ("run_id", "purgatory", "key", "second", "checks", "tried", "completed", "part")
+IDENTITY: Final = ["run_id", "purgatory", "key", "second", "part"]
 Left = dict[str, tuple[pa.Table, Any]]
 
 
@@ -143,11 +143,12 @@ def _wide(names: pa.Table, **sums: Any) -> pa.Table:
 
 
 def _without_copies(checks: list[pa.Table]) -> tuple[pa.Table | None, int]:
-    """One row for each run, purgatory, key and second. Of several we keep that with the largest counts."""
+    """One row for each run, purgatory, key, second and part. Of several we keep that with the largest counts."""
     if not checks:
         return None, 0
     rows = one_chunk(pa.concat_tables(checks))
-    codes = [coded(rows[name])[0] for name in ("run_id", "purgatory", "key")] + [rows["second"].cast(pa.int64()).to_numpy()]
+    codes = [coded(rows[name])[0] for name in ("run_id", "purgatory", "key")]
+    codes += [rows["second"].cast(pa.int64()).to_numpy(), rows["part"].to_numpy()]
     counts = [rows[name].to_numpy() for name in ("completed", "tried", "checks")]
     identity = pa.table(dict(zip(IDENTITY, codes, strict=True)))
     if identity.group_by(IDENTITY).aggregate([]).num_rows == rows.num_rows:

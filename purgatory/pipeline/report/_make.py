@@ -23,14 +23,14 @@ from purgatory.pipeline import _pieces
 from purgatory.pipeline._files import TYPES
 from purgatory.pipeline._reading import Account, Source, accepted_or_copies, read, tallies
 from purgatory.pipeline._spread import Spread
-from purgatory.pipeline.report import _keys, _outcomes, _overview, _pending, _survival
+from purgatory.pipeline.report import _durations, _keys, _outcomes, _overview, _pending, _survival
 from purgatory.pipeline.report._exchange import Segment, Segments, found, leave
 from purgatory.pipeline.report._operations import load
 from purgatory.pipeline.report._plan import Plan
 from purgatory.pipeline.report._summary import Shard, Summary, summary_of, timeouts_of
 from purgatory.pipeline.report._window import shown_runs, window_of
 
-STEPS = 5
+STEPS = 4
 """How often `make_tables` says what it does next."""
 TABLES = ("outcomes", "keys", "pending", "survival", "timeouts", "reconciliation")
 ROWS_OF_SHARD = 1_000_000
@@ -65,12 +65,17 @@ def make_tables(spread: Spread, journals: Sequence[str], out: str, step: Callabl
 
     Raises:
         NoJournal: one of the journals does not exist.
+        OSError: `out` cannot be written to, or what would be replaced there is not of a report.
         DoesNotAddUp: this package has a defect.
     """
     work = Path(out, ".work").absolute()
     shutil.rmtree(work, ignore_errors=True)  # of a report that was killed
+    _check_place(out)
     try:
-        (work / "tables").mkdir(parents=True)
+        try:
+            (work / "tables").mkdir(parents=True)
+        except OSError as error:
+            raise OSError(f"cannot write to {out!r}: {error.strerror}") from error
         summary = _made(spread, journals, str(work), step)
         for name in ("tables", "rejected"):
             shutil.rmtree(Path(out, name), ignore_errors=True)
@@ -80,25 +85,33 @@ def make_tables(spread: Spread, journals: Sequence[str], out: str, step: Callabl
         shutil.rmtree(work, ignore_errors=True)
 
 
+def _check_place(out: str) -> None:
+    """Makes sure that nothing is deleted but tables and rejected rows of an earlier report."""
+    for folder, names in (("tables", TABLES), ("rejected", tuple(TYPES))):
+        place = Path(out, folder)
+        for path in place.iterdir() if place.is_dir() else ():
+            if path.name not in names:
+                raise OSError(f"cannot write to {out!r}: {path.name!r} in its folder {folder!r} is not of a report")
+
+
 def _made(spread: Spread, journals: Sequence[str], work: str, step: Callable[[str], None]) -> Summary:
-    step("reading operations")
-    operations = read(spread, journals, "operations", work)
-    step("reading checks")
-    checks = read(spread, journals, "checks", work)
+    step("reading")
+    sources = read(spread, journals, list(TYPES), work)
+    operations, checks = sources["operations"], sources["checks"]
     counted = tallies(spread, journals)
     for folder in TYPES:
         _pieces.leave_rejected(work, folder)
     plan = _plan(operations, work)
     step("looking at all rows")
-    looks = spread(partial(look, plan=plan), operations.pieces)
-    looks_at_checks = spread(partial(look_at_checks, shards=plan.shards), checks.pieces)
+    pieces = [(folder, piece) for folder, source in sources.items() for piece in source.pieces]
+    looks = spread(partial(look, plan=plan), pieces)
     sums: dict[str, list[pa.Table]] = {}
     for each in looks:
         for name, table in each.sums.items():
             sums.setdefault(name, []).append(table)
-    base, quiet = _pending.bases(sums["changes"]) if looks else ({}, _pending.SCHEMA.empty_table())
+    base, quiet = _pending.bases(sums["changes"]) if sums else ({}, _pending.SCHEMA.empty_table())
     step("adding up")
-    shards = spread(partial(add_up, plan=plan), _tasks(plan, [each.left for each in (*looks, *looks_at_checks)], base))
+    shards = spread(partial(add_up, plan=plan), _tasks(plan, [each.left for each in looks], base))
     step("the last tables")
     write(work, "pending", "quiet", quiet)
     timeouts = timeouts_of(sums, shards)
@@ -148,8 +161,15 @@ Task = tuple[int, dict[str, list[Segment]], dict[tuple[str, int], int]]
 # -- the tasks
 
 
-def look(piece: str, plan: Plan) -> Look:
-    """Divides what is known of the operations of a piece, and adds up what stays small."""
+def look(task: tuple[str, str], plan: Plan) -> Look:
+    """Divides what is known of a piece, and adds up what stays small.
+
+    Args:
+        task: the folder of which the piece is, and its name.
+    """
+    folder, piece = task
+    if folder == "checks":
+        return Look(leave(f"{piece}.left", _keys.checks_left(piece), plan.shards))
     operations = load(piece, plan)
     left = {
         "ends": _outcomes.outcomes_left(operations),
@@ -161,15 +181,10 @@ def look(piece: str, plan: Plan) -> Look:
         "kinds": _overview.kinds(operations),
         "changes": _pending.changes(operations),
         "timeline": _overview.timeline(operations, plan),
-        "waits": _overview.waits(operations),
-        "lateness": _overview.lateness(operations),
+        "waits": _durations.waits(operations, plan),
+        "lateness": _durations.lateness(operations, plan),
     }
     return Look(leave(f"{piece}.left", left, plan.shards), sums)
-
-
-def look_at_checks(piece: str, shards: int) -> Look:
-    """Divides the checks of a piece."""
-    return Look(leave(f"{piece}.left", _keys.checks_left(piece), shards))
 
 
 def add_up(task: Task, plan: Plan) -> Shard:

@@ -1,5 +1,5 @@
-"""What a page shows of the operations besides the tables: sums over purgatory, kind, run, and time or wait. They stay small,
-however many operations there are, because each of these has few different values.
+"""What a page shows of the operations besides the tables: sums over purgatory, kind, run and time. They stay small, however
+many operations there are, because each of these has few different values.
 """
 
 from typing import Any
@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from purgatory.pipeline.report._operations import COMPLETED, EXPIRED, NO_END, Operations
-from purgatory.pipeline.report._plan import SECOND, Ints, Plan, distinct, rounded_down, summed
+from purgatory.pipeline.report._operations import NO_END, Operations
+from purgatory.pipeline.report._plan import Ints, Plan, distinct, summed
 
 OUTCOMES = ("completed", "expired", "cancelled")
 
@@ -72,25 +72,3 @@ def timeline(operations: Operations, plan: Plan) -> pa.Table:
     names = operations.names(cells // spans // runs)
     places = {"run": cells // spans % runs, "place": cells % spans - 1}
     return pa.table({**names, **places, **counts})
-
-
-def waits(operations: Operations) -> pa.Table:
-    """purgatory, kind, run, wait (in microseconds, with two digits), completed, others: how many ended after which wait."""
-    is_known = operations.has_start & operations.has_end
-    is_completed = operations.outcome[is_known] == COMPLETED
-    counts = {"completed": is_completed.astype(np.int64), "others": (~is_completed).astype(np.int64)}
-    return _by_value(operations, is_known, "wait", rounded_down(operations.wait[is_known], 2), counts)
-
-
-def lateness(operations: Operations) -> pa.Table:
-    """purgatory, kind, run, late (in microseconds, with two digits), expired: how long after its deadline each expired."""
-    is_known = (operations.outcome == EXPIRED) & operations.has_start & ~np.isnan(operations.timeout)
-    timeout = np.rint(np.minimum(operations.timeout[is_known] * SECOND, 1e18)).astype(np.int64)
-    late = np.maximum(operations.wait[is_known] - timeout, 0)
-    return _by_value(operations, is_known, "late", rounded_down(late, 2), {"expired": np.ones(len(late), np.int64)})
-
-
-def _by_value(operations: Operations, which: Any, name: str, values: Ints, counts: dict[str, Ints]) -> pa.Table:
-    rows = pa.table({"group": operations.group[which], "run": operations.run[which], name: values, **counts})
-    rows = summed([rows], ["group", "run", name])
-    return pa.table({**operations.names(rows["group"].to_numpy()), **{each: rows[each] for each in ("run", name, *counts)}})

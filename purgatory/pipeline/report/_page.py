@@ -30,9 +30,9 @@ SECTIONS: Final = {
     "timeouts": (
         "Timeouts",
         "How long operations waited, and what share of them each timeout would have let expire, after Kaplan and Meier, with "
-        "its 95 % interval. Move the timeout, or click into the picture. These are of the whole time.",
+        "its 95 % interval. Move the timeout, or click into the picture.",
     ),
-    "late": ("Lateness", "How long after their deadline operations expired. Of the whole time."),
+    "late": ("Lateness", "How long after their deadline operations expired."),
     "keys": ("Hot keys", "Whose checks tried most, and when. At most a hundred keys are here; the table `keys` has all."),
     "missed": (
         "Missed triggers",
@@ -81,8 +81,9 @@ def _section(name: str) -> str:
         if name == "timeouts"
         else ""
     )
+    covers = '<p class="covers"></p>' if name in ("timeouts", "late") else ""
     return (
-        f'<section id="{name}"><h2>{escape(heading)}</h2><p class="note">{escape(note)}</p>'
+        f'<section id="{name}"><h2>{escape(heading)}</h2><p class="note">{escape(note)}</p>{covers}'
         f'<div class="pictures">{pictures}</div>{mover}<div class="table"></div></section>\n'
     )
 

@@ -36,8 +36,8 @@ class Summary:
 
     timeouts: list[Line]
     survival: list[Line]
-    waits: list[Line]
-    """purgatory, kind, run, wait_s (to two digits), completed, others: how many operations ended after about this wait."""
+    waits: list[pa.Table]
+    """See `_durations.waits`: what each task told."""
     pending: list[Line]
     """purgatory, second, pending_max, pending_mean: for the spans of the window in which any operation was pending."""
     peaks: list[Line]
@@ -48,8 +48,8 @@ class Summary:
     reconciliation: list[Line]
     timeline: list[Line]
     """See `_overview.timeline`."""
-    lateness: list[Line]
-    """See `_overview.lateness`."""
+    lateness: list[pa.Table]
+    """See `_durations.lateness`."""
     hot_times: list[Line]
     """purgatory, key, place, tried, completed."""
     missed_times: list[Line]
@@ -95,8 +95,6 @@ def summary_of(
 ) -> Summary:
     """Puts together what the tasks told."""
     groups = [("purgatory", "ascending"), ("kind", "ascending")]
-    waits = _all(sums, "waits", ["purgatory", "kind", "run", "wait"])
-    waits = [{**line, "wait_s": line.pop("wait") / SECOND} for line in waits]
     by_key = [("purgatory", "ascending"), ("key", "ascending")]
     hot = pa.concat_tables([shard.keys.hot for shard in shards])
     hot = hot.sort_by([("tried", "descending"), ("operations", "descending"), *by_key]).slice(0, _keys.SHOWN)
@@ -106,7 +104,7 @@ def summary_of(
     return Summary(
         timeouts=timeouts.sort_by([("expired", "descending"), *groups]).to_pylist(),
         survival=survival.sort_by([*groups, ("timeout_s", "ascending")]).to_pylist(),
-        waits=waits,
+        waits=sums.get("waits", []),
         pending=_points([*(shard.points for shard in shards), _pending.points(quiet, plan.window)], plan.window),
         peaks=_pending.peaks(peaks).to_pylist(),
         hot_keys=hot.to_pylist(),
@@ -117,7 +115,7 @@ def summary_of(
             for place, each in enumerate(account)
         ],
         timeline=_all(sums, "timeline", ["purgatory", "kind", "run", "place"]),
-        lateness=_all(sums, "lateness", ["purgatory", "kind", "run", "late"]),
+        lateness=sums.get("lateness", []),
         hot_times=_of_keys([shard.keys.hot_times for shard in shards], hot),
         missed_times=_of_keys([shard.keys.missed_times for shard in shards], missed),
         curves_of_runs={group: curve for shard in shards for group, curve in shard.survival.of_runs.items()},

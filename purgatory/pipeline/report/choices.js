@@ -117,14 +117,12 @@ function start() {
     theme(shown);
     for (const id in drawn) Plotly.relayout(id, { width: null, autosize: true });
   });
-  document.querySelectorAll(".picture").forEach((each) => watcher.observe(each));
-  document.documentElement.dataset.ready = "yes";
 }
 
 // Plotly is packed: the page is a third as long, and it is unpacked in less time than that would take to load.
 async function unpacked() {
-  const packed = Uint8Array.from(atob(by("plotly").textContent), (character) => character.charCodeAt(0));
-  const script = await new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).blob();
+  const packed = await fetch(`data:application/gzip;base64,${by("plotly").textContent}`);
+  const script = await new Response(packed.body.pipeThrough(new DecompressionStream("gzip"))).blob();
   const element = document.createElement("script");
   element.src = URL.createObjectURL(new Blob([script], { type: "text/javascript" }));
   await new Promise((done, failed) => {
@@ -134,4 +132,10 @@ async function unpacked() {
   });
 }
 
-unpacked().then(start);
+// Text and tables are there while it is unpacked.
+const unpacking = unpacked();
+start();
+unpacking.then(() => {
+  document.querySelectorAll(".picture").forEach((each) => watcher.observe(each));
+  document.documentElement.dataset.ready = "yes";
+});

@@ -7,8 +7,10 @@ const whole = () => state.from === 0 && state.to === data.window.count;
 
 // -- what people read
 
-const count = (value) => (value == null ? "" : Math.round(value).toLocaleString("en"));
-const digits = (value, n = 3) => Number(value.toPrecision(n)).toLocaleString("en", { maximumSignificantDigits: n });
+const wholeNumber = new Intl.NumberFormat("en", { maximumFractionDigits: 0 }),
+  threeDigits = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+const count = (value) => (value == null ? "" : wholeNumber.format(Math.round(value)));
+const digits = (value) => threeDigits.format(Number(value.toPrecision(3)));
 const share = (value) => (value == null ? "" : `${digits(value * 100)} %`);
 function seconds(value) {
   if (value == null) return "";
@@ -59,12 +61,82 @@ function endsOfGroups() {
   return sums;
 }
 
+/** Whether what began in some joined spans, of which `place` is the number, began in the chosen time. */
+const began = (place, width) => whole() || (place * width < state.to && (place + 1) * width > state.from);
+
+/** The chosen time, as far as waits follow it. */
+function span(columns) {
+  const { width } = columns;
+  return [Math.floor(state.from / width) * width, Math.min(Math.ceil(state.to / width) * width, data.window.count)];
+}
+
+/** Counts by step (see _durations.py), of what is chosen and began in the chosen time. */
+function steps(columns, names, isMine = () => true) {
+  const sums = new Map();
+  for (const row of chosen(columns)) {
+    if (!isMine(columns.group[row]) || !began(columns.place[row], columns.width)) continue;
+    const cells = columns.cells[row];
+    for (let cell = 0; cell < cells.length; cell += names.length + 1) {
+      const sum = sums.get(cells[cell]) || Object.fromEntries(names.map((name) => [name, 0]));
+      names.forEach((name, number) => (sum[name] += cells[cell + 1 + number]));
+      sums.set(cells[cell], sum);
+    }
+  }
+  return sums;
+}
+
+const waitSteps = (isMine) => steps(data.waits, ["completed", "others", "open"], isMine);
+
+/** Where a step begins, in seconds. */
+function edgeOf(step) {
+  const count = data.edges.length;
+  return Number(`${data.edges[((step % count) + count) % count]}e${Math.floor(step / count) - 1}`);
+}
+
+/** The curve of a group: exact for the whole time, otherwise by steps. */
 function curve(group) {
   const found = data.curves.filter((each) => each.group === group);
+  if (!found.length) return null;
+  if (!whole()) return curveInTime(group);
   return (
     found.find((each) => each.run === state.run) ||
     (found.length === 1 || state.run < 0 ? found.find((each) => each.run < 0) : null)
   );
+}
+
+const curves = new Map();
+
+function curveInTime(group) {
+  const name = [group, state.run, state.from, state.to].join();
+  if (curves.size > 200) curves.clear();
+  if (!curves.has(name)) curves.set(name, kaplanMeier(waitSteps((each) => each === group)));
+  return curves.get(name);
+}
+
+/** As _survival.py does it; where steps end is where the rate falls. */
+function kaplanMeier(sums) {
+  if (!sums.size) return null;
+  const points = { timeout_s: [], at_risk: [], expiry_rate: [], standard_error: [] };
+  let atRisk = [...sums.values()].reduce((all, sum) => all + sum.completed + sum.others + sum.open, 0),
+    rate = 1,
+    variance = 0;
+  for (const [step, sum] of [...sums].sort((a, b) => a[0] - b[0])) {
+    const left = atRisk - sum.completed;
+    rate *= left / atRisk;
+    if (left) variance += sum.completed / (atRisk * left);
+    points.timeout_s.push(edgeOf(step + 1));
+    points.at_risk.push(atRisk);
+    points.expiry_rate.push(rate);
+    points.standard_error.push(left ? rate * Math.sqrt(variance) : null);
+    atRisk -= sum.completed + sum.others + sum.open;
+  }
+  return points;
+}
+
+/** The least timeout that would have let no more than this share expire; null if the data cannot tell. */
+function timeoutFor(points, share) {
+  const place = points ? points.expiry_rate.findIndex((rate) => rate <= share + 1e-12) : -1;
+  return place < 0 ? null : points.timeout_s[place];
 }
 
 /** The share that a timeout would have let expire, and its 95 % interval; null beyond the longest wait. */
@@ -131,11 +203,14 @@ function compare(a, b) {
   return a < b ? -1 : a > b ? 1 : 0;
 }
 
+/** The name of a column that does not follow the chosen time. */
+const ofAll = (name) => (whole() ? name : `${name}, whole time`);
 const column = (name, value, show, kind) => ({ name, value, show, text: kind });
 const word = (name, value, kind = "text") => column(name, value, null, kind);
 
 function tables() {
-  const ends = endsOfGroups();
+  const ends = endsOfGroups(),
+    isExact = whole() && state.run < 0;
   const kinds = [...ends].map(([group, sum]) => ({ ...data.timeouts[group], ...sum, group, curve: curve(group) }));
   table(
     "timeouts",
@@ -152,16 +227,16 @@ function tables() {
         (value) => (value >= 0 ? share(value) : ""),
       ),
       column("missed", (row) => row.missed, count),
-      column("timeout", (row) => row.timeout_max_s, seconds),
-      column("least", (row) => row.timeout_min_s, seconds),
+      column(ofAll("timeout"), (row) => row.timeout_max_s, seconds),
+      column(ofAll("least"), (row) => row.timeout_min_s, seconds),
       column(
         "for 1 %",
-        (row) => row.timeout_1_percent,
+        (row) => (isExact ? row.timeout_1_percent : timeoutFor(row.curve, 0.01)),
         (value) => (value == null ? "not answerable" : seconds(value)),
       ),
       column(
         "for 0.1 %",
-        (row) => row.timeout_01_percent,
+        (row) => (isExact ? row.timeout_01_percent : timeoutFor(row.curve, 0.001)),
         (value) => (value == null ? "not answerable" : seconds(value)),
       ),
       column(
@@ -177,12 +252,12 @@ function tables() {
     [
       word("purgatory", (row) => row.purgatory),
       word("key", (row) => row.key),
-      column("operations", (row) => row.operations, count),
+      column(ofAll("operations"), (row) => row.operations, count),
       column("tried", (row) => row.inTime.tried, count),
       column("completed", (row) => row.inTime.completed, count),
       column("in vain", (row) => row.inTime.tried - row.inTime.completed, count),
       column("in vain, %", (row) => (row.inTime.tried ? 1 - row.inTime.completed / row.inTime.tried : null), share),
-      column("missed triggers", (row) => row.missed_triggers, count),
+      column(ofAll("missed triggers"), (row) => row.missed_triggers, count),
     ],
     data.keys
       .filter(isKey)
@@ -195,7 +270,7 @@ function tables() {
       word("purgatory", (row) => row.purgatory),
       word("key", (row) => row.key),
       column("missed", (row) => row.inTime, count),
-      column("operations", (row) => row.operations, count),
+      column(ofAll("operations"), (row) => row.operations, count),
       column(
         "first",
         (row) => row.first,

@@ -35,6 +35,8 @@ const empty = (id, why, height = 120) =>
     annotations: [{ text: why, showarrow: false, font: { color: colour("faint") } }],
   });
 
+const BARS = 40;
+
 function ends() {
   const names = ["completed", "expired", "cancelled"],
     t = data.timeline;
@@ -43,9 +45,14 @@ function ends() {
     if (t.place[row] >= 0 && t.place[row] < data.window.count)
       for (const name of names) sums[name][t.place[row]] += t[name][row];
   const x = Array.from({ length: data.window.count }, (_, place) => time(place + 0.5));
+  // A bar is an element of its own for each span, which browsers take long to lay out; an area is one for all of them.
+  const shape = (name) =>
+    data.window.count > BARS
+      ? { mode: "lines", stackgroup: "ends", line: { shape: "hvh", width: 0 }, fillcolor: colour(name) }
+      : { type: "bar", marker: { color: colour(name) } };
   draw(
     "ends",
-    names.map((name) => ({ type: "bar", name, x, y: sums[name], marker: { color: colour(name) }, hovertemplate: "%{y:,}" })),
+    names.map((name) => ({ ...shape(name), name, x, y: sums[name], hovertemplate: "%{y:,}" })),
     {
       barmode: "stack",
       bargap: 0,
@@ -112,26 +119,9 @@ function durations(title, values) {
   };
 }
 
-const EDGES = [10, 12, 15, 18, 22, 27, 33, 39, 47, 56, 68, 82]; // of two digits, as the values are, and about equally far apart
-
-/** The step, twelve to a power of ten, that a value is in; and where a step begins. */
-function stepOf(value) {
-  const power = Math.floor(Math.log10(value) + 1e-9),
-    first = value / 10 ** (power - 1) + 1e-6;
-  return power * 12 + EDGES.filter((edge) => edge <= first).length - 1;
-}
-const edgeOf = (step) => EDGES[((step % 12) + 12) % 12] * 10 ** (Math.floor(step / 12) - 1);
-
-/** Counts by value. */
-function steps(columns, value, names) {
-  const sums = new Map();
-  for (const row of chosen(columns)) {
-    const step = stepOf(Math.max(columns[value][row], 1e-6));
-    const sum = sums.get(step) || Object.fromEntries(names.map((name) => [name, 0]));
-    for (const name of names) sum[name] += columns[name][row];
-    sums.set(step, sum);
-  }
-  if (!sums.size) return null;
+/** The sums of each step, from the one before the first to the one after the last. */
+function allSteps(sums, names) {
+  if (![...sums.values()].some((sum) => names.some((name) => sum[name]))) return null;
   const places = [...sums.keys()],
     first = Math.min(...places) - 1,
     last = Math.max(...places) + 1;
@@ -143,7 +133,7 @@ function steps(columns, value, names) {
 }
 
 function histogram(id, found, names, title) {
-  if (!found) return empty(id, id === "lateness" ? "Nothing expired whose deadline is known." : "Nothing ended.");
+  if (!found) return empty(id, id === "lateness" ? "Nothing expired whose deadline is known." : "Nothing ended whose start is known.");
   draw(
     id,
     Object.entries(names).map(([name, label]) => ({
@@ -304,12 +294,12 @@ const drawn = {
   waits: () =>
     histogram(
       "waits",
-      steps(data.waits, "wait", ["completed", "others"]),
+      allSteps(waitSteps(), ["completed", "others"]),
       { completed: "completed", others: "expired or cancelled" },
       "wait",
     ),
   lateness: () =>
-    histogram("lateness", steps(data.lateness, "late", ["expired"]), { expired: "expired" }, "after the deadline"),
+    histogram("lateness", allSteps(steps(data.lateness, ["expired"]), ["expired"]), { expired: "expired" }, "after the deadline"),
   heat: () => heat("heat", data.keys, "tried", "tried"),
   when: () => heat("when", data.missed, "missed", "missed"),
 };
@@ -337,18 +327,34 @@ const all = () => {
   Object.keys(drawn).forEach((id) => seen.add(id));
   [...stale].forEach(refresh);
 };
+/** Draws one picture in each frame, so that the first is there before the last is made. */
+function refreshInTurn(ids) {
+  const [first, ...others] = ids.filter((id) => stale.has(id));
+  if (!first) return;
+  refresh(first);
+  requestAnimationFrame(() => setTimeout(() => refreshInTurn(others)));
+}
+
 const watcher = new IntersectionObserver(
-  (entries) =>
-    entries.forEach((entry) => {
-      seen[entry.isIntersecting ? "add" : "delete"](entry.target.id);
-      if (entry.isIntersecting && stale.has(entry.target.id)) refresh(entry.target.id);
-    }),
+  (entries) => {
+    for (const entry of entries) seen[entry.isIntersecting ? "add" : "delete"](entry.target.id);
+    refreshInTurn(entries.filter((entry) => entry.isIntersecting).map((entry) => entry.target.id));
+  },
   { rootMargin: "200px" },
 );
 
 function answer() {
   const groups = data.groups.map((_, group) => group).filter((group) => isGroup(group) && curve(group));
   by("chosen").textContent = seconds(state.timeout);
+  for (const [section, columns] of [
+    ["timeouts", data.waits],
+    ["late", data.lateness],
+  ]) {
+    const [from, to] = span(columns).map((place) => instant(at(place)));
+    document.querySelector(`#${section} .covers`).textContent = whole()
+      ? "Of the whole time."
+      : `Of the operations that began from ${from} to ${to} UTC. Waits are rounded up, to 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8 or 10.`;
+  }
   by("answer").innerHTML =
     groups
       .slice(0, 4)

@@ -48,7 +48,7 @@ def simulate(spark: SparkSession, journal: str, out: str, settings: list[Setting
     work = Path(out, ".work").absolute()
     try:
         with on_spark(spark) as spread:
-            source = read(spread, [journal], "operations", str(work))
+            source = read(spread, [journal], ["operations"], str(work))["operations"]
             return _simulated(spark, source, out, settings, shards)
     finally:
         rmtree(work, ignore_errors=True)

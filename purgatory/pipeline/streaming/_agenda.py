@@ -1,7 +1,8 @@
 """What a shard still has to do, by instant: a timing wheel whose buckets are kept in a store, in chunks.
 
-Events are tuples that begin with their instant, in microseconds. They lie in *slices* of time; the farther ahead, the wider the
-slice. When the time of a slice has come, all of its events are taken out; those that are not yet due go to narrower slices.
+Three kinds of events lie in *slices* of time; the farther ahead, the wider the slice. Signals and registrations are Arrow
+batches, deadlines are tuples of an instant, in microseconds, and an id. When the time of a slice has come, all of its events
+are taken out; those that are not yet due go to narrower slices.
 
     it is 10:00:00, and events come for     10:00:07     slices of 1 s      as the wheel's first level
                                             10:03:20     slices of 64 s
@@ -11,10 +12,14 @@ So there are never many slices, however far ahead deadlines lie. Each call of `s
 Adding events therefore costs the store one write for each slice, whatever waits in the slice already.
 """
 
-from collections.abc import Iterator
-from typing import Any, Final, Protocol, TypeVar
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Protocol, TypeVar
 
-Event = tuple[Any, ...]
+import numpy as np
+import pyarrow as pa
+
+Deadline = tuple[int, str]
 Slice = tuple[int, int]
 """The width of a slice in microseconds, and its number. The slice begins at their product."""
 
@@ -22,6 +27,7 @@ NARROWEST: Final = 1_000_000
 REACH: Final = 64
 """How many slices of each width are in use at most."""
 LONGEST_CHUNK: Final = 10_000
+"""So many events of a kind are in a chunk at most."""
 
 K_contra = TypeVar("K_contra", contravariant=True)
 V = TypeVar("V")
@@ -35,6 +41,43 @@ class Store(Protocol[K_contra, V]):
     def __delitem__(self, key: K_contra, /) -> None: ...
 
 
+@dataclass(slots=True)
+class Events:
+    """Events of the three kinds. Both kinds of batches have a column `at`."""
+
+    signals: list[pa.RecordBatch] = field(default_factory=list)
+    registrations: list[pa.RecordBatch] = field(default_factory=list)
+    deadlines: list[Deadline] = field(default_factory=list)
+
+    def extend(self, others: "Events") -> None:
+        self.signals += others.signals
+        self.registrations += others.registrations
+        self.deadlines += others.deadlines
+
+    def first(self) -> int:
+        """The earliest instant. There is at least one event."""
+        firsts = [min(batch.column(0).to_numpy()) for batch in (*self.signals, *self.registrations)]
+        if self.deadlines:
+            firsts.append(min(self.deadlines)[0])
+        return int(min(firsts))
+
+    def chunks(self) -> Iterator["Events"]:
+        """The same in chunks, in each of which a kind has one batch at most."""
+        parts = _cut(self.signals), _cut(self.registrations)
+        starts = range(0, len(self.deadlines), LONGEST_CHUNK)
+        for number in range(max(len(parts[0]), len(parts[1]), len(starts))):
+            signals, registrations = (part[number : number + 1] for part in parts)
+            start = number * LONGEST_CHUNK
+            yield Events(signals, registrations, self.deadlines[start : start + LONGEST_CHUNK])
+
+
+def _cut(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if not batches:
+        return []
+    whole = pa.concat_batches(batches) if len(batches) > 1 else batches[0]
+    return [whole.slice(start, LONGEST_CHUNK) for start in range(0, whole.num_rows, LONGEST_CHUNK)]
+
+
 class Agenda:
     """Events in slices of time.
 
@@ -46,48 +89,72 @@ class Agenda:
     __slots__ = ("_chunks", "_new", "open_slices")
 
     def __init__(
-        self, chunks: Store[tuple[int, int, int], list[Event]], open_slices: dict[Slice, tuple[int, int]] | None = None
+        self, chunks: Store[tuple[int, int, int], Events], open_slices: dict[Slice, tuple[int, int]] | None = None
     ) -> None:
         self._chunks = chunks
         self.open_slices = {} if open_slices is None else open_slices
-        self._new: dict[Slice, list[Event]] = {}
+        self._new: dict[Slice, Events] = {}
         """The events that `save` will write."""
 
-    def add(self, event: Event, now: int) -> None:
-        """Adds an event, which `take` will return when it is due. Cost: O(1), with one step for each width."""
-        at = event[0]
+    def add(self, deadline: Deadline, now: int) -> None:
+        """Adds a deadline, which `take` will return when it is due. Cost: O(1), with one step for each width."""
+        at = deadline[0]
         reach = (at - now) // REACH
         width = NARROWEST
         while reach >= width:
             width *= REACH
-        self._new.setdefault((width, at // width), []).append(event)
+        self._slice((width, at // width)).deadlines.append(deadline)
 
-    def take(self, now: int) -> list[Event]:
+    def add_signals(self, signals: pa.RecordBatch, now: int) -> None:
+        """Adds signals. Cost: O(n log n) in numpy, and one step for each slice."""
+        for where, part in _by_slice(signals, now):
+            self._slice(where).signals.append(part)
+
+    def add_registrations(self, registrations: pa.RecordBatch, now: int) -> None:
+        """Adds registrations. Cost: the same."""
+        for where, part in _by_slice(registrations, now):
+            self._slice(where).registrations.append(part)
+
+    def _slice(self, where: Slice) -> Events:
+        events = self._new.get(where)
+        if events is None:
+            events = self._new[where] = Events()
+        return events
+
+    def take(self, now: int) -> Events:
         """Takes out the events that are due at `now`, in no order. Cost: the events of the slices that have begun."""
-        due: list[Event] = []
+        due = Events()
         for begun in [each for each in {*self.open_slices, *self._new} if each[0] * each[1] <= now]:
-            for event in self._pop(begun):
-                if event[0] <= now:
-                    due.append(event)
+            events = self._pop(begun)
+            for batch in events.signals:
+                due.signals += (later := _Split(batch, now)).due
+                self.add_signals(later.rest, now)
+            for batch in events.registrations:
+                due.registrations += (later := _Split(batch, now)).due
+                self.add_registrations(later.rest, now)
+            for deadline in events.deadlines:
+                if deadline[0] <= now:
+                    due.deadlines.append(deadline)
                 else:
-                    self.add(event, now)
+                    self.add(deadline, now)
         return due
 
-    def _pop(self, begun: Slice) -> Iterator[Event]:
-        new = self._new.pop(begun, [])
+    def _pop(self, begun: Slice) -> Events:
+        events = Events()
         for serial in range(self.open_slices.pop(begun, (0, 0))[0]):
             key = (*begun, serial)
-            yield from self._chunks.get(key) or ()
+            events.extend(self._chunks.get(key) or Events())
             del self._chunks[key]
-        yield from new
+        events.extend(self._new.pop(begun, Events()))
+        return events
 
     def save(self) -> None:
         """Writes the added events to the store. Cost: one write for each slice that has new events, and each 10,000 of them."""
         for where, events in self._new.items():
-            first = min(event[0] for event in events)
+            first = events.first()
             serial, earlier = self.open_slices.get(where, (0, first))
-            for start in range(0, len(events), LONGEST_CHUNK):
-                self._chunks[(*where, serial)] = events[start : start + LONGEST_CHUNK]
+            for chunk in events.chunks():
+                self._chunks[(*where, serial)] = chunk
                 serial += 1
             self.open_slices[where] = (serial, min(first, earlier))
         self._new = {}
@@ -95,3 +162,35 @@ class Agenda:
     def next(self) -> int | None:
         """The instant of the next event; `None` if there is none. Call `save` before. Cost: the slices in use."""
         return min((first for _, first in self.open_slices.values()), default=None)
+
+
+class _Split:
+    """A batch in two: what is due at `now`, and the rest."""
+
+    def __init__(self, batch: pa.RecordBatch, now: int) -> None:
+        is_due = batch.column(0).to_numpy() <= now
+        if is_due.all():
+            self.due, self.rest = [batch], batch.slice(0, 0)
+        elif is_due.any():
+            self.due, self.rest = [batch.filter(pa.array(is_due))], batch.filter(pa.array(~is_due))
+        else:
+            self.due, self.rest = [], batch
+
+
+def _by_slice(batch: pa.RecordBatch, now: int) -> Iterable[tuple[Slice, pa.RecordBatch]]:
+    """The slices that the rows of a batch belong to, and their rows."""
+    if not batch.num_rows:
+        return
+    at = batch.column(0).to_numpy()
+    reach, widths, width = (at - now) // REACH, np.full(len(at), NARROWEST), NARROWEST
+    while (is_wider := reach >= width).any():
+        width *= REACH
+        widths[is_wider] = width
+    numbers = at // widths
+    order = np.lexsort((numbers, widths))
+    widths, numbers = widths[order], numbers[order]
+    starts = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1) | np.diff(widths, prepend=widths[0]))
+    if len(starts) > 1:
+        batch = batch.take(pa.array(order))
+    for start, end in zip(starts, (*starts[1:], len(at)), strict=True):
+        yield (int(widths[start]), int(numbers[start])), batch.slice(start, end - start)

@@ -1,13 +1,19 @@
 """What can be read from the checkpoint of a query on `outcomes`: its shards, its account of all operations, its newest
 event."""
 
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.utils import is_remote
 
 from purgatory.pipeline.streaming._outcomes import TICKS
 from purgatory.pipeline.streaming._processor import ShardsChanged
@@ -15,6 +21,9 @@ from purgatory.pipeline.streaming._processor import ShardsChanged
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 NO_BATCH: Final = ("STDS_COMMITTED_BATCH_UNAVAILABLE",)
 """What Spark calls the error if there is no checkpoint, or if no batch was committed to it."""
+ESCAPED: Final = re.compile(r'[\x00-\x20"#%<>?\[\\\]^`{|}\x7f]')
+"""What Spark 4.3 writes as a code (a space as %20) in the name of a checkpoint whose state it is to read. Then it looks for a
+folder that has this code in its name, and says that no batch was committed to it."""
 
 
 def check_shards(spark: SparkSession, checkpoint: str, shards: int) -> None:
@@ -27,10 +36,11 @@ def check_shards(spark: SparkSession, checkpoint: str, shards: int) -> None:
         ShardsChanged: `checkpoint` was written with another number of shards. The query would fail with the same error, but
             only when a shard notices it.
     """
-    state = _state(spark, checkpoint, "shard")
-    if state is None:
-        return
-    row = state.select(F.col("value.shards").alias("shards")).head()
+    with _readable(spark, checkpoint) as place:
+        state = _state(spark, place, "shard")
+        if state is None:
+            return
+        row = state.select(F.col("value.shards").alias("shards")).head()
     if row is not None and row.shards != shards:
         raise ShardsChanged(
             f"cannot go on with {shards} shards from {checkpoint}: it was written with {row.shards}, and operations would "
@@ -75,23 +85,25 @@ def reconcile(checkpoint: str, spark: SparkSession | None = None) -> Reconciliat
         ValueError: no batch was committed to `checkpoint`.
     """
     spark = spark or SparkSession.active()
-    shards = _state(spark, checkpoint, "shard")
-    if shards is None:
-        raise ValueError(f"cannot reconcile {checkpoint}: no batch was committed to it")
     names = ["registered", "completed", "expired", "late", "late_signals"]
-    counted = shards.agg(*(F.coalesce(F.sum(f"value.{name}"), F.lit(0)).alias(name) for name in names)).first()
-    waiting = _sum(spark, checkpoint, "operations", "waiting")
-    ahead = _sum(spark, checkpoint, "agenda", "registrations")
+    with _readable(spark, checkpoint) as place:
+        shards = _state(spark, place, "shard")
+        if shards is None:
+            raise ValueError(f"cannot reconcile {checkpoint}: no batch was committed to it")
+        counted = shards.agg(*(F.coalesce(F.sum(f"value.{name}"), F.lit(0)).alias(name) for name in names)).first()
+        waiting = _sum(spark, place, "operations", "waiting")
+        ahead = _sum(spark, place, "agenda", "registrations")
     assert counted is not None
     return Reconciliation(**counted.asDict(), pending=waiting + ahead)
 
 
 def newest_event(spark: SparkSession, checkpoint: str) -> datetime | None:
     """The instant of the latest registration or signal that the query of `checkpoint` has heard of; `None` if there is none."""
-    shards = _state(spark, checkpoint, "shard")
-    if shards is None:
-        return None
-    newest = shards.agg(F.max("value.newest")).collect()[0][0]
+    with _readable(spark, checkpoint) as place:
+        shards = _state(spark, place, "shard")
+        if shards is None:
+            return None
+        newest = shards.agg(F.max("value.newest")).collect()[0][0]
     return EPOCH + timedelta(microseconds=newest) if newest else None
 
 
@@ -102,6 +114,22 @@ def write_ticks(spark: SparkSession, folder: str, *instants: datetime) -> None:
         instants: with their time zone. The watermark will be behind the latest by the delay.
     """
     spark.createDataFrame([(instant,) for instant in instants], TICKS).coalesce(1).write.mode("append").parquet(folder)
+
+
+@contextmanager
+def _readable(spark: SparkSession, checkpoint: str) -> Iterator[str]:
+    """A name of the checkpoint by which Spark can read its state: where `ESCAPED` is in the way, a link to it."""
+    if not ESCAPED.search(checkpoint):
+        yield checkpoint
+        return
+    is_here = not is_remote() and str(spark.conf.get("spark.master")).startswith("local") and ":/" not in checkpoint
+    if not is_here:
+        found = " ".join(sorted({repr(character) for character in ESCAPED.findall(checkpoint)}))
+        raise ValueError(f"Spark cannot read the state of the checkpoint {checkpoint!r}: choose a name without {found}")
+    with tempfile.TemporaryDirectory() as folder:
+        link = Path(folder, "checkpoint")
+        link.symlink_to(Path(checkpoint).absolute())
+        yield str(link)
 
 
 def _state(spark: SparkSession, checkpoint: str, name: str) -> DataFrame | None:

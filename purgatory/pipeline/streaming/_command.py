@@ -16,6 +16,7 @@ from pyspark.errors import PySparkException
 
 from purgatory._programs import Program
 from purgatory.pipeline._session import add_master_option, spark_session
+from purgatory.pipeline.streaming._dashboard import address
 from purgatory.pipeline.streaming._job import Job
 from purgatory.pipeline.streaming._processor import ShardsChanged
 
@@ -50,7 +51,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--every", type=float, default=0.0, metavar="SECONDS", help="begin a batch so often (default: when one has ended)"
     )
     parser.add_argument("--files-per-batch", type=int, metavar="N", help="read at most N files of each input in a batch")
+    parser.add_argument(
+        "--serve", type=_address, metavar="HOST:PORT", help="show on this machine what the stream does: 127.0.0.1:9109, say"
+    )
     add_master_option(parser)
+
+
+def _address(text: str) -> tuple[str, int]:
+    try:
+        return address(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _add_kafka_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Decides on a stream which operations completed and which expired, exactly once. Plain Python, without Spark.
+"""Decides on a stream which operations completed and which expired, exactly once. Without Spark.
 
 A shard owns operations; no other shard decides on them. It puts everything that it hears on its agenda. When the watermark says
 that nothing earlier will come, it takes the events from there in the order of event time, and does what `ThresholdPurgatory`
@@ -12,127 +12,54 @@ the order in which the shard heard of it.
 
 At the same instant signals come first, then registrations, then deadlines. So a signal at the very deadline still counts.
 
+What it hears are batches of many rows, and they stay batches until they are due. Of the signals that are due, most complete
+nothing; `_decisive` finds the others, and these alone are looked at one by one.
+
 Of an operation that has ended, only the id is kept, until the deadline. So a copy that arrives before the deadline is
 recognised as a copy, and one that arrives later is too late anyway.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-from purgatory._lines import UNKNOWN, Line, Place, has_reached
-from purgatory.pipeline.streaming._agenda import Agenda, Event, Store
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
 
-COMPLETED: Final = "completed"
-EXPIRED: Final = "expired"
-LATE: Final = "late"
-MODES: Final = ("all", "any")
+from purgatory._lines import UNKNOWN, has_reached
+from purgatory.pipeline.streaming._agenda import Agenda, Store
+from purgatory.pipeline.streaming._course import Course, Numbers
+from purgatory.pipeline.streaming._events import (
+    COMPLETED,
+    DECISIONS,
+    EXPIRED,
+    LATE,
+    MODES,
+    NOWHERE,
+    REGISTRATIONS,
+    SIGNALS,
+    Decision,
+    Operation,
+    operations_of,
+    pairs_of,
+    refusal,
+)
+from purgatory.pipeline.streaming._together import Together, decide_together, have_different_keys
+from purgatory.pipeline.streaming._waiting import Pending, Watched
+
+pc: Final[Any] = pyarrow.compute  # its functions are made when it is imported, unseen by type checkers
 
 SIGNAL: Final = 0
 REGISTRATION: Final = 1
 DEADLINE: Final = 2
 
-Origin = tuple[str, int, int]
-"""The topic, partition and offset of the record that something came in."""
-NOWHERE: Final = (None, None, None)
+Event = tuple[Any, ...]
+"""An instant in microseconds, one of these three, and what it is about."""
 
 _at = itemgetter(0)
-
-
-class Operation(NamedTuple):
-    """An operation, as a shard hears of it. Instants are in microseconds."""
-
-    operation_id: str
-    requirements: tuple[tuple[str, int], ...]
-    """Pairs of a key and a threshold. Each key is there once."""
-    mode: str
-    """`all` or `any`: for how many of the requirements it waits."""
-    registered_at: int
-    deadline: int
-    origin: Origin | None = None
-    problem: str | None = None
-    """Why the record it came in could not be read; `None` if it could. Then the other fields are what could be read."""
-
-
-class Decision(NamedTuple):
-    """What became of an operation; or, if `outcome` is `late`, of which operation or signal nothing was decided, and why."""
-
-    outcome: str
-    operation_id: str | None = None
-    decided_at: int | None = None
-    satisfied_keys: list[str] | None = None
-    """In the order of the requirements."""
-    reason: str | None = None
-    key: str | None = None
-    """The key of a late signal."""
-    at: int | None = None
-    """If late: the instant that the operation gives for its registration, or the signal for itself."""
-    topic: str | None = None
-    """If late, and read from Kafka: where the record is."""
-    partition: int | None = None
-    offset: int | None = None
-
-
-class Waiter:
-    """An operation in the line of one of its keys."""
-
-    __slots__ = ("operation_id", "threshold")
-
-    def __init__(self, operation_id: str, threshold: int) -> None:
-        self.operation_id = operation_id
-        self.threshold = threshold
-
-
-class Watched(Line):
-    """The line of a key, in which waiters can be found by their operation."""
-
-    __slots__ = ("waiters",)
-
-    def __init__(self, key: str) -> None:
-        super().__init__(key)
-        self.waiters: dict[str, Waiter] = {}
-
-    def watch(self, operation_id: str, threshold: int) -> None:
-        """Puts an operation into the line."""
-        waiter = self.waiters[operation_id] = Waiter(operation_id, threshold)
-        self.join(waiter)
-
-    def unwatch(self, operation_id: str) -> None:
-        """Takes an operation out of the line."""
-        self.leave(self.waiters.pop(operation_id))
-
-    def rise(self, value: int) -> Iterator[str]:
-        """Raises the value of the key to `value`, and takes out the operations that waited for it. A lower value changes
-        nothing."""
-        if not has_reached(self.key, self.value, value):
-            for place in self.advance(value)[1]:
-                for waiter in _several(place):
-                    del self.waiters[waiter.operation_id]
-                    yield waiter.operation_id
-
-
-def _several(place: Place) -> Iterable[Any]:
-    return place if isinstance(place, dict) else (place,)
-
-
-@dataclass(slots=True)
-class Pending:
-    """An operation that waits, or that has ended and is remembered until its deadline."""
-
-    deadline: int
-    mode: str = ""
-    requirements: tuple[tuple[str, int], ...] = ()
-    """Empty if it has ended."""
-    satisfied: set[str] = field(default_factory=set)
-
-    @property
-    def has_ended(self) -> bool:
-        return not self.requirements
-
-    def is_complete(self) -> bool:
-        return len(self.satisfied) == len(self.requirements) if self.mode == "all" else bool(self.satisfied)
 
 
 @dataclass(slots=True)
@@ -159,7 +86,7 @@ class Shard:
         counts: those of the past, to go on from.
     """
 
-    __slots__ = ("agenda", "counts", "decisions", "lines", "operations")
+    __slots__ = ("_decided", "_decisions", "agenda", "counts", "lines", "operations")
 
     def __init__(
         self, operations: Store[str, Pending], lines: Store[str, Watched], agenda: Agenda, counts: Counts | None = None
@@ -168,110 +95,213 @@ class Shard:
         self.lines = lines
         self.agenda = agenda
         self.counts = Counts() if counts is None else counts
-        self.decisions: list[Decision] = []
-        """The decisions since they were last taken."""
+        self._decisions: list[Decision] = []
+        """The decisions since they were last taken, one by one."""
+        self._decided: list[pa.RecordBatch] = []
+        """And those that were made together."""
 
-    def take(self) -> list[Decision]:
-        """Takes out the decisions since the last call."""
-        decisions, self.decisions = self.decisions, []
-        return decisions
+    def take(self) -> list[pa.RecordBatch]:
+        """Takes out the decisions since the last call: batches with the columns of `DECISIONS`, none of them empty."""
+        taken, self._decided = self._decided, []
+        decisions, self._decisions = self._decisions, []
+        if decisions:
+            columns = zip(*decisions, strict=True)
+            made = [pa.array(column, field.type) for column, field in zip(columns, DECISIONS, strict=True)]
+            taken.append(pa.RecordBatch.from_arrays(made, schema=DECISIONS))
+        return taken
 
     # -- what a shard hears
 
-    def register(self, operation: Operation, now: int) -> None:
-        """Hears of an operation while the watermark is at `now`.
+    def register(self, operations: pa.RecordBatch, now: int) -> None:
+        """Hears of operations while the watermark is at `now`.
 
-        If its deadline is still ahead, it will have an outcome; if its registration is in the past, it begins to wait now. If
-        nothing can be decided, the decision says `late`, and why.
-        """
-        self.counts.registered += 1
-        if reason := operation.problem or _refusal(operation, now):
-            self._refuse(operation, reason)
-        else:
-            at = operation.registered_at
-            self.counts.newest = max(self.counts.newest, at)
-            # As a plain tuple: a store may have to pickle it where this class cannot be imported.
-            remembered = tuple(operation[:-1] if operation.origin else operation[:-2])
-            self.agenda.add((max(at, now), REGISTRATION, remembered), now)
-
-    def signal(
-        self,
-        key: str,
-        value: int,
-        at: int,
-        now: int,
-        reports: bool = True,
-        origin: Origin | None = None,
-        problem: str | None = None,
-    ) -> None:
-        """Hears that `key` has reached `value`, while the watermark is at `now`.
-
-        If that happened at the watermark or before, a decision says that the signal is `late`, and it counts from now on.
+        If the deadline of one is still ahead, it will have an outcome; if its registration is in the past, it begins to wait
+        now. If nothing can be decided on it, a decision says `late`, and why. Cost: that of Arrow, and a step for each that
+        is not certain to be sound.
 
         Args:
-            reports: whether this shard says that a signal is late; one of all the shards that hear of it does.
-            origin: where it came from.
-            problem: why the record it came in could not be read.
+            operations: with the columns of `REGISTRATIONS` but `at`; `topic`, `partition`, `offset` and `problem` may be
+                missing.
         """
-        if problem is not None or key is None or value is None or at is None:
-            if reports:
-                self._report(key, at, problem or "it lacks a key, a value or an instant", origin)
-            return
-        if at <= now:
-            if reports:
-                self._report(key, at, "it is not after the watermark; it counts from there on", origin)
-            at = now
-        elif at > self.counts.newest:
-            self.counts.newest = at
-        self.agenda.add((at, SIGNAL, key, value), now)
+        self.counts.registered += operations.num_rows
+        is_sound = _are_sound(operations, now)
+        if not is_sound.all():
+            for operation in operations_of(operations.filter(pa.array(~is_sound))):
+                reason = refusal(operation, now)
+                assert reason is not None
+                self._refuse(operation, reason)
+            operations = operations.filter(pa.array(is_sound))
+        if rows := operations.num_rows:
+            registered_at = operations.column("registered_at").to_numpy()
+            self.counts.newest = max(self.counts.newest, int(registered_at.max()))
+            columns = {name: operations.column(name) for name in operations.schema.names}
+            columns["at"] = pa.array(np.maximum(registered_at, now))
+            made = [columns[each.name] if each.name in columns else pa.nulls(rows, each.type) for each in REGISTRATIONS]
+            self.agenda.add_registrations(pa.RecordBatch.from_arrays(made, schema=REGISTRATIONS), now)
 
-    def _report(self, key: str | None, at: int | None, reason: str, origin: Origin | None) -> None:
-        self.counts.late_signals += 1
-        topic, partition, offset = origin or NOWHERE
-        self.decisions.append(Decision(LATE, reason=reason, key=key, at=at, topic=topic, partition=partition, offset=offset))
+    def signal(self, signals: pa.RecordBatch, now: int, label: int) -> None:
+        """Hears of signals while the watermark is at `now`: keys have reached values.
+
+        If one happened at the watermark or before, a decision says that the signal is `late`, and it counts from now on. Cost:
+        that of Arrow, and a step for each that is late.
+
+        Args:
+            signals: with the columns `key`, `value`, `at`, and `home`, which is the label of the shard that reports late ones;
+                `topic`, `partition`, `offset` and `problem` may be missing.
+            label: of this shard.
+        """
+        has_all = _have_all(signals, ("key", "value", "at"))
+        at = signals.column("at").fill_null(0).to_numpy()
+        is_early = has_all & (at > now)
+        if not is_early.all():
+            is_home = signals.column("home").fill_null(label).to_numpy() == label
+            self._report(signals.filter(pa.array(is_home & ~is_early)))
+        if is_early.any():
+            self.counts.newest = max(self.counts.newest, int(at[is_early].max()))
+        if not has_all.all():
+            signals, at = signals.filter(pa.array(has_all)), at[has_all]
+        columns = [pa.array(np.maximum(at, now)), signals.column("key"), signals.column("value")]
+        self.agenda.add_signals(pa.RecordBatch.from_arrays(columns, schema=SIGNALS), now)
+
+    def _report(self, signals: pa.RecordBatch) -> None:
+        """Reports what is late, or lacks something."""
+        nothing = [None] * signals.num_rows
+        names = ("key", "value", "at", "topic", "partition", "offset", "problem")
+        columns = [signals.column(name).to_pylist() if name in signals.schema.names else nothing for name in names]
+        for key, value, at, topic, partition, offset, problem in zip(*columns, strict=True):
+            reason = problem or "it is not after the watermark; it counts from there on"
+            if problem is None and (key is None or value is None or at is None):
+                reason = "it lacks a key, a value or an instant"
+            self.counts.late_signals += 1
+            self._decisions.append(Decision(LATE, None, None, None, reason, key, at, topic, partition, offset))
 
     def _refuse(self, operation: Operation, reason: str) -> None:
         self.counts.late += 1
         topic, partition, offset = operation.origin or NOWHERE
         at = operation.registered_at
-        self.decisions.append(Decision(LATE, operation.operation_id, None, None, reason, None, at, topic, partition, offset))
+        self._decisions.append(Decision(LATE, operation.operation_id, None, None, reason, None, at, topic, partition, offset))
 
     # -- what a shard decides
 
     def advance_to(self, now: int) -> None:
         """Decides everything up to the watermark `now`, inclusive: no more rows are expected from before it.
 
-        Cost: O(log n) for each event of the n that are due.
+        Cost: O(log n) for each event of the n that are due, mostly in numpy. What is decided one by one are operations that
+        wait since an earlier call, and those that are not the first of their id.
         """
-        events = self.agenda.take(now)
-        deadlines: list[Event] = []
-        for event in events:
-            if event[1] == REGISTRATION:
-                operation = Operation(*event[2])
-                deadline = (operation.deadline, DEADLINE, operation.operation_id)
-                if operation.deadline <= now:
-                    deadlines.append(deadline)
-                else:
-                    self.agenda.add(deadline, now)
-        events += deadlines
-        events.sort()
-        for at, instant in groupby(events, _at):
-            self._decide(at, instant)
+        due = self.agenda.take(now)
+        course = Course(due.signals) if due.signals else None
+        new, others = self._new_and_others(due.registrations)
+        together = None
+        if new is not None:
+            keys = pc.unique(new.column("keys").flatten()).to_pylist()
+            known = {key: None if (line := self.lines.get(key)) is None else line.known for key in keys}
+            together = decide_together(new, course, known, now)
+        self._decide(self._events(due.deadlines, others, course, now))
+        for key, value in course.highest() if course else ():
+            line = self.lines.get(key) or Watched(key)
+            reached = list(line.rise(value))
+            assert not reached
+            self.lines[key] = line
+        if together is not None:
+            self._add(together, now)
 
-    def _decide(self, at: int, events: Iterator[Event]) -> None:
+    def _new_and_others(self, registrations: list[pa.RecordBatch]) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
+        """Those that can be decided on together, and the others."""
+        if not registrations:
+            return None, None
+        rows = pa.concat_batches(registrations)
+        ids = rows.column("operation_id").dictionary_encode()
+        names, codes = ids.dictionary.to_pylist(), ids.indices.to_numpy()
+        is_new = np.array([self.operations.get(name) is None for name in names]) & (np.bincount(codes) == 1)
+        is_new = is_new[codes] & have_different_keys(rows)
+        if is_new.all():
+            return rows, None
+        return rows.filter(pa.array(is_new)) if is_new.any() else None, rows.filter(pa.array(~is_new))
+
+    def _add(self, together: Together, now: int) -> None:
+        """Takes note of what was decided together, and lets those wait that wait on."""
+        self.counts.completed += together.completed
+        self.counts.expired += together.expired
+        if together.decisions.num_rows:
+            self._decided.append(together.decisions)
+        ended = together.operations.take(pa.array(together.ended))
+        for operation_id, deadline in zip(
+            *(ended.column(name).to_pylist() for name in ("operation_id", "deadline")), strict=True
+        ):
+            self.operations[operation_id] = Pending(deadline)
+            self.agenda.add((deadline, operation_id), now)
+        waiting = together.operations.take(pa.array(together.waiting))
+        for operation, place in zip(operations_of(waiting), together.waiting.tolist(), strict=True):
+            operation_id, requirements, mode, _, deadline, *_ = operation
+            start = together.starts[place]
+            satisfied = set()
+            for (key, threshold), is_satisfied in zip(
+                requirements, together.is_satisfied[start : start + len(requirements)], strict=True
+            ):
+                if is_satisfied:
+                    satisfied.add(key)
+                else:
+                    line = self.lines.get(key) or Watched(key)
+                    line.watch(operation_id, threshold)
+                    self.lines[key] = line
+            self.operations[operation_id] = Pending(deadline, mode, requirements, satisfied)
+            self.agenda.add((deadline, operation_id), now)
+
+    def _events(
+        self, deadlines: Iterable[tuple[int, str]], registrations: pa.RecordBatch | None, course: Course | None, now: int
+    ) -> list[Event]:
+        """What is decided one by one, in its order."""
+        events: list[Event] = [(at, DEADLINE, operation_id) for at, operation_id in deadlines]
+        if registrations is not None:
+            for at, operation in zip(registrations.column("at").to_pylist(), operations_of(registrations), strict=True):
+                # Without its origin if it has none: such tuples can be compared.
+                events.append((at, REGISTRATION, operation[:-1] if operation.origin else operation[:-2]))
+                if operation.deadline <= now:
+                    events.append((operation.deadline, DEADLINE, operation.operation_id))
+                else:
+                    self.agenda.add((operation.deadline, operation.operation_id), now)
+        if course is not None:
+            places, thresholds = self._thresholds(registrations, course)
+            keys = course.keys.to_pylist()
+            events += [(at, SIGNAL, keys[key], value) for key, at, value in course.decisive(places, thresholds)]
+        events.sort()
+        return events
+
+    def _thresholds(self, registrations: pa.RecordBatch | None, course: Course) -> tuple[Numbers, Numbers]:
+        """Those that are waited for, or will be, and the places of their keys in `course`."""
+        keys: list[int] = []
+        lengths: list[int] = []
+        awaited: list[int] = []
+        for place, key in enumerate(course.keys.to_pylist()):
+            if (line := self.lines.get(key)) is not None:
+                for segment in line.segments:
+                    keys.append(place)
+                    lengths.append(len(segment))
+                    awaited += segment
+        places, thresholds = np.repeat(np.array(keys, np.int64), lengths), np.array(awaited, np.int64)
+        if registrations is not None:
+            places = np.append(places, course.places(registrations.column("keys").flatten()))
+            thresholds = np.append(thresholds, registrations.column("thresholds").flatten().to_numpy())
+        return places, thresholds
+
+    def _decide(self, events: list[Event]) -> None:
+        """Decides on events in their order; on those of one instant together."""
         touched: dict[str, None] = {}
-        deadlines: list[str] = []
-        for event in events:
-            if event[1] == SIGNAL:
-                self._rise(event[2], event[3], touched)
-            elif event[1] == REGISTRATION:
-                self._watch(Operation(*event[2]), touched)
-            else:
-                deadlines.append(event[2])
-        for operation_id in touched:
-            self._complete(operation_id, at)
-        for operation_id in deadlines:
-            self._expire(operation_id, at)
+        for at, instant in groupby(events, _at):
+            deadlines = []
+            for event in instant:
+                if event[1] == SIGNAL:
+                    self._rise(event[2], event[3], touched)
+                elif event[1] == REGISTRATION:
+                    self._watch(Operation(*event[2]), touched)
+                else:
+                    deadlines.append(event[2])
+            for operation_id in touched:
+                self._complete(operation_id, at)
+            touched.clear()
+            for operation_id in deadlines:
+                self._expire(operation_id, at)
 
     def _rise(self, key: str, value: int, touched: dict[str, None]) -> None:
         line = self.lines.get(key) or Watched(key)
@@ -321,7 +351,7 @@ class Shard:
         for key, _ in operation.requirements:
             if key not in operation.satisfied:
                 self._unwatch(key, operation_id)
-        self.decisions.append(Decision(outcome, operation_id, at, satisfied))
+        self._decisions.append(Decision(outcome, operation_id, at, satisfied))
 
     def _unwatch(self, key: str, operation_id: str) -> None:
         line = self.lines.get(key)
@@ -333,29 +363,23 @@ class Shard:
             self.lines[key] = line
 
 
-def _refusal(operation: Operation, now: int) -> str | None:
-    """Why nothing can be decided on `operation` when the watermark is at `now`; `None` if something can."""
-    if operation.operation_id is None or operation.registered_at is None or operation.deadline is None:
-        return "it lacks an id, an instant of registration or a deadline"
-    if operation.mode not in MODES:
-        return f"its mode is {operation.mode!r}, and neither 'all' nor 'any'"
-    if not operation.requirements:
-        return "it requires nothing"
-    if any(key is None or threshold is None for key, threshold in operation.requirements):
-        return "a requirement lacks its key or its threshold"
-    if operation.deadline < operation.registered_at:
-        return "its deadline is before its registration"
-    if operation.deadline <= now:
-        return "its deadline is not after the watermark"
-    return None
+def _are_sound(operations: pa.RecordBatch, now: int) -> Any:
+    """For each row, whether it is certain that something can be decided on it."""
+    is_sound = _have_all(operations, ("operation_id", "registered_at", "deadline"))
+    is_sound &= pc.is_in(operations.column("mode"), value_set=pa.array(MODES)).to_numpy(zero_copy_only=False)
+    is_sound &= operations.column("keys").value_lengths().fill_null(0).to_numpy() > 0
+    if any(operations.column(name).flatten().null_count for name in ("keys", "thresholds")):
+        is_sound &= [all(None not in pair for pair in pairs) for pairs in pairs_of(operations)]
+    registered_at, deadline = (operations.column(name).fill_null(0).to_numpy() for name in ("registered_at", "deadline"))
+    return is_sound & (deadline >= registered_at) & (deadline > now)
 
 
-def requirements_of(pairs: Iterable[tuple[str, int]] | None, mode: str) -> tuple[tuple[str, int], ...]:
-    """Requirements with each key once. Of several thresholds of a key the highest counts for `all`, the lowest for `any`."""
-    required: dict[str, int] = {}
-    decides = min if mode == "any" else max
-    for key, threshold in pairs or ():
-        if key is None or threshold is None:
-            return ((key, threshold),)  # which is refused
-        required[key] = decides(required.get(key, threshold), threshold)
-    return tuple(required.items())
+def _have_all(rows: pa.RecordBatch, names: Iterable[str]) -> Any:
+    """For each row, whether it has all of these values and no problem."""
+    has_all = np.ones(rows.num_rows, bool)
+    for name in names:
+        if rows.column(name).null_count:
+            has_all &= rows.column(name).is_valid().to_numpy(zero_copy_only=False)
+    if "problem" in rows.schema.names:
+        has_all &= rows.column("problem").is_null().to_numpy(zero_copy_only=False)
+    return has_all

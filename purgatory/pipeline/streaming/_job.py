@@ -14,7 +14,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
+from purgatory.metrics import StreamMeter
 from purgatory.pipeline.streaming._checkpoint import EPOCH, check_shards, newest_event, reconcile, write_ticks
+from purgatory.pipeline.streaming._dashboard import dashboard, meter_of, tell
 from purgatory.pipeline.streaming._folders import types_of
 from purgatory.pipeline.streaming._outcomes import OPERATIONS, OUTCOMES, SIGNALS, TICKS, outcomes
 from purgatory.pipeline.streaming._topics import Kafka
@@ -34,9 +36,21 @@ class Job:
     spark: SparkSession
     options: argparse.Namespace
     stop: threading.Event
+    meter: StreamMeter | None = None
+    """Is told of each batch, if somebody may look."""
 
     def run(self) -> int:
         """Decides until nothing is left or until it is asked to stop; returns the exit status."""
+        options, spark = self.options, self.spark
+        if options.serve is None:
+            return self._run()
+        check_shards(spark, options.checkpoint, options.shards)
+        self.meter = meter_of(options.checkpoint.rstrip("/").rpartition("/")[2], spark, options.checkpoint)
+        with dashboard(self.meter, options.serve) as url:
+            print(f"look at {url}; metrics are at {url}metrics", flush=True)
+            return self._run()
+
+    def _run(self) -> int:
         options, spark = self.options, self.spark
         check_shards(spark, options.checkpoint, options.shards)
         operations = self._read("operations", options.operations, OPERATIONS)
@@ -108,16 +122,18 @@ class Job:
         writer = decided.writeStream.format("parquet").partitionBy("outcome").outputMode("append")
         query = self._start(writer.option("path", options.out), options.checkpoint, options.every)
         sending = self._send() if options.out_topic and not options.available_now else None
-        while not query.awaitTermination(0.2):  # type: ignore[arg-type]  # it takes fractions of a second
-            told = _report(query, told)
-            if sending is not None and not sending.isActive:
-                query.stop()
-                sending.awaitTermination()  # raises what it failed with
-            if self.stop.is_set():
-                _await_batch(query)
-                query.stop()
-                break
-        _report(query, told)
+        try:
+            while not query.awaitTermination(0.2):  # type: ignore[arg-type]  # it takes fractions of a second
+                told = self._report(query, told)
+                if sending is not None and not sending.isActive:
+                    query.stop()
+                    sending.awaitTermination()  # raises what it failed with
+                if self.stop.is_set():
+                    _await_batch(query)
+                    query.stop()
+                    break
+        finally:
+            self._report(query, told)
         if sending is not None:
             sending.stop()
         elif options.out_topic and not self.stop.is_set():
@@ -139,6 +155,16 @@ class Job:
             return writer.trigger(availableNow=True).start()
         return writer.trigger(processingTime=f"{round(every * 1000)} milliseconds").start()
 
+    def _report(self, query: StreamingQuery, told: int) -> int:
+        """Prints a line for each batch after the batch `told`; returns the number of the last batch."""
+        for progress in query.recentProgress:
+            if progress["batchId"] > told and "addBatch" in progress["durationMs"]:
+                told = progress["batchId"]
+                print(_in_words(progress), flush=True)
+                if self.meter is not None:
+                    tell(self.meter, progress)
+        return told
+
 
 def _await_batch(query: StreamingQuery) -> None:
     """Waits for the end of the batch at hand, if there is one."""
@@ -148,15 +174,6 @@ def _await_batch(query: StreamingQuery) -> None:
         if (now := query.lastProgress) and now["batchId"] != batch:
             break
         time.sleep(0.05)
-
-
-def _report(query: StreamingQuery, told: int) -> int:
-    """Prints a line for each batch after the batch `told`; returns the number of the last batch."""
-    for progress in query.recentProgress:
-        if progress["batchId"] > told and "addBatch" in progress["durationMs"]:
-            told = progress["batchId"]
-            print(_in_words(progress), flush=True)
-    return told
 
 
 def _in_words(progress: Any) -> str:

@@ -18,7 +18,17 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from purgatory.pipeline.streaming._processor import OUTPUT, PACKED, Deciding, pack_operations, pack_signals, ship
+from purgatory.pipeline.streaming._packing import (
+    ADDED,
+    OUTPUT,
+    PACKED,
+    PACKED_OUTPUT,
+    PACKED_SIGNALS,
+    pack_operations,
+    pack_signals,
+    unpack_decisions,
+)
+from purgatory.pipeline.streaming._processor import Deciding, ship
 
 OPERATIONS: Final = StructType(
     [
@@ -58,6 +68,9 @@ OUTCOMES: Final = StructType(
 )
 """`outcome` is `completed`, `expired` or `late`. If it is `late`, then `reason` says why nothing was decided; `at` is the
 instant of the registration or of the signal, `key` is that of the signal, and of a record of Kafka it says where it is."""
+COUNTED_AS: Final = "purgatory_outcomes"
+"""The name of what a query counts in each batch, in its progress: `registered`, `completed`, `expired`, `late`, and
+`late_signals`. Null if nothing has happened."""
 LONG_DIGITS: Final = 18
 """Decimals of so many digits fit into a `bigint`."""
 FROM_TOPICS: Final = (*ORIGIN.names, "problem")
@@ -105,7 +118,9 @@ def outcomes(
         _signal_rows(events.withWatermark("event_time", watermark), labels)
     )
     owners = rows.select("shard", "are_signals", "events").groupBy("shard")
-    return owners.transformWithState(Deciding(shards), OUTPUT, "append", "eventTime").select(
+    decided = owners.transformWithState(Deciding(shards), PACKED_OUTPUT, "append", "eventTime")
+    decided = decided.observe(COUNTED_AS, *(F.sum(name).alias(name) for name in ADDED))
+    return decided.mapInArrow(unpack_decisions, OUTPUT).select(
         "outcome",
         "operation_id",
         F.timestamp_micros("decided_at").alias("decided_at"),
@@ -190,9 +205,7 @@ def _operation_rows(operations: DataFrame, labels: list[int]) -> DataFrame:
 def _signal_rows(signals: DataFrame, labels: list[int]) -> DataFrame:
     columns = ("key", "value", F.unix_micros("at").alias("at"), _owner("key", labels).alias("home"), *_from_topics(signals))
     rows = signals.select("is_tick", *columns)
-    return rows.mapInArrow(pack_signals, "are_signals boolean, events binary").select(
-        "*", F.explode(F.lit(labels)).alias("shard")
-    )
+    return rows.mapInArrow(pack_signals, PACKED_SIGNALS).select("*", F.explode(F.lit(labels)).alias("shard"))
 
 
 def _from_topics(stream: DataFrame) -> tuple[str, ...]:

@@ -1,0 +1,117 @@
+"""What a running stream does, for whoever looks on this machine: metrics for Prometheus, and the page of `purgatory.asgi`.
+
+Spark tells of each batch when it has ended: rows, watermark and state, and what `outcomes` has counted in it (see
+`COUNTED_AS`). A `StreamMeter` adds that up, to what the checkpoint says at the beginning. The server runs in a thread with an
+event loop of its own.
+
+    GET /metrics    for Prometheus
+    GET /           the page
+"""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from ipaddress import ip_address
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from purgatory.metrics import Meter, StreamMeter
+from purgatory.pipeline.streaming._checkpoint import reconcile
+from purgatory.pipeline.streaming._outcomes import COUNTED_AS
+
+PATIENCE: Final = 5.0
+"""Seconds that the server has to end."""
+
+
+def meter_of(name: str, spark: SparkSession, checkpoint: str) -> StreamMeter:
+    """A meter of a stream that goes on from a checkpoint, or begins one."""
+    try:
+        known = reconcile(checkpoint, spark)
+    except ValueError:
+        return StreamMeter(name)
+    return StreamMeter(name, registered=known.registered, completed=known.completed, expired=known.expired, late=known.late)
+
+
+def tell(meter: StreamMeter, progress: Any) -> None:
+    """Tells `meter` of a batch, by Spark's progress of the query."""
+    state = progress["stateOperators"][0]
+    counted = progress["observedMetrics"].get(COUNTED_AS)
+    watermark = progress["eventTime"].get("watermark")
+    instant = datetime.fromisoformat(watermark).timestamp() if watermark else 0.0
+    meter.batch_ended(
+        rows=sum(source["numInputRows"] for source in progress["sources"]),
+        seconds=progress["durationMs"]["triggerExecution"] / 1000,
+        watermark=instant or None,
+        state_rows=state["numRowsTotal"],
+        state_bytes=state["memoryUsedBytes"],
+        **({name: number or 0 for name, number in counted.asDict().items()} if counted else {}),
+    )
+
+
+def address(text: str) -> tuple[str, int]:
+    """A host and port of this machine.
+
+    Raises:
+        ValueError: it is something else, or an address that others can reach.
+    """
+    host, _, port = text.rpartition(":")
+    host = host.strip("[]")
+    is_local = host == "localhost"
+    if not is_local:
+        try:
+            is_local = ip_address(host).is_loopback
+        except ValueError as error:
+            raise ValueError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:9109") from error
+    if not is_local:
+        raise ValueError(f"{text!r} can be reached from elsewhere: the page and the metrics are for this machine, 127.0.0.1")
+    if not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:9109")
+    return host, int(port)
+
+
+@contextmanager
+def dashboard(meter: StreamMeter, where: tuple[str, int]) -> Iterator[str]:
+    """Serves the page and the metrics while the block runs, and gives their URL.
+
+    Args:
+        where: the host and the port; 0 for one that is free.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    # Here, because other programs need none of these, and start sooner without them.
+    import uvicorn  # noqa: PLC0415
+    from prometheus_client import CollectorRegistry, make_asgi_app  # noqa: PLC0415
+
+    from purgatory.asgi import console  # noqa: PLC0415
+    from purgatory.metrics.prometheus import collector  # noqa: PLC0415
+
+    try:
+        listening = socket.create_server(where, family=socket.AF_INET6 if ":" in where[0] else socket.AF_INET)
+    except OSError as error:
+        raise OSError(f"cannot serve on {where[0]}:{where[1]}: {error.strerror}") from error
+    registry = CollectorRegistry()
+    registry.register(collector(Meter(), stream=meter))
+    metrics, page = make_asgi_app(registry), console(stream=meter)
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        await (metrics if scope["path"] == "/metrics" else page)(scope, receive, send)
+
+    config = uvicorn.Config(
+        application, lifespan="off", log_config=None, log_level="critical", ws="none", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), name="dashboard", daemon=True)
+    thread.start()
+    try:
+        host, port = listening.getsockname()[:2]
+        yield f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+    finally:
+        meter.ended()
+        server.should_exit = True
+        thread.join(PATIENCE)
+        listening.close()

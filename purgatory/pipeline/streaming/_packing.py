@@ -1,0 +1,67 @@
+"""Rows packed for Spark: some ten thousand of them as one binary value, because each value that Spark hands to Python, or takes
+from it, costs more than the decision about it. In the value is an Arrow batch, so that nothing is done row by row."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute
+
+from purgatory.pipeline.streaming._events import DECISIONS, from_bytes, to_bytes, to_stream
+
+pc: Final[Any] = pyarrow.compute  # its functions are made when it is imported, unseen by type checkers
+
+PACKED: Final = "are_signals boolean, events binary, shard int"
+"""Many rows in one value."""
+PACKED_SIGNALS: Final = "are_signals boolean, events binary"
+ADDED: Final = ("registered", "completed", "expired", "late", "late_signals")
+"""What the call of a shard adds to its counts."""
+PACKED_OUTPUT: Final = ", ".join(["decisions binary", *(f"{name} bigint" for name in ADDED)])
+"""Many decisions in one value; or what the call of a shard has added to its counts, without decisions."""
+OUTPUT: Final = (
+    "outcome string, operation_id string, decided_at bigint, satisfied_keys array<string>, reason string, key string, "
+    "at bigint, topic string, partition int, offset bigint"
+)
+"""The columns of `DECISIONS`, as Spark knows them. Instants are in microseconds."""
+MOST: Final = 10_000
+"""So many decisions are packed into one value at most."""
+
+
+def pack_operations(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Packs rows by shard. Leaves out ticks: they are only there for the watermark, which has seen them by now."""
+    for batch in batches:
+        rows = _without_ticks(batch)
+        shards = rows.column("shard").to_numpy()
+        rows = rows.drop_columns(["shard"])
+        labels = np.unique(shards).tolist()
+        events = [to_stream(rows.filter(pa.array(shards == label))) for label in labels]
+        columns = [pa.array([False] * len(labels)), pa.array(events, pa.binary()), pa.array(labels, pa.int32())]
+        yield pa.RecordBatch.from_arrays(columns, ["are_signals", "events", "shard"])
+
+
+def pack_signals(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Packs rows for all shards. Leaves out ticks."""
+    for batch in batches:
+        rows = _without_ticks(batch)
+        yield pa.RecordBatch.from_pydict({"are_signals": [True], "events": [to_stream(rows)]})
+
+
+def _without_ticks(batch: pa.RecordBatch) -> pa.RecordBatch:
+    is_tick = batch.column("is_tick")
+    rows = batch.drop_columns(["is_tick"])
+    return rows.filter(pc.invert(is_tick)) if is_tick.true_count else rows
+
+
+def pack_decisions(decisions: Iterable[pa.RecordBatch]) -> Iterable[bytes]:
+    """Batches of `DECISIONS` as values of `PACKED_OUTPUT`."""
+    for batch in decisions:
+        for start in range(0, batch.num_rows, MOST):
+            yield to_bytes(batch.slice(start, MOST))
+
+
+def unpack_decisions(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What `pack_decisions` has packed, as rows."""
+    for batch in batches:
+        for value in batch.column(0).drop_null():
+            yield from_bytes(value.as_buffer(), DECISIONS)

@@ -1,0 +1,206 @@
+"""How a shard is kept in Spark's state: operations and lines in pages, the agenda in chunks."""
+
+import pickle
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Generic, TypeVar
+from zlib import crc32
+
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import MapState
+
+from purgatory._lines import UNKNOWN
+from purgatory.pipeline.streaming._agenda import Events
+from purgatory.pipeline.streaming._events import NOWHERE, REGISTRATIONS, SIGNALS, from_bytes, to_bytes
+from purgatory.pipeline.streaming._waiting import Pending, Watched
+
+PAGES: Final = 16
+"""How many pages a store has at first."""
+FULL: Final = 64
+"""How many entries a page has on average at most: reading these takes as long as asking Spark for them."""
+GROWTH: Final = 8
+"""How many times as many pages a store has after it was full."""
+
+Size = tuple[int, int]
+"""Of a store: how many pages it has, and how many entries."""
+V = TypeVar("V")
+
+
+class Paged(Generic[V]):
+    """A store in pages, which are dictionaries in a `MapState`.
+
+    Args:
+        state: of this shard.
+        load: makes a value from a key and the key's entry in the page.
+        dump: makes the entry of a value. Its first element says whether the value counts as `waiting`, for readers of the
+            state.
+        size: what `size` was when it was last saved.
+
+    Each page that Spark is asked for costs some 50 µs, and each entry in it one. So a store begins with few pages; when they
+    are full, their entries are divided among more. Cost of that: O(1) for each entry that was ever added.
+    """
+
+    __slots__ = ("_changed", "_dump", "_load", "_pages", "_state", "_values", "size")
+
+    def __init__(
+        self,
+        state: MapState,
+        load: Callable[[str, Any], V],
+        dump: Callable[[V], tuple[bool, *tuple[Any, ...]]],
+        size: Size = (PAGES, 0),
+    ) -> None:
+        self.size = size
+        self._state = state
+        self._load = load
+        self._dump = dump
+        self._pages: dict[int, dict[str, Any]] = {}
+        self._values: dict[str, V | None] = {}
+        self._changed: set[str] = set()
+
+    def get(self, key: str, /) -> V | None:
+        """The value of `key`, or `None`."""
+        try:
+            return self._values[key]
+        except KeyError:
+            number = _page_of(key, self.size[0])
+            page = self._pages.get(number)
+            entry = (self._page(number) if page is None else page).get(key)
+            value = self._values[key] = None if entry is None else self._load(key, entry)
+            return value
+
+    def __setitem__(self, key: str, value: V, /) -> None:
+        self._values[key] = value
+        self._changed.add(key)
+
+    def __delitem__(self, key: str, /) -> None:
+        self._values[key] = None
+        self._changed.add(key)
+
+    def _page(self, number: int) -> dict[str, Any]:
+        """Reads a page that was not read before."""
+        stored = self._state.getValue((number,))
+        page = self._pages[number] = {} if stored is None else pickle.loads(stored[1])
+        return page
+
+    def save(self) -> None:
+        """Writes the pages in which a value has changed."""
+        pages, entries = self.size
+        changed: set[int] = set()
+        for key in self._changed:
+            number = _page_of(key, pages)
+            page, value = self._pages.get(number), self._values[key]
+            if page is None:
+                page = self._page(number)
+            if value is not None:
+                entries += key not in page
+                page[key] = self._dump(value)
+                changed.add(number)
+            elif page.pop(key, None) is not None:
+                entries -= 1
+                changed.add(number)
+        self._changed = set()
+        if entries > FULL * pages:
+            changed.update(self._divide(pages, pages * GROWTH))
+            pages *= GROWTH
+        self.size = (pages, entries)
+        for number in changed:
+            if page := self._pages.get(number, {}):
+                waiting = sum(entry[0] for entry in page.values())
+                self._state.updateValue((number,), (waiting, pickle.dumps(page)))
+            else:
+                self._state.removeKey((number,))
+
+    def _divide(self, pages: int, more: int) -> Iterable[int]:
+        """Divides all entries among more pages; returns the numbers of those that have changed."""
+        everything = [self._page(number) if number not in self._pages else self._pages[number] for number in range(pages)]
+        self._pages = {}
+        for page in everything:
+            for key, entry in page.items():
+                self._pages.setdefault(_page_of(key, more), {})[key] = entry
+        return {*range(pages), *self._pages}
+
+
+def _page_of(key: str, pages: int) -> int:
+    return crc32(key.encode()) % pages
+
+
+class Chunks:
+    """The store of an agenda. Each chunk is written once and read once."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: MapState) -> None:
+        self._state = state
+
+    def get(self, key: tuple[int, int, int], /) -> Events | None:
+        """A chunk, or `None`."""
+        stored = self._state.getValue(key)
+        return None if stored is None else load_events(stored[1])
+
+    def __setitem__(self, key: tuple[int, int, int], events: Events, /) -> None:
+        registrations = sum(batch.num_rows for batch in events.registrations)
+        self._state.updateValue(key, (registrations, dump_events(events)))
+
+    def __delitem__(self, key: tuple[int, int, int], /) -> None:
+        self._state.removeKey(key)
+
+
+def load_events(data: bytes) -> Events:
+    """From what `dump_events` made, or from a list of tuples, as they are in older checkpoints."""
+    kept = pickle.loads(data)
+    if isinstance(kept, list):
+        return _events_of(kept)
+    signals, registrations, deadlines = kept
+    return Events(
+        [from_bytes(each, SIGNALS) for each in signals], [from_bytes(each, REGISTRATIONS) for each in registrations], deadlines
+    )
+
+
+def dump_events(events: Events) -> bytes:
+    """Batches as Arrow writes them, deadlines as they are."""
+    signals, registrations = ([to_bytes(each) for each in batches] for batches in (events.signals, events.registrations))
+    return pickle.dumps((signals, registrations, events.deadlines))
+
+
+def _events_of(rows: list[tuple[Any, ...]]) -> Events:
+    """Rows of the form (instant, 0, key, value), (instant, 1, operation), or (instant, 2, operation_id)."""
+    signals = [{"at": at, "key": rest[0], "value": rest[1]} for at, kind, *rest in rows if kind == 0]
+    registrations = []
+    for at, kind, *rest in rows:
+        if kind == 1:
+            operation_id, requirements, mode, registered_at, deadline, *origin = rest[0]
+            keys, thresholds = zip(*requirements, strict=True)
+            where = origin[0] if origin else NOWHERE
+            fields = (at, operation_id, keys, thresholds, mode, registered_at, deadline, *where)
+            registrations.append(dict(zip(REGISTRATIONS.names, fields, strict=True)))
+    return Events(
+        [pa.RecordBatch.from_pylist(signals, schema=SIGNALS)] if signals else [],
+        [pa.RecordBatch.from_pylist(registrations, schema=REGISTRATIONS)] if registrations else [],
+        [(at, rest[0]) for at, kind, *rest in rows if kind == 2],
+    )
+
+
+def load_operation(_: str, entry: Any) -> Pending:
+    """From what `dump_operation` made."""
+    _, deadline, mode, requirements, satisfied = entry
+    return Pending(deadline, mode, requirements, set(satisfied))
+
+
+def dump_operation(operation: Pending) -> tuple[bool, int, str, tuple[tuple[str, int], ...], tuple[str, ...]]:
+    """Plain values."""
+    return (not operation.has_ended, operation.deadline, operation.mode, operation.requirements, tuple(operation.satisfied))
+
+
+def load_line(key: str, entry: Any) -> Watched:
+    """From what `dump_line` made."""
+    _, value, waiting = entry
+    line = Watched(key)
+    line.value = UNKNOWN if value is None else value
+    for operation_id, threshold in waiting:
+        line.watch(operation_id, threshold)
+    return line
+
+
+def dump_line(line: Watched) -> tuple[bool, int | None, tuple[tuple[str, int], ...]]:
+    """Plain values."""
+    waiting = tuple((operation_id, waiter.threshold) for operation_id, waiter in line.waiters.items())
+    return (bool(waiting), None if line.value is UNKNOWN else line.value, waiting)

@@ -1,0 +1,72 @@
+"""Who waits in a shard: operations, and the lines of their keys."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from purgatory._lines import UNKNOWN, Line, Place, has_reached
+
+
+class Waiter:
+    """An operation in the line of one of its keys."""
+
+    __slots__ = ("operation_id", "threshold")
+
+    def __init__(self, operation_id: str, threshold: int) -> None:
+        self.operation_id = operation_id
+        self.threshold = threshold
+
+
+class Watched(Line):
+    """The line of a key, in which waiters can be found by their operation."""
+
+    __slots__ = ("waiters",)
+
+    def __init__(self, key: str) -> None:
+        super().__init__(key)
+        self.waiters: dict[str, Waiter] = {}
+
+    def watch(self, operation_id: str, threshold: int) -> None:
+        """Puts an operation into the line."""
+        waiter = self.waiters[operation_id] = Waiter(operation_id, threshold)
+        self.join(waiter)
+
+    def unwatch(self, operation_id: str) -> None:
+        """Takes an operation out of the line."""
+        self.leave(self.waiters.pop(operation_id))
+
+    @property
+    def known(self) -> int | None:
+        """Its value; `None` if it has none."""
+        return None if self.value is UNKNOWN else int(self.value)
+
+    def rise(self, value: int) -> Iterator[str]:
+        """Raises the value of the key to `value`, and takes out the operations that waited for it. A lower value changes
+        nothing."""
+        if not has_reached(self.key, self.value, value):
+            for place in self.advance(value)[1]:
+                for waiter in _several(place):
+                    del self.waiters[waiter.operation_id]
+                    yield waiter.operation_id
+
+
+def _several(place: Place) -> Iterable[Any]:
+    return place if isinstance(place, dict) else (place,)
+
+
+@dataclass(slots=True)
+class Pending:
+    """An operation that waits, or that has ended and is remembered until its deadline."""
+
+    deadline: int
+    mode: str = ""
+    requirements: tuple[tuple[str, int], ...] = ()
+    """Empty if it has ended."""
+    satisfied: set[str] = field(default_factory=set)
+
+    @property
+    def has_ended(self) -> bool:
+        return not self.requirements
+
+    def is_complete(self) -> bool:
+        return len(self.satisfied) == len(self.requirements) if self.mode == "all" else bool(self.satisfied)

@@ -1,0 +1,41 @@
+"""When thresholds were reached: equal to looking at every signal, whatever the values."""
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from purgatory.pipeline.streaming._course import NEVER, Course
+from purgatory.pipeline.streaming._events import SIGNALS
+
+LEAST, MOST = -(2**63), 2**63 - 1
+VALUES = st.one_of(st.integers(-3, 6), st.sampled_from([LEAST, LEAST + 1, MOST - 1, MOST]))
+
+
+def course(signals: list[tuple[int, str, int]]) -> Course:
+    rows = [dict(zip(SIGNALS.names, row, strict=True)) for row in signals]
+    half = len(rows) // 2
+    return Course([pa.RecordBatch.from_pylist(some, schema=SIGNALS) for some in (rows[:half], rows[half:])])
+
+
+@settings(deadline=None)
+@given(
+    signals=st.lists(st.tuples(st.integers(1, 9), st.sampled_from("xyz"), VALUES), min_size=1),
+    wanted=st.lists(st.tuples(st.sampled_from("wxyz"), VALUES)),
+)
+def test_a_threshold_is_reached_by_the_first_signal_of_its_key_that_is_not_below_it(signals, wanted) -> None:
+    found = course(signals)
+    places = found.places(pa.array([key for key, _ in wanted], pa.string()))
+    thresholds = np.array([threshold for _, threshold in wanted], np.int64)
+
+    reached = [
+        min((at for at, name, value in signals if name == key and value >= threshold), default=NEVER)
+        for key, threshold in wanted
+    ]
+    assert found.reached(places, thresholds).tolist() == reached
+    decisive = [(found.keys[place].as_py(), at, value) for place, at, value in found.decisive(places, thresholds)]
+    for (key, threshold), at in zip(wanted, reached, strict=True):
+        assert at == NEVER or any(name == key and when == at and value >= threshold for name, when, value in decisive)
+    assert {(name, at) for name, at, _ in decisive} <= {(key, at) for (key, _), at in zip(wanted, reached, strict=True)}
+    assert len(decisive) <= len(set(wanted))
+    assert dict(found.highest()) == {key: max(v for _, name, v in signals if name == key) for _, key, _ in signals}

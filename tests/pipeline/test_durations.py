@@ -1,0 +1,104 @@
+"""Waits by the time in which they began: counted by steps, and spans are joined where there are too many."""
+
+import random
+from collections import Counter, defaultdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_report import START, operation, random_operations, write
+
+from purgatory.pipeline._spread import here
+from purgatory.pipeline.report import _durations, _make
+from purgatory.pipeline.report._data import data
+from purgatory.pipeline.report._durations import EDGES, steps_of
+
+Row = dict[str, Any]
+
+
+def test_a_step_begins_at_each_edge_of_each_power_of_ten() -> None:
+    edges = [edge * 10 ** (power - 1) for power in range(1, 13) for edge in EDGES]
+
+    assert steps_of(np.array([10**6, 10**6 + 200_000, 10**7, 1, 0])).tolist() == [0, 1, 10, -60, -60]
+    assert steps_of(np.array(edges)).tolist() == list(range(-50, 70))
+    assert steps_of(np.array(edges) - 1).tolist() == list(range(-51, 69))
+
+
+def shown(tmp_path: Path, rows: list[Row]) -> dict[str, Any]:
+    write(tmp_path / "journal", "operations", "x", rows)
+    summary = _make.make_tables(here, [str(tmp_path / "journal")], str(tmp_path / "out"))
+    return data([], summary)
+
+
+def cells(found: dict[str, Any], name: str) -> Counter[tuple[Any, ...]]:
+    """By group, run, span (the first of those that are joined), step and what was counted."""
+    counts: Counter[tuple[Any, ...]] = Counter()
+    what = _durations.COUNTS[name]
+    columns = found[name]
+    for group, run, place, flat in zip(*(columns[each] for each in ("group", "run", "place", "cells")), strict=True):
+        for step, *numbers in zip(*[iter(flat)] * (len(what) + 1), strict=True):
+            for each, number in zip(what, numbers, strict=True):
+                counts[*map(str, found["groups"][group]), found["runs"][run], place, step, each] += number
+    return +counts
+
+
+def micros(time: timedelta) -> int:
+    return time // timedelta(microseconds=1)
+
+
+def simple(rows: list[Row], found: dict[str, Any], name: str) -> Counter[tuple[Any, ...]]:
+    counts: Counter[tuple[Any, ...]] = Counter()
+    last: dict[str, Any] = defaultdict(lambda: START)
+    for row in rows:
+        last[row["run_id"]] = max(filter(None, (last[row["run_id"]], row["started_at"], row["ended_at"])))
+    for row in rows:
+        if row["started_at"] is None:
+            continue
+        wait = micros((row["ended_at"] or last[row["run_id"]]) - row["started_at"])
+        what = {"completed": "completed", None: "open"}.get(row["outcome"], "others")
+        if name == "lateness":
+            if row["outcome"] != "expired":
+                continue
+            wait, what = max(wait - round(row["timeout_s"] * 1e6), 0), "expired"
+        window = found["window"]
+        place = int((row["started_at"].timestamp() * 1000 - window["start"]) / window["width"])
+        place = place // found[name]["width"] if place < window["count"] else -1
+        [step] = steps_of(np.array([wait])).tolist()
+        counts[row["purgatory"], row["kind"], row["run_id"], place, step, what] += 1
+    return counts
+
+
+@pytest.mark.parametrize(("most", "width"), [(1_000_000, 1), (2_000, 16)])
+def test_every_operation_is_in_the_cell_of_its_wait_and_its_beginning(
+    most: int, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("purgatory.pipeline._pieces.ROWS", 1000)  # several tasks, which join spans each by itself
+    monkeypatch.setattr(_durations, "CELLS", most // 2)
+    monkeypatch.setattr(_durations, "SHOWN", {"waits": most, "lateness": most})
+    rows = random_operations(random.Random(21), 4000)
+
+    found = shown(tmp_path, rows)
+
+    assert found["waits"]["width"] == width
+    assert sum(map(len, found["waits"]["cells"])) <= 4 * most
+    for name in ("waits", "lateness"):
+        assert cells(found, name) == simple(rows, found, name)
+
+
+def test_what_began_outside_the_window_is_counted_for_the_whole_time_alone(tmp_path: Path) -> None:
+    rows = [operation(number, run_id=f"run-{number % 2}") for number in range(300)]
+    early = START - timedelta(days=300)
+    stray = operation(300, run_id="run-0", started_at=early, ended_at=early + timedelta(seconds=1))
+
+    found = shown(tmp_path, [*rows, stray])
+
+    assert sum(number for cell, number in cells(found, "waits").items() if cell[3] == -1) == 1
+    assert cells(found, "waits").total() == 301
+
+
+def test_a_journal_without_operations_has_no_waits(tmp_path: Path) -> None:
+    found = shown(tmp_path, [])
+
+    assert found["waits"] == found["lateness"] == {"width": 1, "group": [], "run": [], "place": [], "cells": []}
