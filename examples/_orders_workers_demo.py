@@ -12,12 +12,13 @@ import asyncio
 import math
 import os
 import random
+import shlex
 import signal
 import socket
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,6 +155,22 @@ async def cut_postgresql(store: str) -> None:
     await connection.close()
 
 
+async def ended(server: "subprocess.Popen[bytes]") -> None:
+    while True:
+        if server.poll() is not None:
+            return
+        await asyncio.sleep(0.1)
+
+
+async def load_while_it_serves(load: Coroutine[Any, Any, Table], server: "subprocess.Popen[bytes]") -> Table:
+    """Nobody waits for a server that is gone."""
+    loading, ending = asyncio.create_task(load), asyncio.create_task(ended(server))
+    await asyncio.wait([loading, ending], return_when=asyncio.FIRST_COMPLETED)
+    if ending.done():
+        raise SystemExit(f"the server ended while it was needed; see what it says: {shlex.join(map(str, server.args))}")
+    return loading.result()
+
+
 async def put_load_on(url: str, options: argparse.Namespace, own: OwnStore | None) -> Table:
     seen = Seen()
     await until_it_serves(url)
@@ -222,6 +239,7 @@ def serve_and_load(command: Sequence[str], options: argparse.Namespace, own: Own
     whole = [*command, "--port", str(port), "--store", os.environ["ORDERS_STORE"]]
     with subprocess.Popen(whole, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as server:
         try:
-            Console().print(asyncio.run(put_load_on(f"http://127.0.0.1:{port}", options, own)))
+            load = put_load_on(f"http://127.0.0.1:{port}", options, own)
+            Console().print(asyncio.run(load_while_it_serves(load, server)))
         finally:
             server.terminate()

@@ -1,8 +1,9 @@
 """`Relay`: what users hold. It lets waits begin and end; what it knows comes from the follower, by way of the link."""
 
-from asyncio import AbstractEventLoop, get_running_loop
+from asyncio import AbstractEventLoop, get_running_loop, sleep
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from math import isfinite
 from types import TracebackType
 from typing import Any, final
@@ -99,10 +100,11 @@ class Relay:
         self._store = open_store(store, prefix)
 
     async def __aenter__(self) -> "Relay":
-        """Opens the store, and returns when news arrive.
+        """Opens the store, and returns when news arrive. While the store is away it is tried again, for `timeout`: a process
+        that is started again meanwhile need not fail.
 
         Raises:
-            RelayUnavailable: it cannot be reached.
+            RelayUnavailable: it could not be reached within `timeout`.
             ValueError: what is there is not a relay's.
             PurgatoryClosed: the relay was closed.
         """
@@ -111,20 +113,28 @@ class Relay:
         if self._loop is not None:
             raise RuntimeError(f"the relay at {self._store.address} is open already")
         self._loop = get_running_loop()
+        away: RelayUnavailable | None = None
         try:
             async with timeout(self._timeout):
-                await self._store.open()
+                for tries in count():
+                    try:
+                        await self._store.open()
+                        break
+                    except RelayUnavailable as error:
+                        away = error
+                    await sleep(pause(tries))
                 self._roll.begin()
                 self._link = Link(self._store, self._follower, self._roll, self._resync, self._timeout)
                 await self._link.is_current.wait()
         except BaseException as error:
             trouble = None if self._link is None else self._link.trouble
             await self.aclose()
-            if isinstance(error, TimeoutError):
-                raise RelayUnavailable(
-                    f"cannot open the relay: {self._store.address} gave no answer within {self._timeout} s"
-                ) from trouble or error
-            raise
+            if not isinstance(error, TimeoutError):
+                raise
+            why = f"{self._store.address} gave no answer within {self._timeout} s"
+            if self._link is None and away is not None:
+                why, trouble = f"tried for {self._timeout} s: {away}", away
+            raise RelayUnavailable(f"cannot open the relay: {why}") from trouble or error
         self._is_open = True
         return self
 
