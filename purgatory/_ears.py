@@ -1,5 +1,6 @@
 """Those who listen: the observers of a purgatory, by what they want to be told, and the telling itself."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast, final
 
@@ -20,13 +21,16 @@ class Ears:
         report: hears of what they raise.
     """
 
-    __slots__ = ("_events", "_fields", "_report", "_starts")
+    __slots__ = ("_events", "_fields", "_is_telling", "_report", "_starts", "_untold")
 
     def __init__(self, observers: Sequence[Observer], report: Report) -> None:
         self._fields = cast("tuple[FieldsObserver, ...]", having("ended_fields", observers))
         self._events = tuple([each for each in observers if not hasattr(each, "ended_fields")])
         self._starts = cast("tuple[StartObserver, ...]", having("operation_started", observers))
         self._report = report
+        self._untold: deque[tuple[Callable[[Any], None], Any]] = deque()
+        """What observers have set off while they were told, and are yet to be told: see `in_turn`."""
+        self._is_telling = False
 
     def __bool__(self) -> bool:
         return bool(self._fields or self._events)
@@ -58,3 +62,18 @@ class Ears:
                     observer.operation_ended(event)
                 except BaseException as error:
                     self._report(f"operation_ended of {observer!r} raised", error)
+
+    def in_turn(self, tell: Callable[[Any], None], what: Any) -> None:
+        """Calls `tell_start` or `tell_end` when whoever is being told has returned: so what an observer sets off is told after
+        what it was told itself, and needs no deeper stack. For what has no dispatcher, which sees to that otherwise.
+        """
+        self._untold.append((tell, what))
+        if self._is_telling:
+            return
+        self._is_telling = True
+        try:
+            while self._untold:
+                tell, what = self._untold.popleft()
+                tell(what)
+        finally:
+            self._is_telling = False

@@ -25,7 +25,7 @@ from purgatory._state import CANCELLED, EXPIRED, PENDING
 from purgatory._statistics import PurgatoryStatistics
 from purgatory._telling import Teller
 from purgatory._timer import PORTION, LoopWheel
-from purgatory._watchers import Watched, Watchers
+from purgatory._watchers import Watched, Watchers, first_in
 from purgatory._wheel import SNAPSHOT
 
 Operation = DelayedOperation[Any]
@@ -287,7 +287,7 @@ class Engine:
 
     @property
     def is_idle(self) -> bool:
-        return not len(self.watchers)
+        return not self.watchers.keys
 
     def refuse(self) -> None:
         self.closed = self.has_more_to_do = True
@@ -296,13 +296,21 @@ class Engine:
     def cancelling(self) -> Iterator[Operation]:
         if self.teller is not None:
             self.teller.is_closing = True
-        while len(self.watchers):
-            # In snapshots, as to begin anew means to look for the first key behind all that have left.
-            for key in list(islice(self.by_key, SNAPSHOT)):
-                while found := self.watchers.first_of(key):
+        most: int | None = SNAPSHOT
+        while True:
+            is_over = True
+            # In snapshots, as to begin anew means to look for the first one behind all that have left. By no key: it may have
+            # changed, and not be found again.
+            for waiting in list(islice(self.by_key.values(), most)):
+                while found := first_in(waiting):
+                    is_over = False
                     for operation in found:
                         if operation.cancel():
                             yield operation
+            if is_over and most is None:
+                return
+            if is_over:
+                most = None  # strays stay in front of others
 
     async def answer(self) -> None:
         await self.room.claimed_by_now()

@@ -13,8 +13,9 @@ How is the end of a run heard of? While a loop runs, the hooks of its thread for
 (`sys.set_asyncgen_hooks`); at the end it sets them back. Then the thread lets go of the method, and a weak reference tells.
 A loop that has no such hooks, or runs where nobody counts references, is a *stranger*: asyncio is asked each time, as always.
 
-Whoever keeps the hooks of a run (`sys.get_asyncgen_hooks()`) beyond its end keeps the home as well: until they are let go of, a
-call from the same thread outside any loop is taken for one from within.
+Whoever keeps the hooks of a run (`sys.get_asyncgen_hooks()`) beyond its end keeps the home as well: until they are let go of,
+or asyncio has told of another run in this thread, a call from outside that run is taken for one from within. So is one from a
+loop that runs within the run of another one, which asyncio forbids and `nest_asyncio` allows.
 """
 
 import os
@@ -64,6 +65,8 @@ def home_of(loop: AbstractEventLoop) -> Home:
     thread_id = get_ident()
     home = _homes.get(thread_id)
     if home is None or home._run is None or home._run() is not hook:
+        if home is not None:
+            home.thread_id = 0  # of a run that this one interrupts, or whose hooks somebody has kept
         home = _homes[thread_id] = Home(thread_id, NO_LOOP)
 
         def run_has_ended(_: object, home: Home = home) -> None:

@@ -104,7 +104,11 @@ class _IdleWheel(LoopWheel, Generic[Id]):
             del bucket[entry]
             entry._wheel_bucket = None
             id_ = entry.id
-            del entries[id_]
+            try:
+                del entries[id_]
+            except BaseException as error:
+                message = f"cannot find a {type(id_).__name__} again that was tracked: its hash, or what it equals, has changed"
+                self.loop.call_exception_handler({"message": message, "exception": error})
             try:
                 on_idle(id_)
             except (SystemExit, KeyboardInterrupt):
@@ -234,7 +238,8 @@ class IdleTracker(Generic[Id]):
         if wheel.is_bound and not wheel.loop.is_closed():
             wheel.bind("close an idle tracker")
             for entry in self._entries.values():
-                wheel.remove(entry)
+                if entry._wheel_bucket is not None:  # else its id has changed, so that it could not be found any more
+                    wheel.remove(entry)
         self._entries.clear()
         self._closed = True
         self._home = NO_HOME  # so that the next touch asks `_bind`

@@ -165,7 +165,12 @@ def claim(operation: Operation, state: OperationState) -> bool:
                 found = error
             if found is not operation:
                 engine.watchers.has_strayed(operation, places, found)
-        if bucket is None and not engine.by_key and state is not EXPIRED and not engine.wheel.resting:
+        if (
+            bucket is None
+            and (not engine.by_key or engine.watchers.strays)
+            and state is not EXPIRED
+            and not engine.wheel.resting
+        ):
             engine.wheel.emptied()
         if engine.teller is None:
             operation._op_places = NO_PLACES

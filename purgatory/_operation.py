@@ -143,7 +143,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
                     found = error
                 if found is not self:
                     engine.watchers.has_strayed(self, places, found)
-            if bucket is None and not engine.by_key and not engine.wheel.resting:
+            if bucket is None and (not engine.by_key or engine.watchers.strays) and not engine.wheel.resting:
                 engine.wheel.emptied()
             if engine.teller is None:
                 self._op_places = NO_PLACES

@@ -85,7 +85,8 @@ class Purgatory(Generic[Op]):
             OperationReused: the operation was given to a purgatory before, or has ended.
             PurgatoryClosed: `aclose` was called.
             PurgatoryFull: it would have to wait, and `max_pending` operations do already.
-            ValueError, TypeError: there are no keys, or one is not hashable, or `keys` is a string.
+            ValueError, TypeError: there are no keys, or one is not hashable, or `keys` is a string. (That a single key is not
+                hashable shows only when the operation has to wait.)
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
             In each case nothing has changed, and the operation can be given to a purgatory again.
         """

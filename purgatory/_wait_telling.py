@@ -48,13 +48,13 @@ class WaitTeller:
         """The waiter waits from now on, until `when`."""
         now = self.time()
         self._starts[waiter] = now, None if when is None else when - now
-        self._ears.tell_start(waiter)
+        self._ears.in_turn(self._ears.tell_start, waiter)
 
     def at_once(self, key: Hashable, timeout: float | None, state: OperationState) -> None:
         """Tells of a wait that did not have to wait, or could not."""
         it, now = object(), self.time()
         timeout = None if timeout is None else max(timeout, 0.0)
-        self._ears.tell_start(it)
+        self._ears.in_turn(self._ears.tell_start, it)
         cause = Cause.FIRST_TRY if state is COMPLETED else Cause.DEADLINE
         self._tell(it, key, (now, timeout), now, state, cause)
 
@@ -93,6 +93,5 @@ class WaitTeller:
         limit = None if timeout is None or isinf(timeout) else timeout
         ended_by = key if cause is Cause.KEY else None
         failed_tries = 0 if cause is Cause.FIRST_TRY else 1 + (state is EXPIRED and start < now)
-        self._ears.tell_end(
-            (self._name, KIND, (key,), start, now, limit, state, cause, ended_by, failed_tries, False, error, id(it))
-        )
+        fields = (self._name, KIND, (key,), start, now, limit, state, cause, ended_by, failed_tries, False, error, id(it))
+        self._ears.in_turn(self._ears.tell_end, fields)

@@ -185,7 +185,21 @@ class Waits:
     def drop_if_vacant(self, line: Line) -> None:
         """Forgets a line that has neither a value nor waiters."""
         if line.value is UNKNOWN and not line.segments:
-            del self.lines[line.key]
+            try:
+                found = self.lines.pop(line.key, None)
+            except BaseException as error:
+                self._has_strayed(line, error)
+            else:
+                if found is not line:
+                    if found is not None:
+                        self.lines[found.key] = found
+                    self._has_strayed(line, None)
+
+    def _has_strayed(self, line: Line, error: BaseException | None) -> None:
+        """Reports a line that cannot be found by its key any more; it stays, with nobody in it."""
+        self._report(
+            f"cannot find a {type(line.key).__name__} again that was a key: its hash, or what it equals, has changed", error
+        )
 
     def _end(self, count: int, places: list[Place], outcome: Any) -> None:
         """Wakes `count` waiters that were taken out of their line: a portion now, unless others are to be woken before."""
@@ -308,7 +322,10 @@ class Waits:
             return 0
 
     def _report(self, message: str, error: BaseException | None) -> None:
-        self.wheel.loop.call_exception_handler({"message": f"{self.name}: {message}", "exception": error})
+        context: dict[str, Any] = {"message": f"{self.name}: {message}"}
+        if error is not None:
+            context["exception"] = error
+        self.wheel.loop.call_exception_handler(context)
 
     def _check(self) -> None:
         """Asserts the whole invariant between turns of the loop. For tests. Cost: everything that waits."""

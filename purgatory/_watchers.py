@@ -91,7 +91,7 @@ class Watchers:
     `__eq__` no longer answers as before.
     """
 
-    __slots__ = ("_report", "_shared", "_spread", "_stray", "by_key")
+    __slots__ = ("_report", "_shared", "_spread", "by_key", "strays")
 
     def __init__(self, report: Callable[[str, BaseException | None], object] = _to_nobody) -> None:
         self.by_key: dict[Hashable, Operation | Chunk] = {}
@@ -100,22 +100,22 @@ class Watchers:
         """Registrations beyond the first one of each key."""
         self._spread = 0
         """Registrations beyond the first one of each operation."""
-        self._stray = 0
+        self.strays = 0
         """Entries of `by_key` whose watchers have left, but which cannot be removed, because their key has changed."""
 
     @property
     def registrations(self) -> int:
         """How many pairs of an operation and a key it watches there are. Cost: O(1)."""
-        return len(self.by_key) - self._stray + self._shared
+        return len(self.by_key) - self.strays + self._shared
 
     @property
     def keys(self) -> int:
         """How many keys have a watcher. Cost: O(1)."""
-        return len(self.by_key) - self._stray
+        return len(self.by_key) - self.strays
 
     def __len__(self) -> int:
         """How many operations watch anything. Cost: O(1)."""
-        return len(self.by_key) - self._stray + self._shared - self._spread
+        return len(self.by_key) - self.strays + self._shared - self._spread
 
     def add(self, operation: Operation, watched: Watched) -> None:
         """Puts `operation` at the end of the list of each key that it watches. Cost: O(its keys).
@@ -156,13 +156,13 @@ class Watchers:
         if type(waiting) is not Chunk:
             if waiting.is_completed:  # a stray: it has left, and only its key stays
                 self.by_key[key] = operation
-                self._stray -= 1
+                self.strays -= 1
                 return key
             waiting = self._pair_up(key, waiting)
         chunk = waiting.last
         if chunk is NO_ROOM:  # a stray
             chunk = waiting.last = waiting
-            self._stray -= 1
+            self.strays -= 1
             self._shared -= 1
         elif len(chunk) >= LONGEST_CHUNK:
             chunk.after = waiting.last = chunk = Chunk(key, waiting, chunk)
@@ -179,12 +179,21 @@ class Watchers:
                 if place is key or (type(place) is not Chunk and hash(place) == hash(key) and place == key):
                     break
                 at += 1
+            else:
+                at = self._changed_place(key, alone)
             places[at] = first = Chunk(places[at])
         else:
             alone._op_places = first = Chunk(places)
         first[alone] = None
         self.by_key[key] = first
         return first
+
+    def _changed_place(self, key: Hashable, alone: Operation) -> int:
+        """Which of the places of `alone` was found as `key`, by the hash that it had: it has another one by now."""
+        for at, place in enumerate(alone._op_places):
+            if type(place) is not Chunk and self.by_key.get(place) is not alone and place == key:
+                return at
+        raise RuntimeError(f"cannot find {key!r} among the keys of {alone!r} again: what it equals has changed")
 
     def remove(self, operation: Operation, places: Places) -> None:
         """Takes `operation` out of all its places. Cost: O(its keys). Does not raise."""
@@ -244,24 +253,22 @@ class Watchers:
         error = found if isinstance(found, BaseException) else None
         if found is not None and error is None:
             self.by_key[key] = found
-        self._stray += 1
+        if found is not None or not _has_equal_keys(waiting, key):
+            self.strays += 1
         self._report(f"cannot find a key again that {waiting!r} watched: its hash, or what it equals, has changed", error)
-        self.shrink()
+        if not len(self):  # which it is not while `remove` has more to do
+            self.shrink()
 
     def shrink(self) -> None:
         """Gives back the memory of the dictionary, which keeps the size that it once had, if nobody waits."""
-        if not len(self):
+        if not self.keys:
             self.by_key.clear()
-            self._shared = self._spread = self._stray = 0
+            self._shared = self._spread = self.strays = 0
 
     def first_of(self, key: Hashable) -> list[Operation]:
         """Those that watch `key`, in order: the first of them, at most 512; none if there is none."""
         waiting = self.by_key.get(key)
-        if waiting is None:
-            return []
-        if type(waiting) is not Chunk:
-            return [] if waiting.is_completed else [waiting]
-        return list(waiting) or list(waiting.after or ())
+        return [] if waiting is None else first_in(waiting)
 
     def of(self, key: Hashable) -> list[Operation]:
         """All that watch `key`, in order. Cost: one pointer for each."""
@@ -287,7 +294,7 @@ class Watchers:
                 strays += self._check_chain(key, waiting)
             else:
                 strays += waiting.is_completed
-        assert strays == self._stray
+        assert strays == self.strays
 
     @staticmethod
     def _check_chain(key: Hashable, first: Chunk) -> bool:
@@ -305,6 +312,22 @@ class Watchers:
                 places = operation._op_places
                 assert places is each or any(place is each for place in places)
         return not first and first.after is None
+
+
+def first_in(waiting: Operation | Chunk) -> list[Operation]:
+    """The first of those who wait together, in order, at most 512; none if all have left."""
+    if type(waiting) is not Chunk:
+        return [] if waiting.is_completed else [waiting]
+    return list(waiting) or list(waiting.after or ())
+
+
+def _has_equal_keys(waiting: "Operation | Chunk", key: Hashable) -> bool:
+    """Whether an operation has another key that is equal to `key` since its first try, so that both were one entry."""
+    places = None if type(waiting) is Chunk else waiting._op_places
+    try:
+        return type(places) is list and any(place is not key and type(place) is not Chunk and place == key for place in places)
+    except BaseException:
+        return False
 
 
 def keys_of(places: Places) -> tuple[Hashable, ...]:

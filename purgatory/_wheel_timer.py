@@ -6,7 +6,7 @@ without is what `_timer` makes, to the last instruction.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from math import isinf
+from math import inf
 from typing import Any, Final, cast, final
 
 from purgatory._ears import Ears
@@ -107,13 +107,12 @@ class _ToldTimer(WheelTimer):  # type: ignore[misc]  # nobody else may
         task._timer, task._started_at = self, now
         task._callback = partial(callback, *args) if args else callback
         self._wheel.bucket_at(when).join(task, when)
-        self._ears.tell_start(task)
+        self._ears.in_turn(self._ears.tell_start, task)
         return task
 
     def _tell(self, task: _ToldTask, state: OperationState, cause: Cause, error: BaseException | None) -> None:
         begun, allowed = task._started_at, task.when() - task._started_at
-        timeout = None if isinf(allowed) else max(allowed, 0.0)
+        timeout = None if allowed == inf else max(allowed, 0.0)
         now, failed_tries = self._wheel.time(), int(state is EXPIRED)
-        self._ears.tell_end(
-            (self._name, KIND, (), begun, now, timeout, state, cause, None, failed_tries, False, error, id(task))
-        )
+        fields = (self._name, KIND, (), begun, now, timeout, state, cause, None, failed_tries, False, error, id(task))
+        self._ears.in_turn(self._ears.tell_end, fields)

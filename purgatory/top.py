@@ -114,7 +114,7 @@ def spark(values: Sequence[float], width: int) -> str:
 def keys_of(each: dict[str, Any]) -> str:
     """The keys of an operation."""
     more = f" and {each['moreKeys']} more" if each["moreKeys"] else ""
-    return plain(", ".join(each["keys"])) + more
+    return plain(", ".join(each["keys"]) + more)
 
 
 def rates(history: Sequence[Sequence[Any]], index: int) -> list[float]:
@@ -209,8 +209,8 @@ def other_worker(each: dict[str, Any]) -> str:
     """Another worker of the relay, in a line."""
     pid, pending = ("?" if each[name] is None else each[name] for name in ("pid", "pending"))
     polls = "" if each["polls"] is None else f", {each['polls']} polls"
-    where = f": {plain(each['address'])}" if each["address"] else ""
-    return f"worker {pid} on {plain(each['host'])}: {pending} pending{polls}{where}"
+    where = f": {each['address']}" if each["address"] else ""
+    return plain(f"worker {pid} on {each['host']}: {pending} pending{polls}{where}")
 
 
 def screen(state: dict[str, Any] | None, trouble: str, height: int) -> RenderableType:
@@ -219,7 +219,7 @@ def screen(state: dict[str, Any] | None, trouble: str, height: int) -> Renderabl
         return Text(trouble or "asking", "yellow")
     worker, lags = state["worker"], [point[1] for point in state["history"][-10:]]
     head = Text.assemble(
-        ("purgatory", "bold"), f"   worker {worker['pid']}   loop held up for {span(max(lags, default=0.0))} at most   "
+        ("purgatory", "bold"), f"   worker {plain(worker['pid'])}   loop held up for {span(max(lags, default=0.0))} at most   "
     )
     head.append(plain(trouble) or "live", "red" if trouble else "green")
     parts: list[RenderableType] = [head, Text(), overview(state), Text()]

@@ -115,6 +115,35 @@ def test_with_other_hooks_asyncio_is_asked_each_time(loop_factory, keeps):
     loop.close()
 
 
+def run_within(loop, coroutine):
+    """Runs another loop within the run of this one, as `nest_asyncio` does."""
+    outer, task = asyncio.get_running_loop(), asyncio.current_task()
+    asyncio.tasks._leave_task(outer, task)
+    asyncio._set_running_loop(None)
+    try:
+        return loop.run_until_complete(coroutine)
+    finally:
+        asyncio._set_running_loop(outer)
+        asyncio.tasks._enter_task(outer, task)
+
+
+async def test_a_run_within_another_has_a_home_of_its_own_and_ends_that_of_the_other():
+    timer = WheelTimer()
+    timer.call_later(30, print).cancel()
+    outer, loop = timer._wheel.home, asyncio.new_event_loop()
+
+    async def within():
+        home = await own_home()
+        assert home is not outer and outer.thread_id == 0
+        refused(timer)
+        return home
+
+    assert run_within(loop, within()).thread_id == 0
+    loop.close()
+    timer.call_later(30, print).cancel()
+    assert timer._wheel.home is await own_home() and timer._wheel.home.thread_id == get_ident()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # 3.12: the loops of other tests may have left threads
 async def test_a_child_of_the_loops_thread_is_not_in_the_loop():

@@ -2,12 +2,21 @@
 
 import asyncio
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import pytest
-from helpers import Probe, turns
+from helpers import Probe, outcome, turns
 from loops import on_virtual_time
 
-from purgatory import DelayedOperation, OperationState, Purgatory
+from purgatory import (
+    DelayedOperation,
+    IdleTracker,
+    OperationCancelled,
+    OperationState,
+    Purgatory,
+    ThresholdPurgatory,
+    _engine,
+)
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 
@@ -126,6 +135,176 @@ async def test_a_key_that_changes_while_it_is_watched_hurts_its_own_operation_al
         assert all(one.calls.count("complete") == 1 for one in (*bad, *again, good))
     await turns(4)
     assert all("cannot find a key again" in report["message"] for report in reports) and reports
+
+
+class Stubborn(Changeable):
+    """Equal to its like whatever its hash is."""
+
+    def __eq__(self, other):
+        return isinstance(other, Stubborn)
+
+    __hash__ = Changeable.__hash__
+
+
+class Fickle(Stubborn):
+    """Equal to its like once."""
+
+    asked = 0
+
+    def __eq__(self, other):
+        self.asked += 1
+        return self.asked == 1
+
+    __hash__ = Changeable.__hash__
+
+
+@on_virtual_time
+async def test_a_key_whose_hash_has_changed_can_be_watched_by_others_by_the_one_that_it_had(reports):
+    async with Purgatory() as purgatory:
+        key = Stubborn(1)
+        bad, good = Probe(5), Probe(10)
+        purgatory.try_complete_else_watch(bad, ["other", key])
+        key.id = 2
+        assert purgatory.try_complete_else_watch(good, [Stubborn(1)]) is False
+        assert counts(purgatory) == (2, 3, 2)
+        await asyncio.sleep(6)
+        assert bad.state is EXPIRED and counts(purgatory) == (1, 1, 1)
+        good.ready = True
+        assert purgatory.check_and_complete(Stubborn(1)) == 1
+        assert counts(purgatory) == (0, 0, 0)
+        purgatory._check()
+    await turns(4)
+    assert reports
+
+
+async def test_a_key_that_cannot_be_found_among_those_of_its_operation_is_refused_to_others():
+    async with Purgatory() as purgatory:
+        key = Fickle(1)
+        first, second = Probe(30), Probe(30)
+        purgatory.try_complete_else_watch(first, ["other", key])
+        with pytest.raises(RuntimeError, match="what it equals has changed"):
+            purgatory.try_complete_else_watch(second, [Fickle(1)])
+        assert counts(purgatory) == (1, 2, 2) and second.state is PENDING
+        purgatory._check()
+        second.ready = True
+        assert purgatory.try_complete_else_watch(second, ["other"])
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+@on_virtual_time
+async def test_keys_that_become_equal_while_they_are_tried_hurt_their_own_operation_alone(reports, others):
+    async with Purgatory() as purgatory:
+        keys = [Changeable(1), Changeable(2)]
+        good = [Probe(None) for _ in range(others)]
+        for number, one in enumerate(good):
+            purgatory.try_complete_else_watch(one, [f"good{number}"])
+        bad = Probe(5, trying=lambda _: setattr(keys[1], "id", 1))
+        purgatory.try_complete_else_watch(bad, keys)
+        waiting = asyncio.ensure_future(bad)
+        assert bad.cancel() and counts(purgatory) == (others,) * 3
+        purgatory._check()
+        for number, one in enumerate(good):
+            one.ready = True
+            assert purgatory.check_and_complete(f"good{number}") == 1
+        assert counts(purgatory) == (0, 0, 0)
+        with pytest.raises(OperationCancelled):
+            await waiting
+    await turns(4)
+    assert len(reports) == 1
+
+
+@on_virtual_time
+@pytest.mark.parametrize("end", ["cancel", "force_complete"])
+async def test_a_key_that_has_changed_holds_up_no_drain(reports, end):
+    purgatory, key, loop = Purgatory(), Changeable(1), asyncio.get_running_loop()
+    bad, good = Probe(None), Probe(None)
+    purgatory.try_complete_else_watch(bad, [key])
+    purgatory.try_complete_else_watch(good, ["good"])
+    key.id = 2
+    bad.cancel()
+    loop.call_later(3, getattr(good, end))
+    assert await purgatory.aclose(drain=60) == [] and loop.time() == pytest.approx(3, abs=0.01)
+    assert len(reports) == 1
+
+
+@on_virtual_time
+@pytest.mark.parametrize("strays", [0, 3])
+async def test_closing_answers_those_as_well_whose_key_has_changed(reports, strays):
+    purgatory, keys = Purgatory(), [Changeable(number) for number in range(strays + 4)]
+    bad = [Probe(None) for _ in keys]
+    for one, key in zip(bad, keys, strict=True):
+        purgatory.try_complete_else_watch(one, [key])
+    pair = Probe(None)
+    purgatory.try_complete_else_watch(pair, ["other", keys[-1]])
+    for key in keys:
+        key.id += 1003
+    waiting = [asyncio.ensure_future(one) for one in (*bad, pair)]
+    await asyncio.sleep(1)
+    for one in bad[:strays]:
+        one.cancel()
+    with patch.object(_engine, "SNAPSHOT", 2):
+        assert await purgatory.aclose() == [*bad[strays:], pair]
+    assert counts(purgatory) == (0, 0, 0)
+    await turns(2)
+    assert len(purgatory._engine.by_key) == 0
+    assert {type(one) for one in await asyncio.gather(*waiting, return_exceptions=True)} == {OperationCancelled}
+    assert reports
+
+
+@on_virtual_time
+@pytest.mark.parametrize("end", ["deadline", "aclose", "cancel", "advance"])
+async def test_a_wait_for_a_key_that_changes_is_answered_and_the_others_wait_on(reports, end):
+    thresholds, key = ThresholdPurgatory("versions"), Changeable(1)
+    bad = asyncio.create_task(thresholds.wait(key, 1, 5))
+    taken = asyncio.create_task(thresholds.wait(Changeable(2), 1))
+    good = asyncio.create_task(thresholds.wait("good", 1))
+    await asyncio.sleep(1)
+    key.id = 2
+    if end == "aclose":
+        assert await thresholds.aclose() == 3
+    elif end == "cancel":
+        bad.cancel()
+    elif end == "advance":
+        thresholds.advance(key, 1)
+    await asyncio.sleep(9)
+    assert bad.done() and thresholds.pending == (0 if end == "aclose" else 1 if end == "advance" else 2)
+    if end != "aclose":
+        assert thresholds.advance("good", 1) == 1 and await good == 1
+        assert thresholds.advance(Changeable(2), 1) == (0 if end == "advance" else 1) and await taken == 1
+    assert await outcome(bad) is not None
+    assert all("versions: cannot find a Changeable again" in report["message"] for report in reports) and reports
+
+
+class Unsteady(Changeable):
+    """Whose hash cannot be had any more, later."""
+
+    def __hash__(self):
+        if self.id is None:
+            raise LookupError
+        return hash(self.id)
+
+
+@on_virtual_time
+async def test_a_wait_for_a_key_whose_hash_raises_is_answered(reports):
+    thresholds, key = ThresholdPurgatory(), Unsteady(1)
+    waiting = asyncio.create_task(thresholds.wait(key, 1, 5))
+    await asyncio.sleep(1)
+    key.id = None
+    assert isinstance(await outcome(waiting), LookupError)  # which the message asks for its value
+    assert [type(report["exception"]) for report in reports] == [LookupError]
+
+
+@on_virtual_time
+async def test_an_id_that_changes_is_told_once_and_the_others_as_well(reports):
+    idle, key = [], Changeable(1)
+    with IdleTracker(5, idle.append) as tracker:
+        tracker.touch(key)
+        tracker.touch("good")
+        key.id = 2
+        await asyncio.sleep(9)
+        assert idle == [key, "good"]
+    assert len(tracker) == 0
+    assert ["cannot find a Changeable again" in report["message"] for report in reports] == [True]
 
 
 async def test_threads_that_name_bad_keys_hurt_nobody_else(reports):

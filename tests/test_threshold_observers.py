@@ -133,3 +133,28 @@ def test_it_may_have_another_loop_later():
     assert len(listener.ended) == 2
     with pytest.raises(TypeError, match="observer must have a method"):
         ThresholdPurgatory(observer=object())
+
+
+class Chain(Listener):
+    """Advances the next key whenever a wait has ended."""
+
+    depth = 0
+
+    def operation_ended(self, ended):
+        super().operation_ended(ended)
+        self.depth += 1
+        assert self.depth == 1
+        self.room.advance(ended.keys[0] + 1, 1)
+        self.depth -= 1
+
+
+@on_virtual_time
+async def test_what_an_observer_sets_off_is_told_when_it_has_returned_and_all_are_answered(reports):
+    chain, listener = Chain(), Listener()
+    chain.room = room = ThresholdPurgatory(observer=[chain, listener])
+    waiting = [asyncio.create_task(room.wait(number, 1)) for number in range(500) for _ in range(2)]
+    await asyncio.sleep(1)
+    assert room.advance(0, 1) == 2
+    assert await asyncio.gather(*waiting) == [1] * 1000
+    assert reports == [] and room.pending == 0
+    assert sorted(ended.keys[0] for ended in listener.ended) == [number for number in range(500) for _ in range(2)]

@@ -71,3 +71,11 @@ def test_other_workers_are_listed_and_what_they_say_moves_no_cursor():
     assert len([line for line in shown(state(others=[known] * 100)).splitlines() if line.startswith("worker")]) == 16
     for none in (state(), state(others=None), state(others=[])):
         assert "worker" not in shown(none).partition("\n")[2]
+
+
+def test_a_server_that_is_a_stranger_moves_no_cursor():
+    rude = "\x1b]0;title\x07"
+    other = dict.fromkeys(("pid", "host", "began", "pending", "polls", "address"), rude)
+    lines = shown(state(worker={"id": "a", "pid": rude}, others=[other]))
+    assert "\x1b" not in lines and lines.count("title") == 6
+    assert top.keys_of({"keys": [rude], "moreKeys": rude}) == "\ufffd]0;title\ufffd and \ufffd]0;title\ufffd more"

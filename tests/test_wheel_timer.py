@@ -118,3 +118,54 @@ def test_without_an_observer_nothing_is_added(observer):
 def test_who_cannot_observe_is_refused():
     with pytest.raises(TypeError, match="observer must have a method"):
         WheelTimer(observer=object())
+
+
+@on_virtual_time
+async def test_a_time_that_has_always_passed_is_a_deadline_all_the_same():
+    listener, meter = Listener(), Meter()
+    timer = WheelTimer(observer=[listener, meter])
+    timer.call_at(float("-inf"), print)
+    await asyncio.sleep(1)
+    assert [ended.timeout for ended in listener.ended] == [0] and meter.snapshot()[0].lateness.count == 1
+
+
+class Canceller(Listener):
+    """Cancels the next timer whenever it hears of one."""
+
+    def __init__(self, heard):
+        super().__init__()
+        self.heard, self.tasks, self.depth = heard, [], 0
+
+    def cancel_next(self):
+        self.depth += 1
+        assert self.depth == 1
+        if self.tasks:
+            self.tasks.pop().cancel()
+        self.depth -= 1
+
+    def operation_started(self, task):
+        super().operation_started(task)
+        if self.heard == "start":
+            self.tasks.append(task)
+            self.cancel_next()
+
+    def operation_ended(self, ended):
+        super().operation_ended(ended)
+        if self.heard == "end":
+            self.cancel_next()
+
+
+@on_virtual_time
+@pytest.mark.parametrize("heard", ["start", "end"])
+async def test_what_an_observer_sets_off_is_told_when_it_has_returned(heard, reports):
+    first, second = Canceller(heard), Canceller(None)
+    order = []
+    second.operation_started = lambda task: order.append(("started", id(task)))
+    second.operation_ended = lambda ended: order.append(("ended", ended.operation_id))
+    timer = WheelTimer(observer=[first, second])
+    tasks = [timer.call_later(30, print) for _ in range(1000)]
+    if heard == "end":
+        first.tasks = tasks[:-1]
+        tasks[-1].cancel()
+    assert timer.size == 0 and reports == [] and len(first.ended) == 1000
+    assert all(order.index(("started", id(task))) < order.index(("ended", id(task))) for task in tasks[::100])

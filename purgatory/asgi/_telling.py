@@ -9,6 +9,7 @@ A wait has no keys here, and its kind is "poll". What it has waited for tells of
 
 from asyncio import get_running_loop
 from collections.abc import Sequence
+from math import inf
 from typing import Final, Protocol, final
 
 from purgatory import Cause, Observer, OperationState
@@ -56,7 +57,8 @@ class PollTeller:
         """Tells of its end, in an ending, or in an exception that is raised."""
         failure = error if ending is None and isinstance(error, Exception) else None
         state, cause = STATES[ending or (Ending.GONE if failure is None else Ending.REFUSED)]
-        timeout, failed_tries = max(poll.timeout, 0.0), 1 + (cause is Cause.DEADLINE)
+        timeout = None if poll.timeout == inf else max(poll.timeout, 0.0)
+        failed_tries = 1 + (cause is Cause.DEADLINE)
         self._ears.tell_end(
             (self._name, KIND, (), begun, get_running_loop().time(), timeout, state, cause, None, failed_tries, False, failure,
              id(poll))

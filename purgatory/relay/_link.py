@@ -8,14 +8,14 @@ listening begins anew.
 """
 
 import logging
-from asyncio import AbstractEventLoop, Event, Future, Task, TimerHandle, gather, get_running_loop, sleep
+from asyncio import AbstractEventLoop, CancelledError, Event, Future, Task, TimerHandle, gather, get_running_loop, sleep
 from itertools import islice
 from json import dumps
 from random import uniform
 from secrets import token_hex
 from typing import Final, final
 
-from purgatory import RelayUnavailable, Timeout, timeout
+from purgatory import OperationCancelled, RelayUnavailable, Timeout, timeout
 from purgatory.relay._follower import MOST_KEYS, Follower, Read
 from purgatory.relay._messages import Card, decode, encode_card
 from purgatory.relay._roll import Roll
@@ -76,8 +76,9 @@ class Link:
         self._set_timer()
 
     async def close(self) -> None:
-        """Ends it. Whoever asked for a version is cancelled."""
+        """Ends it, and tells whoever asked for a version."""
         self._is_closing = True
+        self._give_up(self._asked)
         for timer in (self._timer, self._gap_timer):
             if timer is not None:
                 timer.cancel()
@@ -85,9 +86,6 @@ class Link:
         for task in tasks:
             task.cancel()
         await gather(*tasks, return_exceptions=True)
-        for futures in self._asked.values():
-            for future in futures:
-                future.cancel()
 
     def wake(self) -> None:
         """To be called when the follower may want to know something."""
@@ -144,7 +142,8 @@ class Link:
                 self.introduce(calls=False)
         elif isinstance(message, str):
             name, _, number = message.partition(":")
-            if name == self._name and self._follower.probed(int(number)) and self._deadline is not None:
+            is_own = name == self._name and number.isdecimal() and len(number) < 20  # strangers may write to a store
+            if is_own and self._follower.probed(int(number)) and self._deadline is not None:
                 self._deadline.reschedule(None)
         else:
             self._follower.heard(message)
@@ -210,6 +209,9 @@ class Link:
                 self._report(error)
                 await sleep(pause(tries))
                 tries += 1
+            except CancelledError:
+                self._give_up(asked)
+                raise
             else:
                 tries = 0
                 self._note()
@@ -237,6 +239,11 @@ class Link:
             for future in futures:
                 if not future.done():
                     future.set_result(answer.versions[key])
+
+    def _give_up(self, asked: dict[str, list[Future[int]]]) -> None:
+        """Nobody will read these keys."""
+        for key, futures in asked.items():
+            self._ask_again(key, futures, OperationCancelled(f"cannot read {key!r}: the relay was closed"))
 
     def _ask_again(self, key: str, futures: list[Future[int]], error: Exception) -> None:
         """After a question in vain: whoever cannot expect better is told, the others wait on."""

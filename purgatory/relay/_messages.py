@@ -10,7 +10,7 @@ makes itself known: `{"id": "5c02d1", "calls": true, "about": {"pid": 7}}`.
 """
 
 from collections.abc import Mapping
-from json import JSONDecodeError, dumps, loads
+from json import dumps, loads
 from operator import index
 from typing import Any, Final, NamedTuple, SupportsIndex, final
 
@@ -100,20 +100,22 @@ def decode(payload: bytes | str) -> News | Card | str:
     """
     try:
         message: Any = loads(payload)
-    except (JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"neither news nor a card nor a probe: {payload[:100]!r}") from error
     if type(message) is str:
         return message
     try:
         if type(message) is dict:
             id_, calls, about = message["id"], message["calls"], message["about"]
-            if type(id_) is str and type(calls) is bool and (about is None or type(about) is dict):
+            is_small = len(payload) <= LARGEST_CARD  # it is kept for a while, and strangers may write to a store
+            if is_small and type(id_) is str and type(calls) is bool and (about is None or type(about) is dict):
                 return Card(id_, calls, about)
         else:
             epoch, after, position, versions = message
-            if type(epoch) is str and type(after) is type(position) is int and type(versions) is dict:
+            is_whole = type(after) is type(position) is int and {*map(type, versions.values())} <= {int}
+            if type(epoch) is str and type(versions) is dict and is_whole:
                 return News(epoch, after, position, versions)
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         pass
     raise ValueError(f"neither news nor a card nor a probe: {payload[:100]!r}")
 

@@ -20,7 +20,7 @@ listener is gone with its connection, and `listen` ends with it. asyncpg calls b
 asked, and keeps the connection's lock meanwhile.
 """
 
-from asyncio import Future, Lock, get_running_loop
+from asyncio import Future, Lock, gather, get_running_loop
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from json import dumps
@@ -135,8 +135,8 @@ class PostgresStore:
 
     async def close(self) -> None:
         """See `Store.close`."""
-        await self._reader.close()
-        await self._writer.close()
+        # At once: one that is not answered, because the server is paused, is ended with the time limit.
+        await gather(self._reader.close(), self._writer.close(), return_exceptions=True)
 
     @asynccontextmanager
     async def _using(self, slot: "Slot") -> AsyncIterator[Any]:

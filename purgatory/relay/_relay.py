@@ -2,6 +2,7 @@
 
 from asyncio import AbstractEventLoop, get_running_loop, sleep
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from math import isfinite
@@ -144,14 +145,28 @@ class Relay:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Ends all waits with `OperationCancelled`, and all connections. What is being written may be lost. Idempotent."""
+        """Ends all waits, reads and writes with `OperationCancelled`, and all connections. What is being written may be lost.
+        If its own task is cancelled, it does so before it raises. Idempotent.
+
+        Raises:
+            WrongLoop: called from another loop than the one that the relay was entered on; nothing has changed.
+        """
         if self._is_closed:
             return
+        if self._loop is not None and self._loop is not get_running_loop() and not self._loop.is_closed():
+            raise WrongLoop(f"cannot close the relay at {self._store.address}: it was entered on another event loop")
         self._is_closed, self._is_open = True, False
-        await self._thresholds.aclose()
         self._writes.close()
-        if self._link is not None:
-            await self._link.close()
+        try:
+            await self._thresholds.aclose()
+        finally:
+            try:
+                if self._link is not None:
+                    await self._link.close()
+            finally:
+                await self._close_store()
+
+    async def _close_store(self) -> None:
         try:
             async with timeout(self._timeout):
                 await self._store.close()
@@ -200,7 +215,8 @@ class Relay:
                     return rebased.version
             finally:
                 if follower.unwatch(key):
-                    self._thresholds.forget(key)
+                    with suppress(WrongLoop):  # a generator that is closed when its loop is gone has nothing left to clean up
+                        self._thresholds.forget(key)
             timeout = None if when is None else when - self._time()
 
     def _rise(self, key: str, version: int) -> None:
@@ -218,7 +234,7 @@ class Relay:
 
         Raises:
             RelayUnavailable: the store is away, or the relay not open.
-            PurgatoryClosed, ValueError, TypeError, WrongLoop: as with `wait`.
+            OperationCancelled, PurgatoryClosed, ValueError, TypeError, WrongLoop: as with `wait`.
         """
         link = self._need_open("read", key)
         try:
@@ -244,7 +260,7 @@ class Relay:
         Raises:
             RelayUnavailable: the store is away, or the relay not open. The version was perhaps raised.
             TypeError: the store takes no `connection`, or none of this type.
-            PurgatoryClosed, ValueError, WrongLoop: as with `wait`.
+            OperationCancelled, PurgatoryClosed, ValueError, WrongLoop: as with `wait`.
         """
         return await self._raise("bump", Change(key, 0, 1), connection)
 
@@ -316,8 +332,9 @@ class Relay:
         """Has this process be known to the others that ask for `workers`; `purgatory.asgi.console` does so.
 
         Args:
-            about: called when one of them asks, every 3 s at most. What it returns has to go into JSON, of 4,000 bytes at most,
-                and whoever may use the store can read it. It takes the place of what was given before.
+            about: called when one of them asks, and when this one does: every 3 s, or somewhat more often when several begin to
+                ask at once. What it returns has to go into JSON, of 4,000 bytes at most, and whoever may use the store can
+                read it. It takes the place of what was given before.
         """
         self._roll.about = about
 

@@ -24,6 +24,10 @@ EVERY: Final = 3.0
 FORGOTTEN: Final = 10.0
 """Seconds after which who has not answered is taken to be gone: three calls."""
 
+PAUSE: Final = 0.5
+"""Seconds after an answer within which no other is given: those who call at once hear the first, and a stranger cannot have all
+workers shout."""
+
 MOST: Final = 256
 """How many others are remembered."""
 
@@ -51,7 +55,9 @@ class Roll:
         """What the others are told; None if this process is not to be known."""
         self._others: dict[str, Worker] = {}
         self._called_at = -inf
-        """When everyone was called last, by whomever."""
+        """When everyone was called last, by whomever, ..."""
+        self._answered_at = -inf
+        """... and when this process has answered last."""
 
     def begin(self) -> None:
         """This process is one of its own from now on, even if several were forked from one that had made the relay."""
@@ -77,7 +83,10 @@ class Roll:
         if not card.calls:
             return False
         self._called_at = now
-        return self.about is not None
+        if self.about is None or now < self._answered_at + PAUSE:
+            return False
+        self._answered_at = now
+        return True
 
     def others(self, now: float) -> list[Worker]:
         """Those who are there, in the order in which they were heard of first."""

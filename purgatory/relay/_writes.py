@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from typing import Final, final
 
-from purgatory import RelayUnavailable
+from purgatory import OperationCancelled, RelayUnavailable
 from purgatory.relay._messages import Change, News
 
 MOST_CHANGES: Final = 100
@@ -46,11 +46,6 @@ class Writing:
         for future, _ in self.waiting:
             if not future.done():
                 future.set_exception(error)
-
-    def give_up(self) -> None:
-        """Ends every wait for it."""
-        for future, _ in self.waiting:
-            future.cancel()
 
 
 @final
@@ -116,14 +111,16 @@ class Writes:
             for writing in batch.values():
                 writing.fail(error)
         except BaseException:
-            for writing in batch.values():
-                writing.give_up()
+            self._give_up(batch)
             raise
 
     def close(self) -> None:
         """Gives up what was not written."""
         if self._task is not None:
             self._task.cancel()
-        for writing in self._pending.values():
-            writing.give_up()
+        self._give_up(self._pending)
         self._pending.clear()
+
+    def _give_up(self, writings: dict[str, Writing]) -> None:
+        for key, writing in writings.items():
+            writing.fail(OperationCancelled(f"{key!r} was perhaps not written: the relay was closed"))

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import socket
+from fractions import Fraction
+from math import inf
 from pathlib import Path
 from time import sleep
 
@@ -359,6 +361,19 @@ async def test_of_a_relay_it_is_told_how_it_stands():
 
 
 @on_virtual_time
+async def test_numbers_that_json_has_not_are_shown_as_those_that_it_has():
+    async with Purgatory() as jobs:
+        missed: list[bool] = []
+        waiting = asyncio.create_task(jobs.wait_for(lambda: missed, ["key"], Fraction(1, 2)))
+        await asyncio.sleep(0.1)
+        missed.append(True)
+        await waiting
+        answer = await ask(console(jobs, polls=LongPolls(max_open=inf)), "/state")
+    state = json.loads(answer.content, parse_constant=pytest.fail)
+    assert state["purgatories"][0]["missedLast"][0]["timeout"] == 0.5 and state["polls"]["maxOpen"] is None
+
+
+@on_virtual_time
 async def test_a_worker_tells_the_others_how_much_waits_and_nothing_of_what():
     relay, address = Relay(), "https://example.com/purgatory/"
     async with Purgatory("private name") as jobs:
@@ -587,6 +602,7 @@ def test_what_cannot_be_shown_is_refused(arguments, options, error):
         ({"refresh": 0.05}, "refresh must be from 0.1 to 60 seconds, not 0.05"),
         ({"refresh": float("nan")}, "refresh must be from 0.1 to 60 seconds, not nan"),
         ({"max_pages": 0}, "max_pages must be at least 1, not 0"),
+        ({"address": "http://" + "ü" * 200}, r"address must begin with .* at most 1000 bytes as JSON"),
         ({"address": "javascript:alert(1)"}, r"address must begin with http:// or https://, not 'javascript:alert\(1\)'"),
     ],
 )

@@ -1,6 +1,7 @@
 """Observers of `LongPolls`: each wait of a request is told of by the same door as an operation, however it ends."""
 
 import asyncio
+from math import inf
 
 import pytest
 from asgi_requests import Request
@@ -99,6 +100,22 @@ async def test_what_did_not_begin_to_wait_is_not_told_of_but_what_the_purgatory_
     await first.done()
     await Request(service.app).done()
     assert len(service.listener.ended) == len(service.listener.started) == 2
+
+
+@on_virtual_time
+async def test_one_that_may_wait_for_ever_has_no_deadline():
+    service = Service()
+
+    async def answer(scope, receive, send):
+        poll = service.polls.poll(scope, wait=inf)
+        await (await poll.wait_for(service.purgatory, service.predicate, ["key"])).send(send)
+
+    request = Request(service.polls.middleware(answer))
+    await asyncio.sleep(1)
+    service.bring(1)
+    await request.done()
+    [ended] = service.listener.ended
+    assert ended.timeout is None and ended.state is COMPLETED
 
 
 @on_virtual_time

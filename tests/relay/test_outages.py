@@ -130,6 +130,24 @@ def test_a_paused_server_is_noticed_and_nothing_is_lost_by_it(run: Runner, serve
     run(main)
 
 
+def test_closing_while_the_server_is_paused_ends_all_connections_within_the_timeout(
+    run: Runner, postgres: PostgresServer
+) -> None:
+    async def main() -> None:
+        relay = Relay(postgres.url, timeout=0.5)
+        await relay.__aenter__()
+        await relay.bump("a")
+        connections = [slot._connection for slot in (relay._store._reader, relay._store._writer)]  # type: ignore[attr-defined]
+        postgres.pause()
+        try:
+            await relay.aclose()
+            assert [connection.is_closed() for connection in connections] == [True, True]
+        finally:
+            postgres.go_on()
+
+    run(main)
+
+
 def test_what_is_published_while_a_connection_is_cut_is_found_and_counted(run: Runner, redis: RedisServer) -> None:
     async def main() -> None:
         async with pair(redis.url) as (here, there):

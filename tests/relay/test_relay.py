@@ -160,6 +160,98 @@ def test_closing_answers_whoever_waits(run: Runner, file_relay: Callable[..., Re
     gc.collect()
 
 
+class SlowStore:
+    """Which answers nothing but the first read, and takes its time to stop listening."""
+
+    address = "slow://"
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self.reads = self.writes = 0
+        self.heard: Callable[[bytes | str], None] | None = None
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None:
+        await asyncio.sleep(0.01)
+        self.is_closed = True
+
+    async def listen(self, confirmed: Callable[[], None], heard: Callable[[bytes | str], None]) -> None:
+        self.heard = heard
+        confirmed()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+
+    async def read(self, keys: Any, since: int | None) -> Answer:
+        self.reads += 1
+        if self.reads > 1:
+            await asyncio.sleep(60)
+        return Answer("e", 0, {})
+
+    async def write(self, changes: Any, connection: Any = None) -> News:
+        self.writes += 1
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    async def renew(self, epoch: str) -> None: ...
+
+    async def send(self, payload: bytes) -> None: ...
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_closing_ends_reads_and_writes_and_all_connections_even_if_it_is_cancelled(run: Runner, interrupted: bool) -> None:
+    async def main() -> None:
+        store = SlowStore()
+        relay = Relay(store, timeout=30)
+        await relay.__aenter__()
+        calls = [asyncio.create_task(call) for call in (relay.version("a"), relay.bump("a"), relay.wait("a", 0))]
+        await until(lambda: store.reads > 1 and store.writes == 1)
+        calls += [asyncio.create_task(call) for call in (relay.version("b"), relay.bump("b"))]
+        await asyncio.sleep(0.01)
+        closing = asyncio.create_task(relay.aclose())
+        await asyncio.sleep(0)
+        if interrupted:
+            closing.cancel()
+        await asyncio.wait([closing])
+        assert store.is_closed and closing.cancelled() is interrupted
+        async with asyncio.timeout(10):
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [OperationCancelled] * 5
+
+    run(main)
+
+
+def test_a_wait_whose_loop_is_gone_makes_no_noise() -> None:
+    async def begin() -> Any:
+        relay = Relay(SlowStore())
+        await relay.__aenter__()
+        waiting = relay.wait("a", 0)
+        waiting.send(None)
+        return waiting
+
+    loop = asyncio.new_event_loop()
+    waiting = loop.run_until_complete(begin())
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+    loop.run_until_complete(asyncio.sleep(0.05))
+    loop.close()
+    waiting.close()
+
+
+def test_a_probe_that_a_stranger_has_made_up_ends_nothing(run: Runner) -> None:
+    async def main() -> None:
+        store = SlowStore()
+        async with Relay(store) as relay:
+            assert store.heard is not None and relay._link is not None
+            for number in ("", "x", "-1", "²", "9" * 5_000):
+                store.heard(f'"{relay._link._name}:{number}"')
+            assert relay.statistics().is_connected
+
+    run(main)
+
+
 def test_a_relay_is_used_on_the_loop_that_it_was_entered_on(run: Runner, file_relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         here = file_relay()
@@ -172,6 +264,9 @@ def test_a_relay_is_used_on_the_loop_that_it_was_entered_on(run: Runner, file_re
                 await here.__aenter__()
             with pytest.raises(WrongLoop, match=r"cannot bump 'a'"):
                 await asyncio.to_thread(asyncio.run, here.bump("a"))
+            with pytest.raises(WrongLoop, match=r"cannot close the relay"):
+                await asyncio.to_thread(asyncio.run, here.aclose())
+            assert await here.bump("a") == 1
 
     run(main)
 

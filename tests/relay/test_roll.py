@@ -13,7 +13,7 @@ from servers import place
 
 from purgatory.relay import Card, Relay, _roll, decode
 from purgatory.relay._messages import encode_card
-from purgatory.relay._roll import EVERY, FORGOTTEN, MOST, Roll
+from purgatory.relay._roll import EVERY, FORGOTTEN, MOST, PAUSE, Roll
 
 
 def begun() -> Roll:
@@ -43,6 +43,14 @@ def test_one_call_serves_all_who_ask() -> None:
         [{"pid": 1}],
         [{"pid": 1}, {"pid": 2}],
     ]
+
+
+def test_those_who_call_at_once_are_answered_once() -> None:
+    roll = introduced(pid=1)
+    calls = [introduced(pid=pid).card(calls=True) for pid in range(2, 5)]
+    assert [roll.heard(call, 100.0 + PAUSE / 4 * number) for number, call in enumerate(calls)] == [True, False, False]
+    assert len(roll.others(100.0 + PAUSE)) == 3
+    assert roll.heard(calls[1], 100.0 + PAUSE)
 
 
 def test_who_does_not_answer_is_forgotten_and_who_does_keeps_his_place() -> None:
@@ -85,10 +93,15 @@ def test_a_card_that_is_no_message_is_not_sent() -> None:
         b'{"id": "a", "calls": 1, "about": {}}',
         b'{"id": "a", "calls": true, "about": []}',
         b'{"id": "a", "about": {}}',
+        encode_card(Card("a", True, {"text": "x" * 3_900})).replace(b"xxx", b"x" * 100),
+        b'["e", 0, 1, {"a": "1"}]',
+        b'["e", 0, 1, {"a": 1, "b": true}]',
+        b'["e", 0, 1, {"a": 1e400}]',
+        b"9" * 5_000,
         b"[" * 100_000,
     ],
 )
-def test_what_is_no_card_is_refused(payload: bytes) -> None:
+def test_what_is_no_card_and_no_news_is_refused(payload: bytes) -> None:
     with pytest.raises(ValueError, match="neither news nor a card nor a probe"):
         decode(payload)
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from purgatory import Purgatory, ThresholdPurgatory
 from purgatory.asgi._console._access import is_from_elsewhere, is_local
-from purgatory.asgi._console._describe import KeyOf, Watched, is_web_address, shown
+from purgatory.asgi._console._describe import LONGEST_ADDRESS, KeyOf, Watched, is_web_address, shown
 from purgatory.asgi._console._feed import STATE, Feed
 from purgatory.asgi._outcome import Ending
 from purgatory.asgi._polls import LongPolls
@@ -102,7 +102,9 @@ def console(
         if function is not None and not callable(function):
             raise TypeError(f"{name} must be a function, not {function!r}")
     if address is not None and not is_web_address(address):
-        raise ValueError(f"address must begin with http:// or https://, not {address!r}")
+        raise ValueError(
+            f"address must begin with http:// or https://, not {address!r}, and take at most {LONGEST_ADDRESS} bytes as JSON"
+        )
     if not 0.1 <= refresh <= 60.0:
         raise ValueError(f"refresh must be from 0.1 to 60 seconds, not {refresh!r}")
     if not max_pages >= 1:

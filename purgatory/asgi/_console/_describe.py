@@ -4,6 +4,7 @@ All that is shown comes through public names: the purgatories' own `statistics`,
 """
 
 from collections.abc import Callable, Hashable, Iterable
+from json import dumps
 from math import isinf
 from reprlib import Repr
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +25,7 @@ LONGEST_KEY: Final = 120
 """Characters of a key that are shown."""
 
 LONGEST_ADDRESS: Final = 1000
+"""Bytes as JSON, so that it goes onto a card."""
 
 LARGEST_NUMBER: Final = 2**53
 """That browsers know exactly."""
@@ -136,7 +138,8 @@ def _histogram(histogram: "Histogram") -> dict[str, Any]:
 def describe_polls(polls: LongPolls) -> dict[str, Any]:
     """What is told of an application's long polls."""
     endings = {ending.value: count for ending, count in polls.endings.items()}
-    return {"open": polls.open, "maxOpen": polls.max_open, "isStopping": polls.is_stopping, "endings": endings}
+    max_open = None if polls.max_open is None or isinf(polls.max_open) else polls.max_open
+    return {"open": polls.open, "maxOpen": max_open, "isStopping": polls.is_stopping, "endings": endings}
 
 
 def describe_relay(relay: "Relay", now: float) -> dict[str, Any]:
@@ -174,9 +177,9 @@ def describe_other(other: "Worker", now: float) -> dict[str, Any]:
 
 def is_web_address(address: object) -> bool:
     """Whether it may stand behind a link."""
-    if not (isinstance(address, str) and len(address) <= LONGEST_ADDRESS and address.isprintable()):
+    if not (isinstance(address, str) and address.startswith(("http://", "https://")) and address.isprintable()):
         return False
-    return address.startswith(("http://", "https://"))
+    return len(dumps(address)) <= LONGEST_ADDRESS
 
 
 def describe_stream(stream: "StreamMeter", wall: float) -> dict[str, Any]:

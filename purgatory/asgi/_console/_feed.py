@@ -181,7 +181,7 @@ class Feed:
             "others": None if self.relay is None else [describe_other(each, now) for each in self.relay.workers()],
             "stream": None if self.stream is None else describe_stream(self.stream, wall),
         }
-        self._state = json.dumps(state, separators=(",", ":")).encode()
+        self._state = json.dumps(state, separators=(",", ":"), default=float).encode()
         self._history.append(json.dumps([wall, round(self._lag, 5), points], separators=(",", ":")).encode())
         self._lag = 0.0
         self._answers.clear()
