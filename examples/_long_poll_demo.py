@@ -1,8 +1,8 @@
 """The load behind `--demo` of both boards: real HTTP clients against a board in a process of its own.
 
-Every tenth of the pollers shares a topic. One publisher for each topic writes about once a second, and a poll waits for 0.2 to
-2 seconds, so that polls end both ways; every fifth poller hangs up early. What the server says of itself
-comes from `GET /stats` and from its answers; all else is measured here, on the clients' side of the wire.
+Ten pollers share a topic. One publisher for each topic writes about once a second, and a poll waits for 0.2 to 2 seconds, so
+that polls end both ways; every fifth poller hangs up early. What the server says of itself comes from `GET /stats` and from its
+answers; all else is measured here, on the clients' side of the wire.
 """
 
 import asyncio

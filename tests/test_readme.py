@@ -17,7 +17,7 @@ import httpx
 import pytest
 from readme_blocks import ROOT, blocks, session
 
-from purgatory import OperationTimeout, Purgatory
+from purgatory import OperationTimeout
 
 README = ROOT / "README.md"
 TESTING = ROOT / "purgatory" / "TESTING.md"
@@ -86,7 +86,7 @@ def test_the_web_service_of_the_front_page_answers() -> None:
             assert (await polling).json() == "done"
             assert asyncio.get_running_loop().time() == 14
 
-    with session(README, Purgatory=Purgatory) as running:
+    with session(README) as running:
         running.run(blocks(README, "python")[2])
         running.runner.run(main(running.names))
 

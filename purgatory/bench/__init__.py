@@ -2,10 +2,11 @@
 
 ``micro`` measures one operation at a time, against what the event loop offers for the same work. ``http`` measures long polls
 on a real server, against the handler that people write today. These two tell a user what to expect; both measure `_cases`,
-which `_runner` runs and `_report` prints.
+which `_runner` runs and `_report` prints. ``relay`` measures waits that complete in another process.
 
-The programs in `rivals` are for those who design timing wheels: ``load``, ``burst`` and ``memory`` compare whole purgatories,
-ours and six others, under load, in a burst and in size. ``all`` runs everything.
+The others are for those who design timing wheels. ``cascade`` measures how late anybody is while a million deadlines are moved.
+``load``, ``burst`` and ``memory``, in `rivals`, compare whole purgatories, ours and six others, under load, in a burst and in
+size. ``all`` runs everything but ``relay``.
 
 The programs print with rich and draw with matplotlib, which come with the extra ``bench``.
 """

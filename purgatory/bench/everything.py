@@ -1,4 +1,4 @@
-"""``python -m purgatory.bench all``: all programs, one after the other, each with its defaults."""
+"""``python -m purgatory.bench all``: all programs but ``relay``, one after the other, each with its defaults."""
 
 import argparse
 import json
@@ -40,4 +40,4 @@ def run(options: argparse.Namespace) -> int:
     return status
 
 
-PROGRAM = Program("all", "All of these, one after the other: it takes hours.", add_arguments, run)
+PROGRAM = Program("all", "All of these but relay, one after the other: it takes hours.", add_arguments, run)

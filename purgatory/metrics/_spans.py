@@ -1,6 +1,6 @@
 """A span for each operation that waits, from the first try to the answer, linked to the span that completed it.
 
-    request A      ├── jobs wait Fetch ──────────────────────┤        a child of whatever A is doing
+    request A      ├── jobs wait ────────────────────────────┤        a child of whatever A is doing
     request B                      ├─ POST /results ─┤                in which check_and_complete is called: a link of A's wait
 
 Its parent is the span of whoever waits, because starts are told in that context. The link is to the span that is current when

@@ -341,10 +341,10 @@ class Relay:
     def workers(self) -> list[Worker]:
         """Who else has introduced itself and was heard of in the last 10 s, in the order in which they were heard of first.
 
-        Calls them, if nobody has for 3 s; who answers is in the next list, so ask again. Nothing is kept in the store. On
-        another loop than its own, and while the relay is not open, nobody is known.
+        Calls them, if nobody has for 3 s; those that answer are in the next list, so ask again. Nothing is kept in the store.
+        On another loop than its own, and while the relay is not open, nobody is known.
 
-        Cost: a message to everyone, and one from each who answers, which all processes of the relay hear.
+        Cost: a message to everyone, and one from each that answers, which all processes of the relay hear.
 
         Raises:
             RuntimeError: no loop is running.

@@ -1,4 +1,4 @@
-"""``python -m purgatory.bench load``, ``burst``, ``memory`` and ``all``: that they run, and tell what they should.
+"""The programs of ``python -m purgatory.bench`` but ``micro`` and ``http``: that they run, and tell what they should.
 
 Also what these, and ``http``, refuse. How fast anything is, is not tested here.
 """

@@ -108,6 +108,7 @@ class PostgresServer(Server):
     """PostgreSQL, with a database cluster of its own, which root has somebody else serve."""
 
     def __init__(self) -> None:
+        binaries = self._binaries()
         self.folder = Path(tempfile.mkdtemp(prefix="purgatory-"))
         port = free_port()
         self.url = f"postgresql://tester@127.0.0.1:{port}/postgres"
@@ -115,7 +116,6 @@ class PostgresServer(Server):
         if os.getuid() == 0:
             user = "nobody"
             shutil.chown(self.folder, user)
-        binaries = self._binaries()
         self.data = self.folder / "data"
         made = subprocess.run(
             [

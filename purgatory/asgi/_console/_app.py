@@ -1,7 +1,7 @@
-"""The page as an ASGI application: two paths, `GET` alone, and nobody who may not.
+"""The page as an ASGI application: two paths, which can only be read, and only by those who may.
 
 GET /         the page, one file: its script and its style carry a nonce, and nothing else may run or be loaded
-GET /state    what there is to see, as JSON: at once, or, to who names the present version in If-None-Match, with the next one
+GET /state    what there is to see, as JSON: at once; or if If-None-Match names the present version, when there is the next one
 """
 
 from collections.abc import Awaitable, Callable
@@ -186,7 +186,7 @@ class _Console:
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """The lifespan protocol, for who serves the page by itself."""
+    """The lifespan protocol, for those who serve the page by itself."""
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})

@@ -1,9 +1,9 @@
 """What the pages live on: a new version every second while one is open, made once for all of them.
 
     a page asks       the clock starts, unless it runs; the first version is made at once, or within a second
-    each fifth        how late the clock is: the loop was held up for so long
+    each 0.2 s        how late the clock is, which is how long the loop was held up
     each second       one purgatory after the other is described, each in a turn of the loop of its own, then told as a version
-    nobody asks       for five minutes the history goes on, for who comes back; then the clock stops, and nothing is left
+    nobody asks       for five minutes the history goes on, for pages that come back; then the clock stops, and nothing is left
 
 A version is bytes, the same for every page, and the part of the history that a page has not had: for most, one point.
 """
@@ -121,7 +121,7 @@ class Feed:
             await shield(self._first)  # several may wait for it
 
     def answer(self, seen: int | None) -> bytes:
-        """The present version, for who has had `seen`."""
+        """The present version, for a page that has had `seen`."""
         now = self.versions.version(STATE)
         points = KEPT if seen is None or not 0 <= now - seen < KEPT else now - seen
         answer = self._answers.get(points)
