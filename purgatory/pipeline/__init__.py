@@ -6,7 +6,7 @@ has a folder, or a module if that is enough. The modules beside the folders are 
 reading of journals, whose tasks run in this process or on Spark.
 """
 
-try:
-    import pyspark as _pyspark  # noqa: F401  (only to fail here, with a message that helps)
-except ImportError as error:
-    raise ImportError("purgatory.pipeline runs on Spark: pip install 'asyncio-purgatory[spark]'") from error
+from importlib.util import find_spec as _find_spec
+
+if _find_spec("pyspark") is None:  # to fail here, with a message that helps; to import it takes a while
+    raise ImportError("purgatory.pipeline runs on Spark: pip install 'asyncio-purgatory[spark]'")

@@ -1,50 +1,19 @@
-"""The command line of the pipeline: ``python -m purgatory.pipeline PROGRAM``."""
+"""``python -m purgatory.pipeline PROGRAM``.
 
+The imports take a second. Ctrl-C then ends the process at once, without an exception: some modules turn one that comes while
+they are imported into another.
+"""
+
+import signal
 import sys
-from collections.abc import Sequence
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-
-from purgatory._programs import Program, run_program
-from purgatory.pipeline import compact, synth
-from purgatory.pipeline._reading import NoJournal
-from purgatory.pipeline._session import SparkUnavailable
-from purgatory.pipeline._spread import TaskFailed, last_words
-from purgatory.pipeline.report import _command as report
-from purgatory.pipeline.simulate import _command as simulate
-from purgatory.pipeline.streaming import _command as stream
-
-PROGRAMS: tuple[Program, ...] = (compact.PROGRAM, report.PROGRAM, simulate.PROGRAM, stream.PROGRAM, synth.PROGRAM)
-
-
-INTERRUPTED = 130
-"""The exit status after Ctrl-C, as shells have it."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the program that the arguments name, and returns its exit status: 1 if it failed, 130 if somebody pressed Ctrl-C.
-
-    One line then says so.
-    """
-    description = "Reads the journals of purgatories, and decides on streams of operations."
-    try:
-        return run_program("python -m purgatory.pipeline", description, PROGRAMS, arguments)
-    except KeyboardInterrupt:
-        return _interrupted()
-    except (SparkUnavailable, NoJournal, TaskFailed, PySparkException, Py4JError, OSError) as error:
-        if isinstance(error.__context__, KeyboardInterrupt):  # Java was interrupted, too, and could not be stopped any more
-            return _interrupted()
-        if "--verbose" in (sys.argv if arguments is None else arguments):
-            raise
-        print(last_words(str(error)), file=sys.stderr)
-        return 1
-
-
-def _interrupted() -> int:
-    print("interrupted", file=sys.stderr)
-    return INTERRUPTED
-
+from purgatory.pipeline._interrupts import end_at_once
 
 if __name__ == "__main__":
-    sys.exit(main())
+    signal.signal(signal.SIGINT, end_at_once)
+    from purgatory.pipeline._command_line import main
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    status = main()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said, and Python only cleans up
+    sys.exit(status)

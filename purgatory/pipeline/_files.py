@@ -91,6 +91,17 @@ def listed(task: tuple[str, str]) -> Listing:
     return Listing({name: size for name, size in sizes.items() if name not in replaced}, len(replaced), is_there)
 
 
+def names_in(folder: str) -> list[str]:
+    """The names of the files in a folder; none if it is not there.
+
+    Raises:
+        OSError: pyarrow cannot look there.
+    """
+    filesystem, root = _found(folder)
+    found = filesystem.get_file_info(pyarrow.fs.FileSelector(root, allow_not_found=True))
+    return [each.base_name for each in found if each.is_file]
+
+
 def is_compacted(file: str) -> bool:
     """Whether a file stands for others, by its name."""
     return file.rsplit("/", 1)[-1].startswith(COMPACTED)

@@ -18,6 +18,8 @@ from typing import IO, Final
 
 from pyspark.sql import SparkSession
 
+from purgatory.pipeline._interrupts import deferred
+
 JAVA_NEEDED: Final = 17
 JAVA_ADVICE: Final = (
     f"Spark runs on Java {JAVA_NEEDED} or newer. On Debian and Ubuntu: apt-get install openjdk-17-jre-headless; on macOS: "
@@ -39,6 +41,8 @@ LOCAL_SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
 }
 """Settings of a Spark on this machine, which starts and stops with the program."""
+PATTERN: Final = re.compile(r"[\\*?\[\]{}]")
+"""What Spark takes for a part of a pattern in the name of a folder that it is to read."""
 
 
 class SparkUnavailable(Exception):
@@ -54,6 +58,11 @@ def add_master_option(parser: argparse.ArgumentParser) -> None:
         help="where Spark is: local[N], spark://…, or sc://… for Spark Connect "
         "(default: what SPARK_REMOTE says, otherwise all cores of this machine)",
     )
+
+
+def literal(path: str) -> str:
+    """A name for Spark to read from, in which nothing is a pattern."""
+    return PATTERN.sub(r"\\\g<0>", path)
 
 
 @contextmanager
@@ -89,7 +98,8 @@ def spark_session(
         builder = builder.config(key, value)
     with nullcontext() if verbose or remote is not None else _what_java_prints_in_a_file() as printed:
         try:
-            spark = builder.getOrCreate()
+            with deferred():  # a Java that nobody waits for in its start would never end
+                spark = builder.getOrCreate()
         except Exception as error:
             said = [] if printed is None else [line for line in _lines(printed) if "Exception" in line or "Error" in line]
             reason = said[0] if said else str(error).splitlines()[0]

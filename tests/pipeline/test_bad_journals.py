@@ -15,7 +15,7 @@ from test_report import account, assert_tables_equal, check, operation, random_o
 
 from purgatory.journal import OPERATIONS
 from purgatory.pipeline import _spread
-from purgatory.pipeline.__main__ import main
+from purgatory.pipeline._command_line import main
 from purgatory.pipeline._files import COMPACTED, REPLACES
 from purgatory.pipeline._spread import TaskFailed, here, on_spark
 from purgatory.pipeline.report import _command, _make

@@ -19,7 +19,7 @@ from test_report import account, assert_tables_equal, check, random_operations, 
 
 from purgatory.pipeline import _files, _reading
 from purgatory.pipeline import compact as program
-from purgatory.pipeline.__main__ import main
+from purgatory.pipeline._command_line import main
 from purgatory.pipeline._reading import read
 from purgatory.pipeline._spread import here
 from purgatory.pipeline.compact import DAY, compact, duration

@@ -16,7 +16,7 @@ from selenium.webdriver.support.ui import Select
 from selenium.webdriver.support.wait import WebDriverWait
 from test_report import check, random_operations, write
 
-from purgatory.pipeline.__main__ import main
+from purgatory.pipeline._command_line import main
 from purgatory.pipeline.report._durations import steps_of
 
 ADVICE = "needs a browser: apt-get install chromium chromium-driver"

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from purgatory.journal import CHECKS, FOLDERS, OPERATIONS
 from purgatory.pipeline import synth
-from purgatory.pipeline.__main__ import main
+from purgatory.pipeline._command_line import main
 from purgatory.pipeline._spread import here
 from purgatory.pipeline.report import _command, _make, _survival
 

@@ -4,14 +4,16 @@ import random
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import test_report as report
 from pyspark.sql import SparkSession
 
 from purgatory.journal import OPERATIONS
-from purgatory.pipeline.__main__ import main
+from purgatory.pipeline._command_line import main
 from purgatory.pipeline.simulate import _command
 from purgatory.pipeline.simulate._replay import Recorded, Replay, Setting, replay
 from purgatory.pipeline.simulate._trials import Trial, recommendation
@@ -112,6 +114,48 @@ def test_a_journal_that_is_not_there_is_refused(
     assert main(["simulate", str(tmp_path / "none"), "--out", str(tmp_path / "out")]) == 1
 
     assert f"cannot read '{tmp_path / 'none'}' as a journal" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("has_checks", [True, False])
+@pytest.mark.parametrize("what", ["no file", "no row", "no operation that has ended", "no operation with keys"])
+def test_a_journal_of_which_nothing_can_be_replayed_is_refused_in_one_line(
+    what: str, has_checks: bool, same_session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "operations").mkdir()
+    columns: dict[str, Any] = {"keys": []} if what == "no operation with keys" else {"ended_at": None, "outcome": None}
+    if what != "no file":
+        report.write(tmp_path, "operations", "x", [] if what == "no row" else [report.operation(0, **columns)])
+    if has_checks:
+        report.write(tmp_path, "checks", "x", [report.check(1)])
+
+    assert main(["simulate", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+
+    said = capsys.readouterr().err
+    assert said == f"cannot simulate {tmp_path}: it has no operation with a start, an end and keys\n"
+
+
+def test_a_wheel_whose_name_looks_like_a_number_is_replayed(same_session: SparkSession, tmp_path: Path) -> None:
+    names = same_session.range(40_000).selectExpr("concat('run-', id) AS run", "hex(xxhash64(run, 'p', 0L)) AS unit")
+    found = names.where("unit RLIKE '^[0-9]+E[0-9]+$'").head()
+    assert found is not None
+    write(tmp_path / "journal", {found.run: run_of_a_server(4, count=20)})
+
+    assert main(["simulate", str(tmp_path / "journal"), "--out", str(tmp_path / "out")]) == 0
+
+    [row] = pq.read_table(tmp_path / "out" / "settings").to_pylist()
+    assert (row["operations"], row["different"]) == (20, 0)
+
+
+def test_the_name_of_a_folder_is_no_pattern_and_counts_from_here(
+    same_session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a{1,2}", {"a": run_of_a_server(5, count=20)})
+    monkeypatch.chdir(tmp_path)  # Java and its workers are elsewhere
+
+    assert main(["simulate", "a{1,2}", "--out", "b[odd]*"]) == 0
+
+    [row] = pq.read_table(tmp_path / "b[odd]*" / "settings").to_pylist()
+    assert row["operations"] == 20
 
 
 @pytest.mark.parametrize(

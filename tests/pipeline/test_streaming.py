@@ -7,20 +7,35 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from check_stream import by_thresholds
 from orders import traffic, write
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType, TimestampType
 
 from purgatory.pipeline import streaming
-from purgatory.pipeline.__main__ import main
-from purgatory.pipeline.streaming import OPERATIONS, SIGNALS, ShardsChanged, _command, _job, check_shards, outcomes, reconcile
+from purgatory.pipeline._command_line import main
+from purgatory.pipeline.streaming import (
+    OPERATIONS,
+    SIGNALS,
+    ShardsChanged,
+    _command,
+    _job,
+    check_out,
+    check_shards,
+    outcomes,
+    reconcile,
+)
 from purgatory.pipeline.streaming._command import add_arguments
 from purgatory.pipeline.streaming._job import Job
 
@@ -98,13 +113,20 @@ def test_killed_in_the_middle_it_goes_on_and_every_outcome_is_that_of_a_threshol
     assert account.pending == len(made.operations) - len(decided(spark, tmp_path))
 
 
+@pytest.mark.parametrize("asked", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_stop_it_ends_between_two_batches_and_says_how_to_go_on(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], asked: int
 ) -> None:
     put(tmp_path, "operations", waits("paid", 1, 20, "x"))
     put(tmp_path, "signals", happens("x", 5))
-    monkeypatch.setattr(_command, "spark_session", lambda *_, **__: nullcontext(spark))
-    monkeypatch.setattr(_job, "_in_words", lambda _: str(os.kill(os.getpid(), signal.SIGTERM)))
+
+    @contextmanager
+    def session(*_: Any, **__: Any) -> Iterator[SparkSession]:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as Spark when it starts
+        yield spark
+
+    monkeypatch.setattr(_command, "spark_session", session)
+    monkeypatch.setattr(_job, "_in_words", lambda _: str(os.kill(os.getpid(), asked)))
     handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
         assert main(["stream", *arguments(tmp_path, "--format", "json")]) == 0
@@ -186,6 +208,80 @@ def test_an_input_that_cannot_be_read_is_refused_and_leaves_no_checkpoint(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("rows_are_in", ["json", "parquet"])
+def test_the_name_of_a_folder_is_no_pattern(spark: SparkSession, tmp_path: Path, rows_are_in: str) -> None:
+    folder, decoy = tmp_path / "a[1] {x,y}*?", tmp_path / "a1 xyz"
+    for each, name in ((folder, "mine"), (decoy, "another")):
+        each.mkdir()
+        put(each, "operations", waits(name, 1, 20, "x"), waits(f"{name}, unpaid", 2, 30, "y"))
+        put(each, "signals", happens("x", 5), happens("z", 40))
+        if rows_are_in == "parquet":
+            as_parquet(each, {"operations": OPERATIONS, "signals": SIGNALS})
+
+    assert run(spark, folder, "--format", rows_are_in) == 0
+
+    assert [row[:2] for row in decided(spark, folder)] == [("mine", "completed"), ("mine, unpaid", "expired")]
+    assert reconcile(str(folder / "checkpoint"), spark).registered == 2
+
+
+def as_parquet(folder: Path, schemas: dict[str, StructType]) -> None:
+    """Writes the rows that were put there as Parquet instead."""
+    for name, schema in schemas.items():
+        (file,) = (folder / name).iterdir()
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        instants = {field.name for field in schema if field.dataType == TimestampType()}
+        columns = {
+            field.name: [datetime.fromisoformat(row[field.name]) if field.name in instants else row[field.name] for row in rows]
+            for field in schema
+        }
+        pq.write_table(pa.table(columns), file.with_suffix(".parquet"), coerce_timestamps="us")
+        file.unlink()
+
+
+def test_folders_that_a_pattern_would_not_find_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "a[1]"
+    with pytest.raises(AnalysisException, match="PATH_NOT_FOUND"):
+        run(spark, folder, "--format", "json")
+    with pytest.raises(ValueError, match=r"with --out-topic, the name of --out must have none of \* \? \[ \] \{ \} and \\"):
+        run(spark, folder, "--format", "json", "--out-topic", "outcomes")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_outcomes_is_refused_to_another_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, "operations", waits("first", 1, 20, "x"))
+    put(tmp_path, "signals", happens("z", 40))
+    assert run(spark, tmp_path, "--format", "json") == run(spark, tmp_path, "--format", "json") == 0
+    out, checkpoint, another = (str(tmp_path / name) for name in ("out", "checkpoint", "another"))
+
+    with pytest.raises(ValueError, match=f"^the outcomes in {out} are of another checkpoint than {another}: go on"):
+        run(spark, tmp_path, "--format", "json", "--checkpoint", another)
+
+    assert not Path(another).exists()
+    check_out(another, checkpoint)
+    check_out(out, "hdfs://nobody/knows")
+
+
+def test_a_file_counts_however_old_it_is_and_what_is_broken_is_told(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("operations", "signals"):
+        (tmp_path / name).mkdir()
+    assert run(spark, tmp_path, "--format", "json") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing has come in yet"
+
+    put(tmp_path, "operations", {"operation_id": "broken"})
+    assert run(spark, tmp_path, "--format", "json") == 0
+    assert "1 operations = 0 completed + 0 expired + 0 pending + 1 late: nothing is missing" in capsys.readouterr().out
+
+    put(tmp_path, "operations", waits("restored", 1, 20, "x"))
+    put(tmp_path, "signals", happens("x", 5))
+    for name in ("operations/1.json", "signals/0.json"):
+        os.utime(tmp_path / name, (1_000_000_000, 1_000_000_000))  # years before the file that was read
+    assert run(spark, tmp_path, "--format", "json") == 0
+    assert [row[:2] for row in decided(spark, tmp_path)] == [("restored", "completed")]
+
+
 def test_what_ended_a_query_is_told_in_one_line_without_what_spark_puts_around_it() -> None:
     error = StreamingQueryException(
         "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [PARQUET_COLUMN_DATA_TYPE_MISMATCH] Error while "
@@ -230,6 +326,20 @@ def test_a_stream_without_what_is_needed_is_refused_by_the_name_of_the_column(sp
         outcomes(operations, signals, delay=float("nan"))
     narrow = outcomes(operations, signals.selectExpr("key", "int(value) AS value", "at"))
     assert narrow.schema == streaming.OUTCOMES and narrow.isStreaming
+
+
+def test_a_query_that_fails_takes_the_one_that_sends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next try could not send: Spark allows one query for each checkpoint."""
+    deciding, sending = MagicMock(), MagicMock()
+    deciding.awaitTermination.side_effect = StreamingQueryException("the disk is full")
+    monkeypatch.setattr(Job, "_start", lambda *_: deciding)
+    monkeypatch.setattr(Job, "_send", lambda _: sending)
+    options = argparse.Namespace(out="out", checkpoint="checkpoint", every=0.0, out_topic="outcomes", available_now=False)
+
+    with pytest.raises(StreamingQueryException, match="disk"):
+        Job(MagicMock(), options, threading.Event())._follow(MagicMock())
+
+    sending.stop.assert_called_once_with()
 
 
 def test_a_query_whose_worker_was_too_slow_to_start_is_started_again_a_few_times(

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 from purgatory.pipeline._pieces import plain_piece
 from purgatory.pipeline._reading import Source, read
 from purgatory.pipeline._schemas import OPERATIONS
+from purgatory.pipeline._session import literal
 from purgatory.pipeline._spread import frame, on_spark
 from purgatory.pipeline.simulate._replay import Difference, Setting
 from purgatory.pipeline.simulate._trials import Trial, columns_of
@@ -45,7 +46,8 @@ def simulate(spark: SparkSession, journal: str, out: str, settings: list[Setting
         NoJournal: there is no journal.
         ValueError: the journal has no operation that can be replayed.
     """
-    work = Path(out, ".work").absolute()
+    out = str(Path(out).absolute())
+    work = Path(out, ".work")
     try:
         with on_spark(spark) as spread:
             source = read(spread, [journal], ["operations"], str(work))["operations"]
@@ -55,11 +57,12 @@ def simulate(spark: SparkSession, journal: str, out: str, settings: list[Setting
 
 
 def _simulated(spark: SparkSession, source: Source, out: str, settings: list[Setting], shards: int) -> list[Trial]:
-    folder = f"{out.rstrip('/')}/replay"
+    folder = f"{out}/replay"
     operations = _operations(frame(spark, plain_piece, source.pieces, OPERATIONS), shards)
     ordered = operations.repartition("unit").sortWithinPartitions("unit", "started_at", "operation_id")
     ordered.write.mode("overwrite").partitionBy("unit").parquet(folder)
-    units = [row.unit for row in spark.read.parquet(folder).select("unit").distinct().collect()]
+    # The schema is said, because there may be no file at all, and because the name of a unit may look like a number.
+    units = [row.unit for row in spark.read.schema("unit string").parquet(literal(folder)).distinct().collect()]
     if not units:
         raise ValueError("it has no operation with a start, an end and keys")
     print(f"replaying {len(units)} wheel{'s'[: len(units) > 1]} with {len(settings)} settings", flush=True)

@@ -28,7 +28,14 @@ every shard. So a hot key is no bottleneck: the operations that wait for it are 
 `outcomes` is for your own streaming DataFrames; ``python -m purgatory.pipeline stream`` runs it on files or Kafka topics.
 """
 
-from purgatory.pipeline.streaming._checkpoint import Reconciliation, check_shards, newest_event, reconcile, write_ticks
+from purgatory.pipeline.streaming._checkpoint import (
+    Reconciliation,
+    check_out,
+    check_shards,
+    newest_event,
+    reconcile,
+    write_ticks,
+)
 from purgatory.pipeline.streaming._messages import encode_operation, encode_signal
 from purgatory.pipeline.streaming._outcomes import OPERATIONS, OUTCOMES, SIGNALS, TICKS, outcomes
 from purgatory.pipeline.streaming._processor import ShardsChanged
@@ -40,6 +47,7 @@ __all__ = [
     "TICKS",
     "Reconciliation",
     "ShardsChanged",
+    "check_out",
     "check_shards",
     "encode_operation",
     "encode_signal",

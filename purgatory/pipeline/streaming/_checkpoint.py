@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.utils import is_remote
 
+from purgatory.pipeline._files import names_in
 from purgatory.pipeline.streaming._outcomes import TICKS
 from purgatory.pipeline.streaming._processor import ShardsChanged
 
@@ -46,6 +47,33 @@ def check_shards(spark: SparkSession, checkpoint: str, shards: int) -> None:
             f"cannot go on with {shards} shards from {checkpoint}: it was written with {row.shards}, and operations would "
             f"change owners; use {row.shards}, or begin a new checkpoint"
         )
+
+
+def check_out(out: str, checkpoint: str) -> None:
+    """Makes sure that a folder of outcomes knows of no batch that the query of a checkpoint has yet to begin.
+
+    Spark numbers the batches of a checkpoint, and passes over those whose number a folder knows. So in a folder that another
+    checkpoint has written to, the first batches of a new one would not be decided, and the next would fail for want of their
+    state. Places that only Spark can read are not looked at.
+
+    Raises:
+        ValueError: it knows of one.
+    """
+    try:
+        written, begun = (_last_batch(log) for log in (f"{out}/_spark_metadata", f"{checkpoint}/offsets"))
+    except OSError:
+        return
+    if written > begun:
+        raise ValueError(
+            f"the outcomes in {out} are of another checkpoint than {checkpoint}: go on from that one, or choose another folder "
+            "for the outcomes"
+        )
+
+
+def _last_batch(log: str) -> int:
+    """The number of the last batch in a folder where Spark takes note of them; -1 if there is none."""
+    names = [name.removesuffix(".compact") for name in names_in(log)]
+    return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
 @dataclass(frozen=True, slots=True)

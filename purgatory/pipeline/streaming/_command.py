@@ -98,9 +98,9 @@ def run(options: argparse.Namespace) -> int:
     if options.jars:
         settings["spark.jars"] = options.jars
     stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     with spark_session("purgatory stream", options.master, settings, verbose=options.verbose) as spark:
+        for number in (signal.SIGTERM, signal.SIGINT):  # only now, as Spark handles SIGINT itself when it has started
+            signal.signal(number, lambda *_: stop.set())
         try:
             return Job(spark, options, stop).run()
         except (ShardsChanged, ValueError, PySparkException) as error:

@@ -22,6 +22,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
+from purgatory.pipeline._session import literal
+
 FILES: Final = 1000
 """We look at so many files at most, the newest. What Spark then finds in others ends the query, with a line as well."""
 FOUND: Final = "file string, place int, found string, reads string"
@@ -38,7 +40,7 @@ def types_of(spark: SparkSession, folder: str, kind: str, schema: StructType) ->
         ValueError: a file cannot be read, lacks a column, or has a column that cannot be cast without loss.
     """
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
-    files = spark.read.format("binaryFile").load(folder).select("path", "modificationTime")
+    files = spark.read.format("binaryFile").load(literal(folder)).select("path", "modificationTime")
     newest = files.orderBy(F.desc("modificationTime"), "path").limit(FILES).select("path")
     wanted = [(field.name, _plain(field.dataType)) for field in schema]
     seen = newest.mapInArrow(partial(look_at, wanted=wanted), FOUND)

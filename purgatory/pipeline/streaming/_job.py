@@ -15,16 +15,28 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
 from purgatory.metrics import StreamMeter
-from purgatory.pipeline.streaming._checkpoint import EPOCH, check_shards, newest_event, reconcile, write_ticks
+from purgatory.pipeline._session import literal
+from purgatory.pipeline.streaming._checkpoint import (
+    EPOCH,
+    Reconciliation,
+    check_out,
+    check_shards,
+    newest_event,
+    reconcile,
+    write_ticks,
+)
 from purgatory.pipeline.streaming._dashboard import dashboard, meter_of, tell
 from purgatory.pipeline.streaming._folders import types_of
 from purgatory.pipeline.streaming._outcomes import OPERATIONS, OUTCOMES, SIGNALS, TICKS, outcomes
 from purgatory.pipeline.streaming._topics import Kafka
 
+NOTHING: Final = Reconciliation(0, 0, 0, 0, 0, 0)
 STOP_PATIENCE: Final = 60.0
 """How long we wait for the batch at hand, in seconds, when the program is asked to stop."""
 SENDING: Final = 1.0
 """How often we look for outcomes to send to a topic at most, in seconds: each time, Spark reads the list of all files."""
+ANY_AGE: Final = "36500d"
+"""How much older than the newest file a file may be. Spark would pass over those that are a week older, and not say so."""
 STARTS: Final = 5
 """How often we start a query at most, if the machine is too busy to start a worker in time."""
 
@@ -52,7 +64,11 @@ class Job:
 
     def _run(self) -> int:
         options, spark = self.options, self.spark
+        if options.out_topic and literal(options.out) != options.out:
+            # Spark would take uncommitted files there for outcomes.
+            raise ValueError(f"with --out-topic, the name of --out must have none of * ? [ ] {{ }} and \\: {options.out!r} has")
         check_shards(spark, options.checkpoint, options.shards)
+        check_out(options.out, options.checkpoint)
         operations = self._read("operations", options.operations, OPERATIONS)
         signals = self._read("signals", options.signals, SIGNALS)
         ticks = f"{options.checkpoint.rstrip('/')}/ticks"
@@ -62,27 +78,35 @@ class Job:
             signals,
             shards=options.shards,
             delay=options.delay,
-            ticks=spark.readStream.schema(TICKS).parquet(ticks),
+            ticks=spark.readStream.schema(TICKS).parquet(literal(ticks)),
         )
         self._decide(decided)
         newest = newest_event(spark, options.checkpoint)
-        if newest is None:
-            print("nothing has come in yet")
-            return 0
-        if options.available_now and not self.stop.is_set():
+        if newest is not None and options.available_now and not self.stop.is_set():
             # The watermark is behind the newest event: a tick takes it there.
             tick = newest + timedelta(seconds=options.delay, milliseconds=1)
             if last is None or last < tick:
                 write_ticks(spark, ticks, tick)
                 self._decide(decided)
-        print(reconcile(options.checkpoint, spark))
+        account = self._account()
+        if account == NOTHING:
+            print("nothing has come in yet")
+            return 0
+        print(account)
         print(f"stopped; start again to go on from {options.checkpoint}" if self.stop.is_set() else f"done: {options.out}")
         return 0
+
+    def _account(self) -> Reconciliation:
+        try:
+            return reconcile(self.options.checkpoint, self.spark)
+        except ValueError:
+            return NOTHING  # it was asked to stop before the first batch was committed
 
     def _last(self, ticks: str) -> datetime | None:
         """The last tick that was written, if any. Makes the folder of ticks if it does not exist."""
         try:
-            latest = self.spark.read.schema(TICKS).parquet(ticks).agg(F.unix_micros(F.max("at"))).collect()[0][0]
+            written = self.spark.read.schema(TICKS).parquet(literal(ticks))
+            latest = written.agg(F.unix_micros(F.max("at"))).collect()[0][0]
         except AnalysisException:
             write_ticks(self.spark, ticks)
             return None
@@ -94,10 +118,13 @@ class Job:
             return self._kafka().read(self.spark, where, kind, schema)
         if options.format == "parquet":
             schema = types_of(self.spark, where, kind, schema)
-        reader = self.spark.readStream
+        elif literal(where) != where:
+            # A stream of a pattern may begin without any file; by this we see whether the folder is there.
+            self.spark.read.format("binaryFile").load(literal(where)).isEmpty()
+        reader = self.spark.readStream.option("maxFileAge", ANY_AGE)
         if options.files_per_batch is not None:
             reader = reader.option("maxFilesPerTrigger", options.files_per_batch)
-        return reader.schema(schema).format(options.format).load(where)
+        return reader.schema(schema).format(options.format).load(literal(where))
 
     def _kafka(self) -> Kafka:
         options = self.options
@@ -134,9 +161,9 @@ class Job:
                     break
         finally:
             self._report(query, told)
-        if sending is not None:
-            sending.stop()
-        elif options.out_topic and not self.stop.is_set():
+            if sending is not None:
+                sending.stop()  # also if the query has failed: it may be started again, and this one with it
+        if options.out_topic and options.available_now and not self.stop.is_set():
             self._send().awaitTermination()
 
     def _send(self) -> StreamingQuery:
