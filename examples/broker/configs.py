@@ -19,14 +19,14 @@ TABLE: Final = {
 }
 KINDS: Final = {pair.partition("=")[0]: kind for kind, pairs in TABLE.items() for pair in pairs.split()}
 DEFAULTS: Final = dict(pair.split("=") for pairs in TABLE.values() for pair in pairs.split())
-STRING, INT = 2, 3  # kinds
-DEFAULT, SET_FOR_TOPIC = 5, 1  # where a value comes from
+WHOLE_NUMBERS: Final = ("min.insync.replicas", "max.message.bytes")
+STRING, DEFAULT, SET_FOR_TOPIC = 2, 5, 1  # a kind, and where a value comes from
 
 
 def check(configs: Mapping[str, str]) -> None:
     """Raises `Refused` if one of them cannot be set for a topic."""
     for name, value in configs.items():
-        is_wrong = name not in DEFAULTS or (KINDS[name] == INT and not value.isdecimal())
+        is_wrong = name not in DEFAULTS or (name in WHOLE_NUMBERS and not value.isdecimal())
         refuse_if(is_wrong, ErrorCode.invalid_config, f"{name}={value!r} cannot be set for a topic")
 
 

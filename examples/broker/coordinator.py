@@ -108,6 +108,7 @@ class Coordinator:
                 group.state is State.COMPLETING or (group.state is State.STABLE and member.member_id != group.leader)
             ):
                 return group.joined(before)  # it has not got our answer
+            member.group_instance_id = before.group_instance_id  # which old versions do not say
         elif named is not None:
             self._replace(group, named, member)
             return None

@@ -39,9 +39,9 @@ class Member:
     group_instance_id: str | None
     client_id: str
     client_host: str
-    session_timeout: float = 0.0
-    rebalance_timeout: float = 0.0
-    protocols: dict[str, bytes] = field(default_factory=dict)
+    session_timeout: float
+    rebalance_timeout: float
+    protocols: dict[str, bytes]
     assignment: bytes = b""
     reply: Reply | None = None
 
