@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any, Final
 
-from .answers import Answer, ErrorCode, Refused, attempt
+from .answers import Answer, ErrorCode, Refused, attempt, refuse_if
 from .configs import DEFAULTS, described
 from .topics import MOST_PARTITIONS
 from .wire import APIS, Request
@@ -34,9 +34,8 @@ class Admin:
     def metadata(self, request: Request) -> Answer:
         """Who leads what: node 0 everything, at the address by which the client found us."""
         body = request.body
-        names = dict.fromkeys(topic.name for topic in body.topics or ())
-        if body.topics is None or (request.version == 0 and not names):
-            names = dict.fromkeys(self.topics.by_name)
+        wants_all = body.topics is None or (request.version == 0 and not body.topics)
+        names = dict.fromkeys(self.topics.by_name if wants_all else [topic.name for topic in body.topics])
         brokers = [{"node_id": 0, "host": request.here[0], "port": request.here[1]}]
         topics = [{"name": name} | attempt(self._metadata_of, name, body.allow_auto_topic_creation) for name in names]
         return {"brokers": brokers, "cluster_id": "purgatory", "controller_id": 0, "topics": topics}
@@ -61,16 +60,14 @@ class Admin:
         names = [wanted.name for wanted in request.body.topics]
 
         def create(wanted: Any) -> Answer:
-            if names.count(wanted.name) > 1:
-                raise Refused(ErrorCode.invalid_request, f"{wanted.name!r} is there twice")
+            refuse_if(names.count(wanted.name) > 1, ErrorCode.invalid_request, f"{wanted.name!r} is there twice")
             count, factor, nodes = wanted.num_partitions, wanted.replication_factor, self.settings.replicas
             if wanted.assignments:
                 count, factor = len(wanted.assignments), len(wanted.assignments[0].broker_ids)
             count = self.settings.partitions if count == DEFAULT_COUNT else count
             factor = nodes if factor == DEFAULT_COUNT else factor
-            if not 1 <= factor <= nodes:
-                message = f"Replication factor: {factor} larger than available brokers: {nodes}."
-                raise Refused(ErrorCode.invalid_replication_factor, message)
+            message = f"Replication factor: {factor} larger than available brokers: {nodes}."
+            refuse_if(not 1 <= factor <= nodes, ErrorCode.invalid_replication_factor, message)
             configs = {config.name: config.value for config in wanted.configs if config.value is not None}
             self.topics.create(wanted.name, count, factor, configs, request.body.validate_only)
             return {"num_partitions": count, "replication_factor": factor, "configs": described(DEFAULTS, configs)}
@@ -80,26 +77,24 @@ class Admin:
     def create_partitions(self, request: Request) -> Answer:
         """Gives topics more partitions."""
 
-        def extend(wanted: Any) -> Answer:
+        def extend(wanted: Any) -> None:
             topic = self.topics.topic(wanted.name)
-            if not len(topic.partitions) < wanted.count <= MOST_PARTITIONS:
-                raise Refused(ErrorCode.invalid_partitions, f"there are {len(topic.partitions)} partitions")
+            is_more = len(topic.partitions) < wanted.count <= MOST_PARTITIONS
+            refuse_if(not is_more, ErrorCode.invalid_partitions, f"there are {len(topic.partitions)} partitions")
             if not request.body.validate_only:
                 self.topics.extend(topic, wanted.count)
-            return {}
 
         return {"results": [{"name": wanted.name} | attempt(extend, wanted) for wanted in request.body.topics]}
 
     def delete_topics(self, request: Request) -> Answer:
         """Deletes topics; whoever waits for one of their partitions is told."""
 
-        def delete(name: str) -> Answer:
+        def delete(name: str) -> None:
             topic = self.topics.topic(name)
             self.topics.delete(topic)
             self.broker.coordinator.forget_offsets(lambda place: place[1] == name)
             for partition in topic.partitions:
                 self.broker.changed(partition.key)
-            return {}
 
         return {"topics": [{"name": name} | attempt(delete, name) for name in request.body.topic_names]}
 
@@ -110,7 +105,7 @@ class Admin:
             if resource.resource_type == OF_TOPIC:
                 configs = described(DEFAULTS, self.topics.topic(resource.name).configs)
             elif resource.resource_type == OF_BROKER:
-                configs = described(self._of_broker(request))
+                configs = described(self._of_broker(request), {})
             else:
                 raise Refused(ErrorCode.invalid_request)
             wanted = resource.configuration_keys

@@ -6,7 +6,7 @@ all versions, and an error is one of two fields.
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, Final, cast
+from typing import Any, cast
 
 # kio tells Hypothesis of its types wherever that is installed. To load it for that would be two thirds of the broker's start.
 is_hidden = sys.modules.setdefault("hypothesis", cast(Any, None)) is None
@@ -15,15 +15,12 @@ from kio.schema.errors import ErrorCode  # noqa: E402
 if is_hidden:
     del sys.modules["hypothesis"]
 
-__all__ = ["NONE", "UNKNOWN", "Answer", "ErrorCode", "Refused", "Reply", "attempt", "for_partitions"]
+__all__ = ["Answer", "ErrorCode", "Refused", "Reply", "attempt", "for_partitions", "refuse_if"]
 
 Answer = dict[str, Any]
 
 Reply = Callable[[Answer | Exception | None], None]
 """Sends an answer, once. An exception closes the connection; None sends nothing, as `acks=0` asks for."""
-
-NONE: Final = ErrorCode.none
-UNKNOWN: Final = ErrorCode.unknown_topic_or_partition
 
 
 class Refused(Exception):
@@ -43,15 +40,21 @@ class Refused(Exception):
         return {"error_code": self.code, "error_message": str(self)}
 
 
-def attempt(handle: Callable[..., Answer], *arguments: Any, **if_refused: Any) -> Answer:
-    """What a function answers; or what it was refused with, and what there is to say then."""
+def refuse_if(condition: object, code: ErrorCode, message: str = "") -> None:
+    """Raises `Refused` if something is so."""
+    if condition:
+        raise Refused(code, message)
+
+
+def attempt(handle: Callable[..., Answer | None], *arguments: Any, **if_refused: Any) -> Answer:
+    """What a function answers, if there is anything to say; or what it was refused with, and what there is to say then."""
     try:
-        return handle(*arguments)
+        return handle(*arguments) or {}
     except Refused as error:
         return error.answer | if_refused
 
 
-def for_partitions(topics: Iterable[Any], handle: Callable[[str, Any], Answer], **if_refused: Any) -> Answer:
+def for_partitions(topics: Iterable[Any], handle: Callable[[str, Any], Answer | None], **if_refused: Any) -> Answer:
     """An answer about the partitions that a request names, topic by topic, as it does.
 
     Args:

@@ -53,39 +53,43 @@ class Batch(NamedTuple):
         return self.base_offset + self.last_delta + 1
 
     @property
-    def last_sequence(self) -> int:
-        """The sequence number of its last record; after 2**31 - 1 comes 0."""
-        return (self.base_sequence + self.last_delta) & 0x7FFFFFFF
+    def next_sequence(self) -> int:
+        """The sequence number after that of its last record; after 2**31 - 1 comes 0."""
+        return (self.base_sequence + self.last_delta + 1) & 0x7FFFFFFF
+
+    @property
+    def numbers(self) -> tuple[int, int, int]:
+        """What a producer gives to no other batch."""
+        return self.producer_epoch, self.base_sequence, self.last_delta
 
 
-def read_batch(data: bytes, at: int = 0) -> Batch:
-    """The header of the batch that begins at `at`, when all of it is there and its checksum is right.
+def read_batch(data: bytes) -> Batch:
+    """The header of the batch with which some bytes begin, when all of it is there and its checksum is right.
 
     Raises:
         Refused: it is not.
     """
-    if len(data) - at < HEADER.size:
-        raise Refused(ErrorCode.corrupt_message, f"a batch has at least {HEADER.size} bytes, not {len(data) - at}")
-    batch = Batch(*HEADER.unpack_from(data, at))
+    if len(data) < HEADER.size:
+        raise Refused(ErrorCode.corrupt_message, f"a batch has at least {HEADER.size} bytes, not {len(data)}")
+    batch = Batch(*HEADER.unpack_from(data))
     if batch.magic in (0, 1):
         raise Refused(ErrorCode.unsupported_for_message_format, f"messages of format {batch.magic} are not kept here")
-    end = at + batch.size
-    if batch.magic != 2 or batch.length < HEADER.size - LENGTH_ENDS or end > len(data):
-        raise Refused(ErrorCode.corrupt_message, f"a batch of {batch.size} bytes, in {len(data) - at}")
-    if crc32c(memoryview(data)[at + CRC_STARTS : end]) != batch.crc:
+    if batch.magic != 2 or not HEADER.size <= batch.size <= len(data):
+        raise Refused(ErrorCode.corrupt_message, f"a batch of {batch.size} bytes, in {len(data)}")
+    if crc32c(memoryview(data)[CRC_STARTS : batch.size]) != batch.crc:
         raise Refused(ErrorCode.corrupt_message, "the checksum of a batch is wrong")
     return batch
 
 
-def read_produced(data: bytes | None) -> Batch:
+def read_produced(data: bytes) -> Batch:
     """The header of the one batch that a producer sent for a partition.
 
     Raises:
         Refused: it sent something else, or what is not kept here.
     """
-    batch = read_batch(data or b"")
-    if batch.size != len(data or b""):
-        raise Refused(ErrorCode.invalid_record, f"one batch of {batch.size} bytes, and {len(data or b'') - batch.size} more")
+    batch = read_batch(data)
+    if batch.size != len(data):
+        raise Refused(ErrorCode.invalid_record, f"one batch of {batch.size} bytes, and {len(data) - batch.size} more")
     unpacked = batch.size - HEADER.size if batch.attributes & CODECS == 0 else LARGEST_UNPACKED
     if not 1 <= batch.records <= unpacked // SMALLEST_RECORD or batch.last_delta != batch.records - 1:
         raise Refused(ErrorCode.invalid_record, f"{batch.records} records, the last of them at {batch.last_delta}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import timedelta
 from functools import cache
-from types import NoneType, SimpleNamespace, UnionType
+from types import SimpleNamespace, UnionType
 from typing import Any, Final, NamedTuple, get_args, get_origin
 
 # What has one name in one message and another one in the next, has one name here.
@@ -23,7 +23,6 @@ NAMES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("partition", "partition_index"), "index"),
     **dict.fromkeys(("topic", "resource_name"), "name"),
 }
-
 
 KINDS: Final = "bool=? int8=b int16=h error_code=h int32=i int64=q timedelta_i32=i timedelta_i64=q datetime_i64=q"
 FORMATS: Final = dict(pair.split("=") for pair in KINDS.split())  # times are in milliseconds
@@ -164,11 +163,9 @@ def shapes_of(cls: Any) -> Mapping[str, Shape]:
 def _shape_of(field: Any) -> Shape:
     inner, kind, default = field.type, field.metadata.get("kafka_type", ""), field.default
     is_nullable = get_origin(inner) is UnionType
-    if is_nullable:
-        (inner,) = (argument for argument in get_args(inner) if argument is not NoneType)
+    inner = get_args(inner)[0] if is_nullable else inner  # of `X | None`
     is_array = get_origin(inner) is tuple
-    if is_array:
-        inner = get_args(inner)[0]
+    inner = get_args(inner)[0] if is_array else inner  # of `tuple[X, ...]`
     if isinstance(default, timedelta):
         default = default.total_seconds()
     elif default is MISSING:
@@ -185,19 +182,20 @@ def form_of(cls: Any, newest: Any = None) -> Form:
     shapes, is_flexible = shapes_of(cls), cls.__flexible__
     newer = shapes_of(newest or cls)
     missing = {name: shape.default for name, shape in newer.items() if name not in shapes}
-    steps = [
-        (name, shape.default, _form_of_field(shape, newer.get(name, shape), is_flexible)) for name, shape in shapes.items()
-    ]
+    steps = [(name, shape, _form_of_field(shape, newer.get(name, shape), is_flexible)) for name, shape in shapes.items()]
 
     def read(data: bytes, at: int) -> tuple[Any, int]:
         values = missing.copy()
-        for name, _, form in steps:
-            values[name], at = form.read(data, at)
+        for name, shape, form in steps:
+            value, at = form.read(data, at)
+            if value is None and not shape.is_nullable:
+                raise Malformed(f"{shape.name} may not be null")
+            values[name] = value
         return SimpleNamespace(**values), pass_tags(data, at) if is_flexible else at
 
     def write(out: bytearray, answer: Mapping[str, Any]) -> None:
-        for name, default, form in steps:
-            form.write(out, answer.get(name, default))
+        for name, shape, form in steps:
+            form.write(out, answer.get(name, shape.default))
         if is_flexible:
             out.append(0)  # tagged fields
 
@@ -212,13 +210,4 @@ def _form_of_field(shape: Shape, newer: Shape, is_flexible: bool) -> Form:
     else:
         is_text = shape.kind == "string"
         form = _sequence(COMPACT if is_flexible else INT16 if is_text else INT32, is_text)
-    if shape.is_array:
-        form = _array(COMPACT if is_flexible else INT32, form)
-
-    def read_required(data: bytes, at: int) -> tuple[Any, int]:
-        value, at = form.read(data, at)
-        if value is None:
-            raise Malformed(f"{shape.name} may not be null")
-        return value, at
-
-    return form if shape.is_nullable or form in NUMBERS.values() else Form(read_required, form.write)
+    return _array(COMPACT if is_flexible else INT32, form) if shape.is_array else form

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from .answers import Answer, ErrorCode, Refused
+from .answers import Answer, ErrorCode, refuse_if
 
 # By kind, which is a number in the protocol: each name, and the value that it has otherwise.
 TABLE: Final = {
@@ -26,13 +26,12 @@ STRING, DEFAULT, SET_FOR_TOPIC = 2, 5, 1  # a kind, and where a value comes from
 def check(configs: Mapping[str, str]) -> None:
     """Raises `Refused` if one of them cannot be set for a topic."""
     for name, value in configs.items():
-        if name not in DEFAULTS or (name in WHOLE_NUMBERS and not value.isdecimal()):
-            raise Refused(ErrorCode.invalid_config, f"{name}={value!r} cannot be set for a topic")
+        is_wrong = name not in DEFAULTS or (name in WHOLE_NUMBERS and not value.isdecimal())
+        refuse_if(is_wrong, ErrorCode.invalid_config, f"{name}={value!r} cannot be set for a topic")
 
 
-def described(values: Mapping[str, object], chosen: Mapping[str, str] | None = None) -> list[Answer]:
+def described(values: Mapping[str, object], chosen: Mapping[str, str]) -> list[Answer]:
     """Each of some values, or the one that was chosen for it, as Kafka's tools show it."""
-    chosen = chosen or {}
     return [
         {
             "name": name,

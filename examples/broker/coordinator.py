@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from purgatory import Purgatory
 
-from .answers import Answer, ErrorCode, Refused, Reply, attempt
+from .answers import Answer, ErrorCode, Refused, attempt, refuse_if
 from .group_waits import DelayedHeartbeat, DelayedJoin, DelayedSync, InitialJoin
 from .groups import Group, Member, State
 from .kept import Kept, Key
@@ -22,11 +22,6 @@ from .wire import Request
 
 LONGEST_SESSION: Final = 1800.0  # seconds; Kafka's group.max.session.timeout.ms
 REMEMBERED: Final = 10_000  # rebalances
-
-
-def protocols_of(request: Request) -> dict[str, bytes]:
-    """How the sender of a join could assign partitions, and what it subscribes to."""
-    return {protocol.name: protocol.metadata for protocol in request.body.protocols}
 
 
 class Coordinator:
@@ -69,16 +64,12 @@ class Coordinator:
         Raises:
             Refused: there is no such member, its name belongs to another one by now, or that generation is over.
         """
-        group = self.groups.get(body.group_id)
-        if group is None:
-            raise Refused(ErrorCode.unknown_member_id)
+        group = self.groups.get(body.group_id) or Group(body.group_id)
         member, instance = group.members.get(body.member_id), body.group_instance_id
-        if group.static(instance) not in (None, member):
-            raise Refused(ErrorCode.fenced_instance_id)
+        refuse_if(group.static(instance) not in (None, member), ErrorCode.fenced_instance_id)
         if member is None or instance not in (None, member.group_instance_id):
             raise Refused(ErrorCode.unknown_member_id)
-        if generation not in (None, group.generation_id):
-            raise Refused(ErrorCode.illegal_generation)
+        refuse_if(generation not in (None, group.generation_id), ErrorCode.illegal_generation)
         return group, member
 
     def _answer(self, group: Group, member: Member, answer: Answer) -> None:
@@ -92,90 +83,77 @@ class Coordinator:
 
     def join_group(self, request: Request) -> Answer | None:
         """Answered when all have joined."""
-        body = request.body
-        if not body.group_id:
-            raise Refused(ErrorCode.invalid_group_id)
-        if not self.settings.shortest_session <= body.session_timeout <= LONGEST_SESSION:
-            raise Refused(ErrorCode.invalid_session_timeout)
-        group = self.groups.get(body.group_id)
-        if group is None:
-            if body.member_id:
-                raise Refused(ErrorCode.unknown_member_id)
-            group = self.groups[body.group_id] = Group(body.group_id)
-        names = protocols_of(request)
-        if not names or not body.protocol_type or not group.accepts(body.protocol_type, names, body.member_id):
-            raise Refused(ErrorCode.inconsistent_group_protocol)
-        answer = self._join(group, request)
+        body, protocols = request.body, {protocol.name: protocol.metadata for protocol in request.body.protocols}
+        refuse_if(not body.group_id, ErrorCode.invalid_group_id)
+        is_possible = self.settings.shortest_session <= body.session_timeout <= LONGEST_SESSION
+        refuse_if(not is_possible, ErrorCode.invalid_session_timeout)
+        refuse_if(body.member_id and body.group_id not in self.groups, ErrorCode.unknown_member_id)
+        group = self.groups.setdefault(body.group_id, Group(body.group_id))
+        fits = protocols and body.protocol_type and group.accepts(body.protocol_type, protocols, body.member_id)
+        refuse_if(not fits, ErrorCode.inconsistent_group_protocol)
+        member_id = body.member_id or f"{body.group_instance_id or request.client_id}-{uuid4()}"
+        who = member_id, body.group_instance_id, request.client_id, request.peer[0]
+        patience = body.rebalance_timeout if body.rebalance_timeout >= 0 else body.session_timeout
+        member = Member(*who, body.session_timeout, patience, protocols, reply=request.reply)
+        answer = self._join(group, member, request)
         self.joins.check_and_complete(group.group_id)
         return answer
 
-    def _join(self, group: Group, request: Request) -> Answer | None:
-        body, known = request.body, group.static(request.body.group_instance_id)
-        new_id = body.member_id or f"{body.group_instance_id or request.client_id}-{uuid4()}"
-        if body.member_id and new_id not in group.promised:
-            _, member = self.member(body)
-            if protocols_of(request) == member.protocols and (
-                group.state is State.COMPLETING or (group.state is State.STABLE and new_id != group.leader)
+    def _join(self, group: Group, member: Member, request: Request) -> Answer | None:
+        """Lets a member in, as it is by now, unless there is something to tell it at once."""
+        named = group.static(member.group_instance_id)
+        if request.body.member_id and member.member_id not in group.promised:
+            _, before = self.member(request.body)
+            if member.protocols == before.protocols and (
+                group.state is State.COMPLETING or (group.state is State.STABLE and member.member_id != group.leader)
             ):
-                return group.joined(member)  # it has not got our answer
-            self._take(group, member, request)
-        elif known is not None:
-            return self._replace(group, known, new_id, request)
-        elif not body.member_id and body.group_instance_id is None and request.version >= 4:
+                return group.joined(before)  # it has not got our answer
+            member.group_instance_id = before.group_instance_id  # which old versions do not say
+        elif named is not None:
+            self._replace(group, named, member)
+            return None
+        elif not request.body.member_id and member.group_instance_id is None and request.version >= 4:
             # It is to join once more with this id, so that none is left behind if the answer is lost.
-            group.promised.add(new_id)
-            self._expect(group, new_id, body.session_timeout)
-            return {"error_code": ErrorCode.member_id_required, "member_id": new_id}
+            group.promised.add(member.member_id)
+            self.expect(group, member)
+            return {"error_code": ErrorCode.member_id_required, "member_id": member.member_id}
         else:
-            group.promised.discard(new_id)
-            group.protocol_type = body.protocol_type
+            group.promised.discard(member.member_id)
+            group.protocol_type = request.body.protocol_type
             group.has_newcomers = True
-            member = Member(new_id, body.group_instance_id, request.client_id, request.peer[0])
-            group.add(member)
-            self._take(group, member, request)
+        self._rebalance(group, member)
         return None
 
-    def _take(self, group: Group, member: Member, request: Request) -> None:
-        """A member says what it wants, and waits for the others."""
-        body = request.body
-        member.session_timeout = body.session_timeout
-        member.rebalance_timeout = body.rebalance_timeout if body.rebalance_timeout >= 0 else body.session_timeout
-        member.protocols = protocols_of(request)
-        self._rebalance(group, member, request.reply)
-
-    def _replace(self, group: Group, member: Member, new_id: str, request: Request) -> Answer | None:
+    def _replace(self, group: Group, old: Member, new: Member) -> None:
         """A static member is back under a new id. While nothing else has changed, nobody is bothered."""
-        old_id, before, is_leader = member.member_id, member.protocols, group.leader == member.member_id
-        self._answer(group, member, {"error_code": ErrorCode.fenced_instance_id})
-        group.remove(member)
-        self.unexpect(group, old_id)
-        member.member_id, member.client_id, member.client_host = new_id, request.client_id, request.peer[0]
-        group.add(member)
-        group.leader = new_id if is_leader else group.leader
-        if group.state is not State.STABLE or before != protocols_of(request):
-            self._take(group, member, request)
-            return None
-        self.expect(group, member)
+        is_leader, new.assignment = group.leader == old.member_id, old.assignment
+        self._answer(group, old, {"error_code": ErrorCode.fenced_instance_id})
+        group.remove(old)
+        self.unexpect(group, old.member_id)
+        group.leader = new.member_id if is_leader else group.leader
+        if group.state is not State.STABLE or old.protocols != new.protocols:
+            self._rebalance(group, new)
+            return
+        group.add(new)
         self.keep(group)
         # A leader that is told so would assign partitions anew, and nobody else would hear of it.
-        return group.joined(member) | ({"leader": old_id, "members": []} if is_leader else {})
+        self._answer(group, new, group.joined(new) | ({"leader": old.member_id, "members": []} if is_leader else {}))
 
-    def _rebalance(self, group: Group, member: Member | None = None, reply: Reply | None = None) -> None:
+    def _rebalance(self, group: Group, member: Member | None = None) -> None:
         """All are to join again, unless they are about to. A member that joins sets it off, and then waits."""
         if group.state is State.COMPLETING:
             for other in group.members.values():
                 self._answer(group, other, {"error_code": ErrorCode.rebalance_in_progress})
         if member is not None:
-            member.reply = reply
+            group.add(member)
             self.unexpect(group, member.member_id)
         if group.state is State.PREPARING:
             return
-        was_empty = group.state is State.EMPTY
+        group.has_newcomers = group.state is State.EMPTY
         group.state, group.began, group.patience = State.PREPARING, time.monotonic(), group.rebalance_timeout
         group.unsynced.clear()
         self.syncs.check_and_complete(group.group_id)
-        group.has_newcomers = was_empty
-        if was_empty:
+        if group.has_newcomers:
             self.wait_for_newcomers(group)
         else:
             self._wait_for_all(group)
@@ -187,10 +165,10 @@ class Coordinator:
             return
         delay = min(self.settings.rebalance_delay, group.patience)
         group.has_newcomers, group.patience = False, group.patience - delay
-        self.joins.try_complete_else_watch(InitialJoin(self, group, delay), [group.group_id])
+        self.joins.try_complete_else_watch(InitialJoin(group, delay, self.wait_for_newcomers), [group.group_id])
 
     def _wait_for_all(self, group: Group) -> None:
-        self.joins.try_complete_else_watch(DelayedJoin(self, group, group.rebalance_timeout), [group.group_id])
+        self.joins.try_complete_else_watch(DelayedJoin(group, group.rebalance_timeout, self.all_joined), [group.group_id])
 
     def all_joined(self, group: Group) -> None:
         """The group goes on with those who have joined, in a new generation."""
@@ -210,9 +188,9 @@ class Coordinator:
         if not group.members:
             self.keep(group)
             return
-        for member in list(group.members.values()):
+        for member in joined:
             self._answer(group, member, group.joined(member))
-        self.syncs.try_complete_else_watch(DelayedSync(self, group, group.rebalance_timeout), [group.group_id])
+        self.syncs.try_complete_else_watch(DelayedSync(group, group.rebalance_timeout, self.not_synced), [group.group_id])
 
     # -- the assignment
 
@@ -220,10 +198,9 @@ class Coordinator:
         """Answered when the leader has brought the assignment."""
         body = request.body
         group, member = self.member(body, body.generation_id)
-        if group.state is State.PREPARING:
-            raise Refused(ErrorCode.rebalance_in_progress)
-        if body.protocol_type not in (None, group.protocol_type) or body.protocol_name not in (None, group.protocol_name):
-            raise Refused(ErrorCode.inconsistent_group_protocol)
+        refuse_if(group.state is State.PREPARING, ErrorCode.rebalance_in_progress)
+        refuse_if(body.protocol_type not in (None, group.protocol_type), ErrorCode.inconsistent_group_protocol)
+        refuse_if(body.protocol_name not in (None, group.protocol_name), ErrorCode.inconsistent_group_protocol)
         group.unsynced.discard(member.member_id)
         member.reply = request.reply
         self.unexpect(group, member.member_id)
@@ -242,7 +219,7 @@ class Coordinator:
     def not_synced(self, group: Group) -> None:
         """Members that did not ask in time are out."""
         for member_id in list(group.unsynced):
-            self._remove(group, group.members[member_id])
+            self.remove(group, member_id)
 
     # -- signs of life
 
@@ -254,51 +231,39 @@ class Coordinator:
 
     def expect(self, group: Group, member: Member) -> None:
         """A member has given a sign of life, and is to give the next one within its session timeout."""
-        self._expect(group, member.member_id, member.session_timeout)
-
-    def _expect(self, group: Group, member_id: str, timeout: float) -> None:
-        self.unexpect(group, member_id)
-        operation = group.awaited[member_id] = DelayedHeartbeat(self, group, member_id, timeout)
-        self.heartbeats.try_complete_else_watch(operation, [(group.group_id, member_id)])
+        self.unexpect(group, member.member_id)
+        operation = group.awaited[member.member_id] = DelayedHeartbeat(group, member, self.remove)
+        self.heartbeats.try_complete_else_watch(operation, [(group.group_id, member.member_id)])
 
     def unexpect(self, group: Group, member_id: str) -> None:
         """A member is not to give a sign of life: it waits for us, or is gone."""
         group.awaited.pop(member_id, None)
         self.heartbeats.check_and_complete((group.group_id, member_id))
 
-    def fell_silent(self, group: Group, member_id: str) -> None:
-        """A member has given no sign of life, or nobody has joined with an id that was promised: it is out."""
-        if (member := group.members.get(member_id)) is not None:
-            self._remove(group, member)
-        else:
-            group.promised.discard(member_id)
-            self.unexpect(group, member_id)
-            self.joins.check_and_complete(group.group_id)
-
     def leave_group(self, request: Request) -> Answer:
         """Members are out at their own wish, or, if they are static, at that of an administrator."""
         body = request.body
         if request.version < 3:  # one member, which is named by the request itself
-            return self._leave(body.group_id, body.member_id, None)
-        members = [
-            vars(who) | attempt(self._leave, body.group_id, who.member_id, who.group_instance_id) for who in body.members
-        ]
-        return {"members": members}
+            return attempt(self._leave, body.group_id, body.member_id, None)
+        left = [vars(who) | attempt(self._leave, body.group_id, who.member_id, who.group_instance_id) for who in body.members]
+        return {"members": left}
 
-    def _leave(self, group_id: str, member_id: str, instance: str | None) -> Answer:
+    def _leave(self, group_id: str, member_id: str, instance: str | None) -> None:
         group = self.groups.get(group_id) or Group(group_id)
-        if member_id in group.promised:
-            self.fell_silent(group, member_id)
-            return {}
         if not member_id and (static := group.static(instance)) is not None:
             member_id = static.member_id
-        self._remove(*self.member(SimpleNamespace(group_id=group_id, member_id=member_id, group_instance_id=instance)))
-        return {}
+        if member_id not in group.promised:
+            self.member(SimpleNamespace(group_id=group_id, member_id=member_id, group_instance_id=instance))
+        self.remove(group, member_id)
 
-    def _remove(self, group: Group, member: Member) -> None:
-        self._answer(group, member, {"error_code": ErrorCode.unknown_member_id})
-        group.remove(member)
-        self.unexpect(group, member.member_id)
-        if group.state in (State.STABLE, State.COMPLETING):
+    def remove(self, group: Group, member_id: str) -> None:
+        """A member is out, or an id that was promised is not to be joined with any more."""
+        member = group.members.get(member_id)
+        if member is not None:
+            self._answer(group, member, {"error_code": ErrorCode.unknown_member_id})
+            group.remove(member)
+        group.promised.discard(member_id)
+        self.unexpect(group, member_id)
+        if member is not None and group.state in (State.STABLE, State.COMPLETING):
             self._rebalance(group)
         self.joins.check_and_complete(group.group_id)

@@ -3,7 +3,7 @@
 from functools import cache
 from typing import Any, Final
 
-from .answers import Answer, ErrorCode, Refused, attempt, for_partitions
+from .answers import Answer, ErrorCode, attempt, for_partitions, refuse_if
 from .coordinator import Coordinator
 from .groups import Group, State
 from .kept import Change
@@ -28,12 +28,11 @@ class GroupRequests:
         body, changes = request.body, list[Change]()
         committer = cache(lambda: self._committer(body))
 
-        def commit(name: str, wanted: Any) -> Answer:
+        def commit(name: str, wanted: Any) -> None:
             group, note = committer(), wanted.committed_metadata or ""
             self.topics.partition(name, wanted.index)
             place = group.group_id, name, wanted.index
             changes.append(("offsets", place, (wanted.committed_offset, wanted.committed_leader_epoch, note)))
-            return {}
 
         answer = for_partitions(body.topics, commit)
         self.kept.change(*changes)
@@ -42,17 +41,13 @@ class GroupRequests:
     def _committer(self, body: Any) -> Group:
         generation = body.generation_id_or_member_epoch
         if generation < 0 and not body.member_id:
-            if not body.group_id:
-                raise Refused(ErrorCode.invalid_group_id)
+            refuse_if(not body.group_id, ErrorCode.invalid_group_id)
             group = self.groups.setdefault(body.group_id, Group(body.group_id))
-            if group.members:
-                raise Refused(ErrorCode.unknown_member_id)
+            refuse_if(group.members, ErrorCode.unknown_member_id)
             return group
-        if body.group_id not in self.groups:
-            raise Refused(ErrorCode.illegal_generation)
+        refuse_if(body.group_id not in self.groups, ErrorCode.illegal_generation)
         group, member = self.coordinator.member(body, generation)
-        if group.state is State.COMPLETING:
-            raise Refused(ErrorCode.rebalance_in_progress)
+        refuse_if(group.state is State.COMPLETING, ErrorCode.rebalance_in_progress)
         self.coordinator.expect(group, member)
         return group
 
@@ -92,14 +87,11 @@ class GroupRequests:
     def delete_groups(self, request: Request) -> Answer:
         """Deletes groups that are empty, with their offsets."""
 
-        def delete(name: str) -> Answer:
-            if name not in self.groups:
-                raise Refused(ErrorCode.group_id_not_found)
-            if self.groups[name].state is not State.EMPTY:
-                raise Refused(ErrorCode.non_empty_group)
+        def delete(name: str) -> None:
+            refuse_if(name not in self.groups, ErrorCode.group_id_not_found)
+            refuse_if(self.groups[name].state is not State.EMPTY, ErrorCode.non_empty_group)
             del self.groups[name]
             self.kept.change(("groups", (name,), None))
             self.coordinator.forget_offsets(lambda place: place[0] == name)
-            return {}
 
         return {"results": [{"group_id": name} | attempt(delete, name) for name in request.body.groups_names]}

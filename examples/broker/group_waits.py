@@ -1,78 +1,64 @@
 """What waits for the members of groups: the conditions of Kafka's delayed join, sync and heartbeat."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from purgatory import DelayedOperation
 
-from .groups import Group
-
-if TYPE_CHECKING:
-    from .coordinator import Coordinator
+from .groups import Group, Member
 
 
 class OfGroup(DelayedOperation[None]):
-    """What waits for somebody in a group."""
+    """What waits for members of a group.
 
-    __slots__ = ("coordinator", "group")
+    Args:
+        then: told the group when the wait has ended, in time or not.
+    """
 
-    def __init__(self, coordinator: "Coordinator", group: Group, timeout: float) -> None:
+    def __init__(self, group: Group, timeout: float, then: Callable[[Group], None]) -> None:
         super().__init__(timeout)
-        self.coordinator, self.group = coordinator, group
+        self.group, self.then = group, then
+
+    def on_complete(self) -> None:
+        """The group goes on."""
+        self.then(self.group)
 
 
 class InitialJoin(OfGroup):
     """The first join of an empty group: waits its time, for others to join in the same rebalance."""
 
-    __slots__ = ()
-
     def try_complete(self) -> bool:
         """Whoever is missing is not known yet."""
         return False
-
-    def on_complete(self) -> None:
-        """The time is up; once more if somebody has come."""
-        self.coordinator.wait_for_newcomers(self.group)
 
 
 class DelayedJoin(OfGroup):
     """Until all members have joined again; at the deadline the group goes on without the others."""
 
-    __slots__ = ()
-
     def try_complete(self) -> bool:
         """Nobody is missing."""
         return self.group.has_all_joined and self.force_complete()
-
-    def on_complete(self) -> None:
-        """Either way."""
-        self.coordinator.all_joined(self.group)
 
 
 class DelayedSync(OfGroup):
     """Until all members of a generation have asked for their assignment; those who have not at the deadline are out."""
 
-    __slots__ = ()
-
     def try_complete(self) -> bool:
         """All have, or the generation is over."""
         return not self.group.unsynced and self.force_complete()
 
-    def on_expiration(self) -> None:
-        """Some have not."""
-        self.coordinator.not_synced(self.group)
 
-
-class DelayedHeartbeat(OfGroup):
+class DelayedHeartbeat(DelayedOperation[None]):
     """Until a member gives a sign of life, waits itself, or is gone; at the deadline it is out.
 
     It waits in the same way for an id that was promised to be joined with.
+
+    Args:
+        then: told the group and the member's id when nothing was heard.
     """
 
-    __slots__ = ("member_id",)
-
-    def __init__(self, coordinator: "Coordinator", group: Group, member_id: str, timeout: float) -> None:
-        super().__init__(coordinator, group, timeout)
-        self.member_id = member_id
+    def __init__(self, group: Group, member: Member, then: Callable[[Group, str], None]) -> None:
+        super().__init__(member.session_timeout)
+        self.group, self.member_id, self.then = group, member.member_id, then
 
     def try_complete(self) -> bool:
         """The member is not waited for any more, or by another operation."""
@@ -80,4 +66,4 @@ class DelayedHeartbeat(OfGroup):
 
     def on_expiration(self) -> None:
         """Nothing was heard."""
-        self.coordinator.fell_silent(self.group, self.member_id)
+        self.then(self.group, self.member_id)

@@ -39,9 +39,9 @@ class Member:
     group_instance_id: str | None
     client_id: str
     client_host: str
-    session_timeout: float = 0.0
-    rebalance_timeout: float = 0.0
-    protocols: dict[str, bytes] = field(default_factory=dict)
+    session_timeout: float
+    rebalance_timeout: float
+    protocols: dict[str, bytes]
     assignment: bytes = b""
     reply: Reply | None = None
 
@@ -80,10 +80,8 @@ class Group:
 
     def static(self, instance: str | None) -> Member | None:
         """The member that has this name of its own accord."""
-        if instance is None:
-            return None
         named = (member for member in self.members.values() if member.group_instance_id == instance)
-        return next(named, None)
+        return next(named, None) if instance is not None else None
 
     def accepts(self, protocol_type: str, protocols: Iterable[str], without: str) -> bool:
         """A member, perhaps in place of another one, has a protocol that all others know, too."""

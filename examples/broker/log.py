@@ -74,19 +74,16 @@ class Log:
         self.start = self.end = self._gone = 0  # of what has been forgotten so many bytes are gone
         self._firsts, self._ends, self._times = array("q"), array("q"), array("q")
 
-    def append(self, data: bytes, batch: Batch) -> int:
-        """Gives a batch its place at the end.
-
-        Returns:
-            The offset of its first record.
+    def append(self, data: bytes, batch: Batch) -> Batch:
+        """Gives a batch its place at the end, and returns it as it stands there.
 
         Raises:
             OSError: the store could not take it; nothing has changed.
         """
-        offset = self.end
-        self.store.append(placed(data, offset))
-        self._add(batch._replace(base_offset=offset))
-        return offset
+        self.store.append(placed(data, self.end))
+        batch = batch._replace(base_offset=self.end)
+        self._add(batch)
+        return batch
 
     def _add(self, batch: Batch) -> None:
         self._ends.append(self._begin(len(self._ends)) + batch.size)

@@ -14,42 +14,36 @@ REMEMBERED: Final = 5
 
 
 class Producers:
-    """The producers of one partition, by their ids: the epoch of each, and its latest batches.
-
-    Of a batch the first and the last sequence number, the offset of the first record and that after the last.
-    """
+    """The producers of one partition, by their ids: the latest batches of each, in its latest epoch, as the log has them."""
 
     def __init__(self) -> None:
-        self._producers: dict[int, tuple[int, deque[tuple[int, int, int, int]]]] = {}
+        self._latest: dict[int, deque[Batch]] = {}
 
-    def repeated(self, batch: Batch) -> tuple[int, int] | None:
-        """The offset of its first record and that after its last, if the log has this batch already; None if it is the next.
+    def repeated(self, batch: Batch) -> Batch | None:
+        """What the log has already, if this batch is sent again; None if it is the next.
 
         Raises:
             Refused: it is neither; nothing has changed.
         """
-        epoch, batches = self._producers.get(batch.producer_id, (None, deque()))
-        if epoch is None:
+        latest = self._latest.get(batch.producer_id)
+        if latest is None:
             return None
+        for kept in latest:
+            if kept.numbers == batch.numbers:
+                return kept
+        epoch = latest[-1].producer_epoch
         if batch.producer_epoch < epoch:
             raise Refused(ErrorCode.invalid_producer_epoch, f"epoch {batch.producer_epoch} after {epoch}")
-        expected = 0
-        if batch.producer_epoch == epoch:
-            for first, last, offset, next_offset in batches:
-                if (first, last) == (batch.base_sequence, batch.last_sequence):
-                    return offset, next_offset
-            expected = (batches[-1][1] + 1) & 0x7FFFFFFF
+        expected = latest[-1].next_sequence if batch.producer_epoch == epoch else 0
         if batch.base_sequence != expected:
             message = f"sequence number {batch.base_sequence} of producer {batch.producer_id}, after which {expected} comes"
             raise Refused(ErrorCode.out_of_order_sequence_number, message)
         return None
 
-    def add(self, batch: Batch, offset: int) -> None:
+    def add(self, batch: Batch) -> None:
         """The log has got a batch."""
-        if batch.producer_id == NO_PRODUCER:
-            return
-        epoch, batches = self._producers.get(batch.producer_id, (None, deque()))
-        if epoch != batch.producer_epoch:
-            batches = deque(maxlen=REMEMBERED)
-            self._producers[batch.producer_id] = batch.producer_epoch, batches
-        batches.append((batch.base_sequence, batch.last_sequence, offset, offset + batch.last_delta + 1))
+        if batch.producer_id != NO_PRODUCER:
+            latest = self._latest.setdefault(batch.producer_id, deque(maxlen=REMEMBERED))
+            if latest and latest[-1].producer_epoch != batch.producer_epoch:
+                latest.clear()
+            latest.append(batch)

@@ -3,9 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from .answers import Answer, ErrorCode, Refused, for_partitions
-from .batches import read_produced
-from .topics import Partition
+from .answers import Answer, ErrorCode, Refused, for_partitions, refuse_if
 from .waits import DelayedDeleteRecords, DelayedFetch, DelayedProduce, Write
 from .wire import Request
 
@@ -30,41 +28,32 @@ class Records:
 
     def produce(self, request: Request) -> Answer | DelayedProduce | None:
         """Appends; answers when as many replicas have it as `acks` says."""
-        body, writes = request.body, list[Write]()
-
-        def append(name: str, wanted: Any) -> Answer:
-            refuse_transactions(body.transactional_id)
-            partition = self.topics.partition(name, wanted.index)
-            offset, end = self._append(partition, wanted.records or b"", body.acks)
-            part = {"base_offset": offset, "log_start_offset": partition.log.start}
-            writes.append(Write(part, partition, end))
-            return part
-
-        answer = for_partitions(body.topics, append, **DelayedProduce.if_refused)
-        if body.acks == 0:
-            parts = [part for topic in answer["topics"] for part in topic["partitions"]]
-            error = next((part["error_message"] for part in parts if "error_code" in part), None)
-            request.reply(ConnectionError(f"acks=0, so this is how to tell of {error}") if error else None)
+        acks, operation = request.body.acks, DelayedProduce(request, partial(self._append, request.body))
+        if acks == 0:
+            parts = [part for topic in operation.answer["topics"] for part in topic["partitions"]]
+            errors = [part["error_message"] for part in parts if "error_code" in part]
+            request.reply(ConnectionError(f"acks=0, so this is how to tell of {errors[0]}") if errors else None)
             return None
-        if body.acks != ALL or not writes:
-            return answer
-        operation = DelayedProduce(request, answer, writes)
+        if acks != ALL or not operation.writes:
+            return operation.answer
         self.broker.produces.try_complete_else_watch(operation, operation.keys)
         return operation
 
-    def _append(self, partition: Partition, records: bytes, acks: int) -> tuple[int, int]:
-        """The offset of the first record, and the one after the last."""
-        if acks not in (ALL, 0, 1):
-            raise Refused(ErrorCode.invalid_required_acks, f"acks={acks}")
-        if acks == ALL and not partition.has_enough_replicas:
+    def _append(self, body: Any, name: str, wanted: Any) -> Write:
+        refuse_transactions(body.transactional_id)
+        partition = self.topics.partition(name, wanted.index)
+        if body.acks not in (ALL, 0, 1):
+            raise Refused(ErrorCode.invalid_required_acks, f"acks={body.acks}")
+        if body.acks == ALL and not partition.has_enough_replicas:
             raise Refused(ErrorCode.not_enough_replicas, f"in sync: {sorted(partition.in_sync)}")
         try:
-            place = partition.append(records, read_produced(records))
+            batch = partition.append(wanted.records or b"")
         except OSError as error:
             raise Refused(ErrorCode.kafka_storage_error, str(error)) from error
-        if self.replicas.moved(partition, partition.log.start, partition.log.end):
+        if self.replicas.moved(partition):
             self.broker.later.append(partial(self.broker.written, partition.key))
-        return place
+        part = {"base_offset": batch.base_offset, "log_start_offset": partition.log.start}
+        return Write(part, partition, batch.next_offset)
 
     def fetch(self, request: Request) -> Answer | DelayedFetch:
         """Answers when there is enough to read, or at the deadline."""
@@ -91,27 +80,21 @@ class Records:
 
     def delete_records(self, request: Request) -> Answer | DelayedDeleteRecords:
         """Lets go of records; answers when all replicas have done so."""
-        body, writes = request.body, list[Write]()
-
-        def cut(name: str, wanted: Any) -> Answer:
-            partition = self.topics.partition(name, wanted.index)
-            offset = partition.high_watermark if wanted.offset == -1 else wanted.offset
-            if not 0 <= offset <= partition.high_watermark:
-                raise Refused(ErrorCode.offset_out_of_range)
-            partition.log.forget(offset)
-            self.topics.save(partition.topic)
-            self.replicas.moved(partition, partition.log.start, partition.log.end)
-            self.broker.later.append(partial(self.broker.changed, partition.key))
-            part = {"low_watermark": partition.log.start}
-            writes.append(Write(part, partition, partition.log.start))
-            return part
-
-        answer = for_partitions(body.topics, cut, **DelayedDeleteRecords.if_refused)
-        if not writes:
-            return answer
-        operation = DelayedDeleteRecords(request, answer, writes)
+        operation = DelayedDeleteRecords(request, self._cut)
+        if not operation.writes:
+            return operation.answer
         self.broker.deletes.try_complete_else_watch(operation, operation.keys)
         return operation
+
+    def _cut(self, name: str, wanted: Any) -> Write:
+        partition = self.topics.partition(name, wanted.index)
+        offset = partition.high_watermark if wanted.offset == -1 else wanted.offset
+        refuse_if(not 0 <= offset <= partition.high_watermark, ErrorCode.offset_out_of_range)
+        partition.log.forget(offset)
+        self.topics.save(partition.topic)
+        self.replicas.moved(partition)
+        self.broker.later.append(partial(self.broker.changed, partition.key))
+        return Write({"low_watermark": partition.log.start}, partition, partition.log.start)
 
     def init_producer_id(self, request: Request) -> Answer:
         """A number for a producer that is idempotent."""

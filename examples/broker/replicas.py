@@ -11,6 +11,7 @@ from typing import Final
 
 from purgatory import TimerTask, WheelTimer
 
+from .log import Log
 from .settings import Settings
 
 LEADER: Final = 0
@@ -21,15 +22,16 @@ class Copies:
 
     Attributes:
         key: of the partition.
+        log: of the leader.
         nodes: for each the first offset of its log, and the one after the last.
         in_sync: the nodes that have to have an offset before it counts; the leader is always one.
         high_watermark: up to where all that are in sync have it, and consumers may read.
         under_way: the nodes that something is on its way to.
     """
 
-    def __init__(self, key: tuple[str, int], factor: int, start: int, end: int) -> None:
-        self.key, self.high_watermark = key, end
-        self.nodes = dict.fromkeys(range(factor), (start, end))
+    def __init__(self, key: tuple[str, int], factor: int, log: Log) -> None:
+        self.key, self.log, self.high_watermark = key, log, log.end
+        self.nodes = dict.fromkeys(range(factor), (log.start, log.end))
         self.in_sync, self.under_way = set(self.nodes), set[int]()
 
     @property
@@ -63,9 +65,9 @@ class Replicas:
         self._all_copies, self._on_change = all_copies, on_change
         self._timer = WheelTimer()
 
-    def moved(self, copies: Copies, start: int, end: int) -> bool:
-        """The leader has the log from `start` up to `end`; tells whether the high watermark has moved already."""
-        copies.nodes[LEADER] = start, end
+    def moved(self, copies: Copies) -> bool:
+        """The leader's log begins or ends elsewhere; tells whether the high watermark has moved already."""
+        copies.nodes[LEADER] = copies.log.start, copies.log.end
         for node in copies.nodes:
             self._send(copies, node)
         return copies.advance()

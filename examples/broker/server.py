@@ -43,24 +43,22 @@ class Server:
     Args:
         host: address to listen on. Clients are told the one by which they came.
         port: 0 takes a free one.
+
+    Attributes:
+        address: where it listens, as clients want to be told.
     """
 
     def __init__(self, settings: Settings | None = None, host: str = "127.0.0.1", port: int = 9092) -> None:
         self.broker = Broker(settings)
         self.host, self.port = host, port
-        self.connections: set[Connection] = set()
+        self.connections = set[Connection]()
         self.idle: IdleTracker[Connection] = IdleTracker(IDLE, lambda connection: connection.fell_idle())
-
-    @property
-    def address(self) -> str:
-        """Where it listens, as clients want to be told."""
-        return f"{self.host}:{self.port}"
 
     async def __aenter__(self) -> "Server":
         self.broker.coordinator.start()
         loop = asyncio.get_running_loop()
         self.listener = await loop.create_server(lambda: Connection(self), self.host, self.port, backlog=BACKLOG)
-        self.port = self.listener.sockets[0].getsockname()[1]
+        self.address = f"{self.host}:{self.listener.sockets[0].getsockname()[1]}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -75,19 +73,20 @@ class Connection(asyncio.Protocol):
     """One client's connection.
 
     Attributes:
-        is_busy: a request is being handled or waits.
+        request: the last one.
+        is_busy: it is being handled or waits.
         waits: what it waits for.
     """
 
     transport: asyncio.Transport
+    request: Request
 
     def __init__(self, server: Server) -> None:
         self.server, self.broker = server, server.broker
         self.buffer = bytearray()
         self.is_busy = self.is_full = False
         self.waits: DelayedOperation[None] | None = None
-        self.request: Request | None = None  # the last one
-        self.asked = b""  # its bytes, if they are few
+        self.asked = b""  # the bytes of the last request, if they are few
         self.told: tuple[Answer | None, bytes] = None, b""  # its answer, and the bytes of that, if they are few, too
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -159,18 +158,18 @@ class Connection(asyncio.Protocol):
 
     def _read(self, frame: bytes) -> Request:
         """A consumer that waits asks the same again and again: then only the number of its request is new."""
-        if self.request is not None and frame[8:] == self.asked[8:] and frame[:4] == self.asked[:4]:
+        if frame[:4] == self.asked[:4] and frame[8:] == self.asked[8:]:
             self.request.number = int.from_bytes(frame[4:8], "big", signed=True)
             return self.request
         self.asked, self.told = frame if len(frame) <= SHORT else b"", (None, b"")
         return read_request(frame, self.here, self.peer, self._answer)
 
-    def _write(self, request: Request, answer: Answer) -> bytes | bytearray:
+    def _write(self, answer: Answer) -> bytes | bytearray:
         """In the same way, who is told the same again is sent the same bytes, but for the number."""
         told, frame = self.told
         if answer == told:
-            return frame[:4] + request.number.to_bytes(4, "big", signed=True) + frame[8:]
-        written = write_answer(request, answer)
+            return frame[:4] + self.request.number.to_bytes(4, "big", signed=True) + frame[8:]
+        written = write_answer(self.request, answer)
         if self.asked and len(written) <= SHORT:
             self.told = answer, bytes(written)
         return written
@@ -184,8 +183,8 @@ class Connection(asyncio.Protocol):
         try:
             if isinstance(answer, Exception):
                 raise answer
-            if answer is not None and self.request is not None:
-                self.transport.write(self._write(self.request, answer))
+            if answer is not None:
+                self.transport.write(self._write(answer))
         except Exception as error:
             self._fail(error)
         if self.buffer:  # not at once: whoever answers is in the middle of something

@@ -5,8 +5,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from .answers import UNKNOWN, ErrorCode, Refused
-from .batches import Batch
+from .answers import ErrorCode, Refused, refuse_if
+from .batches import Batch, read_produced
 from .configs import DEFAULTS, check
 from .kept import Kept
 from .log import Log, Store
@@ -22,8 +22,8 @@ class Partition(Copies):
     """A log and its copies, and the producers that write to it. Its key is what operations wait under."""
 
     def __init__(self, topic: "Topic", index: int, log: Log, producers: Producers) -> None:
-        super().__init__((topic.name, index), topic.factor, log.start, log.end)
-        self.topic, self.log, self.producers = topic, log, producers
+        super().__init__((topic.name, index), topic.factor, log)
+        self.topic, self.producers = topic, producers
         self.is_deleted = False
 
     @property
@@ -31,23 +31,21 @@ class Partition(Copies):
         """As many are in sync as `acks=all` asks for."""
         return len(self.in_sync) >= int(self.topic.config("min.insync.replicas"))
 
-    def append(self, data: bytes, batch: Batch) -> tuple[int, int]:
-        """Keeps a batch, or finds it if it was sent again.
-
-        Returns:
-            The offset of its first record, and the one after its last.
+    def append(self, data: bytes) -> Batch:
+        """Keeps the batch that a producer has sent, or finds it if it was sent again; returns it as it is kept.
 
         Raises:
             Refused: nothing has changed.
             OSError: it could not be written; nothing has changed.
         """
+        batch = read_produced(data)
         if batch.size > int(self.topic.config("max.message.bytes")):
             raise Refused(ErrorCode.message_too_large, f"a batch of {batch.size} bytes")
-        if (repeated := self.producers.repeated(batch)) is not None:
-            return repeated
-        offset = self.log.append(data, batch)
-        self.producers.add(batch, offset)
-        return offset, self.log.end
+        kept = self.producers.repeated(batch)
+        if kept is None:
+            kept = self.log.append(data, batch)
+            self.producers.add(kept)
+        return kept
 
 
 class Topic:
@@ -83,34 +81,31 @@ class Topics:
     def topic(self, name: str) -> Topic:
         """One that is there. Raises `Refused` if it is not."""
         if (topic := self.by_name.get(name)) is None:
-            raise Refused(UNKNOWN, f"there is no topic {name!r}")
+            raise Refused(ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}")
         return topic
 
     def partition(self, name: str, index: int) -> Partition:
         """One that is there. Raises `Refused` if it is not."""
         topic = self.by_name.get(name)
         if topic is None or not 0 <= index < len(topic.partitions):
-            raise Refused(UNKNOWN, f"there is no partition {index} of {name!r}")
+            raise Refused(ErrorCode.unknown_topic_or_partition, f"there is no partition {index} of {name!r}")
         return topic.partitions[index]
 
-    def create(self, name: str, partitions: int, factor: int, configs: dict[str, str], is_trial: bool = False) -> Topic:
-        """A new topic, or as a trial what would be one.
+    def create(self, name: str, partitions: int, factor: int, configs: dict[str, str], is_trial: bool = False) -> None:
+        """A new topic; as a trial only whether there could be one.
 
         Raises:
             Refused: the name is taken or illegal, or a number or a configuration is out of its bounds.
         """
-        if not LEGAL_NAME.fullmatch(name):
-            raise Refused(ErrorCode.invalid_topic_exception, f"{name!r} is not a name for a topic")
-        if name in self.by_name:
-            raise Refused(ErrorCode.topic_already_exists, f"Topic '{name}' already exists.")
-        if not 1 <= partitions <= MOST_PARTITIONS:
-            raise Refused(ErrorCode.invalid_partitions, f"{partitions} partitions; 1 to {MOST_PARTITIONS} are possible")
+        refuse_if(not LEGAL_NAME.fullmatch(name), ErrorCode.invalid_topic_exception, f"{name!r} is not a name for a topic")
+        refuse_if(name in self.by_name, ErrorCode.topic_already_exists, f"Topic '{name}' already exists.")
+        message = f"{partitions} partitions; 1 to {MOST_PARTITIONS} are possible"
+        refuse_if(not 1 <= partitions <= MOST_PARTITIONS, ErrorCode.invalid_partitions, message)
         check(configs)
-        topic = Topic(name, factor, configs)
         if not is_trial:
+            topic = Topic(name, factor, configs)
             self.extend(topic, partitions)
             self.by_name[name] = topic
-        return topic
 
     def extend(self, topic: Topic, count: int) -> None:
         """More partitions of a topic, `count` in all."""
@@ -155,7 +150,7 @@ class Topics:
                     path.unlink(missing_ok=True)  # left there by a process that was ended while it deleted
                 log = Log(Store(path, self.fsync))
                 for batch in log.load():
-                    producers.add(batch, batch.base_offset)
+                    producers.add(batch)
             if starts is not None:
                 log.forget(min(starts[index], log.end))
             topic.partitions.append(Partition(topic, index, log, producers))

@@ -3,11 +3,12 @@
 Each waits under the keys of its partitions. Whoever moves a high watermark calls `check_and_complete` with that key.
 """
 
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
 from purgatory import DelayedOperation
 
-from .answers import NONE, UNKNOWN, Answer, ErrorCode, Refused, for_partitions
+from .answers import Answer, ErrorCode, Refused, for_partitions
 from .topics import Partition, Topics
 from .wire import Request
 
@@ -29,24 +30,27 @@ class DelayedWrite(DelayedOperation[None]):
     """Until each partition has what it is waited for, or is deleted.
 
     Args:
-        answer: how it went so far, for each partition.
-        writes: those that are waited for.
+        write: does what is asked for one partition of a topic. This happens at once.
 
     Attributes:
+        answer: how it went so far.
+        writes: those that are waited for.
+        keys: of their partitions.
         if_refused: what is answered besides an error.
     """
 
-    __slots__ = ("answer", "request", "writes")
     if_refused: ClassVar[Answer]
 
-    def __init__(self, request: Request, answer: Answer, writes: list[Write]) -> None:
+    def __init__(self, request: Request, write: Callable[[str, Any], Write]) -> None:
         super().__init__(request.body.timeout)
-        self.request, self.answer, self.writes = request, answer, writes
+        self.request, self.writes = request, list[Write]()
 
-    @property
-    def keys(self) -> list[tuple[str, int]]:
-        """Of the partitions that are waited for."""
-        return [write.partition.key for write in self.writes]
+        def part(name: str, wanted: Any) -> Answer:
+            self.writes.append(write(name, wanted))
+            return self.writes[-1].part
+
+        self.answer = for_partitions(request.body.topics, part, **self.if_refused)
+        self.keys = [write.partition.key for write in self.writes]
 
     def error_of(self, write: Write) -> ErrorCode | None:
         """What has become of one partition; None if it is still to be waited for."""
@@ -55,7 +59,7 @@ class DelayedWrite(DelayedOperation[None]):
     def try_complete(self) -> bool:
         """None is to be waited for."""
         for write in self.writes.copy():
-            error = UNKNOWN if write.partition.is_deleted else self.error_of(write)
+            error = ErrorCode.unknown_topic_or_partition if write.partition.is_deleted else self.error_of(write)
             if error is not None:
                 self._end(write, error)
         return not self.writes and self.force_complete()
@@ -68,32 +72,30 @@ class DelayedWrite(DelayedOperation[None]):
 
     def _end(self, write: Write, error: ErrorCode) -> None:
         self.writes.remove(write)
-        if error is not NONE:
+        if error is not ErrorCode.none:
             write.part.update(self.if_refused, error_code=error)
 
 
 class DelayedProduce(DelayedWrite):
     """`acks=all`: until all replicas that are in sync have what was appended."""
 
-    __slots__ = ()
     if_refused: ClassVar[Answer] = {"base_offset": -1}
 
     def error_of(self, write: Write) -> ErrorCode | None:
         """None before the high watermark is there. It may be there because few replicas are left."""
         if write.partition.high_watermark < write.needed:
             return None
-        return NONE if write.partition.has_enough_replicas else ErrorCode.not_enough_replicas_after_append
+        return ErrorCode.none if write.partition.has_enough_replicas else ErrorCode.not_enough_replicas_after_append
 
 
 class DelayedDeleteRecords(DelayedWrite):
     """Until all replicas have let go of the records before an offset."""
 
-    __slots__ = ()
     if_refused: ClassVar[Answer] = {"low_watermark": -1}
 
     def error_of(self, write: Write) -> ErrorCode | None:
         """None before the low watermark is there."""
-        return NONE if write.partition.low_watermark >= write.needed else None
+        return ErrorCode.none if write.partition.low_watermark >= write.needed else None
 
 
 class DelayedFetch(DelayedOperation[None]):

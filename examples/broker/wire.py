@@ -1,5 +1,6 @@
 """Frames to requests, answers to frames; and which requests are understood."""
 
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from functools import cache
 from typing import Any, Final, NamedTuple
 
 from kio.index import load_request_schema, load_response_schema
+from kio.schema.index import api_key_map
 
 from .answers import Answer, Reply
 from .codec import TEXT, Form, Malformed, form_of, pass_tags
@@ -14,6 +16,15 @@ from .codec import TEXT, Form, Malformed, form_of, pass_tags
 Address = tuple[str, int]
 
 LARGEST: Final = 100 * 1024 * 1024  # bytes of a request; Kafka's socket.request.max.bytes
+
+# In which versions: without topic ids (so Fetch up to 12), and none of the later ones that ask for more than this broker has.
+OFFERED: Final = """
+    api_versions=0-3 metadata=0-9 init_producer_id=0-4
+    produce=3-9 fetch=4-12 list_offsets=1-7 delete_records=0-2
+    find_coordinator=0-3 join_group=0-7 sync_group=0-5 heartbeat=0-4 leave_group=0-5
+    offset_commit=2-8 offset_fetch=1-7 describe_groups=0-5 list_groups=0-4 delete_groups=0-2
+    create_topics=2-6 create_partitions=0-3 delete_topics=1-5 describe_configs=1-4
+"""
 
 
 class Api(NamedTuple):
@@ -25,33 +36,10 @@ class Api(NamedTuple):
     highest: int
 
 
-# Versions without topic ids (so Fetch up to 12), and none of the later ones that ask for more than this broker has. Produce is
-# told to clients from 0 on, as Kafka 4 does: older librdkafkas take that as leave to compress (KAFKA-18659).
+KEYS: Final = {name: key for key, name in api_key_map.items()}
 APIS: Final = {
-    api.key: api
-    for api in (
-        Api("produce", 0, 3, 9),
-        Api("fetch", 1, 4, 12),
-        Api("list_offsets", 2, 1, 7),
-        Api("metadata", 3, 0, 9),
-        Api("offset_commit", 8, 2, 8),
-        Api("offset_fetch", 9, 1, 7),
-        Api("find_coordinator", 10, 0, 3),
-        Api("join_group", 11, 0, 7),
-        Api("heartbeat", 12, 0, 4),
-        Api("leave_group", 13, 0, 5),
-        Api("sync_group", 14, 0, 5),
-        Api("describe_groups", 15, 0, 5),
-        Api("list_groups", 16, 0, 4),
-        Api("api_versions", 18, 0, 3),
-        Api("create_topics", 19, 2, 6),
-        Api("delete_topics", 20, 1, 5),
-        Api("delete_records", 21, 0, 2),
-        Api("init_producer_id", 22, 0, 4),
-        Api("describe_configs", 32, 1, 4),
-        Api("create_partitions", 37, 0, 3),
-        Api("delete_groups", 42, 0, 2),
-    )
+    KEYS[name]: Api(name, KEYS[name], int(lowest), int(highest))
+    for name, lowest, highest in re.findall(r"(\w+)=(\d+)-(\d+)", OFFERED)
 }
 
 

@@ -361,6 +361,17 @@ def test_a_static_member_comes_back_to_its_place(with_broker: Callable[..., None
     with_broker(scenario)
 
 
+def test_a_static_member_keeps_its_name_when_it_joins_in_a_version_that_has_no_names(with_broker: Callable[..., None]) -> None:
+    async def scenario(client: Direct) -> None:
+        member = Member(client, "name")
+        await form(member)
+        assert (await member.join(version=4)).generation_id == 2
+        described = await client.ask("describe_groups", groups=["group"])
+        assert [one.group_instance_id for one in described.groups[0].members] == ["name"]
+
+    with_broker(scenario)
+
+
 def test_a_group_and_its_offsets_survive_a_restart(virtual: Runner, tmp_path: Path) -> None:
     async def first_life() -> Member:
         broker = Broker(Settings(directory=tmp_path))
