@@ -80,7 +80,7 @@ async def verify(race, *ends):
     if "signal" in ends:
         await asyncio.sleep(0.02)
     operation, purgatory = race.operation, race.purgatory
-    owner, other = await race.owner, await race.other
+    owner, other = await outcome(race.owner), await race.other
     await asyncio.gather(*race.tasks)
     await turns(3)
     statistics = purgatory.statistics()
