@@ -97,11 +97,11 @@ class Connection(asyncio.Protocol):
 async def serve(host: str, port: int, idle: float) -> None:
     """Serves until SIGINT or SIGTERM."""
     server = Server(idle)
-    listener = await server.start(host, port)
-    print(f"listening on {host}:{listener.sockets[0].getsockname()[1]}, drops after {idle:g} s of silence", flush=True)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    listener = await server.start(host, port)
+    print(f"listening on {host}:{listener.sockets[0].getsockname()[1]}, drops after {idle:g} s of silence", flush=True)
     await stop.wait()
     listener.close()
     print(f"packets: {server.packets}, dropped: {server.drops}, still open: {len(server.open)}")

@@ -32,7 +32,7 @@ T = TypeVar("T")
 LoopFactory = Callable[..., asyncio.AbstractEventLoop]
 Report = dict[str, Any]
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 """Seconds that a test may take on a real clock. A signal does not get through to a uvloop that sleeps, so a timer ends it."""
 
 

@@ -30,6 +30,6 @@ def beside_a_renamed_core(folder: Path, program: str, *packages: str) -> str:
         target.parent.mkdir(exist_ok=True, parents=True)
         target.write_text(text, encoding="utf-8")
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -31,6 +31,12 @@ class World:
         finally:
             self.running -= 1
 
+    async def has_run(self, times):
+        """Waits until it has run so many times, and another run would have begun."""
+        while len(self.runs) < times or self.running:
+            await asyncio.sleep(0.001)
+        await turns(5)
+
     def set(self, value):
         self.value = value
         return self.purgatory.check_and_complete("key")
@@ -41,10 +47,10 @@ async def test_an_asynchronous_predicate_is_awaited_and_run_again_after_each_che
     async with Purgatory() as purgatory:
         world = World(purgatory, takes)
         waiting = asyncio.create_task(purgatory.wait_for(world.holds, ["key"], 30))
-        await asyncio.sleep(0.05)
+        await world.has_run(1)
         assert world.runs == [0] and purgatory.pending == 1
         world.set(0)
-        await asyncio.sleep(0.05)
+        await world.has_run(2)
         assert world.runs == [0, 0]
         world.set("there")
         assert await waiting == "there"

@@ -414,7 +414,7 @@ asyncio.run(main())
 
 
 def test_a_journal_that_nobody_closed_is_written_when_the_program_ends(tmp_path):
-    subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), "10"], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), "10"], check=True, timeout=200)
 
     assert len(read(tmp_path)) == 10
     assert tallies(tmp_path) == []
@@ -515,7 +515,7 @@ child(12, close=False)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_each_child_of_a_process_that_forks_has_a_run_of_its_own_and_loses_nothing(tmp_path):
     answer = subprocess.run(
-        [sys.executable, "-c", FORKING, str(tmp_path)], check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", FORKING, str(tmp_path)], check=True, capture_output=True, text=True, timeout=200
     )
 
     told = [line.split() for line in answer.stdout.splitlines()]

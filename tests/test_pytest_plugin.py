@@ -28,7 +28,7 @@ def pytest_passes(tmp_path: Path, *plugins: str, conftest: str = "", tests: str,
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTHONPATH": here},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
@@ -146,7 +146,7 @@ def test_the_plugin_imports_nothing_but_the_loop() -> None:
         env={**os.environ, "PYTHONPATH": str(Path(purgatory.__file__).parents[1])},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=True,
     )
     assert (

@@ -23,15 +23,15 @@ class Race:
         self.loop = loop
         self.name = name
         if timeout is None:
-            timeout = 1.0 if isinstance(loop, VirtualTimeLoop) else 0.05  # a busy machine may be away for ten ms
+            timeout = 1.0 if isinstance(loop, VirtualTimeLoop) else 0.05
         self.instant = loop.time() + timeout
         self.purgatory = Purgatory(tick=0.001)
         self.started = []
         self.accepted = []
         self.tasks = []
 
-    async def begin(self):
-        self.operation = Probe(deadline=self.instant, name=self.name)
+    async def begin(self, **hooks):
+        self.operation = Probe(deadline=self.instant, name=self.name, **hooks)
         self.owner = asyncio.create_task(outcome(self.purgatory.wait(self.operation, ["key", "second"])))
         await turns(2)
         self.other = asyncio.create_task(outcome(self.operation))
@@ -80,7 +80,7 @@ async def verify(race, *ends):
     if "signal" in ends:
         await asyncio.sleep(0.02)
     operation, purgatory = race.operation, race.purgatory
-    owner, other = await race.owner, await race.other
+    owner, other = await outcome(race.owner), await race.other
     await asyncio.gather(*race.tasks)
     await turns(3)
     statistics = purgatory.statistics()
@@ -125,21 +125,27 @@ async def test_of_two_ends_in_one_turn_exactly_one_wins(first, second):
 @pytest.mark.parametrize("expiry_first", [True, False], ids=["after expiry", "before expiry"])
 async def test_of_an_end_and_the_deadline_in_one_turn_exactly_one_wins(ending, expiry_first):
     loop = asyncio.get_running_loop()
+    is_virtual = isinstance(loop, VirtualTimeLoop)
     race = Race(loop, "answer")
     states = []
+    ended = loop.create_future()
 
     def end():
         states.append(race.operation.state)
         race.end(ending)
+        ended.set_result(None)
 
-    if not expiry_first:
+    if is_virtual and not expiry_first:
         loop.call_at(race.instant, end)
-    await race.begin()
-    if expiry_first:
+    await race.begin()  # for which a busy machine may take until after that instant
+    if not is_virtual:
+        loop.call_at(race.instant, end)
+    elif expiry_first:
         # Late enough: a bucket of the wheel may open, and set its timer, only when a wider one has begun.
         loop.call_at(race.instant - 0.001, loop.call_at, race.instant, end)
-    await asyncio.sleep(race.instant - loop.time() + 0.02)
-    if isinstance(loop, VirtualTimeLoop):
+    await ended
+    await asyncio.sleep(0.02)
+    if is_virtual:
         # Timers of the same instant, called in the order in which they were set.
         assert states == [EXPIRED if expiry_first else PENDING]
         expected = EXPIRED if expiry_first or ending not in AT_ONCE else AT_ONCE[ending]
@@ -153,17 +159,21 @@ async def test_of_an_end_and_the_deadline_in_one_turn_exactly_one_wins(ending, e
 @pytest.mark.parametrize("hook", ["trying", "completing", "expiring"])
 async def test_an_end_inside_a_hook_of_the_operation_itself_loses_or_wins_once(hook, ending):
     race = Race(asyncio.get_running_loop(), "answer", timeout=None if hook == "expiring" else 60)
-    await race.begin()
+    hooked_once = race.loop.create_future()
 
     def hooked(_):
         if not race.started:
             race.end(ending)
+            hooked_once.set_result(None)
         return "answer"
 
-    setattr(race.operation, hook, hooked)
     if hook == "expiring":
-        await asyncio.sleep(race.instant - race.loop.time() + 0.02)
+        await race.begin(expiring=hooked)  # before it is too late, however busy the machine
+        await hooked_once
+        await asyncio.sleep(0.02)
     else:
+        await race.begin()
+        setattr(race.operation, hook, hooked)
         race.operation.ready = True
         race.purgatory.check_and_complete("key")
     assert race.started == [ending]

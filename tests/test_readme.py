@@ -119,7 +119,7 @@ def test_what_the_page_about_testing_shows_passes(tmp_path: Path) -> None:
         expected = sum(text.count("\ndef test_") + text.count("\nasync def test_") for text in files.values())
         if expected:
             command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", *OPTIONS]
-            run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=100, cwd=folder)
+            run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=200, cwd=folder)
             assert run.returncode == 0, run.stdout + run.stderr
             assert "skipped" not in run.stdout
 
@@ -144,7 +144,7 @@ def test_every_command_of_a_page_has_the_options_that_it_is_called_with(program:
     if "purgatory.pipeline" in program or program == ("examples/stream_orders.py",):
         pytest.importorskip("pyspark", reason="needs the extra spark: pip install -e '.[spark]'")
     command = [sys.executable, *program, "--help"]
-    run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200, cwd=ROOT)
     assert [option for option in options if option not in run.stdout] == []
 
 

@@ -35,6 +35,8 @@ MANY_KEYS = 10_000
 WATCHED = 100_000
 LOST_AFTER = 1.0
 """Seconds after which an answer counts as lost."""
+SETTLED = 2.0
+"""Seconds after the last write, until those who wait are asked what they have seen."""
 
 Row = dict[str, Any]
 
@@ -184,7 +186,7 @@ def measured(order: dict[str, Any], is_killed: bool) -> Row:
             ask(url, "CLIENT KILL TYPE pubsub")
             time.sleep(0.3)
         writes = json.loads(line(writer))["writes"]
-        time.sleep(2.0 * LOST_AFTER)
+        time.sleep(SETTLED)
         seen, heard = (ended(child) for child in (waiter, hearer))
     head = {"way": order["way"], "store": url.partition(":")[0], "is_killed": is_killed}
     costs = {"cpu_of_news": 1e6 * heard["cpu"] / max(1, heard["received"]), "cpu_of_hearer": 1e6 * heard["cpu"] / len(writes)}

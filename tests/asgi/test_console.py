@@ -533,9 +533,12 @@ def test_when_nobody_looks_nothing_is_left_on_the_loop(virtual):
 async def test_that_the_loop_was_held_up_is_told():
     app = console(refresh=0.1)
     _, tag = await state_of(app)
-    asyncio.get_running_loop().call_later(0.03, sleep, 0.3)
-    state, _ = await state_of(app, tag)
-    assert state["history"][0][1] > 0.2
+    sleep(0.3)  # noqa: ASYNC251
+    late = []
+    for _ in range(2):  # a version may have been on its way
+        state, tag = await state_of(app, tag)
+        late += [point[1] for point in state["history"]]
+    assert max(late) > 0.2
 
 
 @on_virtual_time

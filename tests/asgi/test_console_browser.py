@@ -6,7 +6,6 @@ Needs Chromium and its driver, and is skipped where they are missing: `apt-get i
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 import pytest
+from ports import free_port
 from requirements import need, unavailable
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.support.wait import WebDriverWait
@@ -50,8 +50,7 @@ class Server:
 
     def __init__(self, *folder: str) -> None:
         self.folder = folder
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 

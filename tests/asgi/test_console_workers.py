@@ -13,6 +13,7 @@ from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
 import pytest
+from ports import free_port
 from servers import place
 
 PATIENCE = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
@@ -51,8 +52,7 @@ class Worker:
     """A process with a page."""
 
     def __init__(self, store: str, pending: int) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.pending = pending
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-c", WORKER, store, str(pending), str(self.port)]

@@ -8,7 +8,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def output_of(*command: str) -> list[str]:
-    run = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True, timeout=200)
     return run.stdout.splitlines()
 
 

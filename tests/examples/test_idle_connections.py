@@ -8,14 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "idle_connections.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same purgatory as here
-PATIENCE = 30.0  # seconds; no test passes or fails by how much of it a busy machine takes
+PATIENCE = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
 
 
 @contextmanager
@@ -76,7 +76,8 @@ def keep_one_talking_beside_a_silent_one() -> bool:
 
         server.send_signal(signal.SIGTERM)
         output, errors = server.communicate(timeout=PATIENCE)
-        assert output == f"packets: {packets}, dropped: 2, still open: 0\n"
+        heard = re.fullmatch(r"packets: (\d+), dropped: 2, still open: 0\n", output)
+        assert heard is not None and 0 < int(heard[1]) <= packets  # what is read at once is one, on a busy machine
         assert errors == ""
         assert server.returncode == 0
     return True
@@ -86,23 +87,26 @@ def test_a_silent_connection_is_dropped_and_a_talking_one_is_kept() -> None:
     assert any(keep_one_talking_beside_a_silent_one() for _ in range(20))
 
 
-def test_what_the_client_closes_is_not_dropped_and_what_is_open_at_the_end_is_closed() -> None:
-    with program("--port", "0", "--idle", "0.5") as server:
+def test_what_the_client_closes_is_not_dropped() -> None:
+    with program("--port", "0", "--idle", "1") as server:
         port = port_of(server)
         for _ in range(3):
             connect(port).close()
-        time.sleep(1.0)
-        with connect(port) as still_open:
-            still_open.sendall(b"hello")
-            server.send_signal(signal.SIGINT)
-            output, errors = server.communicate(timeout=PATIENCE)
-            assert "dropped: 0," in output
-            assert errors == ""
-            with pytest.MonkeyPatch.context():
-                try:
-                    assert still_open.recv(1) == b""
-                except ConnectionResetError:
-                    pass  # it was closed with our packet unread
+        time.sleep(1.5)
+        server.send_signal(signal.SIGINT)
+        output, errors = server.communicate(timeout=PATIENCE)
+    assert (output, errors) == ("packets: 0, dropped: 0, still open: 0\n", "")
+
+
+def test_what_is_open_at_the_end_is_closed() -> None:
+    with program("--port", "0", "--idle", "600") as server, connect(port_of(server)) as still_open:
+        still_open.sendall(b"hello")
+        server.send_signal(signal.SIGINT)
+        output, errors = server.communicate(timeout=PATIENCE)
+        assert "dropped: 0," in output
+        assert errors == ""
+        with suppress(ConnectionResetError):  # it was closed with our packet unread
+            assert still_open.recv(1) == b""
 
 
 @pytest.mark.parametrize("arguments", [["--idle", "0"], ["--idle", "nan"], ["--idle", "soon"], ["--connections", "0"]])

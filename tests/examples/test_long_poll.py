@@ -121,7 +121,7 @@ async def test_when_the_server_stops_the_open_polls_are_answered_with_503(board:
 
 def test_the_demo_reports_that_nothing_was_early_and_nothing_is_left() -> None:
     command = [sys.executable, str(EXAMPLE), "--demo", "--pollers", "40", "--seconds", "1.5"]
-    demo = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60, env=ENVIRONMENT)
+    demo = subprocess.run(command, check=False, capture_output=True, text=True, timeout=200, env=ENVIRONMENT)
     assert demo.returncode == 0, demo.stderr
 
     def row(name: str) -> list[float]:

@@ -6,13 +6,13 @@ Needs Chromium and its driver, and is skipped where they are missing: `apt-get i
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from requirements import need, unavailable
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
@@ -47,8 +47,7 @@ class Board:
 
     def __init__(self, file: Path) -> None:
         self.file = file
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.process: subprocess.Popen[str] | None = None
 
     @property

@@ -171,7 +171,7 @@ async def test_over_grpc_each_ending_has_its_status():
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         result, finish = channel.unary_unary("/jobs/Result"), channel.unary_unary("/jobs/Finish")
         with pytest.raises(grpc.aio.AioRpcError) as late:
-            await result(b"1", timeout=2)
+            await result(b"1", timeout=5)  # the answer has a tenth of it to come back in
         assert late.value.code() is grpc.StatusCode.NOT_FOUND
 
         satisfied = asyncio.ensure_future(result(b"1", timeout=60))

@@ -10,13 +10,16 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Self
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
 from maven import Unavailable, jars
+from ports import free_ports
 
 VERSION: Final = "4.3.1"
 SERVER: Final = (f"org.apache.kafka:kafka_2.13:{VERSION}", "org.slf4j:slf4j-simple:1.7.36")
@@ -57,15 +60,6 @@ group.initial.rebalance.delay.ms=100
 def connector() -> list[Path]:
     """The jars that Spark needs to read and write topics."""
     return jars(*CONNECTOR, alone=True)
-
-
-def free_ports(count: int) -> list[int]:
-    """Different ports on which nothing listens."""
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(listener.getsockname()[1]) for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports
 
 
 class KafkaServer:

@@ -6,6 +6,7 @@ import sys
 import urllib.request
 
 import pytest
+from ports import free_ports
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families as parse
 
@@ -31,14 +32,6 @@ asyncio.run(main([int(port) for port in sys.argv[2:]], int(sys.argv[1])))
 """
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 def test_each_worker_has_a_port_and_together_they_tell_of_all_operations():
     ports = free_ports(3)
     workers = [
@@ -55,7 +48,7 @@ def test_each_worker_has_a_port_and_together_they_tell_of_all_operations():
         assert len(set(taken)) == 2 and set(taken) <= set(ports)
         told = 0.0
         for port in taken:
-            text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30).read().decode()
+            text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=200).read().decode()
             [operations] = [family for family in parse(text) if family.name == "purgatory_operations"]
             told += sum(sample.value for sample in operations.samples)
         assert told == 7

@@ -172,7 +172,7 @@ def test_a_process_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) 
             time.sleep(chance.uniform(0, 0.3))
             killed.send_signal(signal.SIGKILL)
         assert rows_read(journal, tmp_path / "work") == 1500
-    run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=100)
+    run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
     assert run.stderr == ""
     assert rows_read(journal, tmp_path / "work") == 1500
 

@@ -205,7 +205,7 @@ def test_what_is_sent_to_workers_runs_where_our_package_is_not_installed() -> No
     ship()
     sent = cloudpickle.dumps((Deciding(4), [pack_operations, pack_signals, unpack_decisions]))
 
-    run = subprocess.run([sys.executable, "-c", ELSEWHERE], input=sent, capture_output=True, check=False, timeout=120)
+    run = subprocess.run([sys.executable, "-c", ELSEWHERE], input=sent, capture_output=True, check=False, timeout=200)
 
     assert run.stdout.decode() == "4 ['pack_operations', 'pack_signals', 'unpack_decisions'] [[], [], []]\n", (
         run.stderr.decode()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from servers import PostgresServer, RedisServer
+from servers import PATIENCE, PostgresServer, RedisServer
 
 WORKER = Path(__file__).with_name("soak_worker.py")
 
@@ -45,7 +45,7 @@ class Process:
     async def end(self) -> None:
         assert self.child.stdin is not None
         self.child.stdin.close()
-        await asyncio.wait_for(self.child.wait(), 30)
+        await asyncio.wait_for(self.child.wait(), PATIENCE)
         assert self.reading is not None
         await self.reading
 
@@ -57,7 +57,7 @@ async def start(role: str, url: str, first: int, count: int, resync: float) -> P
         await asyncio.create_subprocess_exec(sys.executable, str(WORKER), *words, stdin=pipe, stdout=pipe, limit=1 << 24)
     )
     process.reading = asyncio.create_task(process.read())
-    await asyncio.wait_for(process.ready.wait(), 30)
+    await asyncio.wait_for(process.ready.wait(), PATIENCE)
     return process
 
 

@@ -14,14 +14,10 @@ from pathlib import Path
 from typing import Self
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
+from ports import free_port
 from requirements import need, unavailable
 
-PATIENCE = 30.0  # seconds; no test passes or fails by how much of it a busy machine takes
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+PATIENCE = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
 
 
 def until(condition: Callable[[], bool]) -> None:

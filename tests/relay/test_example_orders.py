@@ -14,9 +14,9 @@ EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "orders_workers.py"
 def demo(*options: str) -> str:
     """What the demo prints, in which nobody has missed anything."""
     command = [sys.executable, str(EXAMPLE), "--demo", "--workers", "2", "--clients", "30", "--seconds", "3", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
     numbers = dict(re.findall(r"│ (.*?) +│ +(\d+) │", done.stdout))
-    assert int(numbers["completed"]) == int(numbers["orders waited for"]) > 30
+    assert int(numbers["completed"]) == int(numbers["orders waited for"]) >= 30  # one for each client at least
     assert numbers["missed"] == "0"
     for place in ("the same worker", "another worker", "any, around a kill"):
         assert re.search(rf"from write to answer on {place}: \d+ times, p50 +│ +([\d.]+|nan) ms │", done.stdout)

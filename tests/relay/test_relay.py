@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 from loops import Runner
-from servers import free_port, place, postgres_server, redis_server
+from ports import free_port
+from servers import place, postgres_server, redis_server
 
 from purgatory import (
     DelayedOperation,
@@ -94,8 +95,12 @@ def test_at_its_deadline_a_wait_says_what_the_key_has(run: Runner, relay: Callab
     async def main() -> None:
         async with relay() as here:
             await here.advance("a", 3)
+            other = asyncio.create_task(here.wait("a", 3))
+            await until(lambda: here.statistics().watched == 1 and not here._follower.has_questions)  # it knows what there is
             with pytest.raises(OperationTimeout, match=r"'a' did not reach 4 within 0.3 s: it has 3"):
                 await here.wait("a", 3, 0.3)
+            other.cancel()
+            await asyncio.wait([other])
             assert here.statistics().watched == 0
 
     run(main)

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,11 @@ from purgatory import ThresholdPurgatory
 from purgatory.asgi import LongPolls, Versions
 from purgatory.asgi.sse import event_source
 from purgatory.relay import Relay
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
 
 
 class Worker:
@@ -48,8 +54,7 @@ def test_a_tag_of_one_worker_holds_in_another_and_after_a_restart(run: Runner, t
             assert (request.status, request.content) == (200, b"0")
             other = Worker(second)
             waiting = other.ask(request.headers["etag"])
-            await asyncio.sleep(0.1)
-            assert other.polls.open == 1
+            await until(lambda: other.polls.open == 1 and second.statistics().watched == 1)
             await first.bump("news")
             await waiting.done()
             assert (waiting.status, waiting.content, waiting.headers["etag"]) == (200, b"1", f'"{first.epoch}-1"')
@@ -86,10 +91,10 @@ def test_any_version_that_is_named_by_a_star_is_waited_beyond(run: Runner, tmp_p
 def test_when_the_store_is_away_polls_wait_on_and_newcomers_are_told(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         folder = tmp_path / "app"
-        async with Relay(f"file://{folder}", timeout=0.3, resync=0.2) as relay:
+        async with Relay(f"file://{folder}", timeout=1.5, resync=0.2) as relay:
             worker, epoch = Worker(relay), relay.epoch
-            waiting = worker.ask(f'"{epoch}-0"', b"wait=30")
-            await asyncio.sleep(0.1)
+            waiting = worker.ask(f'"{epoch}-0"', b"wait=60")
+            await until(lambda: relay.statistics().watched == 1 and not relay._follower.has_questions)
             shutil.rmtree(folder)
             folder.write_text("")
             request = await worker.ask().done()
@@ -110,16 +115,12 @@ def test_events_are_sent_for_versions_of_the_relay(run: Runner, tmp_path: Path) 
         async with Relay(f"file://{tmp_path}") as relay:
             worker = Worker(relay)
             request = Request(worker.app, b"", {}, path="/events")
-            async with asyncio.timeout(30):
-                while not (request.answer and relay.statistics().watched):
-                    await asyncio.sleep(0.01)
+            await until(lambda: bool(request.answer and relay.statistics().watched))
             for number in (1, 2, 3):
                 if number < 3:  # a version need not bring anything
                     worker.events.append((number, f"event {number}"))
                 await relay.bump("news")
-                async with asyncio.timeout(30):
-                    while request.content.count(b"data: event") < min(number, 2):
-                        await asyncio.sleep(0.01)
+                await until(lambda number=number: request.content.count(b"data: event") >= min(number, 2))
             worker.polls.stop()
             await request.done()
             assert request.content.count(b"data: event") == 2

@@ -134,7 +134,7 @@ def test_records_that_do_not_get_on_are_given_up() -> None:
 
 def test_after_all_that_it_serves_others(shared: BrokerThread) -> None:
     assert_alive(shared)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 60
     while shared.server.connections and time.monotonic() < until:
         time.sleep(0.01)
     assert not shared.server.connections
@@ -226,7 +226,7 @@ def test_who_leaves_is_not_waited_for(start_broker: Callable[..., BrokerThread])
     with Raw(broker.address) as client:
         client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
         client.send("fetch", **fetch_fields("topic", 0, wait=3600))
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while not fetches.pending and time.monotonic() < until:
             time.sleep(0.001)
         assert fetches.pending == 1
@@ -239,11 +239,11 @@ def test_who_leaves_is_not_waited_for(start_broker: Callable[..., BrokerThread])
 def test_who_is_silent_for_long_is_dropped_but_not_who_waits(
     start_broker: Callable[..., BrokerThread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("broker.server.IDLE", 0.2)
+    monkeypatch.setattr("broker.server.IDLE", 1.0)
     broker = start_broker()
     with Raw(broker.address) as silent, Raw(broker.address) as waiting:
         waiting.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
-        waiting.send("fetch", **fetch_fields("topic", 0, wait=1))
+        waiting.send("fetch", **fetch_fields("topic", 0, wait=2.5))
         assert silent.is_closed()
         assert fetched(waiting.receive("fetch")) == [("none", 0)]
 
@@ -258,7 +258,7 @@ def test_who_does_not_read_is_not_read_from(start_broker: Callable[..., BrokerTh
         fetch = with_length(framed("fetch", **fetch_fields("topic", 0)))
         slow.socket.setblocking(False)
         sent = 0
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while sent < 100_000 * len(fetch) and time.monotonic() < until:  # answers would be 90 GB
             try:
                 sent += slow.socket.send(fetch * 1000)

@@ -35,7 +35,7 @@ def test_each_command_of_the_page_is_understood() -> None:
     assert [command[0] for command in commands] == ["examples/broker", "examples/broker", "tests/kafka/against_kafka.py"]
     for program, *options in commands:
         told = subprocess.run(
-            [sys.executable, program, "--help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+            [sys.executable, program, "--help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=200
         ).stdout
         assert [option for option in options if option.startswith("--") and option not in told] == []
 

@@ -21,6 +21,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 from loops import Runner
+from ports import free_port
 from raw import Direct, Raw, fetch_fields, fetched, make_batch, produce_fields, produced
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "broker"
@@ -187,7 +188,7 @@ def test_what_was_answered_survives_a_sudden_end(tmp_path: Path, extra: list[str
         assert found[:answered] == [(2 * number, 2) for number in range(answered)]
         assert len(found) <= answered + 1
         process.send_signal(signal.SIGTERM)
-        output, errors = process.communicate(timeout=30)
+        output, errors = process.communicate(timeout=200)
         assert process.returncode == 0
         assert errors == ""
         assert "fetch: completed 1, expired 0, cancelled 0, missed triggers 0, pending 0\n" in output
@@ -203,13 +204,14 @@ def test_an_idempotent_producer_loses_and_doubles_nothing_when_the_broker_is_kil
             producer.produce("topic", str(number).encode(), partition=0, on_delivery=confirm)
             producer.poll(0.001)
 
-    with program("--directory", str(tmp_path)) as (process, address):
+    arguments = ("--directory", str(tmp_path), "--port", str(free_port()))
+    with program(*arguments) as (process, address):
         settings = {"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 0, "log_level": 0}
         producer = Producer(settings | {"reconnect.backoff.max.ms": 100, "retry.backoff.ms": 10})
         send(producer, 1000)
         process.send_signal(signal.SIGKILL)
         send(producer, 200)
-    with program("--directory", str(tmp_path), "--port", address.split(":")[1]) as (process, address):
+    with program(*arguments) as (process, address):
         send(producer, 300)
         assert producer.flush(60) == 0
         consumer = Consumer(
