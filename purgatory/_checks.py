@@ -77,7 +77,7 @@ class KeyCheck:
         if self.walked is not None:
             here = self.walked.standing()
             first = here.first or here
-            places = operation._op_places if type(operation._op_places) is list else (operation._op_places,)
+            places = operation._op_places if type(operation._op_places) is tuple else (operation._op_places,)
             if any(type(place) is Chunk and place.first is first and place is not here for place in places):
                 return  # the walk will come there
         self.late.append(operation)

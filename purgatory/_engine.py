@@ -224,7 +224,7 @@ class Engine:
 
     def _prepare_to_tell(self, operation: Operation, watched: Watched) -> None:
         if self.teller is not None:
-            operation._op_places = [*watched] if type(watched) is tuple else watched
+            operation._op_places = watched
             if self.teller.hears_starts:
                 self.teller.started(operation)
 

@@ -12,7 +12,8 @@ while that is within bounds, which its size in bytes tells.
 """
 
 from asyncio import get_running_loop
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from heapq import nsmallest
 from itertools import islice
 from math import ceil, inf
@@ -179,9 +180,9 @@ def inspect(purgatory: Purgatory[Any], most: int = 10) -> Inspection:
         moving=moving,
         without_deadline=max(statistics.pending - moving - sum(look.waiting for look in looks), 0),
         oldest=tuple(nsmallest(most, told, key=lambda each: (_or(each.started_at, now), _or(each.deadline, inf)))),
-        hottest=tuple(nsmallest(most, _count(operations), key=lambda each: -each.waiting)),
+        hottest=tuple(nsmallest(most, _count(operations, engine.by_key), key=lambda each: -each.waiting)),
         missed=tuple(
-            [MissedTrigger(kind, *_keys([*keys]), timeout, when) for kind, keys, timeout, when in reversed(engine.missed)]
+            [MissedTrigger(kind, *_keys(keys), timeout, when) for kind, keys, timeout, when in reversed(engine.missed)]
         ),
         looked_at=len(operations),
     )
@@ -265,23 +266,27 @@ def _tell(operation: Operation, started_at: float | None) -> WaitingOperation:
 
 def _keys(places: Places) -> tuple[tuple[Hashable, ...], int]:
     """The first keys of an operation's places, and how many others there are."""
-    several = places if type(places) is list else () if places is NO_PLACES else (places,)
+    several = places if type(places) is tuple else () if places is NO_PLACES else (places,)
     keys = tuple([place.key if type(place) is Chunk else place for place in several[:KEYS_EACH]])
     return keys, len(several) - len(keys)
 
 
-def _count(operations: list[Operation]) -> list[WatchedKey]:
+def _count(operations: list[Operation], by_key: Mapping[Hashable, Any]) -> list[WatchedKey]:
     """The keys of some operations, each with all who watch it. Cost: their keys, and `CHUNKS` chunks."""
     counted: list[WatchedKey] = []
     met: set[int] = set()
     left = CHUNKS
     for operation in operations:
         places = operation._op_places
-        for place in islice(places, KEYS) if type(places) is list else (places,):
+        for place in islice(places, KEYS) if type(places) is tuple else (places,):
+            first = place
             if type(place) is not Chunk:
+                with suppress(BaseException):  # a key that has changed may raise
+                    first = by_key.get(place)
+            if type(first) is not Chunk:
                 counted.append(WatchedKey(place, 1, False))
                 continue
-            chunk: Chunk | None = place.first or place
+            chunk: Chunk | None = first.first or first
             if id(chunk) in met:
                 continue
             met.add(id(chunk))
@@ -290,5 +295,5 @@ def _count(operations: list[Operation]) -> list[WatchedKey]:
                 waiting += len(chunk)
                 chunk = chunk.after
                 left -= 1
-            counted.append(WatchedKey(place.key, waiting, chunk is not None))
+            counted.append(WatchedKey(first.key, waiting, chunk is not None))
     return counted

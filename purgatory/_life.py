@@ -155,7 +155,7 @@ def claim(operation: Operation, state: OperationState) -> bool:
             operation._wheel_bucket = None
             if not bucket and not bucket.wheel.resting:
                 bucket.wheel.emptied()
-        if type(places) is list or type(places) is Chunk:
+        if type(places) is tuple or type(places) is Chunk:
             engine.watchers.remove(operation, places)
         else:
             # What `Watchers.remove` does with one key.

@@ -134,7 +134,7 @@ class DelayedOperation(Entry, ABC, Generic[R]):
                 self._wheel_bucket = None
                 if not bucket and not bucket.wheel.resting:
                     bucket.wheel.emptied()
-            if type(places) is list or type(places) is Chunk:
+            if type(places) is tuple or type(places) is Chunk:
                 engine.watchers.remove(self, places)
             else:
                 try:

@@ -129,7 +129,7 @@ class Teller:
                 except BaseException as error:
                     self._report(f"{tell!r} raised, which an observer's completed_by_key had returned", error)
             if self._has_unhurried:
-                keys = keys_of(places) if type(places) is list or type(places) is Chunk else (places,)
+                keys = keys_of(places) if type(places) is tuple or type(places) is Chunk else (places,)
                 fields = (
                     self._name, type(operation).__name__, keys, start, now, timeout, COMPLETED, _KEY, key, 1, False, None,
                     id(operation),

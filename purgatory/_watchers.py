@@ -2,20 +2,23 @@
 
 Most keys have one watcher and most operations one key, so a single watcher is stored directly, at the cost of one dictionary
 entry. The second one turns the entry into a *chunk*, an ordered dictionary from which each can be removed in O(1). A chunk
-takes 512; when it is full, the next watcher opens another one. So a list of a million is walked a chunk at a time, while others
-come and go, and is never copied:
+takes 4,096; when it is full, the next watcher opens another one. So a list of a million is walked a chunk at a time, while
+others come and go, and is never copied:
 
     by_key = {"orders-0": <Fetch A>,
-              "orders-1": Chunk{<Fetch A>, ... 512} -> Chunk{<Fetch C>, ... 512} -> Chunk{<Fetch D>}}
+              "orders-1": Chunk{<Fetch A>, ... 4096} -> Chunk{<Fetch C>, ... 4096} -> Chunk{<Fetch D>}}
 
-An operation remembers its *places*: the bare key while it is alone there, else its chunk; of several a list. So most lists can
-be left without hashing or comparing keys, which calls code of the user that may raise.
+An operation remembers its *places*: the bare key while it is alone there, else its chunk. Of several keys it remembers the
+tuple that it was given, so that nothing has to be made for it: the first chunk of a key is found again by the key, and any
+other chunk takes the place of its key in the tuple. Keys call code of the user, which may raise, or answer otherwise than
+before: whoever is not found by its keys is searched for everywhere.
 
 Kafka's counterpart, the `Watchers` of `DelayedOperationPurgatory`, keeps completed operations until a purge finds them
 (KAFKA-19928: until the memory is gone). Here an operation leaves all its lists when it ends.
 """
 
 from collections.abc import Callable, Hashable, Iterable
+from itertools import islice
 from typing import Any, Final, final
 
 Operation = Any
@@ -25,15 +28,22 @@ Watched = Hashable | tuple[Hashable, ...]
 """What is to be watched: one key, or a tuple of keys, of several or of one that is itself a tuple."""
 
 Places = Any
-"""Where an operation stands: `NO_PLACES`, a key under which it is alone, a chunk, or a list of such keys and chunks."""
+"""Where an operation stands: `NO_PLACES`; a key under which it is alone; a chunk; or a tuple, of keys under which it is alone
+or in the first chunk, and of other chunks."""
 
 NO_PLACES: Final[Places] = object()
 """The place of an operation that is not watched, or no longer."""
 
-LONGEST_CHUNK: Final = 512
+LONGEST_CHUNK: Final = 4096
+"""So many are copied at once: 20 us. With fewer, more operations would have to remember their chunks."""
+
+FIRST: Final = 512
+"""How many are named at once to be cancelled: as many as a turn of the loop ends."""
 
 NO_ROOM: Final[Any] = range(LONGEST_CHUNK)
 """In place of a chunk to join: as full as one can be."""
+
+LOST: Final = "cannot find a key again that {!r} watched: its hash, or what it equals, has changed"
 
 
 def distinct(keys: Iterable[Hashable]) -> Watched:
@@ -53,7 +63,7 @@ def distinct(keys: Iterable[Hashable]) -> Watched:
 
 @final
 class Chunk(dict[Operation, None]):
-    """Up to 512 operations that watch a key, in order.
+    """Up to `LONGEST_CHUNK` operations that watch a key, in order.
 
     The first chunk stays in `by_key` as long as the key has any watcher; the others leave the chain when they are empty.
     """
@@ -127,29 +137,31 @@ class Watchers:
             waiting = self.by_key.setdefault(watched, operation)
             operation._op_places = watched if waiting is operation else self.join(watched, waiting, operation)
             return
-        places: list[Any] = [*watched]
-        by_key, joined, at = self.by_key, 0, 0
+        places: Any = watched
+        by_key, counted, at = self.by_key, 0, 0
         try:
             for key in watched:
                 waiting = by_key.setdefault(key, operation)
-                if waiting is not operation:
-                    if type(waiting) is Chunk and len(chunk := waiting.last) < LONGEST_CHUNK:
-                        # What `join` does as a rule.
-                        chunk[operation] = None
-                        places[at] = chunk
-                        joined += 1
-                    else:
-                        places[at] = self.join(key, waiting, operation)
+                if waiting is operation:
+                    counted += 1
+                elif type(waiting) is Chunk and waiting.last is waiting and len(waiting) < LONGEST_CHUNK:
+                    waiting[operation] = None  # what `join` does as a rule
+                else:
+                    place = self.join(key, waiting, operation)
+                    counted += 1
+                    if type(place) is Chunk and place.first is not None:
+                        places = [*watched] if places is watched else places
+                        places[at] = place
                 at += 1
         except BaseException:
-            self._shared += joined
+            self._shared += at - counted
             self._spread += at
-            self.remove(operation, places[:at])
+            self.remove(operation, tuple(places[:at]))
             self._spread -= 1
             raise
-        self._shared += joined
+        self._shared += at - counted
         self._spread += at - 1
-        operation._op_places = places
+        operation._op_places = places if places is watched else tuple(places)
 
     def join(self, key: Hashable, waiting: "Operation | Chunk", operation: Operation) -> "Hashable | Chunk":
         """Puts `operation` behind who is `waiting` under `key`, and returns its place there."""
@@ -172,51 +184,67 @@ class Watchers:
 
     def _pair_up(self, key: Hashable, alone: Operation) -> Chunk:
         """Puts the only watcher of `key` into a chunk, where others can join it."""
-        places = alone._op_places
-        if type(places) is list:
-            at = 0
-            for place in places:  # `places.index(key)`, which would compare keys with chunks
-                if place is key or (type(place) is not Chunk and hash(place) == hash(key) and place == key):
-                    break
-                at += 1
-            else:
-                at = self._changed_place(key, alone)
-            places[at] = first = Chunk(places[at])
-        else:
-            alone._op_places = first = Chunk(places)
+        by_key, first, number = self.by_key, Chunk(key), len(self.by_key)
         first[alone] = None
-        self.by_key[key] = first
+        by_key[key] = first
+        if len(by_key) != number:
+            by_key.popitem()
+            raise RuntimeError(f"cannot find {key!r} again, which {alone!r} watches: what it equals has changed")
+        places = alone._op_places
+        if type(places) is not tuple and places is not NO_PLACES:  # which it is while it joins the lists of its other keys
+            first.key, alone._op_places = places, first
         return first
 
-    def _changed_place(self, key: Hashable, alone: Operation) -> int:
-        """Which of the places of `alone` was found as `key`, by the hash that it had: it has another one by now."""
-        for at, place in enumerate(alone._op_places):
-            if type(place) is not Chunk and self.by_key.get(place) is not alone and place == key:
-                return at
-        raise RuntimeError(f"cannot find {key!r} among the keys of {alone!r} again: what it equals has changed")
-
     def remove(self, operation: Operation, places: Places) -> None:
-        """Takes `operation` out of all its places. Cost: O(its keys). Does not raise."""
+        """Takes `operation` out of all its places. Does not raise.
+
+        Cost: O(its keys); O(all keys) if one of several has changed.
+        """
         if type(places) is Chunk:
             del places[operation]
             self._shared -= 1
             if not places:
                 self._close(places)
             return
-        if type(places) is not list:
+        if type(places) is not tuple:
             self._leave_alone(operation, places)
             return
-        number, alone = len(places), 0
+        by_key, number, alone, lost = self.by_key, len(places), 0, 0
+        trouble: BaseException | None = None
         self._spread -= number - 1
         for place in places:
-            if type(place) is Chunk:
-                del place[operation]
-                if not place:
-                    self._close(place)
-            else:
-                alone += 1
-                self._leave_alone(operation, place)
+            try:
+                chunk = place if type(place) is Chunk else by_key[place]
+                if chunk is operation:
+                    alone += 1
+                    self._leave_alone(operation, place)
+                    continue
+                del chunk[operation]
+            except BaseException as error:
+                trouble, lost = error, lost + 1
+                continue
+            if not chunk:
+                self._close(chunk)
+        if trouble is not None:
+            alone += lost - self._leave_by_search(operation, trouble)
         self._shared -= number - alone
+        if trouble is not None and not len(self):
+            self.shrink()
+
+    def _leave_by_search(self, operation: Operation, trouble: BaseException) -> int:
+        """Takes `operation` out of the lists that its keys no longer lead to; returns how many of them others watch, too."""
+        shared = 0
+        for waiting in list(self.by_key.values()):
+            if waiting is operation:
+                self.strays += 1
+            elif type(waiting) is Chunk and operation in waiting:
+                shared += 1
+                del waiting[operation]
+                if not waiting:
+                    self._close(waiting)
+        error = None if isinstance(trouble, (KeyError, TypeError)) else trouble
+        self._report(LOST.format(operation), error)
+        return shared
 
     def _close(self, chunk: Chunk) -> None:
         """Takes an empty chunk out of its chain, and the key out of the lists if it was the last one."""
@@ -253,9 +281,8 @@ class Watchers:
         error = found if isinstance(found, BaseException) else None
         if found is not None and error is None:
             self.by_key[key] = found
-        if found is not None or not _has_equal_keys(waiting, key):
-            self.strays += 1
-        self._report(f"cannot find a key again that {waiting!r} watched: its hash, or what it equals, has changed", error)
+        self.strays += 1
+        self._report(LOST.format(waiting), error)
         if not len(self):  # which it is not while `remove` has more to do
             self.shrink()
 
@@ -299,7 +326,7 @@ class Watchers:
     @staticmethod
     def _check_chain(key: Hashable, first: Chunk) -> bool:
         """Asserts that a chain is whole; returns whether it is a stray."""
-        assert first.key is key and first.first is None and first.before is None
+        assert first.key == key and first.first is None and first.before is None
         chunk: Chunk | None = first.after
         before = first
         while chunk is not None:
@@ -310,7 +337,7 @@ class Watchers:
             assert len(each) <= LONGEST_CHUNK
             for operation in each:
                 places = operation._op_places
-                assert places is each or any(place is each for place in places)
+                assert places is each or (type(places) is tuple and (each is first or any(place is each for place in places)))
         return not first and first.after is None
 
 
@@ -318,22 +345,13 @@ def first_in(waiting: Operation | Chunk) -> list[Operation]:
     """The first of those who wait together, in order, at most 512; none if all have left."""
     if type(waiting) is not Chunk:
         return [] if waiting.is_completed else [waiting]
-    return list(waiting) or list(waiting.after or ())
-
-
-def _has_equal_keys(waiting: "Operation | Chunk", key: Hashable) -> bool:
-    """Whether an operation has another key that is equal to `key` since its first try, so that both were one entry."""
-    places = None if type(waiting) is Chunk else waiting._op_places
-    try:
-        return type(places) is list and any(place is not key and type(place) is not Chunk and place == key for place in places)
-    except BaseException:
-        return False
+    return list(islice(waiting or waiting.after or (), FIRST))
 
 
 def keys_of(places: Places) -> tuple[Hashable, ...]:
     """The keys of an operation's places, in the order in which it watched them."""
     if places is NO_PLACES:
         return ()
-    if type(places) is not list:
+    if type(places) is not tuple:
         return (places.key if type(places) is Chunk else places,)
     return tuple([place.key if type(place) is Chunk else place for place in places])

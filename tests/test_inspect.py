@@ -7,6 +7,7 @@ from helpers import Probe
 from loops import on_virtual_time
 
 from purgatory import Inspection, Purgatory, WatchedKey, WrongLoop, _inspect, inspect
+from purgatory._watchers import LONGEST_CHUNK
 
 
 class Listener:
@@ -162,10 +163,10 @@ async def test_a_dictionary_with_too_much_room_at_its_front_is_not_walked(monkey
 async def test_more_chunks_than_are_counted_make_it_at_least(monkeypatch):
     monkeypatch.setattr(_inspect, "CHUNKS", 3)
     async with Purgatory() as jobs:
-        for _ in range(5_000):
+        for _ in range(4 * LONGEST_CHUNK):
             jobs.try_complete_else_watch(Probe(50), ["hot"])
         [hot] = inspect(jobs).hottest
-        assert hot == WatchedKey("hot", 3 * 512, True)
+        assert hot == WatchedKey("hot", 3 * LONGEST_CHUNK, True)
 
 
 @on_virtual_time

@@ -122,6 +122,28 @@ def test_a_key_that_is_not_found_again_is_reported_and_stands_for_nobody_until_a
     assert watchers.by_key == {} and watchers.keys == 0
 
 
+@pytest.mark.parametrize("change", ["hash", "error"])
+@pytest.mark.parametrize("others", [0, 1, LONGEST_CHUNK])
+def test_of_several_keys_one_that_is_not_found_again_is_left_all_the_same(change, others):
+    told = []
+    watchers, bad = Watchers(lambda message, error: told.append((message, error))), Changing()
+    staying = [watch(watchers, "a", bad, "b") for _ in range(others)]
+    leaving, good = watch(watchers, "a", bad, "b"), watch(watchers, "b")
+    setattr(bad, change, ZeroDivisionError() if change == "error" else 2)
+    unwatch(watchers, leaving)
+    assert watchers.of("a") == staying and watchers.of("b") == [*staying, good]
+    assert (len(watchers), watchers.registrations) == (others + 1, 3 * others + 1)
+    assert not any(leaving in watchers.of(key) for key in watchers.by_key if key is not bad)
+    if others < LONGEST_CHUNK:  # else it was in a chunk of its own, which needs no key to be found
+        [(message, error)] = told
+        assert message.startswith("cannot find a key again that ") and error is bad.error
+    for operation in (*staying, good):
+        unwatch(watchers, operation)
+    assert len(watchers) == watchers.keys == 0
+    watchers.shrink()
+    assert watchers.by_key == {}
+
+
 # Lists
 
 
