@@ -279,13 +279,15 @@ def _count(operations: list[Operation], by_key: Mapping[Hashable, Any]) -> list[
     for operation in operations:
         places = operation._op_places
         for place in islice(places, KEYS) if type(places) is tuple else (places,):
-            first = place
-            if type(place) is not Chunk:
+            first: Any = None
+            if type(place) is Chunk:
+                first = place
+            else:
                 with suppress(BaseException):  # a key that has changed may raise
                     first = by_key.get(place)
-            if type(first) is not Chunk:
-                counted.append(WatchedKey(place, 1, False))
-                continue
+                if type(first) is not Chunk:
+                    counted.append(WatchedKey(place, 1, False))
+                    continue
             chunk: Chunk | None = first.first or first
             if id(chunk) in met:
                 continue

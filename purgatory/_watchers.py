@@ -214,11 +214,14 @@ class Watchers:
         self._spread -= number - 1
         for place in places:
             try:
-                chunk = place if type(place) is Chunk else by_key[place]
-                if chunk is operation:
-                    alone += 1
-                    self._leave_alone(operation, place)
-                    continue
+                if type(place) is Chunk:
+                    chunk = place
+                else:
+                    chunk = by_key[place]
+                    if chunk is operation:
+                        alone += 1
+                        self._leave_alone(operation, place)
+                        continue
                 del chunk[operation]
             except BaseException as error:
                 trouble, lost = error, lost + 1
