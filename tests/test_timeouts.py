@@ -115,7 +115,7 @@ def without_hold_ups(test: Callable[[Any], Awaitable[None]]) -> Callable[[Any], 
 
     async def copy(self: Any) -> None:
         for _ in range(20):
-            held_up = asyncio.create_task(until_held_up(limit=0.05))
+            held_up = asyncio.create_task(until_held_up(0.05, asyncio.get_running_loop().time()))
             try:
                 return await test(self)
             except AssertionError:
@@ -129,13 +129,29 @@ def without_hold_ups(test: Callable[[Any], Awaitable[None]]) -> Callable[[Any], 
     return copy
 
 
-async def until_held_up(limit: float) -> None:
-    """Returns when the loop has been held up for `limit` seconds."""
+async def until_held_up(limit: float, before: float) -> None:
+    """Returns when the loop has been held up for `limit` seconds, be it before this has begun."""
     loop = asyncio.get_running_loop()
-    before = loop.time()
     while loop.time() < before + limit:
         before = loop.time()
         await asyncio.sleep(0.005)
+
+
+@on_asyncio
+@pytest.mark.parametrize("yields", [False, True])
+async def test_a_test_that_fails_while_the_loop_is_held_up_is_begun_anew(yields: bool) -> None:
+    tries = []
+
+    async def copied(_: object) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            if yields:
+                await asyncio.sleep(0.02)
+            time.sleep(0.1)  # noqa: ASYNC251  this is what holds it up
+            raise AssertionError
+
+    await without_hold_ups(copied)(None)
+    assert len(tries) == 2
 
 
 MISSING: list[str] = []
