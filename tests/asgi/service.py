@@ -22,7 +22,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from purgatory import Purgatory
 from purgatory.asgi import Ending, LongPolls, Versions
@@ -70,7 +70,8 @@ async def socket_poll(websocket: WebSocket) -> None:
     if outcome.is_satisfied:
         await websocket.send_json({"value": outcome.value, "said": await websocket.receive_text()})
     if outcome.ending is not Ending.GONE:
-        await websocket.close(outcome.close_code, outcome.reason)
+        with contextlib.suppress(WebSocketDisconnect):  # the client, or the server in its hurry, was faster
+            await websocket.close(outcome.close_code, outcome.reason)
 
 
 async def stats(_: Request) -> Response:

@@ -291,7 +291,8 @@ async def test_websockets_end_in_each_way_and_lose_nothing_of_what_is_said(serve
         await server.until(lambda stats: stats["open"] == 1)
         server.process.send_signal(signal.SIGTERM)
         message = await stopped.receive()
-        assert (message.data, message.extra) == (1012, "the server is stopping")
+        # A server that was held up for as long as it sleeps between two looks closes the socket by itself, with the same code.
+        assert message.data == 1012 and message.extra in ("the server is stopping", "")
     assert '"stopping": 1' in await server.ended()
 
 
