@@ -20,7 +20,7 @@ from purgatory._dispatcher import Check
 from purgatory._life import try_once
 from purgatory._operation import DelayedOperation
 from purgatory._state import COMPLETED, PENDING
-from purgatory._watchers import Chunk
+from purgatory._watchers import Chunk, each_of
 
 Operation = DelayedOperation[Any]
 
@@ -77,7 +77,7 @@ class KeyCheck:
         if self.walked is not None:
             here = self.walked.standing()
             first = here.first or here
-            places = operation._op_places if type(operation._op_places) is tuple else (operation._op_places,)
+            places = each_of(operation._op_places)
             if any(type(place) is Chunk and place.first is first and place is not here for place in places):
                 return  # the walk will come there
         self.late.append(operation)

@@ -24,7 +24,7 @@ from purgatory._operation import DelayedOperation
 from purgatory._purgatory import Purgatory
 from purgatory._slots import Level, Slot
 from purgatory._statistics import PurgatoryStatistics
-from purgatory._watchers import NO_PLACES, Chunk, Places
+from purgatory._watchers import Chunk, Places, each_of
 from purgatory._wheel import Wheel
 
 Operation = DelayedOperation[Any]
@@ -266,7 +266,7 @@ def _tell(operation: Operation, started_at: float | None) -> WaitingOperation:
 
 def _keys(places: Places) -> tuple[tuple[Hashable, ...], int]:
     """The first keys of an operation's places, and how many others there are."""
-    several = places if type(places) is tuple else () if places is NO_PLACES else (places,)
+    several = each_of(places)
     keys = tuple([place.key if type(place) is Chunk else place for place in several[:KEYS_EACH]])
     return keys, len(several) - len(keys)
 
@@ -277,8 +277,7 @@ def _count(operations: list[Operation], by_key: Mapping[Hashable, Any]) -> list[
     met: set[int] = set()
     left = CHUNKS
     for operation in operations:
-        places = operation._op_places
-        for place in islice(places, KEYS) if type(places) is tuple else (places,):
+        for place in each_of(operation._op_places)[:KEYS]:
             first: Any = None
             if type(place) is Chunk:
                 first = place

@@ -351,6 +351,13 @@ def first_in(waiting: Operation | Chunk) -> list[Operation]:
     return list(islice(waiting or waiting.after or (), FIRST))
 
 
+def each_of(places: Places) -> tuple[Any, ...]:
+    """The places of an operation, be it none, one or several."""
+    if type(places) is tuple:
+        return places
+    return () if places is NO_PLACES else (places,)
+
+
 def keys_of(places: Places) -> tuple[Hashable, ...]:
     """The keys of an operation's places, in the order in which it watched them."""
     if places is NO_PLACES:
