@@ -1,6 +1,6 @@
-"""The files of a journal: which there are, and the rows of one.
+"""The files of a journal: which there are, and which stand for others.
 
-A name is taken as it is: nothing in it is a pattern. A file that cannot be read as a whole is damaged, and its reason told.
+A name is taken as it is: nothing in it is a pattern.
 """
 
 import json
@@ -15,28 +15,12 @@ import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 
-from purgatory.journal import FOLDERS, RUNS
+from purgatory.journal import RUNS
 
 COMPACTED: Final = "compacted-"
 """How the names of files begin that stand for others."""
 REPLACES: Final = b"purgatory.replaces"
 """Where the footer of such a file has the names of those others, as a list in JSON."""
-DICTIONARIES: Final = ("run_id", "purgatory", "kind", "key", "outcome")
-"""The columns that have few different values, and are kept as numbers with a list of the values."""
-TYPES: Final = {
-    folder: pa.schema(
-        [
-            pa.field(field.name, pa.dictionary(pa.int32(), pa.string()) if field.name in DICTIONARIES else field.type)
-            for field in schema
-        ]
-    )
-    for folder, schema in FOLDERS.items()
-}
-"""The columns of a folder, as `rows_of` returns them."""
-ADDED: Final = {"part": 0}
-"""The columns that journals of earlier versions lack, and what stands for them."""
-
-
 UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError)
 """What pyarrow raises for a file that is not what it should be."""
 
@@ -112,7 +96,7 @@ def replaced_by(file: str) -> list[str]:
     if not is_compacted(file):
         return []
     try:
-        with _opened(file) as source:
+        with opened(file) as source:
             return [str(name) for name in json.loads(pq.read_metadata(source).metadata.get(REPLACES, b"[]"))]
     except UNREADABLE:
         return []  # it is damaged, which whoever reads its rows will find; the others may still be there
@@ -136,77 +120,22 @@ def tallies(journal: str) -> dict[str, int]:
 def groups_of(file: str) -> list[int]:
     """How many rows each row group of a file has; nothing if its footer cannot be read."""
     try:
-        with _opened(file) as source:
+        with opened(file) as source:
             metadata = pq.read_metadata(source)
             return [metadata.row_group(place).num_rows for place in range(metadata.num_row_groups)]
     except UNREADABLE:
         return []
 
 
-def rows_of(part: Part, folder: str) -> pa.Table:
-    """The rows of a part of a file, with the columns and types that `TYPES` has for the folder.
-
-    Raises:
-        Damaged: the file is no Parquet, lacks a column, or a page of it is not what was written.
-        Vanished: the file is not there.
-    """
-    schema = TYPES[folder]
-    try:
-        with _opened(part.file) as source:
-            metadata = pq.read_metadata(source)
-            _check_columns(metadata.schema.to_arrow_schema(), folder)
-            few = [name for name in schema.names if name in DICTIONARIES]
-            parquet = pq.ParquetFile(source, metadata=metadata, read_dictionary=few, page_checksum_verification=True)
-            groups = range(parquet.num_row_groups) if part.groups is None else part.groups
-            rows = parquet.read_row_groups(groups, columns=schema.names)
-            for name in schema.names:
-                if name not in rows.column_names:
-                    rows = rows.append_column(name, pa.repeat(ADDED[name], rows.num_rows))
-            rows = rows.select(schema.names).replace_schema_metadata()
-            return rows if rows.schema == schema else rows.cast(schema)
-    except FileNotFoundError:
-        raise Vanished(part.file) from None
-    except UNREADABLE as error:
-        raise Damaged(f"cannot be read as Parquet: {_first_line(error)}") from error
-
-
-def check_values(rows: pa.Table) -> None:
-    """Makes sure that texts are UTF-8, and that lists and dictionaries point to what is there.
-
-    Raises:
-        Damaged: they do not.
-    """
-    try:
-        rows.validate(full=True)
-    except pa.ArrowInvalid as error:
-        raise Damaged(f"cannot be read as Parquet: {_first_line(error)}") from error
-
-
-def _check_columns(found: pa.Schema, folder: str) -> None:
-    types = {field.name: type_name(field.type) for field in found}
-    for field in FOLDERS[folder]:
-        is_, should_be = types.get(field.name), type_name(field.type)
-        if is_ is None and field.name in ADDED:
-            continue
-        if is_ is None:
-            raise Damaged(f"has no column {field.name}")
-        if is_ != should_be:
-            raise Damaged(f"column {field.name} is {is_}, not {should_be}")
-
-
-def type_name(type_: pa.DataType) -> str:
-    """The name of a type. Variants that are the same in a file have the same name."""
-    if pa.types.is_dictionary(type_):
-        type_ = type_.value_type
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
-        return f"list<{type_name(type_.value_type)}>"
-    return "string" if pa.types.is_large_string(type_) else str(type_)
-
-
 @contextmanager
-def _opened(file: str) -> Iterator[Any]:
-    filesystem, name = _found(file)
-    with filesystem.open_input_file(name) as source:
+def opened(file: str) -> Iterator[Any]:
+    """A file that pyarrow can read."""
+    if "://" in file:
+        filesystem, name = _found(file)
+        source = filesystem.open_input_file(name)
+    else:
+        source = pa.OSFile(file)
+    with source:
         yield source
 
 
@@ -226,11 +155,12 @@ def _filesystem(root: str) -> tuple[pyarrow.fs.FileSystem, str]:
     try:
         filesystem, base = pyarrow.fs.FileSystem.from_uri(root)
     except (pa.ArrowException, ValueError) as error:
-        raise OSError(f"cannot read {root!r}: {_first_line(error)}") from error
+        raise OSError(f"cannot read {root!r}: {first_line(error)}") from error
     return filesystem, str(base)
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """What an exception says, in one line."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 

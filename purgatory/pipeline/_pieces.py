@@ -15,8 +15,8 @@ import pyarrow.compute
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from purgatory.pipeline import _files
-from purgatory.pipeline._files import Damaged, Part, Vanished
+from purgatory.pipeline import _rows
+from purgatory.pipeline._files import Part
 from purgatory.pipeline._rules import reasons
 
 pc: Final[Any] = pyarrow.compute
@@ -83,29 +83,18 @@ class Admission:
 
 def admitted(portion: Portion) -> Admission:
     """Reads a portion, and writes its pieces."""
-    admission = Admission()
-    tables, names = [], []
-    for part in portion.parts:
-        try:
-            table = _files.rows_of(part, portion.folder)
-        except Damaged as error:
-            admission.damaged[part.file] = str(error)
-        except Vanished:
-            admission.has_vanished = True
-        else:
-            tables.append(table)
-            names.append(part.file)
-    tables, names = _valid(tables, names, admission)
-    if not tables or admission.has_vanished:
+    read = _rows.read(portion.parts, portion.folder)
+    admission = Admission(damaged=read.damaged, has_vanished=read.has_vanished)
+    if not read.files or read.has_vanished:
         return admission
-    admission.files = set(names)
-    rows = one_chunk(pa.concat_tables(tables))
-    files = np.repeat(np.arange(len(tables), dtype=np.int32), [table.num_rows for table in tables])
+    admission.files = set(read.files)
+    rows = one_chunk(read.table)
+    files = np.repeat(np.arange(len(read.files), dtype=np.int32), read.counts)
     admission.rows = rows.num_rows
     why, texts = reasons(rows, portion.folder)
     is_accepted = why < 0
     if not is_accepted.all():
-        _write_rejected(rows, files, names, why, texts, admission, portion)
+        _write_rejected(rows, files, read.files, why, texts, admission, portion)
         rows, files = one_chunk(rows.filter(pa.array(is_accepted))), files[is_accepted]
     for first in range(0, rows.num_rows, ROWS):
         piece, some = f"{portion.work}/{portion.folder}-{portion.number}-{first // ROWS}", rows.slice(first, ROWS)
@@ -116,23 +105,6 @@ def admitted(portion: Portion) -> Admission:
     if portion.folder == "operations":
         admission.hours = _hours(rows)
     return admission
-
-
-def _valid(tables: list[pa.Table], names: list[str], admission: Admission) -> tuple[list[pa.Table], list[str]]:
-    """The tables whose values are what their types say, and the names of their files."""
-    try:
-        if tables:
-            _files.check_values(pa.concat_tables(tables))
-    except Damaged:
-        kept = []
-        for table, name in zip(tables, names, strict=True):
-            try:
-                _files.check_values(table)
-                kept.append((table, name))
-            except Damaged as error:
-                admission.damaged[name] = str(error)
-        return [table for table, _ in kept], [name for _, name in kept]
-    return tables, names
 
 
 def _write_rejected(
@@ -154,7 +126,7 @@ def leave_rejected(work: str, folder: str) -> None:
     place = Path(work, "rejected", folder)
     if not place.exists():
         place.mkdir(parents=True)
-        schema = plain(_files.TYPES[folder].empty_table()).schema
+        schema = plain(_rows.TYPES[folder].empty_table()).schema
         schema = schema.append(pa.field("reason", pa.string())).append(pa.field("file", pa.string()))
         pq.write_table(schema.empty_table(), place / "part-none.parquet")
 

@@ -19,7 +19,7 @@ def reasons(rows: pa.Table, folder: str) -> tuple[npt.NDArray[np.int8], list[str
     """Why each row is rejected, as a place in the list of reasons; -1 if it is accepted.
 
     Args:
-        rows: with the columns and types that `_files.TYPES` has for the folder.
+        rows: with the columns and types that `_rows.TYPES` has for the folder.
     """
     rules = _operation_rules(rows) if folder == "operations" else _check_rules(rows)
     found = np.full(rows.num_rows, -1, np.int8)

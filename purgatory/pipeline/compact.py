@@ -32,7 +32,8 @@ import pyarrow.parquet as pq
 
 from purgatory._programs import Program
 from purgatory.journal import FOLDERS, RUNS
-from purgatory.pipeline._files import COMPACTED, REPLACES, Damaged, Part, check_values, replaced_by, rows_of
+from purgatory.pipeline._files import COMPACTED, REPLACES, parts, replaced_by
+from purgatory.pipeline._rows import read
 
 DAY: Final = 86_400
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": DAY}
@@ -40,6 +41,8 @@ BYTES: Final = 128 * 1024 * 1024
 """How much goes into one file, about."""
 ROWS: Final = 500_000
 """How many rows are in memory at a time, and in a row group, about."""
+PORTION: Final = 16 * 1024 * 1024
+"""How much is read at a time, about."""
 LOCK: Final = ".compacting"
 DAMAGED: Final = 3
 """The exit status if damaged files were found."""
@@ -161,23 +164,17 @@ def _write(group: list[Path], folder: str, target: Path, done: Done) -> list[Pat
     schema = FOLDERS[folder]
     with target.open("wb") as file:
         with pq.ParquetWriter(file, _nullable(schema), write_page_checksum=True) as writer:
-            rows: list[pa.Table] = []
-            waiting = 0
-            for path in group:
-                try:
-                    read = rows_of(Part(str(path)), folder)
-                    check_values(read)
-                except Damaged as error:
-                    done.damaged[str(path)] = str(error)
-                    continue
-                replaced.append(path)
-                rows.append(read)
-                waiting += read.num_rows
-                if waiting >= ROWS:
-                    writer.write_table(_whole(rows, schema))
-                    rows, waiting = [], 0
-            if rows:
-                writer.write_table(_whole(rows, schema))
+            waiting: list[pa.Table] = []
+            for some in parts({str(path): path.stat().st_size for path in group}, {}, PORTION):
+                rows = read(some, folder)
+                done.damaged |= rows.damaged
+                replaced += [Path(file) for file in rows.files]
+                waiting.append(rows.table)
+                if sum(table.num_rows for table in waiting) >= ROWS:
+                    writer.write_table(_whole(waiting, schema))
+                    waiting = []
+            if waiting:
+                writer.write_table(_whole(waiting, schema))
             writer.add_key_value_metadata({REPLACES.decode(): json.dumps([path.name for path in replaced])})
         file.flush()
         os.fsync(file.fileno())

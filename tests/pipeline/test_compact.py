@@ -17,7 +17,7 @@ import pytest
 from test_bad_journals import damage
 from test_report import account, assert_tables_equal, check, random_operations, table, tables, write
 
-from purgatory.pipeline import _files, _reading
+from purgatory.pipeline import _files, _reading, _rows
 from purgatory.pipeline import compact as program
 from purgatory.pipeline._command_line import main
 from purgatory.pipeline._reading import read
@@ -179,7 +179,7 @@ def test_a_process_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) 
 
 def test_a_report_beside_a_compaction_reads_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before each listing and each file that is read, a compaction gets so far."""
-    rows_of, listed = _files.rows_of, _reading.listed
+    rows_of, listed = _rows.rows_of, _reading.listed
     for moment in range(6):
         for progress in (4, 6, 7, 8, 9, 10, 1000):
             journal = tmp_path / f"{moment}-{progress}"
@@ -198,7 +198,7 @@ def test_a_report_beside_a_compaction_reads_every_row_once(tmp_path: Path, monke
                 return step
 
             with monkeypatch.context() as patched:
-                patched.setattr(_files, "rows_of", beside(rows_of))
+                patched.setattr(_rows, "rows_of", beside(rows_of))
                 patched.setattr(_reading, "listed", beside(listed))
                 assert rows_read(journal, tmp_path / "work") == 20, (moment, progress)
 

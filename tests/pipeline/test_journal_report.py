@@ -11,7 +11,8 @@ from test_report import account, table
 from purgatory import DelayedOperation, Purgatory
 from purgatory.journal import Journal
 from purgatory.pipeline import compact
-from purgatory.pipeline._files import Damaged, Part, check_values, rows_of
+from purgatory.pipeline._files import Damaged, Part
+from purgatory.pipeline._rows import check_values, rows_of
 from purgatory.pipeline._spread import here
 from purgatory.pipeline.report._make import make_tables
 from purgatory.testing import VirtualTimeLoop

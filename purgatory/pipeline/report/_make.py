@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from purgatory.pipeline import _pieces
-from purgatory.pipeline._files import TYPES
 from purgatory.pipeline._reading import Account, Source, accepted_or_copies, read, tallies
+from purgatory.pipeline._rows import TYPES
 from purgatory.pipeline._spread import Spread
 from purgatory.pipeline.report import _durations, _keys, _outcomes, _overview, _pending, _survival
 from purgatory.pipeline.report._exchange import Segment, Segments, found, leave

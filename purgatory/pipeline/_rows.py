@@ -1,0 +1,190 @@
+"""The rows of a journal's files: of each file all, or none and the reason.
+
+A day of small files is opened 69,000 times, so what is done for each counts. A small file is read as it is, several at a time;
+its rows are made what `TYPES` says together with those of the others.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from purgatory.journal import FOLDERS
+from purgatory.pipeline._files import UNREADABLE, Damaged, Part, Vanished, first_line, opened
+
+DICTIONARIES: Final = ("run_id", "purgatory", "kind", "key", "outcome")
+"""The columns that have few different values, and are kept as numbers with a list of the values."""
+TYPES: Final = {
+    folder: pa.schema(
+        [
+            pa.field(field.name, pa.dictionary(pa.int32(), pa.string()) if field.name in DICTIONARIES else field.type)
+            for field in schema
+        ]
+    )
+    for folder, schema in FOLDERS.items()
+}
+"""The columns of a folder, as `read` returns them."""
+ADDED: Final = {"part": 0}
+"""The columns that journals of earlier versions lack, and what stands for them."""
+SMALL: Final = 1024 * 1024
+"""A file of fewer bytes is read at once. Only of a larger one Parquet's own dictionaries are kept, which saves memory."""
+SHARE: Final = 100
+"""So many files are worth a thread of their own."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """What was read."""
+
+    table: pa.Table
+    """The rows of all that could be read, with the columns and types of `TYPES`."""
+    files: list[str] = field(default_factory=list)
+    """Where they are from, in order, ..."""
+    counts: list[int] = field(default_factory=list)
+    """... and how many rows are from each."""
+    damaged: dict[str, str] = field(default_factory=dict)
+    """Files that cannot be read, and why."""
+    has_vanished: bool = False
+    """Whether a file was not there any more."""
+
+
+def read(parts: Sequence[Part], folder: str) -> Rows:
+    """The rows of parts of files; of a file that is damaged none."""
+    rows, tables = Rows(TYPES[folder].empty_table()), []
+    for part, found in zip(parts, _results(parts, folder), strict=True):
+        if isinstance(found, Vanished):
+            rows.has_vanished = True
+        elif isinstance(found, Damaged):
+            rows.damaged[part.file] = str(found)
+        else:
+            tables.append(found)
+            rows.files.append(part.file)
+    try:
+        for alike in _alike(tables):
+            check_values(alike)
+    except Damaged:
+        tables = _undamaged(tables, rows)
+    rows.counts = [table.num_rows for table in tables]
+    if tables:
+        rows.table = pa.concat_tables([_typed(alike, folder) for alike in _alike(tables)])
+    return rows
+
+
+def _results(parts: Sequence[Part], folder: str) -> list[pa.Table | Damaged | Vanished]:
+    """What became of each part. pyarrow leaves Python's lock to others while it reads."""
+    threads = min(pa.cpu_count(), -(-len(parts) // SHARE))
+    if threads < 2:
+        return _attempts(parts, folder)
+    share = -(-len(parts) // threads)
+    shares = [parts[first : first + share] for first in range(0, len(parts), share)]
+    with ThreadPoolExecutor(threads) as pool:
+        return [found for some in pool.map(partial(_attempts, folder=folder), shares) for found in some]
+
+
+def _attempts(parts: Sequence[Part], folder: str) -> list[pa.Table | Damaged | Vanished]:
+    found: list[pa.Table | Damaged | Vanished] = []
+    for part in parts:
+        try:
+            found.append(rows_of(part, folder))
+        except (Damaged, Vanished) as error:
+            found.append(error.with_traceback(None))
+    return found
+
+
+def rows_of(part: Part, folder: str) -> pa.Table:
+    """The rows of a part of a file, with the columns of `TYPES`, and types that can be made those of `TYPES`.
+
+    Raises:
+        Damaged: the file is no Parquet, lacks a column, or a page of it is not what was written.
+        Vanished: the file is not there.
+    """
+    schema = FOLDERS[folder]
+    try:
+        with opened(part.file) as source:
+            if part.groups is None and source.size() < SMALL:
+                content = pa.BufferReader(source.read_buffer())
+                rows = pq.ParquetFile(content, page_checksum_verification=True).read(use_threads=False)
+            else:
+                metadata = pq.read_metadata(source)
+                _check_columns(metadata.schema.to_arrow_schema(), folder)
+                few = [name for name in schema.names if name in DICTIONARIES]
+                parquet = pq.ParquetFile(source, metadata=metadata, read_dictionary=few, page_checksum_verification=True)
+                groups = range(parquet.num_row_groups) if part.groups is None else part.groups
+                rows = parquet.read_row_groups(groups, columns=schema.names)
+        return rows if rows.schema == schema else _checked(rows, folder)
+    except FileNotFoundError:
+        raise Vanished(part.file) from None
+    except UNREADABLE as error:
+        raise Damaged(f"cannot be read as Parquet: {first_line(error)}") from error
+
+
+def check_values(rows: pa.Table) -> None:
+    """Makes sure that texts are UTF-8, and that lists and dictionaries point to what is there.
+
+    Raises:
+        Damaged: they do not.
+    """
+    try:
+        rows.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise Damaged(f"cannot be read as Parquet: {first_line(error)}") from error
+
+
+def _undamaged(tables: list[pa.Table], rows: Rows) -> list[pa.Table]:
+    """The tables whose values are what their types say; the files of the others are damaged."""
+    kept, files = [], []
+    for table, file in zip(tables, rows.files, strict=True):
+        try:
+            check_values(table)
+        except Damaged as error:
+            rows.damaged[file] = str(error)
+        else:
+            kept.append(table)
+            files.append(file)
+    rows.files = files
+    return kept
+
+
+def _alike(tables: list[pa.Table]) -> list[pa.Table]:
+    """The tables, those one after another that have the same types as one."""
+    return [pa.concat_tables(some) for _, some in groupby(tables, lambda table: table.schema)]
+
+
+def _typed(rows: pa.Table, folder: str) -> pa.Table:
+    """The rows, with the types of `TYPES`."""
+    rows, schema = rows.replace_schema_metadata(), TYPES[folder]
+    return rows if rows.schema == schema else rows.combine_chunks().cast(schema)
+
+
+def _checked(rows: pa.Table, folder: str) -> pa.Table:
+    """The columns of the folder, if they are there."""
+    _check_columns(rows.schema, folder)
+    for name in ADDED.keys() & (set(FOLDERS[folder].names) - {*rows.column_names}):
+        rows = rows.append_column(name, pa.repeat(ADDED[name], rows.num_rows))
+    return rows.select(FOLDERS[folder].names)
+
+
+def _check_columns(found: pa.Schema, folder: str) -> None:
+    types = {field.name: type_name(field.type) for field in found}
+    for field_ in FOLDERS[folder]:
+        is_, should_be = types.get(field_.name), type_name(field_.type)
+        if is_ is None and field_.name in ADDED:
+            continue
+        if is_ is None:
+            raise Damaged(f"has no column {field_.name}")
+        if is_ != should_be:
+            raise Damaged(f"column {field_.name} is {is_}, not {should_be}")
+
+
+def type_name(type_: pa.DataType) -> str:
+    """The name of a type. Variants that are the same in a file have the same name."""
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
+        return f"list<{type_name(type_.value_type)}>"
+    return "string" if pa.types.is_large_string(type_) else str(type_)

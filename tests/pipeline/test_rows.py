@@ -1,0 +1,69 @@
+"""The rows of many files: each file's in its place, whatever its columns are written as, and none of a damaged one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from test_bad_journals import damage
+from test_report import operation
+
+from purgatory.journal import OPERATIONS
+from purgatory.pipeline import _rows
+from purgatory.pipeline._files import Part
+from purgatory.pipeline._rows import TYPES, read
+
+FILES = 450
+TEXT = [("run_id", pa.large_string()), ("keys", pa.large_list(pa.large_string()))]
+
+
+@pytest.fixture
+def three_processors() -> Iterator[None]:
+    before = pa.cpu_count()
+    pa.set_cpu_count(3)
+    yield
+    pa.set_cpu_count(before)
+
+
+def written(folder: Path, number: int) -> Part:
+    """A file of three operations, written in one of four ways."""
+    rows = pa.Table.from_pylist([operation(3 * number + place) for place in range(3)], OPERATIONS)
+    if number % 4 == 1:
+        rows = rows.add_column(3, "more", pa.array([1, 2, 3]))
+    elif number % 4 == 2:
+        for name, type_ in TEXT:
+            rows = rows.set_column(rows.column_names.index(name), name, rows[name].cast(type_))
+    elif number % 4 == 3:
+        rows = rows.select(sorted(rows.column_names))
+    pq.write_table(rows, folder / f"{number:03}.parquet", write_page_checksum=True)
+    return Part(str(folder / f"{number:03}.parquet"))
+
+
+@pytest.mark.usefixtures("three_processors")
+@pytest.mark.parametrize("small", [_rows.SMALL, 0])
+def test_many_files_are_read_in_order_and_the_damaged_and_the_vanished_set_apart(
+    small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_rows, "SMALL", small)
+    parts = [written(tmp_path, number) for number in range(FILES)]
+    damage(Path(parts[200].file), "zeroed")
+    Path(parts[300].file).unlink()
+
+    rows = read(parts, "operations")
+
+    left = [number for number in range(FILES) if number not in {200, 300}]
+    assert rows.files == [parts[number].file for number in left] and rows.counts == [3] * len(left)
+    assert rows.has_vanished and [*rows.damaged] == [parts[200].file]
+    assert rows.table.schema == TYPES["operations"]
+    assert rows.table["operation_id"].to_pylist() == [3 * number + place for number in left for place in range(3)]
+    assert (
+        rows.table.slice(30, 3).to_pylist()
+        == pa.Table.from_pylist([operation(30 + n) for n in range(3)], OPERATIONS).to_pylist()
+    )
+
+
+def test_what_cannot_be_read_at_all_is_no_rows(tmp_path: Path) -> None:
+    rows = read([Part(str(tmp_path / "none.parquet"))], "operations")
+
+    assert rows.has_vanished and not rows.files and rows.table == TYPES["operations"].empty_table()
