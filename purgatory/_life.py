@@ -105,7 +105,7 @@ def expire(operation: Operation) -> None:
     places = operation._op_places
     room.current = operation
     try:
-        try_once(engine, operation, None, is_last=True)
+        try_once(engine, operation, None, True)
     finally:
         room.current = None
     # Others may be due in this turn as well, so what the hooks have set off is left to the next one.

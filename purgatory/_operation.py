@@ -154,7 +154,13 @@ class DelayedOperation(Entry, ABC, Generic[R]):
         if room.current is None:
             room.current = self
             try:
-                _life.run_hooks(self)
+                # `_life.run_hooks`, written out.
+                try:
+                    self._op_result = self.on_complete()
+                except BaseException as error:
+                    _life.fail(self, error)
+                if self._op_waiters is not None:
+                    _life.answer(self)
                 if engine.teller is not None:
                     engine.teller.ended(self)
             finally:

@@ -40,9 +40,6 @@ LONGEST_CHUNK: Final = 4096
 FIRST: Final = 512
 """How many are named at once to be cancelled: as many as a turn of the loop ends."""
 
-NO_ROOM: Final[Any] = range(LONGEST_CHUNK)
-"""In place of a chunk to join: as full as one can be."""
-
 LOST: Final = "cannot find a key again that {!r} watched: its hash, or what it equals, has changed"
 
 
@@ -68,14 +65,16 @@ class Chunk(dict[Operation, None]):
     The first chunk stays in `by_key` as long as the key has any watcher; the others leave the chain when they are empty.
     """
 
-    __slots__ = ("after", "before", "first", "is_linked", "key", "last")
+    __slots__ = ("after", "before", "first", "is_linked", "key", "last", "room")
 
     def __init__(self, key: Hashable, first: "Chunk | None" = None, before: "Chunk | None" = None) -> None:
         self.key = key
         self.first = first
         """The first of the chain; `None` if that is this one, ..."""
-        self.last: Chunk = self if first is None else NO_ROOM
-        """... which then knows the last one, that others may join; no room once all have left."""
+        self.last: Chunk = self
+        """... which then knows the last one, that others may join, ..."""
+        self.room = LONGEST_CHUNK
+        """... and how many it may hold itself: none while there is another behind it, or once all have left."""
         self.before = before
         self.after: Chunk | None = None
         self.is_linked = True
@@ -142,10 +141,10 @@ class Watchers:
         try:
             for key in watched:
                 waiting = by_key.setdefault(key, operation)
-                if waiting is operation:
-                    counted += 1
-                elif type(waiting) is Chunk and waiting.last is waiting and len(waiting) < LONGEST_CHUNK:
+                if type(waiting) is Chunk and len(waiting) < waiting.room:
                     waiting[operation] = None  # what `join` does as a rule
+                elif waiting is operation:
+                    counted += 1
                 else:
                     place = self.join(key, waiting, operation)
                     counted += 1
@@ -172,11 +171,12 @@ class Watchers:
                 return key
             waiting = self._pair_up(key, waiting)
         chunk = waiting.last
-        if chunk is NO_ROOM:  # a stray
-            chunk = waiting.last = waiting
+        if not chunk:  # a stray
+            chunk.room = LONGEST_CHUNK
             self.strays -= 1
             self._shared -= 1
         elif len(chunk) >= LONGEST_CHUNK:
+            waiting.room = 0
             chunk.after = waiting.last = chunk = Chunk(key, waiting, chunk)
         chunk[operation] = None
         self._shared += 1
@@ -200,34 +200,33 @@ class Watchers:
 
         Cost: O(its keys); O(all keys) if one of several has changed.
         """
-        if type(places) is Chunk:
+        if type(places) is not tuple:
+            if type(places) is not Chunk:
+                self._leave_alone(operation, places)
+                return
             del places[operation]
             self._shared -= 1
             if not places:
                 self._close(places)
             return
-        if type(places) is not tuple:
-            self._leave_alone(operation, places)
-            return
-        by_key, number, alone, lost = self.by_key, len(places), 0, 0
+        by_key, number = self.by_key, len(places)
+        alone = lost = 0
         trouble: BaseException | None = None
         self._spread -= number - 1
         for place in places:
             try:
-                if type(place) is Chunk:
-                    chunk = place
-                else:
-                    chunk = by_key[place]
-                    if chunk is operation:
-                        alone += 1
-                        self._leave_alone(operation, place)
-                        continue
+                chunk = place if type(place) is Chunk else by_key[place]
+                if chunk is operation:
+                    alone += 1
+                    self._leave_alone(operation, place)
+                    continue
                 del chunk[operation]
+                if chunk:
+                    continue
             except BaseException as error:
                 trouble, lost = error, lost + 1
                 continue
-            if not chunk:
-                self._close(chunk)
+            self._close(chunk)
         if trouble is not None:
             alone += lost - self._leave_by_search(operation, trouble)
         self._shared -= number - alone
@@ -260,10 +259,12 @@ class Watchers:
                 after.before = before
             else:
                 first.last = before
+                if before is first:
+                    first.room = LONGEST_CHUNK
             chunk.is_linked = False
             chunk = first
         if not chunk and chunk.after is None:
-            chunk.last = NO_ROOM
+            chunk.room = 0
             self._shared += 1
             self._leave_alone(chunk, chunk.key)
 
@@ -335,7 +336,8 @@ class Watchers:
         while chunk is not None:
             assert chunk and chunk.first is first and chunk.before is before and chunk.is_linked
             before, chunk = chunk, chunk.after
-        assert first.last is (before if first or first.after is not None else NO_ROOM)
+        assert first.last is before
+        assert first.room == (LONGEST_CHUNK if first and before is first else 0)
         for each in (first, before):
             assert len(each) <= LONGEST_CHUNK
             for operation in each:

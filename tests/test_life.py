@@ -41,6 +41,12 @@ def claiming(statements: list[ast.stmt], operation: str) -> list[str]:
     return found.splitlines()
 
 
+def hooks_of_a_completed_one() -> list[str]:
+    """What `run_hooks` does with an operation that has not expired."""
+    _, complete, _, answer = function(_life.run_hooks).body
+    return [ast.unparse(node) for node in (complete, answer)]
+
+
 def test_the_first_try_has_the_guard_of_every_other():
     assert guard(Purgatory.try_complete_else_watch) == guard(_life.try_once)
 
@@ -63,5 +69,15 @@ def test_a_try_that_completes_runs_the_hooks_as_run_hooks_does():
         for node in ast.walk(function(_life.try_once))
         if isinstance(node, ast.If) and ast.unparse(node.test) == "operation._op_state is COMPLETED"
     ]
-    _, complete, _, answer = function(_life.run_hooks).body
-    assert [ast.unparse(node) for node in completed.body[-2:]] == [ast.unparse(node) for node in (complete, answer)]
+    assert [ast.unparse(node) for node in completed.body[-2:]] == hooks_of_a_completed_one()
+
+
+def test_force_complete_runs_the_hooks_as_run_hooks_does():
+    [run] = [
+        node
+        for node in ast.walk(function(DelayedOperation.force_complete))
+        if isinstance(node, ast.Try) and any("room.current = None" in ast.unparse(each) for each in node.finalbody)
+    ]
+    written_out = [ast.unparse(node) for node in run.body[:2]]
+    of_life = [each.replace("_life.", "").replace("self", "operation") for each in written_out]
+    assert of_life == hooks_of_a_completed_one()
