@@ -119,6 +119,14 @@ CASES = (
         measure=operations.cycle,
     ),
     Case(
+        name="cycle-shared",
+        work="construct an operation, watch it on three of 100 keys that 10,000 others share, complete it",
+        against="the loop's own call_later + cancel",
+        at_most={},
+        unit="×",
+        measure=partial(operations.cycle_shared, 10_000),
+    ),
+    Case(
         name="journal",
         work="what a journal adds to the same, on the loop's thread",
         against="",

@@ -6,7 +6,8 @@ import random
 import time
 from collections.abc import Hashable, Iterable, Sequence
 from functools import partial
-from itertools import count, repeat
+from itertools import count, islice, repeat
+from itertools import cycle as cycle_of
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -36,6 +37,9 @@ from purgatory.bench.micro._timer_rows import (
     starting_and_cancelling,
 )
 from purgatory.journal import Journal
+
+SHARED_KEYS, KEYS_OF_EACH = 100, 3
+"""As in Kafka's benchmark of its purgatory."""
 
 
 class Log:
@@ -127,6 +131,30 @@ async def _cycle_each(purgatory: AnyPurgatory, log: Log, offsets: Iterable[tuple
         purgatory.try_complete_else_watch(Fetch(log, offset, delay), (offset,))
         log.end = offset
         purgatory.check_and_complete(offset)
+
+
+async def cycle_shared(pending: int, setting: Setting) -> Measured:
+    """Construct an operation, watch it on three of 100 keys that `pending` others share, complete it.
+
+    Against the loop's `call_later` + `cancel`, with as many timers pending.
+    """
+    call_later = asyncio.get_running_loop().call_later
+    names = [f"key-{number}" for number in range(SHARED_KEYS)]
+    key_sets = [tuple(setting.random.sample(names, KEYS_OF_EACH)) for _ in range(BATCH)]
+    async with AnyPurgatory() as purgatory:
+        with not_yet_due():
+            start_pending(call_later, pending, setting)
+            for keys in islice(cycle_of(key_sets), setting.size(pending)):
+                purgatory.try_complete_else_watch(Never(SOONEST), keys)
+            ours = repeat(partial(_cycle_shared, purgatory, key_sets))
+            return await compare(ours, starting_and_cancelling(call_later), setting.rounds())
+
+
+async def _cycle_shared(purgatory: AnyPurgatory, key_sets: Iterable[tuple[str, ...]]) -> None:
+    for keys in key_sets:
+        operation = Never(TIMEOUT)
+        purgatory.try_complete_else_watch(operation, keys)
+        operation.force_complete()
 
 
 async def journal(setting: Setting) -> Measured:
