@@ -65,7 +65,8 @@ class Chunk(dict[Operation, None]):
     The first chunk stays in `by_key` as long as the key has any watcher; the others leave the chain when they are empty.
     """
 
-    __slots__ = ("after", "before", "first", "is_linked", "key", "last", "room")
+    # CPython lays them out by name: `accepts`, which each joining reads, lies beside the dictionary's own fields.
+    __slots__ = ("accepts", "after", "before", "first", "is_linked", "key", "last")
 
     def __init__(self, key: Hashable, first: "Chunk | None" = None, before: "Chunk | None" = None) -> None:
         self.key = key
@@ -73,7 +74,7 @@ class Chunk(dict[Operation, None]):
         """The first of the chain; `None` if that is this one, ..."""
         self.last: Chunk = self
         """... which then knows the last one, that others may join, ..."""
-        self.room = LONGEST_CHUNK
+        self.accepts = LONGEST_CHUNK
         """... and how many it may hold itself: none while there is another behind it, or once all have left."""
         self.before = before
         self.after: Chunk | None = None
@@ -141,7 +142,7 @@ class Watchers:
         try:
             for key in watched:
                 waiting = by_key.setdefault(key, operation)
-                if type(waiting) is Chunk and len(waiting) < waiting.room:
+                if type(waiting) is Chunk and len(waiting) < waiting.accepts:
                     waiting[operation] = None  # what `join` does as a rule
                 elif waiting is operation:
                     counted += 1
@@ -172,11 +173,11 @@ class Watchers:
             waiting = self._pair_up(key, waiting)
         chunk = waiting.last
         if not chunk:  # a stray
-            chunk.room = LONGEST_CHUNK
+            chunk.accepts = LONGEST_CHUNK
             self.strays -= 1
             self._shared -= 1
         elif len(chunk) >= LONGEST_CHUNK:
-            waiting.room = 0
+            waiting.accepts = 0
             chunk.after = waiting.last = chunk = Chunk(key, waiting, chunk)
         chunk[operation] = None
         self._shared += 1
@@ -260,11 +261,11 @@ class Watchers:
             else:
                 first.last = before
                 if before is first:
-                    first.room = LONGEST_CHUNK
+                    first.accepts = LONGEST_CHUNK
             chunk.is_linked = False
             chunk = first
         if not chunk and chunk.after is None:
-            chunk.room = 0
+            chunk.accepts = 0
             self._shared += 1
             self._leave_alone(chunk, chunk.key)
 
@@ -337,7 +338,7 @@ class Watchers:
             assert chunk and chunk.first is first and chunk.before is before and chunk.is_linked
             before, chunk = chunk, chunk.after
         assert first.last is before
-        assert first.room == (LONGEST_CHUNK if first and before is first else 0)
+        assert first.accepts == (LONGEST_CHUNK if first and before is first else 0)
         for each in (first, before):
             assert len(each) <= LONGEST_CHUNK
             for operation in each:
