@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers import Probe, raiser
@@ -304,6 +305,19 @@ async def test_files_are_rolled_over_by_size_and_each_is_whole(tmp_path):
     files = list((tmp_path / "operations").iterdir())
     assert len(files) == statistics.files > 2
     assert statistics.bytes == sum(file.stat().st_size for file in files)
+
+
+@pytest.mark.parametrize(("count", "is_plain"), [(1, True), (_writer.FEW, True), (_writer.FEW + 1, False)])
+def test_only_a_file_of_many_rows_has_what_only_many_rows_are_worth(count, is_plain, tmp_path):
+    check = {"run_id": "run", "purgatory": "letters", "second": datetime(2026, 1, 1, tzinfo=UTC), "key": "key"}
+    rows = pa.Table.from_pylist([check | {"checks": 1, "tried": 1, "completed": 1, "part": 0}] * count, CHECKS)
+
+    _writer.write_parquet(rows, tmp_path / "rows.parquet")
+
+    file = pq.ParquetFile(tmp_path / "rows.parquet", page_checksum_verification=True)
+    keys = file.metadata.row_group(0).column(CHECKS.names.index("key"))
+    assert (not keys.has_dictionary_page, keys.statistics is None) == (is_plain, is_plain)
+    assert file.read().equals(rows)
 
 
 @on_asyncio

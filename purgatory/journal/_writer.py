@@ -30,6 +30,8 @@ SECONDS_BETWEEN_LOOKS: Final = 0.25
 PORTION: Final = 1_000
 """How many notes become rows without a pause: about two milliseconds in which the loop's thread may have to wait."""
 SECONDS_AFTER_FAILURE: Final = 1.0
+FEW: Final = 1000
+"""Of so few rows, Parquet's dictionaries and statistics take more space than they save, and a quarter of a reader's time."""
 
 log: Final = logging.getLogger("purgatory.journal")
 
@@ -233,7 +235,7 @@ class Writer:
         partial = self.directory / folder / f".{name}.partial"
         try:
             with partial.open("wb") as file:
-                pq.write_table(rows, file, write_page_checksum=True)  # so that damage is found and not misread
+                write_parquet(rows, file)
                 file.flush()
                 os.fsync(file.fileno())
             size = partial.stat().st_size
@@ -280,3 +282,9 @@ def _take(queue: list[Any], fields: int) -> list[Any]:
 
 def _rows_in(tables: list[pa.Table]) -> int:
     return sum(map(len, tables))
+
+
+def write_parquet(rows: pa.Table, file: Any) -> None:
+    """Writes a file of a journal, with checksums, so that damage is found and not misread."""
+    is_worth_it = rows.num_rows > FEW
+    pq.write_table(rows, file, write_page_checksum=True, use_dictionary=is_worth_it, write_statistics=is_worth_it)

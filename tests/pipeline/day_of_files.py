@@ -16,13 +16,14 @@ import time
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from purgatory.journal import OPERATIONS
+from purgatory.journal._writer import write_parquet
 
 DAY = 86_400
 WORKERS = 8
-NOON = 1_775_000_000 // DAY * DAY
+SECONDS = 10
+MIDNIGHT = 1_775_000_000 // DAY * DAY
 
 
 def rows_of(rng: random.Random, worker: int, first: int, count: int, start: int) -> pa.Table:
@@ -54,12 +55,14 @@ def write(folder: Path, files: int, rows: int) -> None:
         (folder / name / "operations").mkdir(parents=True)
     for number in range(files):
         worker, place = number % WORKERS, number // WORKERS
-        table = rows_of(rng, worker, place * rows, rows, NOON + place * DAY * WORKERS // files)
+        start = MIDNIGHT + place * DAY * WORKERS // files
+        table = rows_of(rng, worker, place * rows, rows, start)
         file = folder / "small" / "operations" / f"{worker:032x}-{place:06d}.parquet"
-        pq.write_table(table, file, write_page_checksum=True)
-        os.utime(file, (NOON, NOON))
+        write_parquet(table, file)
+        finished = start + SECONDS
+        os.utime(file, (finished, finished))
         written.append(table)
-    pq.write_table(pa.concat_tables(written), folder / "one" / "operations" / "all.parquet", write_page_checksum=True)
+    write_parquet(pa.concat_tables(written), folder / "one" / "operations" / "all.parquet")
 
 
 def cost(*arguments: str) -> str:
@@ -79,11 +82,20 @@ def main() -> None:
     chosen = parser.parse_args()
     write(chosen.folder, chosen.files, chosen.rows)
     small, one, out = (str(chosen.folder / name) for name in ("small", "one", "out"))
-    print(f"report of {chosen.files:,} files   {cost('report', small, '--out', out, '--master', 'here')}", flush=True)
-    print(f"report of one file       {cost('report', one, '--out', out, '--master', 'here')}", flush=True)
-    print(f"compact                  {cost('compact', small, '--older-than', '1s')}", flush=True)
-    left = len([*(chosen.folder / "small" / "operations").iterdir()])
-    print(f"report of the {left} file{'s'[: left != 1]} left {cost('report', small, '--out', out, '--master', 'here')}")
+
+    def report(journal: str, what: str) -> None:
+        print(f"report of {what:34} {cost('report', journal, '--out', out, '--master', 'here')}", flush=True)
+
+    def left() -> str:
+        return f"{len([*Path(small, 'operations').iterdir()]):,}"
+
+    report(one, "one file")
+    report(small, f"{left()} files")
+    before_the_last_hour = int(time.time()) - (MIDNIGHT + DAY - 3600)
+    print(f"compact all but the last hour {cost('compact', small, '--older-than', f'{before_the_last_hour}s'):>40}", flush=True)
+    report(small, f"the {left()} files left")
+    print(f"compact {cost('compact', small, '--older-than', '1s'):>62}", flush=True)
+    report(small, f"what is left: {left()}")
 
 
 if __name__ == "__main__":
