@@ -134,8 +134,14 @@ def _keys(seed: int) -> Column:
     return F.array(*(F.concat(F.lit("key-"), (key % KEYS).cast("long").cast("string")) for key in (first, second, third)))
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, zero or more")
+    return int(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--operations", type=int, required=True, metavar="N", help="how many")
+    parser.add_argument("--operations", type=_count, required=True, metavar="N", help="how many")
     parser.add_argument("--out", required=True, metavar="DIR", help="the journal's directory; what is there is replaced")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of everything random (default: %(default)s)")
     add_master_option(parser)

@@ -21,6 +21,7 @@ from check_stream import by_thresholds
 from orders import traffic, write
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import StructType, TimestampType
 
 from purgatory.pipeline import streaming
@@ -180,6 +181,25 @@ def test_what_is_late_has_a_row_that_says_why_and_everything_is_accounted_for(sp
     with pytest.raises(ShardsChanged, match=r"4 shards.*written with 2"):
         run(spark, tmp_path, "--format", "json", "--shards", "4")
     check_shards(spark, str(tmp_path / "checkpoint"), 2)
+
+
+def test_an_instant_beyond_the_year_9999_is_told_and_moves_no_watermark(spark: SparkSession, tmp_path: Path) -> None:
+    far = F.timestamp_micros(F.lit(300_000_000_000_000_000))  # in the year 11476
+    at = [NOON + timedelta(seconds=number) for number in (1, 5, 20, 60)]
+    sound = spark.createDataFrame([("paid", [("x", 1)], "all", at[0], at[2])], OPERATIONS)
+    sound.write.parquet(str(tmp_path / "operations"))
+    impossible = sound.withColumns({"operation_id": F.lit("impossible"), "registered_at": far, "deadline": far})
+    impossible.write.mode("append").parquet(str(tmp_path / "operations"))
+    signals = spark.createDataFrame([("x", 1, at[1]), ("z", 1, at[3])], SIGNALS)
+    signals.write.parquet(str(tmp_path / "signals"))
+    signals.limit(1).withColumns({"key": F.lit("y"), "at": far}).write.mode("append").parquet(str(tmp_path / "signals"))
+
+    assert run(spark, tmp_path) == 0
+
+    assert [row[:2] for row in decided(spark, tmp_path)] == [("paid", "completed")]
+    assert [(name, reason[-23:]) for name, reason in late(spark, tmp_path)] == [
+        (name, "is beyond the year 9999") for name in ("impossible", "y")
+    ]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from purgatory.pipeline._rules import END_OF_TIME
 from purgatory.pipeline.streaming._packing import (
     ADDED,
     OUTPUT,
@@ -133,7 +134,10 @@ def outcomes(
 
 
 def _columns(name: str, stream: DataFrame, schema: StructType) -> DataFrame:
-    """The columns of `schema`, cast if nothing can be lost; or a `ValueError` that says what is wrong."""
+    """The columns of `schema`, cast if nothing can be lost; or a `ValueError` that says what is wrong.
+
+    An instant beyond the year 9999 is none.
+    """
     if not stream.isStreaming:
         raise ValueError(f"{name} must be a streaming DataFrame, from readStream")
     columns = []
@@ -145,7 +149,11 @@ def _columns(name: str, stream: DataFrame, schema: StructType) -> DataFrame:
             expected = field.dataType.simpleString()
             raise ValueError(f"{name}: the column {field.name!r} must be {expected}, not {found.simpleString()}")
         column = F.col(field.name)
-        columns.append(column if found == field.dataType else _cast(column, field.dataType).alias(field.name))
+        column = column if found == field.dataType else _cast(column, field.dataType)
+        if field.dataType == TimestampType():
+            # No watermark could come after such an instant, and no Python could show it.
+            column = F.when(F.unix_micros(column) < END_OF_TIME, column)
+        columns.append(column.alias(field.name))
     return stream.select(*columns, *_from_topics(stream))
 
 
