@@ -72,10 +72,11 @@ class Chunk(dict[Operation, None]):
         self.key = key
         self.first = first
         """The first of the chain; `None` if that is this one, ..."""
-        self.last: Chunk = self
+        self.last = self if first is None else None
         """... which then knows the last one, that others may join, ..."""
         self.accepts = LONGEST_CHUNK
-        """... and how many it may hold itself: none while there is another behind it, or once all have left."""
+        """... and how many it may hold itself: none while there is another behind it. Once all have left it has no last one, so
+        that it does not wait for the collector of garbage, and accepts none."""
         self.before = before
         self.after: Chunk | None = None
         self.is_linked = True
@@ -172,7 +173,8 @@ class Watchers:
                 return key
             waiting = self._pair_up(key, waiting)
         chunk = waiting.last
-        if not chunk:  # a stray
+        if chunk is None:  # a stray
+            chunk = waiting.last = waiting
             chunk.accepts = LONGEST_CHUNK
             self.strays -= 1
             self._shared -= 1
@@ -265,6 +267,7 @@ class Watchers:
             chunk.is_linked = False
             chunk = first
         if not chunk and chunk.after is None:
+            chunk.last = None
             chunk.accepts = 0
             self._shared += 1
             self._leave_alone(chunk, chunk.key)
@@ -337,7 +340,7 @@ class Watchers:
         while chunk is not None:
             assert chunk and chunk.first is first and chunk.before is before and chunk.is_linked
             before, chunk = chunk, chunk.after
-        assert first.last is before
+        assert first.last is (before if first or first.after is not None else None)
         assert first.accepts == (LONGEST_CHUNK if first and before is first else 0)
         for each in (first, before):
             assert len(each) <= LONGEST_CHUNK

@@ -30,8 +30,8 @@ SECONDS_BETWEEN_LOOKS: Final = 0.25
 PORTION: Final = 1_000
 """How many notes become rows without a pause: about two milliseconds in which the loop's thread may have to wait."""
 SECONDS_AFTER_FAILURE: Final = 1.0
-FEW: Final = 1000
-"""Of so few rows, Parquet's dictionaries and statistics take more space than they save, and a quarter of a reader's time."""
+FEW: Final = 100
+"""Of so few rows, Parquet's dictionaries and statistics take more space than they save, and a reader's time."""
 
 log: Final = logging.getLogger("purgatory.journal")
 

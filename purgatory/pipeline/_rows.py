@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -32,9 +32,11 @@ TYPES: Final = {
 ADDED: Final = {"part": 0}
 """The columns that journals of earlier versions lack, and what stands for them."""
 SMALL: Final = 1024 * 1024
-"""A file of fewer bytes is read at once. Only of a larger one Parquet's own dictionaries are kept, which saves memory."""
+"""A file of fewer bytes is read at once."""
+FEW: Final = 1000
+"""Of more rows Parquet's own dictionaries are kept, which saves memory; of so few it costs less to make them later."""
 SHARE: Final = 100
-"""So many files are worth a thread of their own."""
+"""So many files are worth a task of a thread. An interruption waits for those that were begun."""
 
 
 @dataclass(slots=True)
@@ -77,11 +79,10 @@ def read(parts: Sequence[Part], folder: str) -> Rows:
 
 def _results(parts: Sequence[Part], folder: str) -> list[pa.Table | Damaged | Vanished]:
     """What became of each part. pyarrow leaves Python's lock to others while it reads."""
-    threads = min(pa.cpu_count(), -(-len(parts) // SHARE))
+    shares = [parts[first : first + SHARE] for first in range(0, len(parts), SHARE)]
+    threads = min(pa.cpu_count(), len(shares))
     if threads < 2:
         return _attempts(parts, folder)
-    share = -(-len(parts) // threads)
-    shares = [parts[first : first + share] for first in range(0, len(parts), share)]
     with ThreadPoolExecutor(threads) as pool:
         return [found for some in pool.map(partial(_attempts, folder=folder), shares) for found in some]
 
@@ -108,12 +109,15 @@ def rows_of(part: Part, folder: str) -> pa.Table:
         with opened(part.file) as source:
             if part.groups is None and source.size() < SMALL:
                 content = pa.BufferReader(source.read_buffer())
-                rows = pq.ParquetFile(content, page_checksum_verification=True).read(use_threads=False)
+                parquet = pq.ParquetFile(content, page_checksum_verification=True)
+                if parquet.metadata.num_rows > FEW:
+                    parquet = _with_dictionaries(content, parquet.metadata, schema)
+                are_all = parquet.metadata.num_columns == len(schema)
+                rows = parquet.read(None if are_all else schema.names, use_threads=False)
             else:
                 metadata = pq.read_metadata(source)
                 _check_columns(metadata.schema.to_arrow_schema(), folder)
-                few = [name for name in schema.names if name in DICTIONARIES]
-                parquet = pq.ParquetFile(source, metadata=metadata, read_dictionary=few, page_checksum_verification=True)
+                parquet = _with_dictionaries(source, metadata, schema)
                 groups = range(parquet.num_row_groups) if part.groups is None else part.groups
                 rows = parquet.read_row_groups(groups, columns=schema.names)
         return rows if rows.schema == schema else _checked(rows, folder)
@@ -121,6 +125,11 @@ def rows_of(part: Part, folder: str) -> pa.Table:
         raise Vanished(part.file) from None
     except UNREADABLE as error:
         raise Damaged(f"cannot be read as Parquet: {first_line(error)}") from error
+
+
+def _with_dictionaries(source: Any, metadata: pq.FileMetaData, schema: pa.Schema) -> pq.ParquetFile:
+    few = [name for name in schema.names if name in DICTIONARIES]
+    return pq.ParquetFile(source, metadata=metadata, read_dictionary=few, page_checksum_verification=True)
 
 
 def check_values(rows: pa.Table) -> None:
@@ -177,6 +186,8 @@ def _check_columns(found: pa.Schema, folder: str) -> None:
             continue
         if is_ is None:
             raise Damaged(f"has no column {field_.name}")
+        if found.names.count(field_.name) > 1:
+            raise Damaged(f"has the column {field_.name} more than once")
         if is_ != should_be:
             raise Damaged(f"column {field_.name} is {is_}, not {should_be}")
 

@@ -41,7 +41,7 @@ BYTES: Final = 128 * 1024 * 1024
 """How much goes into one file, about."""
 ROWS: Final = 500_000
 """How many rows are in memory at a time, and in a row group, about."""
-PORTION: Final = 16 * 1024 * 1024
+PORTION: Final = 2 * 1024 * 1024
 """How much is read at a time, about."""
 LOCK: Final = ".compacting"
 DAMAGED: Final = 3

@@ -54,6 +54,7 @@ def opening(page: Path, size: str) -> list[float]:
     """Opens a page; returns after how many seconds its text and tables were there, and after how many its first picture."""
     with HTTPServer(("127.0.0.1", 0), Answer) as server, TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         server.timeout = 60
+        server.told = None  # type: ignore[attr-defined]
         watched = Path(folder, "page.html")
         script = WATCH.replace("PORT", str(server.server_port))
         watched.write_text(
@@ -73,7 +74,8 @@ def opening(page: Path, size: str) -> list[float]:
         finally:
             os.killpg(browser.pid, signal.SIGKILL)
             browser.wait()
-        return server.told  # type: ignore[attr-defined,no-any-return]
+        told: list[float] | None = server.told  # type: ignore[attr-defined]
+        return told or sys.exit("the page was not there within 60 s")
 
 
 def main() -> None:

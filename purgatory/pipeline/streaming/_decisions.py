@@ -171,7 +171,7 @@ class Shard:
         for key, value, at, topic, partition, offset, problem in zip(*columns, strict=True):
             reason = problem or "it is not after the watermark; it counts from there on"
             if problem is None and (key is None or value is None or at is None):
-                reason = "it lacks a key, a value or an instant, or that is beyond the year 9999"
+                reason = "it lacks a key, a value or an instant, or that is not between the years 1 and 9999"
             self.counts.late_signals += 1
             self._decisions.append(Decision(LATE, None, None, None, reason, key, at, topic, partition, offset))
 

@@ -92,7 +92,7 @@ def refusal(operation: Operation, now: int) -> str | None:
     if operation.problem:
         return operation.problem
     if operation.operation_id is None or operation.registered_at is None or operation.deadline is None:
-        return "it lacks an id, an instant of registration or a deadline, or one is beyond the year 9999"
+        return "it lacks an id, an instant of registration or a deadline, or one is not between the years 1 and 9999"
     if operation.mode not in MODES:
         return f"its mode is {operation.mode!r}, and neither 'all' nor 'any'"
     if not operation.requirements:

@@ -74,6 +74,8 @@ COUNTED_AS: Final = "purgatory_outcomes"
 `late_signals`. Null if nothing has happened."""
 LONG_DIGITS: Final = 18
 """Decimals of so many digits fit into a `bigint`."""
+YEAR_1: Final = -62_135_596_800_000_000
+"""When it begins, in microseconds since 1970."""
 FROM_TOPICS: Final = (*ORIGIN.names, "problem")
 
 
@@ -136,7 +138,7 @@ def outcomes(
 def _columns(name: str, stream: DataFrame, schema: StructType) -> DataFrame:
     """The columns of `schema`, cast if nothing can be lost; or a `ValueError` that says what is wrong.
 
-    An instant beyond the year 9999 is none.
+    An instant that is not between the years 1 and 9999 is none.
     """
     if not stream.isStreaming:
         raise ValueError(f"{name} must be a streaming DataFrame, from readStream")
@@ -151,8 +153,9 @@ def _columns(name: str, stream: DataFrame, schema: StructType) -> DataFrame:
         column = F.col(field.name)
         column = column if found == field.dataType else _cast(column, field.dataType)
         if field.dataType == TimestampType():
-            # No watermark could come after such an instant, and no Python could show it.
-            column = F.when(F.unix_micros(column) < END_OF_TIME, column)
+            # Beyond them no Python could show an instant, and after the last no watermark could come.
+            micros = F.unix_micros(column)
+            column = F.when((micros >= YEAR_1) & (micros < END_OF_TIME), column)
         columns.append(column.alias(field.name))
     return stream.select(*columns, *_from_topics(stream))
 
