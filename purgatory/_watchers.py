@@ -72,7 +72,7 @@ class Chunk(dict[Operation, None]):
         self.key = key
         self.first = first
         """The first of the chain; `None` if that is this one, ..."""
-        self.last = self if first is None else None
+        self.last: Chunk | None = self if first is None else None
         """... which then knows the last one, that others may join, ..."""
         self.accepts = LONGEST_CHUNK
         """... and how many it may hold itself: none while there is another behind it. Once all have left it has no last one, so
@@ -172,15 +172,16 @@ class Watchers:
                 self.strays -= 1
                 return key
             waiting = self._pair_up(key, waiting)
-        chunk = waiting.last
+        first: Chunk = waiting
+        chunk = first.last
         if chunk is None:  # a stray
-            chunk = waiting.last = waiting
+            chunk = first.last = first
             chunk.accepts = LONGEST_CHUNK
             self.strays -= 1
             self._shared -= 1
         elif len(chunk) >= LONGEST_CHUNK:
-            waiting.accepts = 0
-            chunk.after = waiting.last = chunk = Chunk(key, waiting, chunk)
+            first.accepts = 0
+            chunk.after = first.last = chunk = Chunk(key, first, chunk)
         chunk[operation] = None
         self._shared += 1
         return chunk
@@ -218,11 +219,14 @@ class Watchers:
         self._spread -= number - 1
         for place in places:
             try:
-                chunk = place if type(place) is Chunk else by_key[place]
-                if chunk is operation:
-                    alone += 1
-                    self._leave_alone(operation, place)
-                    continue
+                if type(place) is Chunk:
+                    chunk = place
+                else:
+                    chunk = by_key[place]
+                    if chunk is operation:
+                        alone += 1
+                        self._leave_alone(operation, place)
+                        continue
                 del chunk[operation]
                 if chunk:
                     continue
