@@ -2,13 +2,16 @@
 
 `Probe` is the operation that most tests use; `watch_all` has many of them wait, `start_waits` has tasks wait for thresholds.
 `outcome` gives what an awaitable returned or raised, `turns` lets the loop turn, `raiser` makes hooks that fail. `counts` reads
-statistics, `Spy` counts what is asked of a loop, `Pulse` what is done in each turn of it, `profiled` what is called.
+statistics, `Spy` counts what is asked of a loop, `Pulse` what is done in each turn of it, `profiled` what is called. With
+`collector` garbage is that of the test alone.
 """
 
 import asyncio
+import gc
 import sys
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Iterable
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -187,3 +190,17 @@ def profiled(function: Callable[[], object]) -> int:
     finally:
         sys.setprofile(before)
     return count
+
+
+@contextmanager
+def collector(is_on: bool) -> Iterator[None]:
+    """Switches Python's collector of reference cycles on or off. It passes over what was there before, of other tests too."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    (gc.enable if is_on else gc.disable)()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        (gc.enable if was_on else gc.disable)()

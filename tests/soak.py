@@ -19,10 +19,11 @@ import resource
 import sys
 import time
 import tracemalloc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 
+from helpers import collector
 from soak_calls import BUFFERED, CALLS, COLLECTED, Cycle
 
 from purgatory.testing import VirtualTimeLoop
@@ -62,21 +63,8 @@ def soak(name: str, *stages: int) -> list[Figures]:
     Returns:
         The figures of each stage but the first.
     """
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner, _collector(name in COLLECTED):
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner, collector(is_on=name in COLLECTED):
         return runner.run(_soak(name, stages))
-
-
-@contextlib.contextmanager
-def _collector(is_on: bool) -> Iterator[None]:
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.freeze()  # what was there before is not looked at
-    (gc.enable if is_on else gc.disable)()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        (gc.enable if was_on else gc.disable)()
 
 
 async def _soak(name: str, stages: Sequence[int]) -> list[Figures]:

@@ -6,7 +6,7 @@ import tracemalloc
 from collections import Counter
 
 import pytest
-from helpers import Probe, outcome, raiser, turns
+from helpers import Probe, collector, outcome, raiser, turns
 from loops import on_virtual_time
 
 import purgatory as library
@@ -38,17 +38,11 @@ def fails(*_):
 async def collects_nothing_of(once):
     """Asserts that the garbage collector finds nothing after twenty times more of what was done once."""
     await once()
-    gc.collect()
-    gc.freeze()  # what other tests have left in this process, and falls into pieces only now, is not looked at
-    gc.disable()
-    try:
+    with collector(is_on=False):
         for _ in range(20):
             await once()
         await turns(3)
         assert gc.collect() == 0
-    finally:
-        gc.unfreeze()
-        gc.enable()
 
 
 async def expired_wait_for(purgatory, thresholds):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from asgi_requests import Request, lifespan
-from helpers import raiser, turns
+from helpers import collector, raiser, turns
 from loops import on_virtual_time
 from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware
@@ -397,16 +397,10 @@ async def test_a_request_leaves_nothing_for_the_garbage_collector(waiting, endin
         await turns(3)
 
     await once()
-    gc.collect()
-    gc.freeze()  # what other tests have left in this process is not looked at
-    gc.disable()
-    try:
+    with collector(is_on=False):
         for _ in range(10):
             await once()
         assert gc.collect() == 0
-    finally:
-        gc.unfreeze()
-        gc.enable()
 
 
 @on_virtual_time
