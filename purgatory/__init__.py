@@ -10,17 +10,16 @@ from purgatory._errors import (
     RelayUnavailable,
     WrongLoop,
 )
-from purgatory._idle import IdleTracker
 from purgatory._inspect import Inspection, MissedTrigger, WaitingOperation, WatchedKey, WheelLevel, inspect
-from purgatory._observer import Cause, Ended, Observer
-from purgatory._operation import DelayedOperation
-from purgatory._purgatory import Purgatory
+from purgatory._observers.observer import Cause, Ended, Observer
+from purgatory._operations.operation import DelayedOperation
+from purgatory._operations.purgatory import Purgatory
 from purgatory._state import OperationState
 from purgatory._statistics import PurgatoryStatistics, ThresholdStatistics
-from purgatory._threshold import ThresholdPurgatory
-from purgatory._timeouts import Timeout, timeout, timeout_at, wait_for
-from purgatory._timer import TimerTask
-from purgatory._wheel_timer import WheelTimer
+from purgatory._thresholds.threshold import ThresholdPurgatory
+from purgatory._timers.idle_tracker import IdleTracker
+from purgatory._timers.timeouts import Timeout, timeout, timeout_at, wait_for
+from purgatory._timers.wheel_timer import TimerTask, WheelTimer
 
 __version__: str
 """Of the distribution that is installed, `asyncio-purgatory`."""

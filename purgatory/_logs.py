@@ -16,49 +16,54 @@ from time import monotonic
 from typing import Any, Final, final
 from uuid import UUID
 
+from purgatory._arguments import describe
+
 log: Final = getLogger("purgatory")
 
-PAUSE: Final = 10.0
+MESSAGE_INTERVAL: Final = 10.0
 """Seconds between two messages of a kind that may come in thousands."""
 
-MOST_NAMES: Final = 1000
+KEYS_SHOWN: Final = 8
+"""How many keys of an operation a message names."""
+
+MAX_NAMES: Final = 1000
 """Of how many purgatories it is remembered when they were logged last."""
 
 
 @final
-class Rarely:
-    """Lets one message of each name through in `PAUSE` seconds, and counts those that it does not.
+class RateLimit:
+    """Lets one message of each name through in `MESSAGE_INTERVAL` seconds, and counts those that it does not.
 
     Args:
         time: the clock, in seconds.
     """
 
-    __slots__ = ("_left_out", "_next", "time")
+    __slots__ = ("_next", "_suppressed", "time")
 
     def __init__(self, time: Callable[[], float] = monotonic) -> None:
         self.time = time
         self._next: dict[str, float] = {}
-        self._left_out: dict[str, int] = {}
+        self._suppressed: dict[str, int] = {}
 
-    def may(self, name: str) -> bool:
+    def allow(self, name: str) -> bool:
         """Whether a message of `name` may be logged now; if not it is counted."""
         now = self.time()
         if now < self._next.get(name, now):
-            self._left_out[name] = self._left_out.get(name, 0) + 1
+            self._suppressed[name] = self._suppressed.get(name, 0) + 1
             return False
-        if len(self._next) >= MOST_NAMES:
+        if len(self._next) >= MAX_NAMES:
             self._next.clear()
-        self._next[name] = now + PAUSE
+        self._next[name] = now + MESSAGE_INTERVAL
         return True
 
-    def left_out(self, name: str) -> str:
+    def suppressed(self, name: str) -> str:
         """How many messages of `name` were not logged since the last one, in words."""
-        count = self._left_out.pop(name, 0)
+        count = self._suppressed.pop(name, 0)
         return f" ({count:,} more since the last such message)" if count else ""
 
 
-missed_triggers: Final = Rarely()
-lookalikes: Final = Rarely()
+missed_triggers: Final = RateLimit()
+similar_keys: Final = RateLimit()
 
 
 def missed_trigger(purgatory: str, kind: str, keys: tuple[Hashable, ...], waited: float | None) -> None:
@@ -70,15 +75,15 @@ def missed_trigger(purgatory: str, kind: str, keys: tuple[Hashable, ...], waited
         keys: what it watched.
         waited: how long, in seconds, if that is known.
     """
-    if missed_triggers.may(purgatory):
+    if missed_triggers.allow(purgatory):
         log.warning(
             "%s: missed trigger: %s on %s completed only at its deadline%s. Its condition held, but nobody had called"
             " check_and_complete for its keys when it came to hold%s",
             purgatory,
             kind,
-            ", ".join(map(repr, keys)),
+            _list(keys),
             "" if waited is None else f", after {waited:.3f} s",
-            missed_triggers.left_out(purgatory),
+            missed_triggers.suppressed(purgatory),
         )
 
 
@@ -88,19 +93,23 @@ def wants_hints(loop: AbstractEventLoop) -> bool:
     return loop.get_debug() or flags.dev_mode or (not flags.ignore_environment and bool(os.environ.get("PYTHONASYNCIODEBUG")))
 
 
-def lookalike(purgatory: str, key: Hashable, watched: Container[Hashable]) -> None:
+def similar_key(purgatory: str, key: Hashable, watched: Container[Hashable]) -> None:
     """Logs a hint if nobody waits for `key`, but somebody for a key of another type that looks like it. For debug mode."""
-    for other in _lookalikes_of(key):
-        if other in watched:
-            if lookalikes.may(purgatory):
+    for other in _similar_keys(key):
+        try:
+            is_watched = other in watched
+        except Exception:
+            continue  # somebody's key cannot be compared
+        if is_watched:
+            if similar_keys.allow(purgatory):
                 log.warning(
-                    "%s: nobody waits for %r (%s), which was checked, but somebody for %r (%s): keys compare by equality%s",
+                    "%s: nobody waits for %s (%s), which was checked, but somebody for %s (%s): keys compare by equality%s",
                     purgatory,
-                    key,
+                    describe(key),
                     type(key).__name__,
-                    other,
+                    describe(other),
                     type(other).__name__,
-                    lookalikes.left_out(purgatory),
+                    similar_keys.suppressed(purgatory),
                 )
             return
 
@@ -110,7 +119,7 @@ def cancelled_by_drain(purgatory: str, count: int, drain: float) -> None:
     log.warning("%s: the drain of %s s was over before all had ended, and the rest was cancelled: %d", purgatory, drain, count)
 
 
-def _lookalikes_of(key: Any) -> Iterator[Hashable]:
+def _similar_keys(key: Any) -> Iterator[Hashable]:
     """Keys of other types that look like it: the number in a text, the text of a number, of bytes or of a UUID."""
     if isinstance(key, str):
         makers: tuple[Any, ...] = (int, float, UUID, str.encode)
@@ -123,3 +132,9 @@ def _lookalikes_of(key: Any) -> Iterator[Hashable]:
             yield maker(key)
         except Exception:
             continue
+
+
+def _list(keys: tuple[Hashable, ...]) -> str:
+    """The first of many keys."""
+    others = len(keys) - KEYS_SHOWN
+    return ", ".join(map(describe, keys[:KEYS_SHOWN])) + (f" and {others} others" if others > 0 else "")

@@ -1,14 +1,4 @@
-"""Where an operation stands.
-
-                       force_complete
-               ┌──────────────────────────> COMPLETED   on_complete
-               │       deadline
-    PENDING ───┼──────────────────────────> EXPIRED     on_complete, on_expiration
-               │       cancel, aclose, a try that raised
-               └──────────────────────────> CANCELLED
-
-Only `PENDING` can be left, and once: that is all that the compare-and-set (`_life.claim`) asks.
-"""
+"""The states of an operation. Which moves there are, and what makes them, is told in `_operations.lifecycle`."""
 
 from enum import Enum
 from typing import Final
@@ -21,6 +11,8 @@ class OperationState(Enum):
     COMPLETED = "completed"
     EXPIRED = "expired"
     CANCELLED = "cancelled"
+
+    __hash__ = object.__hash__  # that of enums is a function in Python, and moves are looked up in a dictionary
 
 
 PENDING: Final = OperationState.PENDING

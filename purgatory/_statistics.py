@@ -38,7 +38,7 @@ class ThresholdStatistics:
     pending: int
     """Waits that nothing has ended yet."""
     unanswered: int
-    """Waits that have ended, but whose tasks are yet to be woken, in the next turns of the loop."""
+    """Waits that have ended, but whose tasks are yet to be woken, in the next iterations of the loop."""
     keys: int
     """Keys that have a value or are waited for."""
     completed: int

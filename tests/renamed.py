@@ -7,7 +7,8 @@ from pathlib import Path
 
 import purgatory as package
 
-PRIVATE = ("teller", "watchers", "by_key", "room", "waits", "lines", "hears_checks")
+PRIVATE = ("_engine", "notifier", "watchers", "by_key", "dispatcher", "queues", "loop_wheel", "async_waits", "wants_checks")
+"""Attributes of the core."""
 
 
 def beside_a_renamed_core(folder: Path, program: str, *packages: str) -> str:
@@ -17,15 +18,13 @@ def beside_a_renamed_core(folder: Path, program: str, *packages: str) -> str:
         AssertionError: it fails; the message is what it says to that.
     """
     source = Path(package.__file__).parent
-    for path in [*source.glob("*.py"), *(path for name in packages for path in source.glob(f"{name}/**/*.*"))]:
+    core = [*source.glob("*.py"), *source.glob("_*/*.py")]
+    for path in [*core, *(path for name in packages for path in source.glob(f"{name}/**/*.*"))]:
         if path.suffix not in (".py", ".html"):
             continue
         text = path.read_text(encoding="utf-8")
-        if path.parent == source:
-            text = re.sub(r"\b_op_(\w+)", r"_changed_\1", text)
-            text = re.sub(r"(?<=[.\"])_(engine|waits|wheel)\b(?! import)", r"_changed_\1", text)
-            for name in PRIVATE:
-                text = re.sub(rf"(?<=[.\"]){name}\b", f"changed_{name}", text)
+        if path in core:
+            text = "".join(map(_rename, text.splitlines(keepends=True)))
         target = folder / "purgatory" / path.relative_to(source)
         target.parent.mkdir(exist_ok=True, parents=True)
         target.write_text(text, encoding="utf-8")
@@ -33,3 +32,11 @@ def beside_a_renamed_core(folder: Path, program: str, *packages: str) -> str:
     done = subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def _rename(line: str) -> str:
+    """A line of the core with other names for private attributes; modules keep theirs."""
+    if line.lstrip().startswith(("from ", "import ")):
+        return line
+    line = re.sub(r"\b_(op|timer)_(\w+)", r"_changed_\1_\2", line)
+    return re.sub(rf"(?<=[.\"])({'|'.join(PRIVATE)})\b", r"changed_\1", line)

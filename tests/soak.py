@@ -7,8 +7,8 @@ What is in use is counted after the warm-up, a tenth as long, and at the end. Ho
     RSS     the most that the process has ever used; what is no object of Python's shows here, tables for instance
     cyclic  objects in reference cycles: what only the collector could free
 
-Purgatories that were made and dropped are left to the collector, which is on then. A journal's rows wait for its thread: it
-warms up for as long as it is counted, and is judged by RSS alone.
+Purgatories that were made and dropped, and operations whose hooks raise, are left to the collector, which is on then. A
+journal's rows wait for its thread: it warms up for as long as it is counted, and is judged by RSS alone.
 """
 
 import argparse

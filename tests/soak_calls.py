@@ -37,8 +37,11 @@ COLLECTED = {
     "aclose, drained",
     "ThresholdPurgatory: aclose, a new one each time",
     "IdleTracker: close, a new one each time",
+    "operation: a hook raises",
+    "wait_for, its predicate raises",
 }
-"""What makes a purgatory and drops it. The parts of one know each other, and go when the collector comes."""
+"""What makes a purgatory and drops it: the parts of one know each other, and go when the collector comes. And operations one of
+whose hooks raises: the traceback of the exception leads back to them."""
 
 BUFFERED = {"Journal, as observer"}
 """What has a thread that is late by as much as it likes: its rows wait in memory, up to a bound, and come and go."""

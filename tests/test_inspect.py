@@ -7,7 +7,8 @@ from helpers import Probe
 from loops import on_virtual_time
 
 from purgatory import Inspection, Purgatory, WatchedKey, WrongLoop, _inspect, inspect
-from purgatory._watchers import LONGEST_CHUNK
+from purgatory._operations import watch_lists
+from purgatory._operations.watch_lists import CHUNK_CAPACITY
 
 
 class Listener:
@@ -137,7 +138,7 @@ async def test_of_many_few_are_looked_at_and_what_stands_out_is_found():
         for number in range(2_000):
             jobs.try_complete_else_watch(Probe(0.2 + number / 4_000), ["short"])
         seen = inspect(jobs)
-        most = (len(seen.levels) + 1) * _inspect.FRONTS * _inspect.EACH + _inspect.KEYS * _inspect.KEYS_EACH
+        most = (len(seen.levels) + 1) * _inspect.MAX_FRONTS * _inspect.PER_BUCKET + _inspect.KEYS * _inspect.OPERATIONS_PER_KEY
         assert 50 < seen.looked_at <= most < 500
         assert seen.oldest[0].keys == ("old",)
         assert [(each.key, each.waiting) for each in seen.hottest[:2]] == [("hot", 5_000), ("short", 2_000)]
@@ -148,12 +149,12 @@ async def test_of_many_few_are_looked_at_and_what_stands_out_is_found():
 
 
 @on_virtual_time
-async def test_a_dictionary_with_too_much_room_at_its_front_is_not_walked(monkeypatch):
+async def test_a_dictionary_that_is_too_large_is_not_walked(monkeypatch):
     async with Purgatory() as jobs:
         operations = [Probe(50) for _ in range(2_000)]
         for number, operation in enumerate(operations):
             jobs.try_complete_else_watch(operation, [number])
-        monkeypatch.setattr(_inspect, "ROOM", 1_000)
+        monkeypatch.setattr(_inspect, "MAX_SCANNED_BYTES", 1_000)
         seen = inspect(jobs)
         assert seen.looked_at == 0 and seen.oldest == seen.hottest == ()
         assert seen.levels[1].waiting == 2_000
@@ -163,10 +164,22 @@ async def test_a_dictionary_with_too_much_room_at_its_front_is_not_walked(monkey
 async def test_more_chunks_than_are_counted_make_it_at_least(monkeypatch):
     monkeypatch.setattr(_inspect, "CHUNKS", 3)
     async with Purgatory() as jobs:
-        for _ in range(4 * LONGEST_CHUNK):
+        for _ in range(4 * CHUNK_CAPACITY):
             jobs.try_complete_else_watch(Probe(50), ["hot"])
         [hot] = inspect(jobs).hottest
-        assert hot == WatchedKey("hot", 3 * LONGEST_CHUNK, True)
+        assert hot == WatchedKey("hot", 3 * CHUNK_CAPACITY, True)
+
+
+@on_virtual_time
+async def test_a_key_whose_first_chunk_has_been_left_is_told_once(monkeypatch):
+    monkeypatch.setattr(watch_lists, "CHUNK_CAPACITY", 4)
+    async with Purgatory() as jobs:
+        operations = [Probe(10 + number) for number in range(11)]
+        for operation in operations:
+            jobs.try_complete_else_watch(operation, ["hot"])
+        for operation in operations[:4]:
+            operation.cancel()
+        assert inspect(jobs).hottest == (WatchedKey("hot", 7, False),)
 
 
 @on_virtual_time

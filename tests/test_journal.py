@@ -150,8 +150,8 @@ async def test_however_an_operation_ends_its_row_says_so(reports, tmp_path, at_n
                 operation.cancel()
             elif times_out:
                 await asyncio.sleep(10.0)
-        teller = purgatory._engine.teller
-        assert not teller._retries and not teller._starts
+        notifier = purgatory._engine.notifier
+        assert not notifier._retries and not notifier._starts
 
     [row] = [row for row in read(tmp_path) if row["keys"] == keys and row["outcome"] == WAYS_TO_END[way][0]][:1]
     assert summary(row) == WAYS_TO_END[way]

@@ -1,8 +1,13 @@
-"""Nothing lingers: what has ended leaves no garbage, no callback and no table behind; and an observer is told once."""
+"""Nothing lingers: what has ended leaves no garbage, no callback and no table behind; and an observer is told once.
+
+Of an operation one of whose hooks has raised, the traceback of its exception leads back to it, as everywhere in Python: what is
+asked then is only that the collector can take it away.
+"""
 
 import asyncio
 import gc
 import tracemalloc
+import weakref
 from collections import Counter
 
 import pytest
@@ -49,30 +54,6 @@ async def expired_wait_for(purgatory, thresholds):
     await purgatory.wait_for(lambda: False, ["key"], 0.01)
 
 
-async def failed_wait_for(purgatory, thresholds):
-    await purgatory.wait_for(fails, ["key"], 0.01)
-
-
-async def wait_for_that_fails_later(purgatory, thresholds):
-    tries = []
-    asyncio.get_running_loop().call_soon(purgatory.check_and_complete, "key")
-    await purgatory.wait_for(lambda: fails() if tries else tries.append(1), ["key"], 0.01)
-
-
-async def failed_hook(purgatory, thresholds):
-    await purgatory.wait(Probe(0.01, completing=fails), ["key"])
-
-
-async def failed_expiration(purgatory, thresholds):
-    await purgatory.wait(Probe(0.01, expiring=fails), ["key"])
-
-
-async def failed_operation(purgatory, thresholds):
-    operation = Probe(0.01, completing=fails)
-    purgatory.try_complete_else_watch(operation, ["key"])
-    await operation
-
-
 async def cancelled_operation(purgatory, thresholds):
     asyncio.get_running_loop().call_soon(purgatory.cancel_for_key, "key")
     await purgatory.wait(Probe(0.01), ["key"])
@@ -96,14 +77,64 @@ async def expired_library_wait_for(purgatory, thresholds):
     await library.wait_for(asyncio.sleep(1), 0.01)
 
 
+async def completed_at_once(purgatory, thresholds):
+    assert await purgatory.wait(Probe(0.01, ready=True, name="value"), ["key"]) == "value"
+
+
+async def completed_operation(purgatory, thresholds):
+    operation = Probe(0.01, name="value")
+    asyncio.get_running_loop().call_soon(operation.force_complete)
+    assert await purgatory.wait(operation, ["key"]) == "value"
+
+
+async def completed_wait_for(purgatory, thresholds):
+    values = iter([False, "value"])
+    asyncio.get_running_loop().call_soon(purgatory.check_and_complete, "key")
+    assert await purgatory.wait_for(lambda: next(values), ["key"], 0.01) == "value"
+
+
+async def completed_asynchronous_wait_for(purgatory, thresholds):
+    values = iter([False, "value"])
+
+    async def is_true():
+        await asyncio.sleep(0)
+        return next(values)
+
+    asyncio.get_running_loop().call_soon(purgatory.check_and_complete, "key")
+    assert await purgatory.wait_for(is_true, ["key"], 0.01) == "value"
+
+
+async def received(purgatory, thresholds):
+    asyncio.get_running_loop().call_soon(purgatory.deliver, "key", "value")
+    assert await purgatory.receive("key", 0.01) == "value"
+
+
+async def reached_threshold(purgatory, thresholds):
+    key = object()
+    asyncio.get_running_loop().call_soon(thresholds.advance, key, 1)
+    assert await thresholds.wait(key, 1, 0.01) == 1
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        completed_at_once,
+        completed_operation,
+        completed_wait_for,
+        completed_asynchronous_wait_for,
+        received,
+        reached_threshold,
+    ],
+)
+async def test_a_wait_that_ends_well_leaves_nothing_for_the_garbage_collector(wait):
+    async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
+        await collects_nothing_of(lambda: wait(purgatory, thresholds))
+
+
 @pytest.mark.parametrize(
     "wait",
     [
         expired_wait_for,
-        failed_wait_for,
-        wait_for_that_fails_later,
-        failed_hook,
-        failed_expiration,
         cancelled_operation,
         expired_threshold,
         failed_threshold,
@@ -111,7 +142,7 @@ async def expired_library_wait_for(purgatory, thresholds):
         expired_library_wait_for,
     ],
 )
-async def test_a_wait_that_expires_or_fails_leaves_nothing_for_the_garbage_collector(wait):
+async def test_a_wait_that_expires_or_is_ended_by_others_leaves_nothing_for_the_garbage_collector(wait):
     async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
 
         async def once():
@@ -151,7 +182,6 @@ async def timeout_left_before_a_failure(purgatory, thresholds):
     "wait",
     [
         expired_wait_for,
-        wait_for_that_fails_later,
         cancelled_operation,
         expired_threshold,
         failed_threshold,
@@ -174,6 +204,37 @@ def test_a_wait_that_ends_the_task_it_runs_in_leaves_nothing_for_the_garbage_col
 
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         runner.run(main())
+
+
+async def failed_wait_for(purgatory, thresholds):
+    await purgatory.wait_for(fails, ["key"], 0.01)
+
+
+async def wait_for_that_fails_later(purgatory, thresholds):
+    tries = []
+    asyncio.get_running_loop().call_soon(purgatory.check_and_complete, "key")
+    await purgatory.wait_for(lambda: fails() if tries else tries.append(1), ["key"], 0.01)
+
+
+async def failed_hook(purgatory, thresholds):
+    await purgatory.wait(Probe(0.01, completing=fails), ["key"])
+
+
+async def failed_expiration(purgatory, thresholds):
+    await purgatory.wait(Probe(0.01, expiring=fails), ["key"])
+
+
+@pytest.mark.parametrize("wait", [failed_wait_for, wait_for_that_fails_later, failed_hook, failed_expiration])
+async def test_what_a_failed_wait_leaves_the_garbage_collector_takes_away(wait):
+    async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
+        with collector(is_on=False):
+            error = await outcome(wait(purgatory, thresholds))
+            assert type(error) is Broken
+            reference = weakref.ref(error)
+            del error
+            await turns(3)
+            gc.collect()
+            assert reference() is None
 
 
 @on_virtual_time

@@ -16,8 +16,8 @@ from purgatory import Purgatory, ThresholdPurgatory, _logs
 def clock(monkeypatch):
     """The time that limits the rates, which stands still unless it is set."""
     now = [0.0]
-    for name in ("missed_triggers", "lookalikes"):
-        monkeypatch.setattr(_logs, name, _logs.Rarely(lambda: now[0]))
+    for name in ("missed_triggers", "similar_keys"):
+        monkeypatch.setattr(_logs, name, _logs.RateLimit(lambda: now[0]))
     return now
 
 
@@ -89,7 +89,7 @@ async def test_what_ends_as_it_should_is_not_logged(lines):
     assert lines() == []
 
 
-LOOKALIKES = [
+SIMILAR_KEYS = [
     (42, "42", "nobody waits for 42 (int), which was checked, but somebody for '42' (str)"),
     ("42", 42, "nobody waits for '42' (str), which was checked, but somebody for 42 (int)"),
     ("0.5", 0.5, "'0.5' (str)"),
@@ -100,7 +100,7 @@ LOOKALIKES = [
 ]
 
 
-@pytest.mark.parametrize(("checked", "watched", "words"), LOOKALIKES)
+@pytest.mark.parametrize(("checked", "watched", "words"), SIMILAR_KEYS)
 @pytest.mark.parametrize(("debug", "asked_for"), [(True, ""), (False, ""), (False, "1")])
 def test_in_debug_mode_a_key_of_another_type_than_the_watched_one_is_hinted_at(
     checked, watched, words, debug, asked_for, lines, monkeypatch
@@ -137,21 +137,22 @@ def test_a_key_like_no_other_is_no_reason_for_a_hint(lines):
 
 @on_virtual_time
 async def test_a_drain_that_cancels_the_rest_says_how_many(lines):
-    for room in (Purgatory("orders"), ThresholdPurgatory("versions")):
+    for closable in (Purgatory("orders"), ThresholdPurgatory("versions")):
         waiting = []
         for key in ("tea", "milk"):
-            wait = room.wait(Probe(5), [key]) if isinstance(room, Purgatory) else room.wait(key, 1, 5)
+            wait = closable.wait(Probe(5), [key]) if isinstance(closable, Purgatory) else closable.wait(key, 1, 5)
             waiting.append(asyncio.create_task(wait))
-        waiting.append(asyncio.create_task(room.wait(Probe(), ["a"]) if isinstance(room, Purgatory) else room.wait("a", 1)))
+        endless = closable.wait(Probe(), ["a"]) if isinstance(closable, Purgatory) else closable.wait("a", 1)
+        waiting.append(asyncio.create_task(endless))
         await asyncio.sleep(0)
-        await room.aclose(drain=10)
+        await closable.aclose(drain=10)
         await asyncio.gather(*waiting, return_exceptions=True)
-    message = "{}: the drain of 10 s was over before all had ended, and the rest was cancelled: 1"
+    message = "{}: the drain of 10.0 s was over before all had ended, and the rest was cancelled: 1"
     assert lines() == [("purgatory", "WARNING", message.format(name)) for name in ("orders", "versions")]
 
 
 def test_a_thousand_names_are_remembered_and_then_forgotten():
-    rarely = _logs.Rarely(lambda: 0.0)
-    assert [rarely.may(str(name)) for name in range(_logs.MOST_NAMES)] == [True] * _logs.MOST_NAMES
-    assert not rarely.may("0") and rarely.may("another")
-    assert len(rarely._next) == 1
+    limit = _logs.RateLimit(lambda: 0.0)
+    assert [limit.allow(str(name)) for name in range(_logs.MAX_NAMES)] == [True] * _logs.MAX_NAMES
+    assert not limit.allow("0") and limit.allow("another")
+    assert len(limit._next) == 1

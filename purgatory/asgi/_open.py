@@ -3,7 +3,7 @@
     polls.open                 enter                    leave
       ...  a request waits ──────────>  it counts  ──────────>  it does not
 
-    is_stopping: nobody enters; after a grace time each of the open ones is told, 512 in each turn of the loop
+    is_stopping: nobody enters; after a grace time each of the open ones is told, 512 in each iteration of the loop
 
 After a lifespan, and on another loop, there is a new one of these: a poll leaves the one that it has entered, and a stop
 that is under way ends the polls that were open then.
@@ -15,7 +15,7 @@ from collections.abc import Hashable
 from typing import Final, Protocol, final
 
 PORTION: Final = 512
-"""How many polls the stop ends in one turn of the loop."""
+"""How many polls the stop ends in one iteration of the loop."""
 
 
 class Waiting(Protocol):

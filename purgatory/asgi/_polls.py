@@ -18,7 +18,7 @@ from signal import SIGINT, SIGTERM, valid_signals
 from typing import Any, Final, cast, final
 
 from purgatory import Observer, WrongLoop
-from purgatory._observer import observers_of
+from purgatory._observers.observer import observers_of
 from purgatory.asgi._client import READ_AHEAD, Client
 from purgatory.asgi._open import OpenPolls
 from purgatory.asgi._outcome import Ending, Outcome, malformed, outcome_of
@@ -197,7 +197,7 @@ class LongPolls:
     # -- the stop
 
     def stop(self) -> None:
-        """Refuses new polls from now on, and answers the open ones: after `grace`, and 512 in each turn of the loop.
+        """Refuses new polls from now on, and answers the open ones: after `grace`, and 512 in each iteration of the loop.
 
         Called at a signal, or at the latest when the server tells the application to stop. Calling it again is allowed.
         """

@@ -13,7 +13,7 @@ from math import inf
 from typing import Final, Protocol, final
 
 from purgatory import Cause, Observer, OperationState
-from purgatory._ears import Ears
+from purgatory._observers.observer_group import ObserverGroup
 from purgatory.asgi._outcome import Ending
 
 KIND: Final = "poll"
@@ -42,15 +42,15 @@ class PollTeller:
         observers: those of `observers_of`.
     """
 
-    __slots__ = ("_ears", "_name")
+    __slots__ = ("_name", "_observers")
 
     def __init__(self, name: str, observers: Sequence[Observer]) -> None:
         self._name = name
-        self._ears = Ears(observers, _report)
+        self._observers = ObserverGroup(observers, _report)
 
     def began(self, poll: Timed) -> float:
         """Tells of a wait that begins now; the loop's time."""
-        self._ears.tell_start(poll)
+        self._observers.notify_started(poll)
         return get_running_loop().time()
 
     def ended(self, poll: Timed, begun: float, ending: Ending | None, error: BaseException | None) -> None:
@@ -59,7 +59,7 @@ class PollTeller:
         state, cause = STATES[ending or (Ending.GONE if failure is None else Ending.REFUSED)]
         timeout = None if poll.timeout == inf else max(poll.timeout, 0.0)
         failed_tries = 1 + (cause is Cause.DEADLINE)
-        self._ears.tell_end(
+        self._observers.notify_ended(
             (self._name, KIND, (), begun, get_running_loop().time(), timeout, state, cause, None, failed_tries, False, failure,
              id(poll))
         )  # fmt: skip

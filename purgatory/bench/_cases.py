@@ -83,7 +83,7 @@ class Judged:
 
     @property
     def verdict(self) -> Verdict:
-        """By the median of the figure, without the turns of the loop that clean up."""
+        """By the median of the figure, without the iterations of the loop that clean up."""
         if self.measured is None:
             return "not measured"
         if self.target is None:

@@ -77,7 +77,7 @@ class Contest:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The figures of a row. `bare` is judged; `settled` includes the turns of the loop that clean up after each batch."""
+    """The figures of a row. `bare` is judged; `settled` includes the iterations of the loop that clean up after each batch."""
 
     bare: Contest
     settled: Contest | None = None
@@ -129,8 +129,8 @@ def own_copy(function: Callable[P, T]) -> Callable[P, T]:
 class LoopProbe:
     """Measures how long callbacks have to wait while the loop is busy.
 
-    A callback that schedules itself again with `call_soon` runs once in each turn of the loop. The longest gap between two of
-    its runs is the longest time that any other callback could have had to wait. With the probe the loop never sleeps, so the
+    A callback that schedules itself again with `call_soon` runs once in each iteration of the loop. The longest gap between two
+    of its runs is the longest time that any other callback could have had to wait. With the probe the loop never sleeps, so the
     gaps can be measured in CPU time. By the wall clock one would only see the scheduler of a busy machine, which takes the
     processor away for 4 ms and more at a time.
     """

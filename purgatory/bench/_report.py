@@ -144,7 +144,7 @@ def _styled(verdict: Verdict) -> str:
 
 
 def _figures(row: Judged) -> tuple[str, str, str, str, str]:
-    """Ours, theirs, the figure, its quartiles, and the figure with the turns of the loop that clean up."""
+    """Ours, theirs, the figure, its quartiles, and the figure with the iterations of the loop that clean up."""
     if row.measured is None:
         return "", "", "", "", ""
     case, bare, settled = row.case, row.measured.bare, row.measured.settled

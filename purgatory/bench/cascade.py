@@ -1,9 +1,9 @@
-"""``python -m purgatory.bench cascade``: many deadlines in one wide slot of the wheel, and how late it makes anybody.
+"""``python -m purgatory.bench cascade``: many deadlines in one wide bucket of the wheel, and how late it makes anybody.
 
-A million timers are due within 262 s, all in one wide slot, which has to be moved into narrower ones before it begins. What
-comes of it is watched twice: while that slot is being moved, and from shortly before it begins. The loop's clock is moved on
+A million timers are due within 262 s, all in one wide bucket, which has to be moved into narrower ones before it begins. What
+comes of it is watched twice: while that bucket is being moved, and from shortly before it begins. The loop's clock is moved on
 in between, while nothing is due, which only asyncio's allows. All the time, short timers are started on the same wheel. A
-callback that comes back in every turn of the loop measures how long the turns are, in CPU time; lateness is by the clock.
+callback that comes back in every iteration of the loop measures how long they are, in CPU time; lateness is by the clock.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from rich.table import Table
 
 from purgatory import WheelTimer
 from purgatory._programs import Program
-from purgatory._timer import TimerTask
+from purgatory._timers.wheel_timer import TimerTask
 from purgatory.bench._cases import QUICK_DIVISOR
 from purgatory.bench._measure import LoopProbe, Unmeasurable
 from purgatory.bench._options import add_common_options
@@ -28,7 +28,7 @@ from purgatory.bench._report import RowProgress, environment, wide_console, writ
 
 TIMERS = 1_000_000
 SPREAD = 262.144
-"""Seconds over which they are due: a slot of the third level, by default."""
+"""Seconds over which they are due: a bucket of the third level, by default."""
 
 TICK = 0.001
 SHORT = 0.02
@@ -39,13 +39,13 @@ SHORT_EVERY = 0.001
 MEDDLED = 0.1
 """The part of all timers that is cancelled while they are moved, and the part that is postponed, ..."""
 MEDDLED_IN_A_TURN = 40
-"""... so many of each in a turn of the loop."""
+"""... so many of each in a iteration of the loop."""
 POSTPONED_BY = 60.0
 
 BEFORE = 1.5
 """Seconds that are watched before anything begins, ..."""
 MOVING = 12.0
-"""... after the wide slot has begun to be moved, ..."""
+"""... after the wide bucket has begun to be moved, ..."""
 EXPIRING = 6.0
 """... and after the first timers were due."""
 
@@ -61,7 +61,7 @@ CASES: tuple[tuple[int, Order], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Milliseconds. `late` are the timers, `short` those beside them; `hold` is the longest turn of the loop."""
+    """Milliseconds. `late` are the timers, `short` those beside them; `hold` is the longest iteration of the loop."""
 
     wheel_size: int
     order: Order
@@ -94,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     where = environment()
     timers = TIMERS // QUICK_DIVISOR if options.quick else TIMERS
     cases = CASES[-2:] if options.quick else CASES
-    console.print(f"cascade: {timers:,} timers in one wide slot, {len(cases)} times, on asyncio")
+    console.print(f"cascade: {timers:,} timers in one wide bucket, {len(cases)} times, on asyncio")
     console.print(", ".join(f"{name} {value}" for name, value in where.items()), style="dim")
     figures: list[Figures] = []
     progress = RowProgress(console)
@@ -153,7 +153,7 @@ class Cascade:
         while span < SPREAD:
             self.narrower, span = span, span * wheel_size
         self.start = (int(loop.time() / span) + 3) * span
-        """When the wide slot begins; the slots into which it is moved are as wide as `narrower`, ..."""
+        """When the wide bucket begins; the buckets into which it is moved are as wide as `narrower`, ..."""
         self.lead = span
         """... which is done from so long before on."""
 
@@ -207,7 +207,7 @@ class Cascade:
         return noted.task
 
     async def _watch(self, until: float) -> None:
-        """Starts short timers until then; the turns of the loop are all taken."""
+        """Starts short timers until then; the iterations of the loop are all taken."""
         next_start = self.loop.time()
         while (now := self.loop.time()) < until:
             if now >= next_start:
@@ -257,5 +257,5 @@ def table(figures: Sequence[Figures], quick: bool) -> Table:
 
 
 PROGRAM = Program(
-    "cascade", "A million deadlines in one wide slot of the wheel: how late they and others are.", add_arguments, run
+    "cascade", "A million deadlines in one wide bucket of the wheel: how late they and others are.", add_arguments, run
 )

@@ -244,7 +244,7 @@ class Relay:
             raise self._unavailable("read", key, link.trouble) from link.trouble
 
     async def bump(self, key: str, *, connection: Any = None) -> int:
-        """Raises the version of `key` by one, and tells everyone. Several calls in one turn of the loop are one write.
+        """Raises the version of `key` by one, and tells everyone. Several calls in one iteration of the loop are one write.
 
         A write that does not reach the store is tried again until `timeout` is over. If its answer was lost, it may be made
         twice.

@@ -64,7 +64,7 @@ def by_thresholds(made: Traffic) -> list[Row]:
         left: set[asyncio.Task[int]] = set(waits)
         while left:
             left = (await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED))[1]
-            for _ in range(3):  # what was reached at the same instant is told to its task in the same turns of the loop
+            for _ in range(3):  # what was reached at the same instant is told to its task in the same iterations of the loop
                 await asyncio.sleep(0)
             if is_complete(waits, mode):
                 break

@@ -85,7 +85,7 @@ def by_thresholds(operations: list[Operation], signals: list[tuple[str, int, int
         left = set(waits)
         while left and not is_done():
             left = (await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED))[1]
-        for _ in range(3):  # what was reached at the same instant is told to its task in the same turns of the loop
+        for _ in range(3):  # what was reached at the same instant is told to its task in the same iterations of the loop
             await asyncio.sleep(0)
         now, outcome = int(loop.time()), COMPLETED if is_done() else EXPIRED
         satisfied = [wait.result() for wait in waits if succeeded(wait)]

@@ -2,7 +2,7 @@
 
     a page asks       the clock starts, unless it runs; the first version is made at once, or within a second
     each 0.2 s        how late the clock is, which is how long the loop was held up
-    each second       one purgatory after the other is described, each in a turn of the loop of its own, then told as a version
+    each second       one purgatory after the other is described, each in its own iteration of the loop, then told as a version
     nobody asks       for five minutes the history goes on, for pages that come back; then the clock stops, and nothing is left
 
 A version is bytes, the same for every page, and the part of the history that a page has not had: for most, one point.

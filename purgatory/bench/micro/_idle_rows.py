@@ -155,7 +155,7 @@ class Traffic:
 
 
 class WheelByHand:
-    """An `IdleTracker` on the clock of its traffic. Its slots are woken by hand."""
+    """An `IdleTracker` on the clock of its traffic. Its buckets are woken by hand."""
 
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic
@@ -165,7 +165,7 @@ class WheelByHand:
     def __enter__(self) -> "WheelByHand":
         self.tracker.touch(-1)
         self.tracker.remove(-1)
-        self.tracker._time = self.tracker._wheel.time = lambda: self.traffic.now
+        self.tracker._time = self.tracker._loop_wheel.time = lambda: self.traffic.now
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -174,17 +174,17 @@ class WheelByHand:
     def ticks(self) -> Contender:
         traffic, touch = self.traffic, self.tracker.touch
         traffic.begin(touch)
-        wheel = self.tracker._wheel
+        wheel = self.tracker._loop_wheel.wheel
         while True:
             traffic.go_on(touch)
-            # In this tick one slot is due, and no other.
+            # In this tick one bucket is due, and no other.
             assert wheel._due[0][0] <= wheel.clock.tick_at(traffic.now) < wheel._due[1][0]
             yield self._tick
 
     async def _tick(self) -> None:
-        wheel = self.tracker._wheel
-        wheel._wake(wheel._due[0][1])
-        while wheel._continuing:  # there was more than a portion
+        loop_wheel = self.tracker._loop_wheel
+        loop_wheel._on_timer(loop_wheel.wheel._due[0][1])
+        while loop_wheel._continuation_scheduled:  # there was more than an iteration's work
             await asyncio.sleep(0)
 
 

@@ -74,7 +74,7 @@ async def _advance(purgatory: Offsets, values: Sequence[tuple[int, int]]) -> Non
 
 
 def start_waiting(purgatory: Offsets, waits: Iterable[Wait]) -> None:
-    """Starts a task for each of `waits`. They wait from the next turn of the loop on, and the purgatory keeps them alive."""
+    """Starts a task for each of `waits`. They wait from the next iteration of the loop on; the purgatory keeps them alive."""
 
     async def wait(key: int, threshold: int) -> None:
         with suppress(OperationCancelled):

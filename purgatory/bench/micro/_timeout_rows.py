@@ -16,7 +16,7 @@ WaitFor = Callable[[Awaitable[None], float], Awaitable[None]]
 
 
 async def enter_and_leave(setting: Setting) -> Measured:
-    """`async with timeout(30): pass`, one after another in one task and one turn of the loop."""
+    """`async with timeout(30): pass`, one after another in one task and one iteration of the loop."""
     return await compare(entering_and_leaving(purgatory.timeout), entering_and_leaving(asyncio.timeout), setting.rounds())
 
 
@@ -62,7 +62,7 @@ async def _enter_and_leave_each(timeout: Timeout, delays: Iterable[float]) -> No
 async def wait_for_a_turn(setting: Setting) -> Measured:
     """`await wait_for(coroutine, 30)`, one after another in one task. Each coroutine yields to the loop once.
 
-    So each timeout is pending during one turn of the loop, in which it is the only one.
+    So each timeout is pending during one iteration of the loop, in which it is the only one.
     """
     return await compare(waiting_for_a_turn(purgatory.wait_for), waiting_for_a_turn(asyncio.wait_for), setting.rounds())
 

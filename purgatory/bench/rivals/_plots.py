@@ -41,7 +41,7 @@ def load(report: Json, directory: Path) -> list[Path]:
 
 
 def burst(report: Json, directory: Path) -> Path:
-    """Draws the longest turn of the loop over the size of the burst."""
+    """Draws the longest iteration of the loop over the size of the burst."""
     figure, panels = _panels([kind for kind in KINDS if any(each["kind"] == kind for each in report["runs"])], KINDS)
     for kind, axes in panels.items():
         for design in _designs(report["runs"]):

@@ -1,7 +1,7 @@
 """``python -m purgatory.bench burst``: everything at once, and how long other callbacks of the loop have to wait.
 
 ``expiry``: all requests are due in the same tick. ``check``: all watch one key, and one `check_and_complete` completes them. A
-callback that runs in every turn of the loop measures how long the turns are, in CPU time.
+callback that runs in every iteration of the loop measures how long the turns are, in CPU time.
 """
 
 import argparse

@@ -19,11 +19,11 @@ from operator import add
 from time import process_time
 from typing import Final, NamedTuple
 
-from purgatory._engine import Engine
-from purgatory._operation import DelayedOperation
-from purgatory._purgatory import Purgatory
-from purgatory._slots import Slot
-from purgatory._timer import LoopWheel
+from purgatory._operations.engine import Engine
+from purgatory._operations.operation import DelayedOperation
+from purgatory._operations.purgatory import Purgatory
+from purgatory._wheel.buckets import Bucket
+from purgatory._wheel.loop_wheel import LoopTimingWheel
 from purgatory.pipeline.simulate._timeline import Timeline
 
 MOST_DIFFERENCES: Final = 1000
@@ -97,17 +97,17 @@ class Replay:
                 setattr(self, each.name, merge(getattr(self, each.name), getattr(other, each.name)))
 
 
-class CountingWheel(LoopWheel):
+class CountingWheel(LoopTimingWheel):
     """A wheel that counts what its callbacks find."""
 
     __slots__ = ("seen",)
 
     seen: Replay
 
-    def _wake(self, slot: Slot) -> None:
-        self.seen.empty_callbacks += not slot
-        self.seen.largest_bucket = max(self.seen.largest_bucket, len(slot))
-        super()._wake(slot)
+    def _on_timer(self, bucket: Bucket) -> None:
+        self.seen.empty_callbacks += not bucket
+        self.seen.largest_bucket = max(self.seen.largest_bucket, len(bucket))
+        super()._on_timer(bucket)
 
 
 class Replayed(DelayedOperation[None]):
@@ -162,7 +162,7 @@ class Replayer:
             self._end(*heappop(ends))
         self.move_to(self.last_deadline + 2 * self.setting.tick)
         self.seen.cpu_seconds = process_time() - began
-        self.seen.callbacks, self.seen.moves = self.wheel.wake_ups, self.wheel.moves
+        self.seen.callbacks, self.seen.moves = self.wheel.wake_ups, self.wheel.wheel.moves
         return self.seen
 
     def _start(self, each: Recorded, ended: float) -> Replayed:
@@ -195,10 +195,10 @@ class Replayer:
         """Counts an expiry."""
         seen, now = self.seen, self.timeline.now
         seen.expired += 1
-        late = now - operation._wheel_when
+        late = now - operation._timer_deadline
         seen.lateness[ceil(late * 100 / self.setting.tick)] += 1
         seen.late_max = max(seen.late_max, late)
-        tick = int(now * self.wheel.rate)
+        tick = int(now * self.wheel.wheel.clock.rate)
         self._burst = self._burst + 1 if tick == self._burst_tick else 1
         self._burst_tick = tick
         seen.largest_burst = max(seen.largest_burst, self._burst)

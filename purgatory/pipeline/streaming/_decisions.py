@@ -2,8 +2,8 @@
 
 A shard owns operations; no other shard decides on them. It puts everything that it hears on its agenda. When the watermark says
 that nothing earlier will come, it takes the events from there in the order of event time, and does what `ThresholdPurgatory`
-does in an event loop, with the same lines of waiters (`purgatory._lines`). So outcomes depend on what happened when, and not on
-the order in which the shard heard of it.
+does in an event loop, with the same queues of waiters (`purgatory._thresholds.queue`). So outcomes depend on what happened
+when, and not on the order in which the shard heard of it.
 
     heard, in this order                                           decided, when the watermark has come to 12:00:30
     12:00:20  "paid" has reached 1                                 12:00:05  order 7 is registered: "stock" has reached 4
@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from purgatory._lines import UNKNOWN, has_reached
+from purgatory._thresholds.queue import UNKNOWN, has_reached
 from purgatory.pipeline.streaming._agenda import Agenda, Store
 from purgatory.pipeline.streaming._course import Course, Numbers
 from purgatory.pipeline.streaming._events import (

@@ -27,7 +27,8 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from purgatory import _lines
+from purgatory import _arguments
+from purgatory._thresholds import queue
 from purgatory.pipeline.streaming import _agenda, _course, _decisions, _events, _messages, _packing, _state, _together, _waiting
 from purgatory.pipeline.streaming._agenda import Agenda
 from purgatory.pipeline.streaming._decisions import Counts, Shard
@@ -61,7 +62,7 @@ class ShardsChanged(Exception):
 
 def ship() -> None:
     """Makes Spark send the code that decides to its workers, as it is here. They need not have this package installed."""
-    ours = (_lines, _agenda, _course, _decisions, _events, _messages, _packing, _state, _together, _waiting)
+    ours = (_arguments, queue, _agenda, _course, _decisions, _events, _messages, _packing, _state, _together, _waiting)
     for module in (*ours, sys.modules[__name__]):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 

@@ -8,7 +8,7 @@ from zlib import crc32
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import MapState
 
-from purgatory._lines import UNKNOWN
+from purgatory._thresholds.queue import UNKNOWN
 from purgatory.pipeline.streaming._agenda import Events
 from purgatory.pipeline.streaming._events import NOWHERE, REGISTRATIONS, SIGNALS, from_bytes, to_bytes
 from purgatory.pipeline.streaming._waiting import Pending, Watched

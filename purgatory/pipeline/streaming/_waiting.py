@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from purgatory._lines import UNKNOWN, Line, Place, has_reached
+from purgatory._thresholds.queue import UNKNOWN, ThresholdQueue, Waiters, has_reached
 
 
 class Waiter:
@@ -17,7 +17,7 @@ class Waiter:
         self.threshold = threshold
 
 
-class Watched(Line):
+class Watched(ThresholdQueue):
     """The line of a key, in which waiters can be found by their operation."""
 
     __slots__ = ("waiters",)
@@ -29,11 +29,11 @@ class Watched(Line):
     def watch(self, operation_id: str, threshold: int) -> None:
         """Puts an operation into the line."""
         waiter = self.waiters[operation_id] = Waiter(operation_id, threshold)
-        self.join(waiter)
+        self.add(waiter)
 
     def unwatch(self, operation_id: str) -> None:
         """Takes an operation out of the line."""
-        self.leave(self.waiters.pop(operation_id))
+        self.discard(self.waiters.pop(operation_id))
 
     @property
     def known(self) -> int | None:
@@ -44,14 +44,14 @@ class Watched(Line):
         """Raises the value of the key to `value`, and takes out the operations that waited for it. A lower value changes
         nothing."""
         if not has_reached(self.key, self.value, value):
-            for place in self.advance(value)[1]:
-                for waiter in _several(place):
+            for waiters in self.advance(value)[1]:
+                for waiter in _several(waiters):
                     del self.waiters[waiter.operation_id]
                     yield waiter.operation_id
 
 
-def _several(place: Place) -> Iterable[Any]:
-    return place if isinstance(place, dict) else (place,)
+def _several(waiters: Waiters) -> Iterable[Any]:
+    return waiters if isinstance(waiters, dict) else (waiters,)
 
 
 @dataclass(slots=True)

@@ -86,7 +86,7 @@ class Design(Protocol):
         ...
 
     def check_and_complete(self, key: Hashable) -> object:
-        """Completes the requests that watch `key` and whose condition holds, now or in the next turns of the loop."""
+        """Completes the requests that watch `key` and whose condition holds, now or in the next iterations of the loop."""
         ...
 
     def pending(self) -> int:

@@ -6,7 +6,7 @@ the watch lists, or in the heap, and if so it scans all of them for completed on
 is always so, and it scans every time: that was the fault of this design.
 
 Source: Kafka 0.8.2, `DelayedOperationPurgatory` with `java.util.concurrent.DelayQueue`. Its reaper thread looks after each
-request that it has taken from the queue; this one looks after each turn of the loop.
+request that it has taken from the queue; this one looks after each iteration of the loop.
 """
 
 import asyncio

@@ -1,0 +1,100 @@
+"""The end of a purgatory, of either kind: it refuses new work, gives what is pending time to end by itself, cancels the rest.
+
+OPEN ─> DRAINING, for as long as `drain` ─> CANCELLING what is left, in batches ─> CLOSED: everybody is answered
+            └───── the task that closes it is cancelled: all the rest at once ─────┘
+"""
+
+from asyncio import AbstractEventLoop, Future, sleep, wait
+from collections.abc import Iterable, Iterator
+from typing import Protocol, TypeVar
+
+from purgatory import _logs
+from purgatory._arguments import seconds
+from purgatory._loop import MAX_PER_ITERATION
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Closable(Protocol[T_co]):
+    """What `close` needs of a purgatory."""
+
+    name: str
+
+    @property
+    def loop(self) -> AbstractEventLoop: ...
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is pending."""
+        ...
+
+    idle_waiter: Future[None] | None
+    """Set by the purgatory when it becomes idle; made by the call that waits for that."""
+
+    def stop_accepting(self) -> None:
+        """Refuses everything new."""
+
+    def iter_cancel(self) -> Iterator[tuple[T_co, int]]:
+        """Cancels what is pending, one each time the next is asked for, and tells how much work that was, in operations."""
+        ...
+
+    async def wait_answered(self) -> None:
+        """Waits until everybody is answered whose wait has ended."""
+
+    def answer_now(self) -> None:
+        """Answers everybody, without waiting for that."""
+
+
+def check_drain(drain: float) -> float:
+    """Raises `ValueError` if `drain` is not zero or more seconds."""
+    drain = seconds("drain", drain)
+    if drain < 0.0:
+        raise ValueError(f"drain must be zero or more seconds, not {drain!r}")
+    return drain
+
+
+async def close(closable: Closable[T], drain: float) -> list[T]:
+    """Closes a purgatory; what it returns are those that it cancelled. See `Purgatory.aclose`."""
+    closable.stop_accepting()
+    try:
+        if drain > 0.0:
+            await wait_idle(closable, drain)
+        cancelled = await cancel_in_batches(closable.iter_cancel())
+        if cancelled and drain > 0.0:
+            _logs.cancelled_by_drain(closable.name, len(cancelled), drain)
+        await closable.wait_answered()
+    except BaseException:
+        for _ in closable.iter_cancel():
+            pass
+        closable.answer_now()
+        raise
+    return cancelled
+
+
+async def cancel_in_batches(cancelling: Iterable[tuple[T, int]]) -> list[T]:
+    """Goes through what `Closable.iter_cancel` gives, a bounded amount per iteration of the loop. Returns what was
+    cancelled."""
+    cancelled: list[T] = []
+    spent = 0
+    for operation, steps in cancelling:
+        cancelled.append(operation)
+        spent += steps
+        if spent >= MAX_PER_ITERATION:
+            spent = 0
+            await sleep(0)
+    return cancelled
+
+
+async def wait_idle(closable: Closable[object], timeout: float | None = None) -> None:
+    """Waits until nothing is pending, for at most `timeout` seconds."""
+    if not closable.is_idle:
+        if closable.idle_waiter is None:
+            closable.idle_waiter = closable.loop.create_future()
+        await wait((closable.idle_waiter,), timeout=timeout)
+
+
+def notify_idle(closable: Closable[object]) -> None:
+    """To be called by a purgatory that has become idle."""
+    idle, closable.idle_waiter = closable.idle_waiter, None
+    if idle is not None and not idle.done():
+        idle.set_result(None)

@@ -1,0 +1,249 @@
+"""One hook at a time on each event loop; what a hook sets off runs after it has returned, a bounded amount per iteration.
+
+Hooks may call anything. If what they call ran at once, a chain of ten thousand completions would be a stack of ten thousand
+frames, an operation could be entered twice, and the waiters of a key would be tried out of order. So while a hook runs,
+whatever would run another one is deferred, whichever purgatory of the loop it belongs to:
+
+    IDLE ────> a hook runs ──────────────────────────> IDLE
+                    │
+                    └─ it set something off ─> BACKLOG ─> IDLE
+                                                 │  ^
+                            after 512 steps      v  │  in the next iteration of the loop
+                                              CONTINUED
+
+    IDLE         `current` is None, `has_backlog` is false
+    a hook       `current` is the operation whose hook it is
+    BACKLOG      `has_backlog` is true
+    CONTINUED    the loop was asked once to go on; a call from outside meanwhile does its own work and none of the backlog
+
+The backlog has three queues. Where several have work they take turns, in slices of 128 steps, so that none can block another:
+
+    finished             operations that have ended, and whose hooks have yet to run
+    checks               keys to be checked, begun or not: a slice of each, then it goes to the end of the queue
+    threadsafe_checks    the same for keys that other threads have asked for
+
+A key that a thread asks for behind `n` others is therefore begun after at most `n` slices of each kind. Each key of a purgatory
+stands in one queue once, however often it was asked for. All runs in the `contextvars` context of whoever set it off.
+
+Kafka runs nested completions on the stack of the caller, under locks, and has met both deadlocks and deep recursion
+(KAFKA-14197); Redis keeps a list of ready keys, as here.
+"""
+
+from asyncio import AbstractEventLoop, Future, _get_running_loop
+from collections import deque
+from contextvars import Context, copy_context
+from math import inf
+from threading import local
+from typing import Any, Final, Protocol, final
+
+from purgatory._failure import Failure
+from purgatory._loop import MAX_PER_ITERATION
+
+SLICE: Final = MAX_PER_ITERATION // 4
+"""How many steps one kind of work is given before the next one has its turn."""
+
+
+class Ended(Protocol):
+    """An operation that has ended, and whose hooks have yet to run."""
+
+    def _op_finish(self) -> None: ...
+
+
+class Check(Protocol):
+    """Operations that are to be tried."""
+
+    completed: int
+    context: Context
+    """Where they are tried."""
+
+    def run(self, budget: int) -> int:
+        """Tries some of them, and stands in its queue again if there are more; returns how many steps that took."""
+        ...
+
+
+class _Barrier:
+    """Stands in the queue behind operations, and tells when its turn has come."""
+
+    def __init__(self, future: Future[None]) -> None:
+        self.future = future
+
+    def _op_finish(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+@final
+class Dispatcher:
+    """Makes sure that the hooks of all operations of a loop run one after another.
+
+    Attributes:
+        current: whose hook is running. It may also be set for a while in which none may run.
+        interrupted: whose hooks are interrupted: `current` is an operation that one of them had tried for the first time.
+        has_backlog: whether anything was deferred.
+        continuation_scheduled: whether the loop was asked for another iteration.
+    """
+
+    __slots__ = (
+        "_loop",
+        "_unretrieved",
+        "checks",
+        "continuation_scheduled",
+        "current",
+        "finished",
+        "has_backlog",
+        "interrupted",
+        "threadsafe_checks",
+    )
+
+    def __init__(self, loop: AbstractEventLoop | None) -> None:
+        self._loop = loop
+        self.current: object = None
+        self.interrupted: list[object] = []
+        self.has_backlog = False
+        self.finished: deque[tuple[Ended, Context]] = deque()
+        self.checks: deque[Check] = deque()
+        self.threadsafe_checks: deque[Check] = deque()
+        self.continuation_scheduled = False
+        self._unretrieved: list[tuple[str, Failure]] = []
+        """The failures of this iteration that nobody has retrieved yet."""
+
+    def is_being_tried(self, operation: object) -> bool:
+        """Whether the `try_complete` of `operation` is running: then the code that calls it also finishes it."""
+        return self.current is operation or (bool(self.interrupted) and any(each is operation for each in self.interrupted))
+
+    def finish(self, operation: Ended) -> None:
+        """Runs the hooks of an operation that has ended: now, or when the hook that is running has returned."""
+        if self.current is not None:
+            self.defer(operation)
+            return
+        self.current = operation
+        try:
+            operation._op_finish()
+        finally:
+            self.current = None
+        if self.has_backlog:
+            self.run_backlog()
+
+    def defer(self, operation: Ended) -> None:
+        """Has the hooks of `operation` run later."""
+        self.finished.append((operation, copy_context()))
+        self.has_backlog = True
+
+    async def wait_for_queued_hooks(self) -> None:
+        """Waits until the hooks of all operations that are deferred now have run, and of none that come later."""
+        if self.finished:
+            assert self._loop is not None
+            barrier = _Barrier(self._loop.create_future())
+            self.defer(barrier)
+            self.continue_later()
+            await barrier.future
+
+    def run_backlog(self) -> int:
+        """Does a bounded amount of the backlog, unless that waits for the next iteration of the loop.
+
+        Returns:
+            How many operations checks have completed.
+        """
+        return 0 if self.continuation_scheduled else self._run_backlog()
+
+    def continue_later(self) -> None:
+        """Has the rest done in the next iteration of the loop."""
+        if not self.continuation_scheduled and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon(self._continue, context=Context())
+            self.continuation_scheduled = True
+
+    def continue_if_backlog(self) -> None:
+        """To be called where an exception leaves, because then nothing else runs the backlog."""
+        if self.has_backlog and self.current is None:
+            self.continue_later()
+
+    def report_unretrieved(self, message: str, failure: Failure) -> None:
+        """Reports a failure that nobody has retrieved two iterations later; one callback for all of an iteration."""
+        assert self._loop is not None
+        self._unretrieved.append((message, failure))
+        if len(self._unretrieved) == 1:
+            self._loop.call_soon(self._report_in_next_iteration, context=Context())
+
+    def _report_in_next_iteration(self) -> None:
+        assert self._loop is not None
+        unretrieved, self._unretrieved = self._unretrieved, []
+        self._loop.call_soon(self._report, unretrieved, context=Context())
+
+    def _report(self, unretrieved: list[tuple[str, Failure]]) -> None:
+        assert self._loop is not None
+        for message, failure in unretrieved:
+            if not failure.retrieved:
+                self._loop.call_exception_handler({"message": message, "exception": failure.exception})
+
+    def finish_batch(self, budget: int) -> int:
+        """Runs the hooks of up to `budget` operations that were deferred; returns of how many."""
+        queue, done = self.finished, 0
+        try:
+            while queue and done < budget:
+                done += 1
+                operation, context = queue.popleft()
+                self.current = operation
+                context.run(operation._op_finish)
+        finally:
+            self.current = None
+        return done
+
+    def _run_backlog(self) -> int:
+        budget: float = inf if self._loop is None else MAX_PER_ITERATION  # without a loop there is no next iteration
+        completed = 0
+        try:
+            while budget > 0 and (self.finished or self.checks or self.threadsafe_checks):
+                if self.finished:
+                    budget -= self.finish_batch(self._slice_budget(budget))
+                for queue in (self.checks, self.threadsafe_checks):
+                    if queue and budget > 0:
+                        most = self._slice_budget(budget)
+                        check = queue.popleft()
+                        before = check.completed
+                        budget -= check.context.run(check.run, most)
+                        completed += check.completed - before
+        finally:
+            self.has_backlog = bool(self.finished or self.checks or self.threadsafe_checks)
+            if self.has_backlog:
+                self.continue_later()
+        return completed
+
+    def _slice_budget(self, budget: float) -> int:
+        """How much of what is left goes to one kind of work: all of it if there is no other."""
+        is_alone = bool(self.finished) + bool(self.checks) + bool(self.threadsafe_checks) == 1
+        return int(budget if is_alone and budget < inf else min(budget, SLICE))
+
+    def _continue(self) -> None:
+        self.continuation_scheduled = False
+        self._run_backlog()
+
+    def _check(self) -> None:
+        """Asserts the whole invariant between hooks. For tests."""
+        assert self.current is None and not self.interrupted
+        assert self.has_backlog == bool(self.finished or self.checks or self.threadsafe_checks)
+        assert self.continuation_scheduled >= self.has_backlog
+
+
+class _ThreadLocalDispatcher(local):
+    """The dispatcher of a thread in which no loop is running: for operations that were never watched."""
+
+    def __init__(self) -> None:
+        self.dispatcher = Dispatcher(None)
+
+
+_thread_local: Final = _ThreadLocalDispatcher()
+
+
+def dispatcher_of(loop: Any) -> Dispatcher:
+    """The dispatcher of a loop. It is an attribute of the loop, and goes with it."""
+    try:
+        dispatcher: Dispatcher = loop._purgatory_dispatcher
+    except AttributeError:
+        dispatcher = loop._purgatory_dispatcher = Dispatcher(loop)
+    return dispatcher
+
+
+def running_dispatcher() -> Dispatcher:
+    """That of the running loop, or of the thread if none is running."""
+    loop = _get_running_loop()
+    return _thread_local.dispatcher if loop is None else dispatcher_of(loop)

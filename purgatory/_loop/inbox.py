@@ -1,0 +1,108 @@
+"""What other threads report, brought to the loop with a single wake-up, however much comes before it wakes.
+
+    thread 1   put("a")  -> "a"              wakes the loop
+    thread 2   put("b")  -> "a", "b"         a wake-up is under way
+    thread 1   put("a")  -> "a", "b", "a"
+    the loop                                 takes all, and receives "a", "b"
+
+A wake-up for each would be a system call for each, and would make the loop's self-pipe its hottest file (dask/distributed
+#3223).
+
+There is no lock: a signal handler, or a `__del__` that the garbage collector runs, may interrupt `put` in its own thread and
+call it again, and would then wait for ever for the call it interrupts. What is put goes to the end of a deque, which is one
+step for all threads; then a thread that finds no wake-up under way asks for one. The loop says that none is under way any
+more *before* it takes what is there, so whatever comes too late to be taken asks for another. At worst the loop is woken twice.
+"""
+
+from asyncio import AbstractEventLoop
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from contextvars import Context
+from typing import Final, Generic, TypeVar, final
+
+from purgatory._loop.binding import LoopBinding
+
+T = TypeVar("T")
+
+COALESCE_ABOVE: Final = 1024
+"""When more than this many wait, duplicates are looked for."""
+
+
+@final
+class ThreadsafeInbox(Generic[T]):
+    """Items on their way to the loop of `binding`.
+
+    Args:
+        binding: knows the loop, once there is one.
+        receive: called on the loop with what has come.
+        coalesce: merges items that say the same. Called in any thread; it does not raise.
+    """
+
+    __slots__ = ("_binding", "_coalesce", "_coalesce_above", "_is_waking", "_items", "_receive")
+
+    def __init__(
+        self, binding: LoopBinding, receive: Callable[[Iterable[T]], object], coalesce: Callable[[Iterable[T]], Iterable[T]]
+    ) -> None:
+        self._binding = binding
+        self._receive = receive
+        self._coalesce = coalesce
+        self._items: deque[T] = deque()
+        self._is_waking = False
+        self._coalesce_above = COALESCE_ABOVE
+
+    def put(self, item: T) -> None:
+        """Has `item` received on the loop soon. From any thread, signal handler or finalizer.
+
+        Before there is a loop it waits for one; when the loop is closed it is lost.
+        """
+        binding = self._binding
+        if binding.is_bound and binding.loop.is_closed():
+            return
+        self._items.append(item)
+        if len(self._items) > self._coalesce_above:
+            self._coalesce_backlog()
+        if binding.is_bound and not self._is_waking:
+            self._wake(binding.loop)
+
+    def waiting(self) -> list[T]:
+        """What has not been received yet."""
+        return list(self._items)
+
+    def rebind(self) -> None:
+        """Begins with another loop, on which this is called."""
+        self._is_waking = False
+        if self._items:
+            self._drain()
+
+    def _wake(self, loop: AbstractEventLoop) -> None:
+        self._is_waking = True
+        try:
+            loop.call_soon_threadsafe(self._drain, context=Context())
+        except BaseException as error:
+            self._is_waking = False
+            # It was closed a moment ago; any other reason is unexpected, and raised.
+            if not (isinstance(error, RuntimeError) and loop.is_closed()):
+                raise
+
+    def _coalesce_backlog(self) -> None:
+        """Makes room, because the loop is late. Other threads may do the same meanwhile, or add items."""
+        items: list[T] = []
+        try:
+            self._move_to(items)
+            items[:] = self._coalesce(items)
+        finally:
+            self._items.extendleft(reversed(items))
+            self._coalesce_above = max(COALESCE_ABOVE, 2 * len(items))
+
+    def _drain(self) -> None:
+        self._is_waking = False
+        self._coalesce_above = COALESCE_ABOVE
+        items: list[T] = []
+        self._move_to(items)
+        self._receive(self._coalesce(items))
+
+    def _move_to(self, items: list[T]) -> None:
+        with suppress(IndexError):  # another thread has taken the rest, and will put it back
+            for _ in range(len(self._items)):
+                items.append(self._items.popleft())  # noqa: PERF401 - what has been moved is kept

@@ -1,0 +1,1 @@
+"""Who is notified: the observers of purgatories, timers and trackers, and how they are notified."""

@@ -1,0 +1,180 @@
+"""A check of a key: tries who watches it, in the order in which they came, a bounded amount per iteration of the loop.
+
+    check_and_complete(key) in any hook     queues a check, also if nobody watches the key yet
+    for a key that is queued already        stays where it is: one check serves all who asked before it began
+    for a key whose check is in progress    it is checked once more afterwards, however often that is asked for
+    an operation that comes to such a key   is not tried at first, but at the end of the check: nobody jumps the queue
+
+The watch list is walked a chunk at a time and never copied, so the first iteration costs what it tries, however many wait.
+Those that leave are not met any more, those that join are met last.
+"""
+
+from collections import deque
+from collections.abc import Hashable, Iterator
+from contextvars import Context, copy_context
+from operator import length_hint
+from typing import TYPE_CHECKING, Any, Final, final
+
+from purgatory._loop.dispatcher import Check
+from purgatory._operations.lifecycle import try_once
+from purgatory._operations.operation import DelayedOperation
+from purgatory._operations.watch_lists import Chunk, as_tuple, steps_to_leave
+from purgatory._state import COMPLETED, PENDING
+
+if TYPE_CHECKING:
+    from purgatory._operations.engine import Engine
+
+Operation = DelayedOperation[Any]
+
+_EMPTY: Final[Iterator[Operation]] = iter(())
+
+
+@final
+class KeyCheck:
+    """A check of a key: queued, in progress, or done.
+
+    Attributes:
+        completed: how many operations it has completed.
+        context: that of whoever asked for it.
+        has_begun: whether anybody was tried, or looked for.
+        is_done: whether it is over.
+    """
+
+    __slots__ = (
+        "_chunk",
+        "_completed_before",
+        "_engine",
+        "_late_joiners",
+        "_queue",
+        "_recheck_context",
+        "_remaining",
+        "_tries",
+        "completed",
+        "context",
+        "has_begun",
+        "is_done",
+        "key",
+    )
+
+    def __init__(self, engine: "Engine", key: Hashable, queue: deque[Check]) -> None:
+        self._engine = engine
+        self.key = key
+        self._queue = queue
+        """In which it stands while there is more to do."""
+        self.context = copy_context()
+        self.completed = 0
+        self.is_done = False
+        self._reset()
+
+    def _reset(self) -> None:
+        """Nobody has been tried yet."""
+        self._completed_before = self.completed
+        """How many it had completed when it began for the last time."""
+        self.has_begun = False
+        self._remaining = _EMPTY
+        """Who is yet to be tried of those that were seen so far."""
+        self._chunk: Chunk | None = None
+        """The chunk that they are in."""
+        self._late_joiners: list[Operation] = []
+        """Those that have joined where it has looked already."""
+        self._tries = 0
+        """How many, if an observer wants to know."""
+        self._recheck_context: Context | None = None
+        """Of whoever asked for it once more."""
+
+    def enqueue(self) -> None:
+        """Has the dispatcher go on with it."""
+        self._queue.append(self)
+        self._engine.dispatcher.has_backlog = True
+
+    def request_recheck(self) -> None:
+        """The key is to be checked: by this, or if this has begun, by it once more."""
+        if self.has_begun and self._recheck_context is None:
+            self._recheck_context = copy_context()
+
+    def on_join(self, operation: Operation) -> None:
+        """`operation` watches the key by now, and was not tried."""
+        if not self.has_begun:
+            return
+        if self._chunk is not None:
+            here = self._chunk.nearest_linked()
+            first = here if here.first is None else here.first  # which may be empty, and therefore false
+            links = as_tuple(operation._op_links)
+            if any(type(link) is Chunk and link.first is first and link is not here for link in links):
+                return  # the walk will come there
+        self._late_joiners.append(operation)
+
+    def run(self, budget: int) -> int:
+        """Tries operations for up to `budget` steps, and queues itself again if there are more. Returns how many steps it
+        took."""
+        engine, key = self._engine, self.key
+        dispatcher, notifier = engine.dispatcher, engine.notifier
+        tries = 0 if notifier is None else notifier.tries
+        spent = 1
+        # What a try claims is finished before the next one, unless a backlog of others has its own iterations.
+        is_first = not dispatcher.finished
+        try:
+            while spent <= budget:
+                operation = next(self._remaining, None)
+                if operation is None:
+                    if not self._next_chunk():
+                        break
+                    continue
+                spent += 1
+                if operation._op_state is PENDING:
+                    links = operation._op_links
+                    dispatcher.current = operation
+                    try_once(engine, operation, key)
+                    if operation._op_state is not PENDING:
+                        spent += steps_to_leave(links) - 1
+                        self.completed += operation._op_state is COMPLETED
+                    if is_first and dispatcher.finished:
+                        spent += dispatcher.finish_batch(budget - spent)
+        finally:
+            dispatcher.current = None
+            if notifier is not None:
+                self._tries += notifier.tries - tries
+            if length_hint(self._remaining) or self._late_joiners or self._has_next_chunk():
+                self.enqueue()
+            else:
+                self._end()
+        return spent
+
+    def _has_next_chunk(self) -> bool:
+        return self._chunk is not None and self._chunk.nearest_linked().after is not None
+
+    def _next_chunk(self) -> bool:
+        """Goes on to those that came late to this chunk, then to those of the next one; false if there are none."""
+        found: list[Operation] = []
+        if not self.has_begun:
+            self.has_begun = True
+            found = self._first_chunk()
+        elif self._late_joiners:
+            found, self._late_joiners = self._late_joiners, found
+        elif self._chunk is not None and (chunk := self._chunk.nearest_linked().after) is not None:
+            self._chunk, found = chunk, list(chunk)
+        self._remaining = iter(found)
+        return bool(found)
+
+    def _first_chunk(self) -> list[Operation]:
+        first = self._engine.by_key.get(self.key)
+        if type(first) is not Chunk:
+            return [] if first is None else [first]
+        self._chunk = first
+        if not first and first.after is not None:
+            self._chunk = first.after
+        return list(self._chunk)
+
+    def _end(self) -> None:
+        engine, key, tries = self._engine, self.key, self._tries
+        completed = self.completed - self._completed_before
+        if self._recheck_context is not None:
+            self.context = self._recheck_context
+            self._reset()
+            self.enqueue()
+        else:
+            self.is_done = True
+            engine.discard_check(self)
+        if tries:
+            assert engine.notifier is not None
+            engine.notifier.on_check(key, tries, completed)

@@ -1,0 +1,1 @@
+"""Waiting until the value of a key has reached a threshold."""

@@ -1,0 +1,1 @@
+"""The wheel alone: `WheelTimer`, `timeout` and `wait_for` as in asyncio, `IdleTracker`."""

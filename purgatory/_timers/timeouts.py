@@ -1,0 +1,294 @@
+"""`timeout`, `timeout_at` and `wait_for` as in asyncio, on one wheel per event loop instead of one timer each.
+
+A `Timeout` is itself the entry that waits in the wheel:
+
+    async with timeout(30):     joins the bucket in which others of that time wait
+        ...                     due: the task is cancelled, and the timeout is EXPIRING
+                                left before: out of the bucket again, and the loop never knew of it
+
+             __aenter__          due              __aexit__
+    CREATED ────────────> ENTERED ────> EXPIRING ───────────> EXPIRED
+                             │   __aexit__
+                             └──────────────────────────────> EXITED
+
+The wheel is an attribute of its loop, so it is gone when the loop is. A table of wheels by loop, weak or not, would keep
+both for ever, because a wheel knows its loop.
+
+A deadline that has passed when a timeout is entered does not use the wheel: it is reached in the very next iteration of the
+loop, before whatever the body starts, as in asyncio.
+
+Source: `asyncio/timeouts.py`, and `wait_for` of `asyncio/tasks.py` as it is since Python 3.12. What differs: deadlines are
+rounded up to the next millisecond, NaN is an error, and so is the use of one timeout from two loops.
+"""
+
+import sys
+from asyncio import CancelledError, Future, Handle, Task, current_task, ensure_future, get_running_loop, wait
+from collections.abc import Awaitable
+from enum import Enum
+from types import TracebackType
+from typing import Any, Final, TypeVar, final
+
+from purgatory._errors import WrongLoop
+from purgatory._wheel.buckets import TimerEntry
+from purgatory._wheel.loop_wheel import LoopTimingWheel
+
+T = TypeVar("T")
+
+TICK: Final = 0.001
+"""The grain of timeouts, in seconds."""
+
+
+class TimeoutState(Enum):
+    """Where a timeout stands; the words are asyncio's."""
+
+    CREATED = "created"
+    ENTERED = "active"
+    EXPIRING = "expiring"
+    EXPIRED = "expired"
+    EXITED = "finished"
+
+
+CREATED: Final = TimeoutState.CREATED
+ENTERED: Final = TimeoutState.ENTERED
+EXPIRING: Final = TimeoutState.EXPIRING
+EXPIRED: Final = TimeoutState.EXPIRED
+EXITED: Final = TimeoutState.EXITED
+
+
+def running_wheel() -> LoopTimingWheel:
+    """The wheel of the running loop's timeouts, a new one if it has none."""
+    loop: Any = get_running_loop()
+    try:
+        wheel: LoopTimingWheel = loop._purgatory_timeouts
+    except AttributeError:
+        wheel = LoopTimingWheel(TICK)
+        wheel.bind("start a timeout")
+        loop._purgatory_timeouts = wheel
+    return wheel
+
+
+@final
+class Timeout(TimerEntry):
+    """An asynchronous context manager that limits the time its body may take. It serves once. See `asyncio.Timeout`.
+
+    When the deadline comes, the task that runs the body is cancelled; the `CancelledError` that leaves the body becomes
+    a `TimeoutError`, unless somebody else has cancelled the task as well.
+
+    Args:
+        when: the deadline, in seconds of the loop's time; `None` for none. If it has passed when the timeout is
+            entered, it expires in the next iteration of the loop.
+
+    Cost: to enter and to leave are O(1); the loop is touched once for each bucket.
+
+    Raises:
+        TimeoutError: when it is left, if the deadline has come first.
+        RuntimeError: when it is entered, if that is outside a task or was done before.
+        ValueError: when it is entered, if `when` is NaN.
+    """
+
+    __slots__ = ("__weakref__", "_cancelling", "_handle", "_state", "_task")
+
+    _cancelling: int
+    _handle: Handle | None
+    _state: TimeoutState
+    _task: Task[Any]
+    """Only while it is entered: otherwise what a task has raised would hold the frame, the timeout and the task itself."""
+
+    def __init__(self, when: float | None) -> None:
+        self._state = CREATED
+        self._timer_deadline = when
+        self._timer_chunk = None
+        self._handle = None
+        """What lets it expire in the next iteration, if its time had already come."""
+
+    def when(self) -> float | None:
+        """The deadline, in seconds of the loop's time; `None` if there is none."""
+        when: float | None = self._timer_deadline
+        return when
+
+    def reschedule(self, when: float | None) -> None:
+        """Moves the deadline.
+
+        Cost: O(1). Postponing reads the clock and assigns one attribute; the loop's timers are not touched.
+
+        Args:
+            when: the new deadline, in seconds of the loop's time; `None` for none; a time that has passed means the
+                next iteration of the loop.
+
+        Raises:
+            RuntimeError: the timeout is not active, or no event loop is running here.
+            ValueError: `when` is NaN; nothing has changed.
+            WrongLoop: called from another loop than that of the task inside; nothing has changed.
+        """
+        if self._state is not ENTERED:
+            if self._state is CREATED:
+                raise RuntimeError("Timeout has not been entered")
+            raise RuntimeError(f"Cannot change state of {self._state.value} Timeout")
+        if when is None:
+            self._unschedule()
+            self._timer_deadline = None
+        else:
+            self._schedule(when)
+
+    def expired(self) -> bool:
+        """Whether the deadline came before the end of the body; true from when the task was cancelled."""
+        return self._state is EXPIRING or self._state is EXPIRED
+
+    async def __aenter__(self) -> "Timeout":
+        if self._state is not CREATED:
+            raise RuntimeError("Timeout has already been entered")
+        loop: Any = get_running_loop()
+        task = current_task(loop)
+        if task is None:
+            raise RuntimeError("Timeout should be used inside a task")
+        self._task = task
+        when = self._timer_deadline
+        if when is not None:
+            try:
+                loop_wheel = loop._purgatory_timeouts
+            except AttributeError:
+                loop_wheel = running_wheel()
+            now = loop_wheel.time()
+            if when > now:
+                loop_wheel.wheel.add(self, when, now)
+            else:
+                self._schedule(when)
+        self._cancelling = task.cancelling()
+        self._state = ENTERED
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._state is ENTERED:
+            self._unschedule()
+            del self._task
+            self._state = EXITED
+        elif self._state is EXPIRING:
+            is_ours = self._task.uncancel() <= self._cancelling
+            del self._task
+            self._state = EXPIRED
+            if is_ours and error is not None:
+                _raise_timeout(error)
+        else:
+            raise RuntimeError(f"Cannot leave {self._state.value} Timeout")
+
+    def _schedule(self, when: float) -> None:
+        """Expires at `when`, whatever was scheduled before."""
+        loop = get_running_loop()
+        if loop is not self._task.get_loop():
+            raise WrongLoop(f"cannot reschedule {self!r} to {when!r}: its task is {self._task!r}, the running loop is {loop!r}")
+        loop_wheel = running_wheel()
+        now = loop_wheel.time()
+        if when <= now:
+            self._unschedule()
+            self._handle = loop.call_soon(self._timer_expired)
+        elif self._timer_chunk is not None:
+            loop_wheel.wheel.reschedule(self, when, now)
+        else:
+            loop_wheel.wheel.add(self, when, now)
+            if self._handle is not None:
+                self._handle.cancel()
+                self._handle = None
+        self._timer_deadline = when
+
+    def _unschedule(self) -> None:
+        """Does not expire any more."""
+        chunk = self._timer_chunk
+        if chunk is not None:
+            chunk.wheel.remove(self)
+        elif self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _timer_expired(self) -> None:
+        self._handle = None
+        self._task.cancel()
+        self._state = EXPIRING
+
+    def __repr__(self) -> str:
+        if self._state is not ENTERED:
+            return f"<Timeout [{self._state.value}]>"
+        when = self._timer_deadline
+        return f"<Timeout [active] when={None if when is None else round(when, 3)}>"
+
+
+def _raise_timeout(error: BaseException) -> None:
+    """Turns the cancellation that leaves the body of an expired timeout, or that caused what leaves it, into a `TimeoutError`.
+
+    The latter since Python 3.13: an exception raised while the cancellation was being handled says that it was a timeout.
+    """
+    if isinstance(error, CancelledError):
+        raise TimeoutError from error
+    if sys.version_info >= (3, 13):
+        _explain(error)
+        if isinstance(error, ExceptionGroup):
+            for member in error.exceptions:
+                _explain(member)
+
+
+def _explain(error: BaseException) -> None:
+    while (context := error.__context__) is not None:
+        if isinstance(context, CancelledError):
+            explanation = TimeoutError()
+            explanation.__context__ = explanation.__cause__ = context
+            error.__context__ = explanation
+            break
+        error = context
+
+
+def timeout(delay: float | None) -> Timeout:
+    """Limits the time that the body of an `async with` may take. See `asyncio.timeout`.
+
+        async with purgatory.timeout(10):
+            await long_running()                 # cancelled after ten seconds; the block then raises TimeoutError
+
+    Args:
+        delay: seconds from now; zero and less mean the next iteration of the loop, `None` and `inf` no limit.
+
+    Raises:
+        RuntimeError: no event loop is running.
+    """
+    loop = get_running_loop()
+    return Timeout(None if delay is None else loop.time() + delay)
+
+
+def timeout_at(when: float | None) -> Timeout:
+    """As `timeout`, with a deadline in seconds of the loop's time. See `asyncio.timeout_at`."""
+    return Timeout(when)
+
+
+async def wait_for(awaitable: Awaitable[T], timeout: float | None) -> T:
+    """Awaits something for a limited time. See `asyncio.wait_for`.
+
+    As in Python 3.12 and newer, a coroutine is awaited by the task that calls, not by one of its own, and what it
+    returns counts, even if it had been told to stop.
+
+    Args:
+        awaitable: a coroutine, a future, or any other awaitable.
+        timeout: in seconds; `None` and `inf` for no limit. With zero and less, what is done already gives its result,
+            anything else is cancelled, and a coroutine is not even started.
+
+    Raises:
+        TimeoutError: it took too long, and was cancelled.
+        BaseException: whatever the awaitable raises.
+        ValueError: `timeout` is NaN.
+        RuntimeError: called outside a task.
+    """
+    if timeout is not None and timeout <= 0:
+        return await _result_or_cancel(ensure_future(awaitable))
+    loop = get_running_loop()
+    limit = Timeout(None if timeout is None else loop.time() + timeout)
+    async with limit:
+        return await awaitable
+
+
+async def _result_or_cancel(future: Future[T]) -> T:
+    if not future.done():
+        future.cancel()
+        await wait((future,))
+        try:
+            return future.result()
+        except CancelledError as error:
+            raise TimeoutError from error
+    return future.result()

@@ -1,0 +1,1 @@
+"""When: the hierarchical timing wheel, and the loop's timers that drive it."""

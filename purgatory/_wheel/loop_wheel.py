@@ -1,0 +1,158 @@
+"""A timing wheel on an event loop: one `loop.call_at` for each bucket, however many entries wait there.
+
+A bucket that opens is armed, whatever joins it later, and stays armed until its time has come: a callback that comes early
+(uvloop rounds to milliseconds, deadlines beyond a day are asked for in stages) arms it again, be it empty or not. The callback
+runs what is due, or begins to move what will be, a bounded amount for each iteration of the loop; what is left follows in the
+next ones, so that ten thousand timers of one instant do not hold up a socket.
+
+A bucket whose last entry was removed stays armed as well, because the next entry will often want it: at most one callback
+without work for each bucket, and none once nothing waits at all. Then all callbacks are called off, at the end of the iteration
+in which the last entry left; or within ten milliseconds, where that happens again and again.
+
+Callbacks run in an empty `contextvars.Context` of the bucket, not in that of whoever happened to open it, which would be kept
+alive and shown to others.
+
+This is the only module that calls the loop's timers.
+"""
+
+from asyncio import _get_running_loop as running_loop
+from collections.abc import Callable
+from contextvars import Context
+from math import inf, nextafter
+from typing import Final
+
+from purgatory._arguments import describe
+from purgatory._loop import MAX_PER_ITERATION
+from purgatory._loop.binding import UNBOUND, LoopBinding
+from purgatory._wheel.buckets import Bucket
+from purgatory._wheel.wheel import DEFAULT_WHEEL_SIZE, TimingWheel
+
+MAX_TIMER_DELAY: Final = 86_400.0
+"""Loops refuse or truncate very far deadlines (asyncio sleeps for a day at most), so they are approached in days."""
+
+BUSY_AFTER: Final = 128
+BUSY_WINDOW: Final = 0.1
+"""A wheel that has fallen empty `BUSY_AFTER` times, each within so many seconds of the last, is busy: ..."""
+BUSY_DELAY: Final = 0.01
+"""... only after so many seconds it is looked whether it is still empty. To call off and to arm buckets again in each
+iteration of the loop would cost more than what waits there."""
+
+
+class LoopTimingWheel(LoopBinding):
+    """A `TimingWheel` that is woken by the event loop to which it is bound. For the arguments see there.
+
+    Attributes:
+        wheel: where entries are added and removed.
+        on_idle: for the owner; called when nothing waits any more, see above.
+        wake_ups: how many callbacks of the loop buckets have had.
+    """
+
+    __slots__ = ("_continuation_scheduled", "_idle_checks", "_last_idle_check", "on_idle", "wake_ups", "wheel")
+
+    def __init__(self, tick: float, wheel_size: int = DEFAULT_WHEEL_SIZE) -> None:
+        super().__init__()
+        self.wheel = TimingWheel(tick, wheel_size, self._arm, self.check_idle_later)
+        self.on_idle: Callable[[], object] = bool
+        self.wake_ups = 0
+        self._continuation_scheduled = False
+        """Whether work is left for the next iteration of the loop."""
+        self._idle_checks = 0
+        """How often the wheel has fallen empty shortly after the last time, ..."""
+        self._last_idle_check = -inf
+        """... and when that was seen last."""
+
+    def bind(self, action: str, value: object = UNBOUND, pending: int | None = None) -> bool:
+        """See `LoopBinding.bind`. By default it is the entries that are pending."""
+        was_bound = self.is_bound
+        is_new = super().bind(action, value, self.wheel.size if pending is None else pending)
+        if is_new and was_bound:
+            self.wheel.clear()
+            self.wheel.reset_clock()
+            self.wheel.notify_empty = True
+            self._continuation_scheduled = False
+            self._last_idle_check = -inf
+        return is_new
+
+    # -- arming buckets
+
+    def _arm(self, bucket: Bucket) -> None:
+        self._call_at(self.wheel.clock.instant(bucket.wake_tick), bucket)
+
+    def _call_at(self, when: float, bucket: Bucket) -> None:
+        bucket.scheduled_for = when = min(when, self.time() + MAX_TIMER_DELAY)
+        bucket.handle = self.loop.call_at(when, self._on_timer, bucket, context=Context())
+
+    def _on_timer(self, bucket: Bucket) -> None:
+        self.wake_ups += 1
+        bucket.handle = None
+        try:
+            if not self._continuation_scheduled and self.wheel.takes(bucket):
+                self._expire_due()
+        finally:
+            if bucket.wake_tick > self.wheel.current_tick and self.wheel.takes(bucket):
+                self._arm_again(bucket)
+
+    def _arm_again(self, bucket: Bucket) -> None:
+        """Arms a bucket whose callback came early. Also if its time has come since: `_expire_due` has read the clock before."""
+        # The shortfall is added to what was asked for, at least one unit in the last place, so that a loop that always calls
+        # early is asked for later and later until it is right. The stage of a far one may also have come late.
+        now = self.time()
+        asked = max(bucket.scheduled_for, now)
+        self._call_at(max(asked + (self.wheel.clock.instant(bucket.wake_tick) - now), nextafter(asked, inf)), bucket)
+
+    def _expire_due(self) -> None:
+        """Does an iteration of work, and comes back in the next one of the loop for the rest."""
+        self._continuation_scheduled = False
+        wheel, now = self.wheel, self.time()
+        try:
+            wheel.begin_iteration(MAX_PER_ITERATION, now)
+            while (entry := wheel.next_due(now)) is not None:
+                try:
+                    steps = entry._timer_expired()
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:
+                    message = f"exception when {describe(entry)} was due"
+                    self.loop.call_exception_handler({"message": message, "exception": error})
+                else:
+                    if steps is not None:
+                        wheel.spend(steps - 1)
+        except BaseException:
+            wheel.rewind()
+            raise
+        finally:
+            if wheel.has_overdue() and not self.loop.is_closed():
+                self._continuation_scheduled = True
+                self.loop.call_soon(self._expire_due, context=Context())
+
+    # -- when nothing waits any more
+
+    def check_idle_later(self) -> None:
+        """Looks soon whether anything waits. To be called when that may not be so, and `wheel.notify_empty` is true."""
+        if running_loop() is not self.loop:
+            return  # a coroutine that nobody finished is being closed; its loop may be gone
+        self.wheel.notify_empty = False
+        if self._idle_checks < BUSY_AFTER:
+            self.loop.call_soon(self._check_idle, context=Context())
+        else:
+            self.loop.call_at(self.time() + BUSY_DELAY, self._check_idle, context=Context())
+
+    def _check_idle(self) -> None:
+        wheel, now = self.wheel, self.time()
+        wheel.notify_empty = True
+        self._idle_checks = self._idle_checks + 1 if now < self._last_idle_check + BUSY_WINDOW else 0
+        self._last_idle_check = now
+        if wheel.is_empty():
+            for bucket in wheel.buckets():
+                if bucket.handle is not None:  # as it is if its time has come, and work is left for the next iteration
+                    bucket.handle.cancel()
+            wheel.clear()
+            self.on_idle()
+
+    def _check(self) -> None:
+        """Asserts the whole invariant between iterations of the loop. For tests."""
+        self.wheel._check()
+        for bucket in self.wheel.buckets():
+            is_armed = bucket.handle is not None and not bucket.handle.cancelled()
+            assert is_armed or (bucket.wake_tick <= self.wheel.current_tick and self._continuation_scheduled)
+        assert self._continuation_scheduled >= any(self.wheel.draining())

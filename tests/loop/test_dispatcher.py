@@ -1,0 +1,230 @@
+"""One hook at a time, and a bounded amount in each iteration: the dispatcher alone, with work that only notes what was done."""
+
+import asyncio
+import threading
+from contextvars import copy_context
+
+import pytest
+from helpers import turns
+
+from purgatory._failure import Failure
+from purgatory._loop import MAX_PER_ITERATION
+from purgatory._loop.dispatcher import SLICE, Dispatcher, dispatcher_of, running_dispatcher
+
+
+class Piece:
+    """An operation that has ended. Its hook notes its name in `log`, and calls `then`."""
+
+    def __init__(self, log, name, then=None):
+        self.log, self.name, self.then = log, name, then
+
+    def _op_finish(self):
+        self.log.append(self.name)
+        if self.then is not None:
+            self.then()
+
+
+class Work:
+    """A check of `left` operations, of which it completes each one. It stands in `queue` again while any is left."""
+
+    def __init__(self, log, name, left, queue):
+        self.log, self.name, self.left, self.queue, self.completed = log, name, left, queue, 0
+        self.context = copy_context()
+
+    def run(self, budget):
+        done = min(budget, self.left)
+        self.left -= done
+        self.completed += done
+        self.log.append((self.name, done))
+        if self.left:
+            self.queue.append(self)
+        return done
+
+
+def busy(dispatcher, *, finished=0, checks=(), threadsafe=()):
+    """Has so much deferred at once. Returns what is then noted."""
+    log = []
+    for number in range(finished):
+        dispatcher.defer(Piece(log, number))
+    for queue, lengths, kind in (
+        (dispatcher.checks, checks, "check"),
+        (dispatcher.threadsafe_checks, threadsafe, "threadsafe"),
+    ):
+        queue.extend(Work(log, f"{kind} {number}", length, queue) for number, length in enumerate(lengths))
+    dispatcher.has_backlog = True
+    return log
+
+
+# One hook at a time
+
+
+async def test_what_a_hook_ends_is_finished_when_it_has_returned_and_in_order():
+    def end_others():
+        assert dispatcher.is_being_tried(first) and not dispatcher.is_being_tried(Piece(log, "stranger"))
+        for name in ("second", "third"):
+            dispatcher.finish(Piece(log, name))
+        assert log == ["first"] and dispatcher.has_backlog
+
+    dispatcher, log = running_dispatcher(), []
+    first = Piece(log, "first", end_others)
+    dispatcher.finish(first)
+    assert log == ["first", "second", "third"]
+    dispatcher._check()
+
+
+def test_without_a_loop_a_chain_of_any_length_is_finished_at_once_and_needs_no_stack():
+    def end_next():
+        if len(log) < 20_000:
+            dispatcher.finish(Piece(log, len(log), end_next))
+
+    dispatcher, log = Dispatcher(None), []
+    dispatcher.finish(Piece(log, 0, end_next))
+    assert log == list(range(20_000))
+    dispatcher._check()
+
+
+async def test_whose_hook_is_interrupted_is_being_tried_as_well():
+    dispatcher, outer, inner = running_dispatcher(), Piece([], "outer"), Piece([], "inner")
+    dispatcher.interrupted.append(outer)
+    dispatcher.current = inner
+    assert dispatcher.is_being_tried(outer) and dispatcher.is_being_tried(inner)
+    dispatcher.interrupted.clear()
+    assert not dispatcher.is_being_tried(outer)
+    dispatcher.current = None
+
+
+# A bounded amount in each iteration
+
+
+async def test_a_bounded_amount_is_done_in_each_iteration_and_the_rest_follows_in_order():
+    dispatcher = running_dispatcher()
+    log = busy(dispatcher, finished=2 * MAX_PER_ITERATION + 1)
+    dispatcher.run_backlog()
+    for done in (MAX_PER_ITERATION, 2 * MAX_PER_ITERATION):
+        assert log == list(range(done)) and dispatcher.continuation_scheduled and dispatcher.has_backlog
+        await turns()
+    assert log == list(range(2 * MAX_PER_ITERATION + 1))
+    dispatcher._check()
+
+
+async def test_kinds_of_work_take_turns_in_slices_and_who_is_alone_has_the_whole_budget():
+    dispatcher = running_dispatcher()
+    log = busy(dispatcher, finished=SLICE, checks=[2 * SLICE, SLICE], threadsafe=[SLICE])
+    assert dispatcher.run_backlog() == 3 * SLICE  # those of checks
+    assert log[:SLICE] == list(range(SLICE))
+    # The first check stands behind the second one now, which is alone with it.
+    assert log[SLICE:] == [("check 0", SLICE), ("threadsafe 0", SLICE), ("check 1", SLICE)]
+    await turns()
+    assert log[-1] == ("check 0", SLICE)
+    dispatcher._check()
+
+
+async def test_a_key_that_a_thread_names_behind_others_is_begun_after_a_slice_of_each():
+    dispatcher = running_dispatcher()
+    log = busy(dispatcher, checks=[1000 * SLICE], threadsafe=[1000 * SLICE, 1000 * SLICE, 1])
+    dispatcher.run_backlog()
+    await turns()
+    names = [name for name, _ in log]
+    assert names[:6] == ["check 0", "threadsafe 0", "check 0", "threadsafe 1", "check 0", "threadsafe 2"]
+    assert max(done for _, done in log) == SLICE
+    for queue in (dispatcher.checks, dispatcher.threadsafe_checks):
+        queue.clear()
+    await turns()
+    dispatcher._check()
+
+
+async def test_who_comes_while_work_is_deferred_has_its_own_done_and_none_of_the_backlog():
+    dispatcher = running_dispatcher()
+    log = busy(dispatcher, finished=MAX_PER_ITERATION + 1)
+    dispatcher.run_backlog()
+    own = []
+    dispatcher.finish(Piece(own, "mine"))
+    assert own == ["mine"] and len(log) == MAX_PER_ITERATION and dispatcher.run_backlog() == 0 and len(log) == MAX_PER_ITERATION
+    await turns()
+    assert len(log) == MAX_PER_ITERATION + 1
+    dispatcher._check()
+
+
+# Ways out
+
+
+async def test_what_was_deferred_is_done_also_if_a_hook_exits():
+    def fail():
+        dispatcher.finish(Piece(log, "second", lambda: 1 // 0))
+        dispatcher.finish(Piece(log, "third"))
+        raise SystemExit
+
+    dispatcher, log = running_dispatcher(), []
+    with pytest.raises(SystemExit):
+        dispatcher.finish(Piece(log, "first", fail))
+    assert dispatcher.current is None
+    with pytest.raises(ZeroDivisionError):
+        dispatcher.run_backlog()
+    assert log == ["first", "second"] and dispatcher.current is None and dispatcher.continuation_scheduled
+    await turns()
+    assert log == ["first", "second", "third"]
+    dispatcher._check()
+
+
+async def test_on_a_way_out_the_loop_is_asked_for_an_iteration_once_and_only_if_anything_is_left(monkeypatch):
+    def count(*args, **options):
+        asked.append(args)
+        return call_soon(*args, **options)
+
+    loop = asyncio.get_running_loop()
+    call_soon, asked = loop.call_soon, []
+    monkeypatch.setattr(loop, "call_soon", count)
+    dispatcher, log = running_dispatcher(), []
+    dispatcher.continue_if_backlog()
+    assert not dispatcher.continuation_scheduled
+    dispatcher.defer(Piece(log, "left"))
+    dispatcher.current = "a hook"  # whoever runs it goes on with the backlog
+    dispatcher.continue_if_backlog()
+    assert not dispatcher.continuation_scheduled
+    dispatcher.current = None
+    for _ in range(2):
+        dispatcher.continue_if_backlog()
+    assert len(asked) == 1
+    await turns()
+    assert log == ["left"]
+    dispatcher._check()
+
+
+def test_a_loop_that_is_closed_is_asked_for_nothing():
+    loop = asyncio.new_event_loop()
+    dispatcher = dispatcher_of(loop)
+    loop.close()
+    dispatcher.defer(Piece([], "late"))
+    dispatcher.continue_later()
+    assert not dispatcher.continuation_scheduled
+
+
+async def test_failures_that_nobody_has_retrieved_two_iterations_later_are_reported(reports):
+    dispatcher = running_dispatcher()
+    unretrieved, retrieved, later = (Failure(ZeroDivisionError(name)) for name in ("unretrieved", "retrieved", "later"))
+    dispatcher.report_unretrieved("first", unretrieved)
+    dispatcher.report_unretrieved("second", retrieved)
+    await turns()
+    dispatcher.report_unretrieved("third", later)
+    retrieved.retrieved = True
+    await turns()
+    assert [(report["message"], report["exception"]) for report in reports] == [("first", unretrieved.exception)]
+    await turns()
+    assert [report["message"] for report in reports] == ["first", "third"] and dispatcher._unretrieved == []
+
+
+# Whose it is
+
+
+async def test_a_loop_has_one_and_a_thread_without_a_loop_has_one_of_its_own():
+    def look():
+        found.append(running_dispatcher())
+        assert running_dispatcher() is found[-1]
+
+    found = []
+    for _ in range(2):
+        thread = threading.Thread(target=look)
+        thread.start()
+        thread.join()
+    look()
+    assert found[2] is dispatcher_of(asyncio.get_running_loop()) and len({id(each) for each in found}) == 3

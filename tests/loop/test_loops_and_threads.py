@@ -1,0 +1,316 @@
+"""Which loop an object belongs to, whatever thread runs it; and what interrupts a call from a thread at any point."""
+
+import asyncio
+import gc
+import signal
+import threading
+from contextlib import contextmanager
+
+import pytest
+from helpers import Probe, outcome, turns
+from loops import on_asyncio, on_virtual_time
+
+from purgatory import IdleTracker, OperationState, OperationTimeout, Purgatory, ThresholdPurgatory, WheelTimer, WrongLoop
+from purgatory._operations.lifecycle import claim
+
+PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
+
+
+def in_thread(work, *args):
+    """Calls `work` in a thread, and gives up after a while on what hangs."""
+    result = []
+    thread = threading.Thread(target=lambda: result.append(work(*args)), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "it hangs"
+    return result
+
+
+@contextmanager
+def in_loop_of_a_thread(loop):
+    """Runs `loop` for ever in another thread."""
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result(20)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(20)
+        loop.close()
+
+
+# A call from a thread is interrupted by another one in the same thread
+
+
+class Interrupting:
+    """A key whose comparison is interrupted by a signal."""
+
+    def __hash__(self):
+        return 1
+
+    def __eq__(self, other):
+        if self is not other and threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGUSR1)
+        return self is other
+
+
+@on_asyncio
+@pytest.mark.parametrize("kind", ["keys", "thresholds"])
+@pytest.mark.parametrize("by", ["signal", "finalizer"])
+async def test_a_call_from_a_thread_may_be_interrupted_by_another_one(kind, by):
+    """A plain lock would be taken twice: by the call that is interrupted, and by the one that interrupts it."""
+    interruptions = []
+
+    async def waits(purgatory, thresholds, kind, key):
+        if kind == "thresholds":
+            return await thresholds.wait(key, 1, 20)
+        seen = []
+        return await purgatory.wait_for(lambda: seen.append(1) or len(seen) - 1, [key], 20)
+
+    async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
+        put = purgatory.check_and_complete_threadsafe if kind == "keys" else lambda key: thresholds.advance_threadsafe(key, 1)
+
+        def interrupt(*_):
+            interruptions.append(1)
+            put("from the handler")
+
+        class Loop:
+            """Garbage that calls when it is found, in whatever the collector has interrupted."""
+
+            def __init__(self):
+                self.itself = self
+
+            def __del__(self):
+                interrupt()
+
+        keys = [Interrupting() for _ in range(50)]
+        ready = {key: asyncio.create_task(waits(purgatory, thresholds, kind, key)) for key in ("from the handler", "plain")}
+        await turns(2)
+        before = signal.signal(signal.SIGUSR1, interrupt)
+        thresholds_before = gc.get_threshold()
+        if by == "finalizer":
+            gc.set_threshold(1, 1, 1)
+        try:
+            for key in keys:
+                if by == "finalizer":
+                    Loop()
+                put(key)
+                put(("a", "tuple", [].__len__()))
+            put("plain")
+            if by == "signal":
+                signal.raise_signal(signal.SIGUSR1)
+            gc.collect()
+            assert await asyncio.gather(*ready.values()) == [1, 1]
+        finally:
+            gc.set_threshold(*thresholds_before)
+            signal.signal(signal.SIGUSR1, before)
+    assert interruptions
+
+
+@on_virtual_time
+async def test_however_much_threads_name_it_takes_no_more_memory_than_what_differs():
+    async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
+        operations = [Probe(None) for _ in range(10)]
+        for key, operation in enumerate(operations):
+            purgatory.try_complete_else_watch(operation, [key])
+            operation.ready = True
+        thresholds.advance(0, 0)
+
+        def work():
+            for number in range(50_000):
+                purgatory.check_and_complete_threadsafe(number % 10)
+                thresholds.advance_threadsafe(number % 10, number)
+
+        threads = [threading.Thread(target=work) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()  # while the loop is held up
+        named = len(purgatory._engine.inbox._items), len(thresholds._engine._inbox._items)
+        assert max(named) <= 5000
+        await turns(3)
+        assert {operation.state for operation in operations} == {COMPLETED}
+        assert [thresholds.value(key) for key in range(10)] == [49_990 + key for key in range(10)]
+
+
+# A loop is run in one thread today, and in another one tomorrow
+
+
+def test_a_loop_that_has_moved_to_another_thread_takes_its_objects_along():
+    purgatory, thresholds, timer, idle = Purgatory(), ThresholdPurgatory(), WheelTimer(), IdleTracker(30, print)
+    loop = asyncio.new_event_loop()
+
+    async def use():
+        timer.call_later(30, print).cancel()
+        idle.touch("a")
+        idle.remove("a")
+        tasks = [asyncio.create_task(thresholds.wait("key", 1)) for _ in range(10)]
+        tasks += [asyncio.create_task(purgatory.wait(Probe(30), ["key"])) for _ in range(10)]
+        await turns(2)
+        assert thresholds.pending == purgatory.pending == 10
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return thresholds.pending, purgatory.pending
+
+    def refused(call):
+        with pytest.raises(WrongLoop, match="another thread"):
+            call()
+
+    assert loop.run_until_complete(use()) == (0, 0)
+    with in_loop_of_a_thread(loop) as run:
+        assert run(use()) == (0, 0)
+        refused(lambda: purgatory.check_and_complete("key"))
+        refused(lambda: purgatory.try_complete_else_watch(Probe(), ["key"]))
+        refused(lambda: thresholds.advance("key", 1))
+        refused(lambda: timer.call_later(30, print))
+        refused(lambda: idle.touch("a"))
+
+        async def watch():
+            operation = Probe(30)
+            purgatory.try_complete_else_watch(operation, ["key"])
+            return operation
+
+        operation = run(watch())
+        refused(operation.force_complete)
+        refused(operation.cancel)
+
+        async def end():
+            await purgatory.aclose()
+            await thresholds.aclose()
+
+        run(end())
+        assert operation.state is CANCELLED
+
+
+@pytest.mark.parametrize("make", [Purgatory, ThresholdPurgatory], ids=["purgatory", "thresholds"])
+def test_a_first_use_from_two_threads_at_once_binds_to_one_of_them(make):
+    """The loop of the one and the thread of the other would let nobody in, or everybody."""
+    one_is_binding, other_is_done = threading.Event(), threading.Event()
+
+    class Interrupted(asyncio.SelectorEventLoop):
+        @property
+        def is_running(self):
+            if threading.current_thread().name == "one":
+                one_is_binding.set()
+                other_is_done.wait(0.5)
+            return super().is_running
+
+    bound = make()
+
+    async def use():
+        try:
+            bound.check_and_complete("key") if make is Purgatory else bound.advance("key", 1)
+            await asyncio.sleep(0.01)
+            bound.check_and_complete("key") if make is Purgatory else bound.advance("key", 1)
+        except WrongLoop:
+            return "refused"
+        return "bound"
+
+    results = {}
+
+    def one():
+        with asyncio.Runner(loop_factory=Interrupted) as runner:
+            results["one"] = runner.run(use())
+
+    def other():
+        one_is_binding.wait(5)
+        with asyncio.Runner() as runner:
+            results["other"] = runner.run(use())
+        other_is_done.set()
+
+    threads = [threading.Thread(target=one, name="one"), threading.Thread(target=other, name="other")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(results.values()) in (["bound", "refused"], ["bound", "bound"])
+    if results == {"one": "bound", "other": "bound"}:
+        # One of them came after the other's loop was closed, which nothing waited on any more.
+        assert bound is not None
+
+
+def test_an_operation_that_is_awaited_on_one_loop_is_not_watched_on_another():
+    purgatory, operation = Purgatory(), Probe(30)
+    loop = asyncio.new_event_loop()
+    with in_loop_of_a_thread(loop) as run:
+
+        async def wait():
+            return await outcome(operation)
+
+        waiting = asyncio.run_coroutine_threadsafe(wait(), loop)
+        run(turns(3))
+
+        async def elsewhere():
+            for call in (
+                lambda: purgatory.try_complete_else_watch(operation, ["key"]),
+                operation.force_complete,
+                operation.cancel,
+                lambda: operation.__await__().send(None),
+            ):
+                with pytest.raises(WrongLoop, match="awaited on"):
+                    call()
+            assert operation.state is PENDING and purgatory.pending == 0
+
+        asyncio.run(elsewhere())
+
+        async def here():
+            return operation.force_complete()
+
+        assert run(here()) is True
+        assert waiting.result(20) == ""
+
+
+# A loop is closed, and another one comes
+
+
+def test_what_is_empty_serves_the_next_loop_when_its_own_is_closed(loop_factory):
+    told = []
+    purgatory, thresholds, timer = Purgatory(), ThresholdPurgatory(), WheelTimer()
+    idle = IdleTracker(0.01, told.append)
+
+    async def use():
+        with pytest.raises(OperationTimeout):
+            await purgatory.wait_for(lambda: False, ["key"], 0.01)
+        with pytest.raises(OperationTimeout):
+            await thresholds.wait("key", 2, 0.01)
+        waiting = asyncio.create_task(purgatory.wait_for(lambda: told, ["told"], 30))
+        await turns(2)
+        future = asyncio.get_running_loop().create_future()
+        timer.call_later(0.01, future.set_result, 1)
+        idle.touch("id")
+        await future
+        while not told:
+            await asyncio.sleep(0.005)
+        purgatory.check_and_complete_threadsafe("told")
+        assert await waiting == ["id"]
+        told.clear()
+        # Buckets are left open, and their callbacks with the loop.
+        timer.call_later(30, print).cancel()
+        operation = Probe(30)
+        purgatory.try_complete_else_watch(operation, ["key"])
+        operation.cancel()
+
+    for _ in range(3):
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(use())
+        purgatory._check()
+
+
+def test_what_waits_on_a_closed_loop_is_told_of_and_not_lost_silently(virtual):
+    purgatory, timer = Purgatory("left"), WheelTimer()
+    operation = Probe(30)
+
+    async def leave():
+        purgatory.try_complete_else_watch(operation, ["key"])
+        timer.call_later(30, print)
+
+    async def come():
+        for call in (lambda: purgatory.check_and_complete("key"), lambda: timer.call_later(1, print)):
+            with pytest.raises(WrongLoop, match="that loop is closed, and 1 wait there for ever"):
+                call()
+        assert purgatory.pending == 1 and operation.state is PENDING
+
+    virtual(leave)
+    virtual(come)
+    claim(operation, CANCELLED)  # nothing else can end it

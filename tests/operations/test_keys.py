@@ -1,0 +1,370 @@
+"""Keys and operations that misbehave: what their methods raise reaches the caller, and nobody else notices."""
+
+import asyncio
+from dataclasses import dataclass
+from unittest.mock import patch
+
+import pytest
+from helpers import Probe, outcome, turns
+from loops import on_virtual_time
+
+from purgatory import (
+    DelayedOperation,
+    IdleTracker,
+    OperationCancelled,
+    OperationState,
+    Purgatory,
+    ThresholdPurgatory,
+)
+from purgatory._operations import engine
+
+PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
+
+
+class Naive:
+    """Its equality knows only its own kind."""
+
+    def __init__(self, id_):
+        self.id = id_
+
+    def __hash__(self):
+        return hash(self.id)
+
+    def __eq__(self, other):
+        return self.id == other.id
+
+
+class Unhashable:
+    """Whose hash is not to be had."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __hash__(self):
+        raise self.error
+
+
+class Changeable:
+    """A key as it should not be: what it equals can change."""
+
+    def __init__(self, id_):
+        self.id = id_
+
+    def __hash__(self):
+        return hash(self.id)
+
+    def __eq__(self, other):
+        return isinstance(other, Changeable) and self.id == other.id
+
+
+def counts(purgatory):
+    return purgatory.pending, purgatory.watched, purgatory.statistics().keys
+
+
+TIMEOUTS = [{"timeout": 30.0}, {"timeout": None}, {"timeout": 1e9}]
+
+
+@pytest.mark.parametrize("timeout", TIMEOUTS, ids=["timeout", "none", "far"])
+@pytest.mark.parametrize(
+    ("bad", "error"),
+    [
+        (lambda: Naive(1), AttributeError),
+        (lambda: Unhashable(ValueError("no hash")), ValueError),
+        (lambda: Unhashable(KeyError("no hash")), KeyError),
+        (lambda: Unhashable(OverflowError("no hash")), OverflowError),
+        (list, TypeError),
+    ],
+    ids=["equality", "ValueError", "KeyError", "OverflowError", "list"],
+)
+@pytest.mark.parametrize("place", ["alone", "first", "last", "behind one that is shared"])
+async def test_what_a_key_raises_reaches_the_caller_and_changes_nothing(bad, error, place, timeout):
+    async with Purgatory() as purgatory:
+        other, crowd = Probe(0.01), [Probe(0.01), Probe(0.01)]
+        purgatory.try_complete_else_watch(other, [1, 2])  # the hash of 1 is that of Naive(1)
+        for one in crowd:
+            purgatory.try_complete_else_watch(one, ["shared", "more"])
+        before = counts(purgatory)
+        operation = Probe(**timeout)
+        keys = {
+            "alone": [bad()],
+            "first": [bad(), "a", "b"],
+            "last": ["a", "b", bad()],
+            "behind one that is shared": ["shared", "a", "more", bad()],
+        }[place]
+        for _ in range(3):
+            with pytest.raises(error):
+                purgatory.try_complete_else_watch(operation, keys)
+            assert counts(purgatory) == before and operation.state is PENDING
+            purgatory._check()
+        with pytest.raises(error):
+            purgatory.check_and_complete(bad())
+        assert purgatory.try_complete_else_watch(operation, ["a", "b"]) is False
+        assert [await one for one in (other, *crowd)] == ["", "", ""]
+        assert {one.state for one in (other, *crowd)} == {EXPIRED}
+        assert all(one.calls.count("complete") == 1 for one in (other, *crowd))
+        operation.ready = True
+        assert purgatory.check_and_complete("b") == 1 and counts(purgatory) == (0, 0, 0)
+
+
+@on_virtual_time
+@pytest.mark.parametrize("keys", ["alone", "several", "shared"])
+async def test_a_key_that_changes_while_it_is_watched_hurts_its_own_operation_alone(reports, keys):
+    async with Purgatory() as purgatory:
+        key = Changeable(1)
+        bad = [Probe(5) for _ in range(2 if keys == "shared" else 1)]
+        for one in bad:
+            purgatory.try_complete_else_watch(one, [key] if keys == "alone" else ["other", key])
+        good = Probe(10)
+        purgatory.try_complete_else_watch(good, ["good"])
+        key.id = 2
+        await asyncio.sleep(6)
+        assert {one.state for one in bad} == {EXPIRED} and good.state is PENDING
+        assert counts(purgatory) == (1, 1, 1)
+        for seen in (Changeable(1), Changeable(2)):
+            later = Probe(5)
+            assert purgatory.try_complete_else_watch(later, [seen]) is False
+            later.ready = True
+            assert purgatory.check_and_complete(seen) == 1
+        key.id = 1
+        again = [Probe(1), Probe(1)]
+        for one in again:
+            purgatory.try_complete_else_watch(one, [Changeable(1)])
+        assert counts(purgatory) == (3, 3, 2)
+        await asyncio.sleep(10)
+        assert counts(purgatory) == (0, 0, 0) and good.state is EXPIRED
+        assert all(one.calls.count("complete") == 1 for one in (*bad, *again, good))
+    await turns(4)
+    assert all("cannot find a key again" in report["message"] for report in reports) and reports
+
+
+class Stubborn(Changeable):
+    """Equal to its like whatever its hash is."""
+
+    def __eq__(self, other):
+        return isinstance(other, Stubborn)
+
+    __hash__ = Changeable.__hash__
+
+
+class Fickle(Stubborn):
+    """Equal to its like once."""
+
+    asked = 0
+
+    def __eq__(self, other):
+        self.asked += 1
+        return self.asked == 1
+
+    __hash__ = Changeable.__hash__
+
+
+@on_virtual_time
+async def test_a_key_whose_hash_has_changed_can_be_watched_by_others_by_the_one_that_it_had(reports):
+    async with Purgatory() as purgatory:
+        key = Stubborn(1)
+        bad, good = Probe(5), Probe(10)
+        purgatory.try_complete_else_watch(bad, ["other", key])
+        key.id = 2
+        assert purgatory.try_complete_else_watch(good, [Stubborn(1)]) is False
+        assert counts(purgatory) == (2, 3, 2)
+        await asyncio.sleep(6)
+        assert bad.state is EXPIRED and counts(purgatory) == (1, 1, 1)
+        good.ready = True
+        assert purgatory.check_and_complete(Stubborn(1)) == 1
+        assert counts(purgatory) == (0, 0, 0)
+        purgatory._check()
+    await turns(4)
+    assert reports
+
+
+async def test_a_key_that_cannot_be_found_among_those_of_its_operation_is_refused_to_others():
+    async with Purgatory() as purgatory:
+        key = Fickle(1)
+        first, second = Probe(30), Probe(30)
+        purgatory.try_complete_else_watch(first, ["other", key])
+        with pytest.raises(RuntimeError, match="what it equals has changed"):
+            purgatory.try_complete_else_watch(second, [Fickle(1)])
+        assert counts(purgatory) == (1, 2, 2) and second.state is PENDING
+        purgatory._check()
+        second.ready = True
+        assert purgatory.try_complete_else_watch(second, ["other"])
+
+
+@pytest.mark.parametrize("others", [0, 1, 2])
+@on_virtual_time
+async def test_keys_that_become_equal_while_they_are_tried_hurt_their_own_operation_alone(reports, others):
+    async with Purgatory() as purgatory:
+        keys = [Changeable(1), Changeable(2)]
+        good = [Probe(None) for _ in range(others)]
+        for number, one in enumerate(good):
+            purgatory.try_complete_else_watch(one, [f"good{number}"])
+        bad = Probe(5, trying=lambda _: setattr(keys[1], "id", 1))
+        purgatory.try_complete_else_watch(bad, keys)
+        waiting = asyncio.ensure_future(bad)
+        assert bad.cancel() and counts(purgatory) == (others,) * 3
+        purgatory._check()
+        for number, one in enumerate(good):
+            one.ready = True
+            assert purgatory.check_and_complete(f"good{number}") == 1
+        assert counts(purgatory) == (0, 0, 0)
+        with pytest.raises(OperationCancelled):
+            await waiting
+    await turns(4)
+    assert len(reports) == 1
+
+
+@on_virtual_time
+@pytest.mark.parametrize("end", ["cancel", "force_complete"])
+async def test_a_key_that_has_changed_holds_up_no_drain(reports, end):
+    purgatory, key, loop = Purgatory(), Changeable(1), asyncio.get_running_loop()
+    bad, good = Probe(None), Probe(None)
+    purgatory.try_complete_else_watch(bad, [key])
+    purgatory.try_complete_else_watch(good, ["good"])
+    key.id = 2
+    bad.cancel()
+    loop.call_later(3, getattr(good, end))
+    assert await purgatory.aclose(drain=60) == [] and loop.time() == pytest.approx(3, abs=0.01)
+    assert len(reports) == 1
+
+
+@on_virtual_time
+@pytest.mark.parametrize("orphans", [0, 3])
+async def test_closing_answers_those_as_well_whose_key_has_changed(reports, orphans):
+    purgatory, keys = Purgatory(), [Changeable(number) for number in range(orphans + 4)]
+    bad = [Probe(None) for _ in keys]
+    for one, key in zip(bad, keys, strict=True):
+        purgatory.try_complete_else_watch(one, [key])
+    pair = Probe(None)
+    purgatory.try_complete_else_watch(pair, ["other", keys[-1]])
+    for key in keys:
+        key.id += 1003
+    waiting = [asyncio.ensure_future(one) for one in (*bad, pair)]
+    await asyncio.sleep(1)
+    for one in bad[:orphans]:
+        one.cancel()
+    with patch.object(engine, "SNAPSHOT", 2):
+        assert await purgatory.aclose() == [*bad[orphans:], pair]
+    assert counts(purgatory) == (0, 0, 0)
+    await turns(2)
+    assert len(purgatory._engine.by_key) == 0
+    assert {type(one) for one in await asyncio.gather(*waiting, return_exceptions=True)} == {OperationCancelled}
+    assert reports
+
+
+@on_virtual_time
+@pytest.mark.parametrize("end", ["deadline", "aclose", "cancel", "advance"])
+async def test_a_wait_for_a_key_that_changes_is_answered_and_the_others_wait_on(reports, end):
+    thresholds, key = ThresholdPurgatory("versions"), Changeable(1)
+    bad = asyncio.create_task(thresholds.wait(key, 1, 5))
+    taken = asyncio.create_task(thresholds.wait(Changeable(2), 1))
+    good = asyncio.create_task(thresholds.wait("good", 1))
+    await asyncio.sleep(1)
+    key.id = 2
+    if end == "aclose":
+        assert await thresholds.aclose() == 3
+    elif end == "cancel":
+        bad.cancel()
+    elif end == "advance":
+        thresholds.advance(key, 1)
+    await asyncio.sleep(9)
+    assert bad.done() and thresholds.pending == (0 if end == "aclose" else 1 if end == "advance" else 2)
+    if end != "aclose":
+        assert thresholds.advance("good", 1) == 1 and await good == 1
+        assert thresholds.advance(Changeable(2), 1) == (0 if end == "advance" else 1) and await taken == 1
+    assert await outcome(bad) is not None
+    assert all("versions: cannot find a Changeable again" in report["message"] for report in reports) and reports
+
+
+class Unsteady(Changeable):
+    """Whose hash cannot be had any more, later."""
+
+    def __hash__(self):
+        if self.id is None:
+            raise LookupError
+        return hash(self.id)
+
+
+@on_virtual_time
+async def test_a_wait_for_a_key_whose_hash_raises_is_answered(reports):
+    thresholds, key = ThresholdPurgatory(), Unsteady(1)
+    waiting = asyncio.create_task(thresholds.wait(key, 1, 5))
+    await asyncio.sleep(1)
+    key.id = None
+    assert isinstance(await outcome(waiting), LookupError)  # which the message asks for its value
+    assert [type(report["exception"]) for report in reports] == [LookupError]
+
+
+@on_virtual_time
+async def test_an_id_that_changes_is_told_once_and_the_others_as_well(reports):
+    idle, key = [], Changeable(1)
+    with IdleTracker(5, idle.append) as tracker:
+        tracker.touch(key)
+        tracker.touch("good")
+        key.id = 2
+        await asyncio.sleep(9)
+        assert idle == [key, "good"]
+    assert len(tracker) == 0
+    assert ["cannot find a Changeable again" in report["message"] for report in reports] == [True]
+
+
+async def test_threads_that_name_bad_keys_hurt_nobody_else(reports):
+    async with Purgatory() as purgatory:
+        good, other = Probe(None), Probe(None)
+        purgatory.try_complete_else_watch(good, ["good"])
+        purgatory.try_complete_else_watch(other, [1])
+        good.ready = True
+        for key in (1, Naive(1), Naive(1), "good"):
+            purgatory.check_and_complete_threadsafe(key)
+        with pytest.raises(ValueError, match="no hash"):
+            purgatory.check_and_complete_threadsafe(Unhashable(ValueError("no hash")))
+        await turns(4)
+        assert good.state is COMPLETED and other.calls == ["try", "try"]
+        other.cancel()
+    await turns(4)
+    assert reports and all("which another thread has asked for" in report["message"] for report in reports)
+
+
+# Operations that are equal
+
+
+async def test_operations_that_a_decorator_makes_equal_are_refused():
+    @dataclass(unsafe_hash=True)
+    class Equal(DelayedOperation):
+        number: int
+
+        def __post_init__(self):
+            super().__init__(0.01)
+
+        def try_complete(self):
+            return False
+
+    @dataclass
+    class NotHashable(DelayedOperation):
+        number: int
+
+        def __post_init__(self):
+            super().__init__(0.01)
+
+        def try_complete(self):
+            return False
+
+    @dataclass(eq=False)
+    class Right(DelayedOperation):
+        number: int
+
+        def __post_init__(self):
+            super().__init__(0.01)
+
+        def try_complete(self):
+            return False
+
+    async with Purgatory() as purgatory:
+        for kind in (Equal, NotHashable):
+            for _ in range(2):
+                with pytest.raises(TypeError, match=f"{kind.__name__} defines __eq__ or __hash__"):
+                    purgatory.try_complete_else_watch(kind(1), ["key"])
+        assert counts(purgatory) == (0, 0, 0)
+        two = [Right(1), Right(1)]
+        for one in two:
+            purgatory.try_complete_else_watch(one, ["key"])
+        assert [await one for one in two] == [None, None] and {one.state for one in two} == {EXPIRED}

@@ -1,0 +1,151 @@
+"""A missed trigger is one that somebody forgot: what completes at its deadline while a check of its key is in line, in progress
+or asked for by another thread is none."""
+
+import asyncio
+import logging
+import threading
+
+import pytest
+from helpers import Probe, watch_all
+from loops import on_virtual_time
+
+from purgatory import OperationState, Purgatory
+
+MANY = 2000
+"""So many operations under a key are tried in several iterations of the loop."""
+
+
+class Listener:
+    def __init__(self):
+        self.missed = []
+
+    def operation_ended(self, ended):
+        self.missed.append(ended.missed_trigger)
+
+    def key_checked(self, key, tried, completed):
+        pass
+
+
+@pytest.fixture
+def listener(caplog):
+    """An observer that is to hear of no missed trigger; nor is one to be logged."""
+    listener = Listener()
+    with caplog.at_level(logging.WARNING, "purgatory"):
+        yield listener
+    assert listener.missed
+    assert not any(listener.missed)
+    assert not [record for record in caplog.records if "missed trigger" in record.getMessage()]
+
+
+def let_time_pass(seconds):
+    """The loop was held up for so long."""
+    loop = asyncio.get_running_loop()
+    loop._set_time(loop.time() + seconds)
+
+
+def nothing_was_missed(purgatory, operations):
+    assert {operation.state for operation in operations} == {OperationState.COMPLETED}
+    assert purgatory.statistics().missed_triggers == 0
+
+
+@on_virtual_time
+async def test_what_is_due_while_a_check_of_its_key_is_in_progress_is_no_missed_trigger(listener):
+    async with Purgatory("in progress", observer=listener) as purgatory:
+        operations = watch_all(purgatory, [Probe(5) for _ in range(MANY)], ["another", "key"])
+        for operation in operations:
+            operation.ready = True
+        purgatory.check_and_complete("key")
+        let_time_pass(10)
+        await asyncio.sleep(1)
+        nothing_was_missed(purgatory, operations)
+
+
+@on_virtual_time
+async def test_what_is_due_while_a_delivery_is_in_progress_is_no_missed_trigger(listener):
+    async with Purgatory("delivery", observer=listener) as purgatory:
+        tasks = [asyncio.create_task(purgatory.receive("key", 5)) for _ in range(MANY)]
+        await asyncio.sleep(1)
+        assert purgatory.deliver("key", "value") == MANY
+        let_time_pass(10)
+        assert await asyncio.gather(*tasks) == ["value"] * MANY
+        assert purgatory.statistics().missed_triggers == 0
+
+
+def complete(purgatory, others, *, by_thread=False):
+    def hook(_):
+        for other in others:
+            other.ready = True
+            if by_thread:
+                thread = threading.Thread(target=purgatory.check_and_complete_threadsafe, args=(other.name,))
+                thread.start()
+                thread.join()
+            else:
+                purgatory.check_and_complete(other.name)
+
+    return hook
+
+
+@on_virtual_time
+@pytest.mark.parametrize("by_thread", [False, True], ids=["by a hook", "by a thread"])
+@pytest.mark.parametrize("hook", ["completing", "expiring", "trying"])
+async def test_what_is_due_in_the_iteration_in_which_the_hooks_of_another_one_check_its_key_is_no_missed_trigger(
+    hook, by_thread, listener
+):
+    async with Purgatory("hooks", observer=listener) as purgatory:
+        [first] = watch_all(purgatory, [Probe(0.004)], ["first"])
+        others = [Probe(0.006, name=number) for number in range(3)]
+        for other in others:
+            watch_all(purgatory, [other], [other.name, "another"])
+        setattr(first, hook, complete(purgatory, others, by_thread=by_thread))
+        let_time_pass(1)
+        await asyncio.sleep(1)
+        assert first.state is OperationState.EXPIRED
+        nothing_was_missed(purgatory, others)
+
+
+@on_virtual_time
+async def test_what_is_due_while_a_check_of_its_key_is_in_line_is_no_missed_trigger(listener):
+    async with Purgatory("in line", observer=listener) as purgatory:
+        for number in range(3):
+            watch_all(purgatory, [Probe() for _ in range(MANY)], [f"crowd {number}"])
+        operations = watch_all(purgatory, [Probe(5) for _ in range(3)])
+
+        def hook(_):
+            for number in range(3):
+                purgatory.check_and_complete(f"crowd {number}")
+            for operation in operations:
+                operation.ready = True
+            purgatory.check_and_complete("key")
+            let_time_pass(10)
+
+        await purgatory.wait(Probe(ready=True, completing=hook), ["first"])
+        await asyncio.sleep(1)
+        nothing_was_missed(purgatory, operations)
+
+
+@on_virtual_time
+async def test_what_is_due_when_a_thread_has_asked_for_a_check_of_its_key_is_no_missed_trigger(listener):
+    async with Purgatory("thread", observer=listener) as purgatory:
+        operations = watch_all(purgatory, [Probe(5) for _ in range(MANY)])
+        for operation in operations:
+            operation.ready = True
+        thread = threading.Thread(target=purgatory.check_and_complete_threadsafe, args=("key",))
+        thread.start()
+        thread.join()
+        let_time_pass(10)
+        await asyncio.sleep(1)
+        nothing_was_missed(purgatory, operations)
+
+
+@on_virtual_time
+async def test_what_nobody_has_checked_is_still_a_missed_trigger():
+    listener = Listener()
+    async with Purgatory("forgotten", observer=listener) as purgatory:
+        watch_all(purgatory, [Probe() for _ in range(MANY)], ["another"])
+        [operation] = watch_all(purgatory, [Probe(5)])
+        operation.ready = True
+        purgatory.check_and_complete("another")
+        let_time_pass(10)
+        await asyncio.sleep(1)
+        assert operation.state is OperationState.COMPLETED
+        assert purgatory.statistics().missed_triggers == 1 and listener.missed == [True]

@@ -1,0 +1,159 @@
+"""Observers that advance thresholds do not change in which order waits are answered, and a NaN within a value is refused as NaN
+itself is."""
+
+import math
+from decimal import Decimal
+
+import pytest
+from helpers import outcome, start_waits, turns
+from loops import on_virtual_time
+
+from purgatory import Cause, OperationCancelled, ThresholdPurgatory
+
+MANY = 1200
+"""So many are woken in several iterations of the loop."""
+
+
+class Meddler:
+    """Calls something the first time that it is told of an end for which `when` is true."""
+
+    def __init__(self, when=lambda ended: True):
+        self.when, self.what, self.ended = when, None, []
+
+    def operation_ended(self, ended):
+        self.ended.append(ended)
+        if self.what is not None and self.when(ended):
+            what, self.what = self.what, None
+            what()
+
+    def key_checked(self, key, tried, completed):
+        pass
+
+
+# 18. Observers
+
+
+@on_virtual_time
+@pytest.mark.parametrize("end", ["advance", "fail", "aclose"])
+@pytest.mark.parametrize("number", [3, MANY])
+async def test_waits_that_have_ended_are_answered_before_those_of_another_key_that_an_observer_ends(end, number):
+    meddler, answered = Meddler(), []
+    thresholds = ThresholdPurgatory(observer=meddler)
+    await start_waits(thresholds, *(("a", threshold) for threshold in range(number)), ("b", 1), log=answered)
+    meddler.what = lambda: thresholds.advance("b", 1)
+    if end == "advance":
+        thresholds.advance("a", number)
+    elif end == "fail":
+        thresholds.fail("a", ValueError())
+    else:
+        await thresholds.aclose()
+    await turns(10)
+    assert [which for which, _ in answered] == list(range(number + 1))
+    if end == "advance":
+        assert thresholds.value("b") == 1
+    await thresholds.aclose()
+
+
+@on_virtual_time
+async def test_waits_of_one_key_are_answered_in_the_order_of_the_advances_if_an_observer_advances_it_further():
+    meddler, answered = Meddler(), []
+    thresholds = ThresholdPurgatory(observer=meddler)
+    await start_waits(thresholds, *(("a", threshold) for threshold in (1, 2, 3, 4, 5)), log=answered)
+    meddler.what = lambda: thresholds.advance("a", 5)
+    assert thresholds.advance("a", 3) == 3
+    await turns(5)
+    assert answered == [(0, 3), (1, 3), (2, 3), (3, 5), (4, 5)]
+    assert [ended.ended_at for ended in meddler.ended] == [0.0] * 5
+
+
+@on_virtual_time
+async def test_advances_of_an_observer_that_is_told_of_an_advance_of_an_observer_stay_in_order():
+    answered, keys = [], "abcdef"
+    meddlers = [Meddler(lambda ended, key=key: ended.keys == (key,)) for key in keys[:-1]]
+    thresholds = ThresholdPurgatory(observer=meddlers)
+    await start_waits(thresholds, *((key, threshold) for key in keys for threshold in (1, 2)), log=answered)
+    for meddler, key in zip(meddlers, keys[1:], strict=True):
+        meddler.what = lambda key=key: thresholds.advance(key, 2)
+    assert thresholds.advance("a", 2) == 2
+    await turns(5)
+    assert [which for which, _ in answered] == list(range(12))
+    assert thresholds.pending == 0
+    thresholds._check()
+
+
+@on_virtual_time
+async def test_an_observer_that_fails_a_key_in_the_middle_of_its_advance_does_not_change_what_the_advance_has_decided():
+    meddler, answered = Meddler(), []
+    thresholds = ThresholdPurgatory(observer=meddler)
+    error = ValueError()
+    await start_waits(thresholds, *(("a", threshold) for threshold in (1, 2, 3, 4)), log=answered)
+    meddler.what = lambda: thresholds.fail("a", error)
+    assert thresholds.advance("a", 3) == 3
+    await turns(5)
+    assert answered == [(0, 3), (1, 3), (2, 3), (3, error)]
+    assert [ended.cause for ended in meddler.ended] == [Cause.KEY] * 3 + [Cause.FAILED]
+
+
+# 19. NaN within a value
+
+NAN = math.nan
+VALUES = [
+    (NAN,),
+    (1, NAN),
+    (1, (2, NAN)),
+    (1, (2, (NAN, 3))),
+    [1, NAN],
+    [1, [NAN]],
+    (1, [NAN]),
+    (1, Decimal("nan")),
+]
+WITH_NAN = pytest.mark.parametrize("value", VALUES, ids=repr)
+
+
+def harmless(value):
+    """The same with zero for NaN."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(harmless, value))
+    return value if value == value else 0
+
+
+@on_virtual_time
+@WITH_NAN
+@pytest.mark.parametrize("timeout", [None, 5])
+async def test_a_wait_for_a_threshold_with_nan_in_it_is_refused_and_blocks_nobody(value, timeout):
+    thresholds = ThresholdPurgatory()
+    assert type(await outcome(thresholds.wait("key", value, 1))) is ValueError
+    [other] = await start_waits(thresholds, ("key", harmless(value)))
+    assert type(await outcome(thresholds.wait("key", value, timeout or 1))) is ValueError
+    assert thresholds.pending == 1
+    assert thresholds.advance("key", harmless(value)) == 1
+    assert await other == harmless(value)
+    assert type(await outcome(thresholds.wait("key", value, timeout))) is ValueError
+    assert thresholds.pending == 0
+    thresholds._check()
+
+
+@on_virtual_time
+@WITH_NAN
+async def test_an_advance_to_a_value_with_nan_in_it_is_refused_and_nothing_has_changed(value):
+    thresholds = ThresholdPurgatory()
+    for known in (None, harmless(value)):
+        if known is not None:
+            thresholds.advance("key", known)
+        for advance in (thresholds.advance, thresholds.advance_threadsafe):
+            with pytest.raises(ValueError, match="cannot advance"):
+                advance("key", value)
+        await turns(3)
+        assert thresholds.value("key") == known
+    await thresholds.aclose()
+
+
+@on_virtual_time
+async def test_a_threshold_without_nan_is_none_the_worse_for_the_same_nan_elsewhere():
+    thresholds = ThresholdPurgatory()
+    waits = await start_waits(thresholds, ("key", (1, 2)), ("key", (1, 3)))
+    assert type(await outcome(thresholds.wait("key", (1, NAN), 1))) is ValueError
+    assert thresholds.advance("key", (1, 2)) == 1
+    assert await waits[0] == (1, 2)
+    await thresholds.aclose()
+    assert type(await waits[1]) is OperationCancelled

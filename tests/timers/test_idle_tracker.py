@@ -1,0 +1,628 @@
+"""`IdleTracker`: the ids that fell silent are told once and on time, and the others cost next to nothing."""
+
+import asyncio
+import gc
+import math
+import random
+import weakref
+from typing import Any
+
+import pytest
+from helpers import Spy, profiled, raiser, turns
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from loops import Runner, on_virtual_time
+
+from purgatory import IdleTracker, PurgatoryClosed, WrongLoop
+from purgatory.testing import VirtualTimeLoop
+
+
+class Told:
+    """An `on_idle` that writes down whom it was called for, and when."""
+
+    def __init__(self) -> None:
+        self.at: list[tuple[Any, float]] = []
+
+    def __call__(self, id_: object) -> None:
+        self.at.append((id_, asyncio.get_running_loop().time()))
+
+    @property
+    def ids(self) -> list[Any]:
+        return [id_ for id_, _ in self.at]
+
+
+# Who falls idle, and when
+
+
+@on_virtual_time
+@pytest.mark.parametrize("start", [0.0, 0.1, 2e7, 1e9])
+@pytest.mark.parametrize("timeout", [0.001, 0.25, 30.0, 7200.0, 1e6])
+async def test_a_silent_id_is_told_once_at_its_timeout_or_within_a_tick_of_it(timeout: float, start: float) -> None:
+    told = Told()
+    tracker = IdleTracker(timeout, told)
+    tracker.touch("a")
+    touched = asyncio.get_running_loop().time()
+    await asyncio.sleep(3 * timeout + 3)
+    [(id_, at)] = told.at
+    assert id_ == "a"
+    tick = tracker._loop_wheel.wheel.clock.tick
+    assert touched + timeout <= at <= touched + timeout + tick + 2 * math.ulp(at)
+    assert "a" not in tracker
+    assert len(tracker) == 0
+
+
+async def test_on_a_real_clock_nobody_is_told_early() -> None:
+    told = Told()
+    with IdleTracker(0.02, told, tick=0.001) as tracker:
+        last: dict[int, float] = {}
+        loop = asyncio.get_running_loop()
+        for id_ in range(200):
+            last[id_] = loop.time()
+            tracker.touch(id_)
+            if id_ % 10 == 0:
+                await asyncio.sleep(0.001)
+        while len(told.at) < 200:
+            await asyncio.sleep(0.005)
+        assert sorted(told.ids) == list(range(200))
+        assert all(at >= last[id_] + 0.02 for id_, at in told.at)
+
+
+@on_virtual_time
+async def test_an_id_that_is_touched_in_time_is_never_told() -> None:
+    told = Told()
+    tracker = IdleTracker(10, told, tick=0.01)
+    for _ in range(50):
+        tracker.touch("talks")
+        await asyncio.sleep(9.999)
+    assert told.at == []
+    await asyncio.sleep(0.02)
+    assert told.ids == ["talks"]
+
+
+@on_virtual_time
+async def test_the_last_touch_counts_and_not_the_first() -> None:
+    told = Told()
+    tracker = IdleTracker(30, told, tick=1)
+    for at in (0, 12, 29):
+        await asyncio.sleep(at - asyncio.get_running_loop().time())
+        tracker.touch("a")
+    await asyncio.sleep(100)
+    assert told.at == [("a", 59)]
+
+
+@on_virtual_time
+async def test_with_an_infinite_timeout_nobody_falls_idle_and_the_loop_has_no_timer() -> None:
+    told = Told()
+    spy = Spy(asyncio.get_running_loop())
+    tracker = IdleTracker(math.inf, told)
+    tracker.touch("a")
+    tracker.touch("a")
+    assert spy.calls["call_at"] == 0
+    assert tracker.remove("a") is True
+    assert "a" not in tracker
+    tracker._check()
+
+
+@on_virtual_time
+async def test_on_idle_may_touch_the_id_again_which_starts_anew() -> None:
+    loop = asyncio.get_running_loop()
+    at = []
+
+    def on_idle(id_: str) -> None:
+        assert id_ not in tracker
+        at.append(loop.time())
+        if len(at) < 3:
+            tracker.touch(id_)
+
+    tracker = IdleTracker(5, on_idle, tick=1)
+    tracker.touch("a")
+    await asyncio.sleep(100)
+    assert at == [5, 10, 15]
+    tracker._check()
+
+
+@on_virtual_time
+async def test_on_idle_may_save_remove_and_add_others_that_are_due_in_the_same_moment() -> None:
+    told = Told()
+
+    def on_idle(id_: str) -> None:
+        told(id_)
+        if id_ == "first":
+            tracker.touch("saved")
+            assert tracker.remove("removed")
+            tracker.touch("new")
+        tracker._loop_wheel.wheel._check()
+        assert tracker._loop_wheel.wheel.size == len(tracker)
+
+    tracker = IdleTracker(5, on_idle, tick=1)
+    for id_ in ("first", "saved", "removed", "other"):
+        tracker.touch(id_)
+    await asyncio.sleep(5)
+    assert told.at == [("first", 5), ("other", 5)]
+    assert sorted(tracker) == ["new", "saved"]
+    await asyncio.sleep(10)
+    assert sorted(told.at[2:]) == [("new", 10), ("saved", 10)]
+
+
+async def test_an_exception_of_on_idle_is_reported_and_touches_no_other_id(reports: list[dict[str, Any]]) -> None:
+    told = Told()
+    errors = {"bad": ValueError("bad"), "cancelled": asyncio.CancelledError()}
+
+    def on_idle(id_: str) -> None:
+        told(id_)
+        if id_ in errors:
+            raise errors[id_]
+
+    tracker = IdleTracker(0.01, on_idle, tick=0.01)
+    for id_ in ("a", "bad", "b", "cancelled", "c"):
+        tracker.touch(id_)
+    while len(tracker):
+        await asyncio.sleep(0.01)
+    await turns(2)
+    assert sorted(told.ids) == ["a", "b", "bad", "c", "cancelled"]
+    assert [report["exception"] for report in reports] == [errors["bad"], errors["cancelled"]]
+    assert reports[0]["message"] == "exception in on_idle('bad') of an idle tracker"
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_an_exit_in_on_idle_ends_the_loop(error: type[BaseException]) -> None:
+    async def main() -> None:
+        tracker: IdleTracker[str] = IdleTracker(1, raiser(error()))
+        tracker.touch("a")
+        await asyncio.sleep(10)
+
+    with pytest.raises(error), asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        runner.run(main())
+
+
+@on_virtual_time
+async def test_a_crowd_that_falls_idle_at_once_is_told_in_portions() -> None:
+    loop = asyncio.get_running_loop()
+    per_turn: list[int] = []
+    told = [0]
+
+    def on_idle(_: int) -> None:
+        told[0] += 1
+
+    def watch() -> None:
+        per_turn.append(told[0])
+        told[0] = 0
+        if sum(per_turn) < 5000:
+            loop.call_soon(watch)
+
+    tracker = IdleTracker(5, on_idle, tick=1)
+    for id_ in range(5000):
+        tracker.touch(id_)
+    loop.call_at(5, watch)
+    await asyncio.sleep(10)
+    assert sum(per_turn) == 5000
+    assert max(per_turn) <= 512
+
+
+@on_virtual_time
+async def test_while_a_crowd_is_told_in_portions_its_rest_may_speak_leave_and_come_back() -> None:
+    loop = asyncio.get_running_loop()
+    told = Told()
+    tracker = IdleTracker(5, told, tick=1)
+    for id_ in range(5000):
+        tracker.touch(id_)
+    fate: dict[int, str] = {}
+
+    def meddle() -> None:
+        tracker._check()
+        rest = sorted(set(tracker) - set(fate))
+        if not rest:
+            return
+        for kind, id_ in zip(("spoke", "left", "came back", "spoke, left"), rest[-4:], strict=False):
+            fate[id_] = kind
+            if kind.startswith("spoke"):
+                tracker.touch(id_)
+            if kind != "spoke":
+                tracker.remove(id_)
+            if kind == "came back":
+                tracker.touch(id_)
+        loop.call_soon(meddle)
+
+    loop.call_at(5, meddle)
+    await asyncio.sleep(8)
+    assert len(fate) >= 10
+    assert set(told.ids) == set(range(5000)) - set(fate)
+    assert set(tracker) == {id_ for id_, kind in fate.items() if not kind.endswith("left")}
+    await asyncio.sleep(10)
+    assert len(told.ids) == 5000 - sum(kind.endswith("left") for kind in fate.values())
+    assert all(at == 10 for id_, at in told.at if id_ in fate)
+
+
+@on_virtual_time
+async def test_after_a_stall_those_who_spoke_at_its_end_are_not_told() -> None:
+    told = Told()
+    tracker = IdleTracker(5, told, tick=0.5)
+    for id_ in range(100):
+        tracker.touch(id_)
+    loop: Any = asyncio.get_running_loop()
+    loop._set_time(1000.25)  # as if a callback had held the loop up
+    for id_ in range(0, 100, 2):
+        tracker.touch(id_)
+    await turns(3)
+    assert sorted(told.ids) == list(range(1, 100, 2))
+    tracker._check()
+    await asyncio.sleep(6)
+    assert len(told.at) == 100
+
+
+# What is tracked
+
+
+@on_virtual_time
+async def test_ids_can_be_counted_looked_for_and_iterated_in_the_order_of_their_first_touches() -> None:
+    tracker = IdleTracker(5, Told())
+    for id_ in ("b", "a", "c", "b"):
+        tracker.touch(id_)
+    assert list(tracker) == ["b", "a", "c"]
+    assert len(tracker) == 3
+    assert "a" in tracker
+    assert "d" not in tracker
+    assert repr(tracker) == "<IdleTracker timeout=5.0 tick=0.004 tracked=3>"
+    tracker.close()
+    assert repr(tracker) == "<IdleTracker timeout=5.0 tick=0.004 closed>"
+
+
+@on_virtual_time
+async def test_touching_and_removing_do_not_disturb_an_iteration() -> None:
+    told = Told()
+    tracker = IdleTracker(5, told, tick=1)
+    for id_ in range(10):
+        tracker.touch(id_)
+    seen = []
+    for id_ in tracker:
+        seen.append(id_)
+        tracker.touch(id_)
+        tracker.touch(id_ + 100)
+        tracker.remove(9 - id_)
+        await asyncio.sleep(1)  # long enough for some to fall idle on the way
+    assert seen == list(range(10))
+    tracker._check()
+
+
+async def test_nothing_lingers_of_what_was_removed() -> None:
+    class Connection:
+        pass
+
+    told = Told()
+    loop = asyncio.get_running_loop()
+    spy = Spy(loop)
+    tracker: IdleTracker[Connection] = IdleTracker(3600, told)
+    connections = [Connection() for _ in range(100)]
+    for connection in connections:
+        tracker.touch(connection)
+    gone = [weakref.ref(connection) for connection in connections]
+    for connection in connections:
+        assert tracker.remove(connection) is True
+        assert tracker.remove(connection) is False
+        tracker._check()
+    connections.clear()
+    del connection
+    gc.collect()
+    assert [ref() for ref in gone] == [None] * 100
+    await turns(2)
+    assert spy.armed == 0
+    assert told.at == []
+
+
+@on_virtual_time
+async def test_nothing_lingers_of_what_fell_idle() -> None:
+    told = Told()
+    spy = Spy(asyncio.get_running_loop())
+    tracker = IdleTracker(5, told)
+    for id_ in range(1000):
+        tracker.touch(id_)
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(20)
+    assert told.ids == sorted(told.ids, key=dict(told.at).__getitem__)
+    assert len(told.at) == 1000
+    assert spy.armed == 0
+    tracker._check()
+    assert not list(tracker._loop_wheel.wheel.buckets())
+
+
+@on_virtual_time
+async def test_to_remove_a_stranger_is_no_error() -> None:
+    tracker = IdleTracker(5, Told())
+    assert tracker.remove("stranger") is False
+    tracker.touch("a")
+    assert tracker.remove("stranger") is False
+
+
+# What it costs
+
+
+async def test_a_touch_never_touches_the_loop_and_makes_as_few_calls_whatever_is_tracked() -> None:
+    spy = Spy(asyncio.get_running_loop())
+    costs = []
+    with IdleTracker(3600, Told()) as tracker:
+        for tracked in (1, 100, 10_000):
+            for id_ in range(tracked):
+                tracker.touch(id_)
+            armed = spy.calls["call_at"]
+            costs.append(profiled(lambda: tracker.touch(0)))
+            for id_ in range(tracked):
+                tracker.touch(id_)
+            assert spy.calls["call_at"] == armed
+    # The lambda, touch, _get_running_loop and time; what the profiler sees of the loops differs, but by no more.
+    assert costs[0] == costs[1] == costs[2] <= 8
+
+
+@on_virtual_time
+async def test_the_loop_has_one_timer_for_each_tick_in_which_an_id_is_to_be_looked_at() -> None:
+    spy = Spy(asyncio.get_running_loop())
+    tracker = IdleTracker(64, Told(), tick=1)
+    for _ in range(10):
+        for id_ in range(100):
+            tracker.touch(id_)
+        await asyncio.sleep(0.05)
+    assert spy.calls["call_at"] == 1 + 10  # and those of the sleeps
+    for second in range(1000):
+        tracker.touch(second % 100 + 1000)
+        await asyncio.sleep(0.1)
+    assert spy.armed <= 66
+
+
+@on_virtual_time
+async def test_the_wheel_wakes_up_about_once_in_a_timeout_for_an_id_that_speaks_all_the_time() -> None:
+    tracker = IdleTracker(10, Told())
+    for _ in range(1000):
+        tracker.touch("a")
+        await asyncio.sleep(0.1)
+    assert 9 <= tracker._loop_wheel.wake_ups <= 11
+
+
+# Loops, threads, the end
+
+
+def test_outside_a_loop_in_another_thread_and_on_another_loop_it_says_so(loop_factory) -> None:
+    tracker: IdleTracker[str] = IdleTracker(5, Told())
+    with pytest.raises(WrongLoop, match="cannot touch 'a': no event loop is running"):
+        tracker.touch("a")
+    assert len(tracker) == 0
+    assert tracker.remove("a") is False
+
+    async def main() -> None:
+        tracker.touch("a")
+        errors: list[BaseException] = []
+
+        def elsewhere() -> None:
+            for method in (lambda: tracker.touch("a"), lambda: tracker.touch("b"), lambda: tracker.remove("a"), tracker.close):
+                try:
+                    method()
+                except WrongLoop as error:
+                    errors.append(error)
+
+        await asyncio.to_thread(elsewhere)
+        assert len(errors) == 4
+        assert all("this is another thread" in str(error) for error in errors)
+        assert list(tracker) == ["a"]
+
+    async def other() -> None:
+        with pytest.raises(WrongLoop, match="cannot touch 'a'"):
+            tracker.touch("a")
+        with pytest.raises(WrongLoop, match="cannot remove 'a'"):
+            tracker.remove("a")
+        with pytest.raises(WrongLoop, match="cannot close"):
+            tracker.close()
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
+        with asyncio.Runner(loop_factory=loop_factory) as another:
+            another.run(other())
+        with pytest.raises(WrongLoop):
+            tracker.touch("a")
+
+
+async def test_a_closed_tracker_tells_nobody_leaves_no_timer_and_accepts_nothing() -> None:
+    told = Told()
+    spy = Spy(asyncio.get_running_loop())
+    with IdleTracker(0.005, told) as tracker:
+        for id_ in range(100):
+            tracker.touch(id_)
+    tracker.close()
+    assert len(tracker) == 0
+    with pytest.raises(PurgatoryClosed, match="cannot touch 5: the idle tracker is closed"):
+        tracker.touch(5)
+    assert tracker.remove(5) is False
+    await turns(2)
+    assert spy.armed == 0
+    await asyncio.sleep(0.02)
+    assert told.at == []
+    tracker._check()
+
+
+@on_virtual_time
+async def test_closing_in_on_idle_spares_the_others() -> None:
+    told: list[int] = []
+
+    def on_idle(id_: int) -> None:
+        told.append(id_)
+        tracker.close()
+
+    tracker = IdleTracker(5, on_idle)
+    for id_ in range(1000):
+        tracker.touch(id_)
+    await asyncio.sleep(20)
+    assert len(told) == 1
+    assert len(tracker) == 0
+
+
+def test_a_tracker_that_was_never_used_or_outlived_its_loop_can_be_closed() -> None:
+    async def main(tracker: IdleTracker[str]) -> None:
+        tracker.touch("a")
+
+    with IdleTracker(5, Told()) as tracker:
+        pass
+    with pytest.raises(PurgatoryClosed):
+        tracker.touch("a")
+    with IdleTracker(5, Told()) as tracker:
+        asyncio.run(main(tracker))
+    assert len(tracker) == 0
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, -math.inf])
+def test_a_timeout_that_is_not_positive_is_refused(timeout: float) -> None:
+    with pytest.raises(ValueError, match="timeout must be a positive number of seconds, not "):
+        IdleTracker(timeout, print)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "error", "words"),
+    [(math.nan, ValueError, "cannot be NaN"), ("5", TypeError, "must be a number of seconds, not '5'")],
+)
+def test_a_timeout_that_is_no_number_is_refused(timeout: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=f"timeout {words}"):
+        IdleTracker(timeout, print)
+
+
+@pytest.mark.parametrize("tick", [0, -1.0, math.nan, math.inf])
+def test_a_tick_that_is_not_positive_and_finite_is_refused(tick: float) -> None:
+    with pytest.raises(ValueError, match="tick must be a positive, finite number of seconds, not "):
+        IdleTracker(5, print, tick=tick)
+
+
+@on_virtual_time
+async def test_an_id_that_is_not_hashable_is_refused_and_nothing_has_changed() -> None:
+    tracker: IdleTracker[Any] = IdleTracker(5, Told())
+    with pytest.raises(TypeError, match="unhashable"):
+        tracker.touch([])
+    assert len(tracker) == 0
+    tracker._check()
+
+
+@pytest.mark.parametrize(("timeout", "tick"), [(0.5, 0.004), (30, 0.004), (80, 0.01), (1e5, 1.0), (math.inf, 1.0)])
+def test_the_default_tick_is_a_small_part_of_the_timeout(timeout: float, tick: float) -> None:
+    assert IdleTracker(timeout, print)._loop_wheel.wheel.clock.tick == pytest.approx(tick)
+
+
+# Against a model
+
+
+TICK, TIMEOUT = 0.5, 20.0
+IDS = st.integers(0, 15)
+
+
+class AgainstADictionary(RuleBasedStateMachine):
+    """A dictionary of last touches says who must have fallen idle by now, and who cannot have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner(loop_factory=lambda: VirtualTimeLoop(start=12.3))
+        self.loop = self.runner.get_loop()
+        self.problems: list[Any] = []
+        self.loop.set_exception_handler(lambda _, context: self.problems.append(context))
+        self.last: dict[int, float] = {}
+        self.again: set[int] = set()
+        self.removes: dict[int, int] = {}
+        self.tracker: IdleTracker[int] = IdleTracker(TIMEOUT, self.on_idle, tick=TICK)
+
+    def on_idle(self, id_: int) -> None:
+        now = self.loop.time()
+        touched = self.last.pop(id_)  # a KeyError would be reported
+        if not touched + TIMEOUT <= now <= touched + TIMEOUT + TICK + 1e-9:
+            self.problems.append((id_, touched, now))
+        if id_ in self.again:
+            self.again.remove(id_)
+            self.touch_now(id_)
+        if (other := self.removes.pop(id_, None)) is not None and self.tracker.remove(other) != (
+            self.last.pop(other, None) is not None
+        ):
+            self.problems.append(("removed", other))
+
+    def touch_now(self, id_: int) -> None:
+        self.last[id_] = self.loop.time()
+        self.tracker.touch(id_)
+
+    async def do(self, action: Any, *args: Any) -> Any:
+        return action(*args)
+
+    @rule(id_=IDS)
+    def touch(self, id_: int) -> None:
+        self.runner.run(self.do(self.touch_now, id_))
+
+    @rule(id_=IDS)
+    def remove(self, id_: int) -> None:
+        expected = self.last.pop(id_, None) is not None
+        assert self.runner.run(self.do(self.tracker.remove, id_)) is expected
+
+    @rule(seconds=st.one_of(st.floats(0, 3), st.floats(15, 25), st.just(TIMEOUT), st.just(TICK), st.floats(0, 1e5)))
+    def wait(self, seconds: float) -> None:
+        self.runner.run(asyncio.sleep(seconds))
+
+    @rule(seconds=st.floats(0, 100), id_=IDS)
+    def stall_and_touch(self, seconds: float, id_: int) -> None:
+        """Time passes while nothing runs; those who are overdue by then are later than a tick, and not to be checked."""
+
+        async def main() -> None:
+            self.loop._set_time(self.loop.time() + seconds)  # type: ignore[attr-defined]
+            now = self.loop.time()
+            for other, touched in self.last.items():
+                if touched + TIMEOUT < now:
+                    self.last[other] = now - TIMEOUT
+            self.touch_now(id_)
+
+        self.runner.run(main())
+
+    @rule(id_=IDS)
+    def touch_again_in_on_idle(self, id_: int) -> None:
+        self.again.add(id_)
+
+    @rule(id_=IDS, other=IDS)
+    def remove_another_in_on_idle(self, id_: int, other: int) -> None:
+        self.removes[id_] = other
+
+    @precondition(lambda self: self.last)
+    @invariant()
+    def nobody_is_overdue(self) -> None:
+        now = self.loop.time()
+        assert all(now <= touched + TIMEOUT + TICK + 1e-9 for touched in self.last.values())
+
+    @invariant()
+    def the_same_are_tracked(self) -> None:
+        assert self.problems == []
+        assert set(self.tracker) == set(self.last)
+        self.tracker._check()
+
+    def teardown(self) -> None:
+        self.runner.close()
+
+
+TestAgainstADictionary = AgainstADictionary.TestCase
+TestAgainstADictionary.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_many_ids_with_a_seed_end_as_the_dictionary_says_and_twice_the_same(virtual: Runner) -> None:
+    def trace(seed: int) -> list[tuple[int, float]]:
+        async def main() -> list[tuple[int, float]]:
+            rng = random.Random(seed)
+            loop = asyncio.get_running_loop()
+            last: dict[int, float] = {}
+            told: list[tuple[int, float]] = []
+
+            def on_idle(id_: int) -> None:
+                now = loop.time()
+                assert last.pop(id_) + 10 <= now
+                told.append((id_, now))
+
+            tracker = IdleTracker(10, on_idle, tick=0.01)
+            for _ in range(3000):
+                id_ = min(int(rng.expovariate(0.05)), 500)
+                tracker.touch(id_)
+                last[id_] = loop.time()
+                await asyncio.sleep(rng.random() * 0.1)
+            assert set(tracker) == set(last)
+            await asyncio.sleep(20)
+            assert not last
+            return told
+
+        return virtual(main)
+
+    first = trace(1)
+    assert len(first) > 100
+    assert first == trace(1) != trace(2)

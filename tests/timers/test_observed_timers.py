@@ -1,0 +1,86 @@
+"""A timer with observers whose callback raises leaves nothing behind for the collector of garbage."""
+
+import asyncio
+import gc
+
+import pytest
+from helpers import Broken, collector, turns
+from loops import on_virtual_time
+
+from purgatory import IdleTracker, WheelTimer
+
+
+class Listener:
+    """Counts what it is told, and keeps nothing of it."""
+
+    def __init__(self):
+        self.told = 0
+
+    def operation_ended(self, ended):
+        self.told += 1
+
+    def key_checked(self, key, tried, completed):
+        pass
+
+
+class WithFields(Listener):
+    def ended_fields(self, fields):
+        self.told += 1
+
+
+def fails(*_):
+    raise Broken
+
+
+def fails_deeper(*_):
+    fails()
+
+
+@on_virtual_time
+@pytest.mark.parametrize("listener", [Listener, WithFields])
+@pytest.mark.parametrize("callback", [fails, fails_deeper])
+async def test_an_observed_timer_whose_callback_raises_leaves_no_cycle(callback, listener):
+    loop, errors = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, context: errors.append(type(context["exception"])))
+    observer = listener()
+    timer = WheelTimer(observer=observer)
+
+    async def once():
+        for _ in range(10):
+            timer.call_later(1.0, callback)
+        await asyncio.sleep(2.0)
+
+    await once()
+    with collector(is_on=False):
+        await once()
+        await turns(3)
+        assert gc.collect() == 0
+    assert errors == [Broken] * 20
+    assert observer.told == 20
+
+
+@on_virtual_time
+@pytest.mark.parametrize("observed", [False, True])
+async def test_an_idle_tracker_whose_on_idle_raises_leaves_no_cycle(observed):
+    loop, errors = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, context: errors.append(type(context["exception"])))
+    tracker = IdleTracker(1.0, fails, observer=Listener() if observed else None)
+    with collector(is_on=False):
+        for id_ in range(10):
+            tracker.touch(id_)
+        await asyncio.sleep(2.0)
+        await turns(3)
+        assert gc.collect() == 0
+    assert errors == [Broken] * 10
+
+
+@on_virtual_time
+async def test_observers_are_still_told_what_a_callback_raised(reports):
+    class Keeper(Listener):
+        def operation_ended(self, ended):
+            raised.append(ended.exception)
+
+    raised = []
+    WheelTimer(observer=Keeper()).call_later(1.0, fails)
+    await asyncio.sleep(2.0)
+    assert raised == [reports[0]["exception"]] and type(raised[0]) is Broken

@@ -1,0 +1,467 @@
+"""`WheelTimer` and `TimerTask`: what each of them does, and what observers are told of it. When the callbacks come is told in
+`tests/wheel/test_loop_wheel.py`."""
+
+import asyncio
+import gc
+import math
+import threading
+import weakref
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from helpers import raiser, turns
+from loops import on_virtual_time
+
+from purgatory import Cause, OperationState, TimerTask, WheelTimer, WrongLoop
+from purgatory.metrics import Meter
+
+
+async def fired(timer: WheelTimer, when: float) -> float:
+    """Waits on the wheel alone; the time when it was over."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future()
+    timer.call_at(when, lambda: future.set_result(loop.time()))
+    return await future
+
+
+def nothing() -> None:
+    pass
+
+
+# Scheduling
+
+
+@pytest.mark.parametrize("method", ["call_later", "call_at"])
+async def test_a_callback_is_called_once_when_it_is_due(method: str) -> None:
+    loop = asyncio.get_running_loop()
+    timer, seen = WheelTimer(), list[float]()
+    when = loop.time() + 0.02
+    task = getattr(timer, method)(when if method == "call_at" else 0.02, lambda: seen.append(loop.time()))
+    assert isinstance(task, TimerTask)
+    await fired(timer, task.when() + 0.02)
+    assert len(seen) == 1 and seen[0] >= when
+    assert timer.size == 0
+    timer._check()
+
+
+@on_virtual_time
+async def test_a_delay_may_be_a_number_of_any_kind() -> None:
+    timer = WheelTimer()
+    assert [timer.call_later(delay, nothing).when() for delay in (5, Decimal("5.5"), True)] == [5.0, 5.5, 1.0]
+    assert [type(timer.call_at(when, nothing).when()) for when in (5, Decimal("5.5"))] == [float, float]
+
+
+@pytest.mark.parametrize("bad", ["5", None, [5]])
+async def test_a_time_that_is_no_number_is_refused_under_its_name(bad: Any) -> None:
+    timer = WheelTimer()
+    task = timer.call_later(5, nothing)
+    when = task.when()
+    for name, schedule in {"delay": timer.call_later, "when": timer.call_at}.items():
+        with pytest.raises(TypeError, match=f"{name} must be a number of seconds, not "):
+            schedule(bad, nothing)
+    with pytest.raises(TypeError, match="when must be a number of seconds, not "):
+        task.reschedule(bad)
+    assert (timer.size, task.when()) == (1, when)
+
+
+@pytest.mark.parametrize("method", ["call_later", "call_at"])
+async def test_nan_is_refused_and_nothing_is_scheduled(method: str) -> None:
+    timer = WheelTimer()
+    with pytest.raises(ValueError, match="NaN"):
+        getattr(timer, method)(math.nan, nothing)
+    assert timer.size == 0
+    task = timer.call_later(5, nothing)
+    when = task.when()
+    with pytest.raises(ValueError, match="NaN"):
+        task.reschedule(math.nan)
+    assert (timer.size, task.when()) == (1, when)
+
+
+# One task
+
+
+@pytest.mark.parametrize(
+    "whens",
+    [[0.05], [0.01], [0.05, 0.01], [0.01, 0.05], [0.05, 0.03], [0.02], [math.inf, 0.03], [0.001, math.inf, 0.05], [1e9, 0.02]],
+    ids=str,
+)
+async def test_a_rescheduled_callback_comes_once_and_not_before_its_last_time(whens: list[float]) -> None:
+    loop = asyncio.get_running_loop()
+    timer, seen = WheelTimer(wheel_size=4), list[float]()
+    now = loop.time()
+    task = timer.call_at(now + 0.02, lambda: seen.append(loop.time()))
+    for when in whens:
+        task.reschedule(now + when)
+        assert task.when() == now + when
+        assert timer.size == 1
+    await fired(timer, now + 0.08)
+    assert len(seen) == 1
+    assert seen[0] >= now + whens[-1]
+
+
+@pytest.mark.parametrize("when", [-1.0, -math.inf, 0.0])
+async def test_a_callback_moved_into_the_past_comes_in_the_next_turn(when: float) -> None:
+    timer, seen = WheelTimer(), list[int]()
+    timer.call_later(1000, seen.append, 1).reschedule(when)
+    await turns(3)
+    assert seen == [1]
+
+
+@pytest.mark.parametrize(("end", "words"), [("cancelled", "it was cancelled"), ("called", "its callback has been called")])
+async def test_a_callback_that_was_cancelled_or_called_cannot_be_rescheduled(end: str, words: str) -> None:
+    timer = WheelTimer()
+    task = timer.call_later(0, nothing)
+    if end == "cancelled":
+        task.cancel()
+    await fired(timer, task.when() + 0.01)
+    for when in (0.0, 1e9, math.inf):
+        with pytest.raises(RuntimeError, match=f"cannot reschedule <TimerTask {end} when=.* to {when}: {words}"):
+            task.reschedule(when)
+    assert timer.size == 0
+
+
+async def test_a_cancelled_callback_is_not_called_and_cancelling_again_or_later_changes_nothing() -> None:
+    timer, seen = WheelTimer(), list[str]()
+    cancelled = timer.call_later(0.01, seen.append, "cancelled")
+    called = timer.call_later(0.01, seen.append, "called")
+    never = timer.call_later(math.inf, seen.append, "never")
+    assert [task.cancelled() for task in (cancelled, called, never)] == [False, False, False]
+    for _ in range(2):
+        cancelled.cancel()
+        never.cancel()
+        assert timer.size == 1
+    await fired(timer, called.when() + 0.01)
+    assert seen == ["called"]
+    assert [task.cancelled() for task in (cancelled, called, never)] == [True, False, True]
+    called.cancel()
+    assert called.cancelled()
+    assert timer.size == 0
+
+
+async def test_a_callback_cancels_and_reschedules_itself_in_vain() -> None:
+    timer = WheelTimer()
+    errors: list[str] = []
+
+    def callback() -> None:
+        try:
+            task.reschedule(task.when() + 1)
+        except RuntimeError as error:
+            errors.append(str(error))
+        task.cancel()
+
+    task = timer.call_later(0, callback)
+    await fired(timer, task.when() + 0.01)
+    assert len(errors) == 1
+    assert task.cancelled()
+    assert timer.size == 0
+
+
+def test_a_task_can_be_cancelled_when_its_loop_has_closed(loop_factory: Any) -> None:
+    async def main() -> list[TimerTask]:
+        timer = WheelTimer()
+        return [timer.call_later(delay, nothing) for delay in (5, 6, math.inf)]
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        tasks = runner.run(main())
+    for task in tasks:
+        task.cancel()
+        assert task.cancelled()
+
+
+async def test_the_callback_gets_its_arguments_and_is_let_go_with_them_when_it_is_cancelled() -> None:
+    class Argument:
+        pass
+
+    timer, seen = WheelTimer(), list[Any]()
+    argument = Argument()
+    reference = weakref.ref(argument)
+    task = timer.call_later(5, seen.append, argument)
+    del argument
+    assert reference() is not None
+    task.cancel()
+    gc.collect()
+    assert reference() is None
+    timer.call_later(0, lambda *args: seen.append(args), 1, "two")
+    await fired(timer, asyncio.get_running_loop().time() + 0.01)
+    assert seen == [(1, "two")]
+
+
+@on_virtual_time
+async def test_a_task_says_when_it_is_due_and_shows_its_state() -> None:
+    timer = WheelTimer(tick=0.01)
+    task, other = timer.call_later(5, nothing), timer.call_at(7.5, nothing)
+    assert (task.when(), other.when()) == (5.0, 7.5)
+    assert repr(task) == f"<TimerTask pending when=5.0 {nothing!r}>"
+    assert repr(timer) == "<WheelTimer tick=0.01 size=2>"
+    other.cancel()
+    assert repr(other) == "<TimerTask cancelled when=7.5>"
+    await asyncio.sleep(6)
+    assert repr(task) == f"<TimerTask called when=5.0 {nothing!r}>"
+    assert repr(timer) == "<WheelTimer tick=0.01 size=0>"
+    assert (task.when(), other.when()) == (5.0, 7.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"tick": 0.0}, ValueError),
+        ({"tick": math.nan}, ValueError),
+        ({"wheel_size": 1}, ValueError),
+        ({"wheel_size": 2.5}, TypeError),
+    ],
+)
+def test_a_timer_with_an_impossible_tick_or_size_is_refused(arguments: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        WheelTimer(**arguments)
+
+
+# The wrong loop
+
+
+USES: dict[str, Callable[[WheelTimer, TimerTask], object]] = {
+    "call_later": lambda timer, task: timer.call_later(5, nothing),
+    "call_at": lambda timer, task: timer.call_at(task.when(), nothing),
+    "reschedule to earlier": lambda timer, task: task.reschedule(task.when() - 1),
+    "reschedule to later": lambda timer, task: task.reschedule(task.when() + 1),
+}
+in_any_use = pytest.mark.parametrize("use", USES.values(), ids=USES)
+
+
+@in_any_use
+@pytest.mark.parametrize("thread_has_a_loop", [False, True])
+async def test_a_timer_refuses_other_threads_than_its_loops(use: Any, thread_has_a_loop: bool) -> None:
+    timer = WheelTimer(tick=1000.0)
+    task = timer.call_later(5, nothing)
+    when = task.when()
+
+    async def use_it() -> None:
+        use(timer, task)
+
+    def in_thread() -> None:
+        try:
+            asyncio.run(use_it()) if thread_has_a_loop else use(timer, task)
+        except WrongLoop as error:
+            refusals.append(str(error))
+
+    refusals: list[str] = []
+    thread = threading.Thread(target=in_thread)
+    thread.start()
+    thread.join(30)  # the loop stands still, but it is running
+    assert (timer.size, task.when()) == (1, when)
+    assert "this is another thread" in "".join(refusals)
+
+
+@in_any_use
+def test_a_timer_refuses_another_loop_and_no_loop_at_all(loop_factory: Any, use: Any) -> None:
+    async def begin() -> tuple[WheelTimer, TimerTask]:
+        timer = WheelTimer(tick=1000.0)
+        return timer, timer.call_later(5, nothing)
+
+    async def use_it(timer: WheelTimer, task: TimerTask) -> None:
+        use(timer, task)
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner, asyncio.Runner(loop_factory=loop_factory) as other:
+        timer, task = runner.run(begin())
+        with pytest.raises(WrongLoop, match="but the running loop is"):
+            other.run(use_it(timer, task))
+        with pytest.raises(WrongLoop, match="but no event loop is running"):
+            use(timer, task)
+        assert timer.size == 1
+        runner.run(use_it(timer, task))
+
+
+@pytest.mark.parametrize("method", ["call_later", "call_at"])
+def test_a_timer_that_was_refused_outside_of_any_loop_may_still_be_used_in_one(run: Any, method: str) -> None:
+    timer = WheelTimer()
+    with pytest.raises(WrongLoop, match="cannot schedule a callback: no event loop is running"):
+        getattr(timer, method)(0, nothing)
+    assert timer.size == 0
+
+    async def main() -> None:
+        seen: list[int] = []
+        getattr(timer, method)(0, seen.append, 1)
+        await fired(timer, asyncio.get_running_loop().time() + 0.01)
+        assert seen == [1]
+
+    run(main)
+
+
+# Observers
+
+
+class Listener:
+    def __init__(self):
+        self.started, self.ended = [], []
+
+    def operation_started(self, task):
+        self.started.append(task)
+
+    def operation_ended(self, ended):
+        self.ended.append(ended)
+
+    def key_checked(self, *_):
+        raise AssertionError("there are no keys")
+
+
+def as_told(ended):
+    return ended.state, ended.cause, ended.started_at, round(ended.ended_at, 2), ended.timeout
+
+
+EXPIRED = OperationState.EXPIRED, Cause.DEADLINE
+CANCELLED = OperationState.CANCELLED, Cause.CANCELLED
+
+
+@on_virtual_time
+async def test_each_timer_that_has_ended_is_told_of_once():
+    listener, meter, log, loop = Listener(), Meter(), [], asyncio.get_running_loop()
+    timer = WheelTimer(name="retries", observer=[listener, meter])
+    await asyncio.sleep(5)
+    tasks = [
+        timer.call_later(10, log.append, "fires"),
+        timer.call_at(8, log.append, "fires first"),
+        timer.call_later(20, log.append, "is cancelled"),
+        timer.call_later(-3, log.append, "is overdue"),
+        timer.call_later(10, log.append, "is postponed"),
+        timer.call_later(float("inf"), log.append, "never"),
+    ]
+    assert listener.started == tasks and all(isinstance(task, TimerTask) for task in tasks)
+    tasks[4].reschedule(30)
+    await asyncio.sleep(7)
+    tasks[2].cancel()
+    await asyncio.sleep(88)
+    tasks[5].cancel()
+    for task in tasks:
+        task.cancel()
+    assert log == ["is overdue", "fires first", "fires", "is postponed"] and timer.size == 0 and loop.time() == 100
+    assert [as_told(ended) for ended in listener.ended] == [
+        (*EXPIRED, 5, 5, 0),
+        (*EXPIRED, 5, 8, 3),
+        (*CANCELLED, 5, 12, 20),
+        (*EXPIRED, 5, 15, 10),
+        (*EXPIRED, 5, 30, 25),
+        (*CANCELLED, 5, 100, None),
+    ]
+    assert [ended.operation_id for ended in listener.ended] == [id(tasks[index]) for index in (3, 1, 2, 0, 4, 5)]
+    assert {ended[:3] for ended in listener.ended} == {("retries", "timer", ())}
+    [kind] = meter.snapshot()
+    assert kind.ended == 6 and kind.retries == kind.missed_triggers == 0
+    assert kind.lateness.count == 4 and kind.lateness.sum < 4 * 0.0011
+
+
+@on_virtual_time
+async def test_what_a_callback_raises_is_told_and_reported_and_what_it_cancels_has_ended_already(reports):
+    listener = Listener()
+    timer = WheelTimer(observer=listener)
+    error = ZeroDivisionError("no")
+    timer.call_later(1, raiser(error), None)
+
+    def cancel():
+        own.cancel()
+
+    own = timer.call_later(2, cancel)
+    await asyncio.sleep(3)
+    assert [(ended.state, ended.exception) for ended in listener.ended] == [(EXPIRED[0], error), (EXPIRED[0], None)]
+    assert [report["exception"] for report in reports] == [error] and own.cancelled()
+
+
+@on_virtual_time
+async def test_an_observer_that_raises_is_reported_and_the_others_fire_all_the_same(reports):
+    listener, log = Listener(), []
+    listener.operation_ended = raiser(ZeroDivisionError())
+    timer = WheelTimer(name="retries", observer=listener)
+    for number in range(3):
+        timer.call_later(1, log.append, number)
+    await asyncio.sleep(2)
+    assert log == [0, 1, 2]
+    assert [report["message"].split(" ")[:2] for report in reports] == [["retries:", "operation_ended"]] * 3
+
+
+@on_virtual_time
+async def test_a_time_that_is_none_begins_nothing():
+    listener = Listener()
+    timer = WheelTimer(observer=listener)
+    for schedule in (timer.call_later, timer.call_at):
+        with pytest.raises(ValueError, match="cannot be NaN"):
+            schedule(float("nan"), print)
+    assert listener.started == [] and timer.size == 0
+
+
+@on_virtual_time
+@pytest.mark.parametrize("observer", [None, ()])
+async def test_without_an_observer_nothing_is_kept_of_a_task(observer):
+    timer = WheelTimer(observer=observer)
+    timer.call_later(30, print)
+    assert timer._observers is None and not timer._starts
+
+
+def test_who_cannot_observe_is_refused():
+    with pytest.raises(TypeError, match="observer must have a method"):
+        WheelTimer(observer=object())
+
+
+@on_virtual_time
+async def test_a_time_that_has_always_passed_is_a_deadline_all_the_same():
+    listener, meter = Listener(), Meter()
+    timer = WheelTimer(observer=[listener, meter])
+    timer.call_at(float("-inf"), print)
+    await asyncio.sleep(1)
+    assert [ended.timeout for ended in listener.ended] == [0] and meter.snapshot()[0].lateness.count == 1
+
+
+class Canceller(Listener):
+    """Cancels the next timer whenever it hears of one."""
+
+    def __init__(self, heard):
+        super().__init__()
+        self.heard, self.tasks, self.depth = heard, [], 0
+
+    def cancel_next(self):
+        self.depth += 1
+        assert self.depth == 1
+        if self.tasks:
+            self.tasks.pop().cancel()
+        self.depth -= 1
+
+    def operation_started(self, task):
+        super().operation_started(task)
+        if self.heard == "start":
+            self.tasks.append(task)
+            self.cancel_next()
+
+    def operation_ended(self, ended):
+        super().operation_ended(ended)
+        if self.heard == "end":
+            self.cancel_next()
+
+
+@on_virtual_time
+@pytest.mark.parametrize("heard", ["start", "end"])
+async def test_what_an_observer_sets_off_is_told_when_it_has_returned(heard, reports):
+    first, second = Canceller(heard), Canceller(None)
+    order = []
+    second.operation_started = lambda task: order.append(("started", id(task)))
+    second.operation_ended = lambda ended: order.append(("ended", ended.operation_id))
+    timer = WheelTimer(observer=[first, second])
+    tasks = [timer.call_later(30, print) for _ in range(1000)]
+    if heard == "end":
+        first.tasks = tasks[:-1]
+        tasks[-1].cancel()
+    assert timer.size == 0 and reports == [] and len(first.ended) == 1000
+    assert all(order.index(("started", id(task))) < order.index(("ended", id(task))) for task in tasks[::100])
+
+
+@on_virtual_time
+async def test_nothing_is_kept_of_tasks_that_have_ended(reports):
+    timer = WheelTimer(observer=Listener())
+    for delay in (-1, 1, 2):
+        timer.call_later(delay, print if delay < 2 else raiser(ZeroDivisionError()), None)
+    cancelled = timer.call_later(3, print)
+    never = timer.call_later(float("inf"), print)
+    assert len(timer._starts) == 5
+    cancelled.cancel()
+    await asyncio.sleep(5)
+    assert [*timer._starts] == [never] and len(reports) == 1
+    never.cancel()
+    assert not timer._starts
