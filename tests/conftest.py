@@ -1,6 +1,8 @@
 """The fixtures of all tests, and how pytest-asyncio and pytest-xdist run them. `loops` explains on which loops tests run."""
 
-from collections.abc import Callable, Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -8,12 +10,25 @@ import pytest
 from loops import CURRENT, LOOP_FACTORIES, LoopFactory, Report, Runner, fail_on
 from xdist.scheduler import LoadScopeScheduling
 
+from purgatory import Purgatory
 from purgatory.testing import VirtualTimeLoop
+
+LOOP_PARAMETERS = ("loop_factory", "_asyncio_loop_factory")
+"""Which loop a test runs on, of our fixture and of pytest-asyncio's."""
 
 
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Callable[[], Any]]:
     """Coroutine functions that are tests run on each kind of loop."""
     return {kind: partial(CURRENT.new_loop, kind) for kind in LOOP_FACTORIES}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of the kinds of loop that a test runs on, those beside the first are slow tests, unless it is marked `on_every_loop`."""
+    for item in items:
+        indices: Mapping[str, int] = getattr(getattr(item, "callspec", None), "indices", {})
+        if any(indices.get(name) for name in LOOP_PARAMETERS) and not item.get_closest_marker("every_loop"):
+            item.add_marker("slow")
 
 
 @pytest.fixture(autouse=True)
@@ -60,6 +75,34 @@ def run(request: pytest.FixtureRequest, loop_factory: LoopFactory) -> Runner:
 def virtual(request: pytest.FixtureRequest) -> Runner:
     """Runs a coroutine on virtual time only, beginning at `start`: `virtual(main, start=1e9)`."""
     return Runner(VirtualTimeLoop, _reports_asked_for(request))
+
+
+@pytest.fixture
+async def purgatory() -> AsyncIterator[Purgatory[Any]]:
+    """A purgatory on the loop of the test. It is checked, and closed, when the test has passed; closing leaves nothing."""
+    purgatory: Purgatory[Any] = Purgatory("test")
+    yield purgatory
+    purgatory._check()
+    await purgatory.aclose()
+    purgatory._check()
+    assert (purgatory.pending, purgatory.watched) == (0, 0)
+
+
+@pytest.fixture
+def program() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`program("-m", "purgatory.top", "--help")` runs this Python with these arguments, and returns what it printed.
+
+    It fails if the exit status is not `status`. Other options are those of `subprocess.run`.
+    """
+
+    def run_program(*argv: object, status: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *map(str, argv)]
+        options = {"capture_output": True, "text": True, "timeout": 240, **options}
+        done = subprocess.run(command, check=False, **options)
+        assert done.returncode == status, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        return done
+
+    return run_program
 
 
 @pytest.fixture

@@ -1,8 +1,8 @@
 """What tests of every folder use.
 
 `Probe` is the operation that most tests use; `watch_all` has many of them wait, `start_waits` has tasks wait for thresholds.
-`outcome` gives what an awaitable returned or raised, `turns` lets the loop turn, `raiser` makes hooks that fail. `counts` reads
-statistics, `Spy` counts what is asked of a loop, `Pulse` what is done in each turn of it, `profiled` what is called. With
+`outcome` gives what an awaitable returned or raised, `iterations` lets the loop go on, `raiser` makes hooks that fail. `counts` reads
+statistics, `Spy` counts what is asked of a loop, `Pulse` what is done in each iteration of it, `profiled` what is called. With
 `collector` garbage is that of the test alone.
 """
 
@@ -85,8 +85,8 @@ async def outcome(awaitable: Awaitable[Any]) -> Any:
         return error
 
 
-async def turns(count: int = 1) -> None:
-    """Lets `count` turns of the loop pass."""
+async def iterations(count: int = 1) -> None:
+    """Lets `count` iterations of the loop pass."""
     for _ in range(count):
         await asyncio.sleep(0)
 
@@ -111,7 +111,7 @@ async def start_waits(
         return result
 
     tasks = [asyncio.create_task(wait(number, arguments)) for number, arguments in enumerate(waits)]
-    await turns()
+    await iterations()
     return tasks
 
 
@@ -122,22 +122,22 @@ def counts(purgatory: Purgatory[Any] | ThresholdPurgatory[Any, Any], *names: str
 
 
 class Pulse:
-    """Numbers the turns of the loop and counts the marks in each, until none has come for a while."""
+    """Numbers the iterations of the loop and counts the marks in each, until none has come for a while."""
 
     def __init__(self) -> None:
-        self.turn = self.last = 0
+        self.iteration = self.last = 0
         self.marks: Counter[int] = Counter()
         self._loop = asyncio.get_running_loop()
         self._loop.call_soon(self._beat)
 
     def _beat(self) -> None:
-        self.turn += 1
-        if self.turn <= self.last + 20:
+        self.iteration += 1
+        if self.iteration <= self.last + 20:
             self._loop.call_soon(self._beat)
 
     def mark(self, _: object = None) -> None:
-        self.last = self.turn
-        self.marks[self.turn] += 1
+        self.last = self.iteration
+        self.marks[self.iteration] += 1
 
     @property
     def busiest(self) -> int:

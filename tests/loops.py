@@ -1,6 +1,10 @@
 """The kinds of loop that tests run on, and the ways to run them there.
 
-    async def test_something():                    # once on each kind of loop
+    async def test_something():                    # on each kind of loop; those beside the first are slow tests
+        ...
+
+    @on_every_loop                                 # none of them is: loops, threads or timers matter here
+    async def test_something_of_loops():
         ...
 
     @on_virtual_time
@@ -32,7 +36,7 @@ T = TypeVar("T")
 LoopFactory = Callable[..., asyncio.AbstractEventLoop]
 Report = dict[str, Any]
 
-PATIENCE = 120.0
+TIMEOUT = 120.0
 """Seconds that a test may take on a real clock. A signal does not get through to a uvloop that sleeps, so a timer ends it."""
 
 
@@ -53,6 +57,9 @@ if sys.version_info >= (3, 12):
 
 on_virtual_time = pytest.mark.asyncio(loop_factories=["virtual"])
 """Runs a test that is a coroutine function on virtual time only. If it has a parameter `start`, the time begins there."""
+
+on_every_loop = pytest.mark.every_loop
+"""Runs a test on all its kinds of loop in the default suite, too."""
 
 on_asyncio = pytest.mark.asyncio(loop_factories=["asyncio"])
 """Runs such a test on asyncio's own loop only: for what takes real time, or is not about loops."""
@@ -88,11 +95,11 @@ class Current:
         loop.set_exception_handler(lambda _, context: reports.append(context))
 
         def end() -> None:
-            reports.append({"message": f"it still runs after {PATIENCE:g} s"})
+            reports.append({"message": f"it still runs after {TIMEOUT:g} s"})
             loop.stop()
 
         if not isinstance(loop, VirtualTimeLoop):  # which ends by itself what hangs
-            loop.call_later(PATIENCE, end)
+            loop.call_later(TIMEOUT, end)
         return loop
 
 
@@ -103,7 +110,7 @@ class Runner:
     """Runs a coroutine, or a coroutine function without arguments, on a new loop, and closes the loop.
 
     What the loop's exception handler is told goes to `reports`; if there are none, `__call__` fails on it. What hangs is ended:
-    by the loop on virtual time, elsewhere after `PATIENCE`.
+    by the loop on virtual time, elsewhere after `TIMEOUT`.
     """
 
     def __init__(self, loop_factory: LoopFactory, reports: list[Report] | None) -> None:
@@ -117,7 +124,7 @@ class Runner:
             runner.get_loop().set_exception_handler(lambda _, context: reports.append(context))
             coroutine = main if iscoroutine(main) else main()
             is_virtual = isinstance(runner.get_loop(), VirtualTimeLoop)
-            result = runner.run(coroutine if is_virtual else asyncio.wait_for(coroutine, PATIENCE))
+            result = runner.run(coroutine if is_virtual else asyncio.wait_for(coroutine, TIMEOUT))
         if self.reports is None:
             fail_on(reports)
         return result

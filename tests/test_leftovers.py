@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 
 import pytest
-from helpers import Probe, collector, outcome, raiser, turns
+from helpers import Probe, collector, iterations, outcome, raiser
 from loops import on_virtual_time
 
 import purgatory as library
@@ -46,7 +46,7 @@ async def collects_nothing_of(once):
     with collector(is_on=False):
         for _ in range(20):
             await once()
-        await turns(3)
+        await iterations(3)
         assert gc.collect() == 0
 
 
@@ -232,7 +232,7 @@ async def test_what_a_failed_wait_leaves_the_garbage_collector_takes_away(wait):
             assert type(error) is Broken
             reference = weakref.ref(error)
             del error
-            await turns(3)
+            await iterations(3)
             gc.collect()
             assert reference() is None
 
@@ -268,11 +268,11 @@ async def test_a_failure_that_nobody_sees_is_reported_though_somebody_had_waited
         operation = Probe(None, completing=raiser(Broken()))
         purgatory.try_complete_else_watch(operation, ["key"])
         waiting = asyncio.create_task(outcome(operation))
-        await turns(2)
+        await iterations(2)
         operation.force_complete()
         waiting.cancel()
         assert isinstance(await waiting, asyncio.CancelledError)
-        await turns(4)
+        await iterations(4)
     assert [type(report["exception"]) for report in reports] == [Broken]
 
 
@@ -281,7 +281,7 @@ async def test_a_failure_that_nobody_sees_is_reported_though_somebody_had_waited
 async def test_after_very_many_have_left_their_table_is_given_back(keys, timeout):
     purgatory = Purgatory()
     await purgatory.acancel_for_key("bind")
-    await turns(2)
+    await iterations(2)
     gc.collect()
     tracemalloc.start()
     try:
@@ -293,7 +293,7 @@ async def test_after_very_many_have_left_their_table_is_given_back(keys, timeout
         for operation in operations:
             operation.cancel()
         del operation, operations
-        await turns(3)
+        await iterations(3)
         gc.collect()
         after, _ = tracemalloc.get_traced_memory()
     finally:
@@ -323,7 +323,7 @@ def test_the_observer_is_told_once_also_of_one_that_exits_after_it_was_claimed(r
         await asyncio.sleep(10)
 
     async def rest():
-        await turns(3)
+        await iterations(3)
 
     loop = VirtualTimeLoop()
     loop.set_exception_handler(lambda _, context: reports.append(context))

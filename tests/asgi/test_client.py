@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from asgi_requests import Message, Request
-from helpers import turns
+from helpers import iterations
 from loops import on_virtual_time
 
 from purgatory.asgi._client import READ_AHEAD, Client
@@ -36,11 +36,11 @@ async def test_messages_that_came_while_somebody_listened_are_kept_for_the_appli
     client.attend(Attendant())
     request.body(b"par", more=True)
     request.body(b"t")
-    await turns(20)
+    await iterations(20)
     assert request.messages.empty()
     assert [(await client.receive())["body"] for _ in range(2)] == [b"par", b"t"]
     client.close()
-    await turns(2)
+    await iterations(2)
 
 
 async def test_the_end_of_a_body_is_kept_in_its_place():
@@ -50,22 +50,22 @@ async def test_the_end_of_a_body_is_kept_in_its_place():
     request.body()
     request.messages.put_nowait({"type": "http.something.new"})
     request.body()
-    await turns(20)
+    await iterations(20)
     end = {"type": "http.request", "body": b"", "more_body": False}
     assert (await client.receive())["body"] == b"part"
     assert [await client.receive() for _ in range(3)] == [end, {"type": "http.something.new"}, end]
     client.close()
-    await turns(2)
+    await iterations(2)
 
 
 async def test_an_unknown_message_is_kept_as_well():
     client, request = client_and_request()
     client.attend(Attendant())
     request.messages.put_nowait({"type": "http.something.new"})
-    await turns(20)
+    await iterations(20)
     assert await client.receive() == {"type": "http.something.new"}
     client.close()
-    await turns(2)
+    await iterations(2)
 
 
 async def test_the_end_of_the_body_is_not_the_end_of_the_client_but_hanging_up_is():
@@ -73,10 +73,10 @@ async def test_the_end_of_the_body_is_not_the_end_of_the_client_but_hanging_up_i
     attendant = Attendant()
     client.attend(attendant)
     request.body(b"all of it")
-    await turns(20)
+    await iterations(20)
     assert (client.gone, attendant.told) == (False, [])
     request.leave()
-    await turns(20)
+    await iterations(20)
     assert (client.gone, attendant.told) == (True, ["left"])
     assert (await client.receive())["body"] == b"all of it"
     assert [await client.receive() for _ in range(2)] == [{"type": "http.disconnect"}] * 2
@@ -87,10 +87,10 @@ async def test_there_is_one_reader_however_many_ask():
     attendant = Attendant()
     client.attend(attendant)
     asking = [asyncio.create_task(client.receive()) for _ in range(3)]
-    await turns(3)
+    await iterations(3)
     request.body(b"one", more=True)
     request.body(b"two", more=True)
-    await turns(20)
+    await iterations(20)
     request.leave()
     answers = [await task for task in asking]
     assert [answer.get("body") for answer in answers] == [b"one", b"two", None]
@@ -102,13 +102,13 @@ async def test_a_reader_that_is_cancelled_hands_over_to_another_one():
     client, request = client_and_request()
     attendant = Attendant()
     reader = asyncio.create_task(client.receive())
-    await turns(2)
+    await iterations(2)
     client.attend(attendant)
-    await turns(2)
+    await iterations(2)
     reader.cancel()
-    await turns(4)
+    await iterations(4)
     request.leave()
-    await turns(20)
+    await iterations(20)
     assert attendant.told == ["left"]
     assert request.most_readers == 1
 
@@ -116,15 +116,15 @@ async def test_a_reader_that_is_cancelled_hands_over_to_another_one():
 async def test_somebody_who_waits_for_the_reader_may_be_cancelled():
     client, request = client_and_request()
     client.attend(Attendant())
-    await turns(2)
+    await iterations(2)
     first, second = (asyncio.create_task(client.receive()) for _ in range(2))
-    await turns(2)
+    await iterations(2)
     first.cancel()
-    await turns(2)
+    await iterations(2)
     request.body(b"for the second")
     assert (await second)["body"] == b"for the second"
     client.close()
-    await turns(2)
+    await iterations(2)
 
 
 @on_virtual_time
@@ -176,7 +176,7 @@ async def test_single_bytes_are_not_kept_for_nothing():
     assert taken == b"x" * 10_000
     assert client._kept_bytes == 0
     client.close()
-    await turns(2)
+    await iterations(2)
 
 
 async def test_an_attendant_that_is_ignored_is_told_nothing_more():
@@ -187,7 +187,7 @@ async def test_an_attendant_that_is_ignored_is_told_nothing_more():
     client.ignore(first)
     client.ignore(first)
     request.leave()
-    await turns(20)
+    await iterations(20)
     assert (first.told, second.told) == ([], ["left"])
     client.close()
     assert second.told == ["left", "ended"]
@@ -196,10 +196,10 @@ async def test_an_attendant_that_is_ignored_is_told_nothing_more():
 async def test_closing_stops_the_listener():
     client, request = client_and_request()
     client.attend(Attendant())
-    await turns(2)
+    await iterations(2)
     assert request.readers == 1
     client.close()
-    await turns(3)
+    await iterations(3)
     assert request.readers == 0
 
 
@@ -209,7 +209,7 @@ async def test_a_channel_that_fails_is_told_to_the_attendants_and_raised_to_the_
 
     client, attendant = Client(receive), Attendant()
     client.attend(attendant)
-    await turns(3)
+    await iterations(3)
     assert attendant.told == ["left"]
     assert client.gone is False
     for _ in range(2):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from asgi_requests import Request, lifespan
-from helpers import collector, raiser, turns
+from helpers import collector, iterations, raiser
 from loops import on_virtual_time
 from starlette.applications import Starlette
 from starlette.middleware.base import BaseHTTPMiddleware
@@ -202,7 +202,7 @@ async def test_every_ending_is_counted_and_every_slot_comes_back(waiting):
 async def test_what_is_satisfied_in_the_turn_in_which_the_server_stops_is_satisfied(waiting):
     service = Service(waiting)
     request = Request(service.app)
-    await turns(20)
+    await iterations(20)
     service.satisfy()
     service.polls.stop()
     assert (await request.done()).status == 200
@@ -212,7 +212,7 @@ async def test_what_is_satisfied_in_the_turn_in_which_the_server_stops_is_satisf
 async def test_a_wait_that_was_ended_is_not_satisfied_by_what_comes_in_the_same_turn():
     service = Service("operation")
     request = Request(service.app)
-    await turns(20)
+    await iterations(20)
     service.polls.stop()
     service.satisfy()
     await request.done()
@@ -231,14 +231,14 @@ async def test_a_client_that_leaves_at_the_very_deadline_leaves_nothing_to_repor
         await request.done()
     assert set(service.endings) <= {Ending.DEADLINE, Ending.STOPPING}
     service.check_nothing_is_left()
-    await turns(5)
+    await iterations(5)
 
 
 async def test_a_task_that_is_cancelled_from_elsewhere_stays_cancelled(waiting):
     service = Service(waiting)
     for also_stopped in (False, True):
         request = Request(service.app)
-        await turns(20)
+        await iterations(20)
         if also_stopped:
             service.polls.stop()
         request.task.cancel()
@@ -277,7 +277,7 @@ async def test_a_hook_of_the_wait_itself_may_stop_the_polls():
             service.polls.is_stopping = False
             outcome = await service.polls.poll(scope).wait_for(purgatory, lambda r=result: [service.polls.stop(), r][1], ["k"])
             service.outcomes.append(outcome)
-            await turns(20)  # where a cancellation that was left behind would strike
+            await iterations(20)  # where a cancellation that was left behind would strike
 
     await Request(service.polls.middleware(answer)).done()
     assert service.endings == [Ending.STOPPING, Ending.SATISFIED]
@@ -287,7 +287,7 @@ async def test_a_hook_of_the_wait_itself_may_stop_the_polls():
 async def test_a_purgatory_that_is_closed_or_calls_a_wait_off_says_come_again():
     service = Service()
     requests = [Request(service.app) for _ in range(2)]
-    await turns(20)
+    await iterations(20)
     service.purgatory.cancel_for_key("key")
     await asyncio.gather(*(request.done() for request in requests))
     await service.purgatory.aclose()
@@ -300,7 +300,7 @@ async def test_a_full_purgatory_says_come_again():
     service = Service()
     service.purgatory = Purgatory(max_pending=1)
     waiting = Request(service.app)
-    await turns(20)
+    await iterations(20)
     for _ in range(3):
         refused = await Request(service.app).done()
         assert (refused.status, refused.headers["retry-after"]) == (503, "1")
@@ -349,7 +349,7 @@ async def test_what_a_client_does_before_the_poll_knows_its_task_is_not_lost(wai
         poll = service.polls.poll(scope)
         if is_held:
             assert poll.hold() is None
-            await turns(20)
+            await iterations(20)
         service.outcomes.append(await service.wait(poll))
 
     with contextlib.suppress(ConnectionError) if ending == "fails" else contextlib.nullcontext():
@@ -386,7 +386,7 @@ async def test_a_request_leaves_nothing_for_the_garbage_collector(waiting, endin
     async def once() -> None:
         request = Request(service.polls.middleware(answer))
         request.body()
-        await turns(5)
+        await iterations(5)
         if ending == "satisfied":
             service.satisfy()
         elif ending == "leaves":
@@ -394,7 +394,7 @@ async def test_a_request_leaves_nothing_for_the_garbage_collector(waiting, endin
         await request.done()
         service.results.clear()
         service.thresholds.forget("key")
-        await turns(3)
+        await iterations(3)
 
     await once()
     with collector(is_on=False):
@@ -430,11 +430,11 @@ async def test_one_poll_waits_once_at_a_time():
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         poll = service.polls.poll(scope)
         first = asyncio.create_task(service.wait(poll))
-        await turns(3)
+        await iterations(3)
         with pytest.raises(RuntimeError, match="this poll waits already"):
             await service.wait(poll)
         second = asyncio.create_task(service.wait(service.polls.poll(scope)))
-        await turns(3)
+        await iterations(3)
         service.polls.stop()
         assert [(await task).ending for task in (first, second)] == [Ending.STOPPING] * 2
 
@@ -563,7 +563,7 @@ async def test_a_client_has_no_more_than_its_share():
     service = Service(max_per_client=2)
     hers = [Request(service.app, host="192.0.2.7") for _ in range(3)]
     his = Request(service.app, host="192.0.2.8")
-    await turns(20)
+    await iterations(20)
     assert hers[2].status == 503
     assert service.outcomes[0].reason == "2 polls of this client are open already"
     assert service.polls.open == 3
@@ -576,7 +576,7 @@ async def test_a_client_has_no_more_than_its_share():
 async def test_a_client_nobody_knows_is_not_limited():
     service = Service(max_per_client=1, client_of=lambda scope: None)
     requests = [Request(service.app) for _ in range(3)]
-    await turns(20)
+    await iterations(20)
     assert service.polls.open == 3
     service.satisfy()
     await asyncio.gather(*(request.done() for request in requests))
@@ -657,7 +657,7 @@ async def test_very_many_are_answered_a_portion_in_each_turn():
     requests = [Request(service.app) for _ in range(2000)]
     await asyncio.sleep(1)
     service.polls.stop()
-    await turns(1)
+    await iterations(1)
     assert 0 < service.polls.open < 2000
     await asyncio.gather(*(request.done() for request in requests))
     assert service.polls.endings == {Ending.STOPPING: 2000}
@@ -680,7 +680,7 @@ async def test_a_server_that_begins_anew_has_polls_again():
     service = Service()
     await lifespan(service.app, "lifespan.startup", "lifespan.shutdown")
     served = asyncio.create_task(lifespan(service.app, "lifespan.startup"))  # and goes on waiting for the end
-    await turns(20)
+    await iterations(20)
     service.satisfy()
     assert (await Request(service.app).done()).status == 200
     served.cancel()
@@ -693,7 +693,7 @@ def test_a_new_loop_finds_nobody_of_an_earlier_one_that_was_closed(waiting):
         service = Service(waiting)
         service.polls, service.app = polls, polls.middleware(service.answer)
         requests = [Request(service.app) for _ in range(3)]
-        await turns(20)
+        await iterations(20)
         assert polls.open == 2
         service.satisfy()
         statuses = [(await request.done()).status for request in requests[:2]]
@@ -737,7 +737,7 @@ def test_two_loops_at_a_time_are_an_error_that_says_so():
 
         async def open_one() -> Request:
             request = Request(service.app)
-            await turns(20)
+            await iterations(20)
             return request
 
         request = first.run(open_one())
@@ -777,7 +777,7 @@ def test_without_the_middleware_a_poll_says_what_is_missing():
 async def test_a_layer_around_another_hears_the_client_as_well():
     service, other = Service(), LongPolls(signals=())
     request = Request(other.middleware(service.app))
-    await turns(20)
+    await iterations(20)
     request.leave()
     await request.done()
     assert request.most_readers == 1
@@ -812,7 +812,7 @@ async def test_a_body_is_whole_whether_it_is_read_before_the_wait_or_after_it(ba
     request = Request(starlette_app(service, base_middleware), query)
     request.body(b"par", more=True)
     request.body(b"t")
-    await turns(50)
+    await iterations(50)
     assert service.polls.open == 1
     service.satisfy()
     await request.done()
@@ -841,7 +841,7 @@ async def test_starlettes_is_disconnected_and_a_poll_share_the_channel():
 
     async def endpoint(request: StarletteRequest) -> Response:
         poll = asyncio.create_task(service.wait(service.polls.poll(request.scope)))
-        await turns(20)
+        await iterations(20)
         seen.append(await request.is_disconnected())
         await poll
         seen.append(await request.is_disconnected())
@@ -850,7 +850,7 @@ async def test_starlettes_is_disconnected_and_a_poll_share_the_channel():
     app = Starlette(routes=[Route("/", endpoint)])
     request = Request(service.polls.middleware(app))
     request.body()
-    await turns(100)
+    await iterations(100)
     request.leave()
     await request.done()
     assert seen == [False, True]

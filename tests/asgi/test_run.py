@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 from asgi_requests import Request
-from helpers import turns
+from helpers import iterations
 from loops import on_virtual_time
 
 from purgatory import OperationCancelled, OperationTimeout, PurgatoryFull
@@ -66,7 +66,7 @@ def cancelled_and_cleaned_up(work: Work) -> bool:
 
 
 async def nothing_runs() -> bool:
-    await turns(3)
+    await iterations(3)
     return asyncio.all_tasks() == {asyncio.current_task()}
 
 
@@ -139,7 +139,7 @@ async def test_a_cancellation_of_what_is_awaited_is_not_ours():
     task = asyncio.create_task(asyncio.sleep(100))
     service = Service(lambda: task)
     request = Request(service.app)
-    await turns(10)
+    await iterations(10)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await request.done()
@@ -207,7 +207,7 @@ async def test_what_is_never_begun_is_neither_left_running_nor_warned_of(kind):
     service.polls.stop()
     malformed, stopping = Request(service.app, b"wait=soon"), Request(service.app)
     assert [(await request.done()).status for request in (malformed, stopping)] == [400, 503]
-    await turns(5)
+    await iterations(5)
     if kind in ("task", "future"):
         assert all(each.cancelled() for each in made)
     assert work.log == []
@@ -217,7 +217,7 @@ async def test_a_second_wait_at_a_time_and_what_cannot_be_awaited_are_errors_tha
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         poll = polls.poll(scope)
         first = asyncio.create_task(poll.run(Work(100)()))
-        await turns(5)
+        await iterations(5)
         with pytest.raises(RuntimeError, match="this poll waits already"):
             await poll.run(Work()())
         with pytest.raises(TypeError, match="cannot wait for 7: it is not awaitable"):

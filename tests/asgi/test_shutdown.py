@@ -9,7 +9,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from helpers import turns
+from helpers import iterations
 
 from purgatory.asgi._shutdown import SignalChain
 
@@ -80,7 +80,7 @@ async def test_installing_again_wraps_once(heard):
         chain.install(asyncio.get_running_loop())
     signal.raise_signal(NUMBER)
     await until_heard(heard, 2)
-    await turns(20)
+    await iterations(20)
     assert sorted(heard) == ["ours", "server"]
     chain.remove()
 
@@ -99,13 +99,13 @@ async def test_several_leave_in_any_order_and_whoever_is_left_hears_and_so_does_
     for name in leaving:
         heard.clear()
         signal.raise_signal(NUMBER)
-        await turns(20)
+        await iterations(20)
         assert sorted(heard) == sorted([*chains, "server", *["another"] * is_wrapped])
         chains.pop(name).remove()
     assert is_wrapped or signal.getsignal(NUMBER) is server
     heard.clear()
     signal.raise_signal(NUMBER)
-    await turns(20)
+    await iterations(20)
     assert heard == ["another"] * is_wrapped + ["server"]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from asgi_requests import Request
-from helpers import turns
+from helpers import iterations
 from loops import on_virtual_time
 
 from purgatory import ThresholdPurgatory
@@ -96,7 +96,7 @@ async def test_an_update_between_the_deadline_and_the_answer_is_not_told_as_unch
 async def test_the_tag_names_what_is_there_when_the_author_reads_it():
     news = News()
     request = news.request('"e-0"')
-    await turns(20)
+    await iterations(20)
     news.versions.bump("news")
     news.versions.bump("news")
     await request.done()

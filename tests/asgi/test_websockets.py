@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from helpers import turns
+from helpers import iterations
 from loops import on_virtual_time
 
 from purgatory import Purgatory
@@ -70,11 +70,11 @@ async def test_what_is_satisfied_leaves_the_messages_in_their_order(query):
     socket = Socket(board.app, query)
     spoken = [text("one"), {"type": "websocket.receive", "bytes": b"two"}, {"type": "websocket.receive", "text": "three"}]
     socket.say(*spoken)
-    await turns(30)
+    await iterations(30)
     assert board.polls.open == 1
     assert socket.messages.empty()
     board.satisfy()
-    await turns(30)
+    await iterations(30)
     socket.say(LEFT)
     await socket.task
     assert [outcome.ending for outcome in board.outcomes] == [Ending.SATISFIED]
@@ -114,7 +114,7 @@ async def test_each_ending_has_the_code_to_close_with(query, ending, code):
     await asyncio.sleep(10)
     if ending is Ending.STOPPING:
         board.polls.stop()
-    await turns(10)
+    await iterations(10)
     assert [outcome.ending for outcome in board.outcomes] == [ending]
     assert socket.sent[-1]["code"] == code
     board.polls.stop()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from asgi_requests import Request
-from helpers import turns
+from helpers import iterations
 
 from purgatory.bench.__main__ import main
 from purgatory.bench._cases import Judged
@@ -115,7 +115,7 @@ def test_every_handler_answers_the_same_question_alike(run) -> None:
         for path in ("/ours", "/theirs", "/alone", "/bare"):
             waiting.append(Request(service.app, b"key=1&seen=1&wait=5", path=path))
             waiting[-1].body()
-        await turns(20)
+        await iterations(20)
         publish = Request(service.app, b"key=1", method="POST", path="/publish")
         await publish.done()
         assert {(await request.done()).content for request in waiting} == {waiting[0].content}

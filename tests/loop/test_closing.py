@@ -4,7 +4,7 @@ import asyncio
 from math import inf, nan
 
 import pytest
-from helpers import Probe, Spy, outcome, raiser, turns
+from helpers import Probe, Spy, iterations, outcome, raiser
 from loops import on_virtual_time
 
 from purgatory import OperationCancelled, OperationState, Purgatory, PurgatoryClosed
@@ -34,7 +34,7 @@ async def test_closing_answers_everybody_and_returns_whom_it_cancelled(keys, cou
     operations = fill(purgatory, count, keys=keys)
     waiting = [asyncio.create_task(outcome(operation)) for operation in operations[:50]]
     waiting.append(asyncio.create_task(outcome(purgatory.wait(Probe(), ["patient"]))))
-    await turns()
+    await iterations()
     spy = Spy(loop)
     cancelled = await purgatory.aclose()
     assert len(cancelled) == count + 1 and cancelled[:-1] == operations
@@ -42,7 +42,7 @@ async def test_closing_answers_everybody_and_returns_whom_it_cancelled(keys, cou
     assert all(operation.state is CANCELLED and operation.calls == ["try"] for operation in operations)
     statistics = purgatory.statistics()
     assert (statistics.pending, statistics.watched, statistics.keys, statistics.cancelled) == (0, 0, 0, count + 1)
-    await turns(2)
+    await iterations(2)
     assert spy.armed == spy.calls["call_at"] == 0
     purgatory._check()
 
@@ -54,7 +54,7 @@ async def test_after_closing_nothing_is_left_armed_on_the_loop():
         fill(purgatory, 1, timeout=0.5 + number * 1.7, keys=lambda _, number=number: [number])
     assert spy.armed > 1
     await purgatory.aclose()
-    await turns(2)
+    await iterations(2)
     assert spy.armed == 0
 
 
@@ -100,7 +100,7 @@ async def test_a_drain_ends_as_soon_as_nothing_is_pending(drain):
     assert await purgatory.aclose(drain) == []
     assert loop.time() == 4.0
     assert [operation.state for operation in operations] == [EXPIRED] * 3 + [COMPLETED] * 2 + [CANCELLED]
-    await turns(2)
+    await iterations(2)
     assert spy.armed == 0
 
 
@@ -119,7 +119,7 @@ async def test_new_work_is_refused_from_the_moment_of_the_call_and_old_work_goes
     purgatory = Purgatory()
     operations = fill(purgatory, 3 * MAX_PER_ITERATION)
     closing = asyncio.create_task(purgatory.aclose(drain))
-    await turns()
+    await iterations()
     for call in (lambda: purgatory.try_complete_else_watch(Probe(), ["key"]), purgatory.wait(Probe(), ["key"]).send):
         with pytest.raises(PurgatoryClosed):
             call() if call.__name__ == "<lambda>" else call(None)
@@ -159,7 +159,7 @@ async def test_closing_that_is_itself_cancelled_still_answers_everybody(drain, w
     operations = fill(purgatory, 6 * MAX_PER_ITERATION)
     waiting = [asyncio.create_task(outcome(operation)) for operation in (operations[0], operations[-1])]
     closing = asyncio.create_task(purgatory.aclose(drain))
-    await turns(waits + 1)
+    await iterations(waits + 1)
     closing.cancel()
     assert isinstance(await outcome(closing), asyncio.CancelledError)
     assert purgatory.pending == purgatory.watched == 0
@@ -193,7 +193,7 @@ async def test_the_context_manager_closes_also_when_its_body_raises_or_is_cancel
 
     purgatories = [Purgatory()]
     task = asyncio.create_task(body())
-    await turns(2)
+    await iterations(2)
     task.cancel()
     assert isinstance(await outcome(task), asyncio.CancelledError)
     assert purgatories[0].pending == 0 and purgatories[0].statistics().cancelled == 3 * MAX_PER_ITERATION
@@ -212,7 +212,7 @@ async def test_operations_completed_by_the_hooks_of_others_while_closing_are_ans
     for operation in operations:
         operation.ready = True
     waiting = [asyncio.create_task(outcome(operation)) for operation in operations]
-    await turns()
+    await iterations()
     purgatory.check_and_complete("hot")  # a first budget at once; the rest is under way when the end comes
     cancelled = set(await purgatory.aclose())
     results = await asyncio.gather(*waiting)
@@ -221,7 +221,7 @@ async def test_operations_completed_by_the_hooks_of_others_while_closing_are_ans
             assert isinstance(result, OperationCancelled)
         else:
             assert result == operation.name
-    await turns(5)
+    await iterations(5)
     purgatory._check()
 
 
@@ -233,7 +233,7 @@ async def test_bad_hooks_do_not_keep_a_purgatory_from_closing(reports, drain):
         operation = Probe(2, completing=raiser(ZeroDivisionError()), expiring=raiser(KeyError()))
         purgatory.try_complete_else_watch(operation, [number])
     assert len(await purgatory.aclose(drain)) == (0 if drain else 4)
-    await turns(4)
+    await iterations(4)
     assert purgatory.pending == 0
     assert len(reports) == (8 if drain else 0)
 
@@ -261,7 +261,7 @@ async def test_a_close_begun_inside_a_hook_runs_no_other_hook_inside_it():
     for operation in (forced, host, *[Probe(30) for _ in range(3)]):
         purgatory.try_complete_else_watch(operation, ["key"])
     host.force_complete()
-    await turns(3)
+    await iterations(3)
     await purgatory.aclose()
     assert log == ["in", "out", "forced"] and purgatory.pending == 0
     purgatory._check()

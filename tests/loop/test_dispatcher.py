@@ -5,7 +5,7 @@ import threading
 from contextvars import copy_context
 
 import pytest
-from helpers import turns
+from helpers import iterations
 
 from purgatory._failure import Failure
 from purgatory._loop import MAX_PER_ITERATION
@@ -102,7 +102,7 @@ async def test_a_bounded_amount_is_done_in_each_iteration_and_the_rest_follows_i
     dispatcher.run_backlog()
     for done in (MAX_PER_ITERATION, 2 * MAX_PER_ITERATION):
         assert log == list(range(done)) and dispatcher.continuation_scheduled and dispatcher.has_backlog
-        await turns()
+        await iterations()
     assert log == list(range(2 * MAX_PER_ITERATION + 1))
     dispatcher._check()
 
@@ -114,7 +114,7 @@ async def test_kinds_of_work_take_turns_in_slices_and_who_is_alone_has_the_whole
     assert log[:SLICE] == list(range(SLICE))
     # The first check stands behind the second one now, which is alone with it.
     assert log[SLICE:] == [("check 0", SLICE), ("threadsafe 0", SLICE), ("check 1", SLICE)]
-    await turns()
+    await iterations()
     assert log[-1] == ("check 0", SLICE)
     dispatcher._check()
 
@@ -123,13 +123,13 @@ async def test_a_key_that_a_thread_names_behind_others_is_begun_after_a_slice_of
     dispatcher = running_dispatcher()
     log = busy(dispatcher, checks=[1000 * SLICE], threadsafe=[1000 * SLICE, 1000 * SLICE, 1])
     dispatcher.run_backlog()
-    await turns()
+    await iterations()
     names = [name for name, _ in log]
     assert names[:6] == ["check 0", "threadsafe 0", "check 0", "threadsafe 1", "check 0", "threadsafe 2"]
     assert max(done for _, done in log) == SLICE
     for queue in (dispatcher.checks, dispatcher.threadsafe_checks):
         queue.clear()
-    await turns()
+    await iterations()
     dispatcher._check()
 
 
@@ -140,7 +140,7 @@ async def test_who_comes_while_work_is_deferred_has_its_own_done_and_none_of_the
     own = []
     dispatcher.finish(Piece(own, "mine"))
     assert own == ["mine"] and len(log) == MAX_PER_ITERATION and dispatcher.run_backlog() == 0 and len(log) == MAX_PER_ITERATION
-    await turns()
+    await iterations()
     assert len(log) == MAX_PER_ITERATION + 1
     dispatcher._check()
 
@@ -161,7 +161,7 @@ async def test_what_was_deferred_is_done_also_if_a_hook_exits():
     with pytest.raises(ZeroDivisionError):
         dispatcher.run_backlog()
     assert log == ["first", "second"] and dispatcher.current is None and dispatcher.continuation_scheduled
-    await turns()
+    await iterations()
     assert log == ["first", "second", "third"]
     dispatcher._check()
 
@@ -185,7 +185,7 @@ async def test_on_a_way_out_the_loop_is_asked_for_an_iteration_once_and_only_if_
     for _ in range(2):
         dispatcher.continue_if_backlog()
     assert len(asked) == 1
-    await turns()
+    await iterations()
     assert log == ["left"]
     dispatcher._check()
 
@@ -204,12 +204,12 @@ async def test_failures_that_nobody_has_retrieved_two_iterations_later_are_repor
     unretrieved, retrieved, later = (Failure(ZeroDivisionError(name)) for name in ("unretrieved", "retrieved", "later"))
     dispatcher.report_unretrieved("first", unretrieved)
     dispatcher.report_unretrieved("second", retrieved)
-    await turns()
+    await iterations()
     dispatcher.report_unretrieved("third", later)
     retrieved.retrieved = True
-    await turns()
+    await iterations()
     assert [(report["message"], report["exception"]) for report in reports] == [("first", unretrieved.exception)]
-    await turns()
+    await iterations()
     assert [report["message"] for report in reports] == ["first", "third"] and dispatcher._unretrieved == []
 
 

@@ -4,7 +4,7 @@ import asyncio
 import threading
 
 import pytest
-from helpers import Spy, turns
+from helpers import Spy, iterations
 
 from purgatory._loop import inbox as inbox_module
 from purgatory._loop.inbox import ThreadsafeInbox
@@ -43,10 +43,10 @@ async def test_what_comes_before_the_loop_wakes_is_received_at_once_in_order_and
     for item in ("a", "b", "a"):
         in_thread(mailbox.inbox.put, item)
     assert mailbox.times == [] and spy.calls["call_soon_threadsafe"] == 1
-    await turns(2)
+    await iterations(2)
     assert mailbox.times == [["a", "b"]]
     mailbox.inbox.put("c")
-    await turns(2)
+    await iterations(2)
     assert mailbox.times == [["a", "b"], ["c"]] and spy.calls["call_soon_threadsafe"] == 2
 
 
@@ -59,14 +59,14 @@ async def test_what_is_put_while_others_are_received_is_received_in_the_next_tur
     times, more = [], ["second", "third"]
     messages = ThreadsafeInbox(Mailbox().bound().wheel, receive, list)
     messages.put("first")
-    await turns(5)
+    await iterations(5)
     assert times == [["first"], ["second"], ["third"]]
 
 
 async def test_before_there_is_a_loop_they_wait_for_one():
     mailbox = Mailbox()
     in_thread(mailbox.inbox.put, "early")
-    await turns(2)
+    await iterations(2)
     assert mailbox.times == []
     mailbox.bound().inbox.rebind()
     assert mailbox.times == [["early"]]
@@ -91,7 +91,7 @@ async def test_those_that_say_the_same_are_coalesced_before_the_loop_wakes(monke
     for number in range(1000):
         mailbox.inbox.put(number % 3)
         assert len(mailbox.inbox._items) <= 6
-    await turns(2)
+    await iterations(2)
     assert mailbox.times == [[0, 1, 2]]
 
 
@@ -102,7 +102,7 @@ async def test_many_that_differ_are_looked_through_less_and_less_often(monkeypat
     for number in range(1000):
         mailbox.inbox.put(number)
     assert sum(mailbox.coalesced) < 4 * 1000
-    await turns(2)
+    await iterations(2)
     assert mailbox.times == [list(range(1000))]
 
 
@@ -122,5 +122,5 @@ async def test_a_loop_that_cannot_be_woken_says_so_and_is_asked_again(monkeypatc
         mailbox.inbox.put("a")
     mailbox.wheel.loop = loop
     mailbox.inbox.put("b")
-    await turns(2)
+    await iterations(2)
     assert mailbox.times == [["a", "b"]]

@@ -7,7 +7,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
-from helpers import Probe, outcome, turns
+from helpers import Probe, iterations, outcome
 from loops import on_asyncio, on_virtual_time
 
 from purgatory import IdleTracker, OperationState, OperationTimeout, Purgatory, ThresholdPurgatory, WheelTimer, WrongLoop
@@ -85,7 +85,7 @@ async def test_a_call_from_a_thread_may_be_interrupted_by_another_one(kind, by):
 
         keys = [Interrupting() for _ in range(50)]
         ready = {key: asyncio.create_task(waits(purgatory, thresholds, kind, key)) for key in ("from the handler", "plain")}
-        await turns(2)
+        await iterations(2)
         before = signal.signal(signal.SIGUSR1, interrupt)
         thresholds_before = gc.get_threshold()
         if by == "finalizer":
@@ -128,7 +128,7 @@ async def test_however_much_threads_name_it_takes_no_more_memory_than_what_diffe
             thread.join()  # while the loop is held up
         named = len(purgatory._engine.inbox._items), len(thresholds._engine._inbox._items)
         assert max(named) <= 5000
-        await turns(3)
+        await iterations(3)
         assert {operation.state for operation in operations} == {COMPLETED}
         assert [thresholds.value(key) for key in range(10)] == [49_990 + key for key in range(10)]
 
@@ -146,7 +146,7 @@ def test_a_loop_that_has_moved_to_another_thread_takes_its_objects_along():
         idle.remove("a")
         tasks = [asyncio.create_task(thresholds.wait("key", 1)) for _ in range(10)]
         tasks += [asyncio.create_task(purgatory.wait(Probe(30), ["key"])) for _ in range(10)]
-        await turns(2)
+        await iterations(2)
         assert thresholds.pending == purgatory.pending == 10
         for task in tasks:
             task.cancel()
@@ -239,7 +239,7 @@ def test_an_operation_that_is_awaited_on_one_loop_is_not_watched_on_another():
             return await outcome(operation)
 
         waiting = asyncio.run_coroutine_threadsafe(wait(), loop)
-        run(turns(3))
+        run(iterations(3))
 
         async def elsewhere():
             for call in (
@@ -275,7 +275,7 @@ def test_what_is_empty_serves_the_next_loop_when_its_own_is_closed(loop_factory)
         with pytest.raises(OperationTimeout):
             await thresholds.wait("key", 2, 0.01)
         waiting = asyncio.create_task(purgatory.wait_for(lambda: told, ["told"], 30))
-        await turns(2)
+        await iterations(2)
         future = asyncio.get_running_loop().create_future()
         timer.call_later(0.01, future.set_result, 1)
         idle.touch("id")

@@ -6,7 +6,7 @@ import threading
 import weakref
 
 import pytest
-from helpers import Probe, Spy, outcome, turns
+from helpers import Probe, Spy, iterations, outcome
 
 from purgatory import OperationState, Purgatory, WrongLoop
 
@@ -42,7 +42,7 @@ async def test_a_signal_from_another_thread_completes_and_wakes_a_loop_that_slee
     async with Purgatory() as purgatory:
         operation = Probe(30, name="answer")
         waiting = asyncio.create_task(purgatory.wait(operation, ["key"]))
-        await turns()
+        await iterations()
         operation.ready = True
         assert await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key") is None
         assert await waiting == "answer"
@@ -93,7 +93,7 @@ async def test_no_signal_is_lost_under_load_from_many_threads():
                 seen[cell] = counters[cell]
 
         followers = [asyncio.create_task(follow(cell)) for cell in range(cells)]
-        await turns()
+        await iterations()
 
         def work(first):
             for _ in range(rounds):
@@ -161,7 +161,7 @@ async def test_a_signal_while_draining_completes():
     operation = Probe(30)
     purgatory.try_complete_else_watch(operation, ["key"])
     closing = asyncio.create_task(purgatory.aclose(drain=20))
-    await turns(2)
+    await iterations(2)
     operation.ready = True
     await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key")
     assert await closing == [] and operation.state is COMPLETED
@@ -274,7 +274,7 @@ def test_one_purgatory_on_each_of_many_loops_in_threads(loop_factory):
             async with Purgatory() as purgatory:
                 operations = [Probe(30, name=n) for n in range(50)]
                 waiting = [asyncio.create_task(purgatory.wait(operation, [operation.name])) for operation in operations]
-                await turns()
+                await iterations()
                 for operation in operations:
                     operation.ready = True
                     await asyncio.to_thread(purgatory.check_and_complete_threadsafe, operation.name)

@@ -7,7 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 import pytest
-from helpers import Probe, outcome, turns
+from helpers import Probe, iterations, outcome
 from loops import on_virtual_time
 
 from purgatory import IdleTracker, OperationState, OperationTimeout, Purgatory, ThresholdPurgatory, WheelTimer
@@ -141,7 +141,7 @@ async def test_a_timeout_of_a_wait_that_is_too_large_for_a_float_is_refused_or_i
             await asyncio.sleep(1e6)
             assert not task.done() or isinstance(task.result(), (ValueError, OverflowError))
             task.cancel()
-            await turns(2)
+            await iterations(2)
         assert purgatory.pending == thresholds.pending == 0
 
 

@@ -6,7 +6,7 @@ import types
 from contextlib import suppress
 
 import pytest
-from helpers import Broken, Probe, outcome, turns, watch_all
+from helpers import Broken, Probe, iterations, outcome, watch_all
 from loops import on_virtual_time
 
 from purgatory import OperationCancelled, OperationTimeout, Purgatory, PurgatoryFull
@@ -45,7 +45,7 @@ class Iterations:
 async def begin(purgatory, predicate, timeout=None, key="key"):
     """A task that waits for the predicate, and its outcome."""
     task = asyncio.create_task(outcome(purgatory.wait_for(predicate, [key], timeout)))
-    await turns(2)
+    await iterations(2)
     return task
 
 
@@ -324,7 +324,7 @@ async def test_a_predicate_may_return_an_awaitable_one_time_and_a_plain_value_th
 
         task = await begin(purgatory, predicate, 60)
         for _ in range(3):
-            await turns(5)
+            await iterations(5)
             purgatory.check_and_complete("key")
         assert await outcome_soon(task) == "value"
         assert len(calls) == 4

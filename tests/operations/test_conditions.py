@@ -4,7 +4,7 @@ import asyncio
 import gc
 
 import pytest
-from helpers import Probe, outcome, turns
+from helpers import Probe, iterations, outcome
 from loops import on_virtual_time
 
 import purgatory as library
@@ -35,7 +35,7 @@ class World:
         """Waits until it has run so many times, and another run would have begun."""
         while len(self.runs) < times or self.running:
             await asyncio.sleep(0.001)
-        await turns(5)
+        await iterations(5)
 
     def set(self, value):
         self.value = value
@@ -178,7 +178,7 @@ async def test_errors_name_the_keys():
         with pytest.raises(OperationTimeout, match="nothing was delivered to 'reply' within 1 s"):
             await jobs.receive("reply", 1)
         waiting = asyncio.create_task(outcome(jobs.wait_for(lambda: False, ["job"])))
-        await turns(2)
+        await iterations(2)
         with pytest.raises(PurgatoryFull, match=r"cannot watch <wait for \['more'\] pending>: 1 operations wait in"):
             await jobs.wait_for(lambda: False, ["more"])
         jobs.cancel_for_key("job")
@@ -195,7 +195,7 @@ async def test_a_value_is_delivered_to_everyone_who_receives_and_to_nobody_else(
         assert replies.deliver(7, "nobody") == 0
         receiving = [asyncio.create_task(replies.receive(7, 30)) for _ in range(3)]
         elsewhere = asyncio.create_task(outcome(replies.receive(8, 0.05)))
-        await turns(2)
+        await iterations(2)
         assert replies.deliver(7, None) == 3
         assert replies.deliver(7, "too late") == 0
         assert await asyncio.gather(*receiving) == [None] * 3
@@ -209,10 +209,10 @@ async def test_a_value_is_delivered_to_everyone_who_receives_and_to_nobody_else(
 async def test_what_is_delivered_to_a_crowd_comes_in_portions_and_to_those_alone_who_had_come():
     async with Purgatory() as replies:
         crowd = [asyncio.create_task(replies.receive("key", 30)) for _ in range(2000)]
-        await turns(2)
+        await iterations(2)
         assert replies.deliver("key", "first") == 2000
         late = asyncio.create_task(replies.receive("key", 30))
-        await turns(1)
+        await iterations(1)
         assert 0 < replies.pending <= 2001
         assert await asyncio.gather(*crowd) == ["first"] * 2000
         assert replies.deliver("key", "second") == 1 and await late == "second"
@@ -222,7 +222,7 @@ async def test_what_is_delivered_to_a_crowd_comes_in_portions_and_to_those_alone
 async def test_a_value_delivered_within_a_hook_arrives():
     async with Purgatory() as replies:
         receiving = asyncio.create_task(replies.receive("key", 30))
-        await turns(2)
+        await iterations(2)
         Probe(completing=lambda _: replies.deliver("key", 42)).force_complete()
         assert await receiving == 42
 

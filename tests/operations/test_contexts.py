@@ -4,7 +4,7 @@ later iterations of the loop."""
 import asyncio
 from contextvars import ContextVar, copy_context
 
-from helpers import Probe, turns, watch_all
+from helpers import Probe, iterations, watch_all
 from loops import on_virtual_time
 
 from purgatory import OperationState, Purgatory
@@ -37,7 +37,7 @@ async def test_all_hooks_of_a_check_run_in_the_context_of_the_checker():
         for operation in operations:
             operation.ready, operation.trying = True, lambda _: tried.append(who())
         in_context_of("checker", purgatory.check_and_complete, "key")
-        await turns(20)
+        await iterations(20)
         assert {operation.state for operation in operations} == {OperationState.COMPLETED}
         assert [operation.result() for operation in operations] == ["checker"] * MANY
         assert tried == ["checker"] * MANY
@@ -53,7 +53,7 @@ async def test_checks_of_two_keys_in_progress_run_each_in_the_context_of_its_che
                 operation.ready = True
         for name in groups:
             in_context_of(name, purgatory.check_and_complete, name)
-        await turns(40)
+        await iterations(40)
         for name, operations in groups.items():
             assert {operation.result() for operation in operations} == {name}
 
@@ -68,7 +68,7 @@ async def test_a_check_that_a_hook_asks_for_runs_in_the_context_of_the_hook():
         watch_all(purgatory, [first], ["first"])
         first.ready = True
         in_context_of("checker", purgatory.check_and_complete, "first")
-        await turns(20)
+        await iterations(20)
         assert {operation.result() for operation in operations} == {"checker"}
 
 
@@ -83,7 +83,7 @@ async def test_hooks_that_a_hook_sets_off_run_in_its_context_also_those_that_are
 
         first = Probe(ready=True, completing=complete_all)
         assert in_context_of("caller", purgatory.try_complete_else_watch, first, ["first"]) is True
-        await turns(20)
+        await iterations(20)
         assert {operation.result() for operation in operations} == {"caller"}
 
 
@@ -98,7 +98,7 @@ async def test_hooks_that_are_put_off_to_later_iterations_run_each_in_the_contex
                     in_context_of(name, operation.force_complete)
 
         await purgatory.wait(Probe(ready=True, completing=complete_all), ["key"])
-        await turns(40)
+        await iterations(40)
         for name, operations in groups.items():
             assert {operation.result() for operation in operations[MANY // 2 :]} == {name}
 
@@ -112,7 +112,7 @@ async def test_a_predicate_that_waits_with_many_others_is_called_in_the_context_
             return values and who()
 
         tasks = [asyncio.create_task(purgatory.wait_for(predicate, ["key"])) for _ in range(MANY)]
-        await turns(2)
+        await iterations(2)
         values.append(True)
         in_context_of("checker", purgatory.check_and_complete, "key")
         assert set(await asyncio.gather(*tasks)) == {"checker"}

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from helpers import outcome, turns
+from helpers import iterations, outcome
 from loops import on_virtual_time
 
 from purgatory import OperationCancelled, Purgatory
@@ -14,7 +14,7 @@ MANY = 2000
 
 async def begin_to_receive(purgatory, number, timeout=None):
     tasks = [asyncio.create_task(outcome(purgatory.receive("key", timeout))) for _ in range(number)]
-    await turns(2)
+    await iterations(2)
     return tasks
 
 

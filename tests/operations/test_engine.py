@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 
 import pytest
-from helpers import Probe, outcome, turns, watch_all
+from helpers import Probe, iterations, outcome, watch_all
 from loops import on_virtual_time
 
 from purgatory import OperationReused, OperationState, Purgatory, PurgatoryClosed, PurgatoryFull, WrongLoop
@@ -124,7 +124,7 @@ async def test_a_limit_leaks_no_slot_whoever_leaves():
     async with Purgatory(max_pending=2) as purgatory:
         for round_ in range(50):
             waiting = [asyncio.create_task(outcome(purgatory.wait(Probe(1), ["key", n]))) for n in range(5)]
-            await turns()
+            await iterations()
             assert purgatory.pending == 2
             if round_ % 2:
                 for task in waiting:

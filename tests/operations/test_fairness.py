@@ -5,7 +5,7 @@ import threading
 from itertools import pairwise
 
 import pytest
-from helpers import Probe, outcome, turns, watch_all
+from helpers import Probe, iterations, outcome, watch_all
 from loops import on_virtual_time
 
 from purgatory import OperationCancelled, OperationState, Purgatory
@@ -94,11 +94,11 @@ async def test_a_key_that_a_thread_names_is_answered_whatever_else_goes_on(busy)
                 thread = threading.Thread(target=purgatory.check_and_complete_threadsafe, args=("quiet",))
                 thread.start()
                 thread.join()
-            await turns(1)
+            await iterations(1)
             waited += turn >= 20 and not quiet.is_completed
         goes_on = False
         assert quiet.is_completed and waited <= 4
-        await turns(300)
+        await iterations(300)
 
 
 @on_virtual_time
@@ -114,13 +114,13 @@ async def test_the_three_kinds_of_put_off_work_take_turns():
         Probe(completing=lambda _: [operation.force_complete() for operation in claimed]).force_complete()
         purgatory.check_and_complete("check")
         purgatory.check_and_complete_threadsafe("named")
-        await turns(2)
+        await iterations(2)
         for _ in range(10):
             log.clear()
-            await turns(1)
+            await iterations(1)
             assert len(log) <= MAX_PER_ITERATION
             assert all(log.count(kind) >= MAX_PER_ITERATION // 5 for kind in ("hook", "check", "named"))
-        await turns(100)
+        await iterations(100)
 
 
 # No iteration costs more than its budget
@@ -134,11 +134,11 @@ async def test_a_crowd_can_be_cancelled_a_portion_per_turn():
 
         async def look():
             while purgatory.pending:
-                await turns(1)
+                await iterations(1)
                 left.append(purgatory.pending)
 
         looking = asyncio.create_task(look())
-        await turns(1)
+        await iterations(1)
         assert await purgatory.acancel_for_key("hot") == waiting
         await looking
         assert max(before - after for before, after in pairwise(left)) <= MAX_PER_ITERATION
@@ -162,7 +162,7 @@ async def test_a_chain_across_purgatories_needs_no_deeper_stack_than_one():
         purgatory.try_complete_else_watch(operation, ["key"])
         operation.ready = True
     purgatories[0].check_and_complete("key")
-    await turns(4 * count // MAX_PER_ITERATION)
+    await iterations(4 * count // MAX_PER_ITERATION)
     assert {operation.state for operation in operations} == {COMPLETED}
     for purgatory in purgatories:
         await purgatory.aclose()
@@ -223,7 +223,7 @@ async def test_a_close_waits_for_its_own_hooks_and_not_for_those_that_go_on_for_
     await asyncio.wait_for(purgatory.aclose(), 1)
     assert all(operation.calls[-1] == "complete" for operation in burst)
     goes_on = False
-    await turns(3)
+    await iterations(3)
 
 
 # What ends outside any hook is answered at once
@@ -241,7 +241,7 @@ async def test_force_complete_has_its_result_at_once_while_a_burst_is_worked_off
         for other in others:
             assert other.force_complete() and other.result() == other.name
         assert log == []  # the burst has its own turns
-        await turns(5)
+        await iterations(5)
         assert [name for _, name in log].count("complete") >= 3 * MAX_PER_ITERATION
 
 
@@ -252,7 +252,7 @@ async def test_a_first_try_that_sets_off_a_burst_has_its_own_result_at_once():
         first = Probe(None, name="first", ready=True)
         first.trying = lambda _: [operation.force_complete() for operation in burst]
         assert purgatory.try_complete_else_watch(first, ["key"]) and first.result() == "first"
-        await turns(5)
+        await iterations(5)
         assert all(operation.calls.count("complete") == 1 for operation in burst)
 
 
@@ -267,7 +267,7 @@ async def test_what_a_portion_leaves_is_done_also_if_a_hook_exits(reports):
         operation.ready = True
     with pytest.raises(SystemExit):
         purgatory.check_and_complete("key")
-    await turns(8)
+    await iterations(8)
     assert {operation.state for operation in operations} == {COMPLETED}
     assert all(operation.calls.count("complete") == 1 for operation in operations)
     await outcome(operations[10])

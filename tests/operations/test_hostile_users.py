@@ -6,7 +6,7 @@ import gc
 from contextlib import suppress
 
 import pytest
-from helpers import Broken, Probe, collector, outcome, turns, watch_all
+from helpers import Broken, Probe, collector, iterations, outcome, watch_all
 from loops import on_virtual_time
 
 from purgatory import (
@@ -55,7 +55,7 @@ async def test_a_failure_of_an_operation_without_a_name_leaves_nobody_behind_it_
         for other in others:
             other.ready = True
         purgatory.check_and_complete("key")
-        await turns(5)
+        await iterations(5)
         assert {operation.state for operation in [bad, *others]} == {COMPLETED}
         [report] = reports
         assert "Nameless" in report["message"] and isinstance(report["exception"], ValueError)
@@ -68,10 +68,10 @@ async def test_checks_of_a_key_go_on_after_the_failure_of_an_operation_without_a
         bad.trying = complete_and_fail
         with suppress(Broken):
             purgatory.check_and_complete("key")
-        await turns(5)
+        await iterations(5)
         other.ready = True
         purgatory.check_and_complete("key")
-        await turns(5)
+        await iterations(5)
         assert other.state is COMPLETED
         assert purgatory.pending == 0
 
@@ -98,7 +98,7 @@ async def test_a_hook_of_an_operation_without_a_name_that_nobody_awaits_is_repor
         [bad, other] = watch_all(purgatory, [Nameless(60, completing=failing), Probe(60)])
         bad.ready = other.ready = True
         assert purgatory.check_and_complete("key") == 2
-        await turns(5)
+        await iterations(5)
         [report] = reports
         assert "Nameless" in report["message"] and isinstance(report["exception"], ValueError)
 
@@ -368,10 +368,10 @@ async def test_a_finalizer_that_advances_a_key_while_a_wait_joins_its_line_loses
         key = f"key {threshold}"
         with_garbage(lambda: thresholds.advance(key, 5), threshold)
         waiting = asyncio.create_task(outcome(thresholds.wait(key, 5, 60)))
-        await turns()
+        await iterations()
         gc.set_threshold(0)
         gc.collect()
-        await turns(2)
+        await iterations(2)
         thresholds._check()
         assert thresholds.value(key) == 5
         assert waiting.done() and waiting.result() == 5
@@ -419,7 +419,7 @@ async def test_whatever_cancels_operations_does_not_ask_a_subclass(answer, how):
     purgatory = Purgatory()
     operations = watch_all(purgatory, [Probe(), Reluctant(answer), Probe()])
     waits = [asyncio.create_task(outcome(operation)) for operation in operations]
-    await turns()
+    await iterations()
     cancelled = getattr(purgatory, how)(*([] if how == "aclose" else ["key"]))
     if asyncio.iscoroutine(cancelled):
         cancelled = await cancelled
@@ -436,7 +436,7 @@ async def test_cancelling_the_task_of_a_wait_cancels_its_operation_without_askin
     purgatory = Purgatory()
     operation = Reluctant(answer)
     waiting = asyncio.create_task(outcome(purgatory.wait(operation, ["key"])))
-    await turns()
+    await iterations()
     waiting.cancel()
     assert type(await waiting) is asyncio.CancelledError
     assert operation.state is CANCELLED and purgatory.pending == 0
@@ -526,7 +526,7 @@ async def test_an_operation_that_is_initialised_again_serves_again(way, before):
         operation.__init__(deadline=loop.time() + 60, name="second")
         assert operation.state is PENDING
         waiting = asyncio.create_task(outcome(operation)) if way is by_force_unwatched else None
-        await turns(2)
+        await iterations(2)
         await way(purgatory, operation)
         assert operation.calls.count("complete") == 1
         done = waiting or asyncio.create_task(outcome(operation))
@@ -542,7 +542,7 @@ async def test_an_operation_that_was_cancelled_and_is_initialised_again_may_be_a
         operation.cancel()
         operation.__init__(60, name="again")
         waiting = asyncio.create_task(outcome(purgatory.wait(operation, ["key"])))
-        await turns(2)
+        await iterations(2)
         operation.ready = True
         assert purgatory.check_and_complete("key") == 1
         assert await waiting == "again"

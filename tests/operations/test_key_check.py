@@ -4,7 +4,7 @@ import asyncio
 import tracemalloc
 
 import pytest
-from helpers import Broken, Probe, Pulse, counts, outcome, turns, watch_all
+from helpers import Broken, Probe, Pulse, counts, iterations, outcome, watch_all
 from loops import on_virtual_time
 
 from purgatory import DelayedOperation, OperationCancelled, OperationState, Purgatory
@@ -67,14 +67,14 @@ async def test_a_key_that_is_checked_all_the_time_is_in_line_once(by):
                 purgatory.check_and_complete_threadsafe("hot")
             else:
                 Probe(completing=lambda _: purgatory.check_and_complete("hot")).force_complete()
-            await turns(1)
+            await iterations(1)
         before = len(log)
         assert before <= (asked + 1) * MAX_PER_ITERATION + len(waiting)
-        await turns(asked * 10)
+        await iterations(asked * 10)
         # What is left is the rest of the check in progress, and one more: not a check for each call.
         assert len(log) - before <= 2 * len(waiting)
         count = len(log)
-        await turns(30)
+        await iterations(30)
         assert len(log) == count
 
 
@@ -85,7 +85,7 @@ async def test_a_check_that_is_asked_for_while_it_is_in_progress_runs_once_more(
         assert purgatory.check_and_complete("hot") == 0
         waiting[0].ready = True
         assert purgatory.check_and_complete("hot") == 0  # its turn in this check has passed
-        await turns(10)
+        await iterations(10)
         assert waiting[0].state is COMPLETED
         assert {len(operation.calls) for operation in waiting[1:]} == {3}
 
@@ -124,7 +124,7 @@ async def test_a_check_with_very_many_waiters_is_spread_over_turns_in_order(read
             operation.ready, operation.trying = ready, pulse.mark
         assert purgatory.check_and_complete("key") == (MAX_PER_ITERATION if ready else 0)
         assert len(log) == (2 * MAX_PER_ITERATION if ready else MAX_PER_ITERATION), "a first budget is tried at once"
-        await turns(20)
+        await iterations(20)
         assert [name for name, hook in log if hook == "try"] == list(range(BURST))
         assert pulse.busiest <= MAX_PER_ITERATION and purgatory.pending == (0 if ready else BURST)
         purgatory._check()
@@ -138,7 +138,7 @@ async def test_two_large_checks_take_turns():
         log.clear()
         purgatory.check_and_complete("a")
         purgatory.check_and_complete("b")
-        await turns(20)
+        await iterations(20)
         rounds = [name for position, (name, _) in enumerate(log) if position % MAX_PER_ITERATION == 0]
         assert sorted(rounds) == ["a"] * 4 + ["b"] * 4 and set(rounds[:4]) == {"a", "b"}
 
@@ -176,7 +176,7 @@ async def test_a_newcomer_to_a_key_under_check_takes_its_place_at_the_end(key):
         for newcomer in newcomers:
             assert purgatory.try_complete_else_watch(newcomer, [key, "another"]) is False
         tokens.append(None)
-        await turns(5)
+        await iterations(5)
         assert served == list(range(count + 1))
         assert [newcomer.state for newcomer in newcomers] == [COMPLETED, PENDING, PENDING]
         purgatory.cancel_for_key(key)
@@ -224,7 +224,7 @@ async def test_newcomers_are_met_in_order_at_the_end_of_a_check(leaving, count, 
         old = watch_all(purgatory, [Probe(None) for _ in range(count)], ["hot"])
         old[at].trying = come_and_go
         purgatory.check_and_complete("hot")
-        await turns(12)
+        await iterations(12)
         assert [number for number, name in enumerate(served) if number != name] == [] and len(served) == len(new)
         assert {len(operation.calls) for operation in new} == {2}
         purgatory._check()
@@ -298,7 +298,7 @@ async def test_a_try_that_goes_wrong_ends_its_own_operation_and_the_check_goes_o
         for each in (before, operation, after):
             purgatory.try_complete_else_watch(each, ["key", "other"])
         waiting = asyncio.create_task(outcome(operation))
-        await turns()
+        await iterations()
         before.ready = after.ready = True
         assert purgatory.check_and_complete("key") == 2 + (end == "force_complete")
         assert before.state is after.state is COMPLETED and operation.is_completed

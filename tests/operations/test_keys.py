@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from unittest.mock import patch
 
 import pytest
-from helpers import Probe, outcome, turns
+from helpers import Probe, iterations, outcome
 from loops import on_virtual_time
 
 from purgatory import (
@@ -133,7 +133,7 @@ async def test_a_key_that_changes_while_it_is_watched_hurts_its_own_operation_al
         await asyncio.sleep(10)
         assert counts(purgatory) == (0, 0, 0) and good.state is EXPIRED
         assert all(one.calls.count("complete") == 1 for one in (*bad, *again, good))
-    await turns(4)
+    await iterations(4)
     assert all("cannot find a key again" in report["message"] for report in reports) and reports
 
 
@@ -173,7 +173,7 @@ async def test_a_key_whose_hash_has_changed_can_be_watched_by_others_by_the_one_
         assert purgatory.check_and_complete(Stubborn(1)) == 1
         assert counts(purgatory) == (0, 0, 0)
         purgatory._check()
-    await turns(4)
+    await iterations(4)
     assert reports
 
 
@@ -209,7 +209,7 @@ async def test_keys_that_become_equal_while_they_are_tried_hurt_their_own_operat
         assert counts(purgatory) == (0, 0, 0)
         with pytest.raises(OperationCancelled):
             await waiting
-    await turns(4)
+    await iterations(4)
     assert len(reports) == 1
 
 
@@ -245,7 +245,7 @@ async def test_closing_answers_those_as_well_whose_key_has_changed(reports, orph
     with patch.object(engine, "SNAPSHOT", 2):
         assert await purgatory.aclose() == [*bad[orphans:], pair]
     assert counts(purgatory) == (0, 0, 0)
-    await turns(2)
+    await iterations(2)
     assert len(purgatory._engine.by_key) == 0
     assert {type(one) for one in await asyncio.gather(*waiting, return_exceptions=True)} == {OperationCancelled}
     assert reports
@@ -317,10 +317,10 @@ async def test_threads_that_name_bad_keys_hurt_nobody_else(reports):
             purgatory.check_and_complete_threadsafe(key)
         with pytest.raises(ValueError, match="no hash"):
             purgatory.check_and_complete_threadsafe(Unhashable(ValueError("no hash")))
-        await turns(4)
+        await iterations(4)
         assert good.state is COMPLETED and other.calls == ["try", "try"]
         other.cancel()
-    await turns(4)
+    await iterations(4)
     assert reports and all("which another thread has asked for" in report["message"] for report in reports)
 
 

@@ -4,7 +4,7 @@ costs as much to release as many that watch one."""
 import asyncio
 
 import pytest
-from helpers import Probe, Pulse, turns, watch_all
+from helpers import Probe, Pulse, iterations, watch_all
 from loops import on_virtual_time
 
 from purgatory import Purgatory
@@ -26,8 +26,8 @@ class Releases(Pulse):
         super()._beat()
         released, self.watched = self.watched - self.purgatory.watched, self.purgatory.watched
         if released:
-            self.last = self.turn
-            self.marks[self.turn] += released
+            self.last = self.iteration
+            self.marks[self.iteration] += released
 
 
 async def by_check(purgatory, operations):
@@ -65,10 +65,10 @@ async def test_what_an_iteration_of_the_loop_releases_is_bounded(end, shared):
         own = range(KEYS - 1) if shared else range(number * KEYS, (number + 1) * KEYS - 1)
         watch_all(purgatory, [operation], ["key", *own])
     assert purgatory.watched == OPERATIONS * KEYS
-    await turns()
+    await iterations()
     releases = Releases(purgatory)
     await end(purgatory, operations)
-    await turns(100)
+    await iterations(100)
     assert sum(releases.marks.values()) == OPERATIONS * KEYS
     assert purgatory.pending == purgatory.watched == 0
     assert releases.busiest <= MOST
@@ -83,5 +83,5 @@ async def test_operations_of_many_keys_that_a_hook_completes_are_still_completed
         for operation in operations:
             operation.ready = True
         purgatory.check_and_complete("key")
-        await turns(50)
+        await iterations(50)
         assert ended == list(range(40))

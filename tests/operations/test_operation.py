@@ -5,7 +5,7 @@ from itertools import chain, combinations, pairwise, product
 from math import inf, nan
 
 import pytest
-from helpers import Probe, outcome, raiser, turns
+from helpers import Probe, iterations, outcome, raiser
 from loops import on_virtual_time
 
 from purgatory import (
@@ -28,7 +28,7 @@ async def test_every_awaiter_gets_the_result_also_one_that_comes_later():
         operation = Probe(30, name="answer")
         purgatory.try_complete_else_watch(operation, ["key"])
         awaiters = [asyncio.create_task(outcome(operation)) for _ in range(3)]
-        await turns()
+        await iterations()
         assert operation.force_complete() and operation.result() == "answer"
         assert await asyncio.gather(*awaiters) == ["answer"] * 3
         assert await operation == "answer"
@@ -41,7 +41,7 @@ async def test_cancelling_one_awaiter_ends_that_await_alone(others):
         operation = Probe(30, name="answer")
         purgatory.try_complete_else_watch(operation, ["key"])
         before, *after = [asyncio.create_task(outcome(operation)) for _ in range(1 + others)]
-        await turns()
+        await iterations()
         before.cancel()
         assert isinstance(await before, asyncio.CancelledError)
         assert operation.state is PENDING and purgatory.pending == 1
@@ -54,7 +54,7 @@ async def test_awaiting_a_cancelled_operation_raises_before_and_after():
         operation = Probe(30)
         purgatory.try_complete_else_watch(operation, ["key"])
         awaiters = [asyncio.create_task(outcome(operation)) for _ in range(2)]
-        await turns()
+        await iterations()
         assert operation.cancel() and not operation.cancel() and not operation.force_complete()
         for error in [*await asyncio.gather(*awaiters), await outcome(operation)]:
             assert isinstance(error, OperationCancelled) and not isinstance(error, asyncio.CancelledError)
@@ -70,7 +70,7 @@ async def test_each_await_of_a_failed_operation_raises_its_error_with_the_hook_i
         operation = Probe(30, completing=raiser(error))
         purgatory.try_complete_else_watch(operation, ["key"])
         awaiters = [asyncio.create_task(outcome(operation)) for _ in range(2)]
-        await turns()
+        await iterations()
         assert operation.force_complete() and operation.state is COMPLETED
         assert await asyncio.gather(*awaiters) == [error, error]
         depths = set()
@@ -229,7 +229,7 @@ def test_an_operation_that_nobody_watches_can_be_completed_and_cancelled_without
 async def test_an_operation_that_nobody_watches_can_be_awaited(end):
     operation = Probe(name="answer")
     awaiters = [asyncio.create_task(outcome(operation)) for _ in range(2)]
-    await turns()
+    await iterations()
     getattr(operation, end)()
     for result in await asyncio.gather(*awaiters):
         assert result == "answer" if end == "force_complete" else isinstance(result, OperationCancelled)
@@ -289,7 +289,7 @@ async def test_the_exception_of_a_hook_is_the_result_and_a_second_one_is_reporte
 
     async with Purgatory() as purgatory:
         awaiter = asyncio.create_task(outcome(operation)) if awaited else None
-        await turns()
+        await iterations()
         assert purgatory.try_complete_else_watch(operation, keys) is at_first
         if end == "key":
             operation.ready = True
@@ -299,7 +299,7 @@ async def test_the_exception_of_a_hook_is_the_result_and_a_second_one_is_reporte
         elif not at_first:
             operation.ready = end == "missed trigger"
             await asyncio.sleep(2)
-        await turns(4)
+        await iterations(4)
         purgatory._check()
         result = awaiter and await awaiter
 
@@ -330,9 +330,9 @@ async def test_the_exception_of_a_hook_is_the_result_and_a_second_one_is_reporte
 async def test_an_exception_that_nobody_has_seen_two_turns_later_is_reported_once(reports, late):
     operation = Probe(completing=raiser(ZeroDivisionError()))
     operation.force_complete()
-    await turns(late)
+    await iterations(late)
     assert isinstance(await outcome(operation), ZeroDivisionError)
-    await turns(3)
+    await iterations(3)
     assert len(reports) == (late == 2)
 
 
@@ -341,7 +341,7 @@ async def test_an_exception_that_was_seen_by_result_is_not_reported():
     operation.force_complete()
     with pytest.raises(ZeroDivisionError):
         operation.result()
-    await turns(4)
+    await iterations(4)
 
 
 @on_virtual_time
@@ -380,12 +380,12 @@ async def test_an_exit_in_a_hook_goes_through_to_the_caller_and_leaves_everythin
         if shared:
             purgatory.try_complete_else_watch(other, ["key"])
         awaiters = [asyncio.create_task(outcome(one)) for one in (operation, forced)]
-        await turns()
+        await iterations()
         operation.ready = hook == "complete"
         other.ready = True
         with pytest.raises(exit_type):
             purgatory.check_and_complete("key")
-        await turns(4)
+        await iterations(4)
         purgatory._check()
         assert purgatory.pending == 0
         assert operation.state is (CANCELLED if hook == "try" else COMPLETED)

@@ -11,7 +11,7 @@ from math import inf, nan, ulp
 from sys import getsizeof
 
 import pytest
-from helpers import Probe, Pulse, Spy, counts, outcome, profiled, raiser, turns, watch_all
+from helpers import Probe, Pulse, Spy, counts, iterations, outcome, profiled, raiser, watch_all
 from loops import on_virtual_time
 
 from purgatory import (
@@ -137,7 +137,7 @@ async def test_a_check_that_the_first_try_asks_for_is_made_even_if_the_operation
         keys = [[]] if refusal is TypeError else ["other"]
         with pytest.raises(refusal):
             purgatory.try_complete_else_watch(Probe(30, trying=trying), keys)
-        await turns(2)
+        await iterations(2)
         assert waiting.state is COMPLETED or waiting.calls == ["try"], "asked for and not made"
         purgatory._check()
 
@@ -280,14 +280,14 @@ async def test_after_wait_nothing_keeps_the_operation(how):
     async with Purgatory() as purgatory:
         operation = Probe(1)
         waiting = asyncio.create_task(outcome(purgatory.wait(operation, ["key", "second"])))
-        await turns()
+        await iterations()
         reference = weakref.ref(operation)
         await end(purgatory, operation, how)
         result = await waiting
         assert isinstance(result, OperationCancelled) if how in ("cancel", "cancel_for_key", "aclose") else result == ""
         # A traceback leads to frames, and from there to the operation.
         del operation, result, waiting
-        await turns()
+        await iterations()
         gc.collect()
         assert reference() is None
 
@@ -308,9 +308,9 @@ async def test_a_bucket_arms_the_loop_once_and_an_idle_purgatory_not_at_all(opti
         assert spy.calls["call_at"] == spy.armed == 1
         for operation in operations:
             operation.force_complete()
-        await turns(2)
+        await iterations(2)
         assert spy.armed == 0 and purgatory.pending == 10
-        await turns(5)
+        await iterations(5)
         assert spy.armed == 0 and spy.calls["call_at"] == 1
 
 
@@ -322,7 +322,7 @@ async def test_a_thousand_cycles_in_one_tick_arm_the_loop_once():
             purgatory.try_complete_else_watch(operation, [number])
             operation.force_complete()
         assert spy.calls["call_at"] <= 2
-        await turns(2)
+        await iterations(2)
         assert spy.armed == 0
 
 
@@ -452,7 +452,7 @@ async def test_a_chain_of_ten_thousand_completions_needs_no_stack(chained_by, ho
             purgatory.check_and_complete(0)
         while purgatory.pending:
             await asyncio.sleep(0)
-        await turns(2)
+        await iterations(2)
         assert [name for name, called in log if called == "complete"] == list(range(DEEP))
         purgatory._check()
 
@@ -535,7 +535,7 @@ async def test_an_observer_may_set_off_a_chain_as_well():
         for number, operation in enumerate(operations):
             purgatory.try_complete_else_watch(operation, [number])
         operations[0].cancel()
-        await turns(DEEP // MAX_PER_ITERATION + 5)
+        await iterations(DEEP // MAX_PER_ITERATION + 5)
         assert purgatory.pending == 0 and observer.finished == [*map(id, operations)]
 
 
@@ -554,7 +554,7 @@ async def test_a_raising_hook_does_not_disturb_those_before_and_after_it(options
         for operation in operations:
             operation.ready = end == "check"
         waiting = [asyncio.create_task(outcome(operation)) for operation in operations]
-        await turns()
+        await iterations()
         if end == "check":
             assert purgatory.check_and_complete("key") == (2 if hook == "trying" else 3)
         first, bad, last = await asyncio.gather(*waiting)
@@ -577,7 +577,7 @@ async def test_a_raising_observer_is_reported_and_hurts_nobody(reports, method):
         assert purgatory.check_and_complete("key") == 3
         watch_all(purgatory, [Probe(30)])[0].cancel()
         purgatory._check()
-    await turns(4)
+    await iterations(4)
     assert len(reports) == (4 if method == "operation_ended" else 1)
     assert all(method in report["message"] and report["message"].startswith("letters") for report in reports)
     assert all(isinstance(report["exception"], ZeroDivisionError) for report in reports)
@@ -789,13 +789,13 @@ async def test_the_observer_is_told_once_of_each_check_that_found_waiters():
         operations[0].completing = lambda _: purgatory.check_and_complete("nested")
         purgatory.check_and_complete("nobody")
         purgatory.check_and_complete("key")
-        await turns(8)
+        await iterations(8)
         assert sorted(observer.checks) == [("key", 3 * MAX_PER_ITERATION, 2), ("nested", 1, 1)]
         observer.checks.clear()
         purgatory.check_and_complete_threadsafe("nobody")
         purgatory.check_and_complete_threadsafe("key")
         await asyncio.sleep(0.01)
-        await turns(8)
+        await iterations(8)
         assert observer.checks == [("key", 3 * MAX_PER_ITERATION - 2, 0)]
 
 
@@ -806,7 +806,7 @@ async def test_wait_gives_the_result_and_cancelling_its_task_cancels_the_operati
     async with Purgatory() as purgatory:
         operation, doomed = Probe(30, name="answer"), Probe(30)
         tasks = [asyncio.create_task(purgatory.wait(one, ["key"])) for one in (operation, doomed)]
-        await turns()
+        await iterations()
         tasks[1].cancel()
         assert isinstance(await outcome(tasks[1]), asyncio.CancelledError)
         assert doomed.state is CANCELLED and purgatory.pending == 1 and doomed.calls == ["try"]
@@ -823,7 +823,7 @@ async def test_wait_for_gives_the_first_true_value():
     async with Purgatory() as purgatory:
         values = iter([None, 0, "", [], "true", "never asked for"])
         waiting = asyncio.create_task(purgatory.wait_for(lambda: next(values), ["key", "second"], 30))
-        await turns()
+        await iterations()
         for key in ["key", "second", "key", "second"]:
             assert not waiting.done()
             purgatory.check_and_complete(key)
@@ -852,7 +852,7 @@ async def test_wait_for_raises_what_the_predicate_raised_at_first_or_later():
         assert isinstance(await outcome(purgatory.wait_for(lambda: 1 // 0, ["key"])), ZeroDivisionError)
         number = 0
         waiting = asyncio.create_task(outcome(purgatory.wait_for(lambda: number and 1 // (number - 1), ["key"])))
-        await turns()
+        await iterations()
         number = 1
         assert purgatory.check_and_complete("key") == 0
         assert isinstance(await waiting, ZeroDivisionError) and purgatory.pending == 0
@@ -866,7 +866,7 @@ async def test_cancel_for_key_answers_everybody_and_says_whom():
         b = watch_all(purgatory, [Probe(30)], ["b"])
         waiting = [asyncio.create_task(outcome(operation)) for operation in a]
         predicate = asyncio.create_task(outcome(purgatory.wait_for(lambda: False, ["a"])))
-        await turns()
+        await iterations()
         cancelled = purgatory.cancel_for_key("a")
         assert cancelled[:3] == a and len(cancelled) == 4 and purgatory.cancel_for_key("a") == []
         for result in await asyncio.gather(*waiting, predicate):
@@ -932,6 +932,6 @@ async def test_when_nothing_waits_any_more_the_memory_of_the_table_of_keys_is_gi
     full = getsizeof(purgatory._engine.by_key)
     for operation in operations:
         operation.force_complete()
-    await turns(2)
+    await iterations(2)
     assert getsizeof(purgatory._engine.by_key) < full / 100
     purgatory._check()

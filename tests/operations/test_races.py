@@ -7,7 +7,7 @@ import weakref
 from itertools import product
 
 import pytest
-from helpers import Probe, Spy, outcome, turns
+from helpers import Probe, Spy, iterations, outcome
 from loops import on_virtual_time
 
 from purgatory import OperationCancelled, OperationState, Purgatory
@@ -33,9 +33,9 @@ class Race:
     async def begin(self, **hooks):
         self.operation = Probe(deadline=self.instant, name=self.name, **hooks)
         self.owner = asyncio.create_task(outcome(self.purgatory.wait(self.operation, ["key", "second"])))
-        await turns(2)
+        await iterations(2)
         self.other = asyncio.create_task(outcome(self.operation))
-        await turns(2)
+        await iterations(2)
 
     def end(self, how):
         self.started.append(how)
@@ -82,7 +82,7 @@ async def verify(race, *ends):
     operation, purgatory = race.operation, race.purgatory
     owner, other = await outcome(race.owner), await race.other
     await asyncio.gather(*race.tasks)
-    await turns(3)
+    await iterations(3)
     statistics = purgatory.statistics()
     ended = {COMPLETED: statistics.completed, EXPIRED: statistics.expired, CANCELLED: statistics.cancelled}
     assert sum(ended.values()) == ended[operation.state] == 1
@@ -103,7 +103,7 @@ async def verify(race, *ends):
     reference = weakref.ref(operation)
     race.operation = race.owner = race.other = race.tasks = None
     del operation, owner, other, cancelled
-    await turns()
+    await iterations()
     gc.collect()
     assert reference() is None
 
@@ -223,5 +223,5 @@ async def test_after_a_race_with_the_deadline_no_timer_is_left(ending):
     await race.begin()
     assert spy.armed == 1
     race.end(ending)
-    await turns(2)
+    await iterations(2)
     assert spy.armed == 0

@@ -6,7 +6,7 @@ from math import inf
 import anyio
 import pytest
 from anyio.lowlevel import checkpoint
-from helpers import Probe, outcome, turns
+from helpers import Probe, iterations, outcome
 
 from purgatory import OperationCancelled, OperationState, OperationTimeout, Purgatory
 from purgatory._loop import MAX_PER_ITERATION
@@ -64,7 +64,7 @@ async def test_a_scope_that_is_not_reached_changes_nothing(way):
         wait, _ = waits(purgatory, operation)[way]
 
         async def complete():
-            await turns(3)
+            await iterations(3)
             operation.ready = True
             assert purgatory.check_and_complete("key") == 1
 
@@ -89,7 +89,7 @@ async def test_the_answer_and_the_end_of_the_scope_in_one_turn(way):
 
             scope = anyio.CancelScope()
             task = asyncio.create_task(waiter())
-            await turns(3)
+            await iterations(3)
             operation.ready = True
             for first in (answer_first, not answer_first):
                 if first:
@@ -107,7 +107,7 @@ async def test_cancelling_a_task_group_cancels_every_wait_in_it():
         async with anyio.create_task_group() as group:
             for operation in operations:
                 group.start_soon(purgatory.wait, operation, ["key"])
-            await turns(2)
+            await iterations(2)
             assert purgatory.pending == 50
             group.cancel_scope.cancel()
         assert purgatory.pending == 0
@@ -118,7 +118,7 @@ async def test_a_failing_sibling_ends_the_wait_of_the_others():
     async with Purgatory() as purgatory:
 
         async def fail():
-            await turns(2)
+            await iterations(2)
             raise ZeroDivisionError
 
         with pytest.raises(ExceptionGroup) as caught:
@@ -134,7 +134,7 @@ async def test_a_cancelled_operation_is_an_error_to_the_task_group_and_not_a_can
         with pytest.raises(ExceptionGroup) as caught:
             async with anyio.create_task_group() as group:
                 group.start_soon(purgatory.wait, Probe(30), ["key"])
-                await turns(2)
+                await iterations(2)
                 purgatory.cancel_for_key("key")
         assert caught.group_contains(OperationCancelled)
 
@@ -152,10 +152,10 @@ async def test_a_shielded_wait_outlasts_the_scope_around_it(way):
 
         async with anyio.create_task_group() as group:
             group.start_soon(waiter)
-            await turns(2)
+            await iterations(2)
             group.cancel_scope.cancel()
             with anyio.CancelScope(shield=True):
-                await turns(5)
+                await iterations(5)
                 assert purgatory.pending == 1
                 operation.ready = True
                 purgatory.check_and_complete("key")

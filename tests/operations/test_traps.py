@@ -7,7 +7,7 @@ from contextvars import ContextVar, copy_context
 from math import inf, nextafter
 
 import pytest
-from helpers import Probe, outcome, turns
+from helpers import Probe, iterations, outcome
 from loops import on_virtual_time
 
 from purgatory import OperationReused, OperationState, Purgatory
@@ -84,7 +84,7 @@ async def test_ending_an_operation_whose_awaiter_was_cancelled_is_no_invalid_sta
         operation = Probe(30)
         purgatory.try_complete_else_watch(operation, ["key"])
         tasks = [asyncio.create_task(outcome(operation)) for _ in range(3)]
-        await turns()
+        await iterations()
         tasks[0].cancel()
         tasks[2].cancel()
         assert getattr(operation, end)()
@@ -98,7 +98,7 @@ async def test_a_waiter_woken_and_cancelled_in_one_turn_swallows_nobodys_wake_up
     async with Purgatory() as purgatory:
         ready = False
         tasks = [asyncio.create_task(outcome(purgatory.wait_for(lambda: ready, ["key"]))) for _ in range(3)]
-        await turns()
+        await iterations()
         ready = True
         assert purgatory.check_and_complete("key") == 3
         tasks[0].cancel()
@@ -220,7 +220,7 @@ async def test_after_a_stall_everything_that_is_due_on_all_levels_expires_once(s
         later = Probe(30, log=log)
         purgatory.try_complete_else_watch(later, ["later"])
         loop._set_time(loop.time() + 10)  # this is the stall
-        await turns(30)
+        await iterations(30)
         assert sorted(name for name, hook in log if hook == "expire") == list(range(1000))
         assert later.state is PENDING and loop.time() == start + 10
 
@@ -324,7 +324,7 @@ async def test_a_cancellation_that_meets_the_answer_is_not_swallowed(cancel_firs
     async with Purgatory() as purgatory:
         operation = Probe(30)
         task = asyncio.create_task(outcome(purgatory.wait(operation, ["key"])))
-        await turns()
+        await iterations()
         for cancels in (cancel_first, not cancel_first):
             if cancels:
                 assert task.cancel()

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 import pytest
-from helpers import turns
+from helpers import iterations
 from loops import LOOP_FACTORIES, LoopFactory, Runner, on_virtual_time
 
 from purgatory.testing import DeadlockError, VirtualTimeLoop
@@ -329,7 +329,7 @@ def test_closing_the_runner_waits_for_threads_that_still_run(virtual: Runner) ->
 
     async def main() -> None:
         task = asyncio.create_task(asyncio.to_thread(lambda: ended.append(answer_late(True))))
-        await turns(2)
+        await iterations(2)
         task.cancel()
 
     virtual(main)  # would be a deadlock on 3.11, and a warning after 300 virtual seconds from 3.12 on

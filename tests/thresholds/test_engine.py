@@ -7,7 +7,7 @@ from decimal import Decimal
 from math import inf, nan
 
 import pytest
-from helpers import Broken, Spy, counts, start_waits, turns
+from helpers import Broken, Spy, counts, iterations, start_waits
 from loops import on_virtual_time
 
 from purgatory import OperationCancelled, OperationTimeout, PurgatoryClosed, PurgatoryFull, ThresholdPurgatory
@@ -25,7 +25,7 @@ async def test_very_many_are_woken_a_bounded_number_per_iteration_in_order_and_a
         purgatory._check()
         for iteration in range(1, 12):
             woken = len(log)
-            await turns()
+            await iterations()
             assert len(log) - woken <= MAX_PER_ITERATION
             assert counts(purgatory, "unanswered") == (max(0, size - (iteration + 1) * MAX_PER_ITERATION),)
             purgatory._check()
@@ -49,7 +49,7 @@ async def test_what_is_decided_stays_decided_until_it_is_woken():
         assert await asyncio.gather(*tasks[:-1]) == [1] * (size - 1)
         assert isinstance(await tasks[-1], asyncio.CancelledError)
         assert isinstance(await late[0], Broken) and await late[1] == 1
-        await turns(2)
+        await iterations(2)
         assert counts(purgatory, "completed", "expired", "cancelled", "failed", "unanswered", "keys") == (
             size + 1, 0, 0, 1, 0, 1,
         )  # fmt: skip
@@ -70,11 +70,11 @@ async def test_several_bursts_in_one_iteration_wake_a_bounded_number_per_iterati
         while not small.done():
             woken = len(log)
             purgatory.advance_threadsafe("other", woken)  # wakes the loop, and nobody else
-            await turns()
+            await iterations()
             assert len(log) - woken <= MAX_PER_ITERATION
         await asyncio.gather(*tasks, *extra)
         assert [number for number, _ in log] == list(range(len(waits)))
-        await turns(3)
+        await iterations(3)
         assert purgatory.value("other") > 0
         purgatory._check()
 
@@ -86,10 +86,10 @@ async def test_of_what_threads_name_a_bounded_number_is_applied_per_iteration():
             purgatory.advance_threadsafe(key, 1)
         keys = [0]
         while keys[-1] < 3 * MAX_PER_ITERATION:
-            await turns()
+            await iterations()
             keys.append(counts(purgatory, "keys")[0])
             assert keys[-1] - keys[-2] <= MAX_PER_ITERATION
-        await turns()
+        await iterations()
         purgatory._check()
 
 
@@ -121,7 +121,7 @@ async def test_closing_wakes_a_bounded_number_per_iteration():
     closing = asyncio.create_task(purgatory.aclose())
     while not closing.done():
         woken = len(log)
-        await turns()
+        await iterations()
         assert len(log) - woken <= 2 * MAX_PER_ITERATION
     assert await closing == len(log) == 8 * MAX_PER_ITERATION
 
@@ -131,9 +131,9 @@ async def test_while_it_drains_waits_end_by_themselves():
         purgatory = ThresholdPurgatory()
         tasks = await start_waits(purgatory, ("a", 1, 30), ("b", 1, 0.001), ("c", 1))
         closing = asyncio.create_task(purgatory.aclose(drain))
-        await turns(2)
+        await iterations(2)
         again = asyncio.create_task(purgatory.aclose(drain))
-        await turns(2)
+        await iterations(2)
         tasks[2].cancel()
         assert purgatory.advance("a", 1) == 1
         assert await closing == await again == 0
@@ -155,14 +155,14 @@ async def test_closing_that_is_cancelled_ends_all_the_rest_at_once(drain):
     tasks = await start_waits(purgatory, *[(number % 5 > 0, number, 30) for number in range(5 * MAX_PER_ITERATION)])
     purgatory.advance(False, 10 * MAX_PER_ITERATION)
     closing = asyncio.create_task(purgatory.aclose(drain))
-    await turns()
+    await iterations()
     closing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await closing
     completed, cancelled = MAX_PER_ITERATION, 4 * MAX_PER_ITERATION
     assert counts(purgatory, "pending", "unanswered", "completed", "cancelled") == (0, 0, completed, cancelled)
     assert Counter(map(type, await asyncio.gather(*tasks))) == {int: completed, OperationCancelled: cancelled}
-    await turns(2)
+    await iterations(2)
     purgatory._check()
 
 
@@ -190,7 +190,7 @@ async def test_threads_advance_through_one_wake_up_to_the_greatest_value():
         assert (purgatory.value("a"), purgatory.value("b")) == (1000, 7)
         # One that was overtaken on its way is not news.
         purgatory.advance_threadsafe("a", 5)
-        await turns(3)
+        await iterations(3)
         assert purgatory.value("a") == 1000
 
 
@@ -229,7 +229,7 @@ async def test_a_value_from_a_thread_that_is_refused_is_reported_and_the_others_
         purgatory.advance_threadsafe("a", 2)
         for key in ("b", "c"):
             purgatory.advance_threadsafe(key, 1)
-        await turns(3)
+        await iterations(3)
         assert (purgatory.value("a"), purgatory.value("b"), purgatory.value("c")) == (2, 1, None)
     assert [type(report["exception"]) for report in reports] == [TypeError, PurgatoryFull]
     assert reports[0]["message"] == "small: cannot advance 'a' to 'text', as another thread asked for"

@@ -5,7 +5,7 @@ import math
 from decimal import Decimal
 
 import pytest
-from helpers import outcome, start_waits, turns
+from helpers import iterations, outcome, start_waits
 from loops import on_virtual_time
 
 from purgatory import Cause, OperationCancelled, ThresholdPurgatory
@@ -47,7 +47,7 @@ async def test_waits_that_have_ended_are_answered_before_those_of_another_key_th
         thresholds.fail("a", ValueError())
     else:
         await thresholds.aclose()
-    await turns(10)
+    await iterations(10)
     assert [which for which, _ in answered] == list(range(number + 1))
     if end == "advance":
         assert thresholds.value("b") == 1
@@ -61,7 +61,7 @@ async def test_waits_of_one_key_are_answered_in_the_order_of_the_advances_if_an_
     await start_waits(thresholds, *(("a", threshold) for threshold in (1, 2, 3, 4, 5)), log=answered)
     meddler.what = lambda: thresholds.advance("a", 5)
     assert thresholds.advance("a", 3) == 3
-    await turns(5)
+    await iterations(5)
     assert answered == [(0, 3), (1, 3), (2, 3), (3, 5), (4, 5)]
     assert [ended.ended_at for ended in meddler.ended] == [0.0] * 5
 
@@ -75,7 +75,7 @@ async def test_advances_of_an_observer_that_is_told_of_an_advance_of_an_observer
     for meddler, key in zip(meddlers, keys[1:], strict=True):
         meddler.what = lambda key=key: thresholds.advance(key, 2)
     assert thresholds.advance("a", 2) == 2
-    await turns(5)
+    await iterations(5)
     assert [which for which, _ in answered] == list(range(12))
     assert thresholds.pending == 0
     thresholds._check()
@@ -89,7 +89,7 @@ async def test_an_observer_that_fails_a_key_in_the_middle_of_its_advance_does_no
     await start_waits(thresholds, *(("a", threshold) for threshold in (1, 2, 3, 4)), log=answered)
     meddler.what = lambda: thresholds.fail("a", error)
     assert thresholds.advance("a", 3) == 3
-    await turns(5)
+    await iterations(5)
     assert answered == [(0, 3), (1, 3), (2, 3), (3, error)]
     assert [ended.cause for ended in meddler.ended] == [Cause.KEY] * 3 + [Cause.FAILED]
 
@@ -143,7 +143,7 @@ async def test_an_advance_to_a_value_with_nan_in_it_is_refused_and_nothing_has_c
         for advance in (thresholds.advance, thresholds.advance_threadsafe):
             with pytest.raises(ValueError, match="cannot advance"):
                 advance("key", value)
-        await turns(3)
+        await iterations(3)
         assert thresholds.value("key") == known
     await thresholds.aclose()
 

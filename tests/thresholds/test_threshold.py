@@ -10,7 +10,7 @@ from math import inf, nan
 from unittest.mock import patch
 
 import pytest
-from helpers import Broken, Spy, counts, outcome, profiled, start_waits, turns
+from helpers import Broken, Spy, counts, iterations, outcome, profiled, start_waits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from loops import on_virtual_time
@@ -39,7 +39,7 @@ async def test_an_advance_completes_who_waits_for_no_more_in_order_of_threshold_
         assert purgatory.pending == 4
         assert purgatory.advance("orders", 47) == 3 and purgatory.pending == 1
         purgatory._check()
-        await turns(2)
+        await iterations(2)
         assert log == [(0, 47), (3, 47), (2, 47)]
         assert purgatory.advance("orders", 60) == 1
         assert await tasks[1] == 60
@@ -60,14 +60,14 @@ async def test_nothing_falls_between_two_waits():
     async def produce(purgatory):
         for value in range(1, 21):
             purgatory.advance("key", value)
-            await turns(value % 2)
+            await iterations(value % 2)
 
     async with ThresholdPurgatory() as purgatory:
         seen = [0]
         producer = asyncio.create_task(produce(purgatory))
         while seen[-1] < 20:
             seen.append(await purgatory.wait("key", seen[-1] + 1, 30))
-            await turns(seen[-1] % 3)
+            await iterations(seen[-1] % 3)
         await producer
         assert seen == sorted(set(seen)) and seen[-1] == 20
 
@@ -120,7 +120,7 @@ async def test_thresholds_that_are_equal_in_order_alone_share_a_place():
         assert [len(segment) for segment in purgatory._engine.queues["key"].segments] == [2]
         assert purgatory.advance("key", Opaque(1)) == 2
         assert purgatory.advance("key", Opaque(3)) == 2
-        await turns(2)
+        await iterations(2)
         assert [number for number, _ in log] == [1, 3, 0, 2]
 
 
@@ -314,7 +314,7 @@ async def test_one_callback_for_a_bucket_and_none_when_nobody_waits():
         for number in range(1000):
             purgatory.advance(number, 1)
         await asyncio.gather(*tasks)
-        await turns(2)
+        await iterations(2)
         assert spy.armed == 0
 
 
@@ -345,7 +345,7 @@ async def test_a_task_that_is_cancelled_leaves_no_trace():
         assert counts(purgatory, "pending", "cancelled") == (1, 4)
         assert [list(segment) for segment in purgatory._engine.queues["key"].segments] == [[2]]
         tasks[3].cancel()
-        await turns(2)
+        await iterations(2)
         assert counts(purgatory, "pending", "cancelled", "keys") == (0, 5, 0)
         purgatory._check()
         assert purgatory._engine.wheel.size == 0
@@ -476,7 +476,7 @@ async def test_a_full_one_refuses_one_wait_more_and_counts_nothing_twice():
                 tasks[0].cancel()
             else:
                 purgatory.fail("key", Broken())
-            await turns(2)
+            await iterations(2)
             [tasks[0]] = await start_waits(purgatory, ("key", 9, 30))
             with pytest.raises(PurgatoryFull):
                 await purgatory.wait("third", 3, 30)
@@ -495,7 +495,7 @@ async def test_one_key_too_many_is_refused_and_none_is_forgotten_for_it():
         purgatory.advance("a", 2)
         assert purgatory.value("a") == 2 and purgatory.value("c") is None
         task.cancel()  # nobody waits for b any more, and it has no value
-        await turns(2)
+        await iterations(2)
         purgatory.advance("c", 1)
         purgatory.forget("a")
         purgatory.advance("b", 1)
@@ -541,7 +541,7 @@ async def test_memory_comes_back_to_where_it_was():
         async def everything():
             waits = [(key, threshold, 0.02) for key in range(20) for threshold in range(1, 40)]
             tasks = [asyncio.create_task(outcome(purgatory.wait(*arguments))) for arguments in waits]
-            await turns()
+            await iterations()
             for number, task in enumerate(tasks):
                 if number % 7 == 0:
                     task.cancel()
@@ -550,7 +550,7 @@ async def test_memory_comes_back_to_where_it_was():
             for key in range(5, 10):
                 purgatory.fail(key, Broken())
             await asyncio.gather(*tasks)
-            await turns(3)
+            await iterations(3)
             for key in range(15):
                 purgatory.forget(key)
 
@@ -714,7 +714,7 @@ def test_any_history_ends_as_in_the_model(history, drain):
             for arguments in waits:
                 model.wait(len(tasks), *arguments, loop.time())
                 tasks.append(asyncio.create_task(wait(len(tasks), *arguments)))
-            await turns()
+            await iterations()
             cancelled = set()
             for action, key, value in actions:
                 if action == "advance" and value < model.values.get(key, 0):
@@ -735,13 +735,13 @@ def test_any_history_ends_as_in_the_model(history, drain):
                     cancelled.add(key % len(tasks))
                 assert [purgatory.value(key) for key in KEYS] == [model.values.get(key) for key in KEYS]
                 assert purgatory.pending == len(model.waiting)
-            await turns()
+            await iterations()
             # Cancelled tasks have run, and whoever was decided before is cancelled all the same.
             model.end_those(lambda w, gone=cancelled: w[1] in gone, asyncio.CancelledError, "cancelled")
             model.outcomes |= dict.fromkeys(cancelled, asyncio.CancelledError)
             if pause:
                 await asyncio.sleep(pause)
-                await turns(2)
+                await iterations(2)
                 model.end_those(lambda w: w[3] <= loop.time(), OperationTimeout, "expired")
             purgatory._check()
             assert counts(purgatory, *model.counts, "pending") == (*model.counts.values(), len(model.waiting))

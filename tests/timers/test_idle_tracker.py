@@ -8,7 +8,7 @@ import weakref
 from typing import Any
 
 import pytest
-from helpers import Spy, profiled, raiser, turns
+from helpers import Spy, iterations, profiled, raiser
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -159,7 +159,7 @@ async def test_an_exception_of_on_idle_is_reported_and_touches_no_other_id(repor
         tracker.touch(id_)
     while len(tracker):
         await asyncio.sleep(0.01)
-    await turns(2)
+    await iterations(2)
     assert sorted(told.ids) == ["a", "b", "bad", "c", "cancelled"]
     assert [report["exception"] for report in reports] == [errors["bad"], errors["cancelled"]]
     assert reports[0]["message"] == "exception in on_idle('bad') of an idle tracker"
@@ -244,7 +244,7 @@ async def test_after_a_stall_those_who_spoke_at_its_end_are_not_told() -> None:
     loop._set_time(1000.25)  # as if a callback had held the loop up
     for id_ in range(0, 100, 2):
         tracker.touch(id_)
-    await turns(3)
+    await iterations(3)
     assert sorted(told.ids) == list(range(1, 100, 2))
     tracker._check()
     await asyncio.sleep(6)
@@ -305,7 +305,7 @@ async def test_nothing_lingers_of_what_was_removed() -> None:
     del connection
     gc.collect()
     assert [ref() for ref in gone] == [None] * 100
-    await turns(2)
+    await iterations(2)
     assert spy.armed == 0
     assert told.at == []
 
@@ -430,7 +430,7 @@ async def test_a_closed_tracker_tells_nobody_leaves_no_timer_and_accepts_nothing
     with pytest.raises(PurgatoryClosed, match="cannot touch 5: the idle tracker is closed"):
         tracker.touch(5)
     assert tracker.remove(5) is False
-    await turns(2)
+    await iterations(2)
     assert spy.armed == 0
     await asyncio.sleep(0.02)
     assert told.at == []

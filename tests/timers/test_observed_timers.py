@@ -4,7 +4,7 @@ import asyncio
 import gc
 
 import pytest
-from helpers import Broken, collector, turns
+from helpers import Broken, collector, iterations
 from loops import on_virtual_time
 
 from purgatory import IdleTracker, WheelTimer
@@ -53,7 +53,7 @@ async def test_an_observed_timer_whose_callback_raises_leaves_no_cycle(callback,
     await once()
     with collector(is_on=False):
         await once()
-        await turns(3)
+        await iterations(3)
         assert gc.collect() == 0
     assert errors == [Broken] * 20
     assert observer.told == 20
@@ -69,7 +69,7 @@ async def test_an_idle_tracker_whose_on_idle_raises_leaves_no_cycle(observed):
         for id_ in range(10):
             tracker.touch(id_)
         await asyncio.sleep(2.0)
-        await turns(3)
+        await iterations(3)
         assert gc.collect() == 0
     assert errors == [Broken] * 10
 

@@ -27,7 +27,7 @@ from typing import Any
 import anyio
 import pytest
 import uvloop
-from helpers import Spy, outcome, turns
+from helpers import Spy, iterations, outcome
 from loops import Runner, on_asyncio, on_virtual_time
 from requirements import unavailable
 
@@ -329,7 +329,7 @@ async def test_what_is_done_in_time_is_left_alone(delay: float | None) -> None:
     async with timeout(delay) as limit:
         await asyncio.sleep(0.001)
     assert not limit.expired()
-    await turns(3)
+    await iterations(3)
 
 
 @pytest.mark.parametrize("delay", [0, 0.0, -1, -math.inf])
@@ -339,7 +339,7 @@ async def test_no_time_at_all_ends_in_the_first_await(delay: float) -> None:
             await asyncio.sleep(0)
     async with timeout(delay) as limit:
         pass  # never gave way
-    await turns(3)
+    await iterations(3)
     assert not limit.expired()
 
 
@@ -491,7 +491,7 @@ async def test_a_task_that_was_cancelled_before_may_still_limit_its_cleaning_up(
         return "cleaned up"
 
     task = asyncio.create_task(body())
-    await turns()
+    await iterations()
     task.cancel()
     assert await task == "cleaned up"
     assert task.cancelling() == 1
@@ -554,7 +554,7 @@ async def test_a_deadline_moved_to_the_past_strikes_in_the_next_turn(ahead: floa
     async with timeout(ahead) as limit:
         limit.reschedule(loop.time() - 1)
         limit.reschedule(loop.time() + 30)
-        await turns(3)
+        await iterations(3)
     assert not limit.expired()
 
 
@@ -677,7 +677,7 @@ async def test_wait_for_without_time_takes_what_is_done_and_cancels_what_is_not(
         return "in time"
 
     task = asyncio.create_task(stubborn())
-    await turns()
+    await iterations()
     assert await wait_for(task, limit) == "all the same"
 
 
@@ -701,7 +701,7 @@ async def test_a_result_counts_although_it_comes_after_the_cancellation() -> Non
     assert await wait_for(stubborn(), 0.003) == "all the same"
     inner = asyncio.create_task(stubborn())
     waiter = asyncio.create_task(wait_for(inner, 30))
-    await turns(2)
+    await iterations(2)
     waiter.cancel()
     assert await waiter == "all the same"  # with 3.11's own, a CancelledError
 
@@ -711,7 +711,7 @@ async def test_cancelling_wait_for_cancels_what_it_waits_for_but_not_behind_a_sh
     inner, shielded = loop.create_future(), loop.create_future()
     for awaitable in (inner, asyncio.shield(shielded)):
         waiter = asyncio.create_task(wait_for(awaitable, 30))
-        await turns(2)
+        await iterations(2)
         waiter.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiter
@@ -732,7 +732,7 @@ async def test_a_wait_that_is_cancelled_when_its_future_is_done_does_not_swallow
         reached_end = True
 
     task = asyncio.create_task(body())
-    await turns(2)
+    await iterations(2)
     future.set_result(None)
     task.cancel()
     assert isinstance(await outcome(task), asyncio.CancelledError)
@@ -794,7 +794,7 @@ async def test_moving_the_timeout_of_another_loop_is_refused_and_changes_nothing
             thread.start()
             thread.join()
             assert limit.when() == when
-            await turns(3)
+            await iterations(3)
     assert len(refused) == 4
 
 
@@ -835,11 +835,11 @@ async def test_a_thousand_timeouts_of_one_time_are_one_timer_and_none_when_they_
             await done.wait()
 
     tasks = [asyncio.create_task(body()) for _ in range(1000)]
-    await turns(2)
+    await iterations(2)
     assert spy.calls["call_at"] == spy.armed == 1
     done.set()
     await asyncio.gather(*tasks)
-    await turns(2)
+    await iterations(2)
     assert spy.calls["call_at"] == 1
     assert spy.armed == 0
 
@@ -855,11 +855,11 @@ async def test_as_many_timers_as_buckets() -> None:
             await done.wait()
 
     tasks = [asyncio.create_task(body(number)) for number in range(1000)]
-    await turns(2)
+    await iterations(2)
     assert spy.calls["call_at"] == spy.armed == 10
     done.set()
     await asyncio.gather(*tasks)
-    await turns(2)
+    await iterations(2)
     assert spy.calls["call_at"] == 10
     assert spy.armed == 0
 
@@ -874,7 +874,7 @@ async def test_one_timeout_after_another_touches_the_loop_rarely_and_leaves_noth
         assert spy.calls["call_at"] <= 2  # the bucket, and one look
     if enough > BUSY_AFTER:
         await asyncio.sleep(2 * BUSY_DELAY)
-    await turns(3)
+    await iterations(3)
     assert spy.armed == 0
     loop_wheel: LoopTimingWheel = asyncio.get_running_loop()._purgatory_timeouts  # type: ignore[attr-defined]
     assert loop_wheel.wheel.size == 0 and loop_wheel.wheel.notify_empty and not [*loop_wheel.wheel.buckets()]
@@ -886,14 +886,14 @@ async def test_a_wheel_that_was_busy_is_looked_at_once_in_a_while_until_it_was_q
     spy = Spy(asyncio.get_running_loop())
     for _ in range(BUSY_AFTER + 10):
         await wait_for(asyncio.sleep(0), 30)
-    await turns(5)
+    await iterations(5)
     assert spy.armed == 2  # the bucket, and the look
     await asyncio.sleep(BUSY_DELAY)
     assert spy.armed == 0
     await asyncio.sleep(BUSY_WINDOW)
     for armed in (2, 0):  # the look that comes late finds that it was quiet
         await wait_for(asyncio.sleep(0), 30)
-        await turns(5)
+        await iterations(5)
         assert spy.armed == armed
         await asyncio.sleep(BUSY_DELAY)
 
@@ -909,7 +909,7 @@ async def test_nothing_is_left_when_timeouts_have_struck() -> None:
 
     outcomes = await asyncio.gather(*(body(number) for number in range(700)), return_exceptions=True)
     assert {type(error) for error in outcomes} == {TimeoutError}
-    await turns(3)
+    await iterations(3)
     assert spy.armed == 0
     wheel = loop._purgatory_timeouts  # type: ignore[attr-defined]
     assert wheel.wheel.size == 0 and not [*wheel.wheel.buckets()]
@@ -954,7 +954,7 @@ async def test_a_bucket_keeps_nobodys_context(often: int) -> None:
 
     reference = await asyncio.create_task(first(often))
     task = asyncio.create_task(second())
-    await turns(3)
+    await iterations(3)
     gc.collect()
     assert reference() is None
     started.set()
@@ -1011,7 +1011,7 @@ def test_a_loop_may_be_run_by_one_thread_after_another(loop_factory: Callable[[]
         async with timeout(10) as limit:
             limit.reschedule(asyncio.get_running_loop().time() + 5)
             await asyncio.sleep(0)
-        await turns(3)
+        await iterations(3)
         assert spy.armed == 0
         return "struck"
 
@@ -1110,7 +1110,7 @@ async def test_where_anyio_cancels_again_and_again_it_goes_as_with_asyncios_time
                     except asyncio.CancelledError:
                         if first == "timeout":
                             scope.cancel()
-                        seen.append(await outcome(turns()))
+                        seen.append(await outcome(iterations()))
                         if not swallow:
                             raise
         except BaseException as error:

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from helpers import raiser, turns
+from helpers import iterations, raiser
 from loops import on_virtual_time
 
 from purgatory import Cause, OperationState, TimerTask, WheelTimer, WrongLoop
@@ -105,7 +105,7 @@ async def test_a_rescheduled_callback_comes_once_and_not_before_its_last_time(wh
 async def test_a_callback_moved_into_the_past_comes_in_the_next_turn(when: float) -> None:
     timer, seen = WheelTimer(), list[int]()
     timer.call_later(1000, seen.append, 1).reschedule(when)
-    await turns(3)
+    await iterations(3)
     assert seen == [1]
 
 

@@ -16,7 +16,7 @@ from itertools import cycle, pairwise
 from typing import Any
 
 import pytest
-from helpers import Pulse, turns
+from helpers import Pulse, iterations
 from loops import Runner, on_virtual_time
 
 from purgatory import WrongLoop
@@ -240,7 +240,7 @@ async def test_a_timer_whose_time_comes_while_its_early_callback_runs_is_not_los
     spy.shift = lambda: -0.0005
     when = spy.time() + 1.0
     woken = asyncio.ensure_future(fired(timer, when))
-    await turns(2)
+    await iterations(2)
     timer.loop_wheel.time = lambda: spy.time() + next(moves_on)
     assert when - 0.0006 <= await woken <= when + 0.01
 
@@ -330,7 +330,7 @@ async def test_a_delay_of_zero_or_less_means_the_next_iteration_of_the_loop(meth
     if delay == 0:
         await fired(timer, task.when())
     else:
-        await turns(3)
+        await iterations(3)
     assert seen == ["called"]
 
 
@@ -416,7 +416,7 @@ async def test_a_wheel_that_falls_idle_keeps_no_bucket_and_no_alarm(spy: Spy) ->
         for number in range(50):
             timer.call_later(30 + number, nothing).cancel()
         assert len(spy.armed()) == len([*timer.wheel.buckets()]) == 50
-        await turns(2)
+        await iterations(2)
         assert spy.armed() == [] and not [*timer.wheel.buckets()]
         timer.loop_wheel._check()
 
@@ -499,7 +499,7 @@ async def test_the_loop_is_never_asked_for_more_than_a_day(spy: Spy, delay: floa
     task = timer.call_later(delay, nothing)
     assert len(spy.armed()) == 1
     assert spy.longest_wait <= DAY
-    await turns(3)
+    await iterations(3)
     assert timer.size == len(spy.armed()) == 1
     assert spy.longest_wait <= DAY
     task.cancel()
@@ -614,7 +614,7 @@ async def test_a_burst_that_is_cancelled_in_the_middle_of_its_cascade_ends_there
         await asyncio.sleep(0)
     for task in tasks:
         task.cancel()
-    await turns(30)
+    await iterations(30)
     assert timer.size == 0
     timer.call_later(0.02, seen.append, 1)
     await fired(timer, loop.time() + 0.03)
@@ -637,7 +637,7 @@ async def test_callbacks_cancel_and_move_others_of_their_own_tick() -> None:
     for name in ("cancelled", "postponed", "hastened", "last"):
         tasks[name] = timer.call_at(when, seen.append, name)
     await fired(timer, when + 0.01)
-    await turns(2)  # on a busy machine all of this is due in one turn, and what was hastened has the next one
+    await iterations(2)  # on a busy machine all of this is due in one turn, and what was hastened has the next one
     assert seen == ["first", "last", "hastened"]
     assert timer.size == 1
 
@@ -732,7 +732,7 @@ async def test_an_entry_whose_repr_raises_is_reported_all_the_same(reports: list
     timer.call_later(5, nothing)
     timer.wheel.add(Nameless(timer.loop_wheel, fail), 0.0, timer.loop_wheel.time())
     timer.call_at(0.0, seen.append, 1)
-    await turns(3)
+    await iterations(3)
     assert seen == [1]
     [report] = reports
     assert report["message"] == "exception when <Nameless, whose __repr__ raised ZeroDivisionError> was due"
@@ -788,14 +788,14 @@ async def test_the_owner_is_told_once_when_nothing_waits_any_more(spy: Spy) -> N
     timer.loop_wheel.on_idle = lambda: told.append(timer.size)
     first, second = timer.call_later(10, nothing), timer.call_later(20, nothing)
     first.cancel()
-    await turns(2)
+    await iterations(2)
     assert told == []
     second.cancel()
     assert told == []
-    await turns(2)
+    await iterations(2)
     assert told == [0]
     await fired(timer, spy.time() + 0.001)
-    await turns(2)
+    await iterations(2)
     assert told == [0, 0]
 
 
@@ -805,10 +805,10 @@ async def test_what_joins_before_the_look_keeps_its_bucket(spy: Spy) -> None:
     timer.loop_wheel.on_idle = lambda: told.append(timer.size)
     timer.call_later(10, nothing).cancel()
     task = timer.call_later(10, nothing)
-    await turns(3)
+    await iterations(3)
     assert told == [] and len(spy.armed()) == len(spy.asked) == 1
     task.cancel()
-    await turns(2)
+    await iterations(2)
     assert told == [0] and spy.armed() == []
 
 
@@ -818,12 +818,12 @@ async def test_a_wheel_that_falls_empty_all_the_time_is_looked_at_after_a_while_
     timer.loop_wheel.on_idle = lambda: told.append(spy.time())
     for number in range(BUSY_AFTER + 2):
         timer.call_later(30, nothing).cancel()
-        await turns(2)
+        await iterations(2)
         assert len(told) == min(number + 1, BUSY_AFTER + 1)
     assert len(spy.armed()) == 2  # the bucket, and the look
     for _ in range(100):
         timer.call_later(30, nothing).cancel()
-        await turns(2)
+        await iterations(2)
     assert len(told) == BUSY_AFTER + 1 and len(spy.asked) == BUSY_AFTER + 3
     await asyncio.sleep(BUSY_DELAY)
     assert spy.armed() == [] and len(told) == BUSY_AFTER + 2
@@ -831,7 +831,7 @@ async def test_a_wheel_that_falls_empty_all_the_time_is_looked_at_after_a_while_
     timer.call_later(30, nothing).cancel()
     await asyncio.sleep(BUSY_DELAY)  # the look that comes late finds that it was quiet
     timer.call_later(30, nothing).cancel()
-    await turns(2)
+    await iterations(2)
     assert spy.armed() == []
     timer.loop_wheel._check()
 
@@ -887,7 +887,7 @@ def test_an_empty_wheel_begins_anew_with_the_next_loop_when_its_own_is_closed(le
         for delay in (0.0, 0.05, 0.88, 5.0, 60.0):
             timer.call_later(delay, lambda when: seen.append(loop.time() - when), moment + delay)
             timer.wheel._check()
-        await turns(3)
+        await iterations(3)
         loop_wheel._check()
         await asyncio.sleep(100)
         assert len(seen) == 5 and min(seen) >= 0.0 and max(seen) <= 0.011

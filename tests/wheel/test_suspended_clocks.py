@@ -5,7 +5,7 @@ import asyncio
 import random
 
 import pytest
-from helpers import Probe, turns
+from helpers import Probe, iterations
 from loops import Runner, on_virtual_time
 
 import purgatory as library
@@ -82,7 +82,7 @@ async def test_a_machine_that_sleeps_for_five_minutes_in_the_middle_of_a_cascade
         for _ in range(3000):
             ends.begin(530.0 + 200.0 * chance.random())
         await asyncio.sleep(262.144)  # when their bucket begins to be moved to narrower ones, in many turns
-        await turns(5)
+        await iterations(5)
         ends.loop._set_time(ends.loop.time() + 300.0)
         await ends.wait_for_all(3000)
 
@@ -97,7 +97,7 @@ async def test_a_busy_loop_loses_nothing_of_a_small_wheel(kind):
                 ends.begin(ends.loop.time() + 2.0 * chance.random())
                 begun += 1
             ends.loop._set_time(ends.loop.time() + 0.1 * chance.random())
-            await turns()
+            await iterations()
         await ends.wait_for_all(begun)
 
 
@@ -110,7 +110,7 @@ async def test_whoever_begins_to_wait_on_a_busy_loop_is_not_told_of_the_wheels_t
                 purgatory.try_complete_else_watch(Probe(2.0 * chance.random()), [number])
                 if number % 10 == 0:
                     loop._set_time(loop.time() + 0.01 * chance.random())
-            await turns()
+            await iterations()
         await asyncio.sleep(60)
         assert purgatory.pending == 0
 
@@ -123,7 +123,7 @@ async def test_ids_fall_idle_after_suspensions_in_the_middle_of_cascades():
         tracker.touch(id_)
         loop._set_time(loop.time() + 0.02 * chance.random())
     for _ in range(80):
-        await turns(3)
+        await iterations(3)
         loop._set_time(loop.time() + 20.0 * chance.random())
     await asyncio.sleep(600)
     assert sorted(idle) == list(range(10_000)) and len(tracker) == 0
@@ -170,7 +170,7 @@ async def use_and_empty_the_bucket_of(when, ends, kept_open_by):
     cancels = []
     for instant in (when, kept_open_by, when):
         cancels.append(ends.begin(instant))
-        await turns(2)
+        await iterations(2)
     cancels[0]()
     cancels[2]()
-    await turns(2)
+    await iterations(2)
