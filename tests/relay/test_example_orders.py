@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from servers import PostgresServer, RedisServer, need, redis_server
 
+pytestmark = pytest.mark.slow
+
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "orders_workers.py"
 
 
