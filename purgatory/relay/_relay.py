@@ -21,7 +21,7 @@ from purgatory.relay._write_batcher import WriteBatcher
 @final
 @dataclass(frozen=True, slots=True)
 class RelayStatistics:
-    """What a relay has done so far, and how it stands now."""
+    """What a relay has done so far, and its current state."""
 
     is_connected: bool
     """Whether it is subscribed, and everything that was written before is known."""
