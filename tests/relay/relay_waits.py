@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 
+from purgatory import RelayUnavailable
 from purgatory.relay import Relay
 
 
@@ -18,7 +19,26 @@ async def knows(relay: Relay, *keys: str) -> None:
     await until(lambda: all(key in followed and followed[key].version is not None for key in keys))
 
 
-def set_timeout(relay: Relay, seconds: float) -> None:
-    """Sets the timeout of an open relay. One that had it from the beginning might not open in time on a busy machine."""
-    assert relay._sync is not None
-    relay._timeout = relay._sync._timeout = seconds
+async def set_timeout(relay: Relay, seconds: float) -> None:
+    """Sets the timeout of an open relay, and waits for reads and probes that began with the old one.
+
+    A relay that is opened with a short timeout might not open in time on a busy machine.
+    """
+    sync = relay._sync
+    assert sync is not None
+    relay._timeout = sync._timeout = seconds
+
+    def is_idle() -> bool:
+        probing = sync._listen_timeout
+        return relay._follower._in_flight is None and probing is not None and probing.when() is None
+
+    await until(is_idle)
+
+
+async def bumped(relay: Relay, key: str) -> int:
+    """What `bump` returns as soon as the store can be reached."""
+    while True:
+        try:
+            return await relay.bump(key)
+        except RelayUnavailable:
+            pass

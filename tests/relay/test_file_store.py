@@ -57,9 +57,9 @@ def test_sockets_and_database_may_be_deleted_while_they_are_in_use(run: Runner, 
 def test_a_locked_database_does_not_hold_up_the_loop(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(tmp_path / "app") as (here, there):
+            await set_timeout(here, 0.5)
             other = sqlite3.connect(there._store._path, isolation_level=None)  # type: ignore[attr-defined]
             other.execute("BEGIN IMMEDIATE")
-            set_timeout(here, 0.5)
             iterations = 0
             patient, writing = asyncio.create_task(there.bump("a")), asyncio.create_task(here.bump("a"))
             while not writing.done():

@@ -339,7 +339,7 @@ class Simulation(RuleBasedStateMachine):
                     assert wait.epoch != process.follower.epoch or wait.result in since
 
 
-@pytest.mark.parametrize("examples", [100, pytest.param(600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [100, pytest.param(300, marks=pytest.mark.slow)])
 def test_no_wait_outlives_a_read_of_the_store_and_none_ends_early(examples: int) -> None:
     """The same examples each time; more, and others, with `PURGATORY_SIMULATIONS=5000`. What fails is printed, step by step."""
     more = os.environ.get("PURGATORY_SIMULATIONS")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from loops import Runner
-from relay_waits import knows, set_timeout, until
+from relay_waits import bumped, knows, set_timeout, until
 from servers import TIMEOUT, PostgresServer, RedisServer, postgres_server, redis_server
 
 from purgatory import RelayUnavailable
@@ -86,7 +86,7 @@ def test_while_the_store_is_away_reads_and_writes_fail_within_the_timeout(run: R
         async with pair(server.url) as (here, there):
             waiting = asyncio.create_task(here.wait("b", 0))
             await knows(here, "b")
-            set_timeout(here, 1.0)
+            await set_timeout(here, 1.0)
             server.kill()
             begun = time.monotonic()
             calls = {"bump": here.bump("a"), "read": here.version("a"), "advance": here.advance("a", 7)}
@@ -112,8 +112,8 @@ def test_a_paused_server_is_noticed_and_nothing_is_lost_by_it(run: Runner, serve
         ):
             waits = [asyncio.create_task(here.wait(f"key{number}", 0)) for number in range(20)]
             await until(lambda: here.statistics().watched == 20)
-            set_timeout(here, 1.0)
-            set_timeout(there, 1.0)
+            await set_timeout(here, 1.0)
+            await set_timeout(there, 1.0)
             server.pause()
             try:
                 with pytest.raises(RelayUnavailable, match="gave no answer within"):
@@ -134,7 +134,7 @@ def test_closing_while_the_server_is_paused_ends_all_connections_within_the_time
         relay = Relay(postgres.url, timeout=TIMEOUT)
         await relay.__aenter__()
         await relay.bump("a")
-        set_timeout(relay, 0.5)
+        await set_timeout(relay, 0.5)
         connections = [pooled._connection for pooled in (relay._store._reader, relay._store._writer)]  # type: ignore[attr-defined]
         postgres.pause()
         try:
@@ -207,13 +207,12 @@ def test_a_connection_that_is_dead_and_silent_is_found_by_the_probe(run: Runner,
         proxy = Proxy(server)
         async with proxy.serving() as url, pair(url, resync=0.3) as (here, there):
             await until(lambda: here.statistics().resyncs > 1)
-            set_timeout(here, 1.0)
-            set_timeout(there, 1.0)
+            await set_timeout(here, 1.0)
+            await set_timeout(there, 1.0)
             proxy.silent = list(proxy.open)
             await until(lambda: not here.statistics().is_connected)
             await until(lambda: here.statistics().is_connected)
-            set_timeout(here, TIMEOUT)
-            assert await here.bump("a") == 1
+            assert await bumped(here, "a") >= 1
 
     run(main)
 

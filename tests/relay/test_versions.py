@@ -90,7 +90,7 @@ def test_while_the_store_is_away_polls_go_on_waiting_and_new_ones_are_refused(ru
             worker, epoch = Worker(relay), relay.epoch
             waiting = worker.ask(f'"{epoch}-0"', b"wait=60")
             await knows(relay, "news")
-            set_timeout(relay, 0.5)
+            await set_timeout(relay, 0.5)
             shutil.rmtree(folder)
             folder.write_text("")
             request = await worker.ask().done()
