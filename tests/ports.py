@@ -1,21 +1,21 @@
-"""Ports for servers that a test starts, and perhaps stops and starts again: nobody else is given them meanwhile.
+"""Free ports for servers that a test starts, and perhaps stops and starts again.
 
-A port that was asked for by its number 0 and given back is one of those that the system hands out: to the other tests that run
-at the same time, and to their clients' ends of connections, a thousand at once here and there.
+They are outside the range from which the system assigns ports (from 32,768 on Linux) to sockets that ask for any: other tests
+that run at the same time, and the client ends of a thousand connections, would soon be given a port that a server has left.
 """
 
 import socket
 from contextlib import suppress
 from secrets import choice
 
-UNASKED = range(15_000, 30_000)
-"""Ports that the system gives only to who asks for them by number."""
+NEVER_ASSIGNED = range(15_000, 30_000)
+"""Ports that only those get who name them."""
 
 
 def free_port() -> int:
     """A port of this machine on which nothing listens."""
     while True:
-        port = choice(UNASKED)
+        port = choice(NEVER_ASSIGNED)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
 

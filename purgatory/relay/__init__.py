@@ -4,12 +4,23 @@
         await relay.bump("orders/7")                        # in one worker: 42
         await relay.wait("orders/7", seen=41, timeout=20)   # in another: 42
 
-How it works, what it promises and how to write a store is told in the README beside this file.
+The README beside this file tells how it works, what it promises, and how to write a store.
 """
 
-from purgatory.relay._messages import Answer, Card, Change, News, decode, encode
+from purgatory.relay._membership import Worker
+from purgatory.relay._messages import Announcement, Change, ChangeMessage, ReadResult, decode, encode
 from purgatory.relay._relay import Relay, RelayStatistics
-from purgatory.relay._roll import Worker
 from purgatory.relay._store import Store
 
-__all__ = ["Answer", "Card", "Change", "News", "Relay", "RelayStatistics", "Store", "Worker", "decode", "encode"]
+__all__ = [
+    "Announcement",
+    "Change",
+    "ChangeMessage",
+    "ReadResult",
+    "Relay",
+    "RelayStatistics",
+    "Store",
+    "Worker",
+    "decode",
+    "encode",
+]

@@ -1,4 +1,4 @@
-"""Addresses of stores, as they may be shown."""
+"""Addresses of stores, without what may not be shown."""
 
 from urllib.parse import urlsplit, urlunsplit
 

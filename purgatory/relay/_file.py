@@ -1,15 +1,15 @@
-"""A store without a server, for the processes of one machine: SQLite for the versions, Unix datagram sockets for the news.
+"""A store without a server, for the processes of one machine: SQLite for the versions, Unix datagram sockets for the messages.
 
-    /run/app/purgatory.5f1c2d3e.sqlite     versions, position and epoch, and who listens; 5f1c2d3e is this boot of the machine
+    /run/app/purgatory.5f1c2d3e.sqlite     versions, position, epoch and listeners; 5f1c2d3e is this boot of the machine
     /run/app/purgatory.9a8b7c6d.sock       one for each process that listens
 
-Who listens binds its socket, and then writes its name into the database: whatever is committed after that, is sent to it. Who
-writes reads these names in the transaction that it writes in, and sends after the commit. If it dies in between, or a socket is
-full for long, news are lost, and found at the next gap or resync.
+A listener binds its socket, and then writes its name into the database: whatever is committed after that, is sent to it. A
+writer reads these names in the transaction that it writes in, and sends after the commit. If it dies in between, or a socket is
+full for long, messages are lost, and what they said is found at the next gap or resync.
 
-A transaction takes 15 µs, less than handing it to a thread and back (25 µs), so it is done on the spot. Whoever finds the
-database locked waits without holding up his event loop. It is never synced to the disk: what a process has committed survives
-that process, and each boot begins with a database, and an epoch, of its own.
+A transaction takes 15 µs, less than handing it to a thread and back (25 µs), so it runs on the loop's thread. While the
+database is locked, a coroutine sleeps and tries again. Nothing is synced to the disk: what a process has committed survives
+that process, and each boot of the machine begins with a database, and an epoch, of its own.
 """
 
 import sqlite3
@@ -30,37 +30,37 @@ from typing import Any, Final, TypeVar, final
 from urllib.parse import unquote, urlsplit
 
 from purgatory import RelayUnavailable
-from purgatory.relay._messages import Answer, Change, News, encode
+from purgatory.relay._messages import Change, ChangeMessage, ReadResult, encode
 
 T = TypeVar("T")
 
-APPLICATION: Final = 0x70726C79
-"""What tells the database of a relay from others."""
+APPLICATION_ID: Final = 0x70726C79
+"""Tells the database of a relay from others."""
 
 SCHEMA: Final = f"""
     CREATE TABLE versions (key TEXT PRIMARY KEY, version INTEGER NOT NULL, position INTEGER NOT NULL) WITHOUT ROWID;
     CREATE INDEX positions ON versions (position);
     CREATE TABLE state (epoch TEXT NOT NULL, position INTEGER NOT NULL);
     CREATE TABLE listeners (name TEXT PRIMARY KEY) WITHOUT ROWID;
-    PRAGMA application_id = {APPLICATION};
+    PRAGMA application_id = {APPLICATION_ID};
     PRAGMA user_version = 1;
 """
 
-MOST_ROWS: Final = 5_000
-"""How many changes one read answers."""
+MAX_ROWS_PER_READ: Final = 5_000
+"""How many changes one read returns."""
 
-LONGEST_PATH: Final = 100
-"""Bytes of the path of a socket; systems allow 104 or 108."""
+MAX_SOCKET_PATH: Final = 100
+"""Bytes; systems allow 104 or 108."""
 
-MOST_QUEUED: Final = 100
-"""News kept for a socket that is full."""
+MAX_QUEUED: Final = 100
+"""Messages kept for a socket that is full."""
 
 DAY: Final = 86_400.0
 
 
 @final
 class FileStore:
-    """The store at `file:///folder`; the folder is made if it is missing. See `purgatory.relay.Store`."""
+    """The store at `file:///folder`, which is created if it is missing. See `purgatory.relay.Store`."""
 
     def __init__(self, url: str, prefix: str) -> None:
         parts = urlsplit(url)
@@ -75,12 +75,12 @@ class FileStore:
         self._database: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
         self._sender: socket | None = None
-        self._folder_file: int | None = None
-        self._own = ""
-        """The name under which it listens."""
+        self._folder_descriptor: int | None = None
+        self._own_name = ""
+        """Of the socket on which it listens."""
         self._queues: dict[str, deque[bytes]] = {}
-        """News for listeners whose sockets are full."""
-        self._flushing: TimerHandle | None = None
+        """Messages for listeners whose sockets are full."""
+        self._flush_timer: TimerHandle | None = None
 
     # -- the database
 
@@ -88,13 +88,13 @@ class FileStore:
         """See `Store.open`."""
         try:
             self._sender = self._sender or datagram_socket()
-            await self._patiently(self._connect)
-            self._sweep()
+            await self._retry_while_locked(self._connect)
+            self._remove_leftovers()
         except OSError as error:
             raise self._unavailable(error) from error
 
     def _connect(self) -> None:
-        """Opens the database, and makes what it consists of."""
+        """Opens the database, and creates its tables."""
         if self._database is not None:
             self._database.close()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ class FileStore:
                 for statement in SCHEMA.split(";"):
                     database.execute(statement)
                 database.execute("INSERT INTO state VALUES (?, 0)", (token_hex(4),))
-            elif application != APPLICATION or schema != 1:
+            elif application != APPLICATION_ID or schema != 1:
                 raise ValueError(f"cannot use {self._path}: it is the database of something else, and was left alone")
             database.execute("COMMIT")
             database.execute("PRAGMA journal_mode = WAL")
@@ -119,8 +119,8 @@ class FileStore:
             raise
         self._identity = identity(self._path.stat())
 
-    def _sweep(self) -> None:
-        """Removes sockets whose owners were killed, and databases of earlier boots."""
+    def _remove_leftovers(self) -> None:
+        """Removes sockets of processes that were killed, and databases of earlier boots."""
         for path in self._folder.glob(f"{self._prefix}.*.sock"):
             with suppress(OSError), datagram_socket() as probe:
                 try:
@@ -134,23 +134,23 @@ class FileStore:
 
     async def close(self) -> None:
         """See `Store.close`."""
-        if self._flushing is not None:
-            self._flushing.cancel()
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
         if self._sender is not None:
             self._sender.close()
         if self._database is not None:
             self._database.close()
             self._database = None
-        if self._folder_file is not None:
-            close(self._folder_file)
-            self._folder_file = None
+        if self._folder_descriptor is not None:
+            close(self._folder_descriptor)
+            self._folder_descriptor = None
 
     async def _transact(self, begin: str, work: Callable[[sqlite3.Connection], T]) -> T:
-        """What `work` makes of the database, in one transaction."""
+        """Runs `work` on the database in one transaction, and returns its result."""
 
         def transaction() -> T:
             database = self._database
-            if database is None or not self._is_there():
+            if database is None or not self._is_same_file():
                 self._connect()
                 assert self._database is not None
                 database = self._database
@@ -164,11 +164,11 @@ class FileStore:
                 raise
             return result
 
-        return await self._patiently(transaction)
+        return await self._retry_while_locked(transaction)
 
-    async def _patiently(self, work: Callable[[], T]) -> T:
-        """What `work` returns as soon as it finds the database unlocked."""
-        pause = 0.0005
+    async def _retry_while_locked(self, work: Callable[[], T]) -> T:
+        """Calls `work` until it finds the database unlocked, and returns its result."""
+        delay = 0.0005
         while True:
             try:
                 return work()
@@ -179,81 +179,82 @@ class FileStore:
                 raise ValueError(f"cannot use {self._path}: {error}") from error
             except OSError as error:
                 raise self._unavailable(error) from error
-            await sleep(pause)
-            pause = min(pause * 2.0, 0.01)
+            await sleep(delay)
+            delay = min(delay * 2.0, 0.01)
 
-    def _is_there(self) -> bool:
-        """Whether the open database is still the one in the folder."""
+    def _is_same_file(self) -> bool:
+        """Whether the open database is still the file in the folder."""
         try:
             return identity(self._path.stat()) == self._identity
         except OSError:
             return False
 
     def _unavailable(self, error: Exception) -> RelayUnavailable:
-        why = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-        return RelayUnavailable(f"cannot use {self.address}: {why}")
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+        return RelayUnavailable(f"cannot use {self.address}: {reason}")
 
     # -- versions
 
-    async def read(self, keys: Sequence[str], since: int | None) -> Answer:
+    async def read(self, keys: Sequence[str], since: int | None) -> ReadResult:
         """See `Store.read`."""
 
-        def work(database: sqlite3.Connection) -> Answer:
+        def work(database: sqlite3.Connection) -> ReadResult:
             epoch, position = database.execute("SELECT epoch, position FROM state").fetchone()
             rows: list[tuple[str, int, int]] = []
             if since is not None and since < position:
                 query = "SELECT key, version, position FROM versions WHERE position > ? ORDER BY position LIMIT ?"
-                rows = database.execute(query, (since, MOST_ROWS)).fetchall()
-            latest, has_more = position, len(rows) == MOST_ROWS
+                rows = database.execute(query, (since, MAX_ROWS_PER_READ)).fetchall()
+            latest, has_more = position, len(rows) == MAX_ROWS_PER_READ
             if has_more:
                 position = rows[-1][2] - 1  # there may be more at the last one
             versions = {key: version for key, version, at in rows if at <= position}
             for key in keys:
                 row = database.execute("SELECT version FROM versions WHERE key = ?", (key,)).fetchone()
                 versions[key] = row[0] if row else 0
-            return Answer(epoch, position, versions, has_more, latest)
+            return ReadResult(epoch, position, versions, has_more, latest)
 
         return await self._transact("BEGIN", work)
 
-    async def write(self, changes: Sequence[Change], connection: Any = None) -> News:
+    async def write(self, changes: Sequence[Change], connection: Any = None) -> ChangeMessage:
         """See `Store.write`."""
         if connection is not None:
             raise TypeError(f"{self.address} writes in no other transaction than its own, so it takes no connection")
 
-        def work(database: sqlite3.Connection) -> tuple[News, list[tuple[str]]]:
+        def work(database: sqlite3.Connection) -> tuple[ChangeMessage, list[tuple[str]]]:
             versions, raised = {}, []
-            for key, at_least, more in changes:
+            for key, floor, increment in changes:
                 row = database.execute("SELECT version FROM versions WHERE key = ?", (key,)).fetchone()
                 before = row[0] if row else 0
-                versions[key] = max(before, at_least) + more
+                versions[key] = max(before, floor) + increment
                 if versions[key] > before:
                     raised.append(key)
             query = "UPDATE state SET position = position + ? RETURNING epoch, position"
             [(epoch, position)] = database.execute(query, (len(raised),)).fetchall()
             rows = [(key, versions[key], position) for key in raised]
             database.executemany("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", rows)
-            return News(epoch, position - len(raised), position, versions), self._listeners(database)
+            return ChangeMessage(epoch, position - len(raised), position, versions), self._listeners(database)
 
-        news, listeners = await self._transact("BEGIN IMMEDIATE", work)
-        if news.position > news.after:
-            self._tell(news, listeners)
-        return news
+        message, listeners = await self._transact("BEGIN IMMEDIATE", work)
+        if message.position > message.after:
+            self._publish(message, listeners)
+        return message
 
     async def renew(self, epoch: str) -> None:
         """See `Store.renew`."""
 
-        def work(database: sqlite3.Connection) -> tuple[News | None, list[tuple[str]]]:
+        def work(database: sqlite3.Connection) -> tuple[ChangeMessage | None, list[tuple[str]]]:
             query = "UPDATE state SET epoch = ? WHERE epoch = ? RETURNING epoch, position"
             rows = database.execute(query, (token_hex(4), epoch)).fetchall()
-            return next((News(new, position, position, {}) for new, position in rows), None), self._listeners(database)
+            message = next((ChangeMessage(new, position, position, {}) for new, position in rows), None)
+            return message, self._listeners(database)
 
-        news, listeners = await self._transact("BEGIN IMMEDIATE", work)
-        if news is not None:
-            self._tell(news, listeners)
+        message, listeners = await self._transact("BEGIN IMMEDIATE", work)
+        if message is not None:
+            self._publish(message, listeners)
 
-    # -- news
+    # -- messages
 
-    async def listen(self, confirmed: Callable[[], None], heard: Callable[[bytes | str], None]) -> None:
+    async def listen(self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]) -> None:
         """See `Store.listen`."""
         loop = get_running_loop()
         name = f"{self._prefix}.{token_hex(8)}.sock"
@@ -262,32 +263,31 @@ class FileStore:
             def receive() -> None:
                 with suppress(BlockingIOError):
                     for _ in range(64):
-                        heard(receiver.recv(1 << 16))
+                        on_message(receiver.recv(1 << 16))
 
             try:
                 receiver.bind(self._socket_path(name))
-                await self._transact("BEGIN IMMEDIATE", lambda database: self._enlist(database, name))
-                self._own = name
+                await self._transact(
+                    "BEGIN IMMEDIATE", lambda database: database.execute("INSERT OR IGNORE INTO listeners VALUES (?)", (name,))
+                )
+                self._own_name = name
                 loop.add_reader(receiver, receive)
-                confirmed()
+                on_subscribed()
                 await loop.create_future()
             except OSError as error:
                 if isinstance(error, RelayUnavailable):
                     raise
                 raise self._unavailable(error) from error
             finally:
-                self._own = ""
+                self._own_name = ""
                 loop.remove_reader(receiver)
-                self._forget(name)
-
-    def _enlist(self, database: sqlite3.Connection, name: str) -> None:
-        database.execute("INSERT OR IGNORE INTO listeners VALUES (?)", (name,))
+                self._remove_listener(name)
 
     def _listeners(self, database: sqlite3.Connection) -> list[tuple[str]]:
         return database.execute("SELECT name FROM listeners").fetchall()
 
-    def _forget(self, name: str) -> None:
-        """Sends nothing to `name` any more: nobody hears it. If the database is locked, the next one who tries will."""
+    def _remove_listener(self, name: str) -> None:
+        """Nobody listens at `name` any more. If the database is locked, the next process that sends there removes it."""
         self._queues.pop(name, None)
         with suppress(OSError):
             (self._folder / name).unlink()
@@ -300,73 +300,73 @@ class FileStore:
         for (name,) in await self._transact("BEGIN", self._listeners):
             self._send(name, payload)
 
-    def _tell(self, news: News, listeners: list[tuple[str]]) -> None:
-        payload = encode(news)
+    def _publish(self, message: ChangeMessage, listeners: list[tuple[str]]) -> None:
+        payload = encode(message)
         for (name,) in listeners:
-            if name != self._own:
+            if name != self._own_name:
                 self._send(name, payload)
 
     def _send(self, name: str, payload: bytes) -> None:
-        """Sends, or keeps it for later if the socket is full; of very many, those that are missing will be seen as a gap."""
+        """Sends a message, later if the socket is full. Of very many, the oldest are dropped, which leaves a gap."""
         queue = self._queues.get(name)
         if queue is None:
-            if not self._is_full(name, payload):
+            if self._try_send(name, payload):
                 return
-            queue = self._queues[name] = deque(maxlen=MOST_QUEUED)
+            queue = self._queues[name] = deque(maxlen=MAX_QUEUED)
         queue.append(payload)
-        if self._flushing is None:
-            self._flushing = get_running_loop().call_later(0.001, self._flush, 0.001)
+        if self._flush_timer is None:
+            self._flush_timer = get_running_loop().call_later(0.001, self._flush, 0.001)
 
-    def _is_full(self, name: str, payload: bytes) -> bool:
+    def _try_send(self, name: str, payload: bytes) -> bool:
+        """Sends a message, or drops it if that cannot be done; False if the socket is full."""
         assert self._sender is not None
         try:
             self._sender.sendto(payload, self._socket_path(name))
         except BlockingIOError:
-            return True
+            return False
         except OSError as error:
-            if error.errno == EMSGSIZE:
-                return False  # it is told by the gap
-            self._forget(name)
-        return False
+            if error.errno != EMSGSIZE:  # which leaves a gap
+                self._remove_listener(name)
+        return True
 
-    def _flush(self, pause: float) -> None:
-        self._flushing = None
+    def _flush(self, delay: float) -> None:
+        self._flush_timer = None
         for name, queue in list(self._queues.items()):
-            while queue and not self._is_full(name, queue[0]):
+            while queue and self._try_send(name, queue[0]):
                 queue.popleft()
-                pause = 0.001
+                delay = 0.001
             if not queue:
                 self._queues.pop(name, None)
         if self._queues:
-            pause = min(pause * 2.0, 0.1)
-            self._flushing = get_running_loop().call_later(pause, self._flush, pause)
+            delay = min(delay * 2.0, 0.1)
+            self._flush_timer = get_running_loop().call_later(delay, self._flush, delay)
 
     def _socket_path(self, name: str) -> str:
-        """The path of a socket; by way of an open folder, if it is too long for a socket."""
+        """The path of a socket; through a descriptor of the folder, if it is too long for a socket."""
         path = str(self._folder / name)
-        if len(fsencode(path)) <= LONGEST_PATH:
+        if len(fsencode(path)) <= MAX_SOCKET_PATH:
             return path
-        if self._folder_file is None:
+        if self._folder_descriptor is None:
             if not Path("/proc/self/fd").is_dir():
-                raise OSError(f"the path of a socket, {path!r}, is longer than {LONGEST_PATH} bytes")
-            self._folder_file = open_file(self._folder, O_RDONLY)
-        return f"/proc/self/fd/{self._folder_file}/{name}"
+                raise OSError(f"the path of a socket, {path!r}, is longer than {MAX_SOCKET_PATH} bytes")
+            self._folder_descriptor = open_file(self._folder, O_RDONLY)
+        return f"/proc/self/fd/{self._folder_descriptor}/{name}"
 
 
 def datagram_socket() -> socket:
-    """One that does not block."""
+    """A socket that does not block."""
     new = socket(AF_UNIX, SOCK_DGRAM)
     new.setblocking(False)
     return new
 
 
 def identity(status: stat_result) -> tuple[int, int]:
-    """What tells a file from others."""
+    """Tells a file from others."""
     return status.st_dev, status.st_ino
 
 
 def boot_id() -> str:
-    """What tells this boot of the machine from others."""
+    """Tells this boot of the machine from others."""
     file = Path("/proc/sys/kernel/random/boot_id")
     if file.exists():
         return file.read_text()[:8]

@@ -1,309 +1,316 @@
-"""The protocol: what a process knows of the versions in a store that it cannot see. Knows no network, no loop and no clock.
+"""The protocol: what a process knows of the versions in a store. Events in, what to read next out; no network, loop or clock.
 
-News arrive over a channel that may lose, repeat, delay and reorder them. That does no harm, because versions only rise within
-an epoch and the store can be read again: what the process knows of a key advances by maximum, and news only make it quick.
+Change messages arrive over a channel that may lose, repeat, delay and reorder them. That does no harm: versions only rise
+within an epoch and the store can be read again, so what is known of a key is the maximum of what was received. Messages only
+save time.
 
-    subscribe, and wait for the confirmation    else what is written between the read and the subscription is never heard of
-    read what has changed since position 41     the confirmation may be the second one: what came in between is lost
-    news: after 41, up to 43, orders/7 is 5     in order: position 43
-    news: after 44, up to 45, orders/9 is 2     44 is missing, so read since 43; if it comes meanwhile, there is no need to
-    read since 43: up to 45, orders/7 is 6      healed: no news had told; counted, once a probe through the same channel has
-                                                come back and the news have not
-    read since 45: up to 40                     the store has fallen back behind what it had answered: renew its epoch, so that
-                                                nobody waits until the old numbers come round again
-    read since 45: of another epoch             what waits is told what stands now, and is done
+    subscribe, and wait for the confirmation    what is written between a read and a later subscription would be missed
+    read what has changed since position 41     also after each further confirmation: messages before it may be lost
+    message: after 41, up to 43, orders/7 is 5  in order, so everything up to position 43 is known
+    message: after 44, up to 45, orders/9 is 2  44 is missing, so read since 43, unless it still comes within a moment
+    read since 43: up to 45, orders/7 is 6      a version without a message. It counts as healed if its message has not come
+                                                when a probe, sent through the same channel afterwards, has come back
+    read since 45: up to 40                     the store has gone backwards: end its epoch, so that nobody waits until the
+                                                numbers that were lost have been given out again
+    read since 45: of another epoch             every wait of the old epoch ends, with the current version
 
-A wait names the version that its caller has seen. What the store says in a read that *began after the wait* can only be that or
-more; if it is less, the caller has his number from an earlier epoch, and is answered with what stands, as to a change of epoch.
+A wait names the version that its caller has seen. A read that began after the wait must find this version or a higher one. If
+it finds a lower one, `seen` is from an earlier epoch, and the wait ends as after a change of epoch.
 
-Sources: Centrifugo's recovery by offset and epoch; etcd's revisions; for the form, h11: events in, what to do out.
+Sources: Centrifugo's recovery by offset and epoch; etcd's revisions; h11's form of a protocol without I/O.
 """
 
 from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Final, NamedTuple, final
 
-from purgatory.relay._messages import Answer, News
+from purgatory.relay._messages import ChangeMessage, ReadResult
 
-MOST_KEYS: Final = 1_000
-"""How many keys one read asks for."""
+MAX_KEYS_PER_READ: Final = 1_000
 
-MOST_AHEAD: Final = 1_000
-"""How many news beyond a gap are remembered; with more, what is missing is read at once."""
+MAX_OUT_OF_ORDER: Final = 1_000
+"""How many messages beyond a gap are remembered. With more, what is missing is read at once."""
 
 
-class Read(NamedTuple):
-    """What to ask the store: `keys`, and what has changed since a position, if not None."""
+class ReadRequest(NamedTuple):
+    """What to read: the versions of `keys`, and, if `since` is not None, what has changed after that position."""
 
     keys: tuple[str, ...]
     since: int | None
     known: dict[str, int]
+    """The versions of `keys` that were known when the read began. A lower one shows that the store has lost something."""
     latest: int
-    """What was known of `keys`, and of positions, when it began. An answer that is behind comes from a store that has lost
-    something."""
-    confirmations: int
+    """The latest known position when the read began, for the same purpose."""
+    subscriptions: int
+    """How many subscriptions had been confirmed when the read began."""
 
 
 @final
-class Watched:
-    """A key that somebody waits for."""
+class FollowedKey:
+    """A key for which somebody waits."""
 
-    __slots__ = ("count", "highest", "is_of_old_epoch", "version")
+    __slots__ = ("is_from_old_epoch", "max_seen", "version", "waiters")
 
     def __init__(self) -> None:
-        self.count = 0
-        """How many wait for it."""
+        self.waiters = 0
         self.version: int | None = None
-        """The highest known; None until it was read."""
-        self.highest = 0
-        """What the one who has seen most has seen; some of these may be gone."""
-        self.is_of_old_epoch = False
-        """Its waits began in an earlier epoch, and are to be told what stands in this one as soon as that is known."""
+        """The highest known one; None until it was read."""
+        self.max_seen = 0
+        """The highest `seen` of all waiters, also of some that are gone."""
+        self.is_from_old_epoch = False
+        """Its waits began in an earlier epoch, and end as soon as the version in this one is known."""
 
 
 @final
 class Follower:
-    """Follows a store: keeps what is known of the keys that somebody waits for, and says what to ask the store next.
+    """Follows a store: keeps the versions of keys for which somebody waits, and says what to read next.
 
     Args:
-        rise: called with a watched key and its new version, which is higher than any before in this epoch.
-        rebase: called with a watched key and the version that stands, when some who wait for it have seen a version of another
-            epoch. Only those may wait on who have seen just the one that stands, in this epoch.
-        tell: called with every key of which there are news, watched or not.
+        on_advance: called with a followed key and its new version, which is higher than any before in this epoch.
+        on_epoch_change: called with a followed key and its current version, when some who wait for it have seen a version of
+            another epoch. Only those go on waiting who have seen exactly this version, in this epoch.
+        on_change: called with each key that has changed, followed or not.
     """
 
     def __init__(
-        self, rise: Callable[[str, int], None], rebase: Callable[[str, int], None], tell: Callable[[str], None]
+        self,
+        on_advance: Callable[[str, int], None],
+        on_epoch_change: Callable[[str, int], None],
+        on_change: Callable[[str], None],
     ) -> None:
-        self._rise, self._rebase, self._tell = rise, rebase, tell
+        self._on_advance, self._on_epoch_change, self._on_change = on_advance, on_epoch_change, on_change
         self.epoch: str | None = None
         self.position = 0
-        """All that was written up to here is known, of every watched key that is not wanted."""
+        """Everything that was written up to here is known, of each followed key that is not still to be read."""
         self.latest = 0
-        """The latest position that was heard of in this epoch."""
-        self.watched: dict[str, Watched] = {}
-        self.is_subscribed = self.is_current = False
-        """Whether news arrive; and whether all that came before them was read."""
-        self.tells_all = False
-        """Whether `tell` has to be called with every key that a new epoch has, and not only with those that are watched."""
-        self.must_renew: str | None = None
-        """The epoch that the store is to be told to end."""
+        """The latest position that was received in this epoch."""
+        self.followed: dict[str, FollowedKey] = {}
+        self.is_subscribed = False
+        self.is_current = False
+        """Subscribed, and everything that was written before the subscription is known."""
+        self.reports_all_keys = False
+        """Whether to call `on_change` with every key of a new epoch, and not only with those that are followed."""
+        self.epoch_to_end: str | None = None
+        """The epoch that the store has to end, because it has gone backwards."""
         self.epochs = self.resyncs = self.healed = self.received = 0
-        self.confirmations = 0
+        self.subscriptions = 0
+        """How many subscriptions were confirmed."""
         self._probes = 0
-        self._is_behind = True
+        self._wants_changes = True
         """Whether to read what has changed since `position`."""
-        self._wanted: dict[str, None] = {}
-        """Keys to be read, in order."""
-        self._ahead: dict[int, int] = {}
-        """News beyond a gap: the position that they came after -> theirs."""
-        self._suspects: dict[str, tuple[int, int]] = {}
-        """Keys whose version a read has found -> that version, and the probe that tells whether its news were lost."""
-        self._flight: Read | None = None
+        self._keys_to_read: dict[str, None] = {}
+        """In order."""
+        self._out_of_order: dict[int, int] = {}
+        """Messages beyond a gap: the position that they come after -> their own."""
+        self._unconfirmed: dict[str, tuple[int, int]] = {}
+        """Keys whose version was found by a read -> that version, and the probe that decides whether its message was lost."""
+        self._in_flight: ReadRequest | None = None
 
-    # -- who waits
+    # -- waiters
 
-    def watch(self, key: str, seen: int) -> None:
-        """One more waits for `key`, who has seen version `seen`."""
-        watched = self.watched.get(key)
-        if watched is None:
-            watched = self.watched[key] = Watched()
-        watched.count += 1
-        if watched.version is None or seen > watched.version:
-            self._wanted[key] = None
-        if seen > watched.highest:
-            watched.highest = seen
+    def add_waiter(self, key: str, seen: int) -> None:
+        """Somebody who has seen version `seen` begins to wait for `key`."""
+        followed = self.followed.get(key)
+        if followed is None:
+            followed = self.followed[key] = FollowedKey()
+        followed.waiters += 1
+        if followed.version is None or seen > followed.version:
+            self._keys_to_read[key] = None
+        followed.max_seen = max(followed.max_seen, seen)
 
-    def unwatch(self, key: str) -> bool:
-        """One less waits for `key`; whether it was the last."""
-        watched = self.watched[key]
-        watched.count -= 1
-        if watched.count:
+    def remove_waiter(self, key: str) -> bool:
+        """Somebody no longer waits for `key`; whether nobody does now."""
+        followed = self.followed[key]
+        followed.waiters -= 1
+        if followed.waiters:
             return False
-        del self.watched[key]
-        self._wanted.pop(key, None)
+        del self.followed[key]
+        self._keys_to_read.pop(key, None)
         return True
 
     # -- the channel
 
-    def confirmed(self) -> None:
-        """The subscription stands, for the first time or again."""
-        self.confirmations += 1
+    def on_subscribed(self) -> None:
+        """A subscription was confirmed: the first one, or one that was made anew."""
+        self.subscriptions += 1
         self.is_subscribed, self.is_current = True, False
-        self._is_behind = True
-        if self.confirmations > 1:
-            self._wanted.update(dict.fromkeys(self.watched))  # it may have crashed, and may not count on from where it was
-        self._judge(self._probes + 1)  # what has not come through the channel that there was, never will
+        self._wants_changes = True
+        if self.subscriptions > 1:
+            self._keys_to_read.update(dict.fromkeys(self.followed))  # the store may have crashed and lost its last writes
+        self._count_lost(self._probes + 1)  # what has not come through the previous subscription never will
 
-    def lost(self) -> None:
-        """The subscription stands no more."""
+    def on_disconnected(self) -> None:
+        """The subscription has ended."""
         self.is_subscribed = self.is_current = False
 
-    def heard(self, news: News) -> None:
-        """News have come."""
-        versions = news.versions
-        self.received += len(versions)
-        if self._suspects:
-            self._acquit(versions)
-        self._learn(news)
+    def on_message(self, message: ChangeMessage) -> None:
+        """A change message was received."""
+        self.received += len(message.versions)
+        if self._unconfirmed:
+            self._confirm(message.versions)
+        self._apply_message(message)
 
-    def _learn(self, news: News) -> None:
-        epoch, after, position, versions = news
+    def on_written(self, message: ChangeMessage, latest: int) -> None:
+        """A write has returned `message`. `latest` is what the follower's was when the write began."""
+        if message.epoch == self.epoch and message.after < message.position <= latest:
+            self.epoch_to_end, self._wants_changes = message.epoch, True  # a write comes after all that was before it
+        self._apply_message(message)
+
+    def _apply_message(self, message: ChangeMessage) -> None:
+        epoch, after, position, versions = message
         if epoch != self.epoch:
-            self._is_behind = True  # which of the two is the later one, only the store can tell
+            self._wants_changes = True  # only the store knows which of the two is the later one
             return
         self.latest = max(self.latest, position)
         if after >= 0:
             if position <= self.position:
                 return
             if after <= self.position:
-                self._move(position)
+                self._advance_position(position)
             else:
-                self._ahead[after] = position
-                self._is_behind = self._is_behind or len(self._ahead) > MOST_AHEAD
+                self._out_of_order[after] = position
+                self._wants_changes = self._wants_changes or len(self._out_of_order) > MAX_OUT_OF_ORDER
         for key, version in versions.items():
-            watched = self.watched.get(key)
-            if watched is not None and (watched.version is None or version > watched.version):
-                self._raise(key, watched, version)
-            self._tell(key)
-
-    def wrote(self, news: News, latest: int) -> None:
-        """The answer to a write has come, which began when `latest` was that."""
-        if news.epoch == self.epoch and news.after < news.position <= latest:
-            self.must_renew, self._is_behind = news.epoch, True  # a write is behind nothing that was before it
-        self._learn(news)
+            followed = self.followed.get(key)
+            if followed is not None and (followed.version is None or version > followed.version):
+                self._advance_key(key, followed, version)
+            self._on_change(key)
 
     @property
     def has_gap(self) -> bool:
-        """Whether news came before others that are still missing."""
-        return bool(self._ahead)
+        """Whether a message was received before an earlier one."""
+        return bool(self._out_of_order)
 
     # -- reads
 
     def resync(self) -> None:
-        """What has changed is to be read, as news may have been lost."""
-        self._is_behind = True
+        """Asks for a read of what has changed, as messages may have been lost."""
+        self._wants_changes = True
 
     @property
-    def has_questions(self) -> bool:
-        """Whether there is anything to ask the store."""
-        return self._flight is None and (self._is_behind or bool(self._wanted))
+    def needs_read(self) -> bool:
+        """Whether there is something to read, and no read in flight."""
+        return self._in_flight is None and (self._wants_changes or bool(self._keys_to_read))
 
-    def begin_read(self) -> Read:
-        """What to ask the store. Then comes `answered` or `failed`, before the next one."""
-        wanted = self._wanted
-        keys = tuple(islice(wanted, MOST_KEYS))
+    def begin_read(self) -> ReadRequest:
+        """What to read. `on_read` or `on_read_failed` has to follow before the next one."""
+        keys = tuple(islice(self._keys_to_read, MAX_KEYS_PER_READ))
         for key in keys:
-            del wanted[key]
-        since = self.position if self._is_behind and self.epoch is not None else None
-        self._is_behind = False
-        known = {key: version for key in keys if (version := self.watched[key].version) is not None}
-        self._flight = Read(keys, since, known, self.latest, self.confirmations)
-        return self._flight
+            del self._keys_to_read[key]
+        since = self.position if self._wants_changes and self.epoch is not None else None
+        self._wants_changes = False
+        known = {key: version for key in keys if (version := self.followed[key].version) is not None}
+        self._in_flight = ReadRequest(keys, since, known, self.latest, self.subscriptions)
+        return self._in_flight
 
-    def failed(self, read: Read) -> None:
-        """The read has not been answered."""
-        self._flight = None
-        self._is_behind = self._is_behind or read.since is not None or self.epoch is None
-        self._wanted.update((key, None) for key in read.keys if key in self.watched)
+    def on_read_failed(self, request: ReadRequest) -> None:
+        """The read has failed."""
+        self._in_flight = None
+        self._wants_changes = self._wants_changes or request.since is not None or self.epoch is None
+        self._keys_to_read.update((key, None) for key in request.keys if key in self.followed)
 
-    def answered(self, read: Read, answer: Answer) -> None:
-        """The read was answered."""
-        self._flight = None
-        if answer.epoch != self.epoch:
-            self._begin_epoch(read, answer)
-        elif max(answer.position, answer.latest) < read.latest or self._has_fallen(read, answer):
-            self.must_renew = self.epoch
-            self.failed(read)
+    def on_read(self, request: ReadRequest, result: ReadResult) -> None:
+        """The read has returned `result`."""
+        self._in_flight = None
+        if result.epoch != self.epoch:
+            self._begin_epoch(request, result)
+        elif self._went_backwards(request, result):
+            self.epoch_to_end = self.epoch
+            self.on_read_failed(request)
             return
-        elif read.since is not None:
+        elif request.since is not None:
             self.resyncs += 1
-            self._is_behind = self._is_behind or answer.has_more
-            if answer.position > self.position:
-                self._move(answer.position)
-            self._ahead = {after: position for after, position in self._ahead.items() if position > self.position}
-        self.latest = max(self.latest, answer.position)
-        self._take(read, answer)
-        if read.confirmations == self.confirmations and self.is_subscribed and not self._is_behind:
+            self._wants_changes = self._wants_changes or result.has_more
+            if result.position > self.position:
+                self._advance_position(result.position)
+            self._out_of_order = {after: at for after, at in self._out_of_order.items() if at > self.position}
+        self.latest = max(self.latest, result.position)
+        self._apply_result(request, result)
+        if request.subscriptions == self.subscriptions and self.is_subscribed and not self._wants_changes:
             self.is_current = True
 
     @staticmethod
-    def _has_fallen(read: Read, answer: Answer) -> bool:
-        """Whether a version is lower than it was: others have written as much since as the store had lost."""
-        return any(answer.versions.get(key, version) < version for key, version in read.known.items())
+    def _went_backwards(request: ReadRequest, result: ReadResult) -> bool:
+        """Whether a position or a version is lower than before. A version may be, though no position is: when others have
+        written as much since as the store had lost."""
+        if max(result.position, result.latest) < request.latest:
+            return True
+        return any(result.versions.get(key, version) < version for key, version in request.known.items())
 
-    def _begin_epoch(self, read: Read, answer: Answer) -> None:
+    def _begin_epoch(self, request: ReadRequest, result: ReadResult) -> None:
         self.epochs += 1
-        self.epoch, self.position, self.must_renew = answer.epoch, answer.position, None
-        self.latest = answer.position
-        if self.tells_all and self.epochs > 1:
-            self.position, self._is_behind = 0, True
-        self._ahead.clear()
-        self._suspects.clear()
-        asked = set(read.keys)
-        for watched in self.watched.values():
-            watched.is_of_old_epoch = watched.is_of_old_epoch or watched.version is not None
-            watched.version = None
-        self._wanted.update((key, None) for key in self.watched if key not in asked)
+        self.epoch, self.position, self.epoch_to_end = result.epoch, result.position, None
+        self.latest = result.position
+        if self.reports_all_keys and self.epochs > 1:
+            self.position, self._wants_changes = 0, True
+        self._out_of_order.clear()
+        self._unconfirmed.clear()
+        for followed in self.followed.values():
+            followed.is_from_old_epoch = followed.is_from_old_epoch or followed.version is not None
+            followed.version = None
+        requested = set(request.keys)
+        self._keys_to_read.update((key, None) for key in self.followed if key not in requested)
 
-    def _take(self, read: Read, answer: Answer) -> None:
-        asked = set(read.keys)
-        for key, version in answer.versions.items():
-            watched = self.watched.get(key)
-            if watched is not None:
-                is_known = watched.version is not None
-                if watched.version is None or version > watched.version:
-                    self._raise(key, watched, version)
-                    if is_known and read.since is not None:
-                        self._suspects[key] = (version, self._probes + 1)
-                if key in asked:
-                    self._answer_those_beyond(key, watched)
-            if read.since is not None:
-                self._tell(key)
+    def _apply_result(self, request: ReadRequest, result: ReadResult) -> None:
+        requested = set(request.keys)
+        for key, version in result.versions.items():
+            followed = self.followed.get(key)
+            if followed is not None:
+                was_known = followed.version is not None
+                if followed.version is None or version > followed.version:
+                    self._advance_key(key, followed, version)
+                    if was_known and request.since is not None:
+                        self._unconfirmed[key] = (version, self._probes + 1)
+                if key in requested:
+                    self._release_ahead_waiters(key, followed)
+            if request.since is not None:
+                self._on_change(key)
 
-    def _answer_those_beyond(self, key: str, watched: Watched) -> None:
-        """Tells those who have seen more than there is, unless they came after the read had begun: they want it again."""
-        version = watched.version
-        if version is not None and watched.highest > version and key not in self._wanted:
-            watched.highest = version
-            self._rebase(key, version)
+    def _release_ahead_waiters(self, key: str, followed: FollowedKey) -> None:
+        """Releases waiters whose `seen` exceeds the store's version, except those that came after the read began: for them the
+        key is to be read again."""
+        version = followed.version
+        if version is not None and followed.max_seen > version and key not in self._keys_to_read:
+            followed.max_seen = version
+            self._on_epoch_change(key, version)
 
-    def _raise(self, key: str, watched: Watched, version: int) -> None:
-        watched.version = version
-        if watched.is_of_old_epoch:
-            watched.is_of_old_epoch = False
-            watched.highest = 0
-            self._rebase(key, version)
+    def _advance_key(self, key: str, followed: FollowedKey, version: int) -> None:
+        followed.version = version
+        if followed.is_from_old_epoch:
+            followed.is_from_old_epoch = False
+            followed.max_seen = 0
+            self._on_epoch_change(key, version)
         else:
-            self._rise(key, version)
+            self._on_advance(key, version)
 
-    def _move(self, position: int) -> None:
-        """Everything up to `position` is known, and what was heard beyond it."""
-        ahead = self._ahead
-        while ahead and position in ahead:
-            position = ahead.pop(position)
+    def _advance_position(self, position: int) -> None:
+        """Everything up to `position` is known, and so are the messages that directly follow it."""
+        out_of_order = self._out_of_order
+        while out_of_order and position in out_of_order:
+            position = out_of_order.pop(position)
         self.position = position
 
-    # -- what was lost, and healed
+    # -- messages that were lost
 
     def begin_probe(self) -> int:
-        """The number of a probe to be sent through the channel, for `probed` when it has come back."""
+        """The number of a probe to send through the channel; `on_probe` has to be called when it comes back."""
         self._probes += 1
         return self._probes
 
-    def probed(self, probe: int) -> bool:
-        """A probe has come back, and so have all news before it; whether it is the latest one."""
-        self._judge(probe)
+    def on_probe(self, probe: int) -> bool:
+        """A probe has come back, and with it all messages that were sent before; whether it is the latest probe."""
+        self._count_lost(probe)
         return probe == self._probes
 
-    def _judge(self, probe: int) -> None:
-        lost = [key for key, (_, number) in self._suspects.items() if number <= probe]
+    def _count_lost(self, probe: int) -> None:
+        lost = [key for key, (_, number) in self._unconfirmed.items() if number <= probe]
         for key in lost:
-            del self._suspects[key]
+            del self._unconfirmed[key]
         self.healed += len(lost)
 
-    def _acquit(self, versions: Mapping[str, int]) -> None:
+    def _confirm(self, versions: Mapping[str, int]) -> None:
+        """The messages of these versions were only late."""
         for key, version in versions.items():
-            suspect = self._suspects.get(key)
-            if suspect is not None and version >= suspect[0]:
-                del self._suspects[key]
+            unconfirmed = self._unconfirmed.get(key)
+            if unconfirmed is not None and version >= unconfirmed[0]:
+                del self._unconfirmed[key]

@@ -3,21 +3,21 @@
     purgatory_versions    the table: key, version, changed (by which transaction), epoch (in the row of 0xff, which is no key)
     purgatory_news        the channel
 
-A version is raised by an UPDATE, in the caller's transaction if he wants: the row is locked until that ends, the version is
-told by NOTIFY if and only if it is committed, and nobody else has got the same number. So keep such transactions short.
+A version is raised by an UPDATE, if wanted in the caller's transaction. The row is locked until that ends, NOTIFY publishes the
+version if and only if it is committed, and no other transaction gets the same number. So keep such transactions short.
 
-The table is UNLOGGED: what a server has lost in a crash, or to a replica that takes its place, is the whole of it, and so the
-epoch goes with it; and no commit waits for the disk. A dump that is restored brings the epoch's row along, but not the
-transaction that has made it, which that row names: so it counts for nothing.
+The table is UNLOGGED: after a crash, and on a replica that is promoted, it is empty, without the row of the epoch; and no
+commit waits for the disk. A dump that is restored has this row, which names the transaction that has made it; but another
+transaction has inserted it there, so it does not count.
 
-Its writes are not counted: that would make all of them wait for each other. A position is the last transaction before the
-oldest one that was running when somebody looked: every change up to it was there to be seen, and a change by any other is seen
-the next time, perhaps again. News have the transaction that made them; the next one to come is later than all these, unless the
-database comes back with what it had earlier.
+Writes are not counted: that would make all of them wait for each other. A position is the last transaction before the oldest
+one that was running at the time of a read: that read sees every change up to it. A change by a later transaction is seen by the
+next read, perhaps again. A message has the transaction that has sent it as its position; the next transaction is later, unless
+the database was set back.
 
-One channel, because NOTIFY makes commits wait for each other; so a process tells all that it writes in a turn at once. A
-listener is gone with its connection, and `listen` ends with it. asyncpg calls back from its own reading; psycopg has to be
-asked, and keeps the connection's lock meanwhile.
+One channel, because NOTIFY makes commits wait for each other; so all writes of one iteration of the loop are one message. A
+listener is gone with its connection, and `listen` ends with it. asyncpg calls back as it reads from the connection; psycopg has
+to be polled, and holds the connection's lock meanwhile.
 """
 
 from asyncio import Future, Lock, gather, get_running_loop
@@ -34,14 +34,14 @@ except ImportError as error:
 
 from purgatory import RelayUnavailable
 from purgatory.relay._address import without_password
-from purgatory.relay._messages import NOWHERE, Answer, Change, News
+from purgatory.relay._messages import NO_POSITION, Change, ChangeMessage, ReadResult
 
 EPOCH_KEY: Final = b"\xff"
 
 COLUMNS: Final = [("key", "bytea"), ("version", "bigint"), ("changed", "xid8"), ("epoch", "text")]
 
-LONGEST_PAYLOAD: Final = 7_000
-"""Bytes of news, without what is around the keys and versions; NOTIFY takes 8,000."""
+MAX_PAYLOAD_BYTES: Final = 7_000
+"""Of the keys and versions in a message; NOTIFY takes 8,000 in all."""
 
 SHAPE: Final = """
     SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
@@ -62,23 +62,23 @@ READ: Final = """
 
 WRITE: Final = """
     WITH change AS MATERIALIZED (
-        SELECT * FROM unnest($1::bytea[], $2::text[], $3::bigint[], $4::bigint[]) AS change (key, name, at_least, more)
+        SELECT * FROM unnest($1::bytea[], $2::text[], $3::bigint[], $4::bigint[]) AS change (key, name, floor, increment)
     ), raised AS (
         INSERT INTO {table} AS row (key, version, changed)
-        SELECT key, at_least + more, pg_current_xact_id() FROM change ORDER BY key
+        SELECT key, floor + increment, pg_current_xact_id() FROM change ORDER BY key
         ON CONFLICT (key) DO UPDATE SET
-            version = (SELECT greatest(row.version, at_least) + more FROM change WHERE change.key = row.key),
+            version = (SELECT greatest(row.version, floor) + increment FROM change WHERE change.key = row.key),
             changed = pg_current_xact_id()
         RETURNING key, version
-    ), told AS (
-        SELECT array_agg(key) AS keys, array_agg(version) AS versions, string_agg(name || ':' || version, ',') AS news
+    ), message AS (
+        SELECT array_agg(key) AS keys, array_agg(version) AS versions, string_agg(name || ':' || version, ',') AS changes
         FROM raised JOIN change USING (key)
     )
     SELECT keys, versions, epoch, pg_current_xact_id()::text::bigint AS position,
         CASE WHEN epoch IS NOT NULL THEN
-            pg_notify($5, '["' || epoch || '",-1,' || pg_current_xact_id()::text || ',{{' || news || '}}]')
+            pg_notify($5, '["' || epoch || '",-1,' || pg_current_xact_id()::text || ',{{' || changes || '}}]')
         END
-    FROM told LEFT JOIN {table} ON key = '\\xff' AND {table}.xmin = changed::xid
+    FROM message LEFT JOIN {table} ON key = '\\xff' AND {table}.xmin = changed::xid
 """
 
 BEGIN_EPOCH: Final = """
@@ -89,7 +89,7 @@ BEGIN_EPOCH: Final = """
 ADOPT: Final = """
     UPDATE {table} SET changed = pg_current_xact_id() WHERE changed > pg_current_xact_id() AND key <> '\\xff'
 """
-"""For what was restored from another server, whose transactions had other numbers."""
+"""For a table that was restored from another server, whose transactions had other numbers."""
 
 RENEW: Final = """
     WITH renewed AS (
@@ -108,15 +108,15 @@ class PostgresStore:
         self._url = url
         self._table = f'"{prefix}_versions"'
         self._channel = f"{prefix}_news"
-        self._reader = Slot(url)
-        self._writer = Slot(url)
+        self._reader = PooledConnection(url)
+        self._writer = PooledConnection(url)
 
     def _query(self, text: str) -> str:
         return text.format(table=self._table)
 
     async def open(self) -> None:
         """See `Store.open`."""
-        async with self._using(self._writer) as connection, connection.transaction():
+        async with self._connection(self._writer) as connection, connection.transaction():
             # All processes of an application start at once, and CREATE TABLE IF NOT EXISTS is not made for that.
             await connection.execute("SELECT pg_advisory_xact_lock(hashtext($1))", self._table)
             shape = [tuple(row) for row in await connection.fetch(SHAPE, self._table)]
@@ -129,23 +129,23 @@ class PostgresStore:
             await self._begin_epoch(connection)
 
     async def _begin_epoch(self, connection: Any) -> None:
-        """Begins one, unless there is one that was begun here."""
+        """Begins an epoch, unless the table has one that was begun in it."""
         await connection.execute(self._query(BEGIN_EPOCH), token_hex(4))
         await connection.execute(self._query(ADOPT))
 
     async def close(self) -> None:
         """See `Store.close`."""
-        # At once: one that is not answered, because the server is paused, is ended with the time limit.
+        # Together: on a server that is paused neither ends before the time limit, which terminates both.
         await gather(self._reader.close(), self._writer.close(), return_exceptions=True)
 
     @asynccontextmanager
-    async def _using(self, slot: "Slot") -> AsyncIterator[Any]:
-        with self._in_our_words():
-            async with slot.connection() as connection:
+    async def _connection(self, pooled: "PooledConnection") -> AsyncIterator[Any]:
+        with self._translate_errors():
+            async with pooled.connection() as connection:
                 yield connection
 
     @contextmanager
-    def _in_our_words(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except (asyncpg.DataError, asyncpg.UndefinedColumnError, asyncpg.DatatypeMismatchError) as error:
@@ -157,9 +157,9 @@ class PostgresStore:
 
     # -- versions
 
-    async def read(self, keys: Sequence[str], since: int | None) -> Answer:
-        """See `Store.read`. However many have changed, they are in one answer."""
-        async with self._using(self._reader) as connection:
+    async def read(self, keys: Sequence[str], since: int | None) -> ReadResult:
+        """See `Store.read`. However many have changed, they are in one result."""
+        async with self._connection(self._reader) as connection:
             while True:
                 rows = await connection.fetch(
                     self._query(READ), [key.encode() for key in keys], None if since is None else str(since)
@@ -172,25 +172,25 @@ class PostgresStore:
                     else:
                         versions[row[0].decode()] = row[1]
                 if epoch is not None:
-                    return Answer(epoch, position, versions, latest=latest)
+                    return ReadResult(epoch, position, versions, latest=latest)
                 await self._begin_epoch(connection)
 
-    async def write(self, changes: Sequence[Change], connection: Any = None) -> News:
-        """See `Store.write`. On a connection of the caller's, what goes wrong with it is raised as it is."""
+    async def write(self, changes: Sequence[Change], connection: Any = None) -> ChangeMessage:
+        """See `Store.write`. Errors of the caller's connection are raised as they are."""
         if connection is not None:
             if not hasattr(connection, "fetchrow"):
                 raise TypeError(f"{self.address} writes on a connection of asyncpg, not on {connection!r}")
             return await self._write(connection, changes)
-        async with self._using(self._writer) as own:
+        async with self._connection(self._writer) as own:
             return await self._write(own, changes)
 
-    async def _write(self, connection: Any, changes: Sequence[Change]) -> News:
+    async def _write(self, connection: Any, changes: Sequence[Change]) -> ChangeMessage:
         versions: dict[str, int] = {}
-        epoch, position = "", NOWHERE
-        for some in portions(changes):
-            keys, least, more = zip(*some, strict=True)
+        epoch, position = "", NO_POSITION
+        for payload in _payloads(changes):
+            keys, floors, increments = zip(*payload, strict=True)
             names = [dumps(key) for key in keys]
-            arguments = [[key.encode() for key in keys], names, least, more, self._channel]
+            arguments = [[key.encode() for key in keys], names, floors, increments, self._channel]
             row = await connection.fetchrow(self._query(WRITE), *arguments)
             if row["epoch"] is None:  # the table was emptied, or restored
                 await self._begin_epoch(connection)
@@ -199,16 +199,16 @@ class PostgresStore:
                 )
             epoch, position = row["epoch"], row["position"]
             versions.update((key.decode(), version) for key, version in zip(row["keys"], row["versions"], strict=True))
-        return News(epoch, NOWHERE, position, versions)
+        return ChangeMessage(epoch, NO_POSITION, position, versions)
 
     async def renew(self, epoch: str) -> None:
         """See `Store.renew`."""
-        async with self._using(self._reader) as connection:
+        async with self._connection(self._reader) as connection:
             await connection.execute(self._query(RENEW), self._channel, token_hex(4), epoch)
 
-    # -- news
+    # -- messages
 
-    async def listen(self, confirmed: Callable[[], None], heard: Callable[[bytes | str], None]) -> None:
+    async def listen(self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]) -> None:
         """See `Store.listen`."""
         ended: Future[None] = get_running_loop().create_future()
 
@@ -216,25 +216,27 @@ class PostgresStore:
             if not ended.done():
                 ended.set_result(None)
 
-        with self._in_our_words():
-            connection = await asyncpg.connect(self._url, server_settings={"application_name": "purgatory.relay"})
+        with self._translate_errors():
+            connection = await _connect(self._url)
             try:
                 connection.add_termination_listener(end)
-                await connection.add_listener(self._channel, lambda _connection, _process, _channel, payload: heard(payload))
-                confirmed()
+                await connection.add_listener(
+                    self._channel, lambda _connection, _process, _channel, payload: on_message(payload)
+                )
+                on_subscribed()
                 await ended
             finally:
                 connection.terminate()
 
     async def send(self, payload: bytes) -> None:
         """See `Store.send`."""
-        async with self._using(self._reader) as connection:
+        async with self._connection(self._reader) as connection:
             await connection.execute("SELECT pg_notify($1, $2)", self._channel, payload.decode())
 
 
 @final
-class Slot:
-    """A place for one connection, which one uses at a time. One that has failed, or was left in the middle, is thrown away."""
+class PooledConnection:
+    """One connection, used by one task at a time. After an error or a cancellation it is terminated, and made anew."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -246,7 +248,7 @@ class Slot:
         """The connection, for as long as the block lasts."""
         async with self._lock:
             if self._connection is None or self._connection.is_closed():
-                self._connection = await asyncpg.connect(self._url, server_settings={"application_name": "purgatory.relay"})
+                self._connection = await _connect(self._url)
             try:
                 yield self._connection
             except BaseException:
@@ -255,22 +257,26 @@ class Slot:
                 raise
 
     async def close(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
 
 
-def portions(changes: Sequence[Change]) -> Iterator[list[Change]]:
-    """The changes, in as few portions as news of them fit into messages."""
-    some: list[Change] = []
+async def _connect(url: str) -> Any:
+    return await asyncpg.connect(url, server_settings={"application_name": "purgatory.relay"})
+
+
+def _payloads(changes: Sequence[Change]) -> Iterator[list[Change]]:
+    """The changes, in as few parts as fit into one message each."""
+    payload: list[Change] = []
     size = 0
     for change in changes:
         length = len(dumps(change[0])) + 20
-        if some and size + length > LONGEST_PAYLOAD:
-            yield some
-            some, size = [], 0
-        some.append(change)
+        if payload and size + length > MAX_PAYLOAD_BYTES:
+            yield payload
+            payload, size = [], 0
+        payload.append(change)
         size += length
-    if some:
-        yield some
+    if payload:
+        yield payload

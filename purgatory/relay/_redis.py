@@ -4,18 +4,18 @@
     {purgatory}:order       a sorted set: v:orders/7 -> the position of its last write
     {purgatory}:news:0      the channel of database 0; channels know nothing of databases
 
-Each operation is one script, so a version is raised and told in one step. What is lost, by FLUSHALL or eviction, takes the
-epoch with it, and the next script begins a new one. So it does on another server than the one that the epoch was begun on: one
-that was restarted, and perhaps has read an older dump, or a replica that took over before it had everything. To ask the server
-who it is takes 6 µs of its time.
+Each operation is one script, so a version is raised and published in one step. FLUSHALL or eviction removes the epoch together
+with the versions, and the next script begins a new one. It also does so on another server than the one on which the epoch was
+begun: one that was restarted, and perhaps has read an older dump, or a replica that was promoted before it had everything.
+Asking the server for its run_id takes 6 µs of its time.
 
-One channel for all keys. Every process hears of each write, which costs it 40 µs if nobody there waits for the key. A channel
-for each key would cost a subscription, its confirmation and a read for each key that somebody begins to wait for, and after a
-lost connection all of that at once; and whoever hears one channel can tell by the positions when something is missing.
+One channel for all keys. Each process receives each write, which costs it 40 µs if nobody there waits for the key. A channel
+for each key would cost a subscription, its confirmation and a read for each key that somebody begins to wait for, and all of
+that at once after a lost connection; and on one channel the positions show when something is missing.
 
-The client subscribes again by itself when its connection was cut; the only trace of what was lost then is a second
-confirmation, which `listen` looks out for. On a cluster all of this is in one slot, because of the braces, and news go through
-a sharded channel; so one node is all that a relay talks to.
+The client subscribes again by itself when its connection was cut; the only trace of that is a second confirmation, which
+`listen` reports. On a cluster the braces put everything into one slot, and messages go through a sharded channel; so a relay
+talks to one node only.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -35,12 +35,12 @@ except ImportError as error:
 
 from purgatory import RelayUnavailable
 from purgatory.relay._address import without_password
-from purgatory.relay._messages import Answer, Change, News
+from purgatory.relay._messages import Change, ChangeMessage, ReadResult
 
-MOST_ROWS: Final = 5_000
-"""How many changes one read answers."""
+MAX_ROWS_PER_READ: Final = 5_000
+"""How many changes one read returns."""
 
-# KEYS: versions, order. ARGV: channel, command to publish, an epoch in case one is needed, then what the operation needs.
+# KEYS: versions, order. ARGV: channel, command to publish, an epoch in case a new one begins, then what the operation needs.
 # Versions and positions are below 2^53, and so exact as Lua's numbers; but its tostring rounds them to 14 digits.
 BEGIN: Final = """
 local versions, order = redis.call('TYPE', KEYS[1]).ok, redis.call('TYPE', KEYS[2]).ok
@@ -66,23 +66,14 @@ if began_on ~= server then
     epoch = ARGV[3]
     redis.call('HSET', KEYS[1], 'epoch', epoch, 'server', server)
 end
-local function tell(after, news)
+local function publish(after, changes)
     local head = '["' .. epoch .. '",' .. after .. ',' .. position
-    redis.call(ARGV[2], ARGV[1], head .. ',{' .. table.concat(news, ',') .. '}]')
+    redis.call(ARGV[2], ARGV[1], head .. ',{' .. table.concat(changes, ',') .. '}]')
 end
 """
 
 READ: Final = """
 -- then: since or '', how many changes at most, names
-local answer = {}
-local function look(names)
-    for first = 1, #names, 1000 do
-        local some = {unpack(names, first, math.min(first + 999, #names))}
-        for i, version in ipairs(redis.call('HMGET', KEYS[1], unpack(some))) do
-            answer[#answer + 1] = version or '0'
-        end
-    end
-end
 local changed = {}
 if ARGV[4] ~= '' and tonumber(ARGV[4]) < tonumber(position) then
     changed = redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. ARGV[4], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[5])
@@ -90,31 +81,37 @@ end
 local names = {}
 for i = 1, #changed, 2 do names[#names + 1] = changed[i] end
 for i = 6, #ARGV do names[#names + 1] = ARGV[i] end
-look(names)
-return {epoch, position, changed, answer}
+local numbers = {}
+for first = 1, #names, 1000 do
+    local some = {unpack(names, first, math.min(first + 999, #names))}
+    for i, version in ipairs(redis.call('HMGET', KEYS[1], unpack(some))) do
+        numbers[#numbers + 1] = version or '0'
+    end
+end
+return {epoch, position, changed, numbers}
 """
 
 WRITE: Final = """
--- then, for each key: its name, its name in JSON, at_least, more
-local after, answer, news, scores, fields = position, {}, {}, {}, {}
+-- then, for each key: its name, its name in JSON, floor, increment
+local after, numbers, changes, scores, fields = position, {}, {}, {}, {}
 for i = 4, #ARGV, 4 do
     local before = tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or '0')
     local version = math.max(before, tonumber(ARGV[i + 2])) + tonumber(ARGV[i + 3])
     local text = string.format('%.0f', version)
-    answer[#answer + 1] = text
+    numbers[#numbers + 1] = text
     if version > before then
         fields[#fields + 1], fields[#fields + 2] = ARGV[i], text
-        news[#news + 1] = ARGV[i + 1] .. ':' .. text
+        changes[#changes + 1] = ARGV[i + 1] .. ':' .. text
     end
 end
-if #news > 0 then
-    position = string.format('%.0f', tonumber(position) + #news)
+if #changes > 0 then
+    position = string.format('%.0f', tonumber(position) + #changes)
     for i = 1, #fields, 2 do scores[i], scores[i + 1] = position, fields[i] end
     redis.call('HSET', KEYS[1], 'position', position, unpack(fields))
     redis.call('ZADD', KEYS[2], unpack(scores))
-    tell(after, news)
+    publish(after, changes)
 end
-return {epoch, after, position, answer}
+return {epoch, after, position, numbers}
 """
 
 RENEW: Final = """
@@ -122,7 +119,7 @@ RENEW: Final = """
 if epoch == ARGV[4] then
     epoch = ARGV[3]
     redis.call('HSET', KEYS[1], 'epoch', epoch)
-    tell(position, {})
+    publish(position, {})
 end
 return {epoch}
 """
@@ -135,11 +132,11 @@ class RedisStore:
     def __init__(self, url: str, prefix: str) -> None:
         self.address = without_password(url)
         self._url = url
-        # Version 2 of the protocol is what all servers speak. Whoever calls keeps the time, and tries again.
+        # All servers speak version 2 of the protocol. Time limits and retries are the caller's.
         self._options: dict[str, Any] = {"protocol": 2, "socket_timeout": None, "retry": Retry(NoBackoff(), 0)}
         self._seed = Redis.from_url(url, **self._options)
         self._client: Redis | None = None
-        """Of the server that has the keys; found out when it is needed."""
+        """Of the server that has the keys; None until the first use."""
         self._is_cluster = False
         self._names = [f"{{{prefix}}}:versions", f"{{{prefix}}}:order"]
         self._channel = f"{{{prefix}}}:news:{self._seed.connection_pool.connection_kwargs.get('db') or 0}"
@@ -157,10 +154,10 @@ class RedisStore:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Redis]:
-        """A client of the server that has the keys, and its errors in our words."""
+        """A client of the server that has the keys. Translates its errors."""
         try:
             if self._client is None:
-                self._client = await self._find()
+                self._client = await self._find_server()
             yield self._client
         except (RedisError, OSError) as error:
             if isinstance(error, ResponseError) and ("FOREIGN" in str(error) or "WRONGTYPE" in str(error)):
@@ -170,7 +167,7 @@ class RedisStore:
                 self._client = None  # on a cluster it may have moved
             raise RelayUnavailable(f"cannot use {self.address}: {error}") from error
 
-    async def _find(self) -> Redis:
+    async def _find_server(self) -> Redis:
         info: dict[str, Any] = await self._seed.info("cluster")
         self._is_cluster = bool(info.get("cluster_enabled"))
         if not self._is_cluster:
@@ -185,7 +182,7 @@ class RedisStore:
                 return Redis.from_url(urlunsplit(parts._replace(netloc=netloc.removeprefix("@"))), **self._options)
         raise RelayUnavailable(f"cannot use {self.address}: no node of the cluster has the slot of {self._names[0]}")
 
-    async def _run(self, script: str, *arguments: Any) -> Any:
+    async def _run_script(self, script: str, *arguments: Any) -> Any:
         async with self._connected() as client:
             publish = "SPUBLISH" if self._is_cluster else "PUBLISH"
             common = (self._channel, publish, token_hex(4))
@@ -193,27 +190,27 @@ class RedisStore:
 
     # -- versions
 
-    async def read(self, keys: Sequence[str], since: int | None) -> Answer:
+    async def read(self, keys: Sequence[str], since: int | None) -> ReadResult:
         """See `Store.read`."""
         names = [f"v:{key}" for key in keys]
-        found = await self._run(READ, "" if since is None else since, MOST_ROWS, *names)
-        epoch, position, changed, numbers = found[0].decode(), int(found[1]), found[2], found[3]
+        reply = await self._run_script(READ, "" if since is None else since, MAX_ROWS_PER_READ, *names)
+        epoch, position, changed, numbers = reply[0].decode(), int(reply[1]), reply[2], reply[3]
         versions = dict(zip(keys, map(int, numbers[len(changed) // 2 :]), strict=True))
-        latest, has_more = position, len(changed) == 2 * MOST_ROWS
+        latest, has_more = position, len(changed) == 2 * MAX_ROWS_PER_READ
         if has_more:
             position = int(changed[-1]) - 1  # there may be more at the last one
         for name, at, number in zip(changed[::2], changed[1::2], numbers, strict=False):
             if int(at) <= position:
                 versions[name[2:].decode()] = int(number)
-        return Answer(epoch, position, versions, has_more, latest)
+        return ReadResult(epoch, position, versions, has_more, latest)
 
-    async def write(self, changes: Sequence[Change], connection: Any = None) -> News:
+    async def write(self, changes: Sequence[Change], connection: Any = None) -> ChangeMessage:
         """See `Store.write`."""
         if connection is not None:
             raise TypeError(f"{self.address} writes in no other transaction than its own, so it takes no connection")
-        arguments = [word for key, least, more in changes for word in (f"v:{key}", dumps(key), least, more)]
-        epoch, after, position, versions = await self._run(WRITE, *arguments)
-        return News(
+        arguments = [word for key, floor, increment in changes for word in (f"v:{key}", dumps(key), floor, increment)]
+        epoch, after, position, versions = await self._run_script(WRITE, *arguments)
+        return ChangeMessage(
             epoch.decode(),
             int(after),
             int(position),
@@ -222,20 +219,20 @@ class RedisStore:
 
     async def renew(self, epoch: str) -> None:
         """See `Store.renew`."""
-        await self._run(RENEW, epoch)
+        await self._run_script(RENEW, epoch)
 
-    # -- news
+    # -- messages
 
-    async def listen(self, confirmed: Callable[[], None], heard: Callable[[bytes | str], None]) -> None:
+    async def listen(self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]) -> None:
         """See `Store.listen`."""
         async with self._connected() as client, client.pubsub() as channel:
             await (channel.ssubscribe if self._is_cluster else channel.subscribe)(self._channel)
             async for message in channel.listen():
                 kind = message["type"]
                 if kind in ("message", "smessage"):
-                    heard(message["data"])
+                    on_message(message["data"])
                 elif kind in ("subscribe", "ssubscribe"):
-                    confirmed()
+                    on_subscribed()
 
     async def send(self, payload: bytes) -> None:
         """See `Store.send`."""

@@ -1,4 +1,4 @@
-"""`Relay`: what users hold. It lets waits begin and end; what it knows comes from the follower, by way of the link."""
+"""`Relay`, which users call. It begins and ends waits; a `StoreSync` keeps the versions up to date."""
 
 from asyncio import AbstractEventLoop, get_running_loop, sleep
 from collections.abc import Sequence
@@ -11,38 +11,38 @@ from typing import Any, final
 
 from purgatory import Observer, Purgatory, PurgatoryClosed, RelayUnavailable, ThresholdPurgatory, WrongLoop, timeout
 from purgatory.relay._follower import Follower
-from purgatory.relay._link import Link, pause
-from purgatory.relay._messages import Change, News, check_key, check_version
-from purgatory.relay._roll import About, Roll, Worker
+from purgatory.relay._membership import About, Membership, Worker
+from purgatory.relay._messages import Change, ChangeMessage, check_key, check_version
 from purgatory.relay._store import Store, open_store
-from purgatory.relay._writes import Writes
+from purgatory.relay._store_sync import StoreSync, backoff
+from purgatory.relay._write_batcher import WriteBatcher
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class RelayStatistics:
-    """What a relay has done so far, and how it stands now."""
+    """What a relay has done so far, and its current state."""
 
     is_connected: bool
-    """Whether news arrive, and all that came before them is known."""
+    """Whether it is subscribed, and everything that was written before is known."""
     since: float
     """The loop's time when that has last changed."""
     received: int
-    """Versions of keys that came as news, its own and those of keys that nobody here waits for among them."""
+    """Versions that came in messages, including its own and those of keys that nobody here waits for."""
     sent: int
-    """Writes, several to one key at a time being one."""
+    """Changes that were written; several to one key in one write count once."""
     resyncs: int
     """How often what had changed was read."""
     healed: int
-    """Versions that were found so, and whose news were lost."""
+    """Versions that were found in this way, and whose messages were lost."""
     epochs: int
     """How many epochs of the store it has seen; 1 while nothing was lost there."""
     watched: int
     """Keys that somebody waits for."""
 
 
-class Rebased(Exception):
-    """Ends the waits for a key: what stands there is of another epoch than what some of them have seen."""
+class EpochChanged(Exception):
+    """Ends the waits for a key: some of them have seen a version of another epoch than the current one."""
 
     def __init__(self, epoch: str | None, version: int) -> None:
         super().__init__(epoch, version)
@@ -63,15 +63,14 @@ class Relay:
     Args:
         store: an address, `file:///folder` (the workers of one machine, no server), `redis://host:port/db`, `rediss://`,
             `unix:///socket` or `postgresql://user@host/database`; or an object that has the methods of `purgatory.relay.Store`.
-        resync: seconds between two looks at the store that no news ask for, each of which heals whatever was lost.
+        resync: seconds between two reads of what has changed, each of which finds whatever was lost.
         timeout: seconds after which the store is taken to be away.
-        prefix: of the names that a store at an address uses there; relays of one prefix share versions. Letters, digits and
-            underscores.
-        observer: is told of each wait that has ended, as of an operation of the kind "wait" in the purgatory "relay"; or a
-            sequence of those who are. One that begins anew, in another epoch, is told of as one that failed.
+        prefix: of the names that the store uses; relays of one prefix share versions. Letters, digits and underscores.
+        observer: is notified of each wait that has ended, as of an operation of the kind "wait" in the purgatory "relay"; or a
+            sequence of observers. A wait that begins anew, in another epoch, is reported as one that failed.
 
     Raises:
-        ValueError, TypeError: an argument is out of its bounds or of another type.
+        ValueError, TypeError: an argument is out of bounds or of a wrong type.
         ImportError: the client of the store is not installed.
     """
 
@@ -92,16 +91,16 @@ class Relay:
         self._resync, self._timeout = resync, timeout
         self._is_open = self._is_closed = False
         self._loop: AbstractEventLoop | None = None
-        self._link: Link | None = None
+        self._sync: StoreSync | None = None
         self._attached: list[Purgatory[Any]] = []
         self._thresholds: ThresholdPurgatory[str, int] = ThresholdPurgatory("relay", observer=observer)
-        self._follower = Follower(self._rise, self._rebase, self._tell)
-        self._roll = Roll()
-        self._writes = Writes(self._write, lambda tries: pause(min(tries, 2)))
+        self._follower = Follower(self._on_advance, self._on_epoch_change, self._on_change)
+        self._membership = Membership()
+        self._batcher = WriteBatcher(self._write, lambda failures: backoff(min(failures, 2)))
         self._store = open_store(store, prefix)
 
     async def __aenter__(self) -> "Relay":
-        """Opens the store, and returns when news arrive. While the store is away it is tried again, for `timeout`: a process
+        """Opens the store, and returns when it is subscribed. While the store is away it tries again, for `timeout`: a process
         that is started again meanwhile need not fail.
 
         Raises:
@@ -114,28 +113,28 @@ class Relay:
         if self._loop is not None:
             raise RuntimeError(f"the relay at {self._store.address} is open already")
         self._loop = get_running_loop()
-        away: RelayUnavailable | None = None
+        open_error: RelayUnavailable | None = None
         try:
             async with timeout(self._timeout):
-                for tries in count():
+                for failures in count():
                     try:
                         await self._store.open()
                         break
                     except RelayUnavailable as error:
-                        away = error
-                    await sleep(pause(tries))
-                self._roll.begin()
-                self._link = Link(self._store, self._follower, self._roll, self._resync, self._timeout)
-                await self._link.is_current.wait()
+                        open_error = error
+                    await sleep(backoff(failures))
+                self._membership.begin()
+                self._sync = StoreSync(self._store, self._follower, self._membership, self._resync, self._timeout)
+                await self._sync.is_current.wait()
         except BaseException as error:
-            trouble = None if self._link is None else self._link.trouble
+            last_error = open_error if self._sync is None else self._sync.last_error
             await self.aclose()
             if not isinstance(error, TimeoutError):
                 raise
-            why = f"{self._store.address} gave no answer within {self._timeout} s"
-            if self._link is None and away is not None:
-                why, trouble = f"tried for {self._timeout} s: {away}", away
-            raise RelayUnavailable(f"cannot open the relay: {why}") from trouble or error
+            reason = f"{self._store.address} gave no answer within {self._timeout} s"
+            if self._sync is None and open_error is not None:
+                reason = f"tried for {self._timeout} s: {open_error}"
+            raise RelayUnavailable(f"cannot open the relay: {reason}") from last_error or error
         self._is_open = True
         return self
 
@@ -156,13 +155,13 @@ class Relay:
         if self._loop is not None and self._loop is not get_running_loop() and not self._loop.is_closed():
             raise WrongLoop(f"cannot close the relay at {self._store.address}: it was entered on another event loop")
         self._is_closed, self._is_open = True, False
-        self._writes.close()
+        self._batcher.close()
         try:
             await self._thresholds.aclose()
         finally:
             try:
-                if self._link is not None:
-                    await self._link.close()
+                if self._sync is not None:
+                    await self._sync.close()
             finally:
                 await self._close_store()
 
@@ -178,8 +177,8 @@ class Relay:
     async def wait(self, key: str, seen: int, timeout: float | None = None) -> int:
         """Waits until the version of `key` is above `seen`, and goes on waiting while the store is away.
 
-        If the epoch of the store changes meanwhile, or if `seen` is above what the store has, and so from another epoch, it
-        returns what stands there; the caller has to look anew in any case.
+        If the epoch of the store changes meanwhile, or if `seen` is above the store's version, and so from another epoch, it
+        returns the current version; the caller has to read its data anew in any case.
 
         Args:
             key: need not have been written.
@@ -187,72 +186,70 @@ class Relay:
             timeout: in seconds; `None` and `inf` for no limit.
 
         Returns:
-            The first version above `seen` that this process hears of, which may be there already.
+            The first version above `seen` that this process receives; at once, if there is one already.
 
-        Cost: a question to the store if nobody here waits for the key yet; many at once are one question.
+        Cost: a read if nobody here waits for the key yet; many at once are one read.
 
         Raises:
             OperationTimeout: a `TimeoutError`; nothing came in time.
             OperationCancelled: `aclose` ended the wait.
             PurgatoryClosed: `aclose` was called before.
             RelayUnavailable: the relay is not open yet.
-            ValueError, TypeError: an argument is out of its bounds or of another type.
+            ValueError, TypeError: an argument is out of bounds or of a wrong type.
             WrongLoop: called from another loop than the one that the relay was entered on.
         """
-        self._need_open("wait for", key)
+        sync = self._require_open("wait for", key)
         check_version(seen, "seen")
         follower = self._follower
         when = None if timeout is None else self._time() + timeout
         while True:
             epoch = follower.epoch
-            follower.watch(key, seen)
-            if self._link is not None:
-                self._link.wake()
+            follower.add_waiter(key, seen)
+            sync.poke()
             try:
                 return await self._thresholds.wait(key, seen + 1, timeout)
-            except Rebased as rebased:
-                if rebased.version != seen or rebased.epoch != epoch:
-                    return rebased.version
+            except EpochChanged as change:
+                if change.version != seen or change.epoch != epoch:
+                    return change.version
             finally:
-                if follower.unwatch(key):
-                    with suppress(WrongLoop):  # a generator that is closed when its loop is gone has nothing left to clean up
+                if follower.remove_waiter(key):
+                    with suppress(WrongLoop):  # the loop is gone, and a suspended coroutine is being closed
                         self._thresholds.forget(key)
             timeout = None if when is None else when - self._time()
 
-    def _rise(self, key: str, version: int) -> None:
+    def _on_advance(self, key: str, version: int) -> None:
         self._thresholds.advance(key, version)
 
-    def _rebase(self, key: str, version: int) -> None:
+    def _on_epoch_change(self, key: str, version: int) -> None:
         self._thresholds.forget(key)
-        self._thresholds.fail(key, Rebased(self._follower.epoch, version))
+        self._thresholds.fail(key, EpochChanged(self._follower.epoch, version))
         self._thresholds.advance(key, version)
 
     # -- reading and writing
 
     async def version(self, key: str) -> int:
-        """The version of `key` that stands in the store, read after this call; 0 if it was never written.
+        """The version of `key` in the store, read after this call; 0 if it was never written.
 
         Raises:
             RelayUnavailable: the store is away, or the relay not open.
             OperationCancelled, PurgatoryClosed, ValueError, TypeError, WrongLoop: as with `wait`.
         """
-        link = self._need_open("read", key)
+        sync = self._require_open("read", key)
         try:
             async with timeout(self._timeout):
-                return await link.ask(key)
+                return await sync.read(key)
         except TimeoutError:
-            raise self._unavailable("read", key, link.trouble) from link.trouble
+            raise self._unavailable("read", key, sync.last_error) from sync.last_error
 
     async def bump(self, key: str, *, connection: Any = None) -> int:
-        """Raises the version of `key` by one, and tells everyone. Several calls in one iteration of the loop are one write.
+        """Raises the version of `key` by one, for all processes. Several calls in one iteration of the loop are one write.
 
-        A write that does not reach the store is tried again until `timeout` is over. If its answer was lost, it may be made
-        twice.
+        A write that fails is tried again until `timeout` is over. If its result was lost, it may be made twice.
 
         Args:
             key: need not have been written.
-            connection: of the caller's, for PostgreSQL: an asyncpg connection. The version is then raised in his own
-                transaction, and told if and only if that is committed; until then other writes to the key wait for it.
+            connection: for PostgreSQL: the caller's asyncpg connection. The version is then raised in its transaction, and
+                published if and only if that is committed; until then other writes to the key wait for it.
 
         Returns:
             The version that the store allotted to this call, and to no other.
@@ -262,42 +259,42 @@ class Relay:
             TypeError: the store takes no `connection`, or none of this type.
             OperationCancelled, PurgatoryClosed, ValueError, WrongLoop: as with `wait`.
         """
-        return await self._raise("bump", Change(key, 0, 1), connection)
+        return await self._change("bump", Change(key, 0, 1), connection)
 
     async def advance(self, key: str, version: int, *, connection: Any = None) -> int:
-        """Raises the version of `key` to at least `version`, and tells everyone. For numbers that come from elsewhere.
+        """Raises the version of `key` to at least `version`, for all processes. For numbers that come from elsewhere.
 
         Returns:
-            The version that stands then.
+            The version of `key` after that.
 
         Raises:
             As `bump`.
         """
-        return await self._raise("advance", Change(key, check_version(version), 0), connection)
+        return await self._change("advance", Change(key, check_version(version), 0), connection)
 
-    async def _raise(self, doing: str, change: Change, connection: Any) -> int:
+    async def _change(self, action: str, change: Change, connection: Any) -> int:
         key = change.key
-        self._need_open(doing, key)
+        self._require_open(action, key)
         try:
             async with timeout(self._timeout):
                 if connection is not None:
                     return (await self._store.write([change], connection)).versions[key]
-                return await self._writes.ask(*change)
+                return await self._batcher.submit(change)
         except TimeoutError:
-            raise self._unavailable(doing, key, self._writes.trouble) from self._writes.trouble
+            raise self._unavailable(action, key, self._batcher.last_error) from self._batcher.last_error
 
-    async def _write(self, changes: Sequence[Change]) -> News:
+    async def _write(self, changes: Sequence[Change]) -> ChangeMessage:
         latest = self._follower.latest
-        patience = self._timeout / 2.0  # so that there is time for a second try
+        seconds = self._timeout / 2.0  # which leaves time for a second attempt
         try:
-            async with timeout(patience):
-                news = await self._store.write(changes)
+            async with timeout(seconds):
+                message = await self._store.write(changes)
         except TimeoutError as error:
-            raise RelayUnavailable(f"{self._store.address} gave no answer within {patience} s") from error
-        self._follower.wrote(news, latest)
-        if self._link is not None:
-            self._link.wake()
-        return news
+            raise RelayUnavailable(f"{self._store.address} gave no answer within {seconds} s") from error
+        self._follower.on_written(message, latest)
+        if self._sync is not None:
+            self._sync.poke()
+        return message
 
     # -- around it
 
@@ -313,14 +310,14 @@ class Relay:
         return self._follower.epoch
 
     def attach(self, purgatory: Purgatory[Any]) -> None:
-        """Has each news of a key, from now on, also call `purgatory.check_and_complete(key)`, for operations with conditions
-        of their own. Each write comes at least once; after a change of epoch so does each key that the store has then.
+        """Calls `purgatory.check_and_complete(key)` for each change from now on, for operations with conditions of their own.
+        Each write counts at least once; after a change of epoch so does each key that the store has then.
         """
         if purgatory not in self._attached:
             self._attached.append(purgatory)
-        self._follower.tells_all = True
+        self._follower.reports_all_keys = True
 
-    def _tell(self, key: str) -> None:
+    def _on_change(self, key: str) -> None:
         for purgatory in self._attached:
             try:
                 purgatory.check_and_complete(key)
@@ -329,67 +326,69 @@ class Relay:
                 loop.call_exception_handler({"message": message, "exception": error, "purgatory": purgatory})
 
     def introduce(self, about: About) -> None:
-        """Has this process be known to the others that ask for `workers`; `purgatory.asgi.console` does so.
+        """Lists this process among the `workers` of the others; `purgatory.asgi.console` does so.
 
         Args:
-            about: called when one of them asks, and when this one does: every 3 s, or somewhat more often when several begin to
-                ask at once. What it returns has to go into JSON, of 4,000 bytes at most, and whoever may use the store can
-                read it. It takes the place of what was given before.
+            about: called when any process wants the list: every 3 s, or somewhat more often when several begin at once. What
+                it returns has to be JSON of at most 4,000 bytes, and whoever may use the store can read it. It replaces what
+                was given before.
         """
-        self._roll.about = about
+        self._membership.about = about
 
     def workers(self) -> list[Worker]:
-        """Who else has introduced itself and was heard of in the last 10 s, in the order in which they were heard of first.
+        """The other processes that have announced themselves in the last 10 s, in the order of their first announcements.
 
-        Calls them, if nobody has for 3 s; those that answer are in the next list, so ask again. Nothing is kept in the store.
-        On another loop than its own, and while the relay is not open, nobody is known.
+        Asks all to announce themselves, unless that was done in the last 3 s; those that do are in the next list, so call it
+        again. Nothing is kept in the store. On another loop than its own, and while the relay is not open, the list is empty.
 
-        Cost: a message to everyone, and one from each that answers, which all processes of the relay hear.
+        Cost: a message to everyone, and one from each that is listed, which all processes of the relay receive.
 
         Raises:
             RuntimeError: no loop is running.
         """
         loop = get_running_loop()
-        if self._link is None or not self._is_open or loop is not self._loop:
+        if self._sync is None or not self._is_open or loop is not self._loop:
             return []
         now = loop.time()
-        if self._roll.is_due(now):
-            self._link.introduce(calls=True)
-        return self._roll.others(now)
+        if self._membership.is_due(now):
+            self._sync.announce(calls=True)
+        return self._membership.others(now)
 
     def statistics(self) -> RelayStatistics:
         """A snapshot. Cost: O(1)."""
-        follower, link = self._follower, self._link
+        follower, sync = self._follower, self._sync
         return RelayStatistics(
             is_connected=follower.is_current,
-            since=0.0 if link is None else link.since,
+            since=0.0 if sync is None else sync.since,
             received=follower.received,
-            sent=self._writes.sent,
+            sent=self._batcher.sent,
             resyncs=follower.resyncs,
             healed=follower.healed,
             epochs=follower.epochs,
-            watched=len(follower.watched),
+            watched=len(follower.followed),
         )
 
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "connected" if self._follower.is_current else "not connected"
-        return f"<Relay {self._store.address!r} {state} watched={len(self._follower.watched)}>"
+        return f"<Relay {self._store.address!r} {state} watched={len(self._follower.followed)}>"
 
     def _time(self) -> float:
         return get_running_loop().time()
 
-    def _need_open(self, doing: str, key: str) -> Link:
-        if not self._is_open or self._link is None:
+    def _require_open(self, action: str, key: str) -> StoreSync:
+        if not self._is_open or self._sync is None:
             if self._is_closed:
-                raise PurgatoryClosed(f"cannot {doing} {key!r}: the relay at {self._store.address} is closed")
+                raise PurgatoryClosed(f"cannot {action} {key!r}: the relay at {self._store.address} is closed")
             raise RelayUnavailable(
-                f"cannot {doing} {key!r}: the relay at {self._store.address} is not open yet, see `async with`"
+                f"cannot {action} {key!r}: the relay at {self._store.address} is not open yet, see `async with`"
             )
         if get_running_loop() is not self._loop:
-            raise WrongLoop(f"cannot {doing} {key!r}: the relay at {self._store.address} was entered on another event loop")
+            raise WrongLoop(f"cannot {action} {key!r}: the relay at {self._store.address} was entered on another event loop")
         check_key(key)
-        return self._link
+        return self._sync
 
-    def _unavailable(self, doing: str, key: str, trouble: Exception | None) -> RelayUnavailable:
-        why = "" if trouble is None else f": {trouble}"
-        return RelayUnavailable(f"cannot {doing} {key!r}: {self._store.address} gave no answer within {self._timeout} s{why}")
+    def _unavailable(self, action: str, key: str, error: Exception | None) -> RelayUnavailable:
+        reason = "" if error is None else f": {error}"
+        return RelayUnavailable(
+            f"cannot {action} {key!r}: {self._store.address} gave no answer within {self._timeout} s{reason}"
+        )

@@ -1,11 +1,11 @@
-"""What a store has to do for a relay, and which one an address stands for."""
+"""What a relay needs of a store, and the stores by their addresses."""
 
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Final, Protocol
 
 from purgatory.relay._address import without_password
-from purgatory.relay._messages import Answer, Change, News
+from purgatory.relay._messages import Change, ChangeMessage, ReadResult
 
 STORES: Final = {
     "file": ("_file", "FileStore"),
@@ -19,53 +19,54 @@ STORES: Final = {
 
 
 class Store(Protocol):
-    """Versions of keys that processes share, an epoch, and a channel for news. One object serves one relay.
+    """Versions of keys that processes share, an epoch, and a channel for messages. One object serves one relay.
 
-    Reads and writes may be called while others are under way, and any of them may be cancelled. What cannot reach the store
-    raises `RelayUnavailable`, and is called again later; it need not wait or try again by itself, nor keep a time limit. What
-    finds there something that is not its own raises `ValueError` and leaves it alone.
+    Reads and writes may be called while others are under way, and any of them may be cancelled. A method that cannot reach the
+    store raises `RelayUnavailable`, and is called again later; it need not wait, try again or keep a time limit by itself. If
+    it finds something that is not its own, it raises `ValueError` and leaves that alone.
 
-    `purgatory.testing.store_checks` tells whether a store keeps these promises:
+    `purgatory.testing.store_checks` tests whether a store keeps these promises:
 
-    - Versions never fall within an epoch. When a store has lost what it had, its epoch is another one.
-    - A write is told if and only if it was made, to everyone whose subscription was confirmed before, if nothing is lost.
-    - `read(keys, since)` has every change to any key that was made after an answer or news with that position.
+    - Versions never fall within an epoch. When a store has lost data, it begins another epoch.
+    - A write is published if and only if it was made, to everyone whose subscription was confirmed before, unless the channel
+      loses the message.
+    - `read(keys, since)` returns every change to any key that was made after a result or message with that position.
     """
 
     address: str
-    """Where it is, for errors and logs; without any password."""
+    """For errors and logs; without any password."""
 
     async def open(self) -> None:
-        """Makes what it needs, where that is not there yet. Called before all else, and again if it failed."""
+        """Creates what it needs, unless it exists. Called before all else, and again if it failed."""
         ...
 
     async def close(self) -> None:
-        """Ends all connections. Nothing is called after that."""
+        """Closes all connections. Nothing is called after that."""
         ...
 
-    async def listen(self, confirmed: Callable[[], None], heard: Callable[[bytes | str], None]) -> None:
-        """Subscribes to the channel; returns or raises when the subscription has ended, and runs until then.
+    async def listen(self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]) -> None:
+        """Subscribes to the channel, and runs until the subscription ends; then it returns or raises.
 
         Args:
-            confirmed: to be called as soon as the subscription stands, and again whenever it was made anew.
-            heard: to be called with each message, in the order in which they were sent.
+            on_subscribed: to be called as soon as the subscription is confirmed, and again whenever it was made anew.
+            on_message: to be called with each message, in the order in which they were sent.
         """
         ...
 
-    async def read(self, keys: Sequence[str], since: int | None) -> Answer:
+    async def read(self, keys: Sequence[str], since: int | None) -> ReadResult:
         """The versions of `keys`, 0 for those never written; with `since`, also of all that have changed after that position.
 
-        The answer is one look at the store, taken after the call. If more has changed than is good for one answer, it may stop
-        at an earlier position, which it names, and say so.
+        The result is a consistent snapshot, taken after the call. If more has changed than is good for one result, it may end
+        at an earlier position, with `has_more`.
         """
         ...
 
-    async def write(self, changes: Sequence[Change], connection: Any = None) -> News:
-        """Makes these changes, one for each key, at once, and tells everyone; what it answers is what it tells.
+    async def write(self, changes: Sequence[Change], connection: Any = None) -> ChangeMessage:
+        """Makes these changes, one for each key, in one step, and publishes them; returns the message that it publishes.
 
         Args:
             changes: at most 100.
-            connection: a connection of the caller's, on which to do so in his own transaction, if the store has such.
+            connection: a connection of the caller's, to write in its transaction, if the store has such.
 
         Raises:
             TypeError: the store cannot write on such a connection.
@@ -73,12 +74,12 @@ class Store(Protocol):
         ...
 
     async def renew(self, epoch: str) -> None:
-        """Ends `epoch`, if it is still the one of the store, and tells everyone by news of the next one, which name no keys."""
+        """Ends `epoch`, if it is still the one of the store, and publishes the next one in a message without keys."""
         ...
 
     async def send(self, payload: bytes) -> None:
-        """Sends a message of at most 4,000 bytes through the channel, to everyone who listens, this relay's own `listen` among
-        them: a probe, or what makes a process known to the others."""
+        """Sends a message of at most 4,000 bytes through the channel, to everyone who listens, including this relay's own
+        `listen`: a probe or an announcement."""
         ...
 
 

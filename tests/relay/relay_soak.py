@@ -1,11 +1,11 @@
-"""The failure soak: four processes, two thousand waits, and a store to which everything happens.
+"""The failure soak: four processes, two thousand waits, and a store that fails in every way.
 
     python tests/relay/relay_soak.py [--seconds 30] [--waits 2000] [--scenario NAME] [--resync 5]
 
-In each scenario three processes wait and one writes, while the store or its connections are tormented; then it is left alone,
-the writer stops, and after max(resync, reconnection) every wait has to know the version that stands. It prints a row for each
-scenario: answers, writes that have failed, what must be none (answers that came early, and keys whose waits are behind what
-stands), seconds from a write to its answer, and the relays' statistics. The exit status is 1 if there is what must not be.
+In each scenario three processes wait and one writes, while failures are injected into the store or its connections. Then these
+end, the writer stops, and every wait has to receive the last version. It prints a row for each scenario: answers, writes that
+have failed, what must be 0 (answers that came early, and keys whose waits have not received the last version), seconds from a
+write to its answer, and the relays' statistics. The exit status is 1 if anything is not 0 that must be.
 """
 
 import argparse
@@ -22,30 +22,30 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from servers import PATIENCE, PostgresServer, RedisServer
+from servers import TIMEOUT, PostgresServer, RedisServer
 
 WORKER = Path(__file__).with_name("soak_worker.py")
 
 
 @dataclass
 class Process:
-    """A process of the soak, and what it has told."""
+    """A process of the soak, and the lines that it has printed."""
 
     child: asyncio.subprocess.Process
-    told: list[dict[str, Any]] = field(default_factory=list)
+    lines: list[dict[str, Any]] = field(default_factory=list)
     reading: "asyncio.Task[None] | None" = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def read(self) -> None:
         assert self.child.stdout is not None
         while line := await self.child.stdout.readline():
-            self.told.append(json.loads(line))
+            self.lines.append(json.loads(line))
             self.ready.set()
 
     async def end(self) -> None:
         assert self.child.stdin is not None
         self.child.stdin.close()
-        await asyncio.wait_for(self.child.wait(), PATIENCE)
+        await asyncio.wait_for(self.child.wait(), TIMEOUT)
         assert self.reading is not None
         await self.reading
 
@@ -57,11 +57,11 @@ async def start(role: str, url: str, first: int, count: int, resync: float) -> P
         await asyncio.create_subprocess_exec(sys.executable, str(WORKER), *words, stdin=pipe, stdout=pipe, limit=1 << 24)
     )
     process.reading = asyncio.create_task(process.read())
-    await asyncio.wait_for(process.ready.wait(), PATIENCE)
+    await asyncio.wait_for(process.ready.wait(), TIMEOUT)
     return process
 
 
-# -- what happens to a store; each step takes a while, and is repeated until the time is over
+# -- failures; each of these takes a while, and is repeated until the time is over
 
 
 async def killed_and_restarted(server: Any) -> None:
@@ -95,7 +95,7 @@ def end_backends(server: PostgresServer) -> None:
 async def paused(server: Any) -> None:
     server.pause()
     await asyncio.sleep(5.0)
-    server.go_on()
+    server.resume()
     await asyncio.sleep(3.0)
 
 
@@ -120,7 +120,7 @@ async def deleted(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """At once: SQLite does not survive it if its files are deleted one after the other while others make new ones."""
+    """Removes it in one step: SQLite does not survive that its files are deleted one by one while others create new ones."""
     if folder.exists():
         shutil.rmtree(folder.rename(folder.with_name(f"gone-{time.monotonic_ns()}")))
 
@@ -152,7 +152,7 @@ SCENARIOS: dict[str, tuple[str, Callable[[Any], Awaitable[None]]]] = {
 
 @dataclass
 class Result:
-    """What a scenario has shown."""
+    """The row of a scenario."""
 
     answers: int
     failed: int
@@ -167,7 +167,7 @@ class Result:
 
 
 async def soak(name: str, seconds: float, waits: int, resync: float) -> Result:
-    kind, torment = SCENARIOS[name]
+    kind, fail = SCENARIOS[name]
     with tempfile.TemporaryDirectory(prefix="soak-") as temporary:
         folder, server = Path(temporary) / "app", None
         if kind == "redis":
@@ -181,7 +181,7 @@ async def soak(name: str, seconds: float, waits: int, resync: float) -> Result:
         else:
             url = f"file://{folder}"
         try:
-            return await run(url, torment, server or folder, seconds, waits, resync)
+            return await run(url, fail, server or folder, seconds, waits, resync)
         finally:
             if server is not None:
                 server.kill()
@@ -190,30 +190,27 @@ async def soak(name: str, seconds: float, waits: int, resync: float) -> Result:
 
 
 async def run(
-    url: str, torment: Callable[[Any], Awaitable[None]], store: Any, seconds: float, waits: int, resync: float
+    url: str, fail: Callable[[Any], Awaitable[None]], store: Any, seconds: float, waits: int, resync: float
 ) -> Result:
     keys = max(1, waits // 3)
     writer = await start("write", url, 0, keys, resync)
     waiters = [await start("wait", url, 0, keys, resync) for _ in range(3)]
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        await torment(store)
-    # What is slept away at the end of a step is a part of it; from here on the store is left alone.
-    await asyncio.sleep(1.0)
+        await fail(store)
     await writer.end()
-    await asyncio.sleep(resync + 2.0)
     for process in waiters:
         await process.end()
     return judge(writer, waiters)
 
 
 def judge(writer: Process, waiters: list[Process]) -> Result:
-    written = {(line["epoch"], line["key"], line["version"]): line["at"] for line in writer.told if "key" in line}
+    written = {(line["epoch"], line["key"], line["version"]): line["at"] for line in writer.lines if "key" in line}
     latencies: list[float] = []
     early = behind = answers = 0
     for process in waiters:
         known: dict[str, int] = {}
-        for line in process.told:
+        for line in process.lines:
             if "key" in line:
                 answers += 1
                 known[line["key"]] = line["version"]
@@ -221,13 +218,13 @@ def judge(writer: Process, waiters: list[Process]) -> Result:
                 if at is not None:
                     latencies.append(max(0.0, line["at"] - at))
             early += "early" in line
-        [last] = [line for line in process.told if "stands" in line]
-        behind += sum(known.get(key, 0) != version for key, version in last["stands"].items())
+        [last] = [line for line in process.lines if "last" in line]
+        behind += sum(known.get(key, 0) != version for key, version in last["last"].items())
     latencies.sort()
-    numbers = [line["statistics"] for process in waiters for line in process.told if "statistics" in line]
+    numbers = [line["statistics"] for process in waiters for line in process.lines if "statistics" in line]
     return Result(
         answers=answers,
-        failed=sum("failed" in line for line in writer.told),
+        failed=sum("failed" in line for line in writer.lines),
         early=early,
         behind=behind,
         p50=latencies[len(latencies) // 2] if latencies else 0.0,
@@ -240,8 +237,10 @@ def judge(writer: Process, waiters: list[Process]) -> Result:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Torments stores of relays, and counts who was not told.")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of torment in each scenario (default: 30)")
+    parser = argparse.ArgumentParser(
+        description="Injects failures into stores of relays, and counts waits that miss a version."
+    )
+    parser.add_argument("--seconds", type=float, default=30.0, help="of failures in each scenario (default: 30)")
     parser.add_argument("--waits", type=int, default=2000, help="in all processes together (default: 2000)")
     parser.add_argument("--resync", type=float, default=5.0, help="of the relays, in seconds (default: 5)")
     parser.add_argument("--scenario", choices=SCENARIOS, action="append", help="only this; may be repeated")

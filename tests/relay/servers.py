@@ -1,4 +1,4 @@
-"""Real servers for tests: started on a free port, stopped with the test, killed and paused meanwhile."""
+"""Real servers for tests: each on a free port and for one test or module, which may kill or pause it."""
 
 import os
 import shutil
@@ -13,27 +13,35 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from ports import free_port
 from requirements import need, unavailable
 
-PATIENCE = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
+TIMEOUT = 60.0  # seconds, which a busy machine does not reach
+
+SERVERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("redis", "cluster", "postgresql")]
+"""The kinds of store that need a server, as parameters of fixtures."""
+
+on_both_loops = pytest.mark.parametrize("loop_factory", ["asyncio", "uvloop"], indirect=True)
+"""Runs a test on asyncio's loop, and with the slow tests on uvloop's; the other tests of this folder run on asyncio's only."""
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not condition():
-        assert time.monotonic() < deadline, "it has not come"
+        assert time.monotonic() < deadline, "what was due has not happened"
         time.sleep(0.02)
 
 
-def answers(port: int) -> bool:
+def is_listening(port: int) -> bool:
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 class Server:
-    """A process that serves on a port, and can be killed, started anew, paused and continued."""
+    """A process that serves on a port, and can be killed, started again, paused and resumed."""
 
     def __init__(self, command: list[str], port: int, user: str | None = None) -> None:
         self.command, self.port, self.user = command, port, user
@@ -48,7 +56,7 @@ class Server:
     def is_ready(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, f"{self.command} has ended with {self.process.returncode}"
-        return answers(self.port)
+        return is_listening(self.port)
 
     def send(self, number: signal.Signals) -> None:
         assert self.process is not None
@@ -63,7 +71,7 @@ class Server:
     def pause(self) -> None:
         self.send(signal.SIGSTOP)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.send(signal.SIGCONT)
 
 
@@ -91,7 +99,7 @@ class RedisServer(Server):
 
     def ask(self, *words: str) -> bytes:
         """What it answers to a command."""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as client:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT) as client:
             parts = b"".join(b"$%d\r\n%s\r\n" % (len(word.encode()), word.encode()) for word in words)
             client.sendall(b"*%d\r\n%s" % (len(words), parts))
             return client.recv(1 << 16)
@@ -101,7 +109,7 @@ class RedisServer(Server):
 
 
 class PostgresServer(Server):
-    """PostgreSQL, with a database cluster of its own, which root has somebody else serve."""
+    """PostgreSQL, with a database cluster of its own; it does not run as root, so root runs it as `nobody`."""
 
     def __init__(self) -> None:
         binaries = self._binaries()
@@ -146,16 +154,16 @@ class PostgresServer(Server):
         return installed[-1].parent if installed else unavailable("needs PostgreSQL: apt-get install postgresql")
 
     def is_ready(self) -> bool:
-        """It accepts connections, and is not starting up."""
+        """Whether it accepts connections, and is not starting up."""
         if not super().is_ready():
             return False
-        with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE) as client:
+        with socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT) as client:
             words = b"user\0tester\0database\0postgres\0\0"
             client.sendall((8 + len(words)).to_bytes(4, "big") + (196608).to_bytes(4, "big") + words)
             return client.recv(1) == b"R"
 
     def kill(self) -> None:
-        """Kills all its processes: one that is left would keep the next postmaster from starting."""
+        """Kills all its processes: with one of them left the next postmaster would not start."""
         children = self._children()
         super().kill()
         for child in children:
@@ -165,7 +173,7 @@ class PostgresServer(Server):
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal; what pauses or continues goes to all its processes: each of them has a group of its own."""
+        """Sends a signal; to all its processes, which have groups of their own, if it pauses or resumes them."""
         super().send(number)
         if number in (signal.SIGSTOP, signal.SIGCONT):
             for child in self._children():

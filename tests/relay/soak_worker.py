@@ -1,9 +1,11 @@
-"""A process of the soak: waits for versions of keys, or writes them, and tells what it saw in JSON, a line each.
+"""A process of the soak: waits for versions of keys, or writes them, and prints what it sees as lines of JSON.
 
     python soak_worker.py wait  URL  FIRST_KEY  KEYS  RESYNC
     python soak_worker.py write URL  FIRST_KEY  KEYS  RESYNC
 
-A waiter has one wait on each key, for the next version after the one that it has seen. A writer bumps random keys.
+A waiter has one wait on each key, for the next version after the one that it has seen. A writer bumps random keys. When its
+standard input ends, a writer exits; a waiter reads the last versions, waits until it has seen them, for `LIMIT` at most, and
+prints them.
 """
 
 import asyncio
@@ -12,24 +14,28 @@ import logging
 import random
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
 from purgatory import RelayUnavailable
 from purgatory.relay import Relay
 
+LIMIT = 40.0
+"""Seconds, which a busy machine does not reach."""
+
 
 def say(**what: Any) -> None:
     print(json.dumps({"at": time.time(), **what}), flush=True)
 
 
-async def keep_waiting(relay: Relay, key: str) -> None:
-    seen, epoch = 0, relay.epoch
+async def keep_waiting(relay: Relay, key: str, seen: dict[str, int]) -> None:
+    epoch = relay.epoch
     while True:
-        version = await relay.wait(key, seen)
-        if version <= seen and relay.epoch == epoch:
-            say(early=key, seen=seen, version=version)
-        seen, epoch = version, relay.epoch
+        version = await relay.wait(key, seen[key])
+        if version <= seen[key] and relay.epoch == epoch:
+            say(early=key, seen=seen[key], version=version)
+        seen[key], epoch = version, relay.epoch
         say(key=key, version=version, epoch=epoch)
 
 
@@ -45,21 +51,40 @@ async def keep_writing(relay: Relay, keys: list[str]) -> None:
         await asyncio.sleep(0.002)
 
 
+async def last_version(relay: Relay, key: str) -> int:
+    while True:
+        try:
+            return await relay.version(key)
+        except RelayUnavailable:
+            pass
+
+
 async def main(role: str, url: str, first: int, count: int, resync: float) -> None:
-    keys = [f"key{number}" for number in range(first, first + count)]
-    async with Relay(url, resync=resync, timeout=2.0) as relay, asyncio.TaskGroup() as group:
+    seen = {f"key{number}": 0 for number in range(first, first + count)}
+    relay = Relay(url, resync=resync, timeout=2.0)
+    while True:
+        try:
+            await relay.__aenter__()
+            break
+        except RelayUnavailable:
+            relay = Relay(url, resync=resync, timeout=2.0)
+    async with asyncio.TaskGroup() as group:
         say(ready=role)
         if role == "write":
-            group.create_task(keep_writing(relay, keys))
+            group.create_task(keep_writing(relay, list(seen)))
         else:
-            for key in keys:
-                group.create_task(keep_waiting(relay, key))
+            for key in seen:
+                group.create_task(keep_waiting(relay, key, seen))
         end = asyncio.get_running_loop().create_future()
         asyncio.get_running_loop().add_reader(sys.stdin, lambda: end.done() or end.set_result(None))
         await end
-        # What stands in the end, by the store itself, and what this process knows of it.
-        versions = {key: await relay.version(key) for key in keys}
-        say(stands=versions, epoch=relay.epoch, statistics=asdict(relay.statistics()))
+        if role == "wait":
+            versions = {key: await last_version(relay, key) for key in seen}
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LIMIT):
+                    while seen != versions:
+                        await asyncio.sleep(0.01)
+            say(last=versions, statistics=asdict(relay.statistics()))
         sys.stdout.flush()
         raise SystemExit(0)
 

@@ -1,4 +1,4 @@
-"""Several real processes on one store: what one writes, the others hear of, also when one of them is killed."""
+"""Several real processes on one store: what one writes the others receive, also when one of them is killed."""
 
 import asyncio
 import json
@@ -9,18 +9,20 @@ from pathlib import Path
 
 import pytest
 from loops import Runner
-from servers import place
+from servers import SERVERS, TIMEOUT, place
 
 from purgatory.relay import Relay
+
+pytestmark = pytest.mark.slow
 
 WORKER = """if True:
     import asyncio, json, sys
     from purgatory.relay import Relay
 
     async def main():
-        async with Relay(sys.argv[1]) as relay:
+        async with Relay(sys.argv[1], timeout=60) as relay:
             print("ready", flush=True)
-            answers = await asyncio.gather(*(relay.wait(f"key{number}", 0, 60) for number in range(100)))
+            answers = await asyncio.gather(*(relay.wait(f"key{number}", 0) for number in range(100)))
             numbers = await asyncio.gather(*(relay.bump("common") for _ in range(100)))
             print(json.dumps([answers, numbers]), flush=True)
 
@@ -28,7 +30,7 @@ WORKER = """if True:
 """
 
 
-@pytest.fixture(params=["file", "redis", "postgresql"])
+@pytest.fixture(params=["file", SERVERS[0], SERVERS[2]])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     with place(request.param, tmp_path) as url:
         yield url
@@ -39,7 +41,7 @@ def test_a_write_completes_the_waits_of_all_processes_and_no_number_is_given_twi
         pipe = asyncio.subprocess.PIPE
         words = (sys.executable, "-c", WORKER, url)
         workers = [await asyncio.create_subprocess_exec(*words, stdout=pipe, limit=1 << 20) for _ in range(4)]
-        async with Relay(url) as relay:
+        async with Relay(url, timeout=TIMEOUT) as relay:
             for worker in workers:
                 assert worker.stdout is not None
                 assert await worker.stdout.readline() == b"ready\n"
@@ -47,9 +49,9 @@ def test_a_write_completes_the_waits_of_all_processes_and_no_number_is_given_twi
             victim.send_signal(signal.SIGKILL)
             await victim.wait()
             await asyncio.gather(*(relay.bump(f"key{number}") for number in range(100)))
-            told = [json.loads(await worker.stdout.readline()) for worker in workers if worker.stdout is not None]
-            assert [answers for answers, _ in told] == [[1] * 100] * 3
-            assert sorted(number for _, numbers in told for number in numbers) == list(range(1, 301))
+            lines = [json.loads(await worker.stdout.readline()) for worker in workers if worker.stdout is not None]
+            assert [answers for answers, _ in lines] == [[1] * 100] * 3
+            assert sorted(number for _, numbers in lines for number in numbers) == list(range(1, 301))
             assert await relay.version("common") == 300
             for worker in workers:
                 assert await worker.wait() == 0

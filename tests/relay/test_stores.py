@@ -1,11 +1,11 @@
-"""The three stores against the promises of `purgatory.relay.Store`, on real servers."""
+"""The stores against the promises of `purgatory.relay.Store`; those in Redis, its clusters and PostgreSQL on real servers."""
 
 from collections.abc import Iterator
 from itertools import count
 
 import pytest
 from loops import LoopFactory, Report, Runner, fail_on
-from servers import place
+from servers import SERVERS, place
 
 from purgatory.relay._store import open_store
 from purgatory.testing import store_checks
@@ -13,7 +13,7 @@ from purgatory.testing import store_checks
 prefixes = count(1)
 
 
-@pytest.fixture(scope="module", params=["file", "redis", "cluster", "postgresql"])
+@pytest.fixture(scope="module", params=["file", *SERVERS])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with place(request.param, tmp_path_factory.mktemp("relay")) as url:
         yield url
@@ -24,5 +24,5 @@ def test_what_a_store_promises(loop_factory: LoopFactory, check, url: str) -> No
     prefix = f"test{next(prefixes)}"
     reports: list[Report] = []
     Runner(loop_factory, reports)(check(lambda: open_store(url, prefix)))
-    # asyncpg says so if it is cancelled as it connects.
+    # asyncpg reports this if it is cancelled while it connects.
     fail_on([report for report in reports if "unexpected connection_lost()" not in str(report.get("exception"))])

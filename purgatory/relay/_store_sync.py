@@ -1,0 +1,290 @@
+"""Keeps a follower in sync with its store, over connections that come and go.
+
+Two tasks. One listens to the channel, and subscribes again when a subscription has ended. The other does the follower's reads,
+one at a time; what is requested meanwhile goes into the next one. A third task sends an announcement now and then.
+
+A timer covers what no message shows: every `resync` seconds it reads what has changed, and sends a probe through the channel.
+If the probe does not come back in time, the connection is dead, though it reports no error, and is made anew.
+"""
+
+import logging
+from asyncio import AbstractEventLoop, CancelledError, Event, Future, Task, TimerHandle, gather, get_running_loop, sleep
+from itertools import islice
+from json import dumps
+from random import uniform
+from secrets import token_hex
+from typing import Final, final
+
+from purgatory import OperationCancelled, RelayUnavailable, Timeout, timeout
+from purgatory.relay._follower import MAX_KEYS_PER_READ, Follower, ReadRequest
+from purgatory.relay._membership import Membership
+from purgatory.relay._messages import Announcement, decode, encode_announcement
+from purgatory.relay._store import Store
+
+REORDER_DELAY: Final = 0.02
+"""How long, in seconds, a message may arrive after later ones before it is taken for lost."""
+
+MIN_BACKOFF: Final = 0.02
+MAX_BACKOFF: Final = 1.0
+"""Seconds between two attempts to reach a store."""
+
+log = logging.getLogger("purgatory.relay")
+
+
+def backoff(failures: int) -> float:
+    """Seconds to wait after so many failures, with jitter, so that many processes do not come back at once."""
+    return min(MAX_BACKOFF, MIN_BACKOFF * 2.0 ** min(failures, 10)) * uniform(0.5, 1.0)
+
+
+@final
+class StoreSync:
+    """Keeps a follower up to date.
+
+    Args:
+        store: an open one.
+        follower: a new one.
+        membership: of this process.
+        resync: seconds between two reads of what has changed, and so between two probes.
+        timeout: seconds after which an answer is taken for lost.
+    """
+
+    def __init__(self, store: Store, follower: Follower, membership: Membership, resync: float, timeout: float) -> None:
+        self._store, self._follower, self._membership = store, follower, membership
+        self._resync, self._timeout = resync, timeout
+        self._loop: AbstractEventLoop = get_running_loop()
+        self._has_work = Event()
+        self._requested: dict[str, list[Future[int]]] = {}
+        """Keys that callers of `read` wait for."""
+        self._resync_timer: TimerHandle | None = None
+        self._gap_timer: TimerHandle | None = None
+        self._listen_timeout: Timeout | None = None
+        """Runs until a subscription is confirmed, and while a probe is under way."""
+        self._id = token_hex(8)
+        """Tells its own probes from those of other processes."""
+        self._announcing: Task[None] | None = None
+        self._is_closing = False
+        self.is_current = Event()
+        """Set while `follower.is_current`."""
+        self.since = self._loop.time()
+        """The loop's time when that has last changed."""
+        self.last_error: Exception | None = None
+        """Why the store could not be reached, the last time."""
+        self._tasks: list[Task[None]] = [
+            self._loop.create_task(self._keep_listening(), name="purgatory.relay: listening"),
+            self._loop.create_task(self._keep_reading(), name="purgatory.relay: reading"),
+        ]
+        self._schedule_resync()
+
+    async def close(self) -> None:
+        """Ends all tasks, and cancels the futures that `read` has returned."""
+        self._is_closing = True
+        self._cancel_reads(self._requested)
+        for timer in (self._resync_timer, self._gap_timer):
+            if timer is not None:
+                timer.cancel()
+        tasks = self._tasks if self._announcing is None else [*self._tasks, self._announcing]
+        for task in tasks:
+            task.cancel()
+        await gather(*tasks, return_exceptions=True)
+
+    def poke(self) -> None:
+        """Starts what the follower needs; to be called when that may have changed."""
+        follower = self._follower
+        if follower.needs_read:
+            self._has_work.set()
+        elif follower.has_gap and self._gap_timer is None:
+            self._gap_timer = self._loop.call_later(REORDER_DELAY, self._fill_gap)
+
+    def read(self, key: str) -> Future[int]:
+        """The version of `key` in the store, read after this call."""
+        future: Future[int] = self._loop.create_future()
+        self._requested.setdefault(key, []).append(future)
+        self._has_work.set()
+        return future
+
+    # -- listening
+
+    async def _keep_listening(self) -> None:
+        failures = 0
+        while True:
+            subscriptions = self._follower.subscriptions
+            error: Exception = RelayUnavailable(f"the subscription to {self._store.address} has ended")
+            try:
+                async with timeout(self._timeout) as self._listen_timeout:
+                    await self._store.listen(self._on_subscribed, self._on_message)
+            except TimeoutError:
+                error = RelayUnavailable(f"nothing was heard from {self._store.address} within {self._timeout} s")
+            except Exception as other:
+                error = other
+            finally:
+                self._listen_timeout = None
+                self._follower.on_disconnected()
+                self._update_connected()
+            self._log_error(error)
+            failures = 0 if self._follower.subscriptions > subscriptions else failures + 1
+            await sleep(backoff(failures))
+
+    def _on_subscribed(self) -> None:
+        if self._listen_timeout is not None:
+            self._listen_timeout.reschedule(None)
+        self._follower.on_subscribed()
+        self._update_connected()
+        self.poke()
+
+    def _on_message(self, payload: bytes | str) -> None:
+        try:
+            message = decode(payload)
+        except ValueError as error:
+            log.warning("%s: %s", self._store.address, error)
+            return
+        if isinstance(message, Announcement):
+            if self._membership.on_announcement(message, self._loop.time()):
+                self.announce(calls=False)
+        elif isinstance(message, str):
+            id_, _, number = message.partition(":")
+            is_own = id_ == self._id and number.isdecimal() and len(number) < 20  # anyone may write to a store
+            if is_own and self._follower.on_probe(int(number)) and self._listen_timeout is not None:
+                self._listen_timeout.reschedule(None)
+        else:
+            self._follower.on_message(message)
+            self.poke()
+
+    def announce(self, calls: bool) -> None:
+        """Sends the announcement of this process, and asks the others for theirs if `calls`. Does nothing while the last one is
+        being sent: the next occasion is not far."""
+        if self._announcing is not None and not self._announcing.done():
+            return
+        try:
+            payload = encode_announcement(self._membership.announcement(calls))
+        except Exception as error:
+            message = f"{self._store.address}: this process cannot be introduced to the others"
+            self._loop.call_exception_handler({"message": message, "exception": error})
+        else:
+            self._announcing = self._loop.create_task(
+                self._send(payload, "an announcement"), name="purgatory.relay: announcement"
+            )
+
+    async def _probe(self) -> None:
+        """Sends a probe through the channel, and ends the subscription if it does not come back in time."""
+        if self._follower.is_subscribed:
+            number = self._follower.begin_probe()
+            self._expect_probe()
+            await self._send(dumps(f"{self._id}:{number}").encode(), "a probe")
+
+    def _expect_probe(self) -> None:
+        """Ends the subscription, unless a probe comes back in time."""
+        running = self._listen_timeout
+        if running is not None and running.when() is None:
+            running.reschedule(self._loop.time() + self._timeout)
+
+    async def _send(self, payload: bytes, what: str) -> None:
+        """Sends a message; if it cannot, that is noticed when nothing comes back."""
+        try:
+            async with timeout(self._timeout / 2.0):
+                await self._store.send(payload)
+        except Exception:
+            log.debug("%s: %s was not sent", self._store.address, what, exc_info=True)
+
+    # -- reading
+
+    async def _keep_reading(self) -> None:
+        failures = 0
+        while True:
+            await self._has_work.wait()
+            follower = self._follower
+            if not (follower.needs_read or self._requested):
+                self._has_work.clear()
+                continue
+            request = follower.begin_read()
+            requested = {key: self._requested.pop(key) for key in tuple(islice(self._requested, MAX_KEYS_PER_READ))}
+            try:
+                await self._read(request, requested)
+            except Exception as error:
+                follower.on_read_failed(request)
+                follower.resync()  # which ends with a probe
+                self._expect_probe()
+                for key, futures in requested.items():
+                    self._retry_or_fail(key, futures, error)
+                self._log_error(error)
+                await sleep(backoff(failures))
+                failures += 1
+            except CancelledError:
+                self._cancel_reads(requested)
+                raise
+            else:
+                failures = 0
+                self._update_connected()
+                if request.since is not None:
+                    self._schedule_resync()
+                    await self._probe()
+
+    async def _read(self, request: ReadRequest, requested: dict[str, list[Future[int]]]) -> None:
+        follower, store = self._follower, self._store
+        seconds = self._timeout / 2.0  # which leaves time for a second attempt
+        epochs = follower.epochs
+        try:
+            async with timeout(seconds):
+                if follower.epoch_to_end is not None:
+                    log.warning("%s has gone back behind what it had answered: its epoch ends", store.address)
+                    await store.renew(follower.epoch_to_end)
+                    follower.epoch_to_end = None
+                result = await store.read(tuple(dict.fromkeys((*request.keys, *requested))), request.since)
+        except TimeoutError as error:
+            raise RelayUnavailable(f"{store.address} gave no answer within {seconds} s") from error
+        follower.on_read(request, result)
+        if follower.epochs > epochs > 0:
+            log.warning("%s begins a new epoch, %s", store.address, follower.epoch)
+        for key, futures in requested.items():
+            for future in futures:
+                if not future.done():
+                    future.set_result(result.versions[key])
+
+    def _cancel_reads(self, requested: dict[str, list[Future[int]]]) -> None:
+        for key, futures in requested.items():
+            self._retry_or_fail(key, futures, OperationCancelled(f"cannot read {key!r}: the relay was closed"))
+
+    def _retry_or_fail(self, key: str, futures: list[Future[int]], error: Exception) -> None:
+        """Requests `key` again after `error`, if that may help; else sets it as the exception of the futures."""
+        if not isinstance(error, RelayUnavailable):
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)
+        waiting = [future for future in futures if not future.done()]
+        if waiting:
+            self._requested.setdefault(key, []).extend(waiting)
+
+    def _schedule_resync(self) -> None:
+        if self._resync_timer is not None:
+            self._resync_timer.cancel()
+        self._resync_timer = self._loop.call_later(self._resync * uniform(0.9, 1.0), self._read_changes)
+
+    def _read_changes(self) -> None:
+        self._follower.resync()
+        self._has_work.set()
+
+    def _fill_gap(self) -> None:
+        self._gap_timer = None
+        if self._follower.has_gap:
+            self._read_changes()
+
+    # -- whether it is connected
+
+    def _update_connected(self) -> None:
+        is_current = self._follower.is_current
+        if is_current is self.is_current.is_set():
+            return
+        self.since = self._loop.time()
+        if is_current:
+            self.is_current.set()
+            self.last_error = None
+            log.info("%s: connected", self._store.address)
+        else:
+            self.is_current.clear()
+            if not self._is_closing:
+                log.warning("%s: not connected", self._store.address)
+
+    def _log_error(self, error: Exception) -> None:
+        """Logs why the store could not be reached, unless it is the same as the last time."""
+        if self.last_error is None or str(error) != str(self.last_error):
+            log.warning("%s", error, exc_info=None if isinstance(error, RelayUnavailable) else error)
+        self.last_error = error

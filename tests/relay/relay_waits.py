@@ -1,0 +1,44 @@
+"""What tests of relays wait for."""
+
+import asyncio
+from collections.abc import Callable
+
+from purgatory import RelayUnavailable
+from purgatory.relay import Relay
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Polls. What hangs is ended with the test's loop."""
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+async def knows(relay: Relay, *keys: str) -> None:
+    """Until somebody waits for each of these keys, and the relay has read its version."""
+    followed = relay._follower.followed
+    await until(lambda: all(key in followed and followed[key].version is not None for key in keys))
+
+
+async def set_timeout(relay: Relay, seconds: float) -> None:
+    """Sets the timeout of an open relay, and waits for reads and probes that began with the old one.
+
+    A relay that is opened with a short timeout might not open in time on a busy machine.
+    """
+    sync = relay._sync
+    assert sync is not None
+    relay._timeout = sync._timeout = seconds
+
+    def is_idle() -> bool:
+        probing = sync._listen_timeout
+        return relay._follower._in_flight is None and probing is not None and probing.when() is None
+
+    await until(is_idle)
+
+
+async def bumped(relay: Relay, key: str) -> int:
+    """What `bump` returns as soon as the store can be reached."""
+    while True:
+        try:
+            return await relay.bump(key)
+        except RelayUnavailable:
+            pass
