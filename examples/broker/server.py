@@ -22,7 +22,7 @@ logger: Final = logging.getLogger("broker")
 SHORT: Final = 1024  # bytes of a request that are remembered
 BACKLOG: Final = 4096  # connections that may wait to be accepted: thousands may come back at once
 AHEAD: Final = 1024 * 1024  # bytes of the next requests that may come while one waits
-IDLE: Final = 600.0  # seconds of silence after which a connection is closed; Kafka's connections.max.idle.ms
+IDLE_TIMEOUT: Final = 600.0  # seconds of silence after which a connection is closed; Kafka's connections.max.idle.ms
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
@@ -52,7 +52,7 @@ class Server:
         self.broker = Broker(settings)
         self.host, self.port = host, port
         self.connections = set[Connection]()
-        self.idle: IdleTracker[Connection] = IdleTracker(IDLE, lambda connection: connection.fell_idle())
+        self.idle: IdleTracker[Connection] = IdleTracker(IDLE_TIMEOUT, lambda connection: connection.fell_idle())
 
     async def __aenter__(self) -> "Server":
         self.broker.coordinator.start()

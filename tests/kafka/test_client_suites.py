@@ -102,6 +102,7 @@ def test_a_suite_that_is_in_no_package_says_so_unless_there_is_a_checkout(tmp_pa
     assert not (checkout / "tests" / "more.py").exists()
 
 
+@pytest.mark.slow
 def test_a_checkout_of_confluent_kafka_is_pointed_at_the_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tests = tmp_path / "tests" / "integration"
     tests.mkdir(parents=True)

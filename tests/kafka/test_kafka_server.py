@@ -9,6 +9,8 @@ from kafka_server import KafkaServer, kafka_server
 from maven import Unavailable
 from requirements import unavailable
 
+pytestmark = pytest.mark.slow
+
 QUIET = {"log_level": 0}
 
 

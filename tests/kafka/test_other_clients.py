@@ -9,6 +9,8 @@ from maven import Unavailable
 from other_clients import JAVA_CLIENTS, java, kafkajs
 from requirements import unavailable
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=KINDS)
 def address(request: pytest.FixtureRequest) -> Iterator[str]:

@@ -16,7 +16,7 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
 BY_NAME = {api.name: api for api in APIS.values()}
-HERE, PEER = ("127.0.0.1", 9092), ("127.0.0.1", 50000)
+LOCAL, PEER = ("127.0.0.1", 9092), ("127.0.0.1", 50000)
 
 
 def make(cls: Any, values: dict[str, Any]) -> Any:
@@ -124,7 +124,7 @@ class Direct:
                     None if answer is None else unframed(name, version, bytes(write_answer(request, answer)[4:]))
                 )
 
-        request = read_request(framed(name, version, **values), HERE, PEER, reply)
+        request = read_request(framed(name, version, **values), LOCAL, PEER, reply)
         self.broker.handle(request)
         return answered
 

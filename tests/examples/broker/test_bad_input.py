@@ -220,34 +220,6 @@ def test_requests_that_come_at_once_are_answered_in_order(start_broker: Callable
             assert fetched(client.receive("fetch")) == [("none", (number + 1) * len(ONE))]
 
 
-def test_who_leaves_is_not_waited_for(start_broker: Callable[..., BrokerThread]) -> None:
-    broker = start_broker()
-    fetches = broker.server.broker.fetches
-    with Raw(broker.address) as client:
-        client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
-        client.send("fetch", **fetch_fields("topic", 0, wait=3600))
-        until = time.monotonic() + 60
-        while not fetches.pending and time.monotonic() < until:
-            time.sleep(0.001)
-        assert fetches.pending == 1
-    while fetches.pending and time.monotonic() < until:
-        time.sleep(0.001)
-    statistics = fetches.statistics()
-    assert (statistics.pending, statistics.cancelled) == (0, 1)
-
-
-def test_who_is_silent_for_long_is_dropped_but_not_who_waits(
-    start_broker: Callable[..., BrokerThread], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("broker.server.IDLE", 1.0)
-    broker = start_broker()
-    with Raw(broker.address) as silent, Raw(broker.address) as waiting:
-        waiting.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
-        waiting.send("fetch", **fetch_fields("topic", 0, wait=2.5))
-        assert silent.is_closed()
-        assert fetched(waiting.receive("fetch")) == [("none", 0)]
-
-
 def test_who_does_not_read_is_not_read_from(start_broker: Callable[..., BrokerThread]) -> None:
     broker = start_broker()
     large = make_batch(os.urandom(900_000))
@@ -271,6 +243,7 @@ def test_who_does_not_read_is_not_read_from(start_broker: Callable[..., BrokerTh
             assert fetched(slow.receive("fetch")) == [("none", len(large))]
 
 
+@pytest.mark.slow
 def test_thousands_of_connections_that_say_nothing(start_broker: Callable[..., BrokerThread]) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(5000, hard // 2 - 200)

@@ -1,6 +1,6 @@
-"""What the page of the broker shows works: its commands, its code between the lines, and the table of the demo.
+"""What the page of the broker shows works: its commands, and its code between the lines.
 
-The two Python blocks, the versions, the links and the picture are looked at in `test_program.py`.
+The two Python blocks, the table of the demo, the versions, the links and the picture are checked in `test_program.py`.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 
+import pytest
 from broker import testing
 from readme_blocks import FENCED, ROOT
 
@@ -20,15 +21,11 @@ BLOCKS = [(match[1], match[2]) for match in FENCED.finditer(PAGE)]
 CODE = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", FENCED.sub("", PAGE))]
 
 
-def names_of(table: str) -> list[str]:
-    """The first column of the tables that the demo prints."""
-    return [line.strip("│").split("│")[0].strip() for line in table.splitlines() if line.startswith("│")]
-
-
 def test_a_new_block_of_the_page_needs_a_test() -> None:
     assert [language for language, _ in BLOCKS] == ["sh", "python", "python", ""]
 
 
+@pytest.mark.slow
 def test_each_command_of_the_page_is_understood() -> None:
     lines = [line for language, text in BLOCKS if language == "sh" for line in text.splitlines()] + CODE
     commands = [shlex.split(match[1], comments=True) for line in lines if (match := PROGRAM.match(line))]
@@ -66,13 +63,3 @@ async def second():
     assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
     assert (settings.replicas, settings.partitions) == (3, 6)
     assert re.fullmatch(r"127\.0\.0\.1:\d+", asyncio.run(names["second"]()))
-
-
-def test_the_demo_prints_the_tables_of_the_page() -> None:
-    command = [sys.executable, str(FOLDER), "--demo", "--messages", "60"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout
-    (shown,) = (text for language, text in BLOCKS if language == "")
-    assert names_of(shown) == names_of(told) != []
-    form = re.compile(r"[\d,.]+")
-    ours, page = ([form.sub("", lines[0]), form.sub("", lines[-1])] for lines in (shown.splitlines(), told.splitlines()))
-    assert page == ours

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import uuid
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,14 +21,12 @@ with warnings.catch_warnings():
     from kafka import TopicPartition as KPTopicPartition
     from kafka.admin import ConfigResource as KPConfigResource
 
-pytestmark = pytest.mark.filterwarnings("ignore:read_text is deprecated:DeprecationWarning")
+pytestmark = [
+    pytest.mark.slow,  # test_aiokafka.py has the pass of the default suite
+    pytest.mark.filterwarnings("ignore:read_text is deprecated:DeprecationWarning"),
+]
 
 PATIENCE = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
-CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
-
-
-def new_name(kind: str = "topic") -> str:
-    return f"{kind}-{uuid.uuid4().hex[:8]}"
 
 
 def librdkafka_consumer(address: str, group: str, **configuration: Any) -> Consumer:
@@ -70,8 +67,10 @@ def admin_of(address: str) -> Iterator[KafkaAdminClient]:
         admin.close()
 
 
-@pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("is_idempotent", [False, True])
+@pytest.mark.parametrize(
+    ("codec", "is_idempotent"),
+    [("none", False), ("none", True), ("gzip", False), ("snappy", True), ("lz4", False), ("zstd", True)],
+)
 def test_librdkafka_gets_back_what_it_has_sent(kafka_broker: str, codec: str, is_idempotent: bool) -> None:
     values = [f"{number} ".encode() * 20 for number in range(500)]
     delivered = produce(kafka_broker, "topic", values, compression_type=codec, enable_idempotence=is_idempotent)
@@ -84,9 +83,8 @@ def test_librdkafka_gets_back_what_it_has_sent(kafka_broker: str, codec: str, is
     consumer.close()
 
 
-@pytest.mark.parametrize("codec", [None, "gzip"])
-def test_kafka_python_gets_back_what_it_has_sent(kafka_broker: str, codec: str | None) -> None:
-    producer = KafkaProducer(bootstrap_servers=kafka_broker, compression_type=codec)
+def test_kafka_python_gets_back_what_it_has_sent(kafka_broker: str) -> None:
+    producer = KafkaProducer(bootstrap_servers=kafka_broker, compression_type="gzip")
     sent = [producer.send("topic", str(number).encode(), key=b"k", headers=[("h", b"1")]) for number in range(200)]
     assert [future.get(PATIENCE).offset for future in sent] == list(range(200))
     producer.close()
@@ -97,25 +95,6 @@ def test_kafka_python_gets_back_what_it_has_sent(kafka_broker: str, codec: str |
     consumer.commit()
     assert consumer.committed(KPTopicPartition("topic", 0)) == 200
     consumer.close()
-
-
-async def run_aiokafka(address: str, codec: str | None) -> None:
-    async with AIOKafkaProducer(bootstrap_servers=address, enable_idempotence=True, compression_type=codec) as producer:
-        sent = [await producer.send("topic", str(number).encode()) for number in range(200)]
-        assert [(await future).offset for future in sent] == list(range(200))
-    consumer = AIOKafkaConsumer("topic", bootstrap_servers=address, group_id="group", auto_offset_reset="earliest")
-    async with consumer:
-        messages = [await consumer.getone() for _ in range(200)]
-        assert [message.value for message in messages] == [str(number).encode() for number in range(200)]
-        await consumer.commit()
-    async with AIOKafkaConsumer("topic", bootstrap_servers=address, group_id="group") as consumer:
-        (partition,) = consumer.assignment()
-        assert await consumer.committed(partition) == 200
-
-
-@pytest.mark.parametrize("codec", [None, "gzip"])
-def test_aiokafka_gets_back_what_it_has_sent(kafka_broker: str, codec: str | None) -> None:
-    asyncio.run(run_aiokafka(kafka_broker, codec))
 
 
 def test_what_one_client_sends_every_other_one_reads(kafka_broker: str) -> None:
@@ -141,26 +120,20 @@ def test_what_one_client_sends_every_other_one_reads(kafka_broker: str) -> None:
     consumer.close()
 
 
-def first_record_after(address: str) -> float:
-    """Seconds from subscribing in a new group to the first record."""
-    consumer = librdkafka_consumer(address, new_name("group"))
-    begun = time.monotonic()
+def test_a_new_group_has_its_first_record_after_one_rebalance(start_broker: Callable[..., BrokerThread]) -> None:
+    broker = start_broker()
+    produce(broker.address, "topic", [b"first"])
+    consumer = librdkafka_consumer(broker.address, "group")
     consumer.subscribe(["topic"])
     assert poll(consumer, 1)
-    after = time.monotonic() - begun
+    assert len(broker.server.broker.coordinator.rebalances) == 1
     consumer.close()
-    return after
-
-
-def test_a_new_group_has_its_first_record_within_a_second(kafka_broker: str) -> None:
-    produce(kafka_broker, "topic", [b"first"])
-    assert any(first_record_after(kafka_broker) < 1.0 for _ in range(20))
 
 
 def test_members_come_and_go_and_share_the_partitions(start_broker: Callable[..., BrokerThread]) -> None:
     address = start_broker(partitions=4).address
     Producer({"bootstrap.servers": address}).list_topics("topic", PATIENCE)
-    consumers = [librdkafka_consumer(address, "group", session_timeout_ms=6000, heartbeat_interval_ms=200) for _ in range(3)]
+    consumers = [librdkafka_consumer(address, "group", heartbeat_interval_ms=200) for _ in range(3)]
 
     def shares_become(expected: list[int]) -> bool:
         until = time.monotonic() + PATIENCE
@@ -181,36 +154,6 @@ def test_members_come_and_go_and_share_the_partitions(start_broker: Callable[...
     consumers.pop().close()
     admin = AdminClient({"bootstrap.servers": address})
     assert admin.describe_consumer_groups(["group"])["group"].result().state.name == "EMPTY"
-
-
-def test_a_member_that_dies_is_out_when_its_session_is(start_broker: Callable[..., BrokerThread]) -> None:
-    broker = start_broker(partitions=2)
-
-    async def die_and_live() -> None:
-        def consumer() -> AIOKafkaConsumer:
-            return AIOKafkaConsumer(
-                "topic",
-                bootstrap_servers=broker.address,
-                group_id="group",
-                session_timeout_ms=3000,
-                heartbeat_interval_ms=100,
-                auto_offset_reset="earliest",
-            )
-
-        dies, lives = consumer(), consumer()
-        await asyncio.gather(dies.start(), lives.start())
-        async with asyncio.timeout(PATIENCE):
-            while not len(dies.assignment()) == len(lives.assignment()) == 1:
-                await asyncio.sleep(0.05)
-            dies._coordinator._heartbeat_task.cancel()  # it says nothing any more, not even that it leaves
-            while len(lives.assignment()) < 2:
-                await asyncio.sleep(0.05)
-        dies._coordinator._group_subscription = None
-        await asyncio.gather(dies.stop(), lives.stop(), return_exceptions=True)
-
-    asyncio.run(die_and_live())
-    heartbeats = next(purgatory for purgatory in broker.server.broker.purgatories if "heartbeat" in repr(purgatory))
-    assert heartbeats.statistics().expired == 1
 
 
 def test_a_static_member_that_restarts_disturbs_nobody(start_broker: Callable[..., BrokerThread]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from broker.codec import NAMES, Malformed, Shape, form_of, shapes_of
-from broker.wire import APIS
+from broker.wire import APIS, Api
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.index import load_request_schema, load_response_schema
@@ -18,8 +18,6 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 from raw import make
 
-VERSIONS = [(api.key, version) for api in APIS.values() for version in range(api.lowest, api.highest + 1)]
-IDS = [f"{APIS[key].name} {version}" for key, version in VERSIONS]
 BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 
 
@@ -70,22 +68,31 @@ def seconds(value: Any) -> Any:
     return value.total_seconds() if isinstance(value, timedelta) else value
 
 
-@pytest.mark.parametrize("load", [load_request_schema, load_response_schema])
-@pytest.mark.parametrize(("key", "version"), VERSIONS, ids=IDS)
-def test_no_two_fields_have_one_name(load: Callable[[int, int], Any], key: int, version: int) -> None:
+def all_forms(load: Callable[[int, int], Any], api: Api) -> list[Any]:
+    """The classes of all versions that are offered."""
+    return [load(api.key, version) for version in range(api.lowest, api.highest + 1)]
+
+
+def test_no_two_fields_have_one_name() -> None:
     def check(cls: Any) -> None:
         shapes = shapes_of(cls)
-        assert len(shapes) == len([field for field in fields(cls) if "tag" not in field.metadata])
+        assert len(shapes) == len([field for field in fields(cls) if "tag" not in field.metadata]), cls
         for shape in shapes.values():
             if shape.nested is not None:
                 check(shape.nested)
 
-    check(load(key, version))
+    for api in APIS.values():
+        for cls in all_forms(load_request_schema, api) + all_forms(load_response_schema, api):
+            check(cls)
 
 
-@pytest.mark.parametrize(("key", "version"), VERSIONS, ids=IDS)
-def test_what_kio_writes_is_read(key: int, version: int) -> None:
-    cls: Any = load_request_schema(key, version)
+@pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
+def test_what_kio_writes_is_read(api: Api) -> None:
+    for cls in all_forms(load_request_schema, api):
+        check_reading(cls)
+
+
+def check_reading(cls: Any) -> None:
     read = form_of(cls).read
 
     @settings(max_examples=10, deadline=None)
@@ -95,7 +102,7 @@ def test_what_kio_writes_is_read(key: int, version: int) -> None:
         entity_writer(cls)(buffer, make(cls, values))
         written = b"before" + buffer.getvalue() + b"after"
         entity, end = read(written, 6)
-        assert plain(entity) == plain(named(values))
+        assert plain(entity) == plain(named(values)), cls
         assert end == len(written) - 5
         if end > 6:
             torn = written[: data.draw(st.integers(6, end - 1))]
@@ -105,9 +112,13 @@ def test_what_kio_writes_is_read(key: int, version: int) -> None:
     check()
 
 
-@pytest.mark.parametrize(("key", "version"), VERSIONS, ids=IDS)
-def test_what_is_written_kio_reads(key: int, version: int) -> None:
-    cls: Any = load_response_schema(key, version)
+@pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
+def test_what_is_written_kio_reads(api: Api) -> None:
+    for cls in all_forms(load_response_schema, api):
+        check_writing(cls)
+
+
+def check_writing(cls: Any) -> None:
     write = form_of(cls).write
 
     @settings(max_examples=10, deadline=None)
@@ -116,7 +127,7 @@ def test_what_is_written_kio_reads(key: int, version: int) -> None:
         out = bytearray()
         write(out, named(seconds(values)) | {"what no version has": 1})
         entity, size = entity_reader(cls)(bytes(out), 0)
-        assert entity == make(cls, values)
+        assert entity == make(cls, values), cls
         assert size == len(out)
 
     check()

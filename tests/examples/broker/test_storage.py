@@ -170,6 +170,7 @@ def test_producer_ids_are_not_given_out_twice_in_two_lives(virtual: Runner, tmp_
     virtual(main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", [[], ["--fsync"]])
 def test_what_was_answered_survives_a_sudden_end(tmp_path: Path, extra: list[str]) -> None:
     arguments = ("--directory", str(tmp_path), *extra)
@@ -194,6 +195,7 @@ def test_what_was_answered_survives_a_sudden_end(tmp_path: Path, extra: list[str
         assert "fetch: completed 1, expired 0, cancelled 0, missed triggers 0, pending 0\n" in output
 
 
+@pytest.mark.slow
 def test_an_idempotent_producer_loses_and_doubles_nothing_when_the_broker_is_killed(tmp_path: Path) -> None:
     numbers = iter(range(10_000))
     confirmed: list[int] = []

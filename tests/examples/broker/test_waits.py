@@ -10,7 +10,7 @@ from broker.broker import Broker
 from broker.settings import Settings
 from broker.wire import read_request
 from loops import Runner
-from raw import HERE, PEER, Direct, fetch_fields, fetched, framed, make_batch, produce_fields, produced
+from raw import LOCAL, PEER, Direct, fetch_fields, fetched, framed, make_batch, produce_fields, produced
 
 Scenario = Callable[[Direct], Awaitable[None]]
 ONE, TWO = make_batch(b"one"), make_batch(b"two", b"three")
@@ -177,7 +177,7 @@ def test_checks_come_in_kafkas_order(with_broker: Callable[..., None], replicas:
         for name in ("produces", "fetches", "deletes"):
             setattr(broker, name, Recorded(getattr(broker, name), log))
         fields = produce_fields("topic", ONE)
-        broker.handle(read_request(framed("produce", **fields), HERE, PEER, lambda _: log.append("answer")))
+        broker.handle(read_request(framed("produce", **fields), LOCAL, PEER, lambda _: log.append("answer")))
         await asyncio.sleep(1)
         assert log == order
 

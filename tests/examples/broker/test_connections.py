@@ -1,0 +1,112 @@
+"""Connections without a network: a transport that writes down what it is told, on virtual time."""
+
+import asyncio
+import struct
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from broker.server import IDLE_TIMEOUT, Connection, Server
+from loops import Runner
+from raw import LOCAL, PEER, fetch_fields, fetched, framed, make_batch, produce_fields, produced, unframed, with_length
+
+ONE = make_batch(b"one")
+
+
+class Transport:
+    """What a connection asks of its transport."""
+
+    def __init__(self, server: Server) -> None:
+        self.is_aborted, self.written = False, bytearray()
+        self.connection = Connection(server)
+        self.connection.connection_made(cast(asyncio.Transport, self))
+
+    def get_extra_info(self, name: str) -> tuple[str, int]:
+        return {"sockname": LOCAL, "peername": PEER}[name]
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        asyncio.get_running_loop().call_soon(self.connection.connection_lost, None)
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def send(self, name: str, **values: Any) -> None:
+        self.connection.data_received(with_length(framed(name, **values)))
+
+    def receive(self, name: str) -> Any:
+        """The next answer; it has come."""
+        (length,) = struct.unpack_from(">i", self.written)
+        frame = bytes(self.written[4 : 4 + length])
+        del self.written[: 4 + length]
+        return unframed(name, None, frame)
+
+
+@pytest.fixture
+def with_server(virtual: Runner) -> Callable[..., None]:
+    """Runs a scenario against a server that does not listen, and has one topic."""
+
+    def run(scenario: Any) -> None:
+        async def main() -> None:
+            server = Server()
+            server.listener = cast(asyncio.Server, SimpleNamespace(is_serving=lambda: True, close=lambda: None))
+            server.broker.topics.create("topic", 1, 1, {})
+            await scenario(server)
+            await server.__aexit__()
+            await asyncio.sleep(0)
+            assert not server.connections
+
+        virtual(main)
+
+    return run
+
+
+def test_who_is_silent_for_long_is_dropped_but_not_who_waits(with_server: Callable[..., None]) -> None:
+    async def scenario(server: Server) -> None:
+        silent, waiting = Transport(server), Transport(server)
+        waiting.send("fetch", **fetch_fields("topic", 0, wait=3 * IDLE_TIMEOUT))
+        await asyncio.sleep(IDLE_TIMEOUT - 1)
+        assert server.connections == {silent.connection, waiting.connection}
+        await asyncio.sleep(2)
+        assert silent.is_aborted
+        assert server.connections == {waiting.connection}
+        await asyncio.sleep(2 * IDLE_TIMEOUT)
+        assert fetched(waiting.receive("fetch")) == [("none", 0)]
+        await asyncio.sleep(IDLE_TIMEOUT + 1)
+        assert waiting.is_aborted
+
+    with_server(scenario)
+
+
+def test_who_leaves_is_not_waited_for(with_server: Callable[..., None]) -> None:
+    async def scenario(server: Server) -> None:
+        fetches, client = server.broker.fetches, Transport(server)
+        client.send("fetch", **fetch_fields("topic", 0, wait=3600))
+        assert fetches.pending == 1
+        client.connection.connection_lost(None)
+        statistics = fetches.statistics()
+        assert (statistics.pending, statistics.cancelled) == (0, 1)
+
+    with_server(scenario)
+
+
+def test_who_asks_the_same_again_is_answered_anew(with_server: Callable[..., None]) -> None:
+    async def scenario(server: Server) -> None:
+        reader, writer = Transport(server), Transport(server)
+        for number in range(3):
+            for correlation_id in (1, 2):
+                reader.send("fetch", correlation_id=correlation_id, **fetch_fields("topic", 0))
+                assert int.from_bytes(reader.written[4:8]) == correlation_id
+                assert fetched(reader.receive("fetch")) == [("none", number * len(ONE))]
+            writer.send("produce", **produce_fields("topic", ONE))
+            assert produced(writer.receive("produce")) == [("none", number)]
+
+    with_server(scenario)
