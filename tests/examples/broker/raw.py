@@ -10,7 +10,7 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
 from broker.broker import Broker
-from broker.wire import APIS, read_request, write_answer
+from broker.wire import APIS, read_request, write_response
 from crc32c import crc32c
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
@@ -42,7 +42,7 @@ def make(cls: Any, values: dict[str, Any]) -> Any:
 def framed(name: str, version: int | None = None, correlation_id: int = 1, **values: Any) -> bytes:
     """A request without its length."""
     api = BY_NAME[name]
-    version = api.highest if version is None else version
+    version = api.max_version if version is None else version
     cls: Any = load_request_schema(api.key, version)
     header = cls.__header_schema__
     buffer = io.BytesIO()
@@ -55,7 +55,7 @@ def framed(name: str, version: int | None = None, correlation_id: int = 1, **val
 def unframed(name: str, version: int | None, data: bytes) -> Any:
     """An answer without its length."""
     api = BY_NAME[name]
-    cls: Any = load_response_schema(api.key, api.highest if version is None else version)
+    cls: Any = load_response_schema(api.key, api.max_version if version is None else version)
     _, size_of_header = entity_reader(cls.__header_schema__)(data, 0)
     entity, size = entity_reader(cls)(data, size_of_header)
     assert size_of_header + size == len(data)
@@ -116,15 +116,15 @@ class Direct:
     def send(self, name: str, version: int | None = None, **values: Any) -> "asyncio.Future[Any]":
         answered = asyncio.get_running_loop().create_future()
 
-        def reply(answer: Any) -> None:
+        def respond(answer: Any) -> None:
             if isinstance(answer, Exception):
                 answered.set_exception(answer)
             else:
                 answered.set_result(
-                    None if answer is None else unframed(name, version, bytes(write_answer(request, answer)[4:]))
+                    None if answer is None else unframed(name, version, bytes(write_response(request, answer)[4:]))
                 )
 
-        request = read_request(framed(name, version, **values), LOCAL, PEER, reply)
+        request = read_request(framed(name, version, **values), LOCAL, PEER, respond)
         self.broker.handle(request)
         return answered
 

@@ -58,7 +58,9 @@ def send_and_hang_up(address: str, data: bytes) -> None:
             pass
 
 
-versions = st.sampled_from([(api.name, version) for api in APIS.values() for version in range(api.lowest, api.highest + 1)])
+versions = st.sampled_from(
+    [(api.name, version) for api in APIS.values() for version in range(api.min_version, api.max_version + 1)]
+)
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -116,7 +118,7 @@ def test_requests_with_some_bytes_changed(stranger: BrokerThread, name: str, dat
 def test_batches_with_nonsense_for_records_can_be_searched(stranger: BrokerThread, body: bytes, codec: int, count: int) -> None:
     tail = struct.pack(">hiqqqhii", codec, count - 1, 0, 10, -1, -1, -1, count) + body
     batch = struct.pack(">qiibI", 0, 9 + len(tail), 0, 2, crc32c(tail)) + tail
-    found = batches.first_since(batch, 5)
+    found = batches.find_time(batch, 5)
     assert found[0] >= 0 or found[0] == 0 or isinstance(found[0], int)
     with Raw(stranger.address) as client:
         client.ask("metadata", topics=[{"name": "nonsense"}], allow_auto_topic_creation=True)
@@ -158,12 +160,12 @@ def test_a_length_that_cannot_be_closes_the_connection(
     [
         (struct.pack(">hhihh", 999, 0, 1, 0, 0), "API key 999 is not known here"),
         (struct.pack(">hhihh", 1, 13, 1, 0, 0), r"version 13 of fetch is not offered (4 to 12 are)"),
-        (struct.pack(">hhihi", 3, 1, 1, -1, 2**31 - 1), "an array of 2147483647 items is promised, in 0 bytes"),
+        (struct.pack(">hhihi", 3, 1, 1, -1, 2**31 - 1), "an array of 2147483647 items is announced, in 0 bytes"),
         (
             struct.pack(">hhihb", 3, 9, 1, -1, 0) + b"\xff\xff\xff\xff\x0f",
-            "an array of 4294967294 items is promised, in 0 bytes",
+            "an array of 4294967294 items is announced, in 0 bytes",
         ),
-        (struct.pack(">hhihih", 3, 1, 1, -1, 1, 20) + b"ab", "20 bytes are promised, 2 are there"),
+        (struct.pack(">hhihih", 3, 1, 1, -1, 1, 20) + b"ab", "20 bytes are announced, 2 are there"),
     ],
 )
 def test_what_cannot_be_a_request_is_told_in_the_log(
@@ -192,7 +194,7 @@ def test_an_unknown_version_of_the_versions_is_answered_in_the_oldest(start_brok
 def test_every_version_that_is_offered_is_answered(start_broker: Callable[..., BrokerThread]) -> None:
     broker = start_broker()
     for api in APIS.values():
-        for version in range(api.lowest, api.highest + 1):
+        for version in range(api.min_version, api.max_version + 1):
             with Raw(broker.address) as client:
                 client.ask(api.name, version, **REQUESTS.get(api.name, {}))
 

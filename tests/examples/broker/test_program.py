@@ -111,7 +111,7 @@ def test_the_readme_names_the_versions_that_are_offered() -> None:
     told = {}
     for names, versions in re.findall(r"^\| ([\w, ]+) \| ([\d–, ]+) \|$", README.read_text(), re.MULTILINE):
         told |= dict(zip(names.split(", "), versions.split(", "), strict=True))
-    assert told == {api.name.title().replace("_", ""): f"{api.lowest}–{api.highest}" for api in APIS.values()}
+    assert told == {api.name.title().replace("_", ""): f"{api.min_version}–{api.max_version}" for api in APIS.values()}
 
 
 def lines_of_code(path: Path) -> int:

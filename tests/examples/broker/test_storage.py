@@ -48,7 +48,7 @@ def batches_of(data: bytes) -> list[tuple[int, int]]:
     found, at = [], 0
     while at < len(data):
         batch = read_batch(data[at:])
-        found.append((batch.base_offset, batch.records))
+        found.append((batch.base_offset, batch.record_count))
         at += batch.size
     return found
 
@@ -66,7 +66,7 @@ def test_a_log_reads_what_a_list_would(batches: list[tuple[int, int]], data: st.
         offset += count
     assert log.end == offset
     cut = data.draw(st.integers(0, offset))
-    log.forget(cut)
+    log.delete_before(cut)
     oracle = [entry for entry in oracle if entry[0] + entry[1] > cut]
     assert log.start == cut
     ends = [entry[0] for entry in oracle] + [offset]
@@ -86,7 +86,7 @@ def test_a_log_reads_what_a_list_would(batches: list[tuple[int, int]], data: st.
     time = data.draw(st.integers(0, 60))
     records = [(base + number, first + number) for base, count, _, first in oracle for number in range(count)]
     since = next(((place, stamp) for place, stamp in records if stamp >= time), None)
-    found = log.since(time, offset)
+    found = log.find_time(time, offset)
     assert found == since or (since is not None and found == (max(since[0], cut), since[1]))
 
 
@@ -95,7 +95,7 @@ def test_a_torn_tail_is_cut_off(tmp_path: Path, tail: bytes) -> None:
     path = tmp_path / "0.log"
     path.write_bytes(ONE + TWO + tail)
     log = Log(Store(path))
-    assert [batch.records for batch in log.load()] == [1, 2]
+    assert [batch.record_count for batch in log.load()] == [1, 2]
     assert path.stat().st_size == len(ONE + TWO)
     log.append(ONE, read_batch(ONE))
     log.store.file.close()
@@ -164,7 +164,7 @@ def test_producer_ids_are_not_given_out_twice_in_two_lives(virtual: Runner, tmp_
         for _ in range(3):
             broker = Broker(Settings(directory=tmp_path))
             ids += [(await Direct(broker).ask("init_producer_id")).producer_id for _ in range(2)]
-            broker.kept.close()  # and no other good-bye
+            broker.metadata_log.close()  # and no other good-bye
         assert len(set(ids)) == 6
 
     virtual(main)
@@ -267,7 +267,7 @@ def test_a_full_disk_leaves_the_journal_whole(virtual: Runner, tmp_path: Path, m
         await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
         await commit(client, 1)
         with monkeypatch.context() as patch, pytest.raises(OSError, match="no room"):
-            patch.setattr(broker.kept._store, "file", Full(broker.kept._store.file))
+            patch.setattr(broker.metadata_log._store, "file", Full(broker.metadata_log._store.file))
             commit(client, 2)
         await client.ask("metadata", topics=[{"name": "other"}], allow_auto_topic_creation=True)
         await broker.aclose()

@@ -186,7 +186,7 @@ def test_checks_come_in_kafkas_order(with_broker: Callable[..., None], replicas:
 
 def test_a_stopped_replica_lets_all_time_out_until_it_is_out_of_sync(with_broker: Callable[..., None]) -> None:
     async def scenario(client: Direct) -> None:
-        client.broker.replicas.stop(2)
+        client.broker.followers.stop(2)
         answer = await client.ask("produce", **produce_fields("topic", ONE, timeout=5))
         assert produced(answer) == [("request_timed_out", -1)]
         begun = now()
@@ -196,7 +196,7 @@ def test_a_stopped_replica_lets_all_time_out_until_it_is_out_of_sync(with_broker
         metadata = await client.ask("metadata", topics=[{"name": "topic"}])
         assert metadata.topics[0].partitions[0].isr_nodes == (0, 1)
         assert metadata.topics[0].partitions[0].offline_replicas == (2,)
-        client.broker.replicas.start(2)
+        client.broker.followers.start(2)
         await asyncio.sleep(1)
         metadata = await client.ask("metadata", topics=[{"name": "topic"}])
         assert metadata.topics[0].partitions[0].isr_nodes == (0, 1, 2)
@@ -210,12 +210,12 @@ def test_too_few_replicas_are_refused_before_and_told_after_the_append(with_brok
         await client.ask(
             "create_topics", topics=[{"name": "safe", "num_partitions": 1, "replication_factor": 2, "configs": configs}]
         )
-        client.broker.replicas.stop(1)
+        client.broker.followers.stop(1)
         answer = await client.ask("produce", **produce_fields("safe", ONE, timeout=60))
         assert produced(answer) == [("not_enough_replicas_after_append", -1)]
         assert produced(await client.ask("produce", **produce_fields("safe", ONE))) == [("not_enough_replicas", -1)]
         assert produced(await client.ask("produce", **produce_fields("safe", ONE, acks=1))) == [("none", 1)]
-        client.broker.replicas.start(1)
+        client.broker.followers.start(1)
         await asyncio.sleep(1)
         assert produced(await client.ask("produce", **produce_fields("safe", ONE))) == [("none", 2)]
 
@@ -224,10 +224,10 @@ def test_too_few_replicas_are_refused_before_and_told_after_the_append(with_brok
 
 def test_a_replica_that_was_started_again_is_given_its_time_anew(with_broker: Callable[..., None]) -> None:
     async def scenario(client: Direct) -> None:
-        client.broker.replicas.stop(1)
+        client.broker.followers.stop(1)
         await asyncio.sleep(20)
-        client.broker.replicas.start(1)
-        client.broker.replicas.stop(1)
+        client.broker.followers.start(1)
+        client.broker.followers.stop(1)
         begun = now()
         assert produced(await client.ask("produce", **produce_fields("topic", ONE, timeout=60))) == [("none", 0)]
         assert 30 <= now() - begun <= 30.01
@@ -239,9 +239,9 @@ def test_a_replica_that_was_started_again_is_given_its_time_anew(with_broker: Ca
 def test_only_followers_that_are_there_can_be_stopped(with_broker: Callable[..., None], node: int) -> None:
     async def scenario(client: Direct) -> None:
         with pytest.raises(ValueError, match=rf"node {node} cannot be stopped: \[1\] can"):
-            client.broker.replicas.stop(node)
+            client.broker.followers.stop(node)
         with pytest.raises(ValueError, match=rf"node {node} cannot be started: \[\] can"):
-            client.broker.replicas.start(node)
+            client.broker.followers.start(node)
 
     with_broker(scenario, replicas=2)
 
@@ -258,7 +258,7 @@ def test_deleted_records_wait_for_the_replicas(with_broker: Callable[..., None])
         (partition,) = (await client.ask("delete_records", **fields(60))).topics[0].partitions
         assert (partition.low_watermark, partition.error_code.name) == (1, "none")
         assert 2 <= now() - begun <= 2.01
-        client.broker.replicas.stop(1)
+        client.broker.followers.stop(1)
         answer = await client.ask("delete_records", **fields(60))  # nobody has to do anything for that
         assert answer.topics[0].partitions[0].error_code.name == "none"
         await client.ask("produce", **produce_fields("topic", ONE, acks=1))
