@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
-from brokers import KINDS, PATIENCE, Running, running
+from brokers import KINDS, TIMEOUT, Running, running
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from first_record import CLIENTS, fill, first_records
@@ -54,7 +54,7 @@ class Latency:
 def make_topic(address: str, name: str) -> None:
     admin = AdminClient({"bootstrap.servers": address, **QUIET})
     for made in admin.create_topics([NewTopic(name, 1, 1)]).values():
-        made.result(PATIENCE)
+        made.result(TIMEOUT)
 
 
 def produce(address: str, topic: str, rate: float, count: int) -> None:
@@ -71,7 +71,7 @@ def produce(address: str, topic: str, rate: float, count: int) -> None:
             time.sleep(min(left / 1e9, 0.01))
         producer.produce(topic, due.to_bytes(8) + number.to_bytes(8) + padding, partition=0, on_delivery=note)
         producer.poll(0)
-    producer.flush(PATIENCE)
+    producer.flush(TIMEOUT)
     if failed:
         raise KafkaException(failed[0])
 
@@ -84,7 +84,7 @@ def consume(address: str, topic: str, count: int, ready: Any) -> list[tuple[int,
     ready.set()
     found = []
     try:
-        while message := consumer.poll(PATIENCE / 4):
+        while message := consumer.poll(TIMEOUT / 4):
             now = time.monotonic_ns()
             if message.error():
                 raise KafkaException(message.error())
@@ -106,7 +106,7 @@ def measure_latency(broker: Running, rate: float, warm_up: float, seconds: float
     with context.Manager() as manager, ProcessPoolExecutor(2, mp_context=context) as clients:
         ready = manager.Event()
         consuming = clients.submit(consume, broker.address, topic, count, ready)
-        ready.wait(PATIENCE)
+        ready.wait(TIMEOUT)
         cpu = broker.cpu()
         clients.submit(produce, broker.address, topic, rate, count).result()
         found = consuming.result()

@@ -18,7 +18,7 @@ from kafka_server import AS_SHIPPED, kafka_server
 EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "broker"
 ENVIRONMENT: Final = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same purgatory as here
 KINDS: Final = ("ours", "Kafka")
-PATIENCE: Final = 60.0
+TIMEOUT: Final = 120.0
 API_VERSIONS: Final = struct.pack(">hhih", 18, 0, 1, -1)
 """A request in version 0, by a client without a name. Every broker answers it."""
 
@@ -79,7 +79,7 @@ def running(kind: str, *options: str, settings: str = "") -> Iterator[Running]:
 def ask(address: str) -> bytes:
     """What a broker answers when it is asked which versions it knows."""
     host, port = address.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), PATIENCE) as client:
+    with socket.create_connection((host, int(port)), TIMEOUT) as client:
         client.sendall(struct.pack(">i", len(API_VERSIONS)) + API_VERSIONS)
         answer = client.makefile("rb")
         return answer.read(int.from_bytes(answer.read(4)))

@@ -20,7 +20,7 @@ with warnings.catch_warnings():
 
 TOPIC: Final = "first"
 COUNT: Final = 100
-PATIENCE: Final = 60.0
+TIMEOUT: Final = 120.0
 
 
 def fill(address: str) -> None:
@@ -28,7 +28,7 @@ def fill(address: str) -> None:
     producer = Producer({"bootstrap.servers": address, "log_level": 0})
     for number in range(COUNT):
         producer.produce(TOPIC, str(number).encode())
-    if producer.flush(PATIENCE):
+    if producer.flush(TIMEOUT):
         raise TimeoutError(f"{address} does not take the records")
 
 
@@ -37,7 +37,7 @@ def by_confluent_kafka(address: str, group: str) -> float:
     consumer = Consumer({"bootstrap.servers": address, "group.id": group, "auto.offset.reset": "earliest", "log_level": 0})
     try:
         consumer.subscribe([TOPIC])
-        message = consumer.poll(PATIENCE)
+        message = consumer.poll(TIMEOUT)
         assert message is not None and message.error() is None
         return time.monotonic() - began
     finally:
@@ -48,7 +48,7 @@ def by_aiokafka(address: str, group: str) -> float:
     async def main() -> float:
         began = time.monotonic()
         async with AIOKafkaConsumer(TOPIC, bootstrap_servers=address, group_id=group, auto_offset_reset="earliest") as consumer:
-            await asyncio.wait_for(consumer.getone(), PATIENCE)
+            await asyncio.wait_for(consumer.getone(), TIMEOUT)
             return time.monotonic() - began
 
     return asyncio.run(main())
@@ -57,7 +57,7 @@ def by_aiokafka(address: str, group: str) -> float:
 def by_kafka_python(address: str, group: str) -> float:
     began = time.monotonic()
     consumer = KafkaConsumer(
-        TOPIC, bootstrap_servers=address, group_id=group, auto_offset_reset="earliest", consumer_timeout_ms=PATIENCE * 1000
+        TOPIC, bootstrap_servers=address, group_id=group, auto_offset_reset="earliest", consumer_timeout_ms=TIMEOUT * 1000
     )
     try:
         next(consumer)

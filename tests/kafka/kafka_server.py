@@ -37,7 +37,7 @@ CONNECTOR: Final = (
     "org.apache.kafka:kafka-clients:3.9.2",
 )
 """Spark's connector. There is none of Spark 4.3 in Maven Central; these run on 4.3 as they are."""
-PATIENCE: Final = 90.0
+START_TIMEOUT: Final = 200.0
 """How long Kafka may take to start or to stop, in seconds."""
 
 SETTINGS: Final = """\
@@ -95,7 +95,7 @@ class KafkaServer:
         """Returns when it accepts connections: by then it also answers requests."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + START_TIMEOUT
         while not self._accepts():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.stop(signal.SIGKILL)
@@ -113,7 +113,7 @@ class KafkaServer:
             return
         self.process.send_signal(by)
         try:
-            self.process.wait(PATIENCE)
+            self.process.wait(START_TIMEOUT)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

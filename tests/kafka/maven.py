@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 PLUGIN: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
-PATIENCE: Final = 300.0
+MAVEN_TIMEOUT: Final = 300.0
 """How long Maven may take, in seconds."""
 ALONE: Final = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
 
@@ -60,10 +60,10 @@ def _fetch(coordinates: tuple[str, ...], alone: bool, folder: Path) -> None:
         command = [maven, "-B", "-q", "-f", str(project), f"{PLUGIN}:copy-dependencies", "-DincludeScope=runtime"]
         try:
             run = subprocess.run(
-                [*command, f"-DoutputDirectory={found}"], capture_output=True, text=True, check=False, timeout=PATIENCE
+                [*command, f"-DoutputDirectory={found}"], capture_output=True, text=True, check=False, timeout=MAVEN_TIMEOUT
             )
         except subprocess.TimeoutExpired:
-            raise Unavailable(f"Maven did not get {', '.join(coordinates)} in {PATIENCE:.0f} s") from None
+            raise Unavailable(f"Maven did not get {', '.join(coordinates)} in {MAVEN_TIMEOUT:.0f} s") from None
         if run.returncode:
             why = next((line for line in run.stdout.splitlines() if "ERROR" in line), run.stderr.strip())
             raise Unavailable(f"Maven does not get {', '.join(coordinates)}: {why[:300]}")

@@ -11,7 +11,7 @@ from maven import Unavailable, jars
 HERE: Final = Path(__file__).parent
 JAVA_CLIENTS: Final = ("3.9.2", "4.3.1")
 KAFKAJS: Final = "kafkajs@2.2.4"
-PATIENCE: Final = 200.0
+TIMEOUT: Final = 200.0
 
 
 def java(program: str, *arguments: str, client: str = JAVA_CLIENTS[-1]) -> str:
@@ -56,9 +56,7 @@ def kafkajs(program: str, *arguments: str) -> str:
 
 
 def _output(*command: str, **variables: str) -> str:
-    run = subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
+    run = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False, timeout=TIMEOUT)
     if run.returncode:
         raise RuntimeError(run.stdout + run.stderr)
     return run.stdout

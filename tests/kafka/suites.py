@@ -19,8 +19,8 @@ from xml.etree import ElementTree as ET
 
 from maven import Unavailable
 
-PATIENCE: Final = 900.0
-TIMEOUT: Final = 60.0
+SUITE_TIMEOUT: Final = 900.0
+TEST_TIMEOUT: Final = 60.0
 """How long one test of Python's may take, in seconds."""
 SHOWN: Final = 160
 """How many characters of a reason."""
@@ -80,7 +80,7 @@ class PythonSuite:
             raise Unavailable(self.needs_checkout)
         else:
             command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", str(folder)]
-            subprocess.run([*command, f"{self.package}=={version(self.package)}"], check=True, timeout=PATIENCE)
+            subprocess.run([*command, f"{self.package}=={version(self.package)}"], check=True, timeout=SUITE_TIMEOUT)
             (archive,) = folder.glob("*.tar.gz")
             with tarfile.open(archive) as packed:
                 packed.extractall(folder, filter="data")
@@ -94,14 +94,14 @@ class PythonSuite:
     def run(self, source: Path, kind: str, address: str, scratch: Path, chosen: str | None = None) -> list[Result]:
         """Runs it; `chosen` are words as pytest's `-k` takes them."""
         report = scratch / "report.xml"
-        command = [sys.executable, "-m", "pytest", self.tests, "-q", "-p", "pytest_timeout", f"--timeout={TIMEOUT}"]
+        command = [sys.executable, "-m", "pytest", self.tests, "-q", "-p", "pytest_timeout", f"--timeout={TEST_TIMEOUT}"]
         command += ["-p", "no:cacheprovider", "-o", "addopts=", f"--junitxml={report}", "--continue-on-collection-errors"]
         command += [*(f"--ignore={each}" for each in self.left_out), *(["-k", chosen] if chosen else [])]
         told = {name: text.format(address=address, scratch=scratch) for name, text in self.variables.items()}
         told |= {"KAFKA_VERSION": self.versions.get(kind, ""), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
         with (scratch / "said").open("w") as said:
             subprocess.run(
-                command, cwd=source, env={**os.environ, **told}, stdout=said, stderr=said, check=False, timeout=PATIENCE
+                command, cwd=source, env={**os.environ, **told}, stdout=said, stderr=said, check=False, timeout=SUITE_TIMEOUT
             )
         if not report.exists():
             raise subprocess.SubprocessError(f"the suite of {self.name} did not run: {(scratch / 'said').read_text()[-2000:]}")
@@ -159,7 +159,7 @@ class GoSuite:
             capture_output=True,
             text=True,
             check=False,
-            timeout=PATIENCE,
+            timeout=SUITE_TIMEOUT,
         )
         if run.returncode:
             raise subprocess.SubprocessError(f"go {' '.join(words)}: {run.stderr[-1000:]}")
@@ -188,11 +188,11 @@ class GoSuite:
         names = [name for name in self.asking(source) if re.search(chosen or "", name)]
         begun = [name for name in names if name not in never]
         command = [str(source.parent / "suite.test"), "-test.v=test2json", f"-test.run=^({'|'.join(begun)})$"]
-        command.append(f"-test.timeout={PATIENCE - 60:.0f}s")
+        command.append(f"-test.timeout={SUITE_TIMEOUT - 60:.0f}s")
         told = {name: text.format(address=address) for name, text in self.variables.items()}
         with (scratch / "said").open("w") as said:
             subprocess.run(
-                command, cwd=source, env={**os.environ, **told}, stdout=said, stderr=said, check=False, timeout=PATIENCE
+                command, cwd=source, env={**os.environ, **told}, stdout=said, stderr=said, check=False, timeout=SUITE_TIMEOUT
             )
         events = self._go("tool", "test2json", "cat", str(scratch / "said"), cwd=scratch)
         found = list(self.results(events.splitlines()))

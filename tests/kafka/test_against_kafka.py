@@ -4,7 +4,7 @@ import re
 
 import against_kafka
 import pytest
-from first_record import PATIENCE
+from first_record import TIMEOUT
 from kafka_server import SERVER
 from maven import Unavailable, jars
 from requirements import unavailable
@@ -39,7 +39,7 @@ def test_the_first_record_of_a_new_group_comes_to_each_client(capsys: pytest.Cap
         unavailable(said.err.strip())
     _, heads, row = said.out.splitlines()
     assert heads.split("s ", 1)[1].split() == ["confluent-kafka", "aiokafka", "kafka-python", "Java", "kafkajs"]
-    assert all(0.1 <= float(cell) < PATIENCE for cell in row.split()[4:])  # a busy machine; it is 0.1 to 0.3 on a quiet one
+    assert all(0.1 <= float(cell) < TIMEOUT for cell in row.split()[4:])  # a busy machine; it is 0.1 to 0.3 on a quiet one
     assert len(row.split()) == 9
 
 

@@ -1,4 +1,4 @@
-"""A client of our own, for what real clients do not do: requests written and answers read by kio, batches made by hand."""
+"""A client for what real clients do not do: kio writes its requests and reads the responses; it makes batches by itself."""
 
 import asyncio
 import io
@@ -20,7 +20,7 @@ LOCAL, PEER = ("127.0.0.1", 9092), ("127.0.0.1", 50000)
 
 
 def make(cls: Any, values: dict[str, Any]) -> Any:
-    """One of kio's entities. Of fields that are not given, those without a default are nothing at all, of their kind."""
+    """One of kio's entities. Fields that are not given have their default or, without one, None, zero or an empty value."""
     made = {}
     for field in fields(cls):
         inner, is_nullable = field.type, get_origin(field.type) is UnionType
@@ -53,7 +53,7 @@ def framed(name: str, version: int | None = None, correlation_id: int = 1, **val
 
 
 def unframed(name: str, version: int | None, data: bytes) -> Any:
-    """An answer without its length."""
+    """A response without its length."""
     api = BY_NAME[name]
     cls: Any = load_response_schema(api.key, api.max_version if version is None else version)
     _, size_of_header = entity_reader(cls.__header_schema__)(data, 0)
@@ -91,7 +91,7 @@ class Raw:
         return self.receive(name, version)
 
     def is_closed(self) -> bool:
-        """The other side has closed; waits for it."""
+        """Waits for the broker to close the connection; False if it sends something instead."""
         try:
             return self.socket.recv(1) == b""
         except ConnectionResetError:
@@ -114,19 +114,19 @@ class Direct:
         self.broker = broker
 
     def send(self, name: str, version: int | None = None, **values: Any) -> "asyncio.Future[Any]":
-        answered = asyncio.get_running_loop().create_future()
+        response = asyncio.get_running_loop().create_future()
 
-        def respond(answer: Any) -> None:
-            if isinstance(answer, Exception):
-                answered.set_exception(answer)
+        def respond(fields: Any) -> None:
+            if isinstance(fields, Exception):
+                response.set_exception(fields)
+            elif fields is None:
+                response.set_result(None)
             else:
-                answered.set_result(
-                    None if answer is None else unframed(name, version, bytes(write_response(request, answer)[4:]))
-                )
+                response.set_result(unframed(name, version, bytes(write_response(request, fields)[4:])))
 
         request = read_request(framed(name, version, **values), LOCAL, PEER, respond)
         self.broker.handle(request)
-        return answered
+        return response
 
     async def ask(self, name: str, version: int | None = None, **values: Any) -> Any:
         return await self.send(name, version, **values)
@@ -173,19 +173,19 @@ def fetch_fields(
     return {"max_wait": timedelta(seconds=wait), "min_bytes": min_bytes, "max_bytes": max_bytes, "topics": topics}
 
 
-def produced(answer: Any) -> list[tuple[str, int]]:
+def produced(response: Any) -> list[tuple[str, int]]:
     """Error and first offset for each partition."""
     return [
         (partition.error_code.name, partition.base_offset)
-        for topic in answer.responses
+        for topic in response.responses
         for partition in topic.partition_responses
     ]
 
 
-def fetched(answer: Any) -> list[tuple[str, int]]:
+def fetched(response: Any) -> list[tuple[str, int]]:
     """Error and number of bytes for each partition."""
     return [
         (partition.error_code.name, len(partition.records or b""))
-        for topic in answer.responses
+        for topic in response.responses
         for partition in topic.partitions
     ]

@@ -30,10 +30,10 @@ def test_aiokafka_gets_back_what_it_has_sent(kafka_broker: str, codec: str | Non
 
 
 @pytest.mark.slow
-def test_a_member_that_dies_is_out_when_its_session_is(start_broker: Callable[..., BrokerThread]) -> None:
+def test_a_member_without_heartbeats_is_removed(start_broker: Callable[..., BrokerThread]) -> None:
     broker = start_broker(partitions=2)
 
-    async def die_and_live() -> None:
+    async def silence_one() -> None:
         def consumer(session_timeout: int) -> AIOKafkaConsumer:
             return AIOKafkaConsumer(
                 "topic",
@@ -44,17 +44,17 @@ def test_a_member_that_dies_is_out_when_its_session_is(start_broker: Callable[..
                 auto_offset_reset="earliest",
             )
 
-        dies, lives = consumer(3_000), consumer(120_000)
-        await asyncio.gather(dies.start(), lives.start())
+        silent, alive = consumer(3_000), consumer(120_000)
+        await asyncio.gather(silent.start(), alive.start())
         async with asyncio.timeout(TIMEOUT):
-            while not len(dies.assignment()) == len(lives.assignment()) == 1:
+            while not len(silent.assignment()) == len(alive.assignment()) == 1:
                 await asyncio.sleep(0.05)
-            dies._coordinator._heartbeat_task.cancel()  # it says nothing any more, not even that it leaves
-            while len(lives.assignment()) < 2:
+            silent._coordinator._heartbeat_task.cancel()  # it sends nothing any more, not even a leave request
+            while len(alive.assignment()) < 2:
                 await asyncio.sleep(0.05)
-        dies._coordinator._group_subscription = None
-        await asyncio.gather(dies.stop(), lives.stop(), return_exceptions=True)
+        silent._coordinator._group_subscription = None
+        await asyncio.gather(silent.stop(), alive.stop(), return_exceptions=True)
 
-    asyncio.run(die_and_live())
+    asyncio.run(silence_one())
     heartbeats = next(purgatory for purgatory in broker.server.broker.purgatories if "heartbeat" in repr(purgatory))
     assert heartbeats.statistics().expired >= 1

@@ -31,17 +31,17 @@ def test_each_command_of_the_page_is_understood() -> None:
     commands = [shlex.split(match[1], comments=True) for line in lines if (match := PROGRAM.match(line))]
     assert [command[0] for command in commands] == ["examples/broker", "examples/broker", "tests/kafka/against_kafka.py"]
     for program, *options in commands:
-        told = subprocess.run(
+        usage = subprocess.run(
             [sys.executable, program, "--help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=200
         ).stdout
-        assert [option for option in options if option.startswith("--") and option not in told] == []
+        assert [option for option in options if option.startswith("--") and option not in usage] == []
 
 
 def test_the_extra_that_the_page_installs_is_there() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert [extra for extra in re.findall(r"pip install '\.\[(\w+)\]'", PAGE) if extra not in extras] == []
     assert "pip install '.[broker]'" in BLOCKS[0][1]
-    assert any(each.startswith("kio") for each in extras["broker"])  # which a copy of the folder is told to install
+    assert any(each.startswith("kio") for each in extras["broker"])  # which the page tells those to install who copy the folder
 
 
 def test_the_code_between_the_lines_starts_brokers() -> None:

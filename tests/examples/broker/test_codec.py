@@ -41,7 +41,7 @@ def entities_of(cls: Any) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def named(values: Any) -> Any:
-    """By the names that the broker knows."""
+    """With the common names."""
     if isinstance(values, tuple):
         return tuple(named(value) for value in values)
     return (

@@ -1,4 +1,4 @@
-"""Connections without a network: a transport that writes down what it is told, on virtual time."""
+"""Connections without a network: on virtual time, with a transport that keeps what is written to it."""
 
 import asyncio
 import struct
@@ -15,7 +15,7 @@ ONE = make_batch(b"one")
 
 
 class Transport:
-    """What a connection asks of its transport."""
+    """The methods of a transport that a connection calls, and a client on the other side."""
 
     def __init__(self, server: Server) -> None:
         self.is_aborted, self.written = False, bytearray()
@@ -43,7 +43,7 @@ class Transport:
         self.connection.data_received(with_length(framed(name, **values)))
 
     def receive(self, name: str) -> Any:
-        """The next answer; it has come."""
+        """The next response, which is there already."""
         (length,) = struct.unpack_from(">i", self.written)
         frame = bytes(self.written[4 : 4 + length])
         del self.written[: 4 + length]
@@ -69,7 +69,7 @@ def with_server(virtual: Runner) -> Callable[..., None]:
     return run
 
 
-def test_who_is_silent_for_long_is_dropped_but_not_who_waits(with_server: Callable[..., None]) -> None:
+def test_an_idle_connection_is_closed_but_not_one_whose_client_waits(with_server: Callable[..., None]) -> None:
     async def scenario(server: Server) -> None:
         silent, waiting = Transport(server), Transport(server)
         waiting.send("fetch", **fetch_fields("topic", 0, wait=3 * IDLE_TIMEOUT))
@@ -86,7 +86,7 @@ def test_who_is_silent_for_long_is_dropped_but_not_who_waits(with_server: Callab
     with_server(scenario)
 
 
-def test_who_leaves_is_not_waited_for(with_server: Callable[..., None]) -> None:
+def test_the_operation_of_a_connection_that_ends_is_cancelled(with_server: Callable[..., None]) -> None:
     async def scenario(server: Server) -> None:
         fetches, client = server.broker.fetches, Transport(server)
         client.send("fetch", **fetch_fields("topic", 0, wait=3600))
@@ -98,7 +98,7 @@ def test_who_leaves_is_not_waited_for(with_server: Callable[..., None]) -> None:
     with_server(scenario)
 
 
-def test_who_asks_the_same_again_is_answered_anew(with_server: Callable[..., None]) -> None:
+def test_a_repeated_request_gets_a_response_of_its_own(with_server: Callable[..., None]) -> None:
     async def scenario(server: Server) -> None:
         reader, writer = Transport(server), Transport(server)
         for number in range(3):

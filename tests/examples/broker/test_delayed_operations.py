@@ -1,4 +1,4 @@
-"""The conditions of the waits, and what is answered; on virtual time, without a network."""
+"""The conditions of the delayed operations, and their responses; on virtual time, without a network."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,7 @@ ONE, TWO = make_batch(b"one"), make_batch(b"two", b"three")
 
 @pytest.fixture
 def with_broker(virtual: Runner) -> Callable[..., None]:
-    """Runs a scenario against a broker; nothing waits at the end, and no trigger was missed."""
+    """Runs a scenario against a broker; nothing is pending at the end, and no trigger was missed."""
 
     def run(scenario: Scenario, partitions: int = 1, **settings: Any) -> None:
         async def main() -> None:
@@ -93,26 +93,26 @@ def test_limits_cut_at_whole_batches_and_the_first_comes_in_any_case(with_broker
 
 
 @pytest.mark.parametrize(("number", "epoch"), [(0, -1), (-1, -1), (0, 0), (7, -1), (7, 0)])
-def test_a_fetch_that_begins_or_declines_a_session_is_answered_whatever_number_it_names(
+def test_a_fetch_that_begins_or_declines_a_session_is_answered_whatever_its_session_id(
     with_broker: Callable[..., None], number: int, epoch: int
 ) -> None:
     async def scenario(client: Direct) -> None:
         await client.ask("produce", **produce_fields("topic", ONE))
-        answer = await client.ask("fetch", **fetch_fields("topic", 0), session_id=number, session_epoch=epoch)
-        assert (answer.error_code.name, answer.session_id, fetched(answer)) == ("none", 0, [("none", len(ONE))])
+        response = await client.ask("fetch", **fetch_fields("topic", 0), session_id=number, session_epoch=epoch)
+        assert (response.error_code.name, response.session_id, fetched(response)) == ("none", 0, [("none", len(ONE))])
 
     with_broker(scenario)
 
 
-def test_a_fetch_that_goes_on_with_a_session_is_told_that_there_is_none(with_broker: Callable[..., None]) -> None:
+def test_a_fetch_that_continues_a_session_is_refused(with_broker: Callable[..., None]) -> None:
     async def scenario(client: Direct) -> None:
-        answer = await client.ask("fetch", **fetch_fields("topic", 0, wait=60), session_id=7, session_epoch=1)
-        assert (answer.error_code.name, fetched(answer)) == ("fetch_session_id_not_found", [])
+        response = await client.ask("fetch", **fetch_fields("topic", 0, wait=60), session_id=7, session_epoch=1)
+        assert (response.error_code.name, fetched(response)) == ("fetch_session_id_not_found", [])
 
     with_broker(scenario)
 
 
-def test_errors_of_a_fetch_are_told_at_once(with_broker: Callable[..., None]) -> None:
+def test_a_fetch_with_an_error_does_not_wait(with_broker: Callable[..., None]) -> None:
     async def scenario(client: Direct) -> None:
         await client.ask("produce", **produce_fields("topic", ONE))
         begun = now()
@@ -123,7 +123,7 @@ def test_errors_of_a_fetch_are_told_at_once(with_broker: Callable[..., None]) ->
     with_broker(scenario)
 
 
-def test_who_waits_for_a_topic_that_is_deleted_is_told(with_broker: Callable[..., None]) -> None:
+def test_operations_of_a_topic_that_is_deleted_complete_with_an_error(with_broker: Callable[..., None]) -> None:
     async def scenario(client: Direct) -> None:
         fetching = client.send("fetch", **fetch_fields("topic", 0, wait=60))
         producing = client.send("produce", **produce_fields("topic", ONE))
@@ -135,7 +135,7 @@ def test_who_waits_for_a_topic_that_is_deleted_is_told(with_broker: Callable[...
     with_broker(scenario, replicas=2, replica_lag=10.0)
 
 
-def test_all_waits_for_the_replicas_and_so_do_consumers(with_broker: Callable[..., None]) -> None:
+def test_acks_all_waits_for_the_replicas_and_so_do_consumers(with_broker: Callable[..., None]) -> None:
     async def scenario(client: Direct) -> None:
         begun = now()
         fetching = client.send("fetch", **fetch_fields("topic", 0, wait=60))
@@ -150,7 +150,7 @@ def test_all_waits_for_the_replicas_and_so_do_consumers(with_broker: Callable[..
 
 
 class Recorded:
-    """A purgatory whose checks are written down."""
+    """A purgatory whose checks are logged."""
 
     def __init__(self, purgatory: Any, log: list[str]) -> None:
         self.purgatory, self.log = purgatory, log
@@ -167,8 +167,8 @@ class Recorded:
 @pytest.mark.parametrize(
     ("replicas", "order"),
     [
-        (1, ["answer", "produce", "fetch", "delete records"]),  # by itself, after the handler
-        (2, ["fetch", "produce", "answer", "delete records"]),  # by the follower
+        (1, ["response", "produce", "fetch", "delete records"]),  # by itself, after the handler
+        (2, ["fetch", "produce", "response", "delete records"]),  # by the follower
     ],
 )
 def test_checks_come_in_kafkas_order(with_broker: Callable[..., None], replicas: int, order: list[str]) -> None:
@@ -177,18 +177,18 @@ def test_checks_come_in_kafkas_order(with_broker: Callable[..., None], replicas:
         for name in ("produces", "fetches", "deletes"):
             setattr(broker, name, Recorded(getattr(broker, name), log))
         fields = produce_fields("topic", ONE)
-        broker.handle(read_request(framed("produce", **fields), LOCAL, PEER, lambda _: log.append("answer")))
+        broker.handle(read_request(framed("produce", **fields), LOCAL, PEER, lambda _: log.append("response")))
         await asyncio.sleep(1)
         assert log == order
 
     with_broker(scenario, replicas=replicas)
 
 
-def test_a_stopped_replica_lets_all_time_out_until_it_is_out_of_sync(with_broker: Callable[..., None]) -> None:
+def test_with_a_stopped_replica_acks_all_times_out_until_it_is_out_of_sync(with_broker: Callable[..., None]) -> None:
     async def scenario(client: Direct) -> None:
         client.broker.followers.stop(2)
-        answer = await client.ask("produce", **produce_fields("topic", ONE, timeout=5))
-        assert produced(answer) == [("request_timed_out", -1)]
+        response = await client.ask("produce", **produce_fields("topic", ONE, timeout=5))
+        assert produced(response) == [("request_timed_out", -1)]
         begun = now()
         assert produced(await client.ask("produce", **produce_fields("topic", ONE, timeout=60))) == [("none", 1)]
         assert 25 <= now() - begun <= 25.01  # out of sync after 30 s, 5 of which are over
@@ -204,15 +204,15 @@ def test_a_stopped_replica_lets_all_time_out_until_it_is_out_of_sync(with_broker
     with_broker(scenario, replicas=3)
 
 
-def test_too_few_replicas_are_refused_before_and_told_after_the_append(with_broker: Callable[..., None]) -> None:
+def test_too_few_replicas_are_an_error_before_and_after_the_append(with_broker: Callable[..., None]) -> None:
     async def scenario(client: Direct) -> None:
         configs = [{"name": "min.insync.replicas", "value": "2"}]
         await client.ask(
             "create_topics", topics=[{"name": "safe", "num_partitions": 1, "replication_factor": 2, "configs": configs}]
         )
         client.broker.followers.stop(1)
-        answer = await client.ask("produce", **produce_fields("safe", ONE, timeout=60))
-        assert produced(answer) == [("not_enough_replicas_after_append", -1)]
+        response = await client.ask("produce", **produce_fields("safe", ONE, timeout=60))
+        assert produced(response) == [("not_enough_replicas_after_append", -1)]
         assert produced(await client.ask("produce", **produce_fields("safe", ONE))) == [("not_enough_replicas", -1)]
         assert produced(await client.ask("produce", **produce_fields("safe", ONE, acks=1))) == [("none", 1)]
         client.broker.followers.start(1)
@@ -222,7 +222,7 @@ def test_too_few_replicas_are_refused_before_and_told_after_the_append(with_brok
     with_broker(scenario, replicas=2)
 
 
-def test_a_replica_that_was_started_again_is_given_its_time_anew(with_broker: Callable[..., None]) -> None:
+def test_a_replica_that_was_started_again_has_its_whole_time_again(with_broker: Callable[..., None]) -> None:
     async def scenario(client: Direct) -> None:
         client.broker.followers.stop(1)
         await asyncio.sleep(20)
@@ -259,14 +259,14 @@ def test_deleted_records_wait_for_the_replicas(with_broker: Callable[..., None])
         assert (partition.low_watermark, partition.error_code.name) == (1, "none")
         assert 2 <= now() - begun <= 2.01
         client.broker.followers.stop(1)
-        answer = await client.ask("delete_records", **fields(60))  # nobody has to do anything for that
-        assert answer.topics[0].partitions[0].error_code.name == "none"
+        response = await client.ask("delete_records", **fields(60))  # the records are deleted already
+        assert response.topics[0].partitions[0].error_code.name == "none"
         await client.ask("produce", **produce_fields("topic", ONE, acks=1))
 
     with_broker(scenario, replicas=2, replica_lag=2.0)
 
 
-def test_acks_of_zero_are_not_answered(with_broker: Callable[..., None]) -> None:
+def test_acks_of_zero_get_no_response(with_broker: Callable[..., None]) -> None:
     async def scenario(client: Direct) -> None:
         assert await client.ask("produce", **produce_fields("topic", ONE, acks=0)) is None
         with pytest.raises(ConnectionError, match="no partition 0 of 'other'"):
@@ -301,7 +301,7 @@ def test_what_is_not_one_whole_batch_is_refused(with_broker: Callable[..., None]
     with_broker(scenario)
 
 
-def test_a_batch_that_is_sent_again_is_not_kept_twice(with_broker: Callable[..., None]) -> None:
+def test_a_batch_that_is_sent_again_is_not_appended_twice(with_broker: Callable[..., None]) -> None:
     async def scenario(client: Direct) -> None:
         async def send(sequence: int, count: int = 1, epoch: int = 0) -> tuple[str, int]:
             batch = make_batch(*[b"v"] * count, producer=7, epoch=epoch, sequence=sequence)
@@ -310,7 +310,7 @@ def test_a_batch_that_is_sent_again_is_not_kept_twice(with_broker: Callable[...,
 
         assert [await send(number) for number in range(6)] == [("none", number) for number in range(6)]
         assert [await send(number) for number in (5, 1, 3)] == [("none", 5), ("none", 1), ("none", 3)]
-        assert await send(0) == ("out_of_order_sequence_number", -1)  # longer ago than five batches
+        assert await send(0) == ("out_of_order_sequence_number", -1)  # older than the last five batches
         assert await send(7) == ("out_of_order_sequence_number", -1)
         assert await send(6, count=3) == ("none", 6)
         assert await send(6, count=2) == ("out_of_order_sequence_number", -1)

@@ -79,7 +79,7 @@ def test_a_follower_is_stopped_and_started_by_a_signal() -> None:
     ("argument", "value"),
     [("--replica-lag", "soon"), ("--replica-lag", "-1s"), ("--replicas", "0"), ("--partitions", "0"), ("--port", "http")],
 )
-def test_what_makes_no_sense_is_refused(argument: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_refused(argument: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([argument, value])
     assert ended.value.code == 2
@@ -87,7 +87,7 @@ def test_what_makes_no_sense_is_refused(argument: str, value: str, capsys: pytes
 
 
 @pytest.mark.slow
-def test_a_port_that_is_taken_is_told() -> None:
+def test_a_port_that_is_taken_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, start("--port", str(taken.getsockname()[1])) as broker:
         _, errors = broker.communicate(timeout=TIMEOUT)
     assert broker.returncode == 1
@@ -108,10 +108,10 @@ def test_the_recipe_of_the_readme_works_in_a_copy_of_the_folder(tmp_path: Path) 
 
 
 def test_the_readme_names_the_versions_that_are_offered() -> None:
-    told = {}
+    stated = {}
     for names, versions in re.findall(r"^\| ([\w, ]+) \| ([\d–, ]+) \|$", README.read_text(), re.MULTILINE):
-        told |= dict(zip(names.split(", "), versions.split(", "), strict=True))
-    assert told == {api.name.title().replace("_", ""): f"{api.min_version}–{api.max_version}" for api in APIS.values()}
+        stated |= dict(zip(names.split(", "), versions.split(", "), strict=True))
+    assert stated == {api.name.title().replace("_", ""): f"{api.min_version}–{api.max_version}" for api in APIS.values()}
 
 
 def lines_of_code(path: Path) -> int:
@@ -127,15 +127,15 @@ def lines_of_code(path: Path) -> int:
     return len(lines)
 
 
-def test_the_readme_tells_how_many_lines_there_are() -> None:
+def test_the_readme_says_how_many_lines_there_are() -> None:
     paths = [path for path in EXAMPLE.glob("*.py") if not path.name.startswith("demo")]
     code, all_lines = sum(map(lines_of_code, paths)), sum(len(path.read_text().splitlines()) for path in paths)
-    told = re.search(r"^([\d,]+) lines of code without the demo, ([\d,]+) with", README.read_text(), re.MULTILINE)
-    assert told is not None
-    assert [int(number.replace(",", "")) for number in told.groups()] == [code, all_lines]
+    stated = re.search(r"^([\d,]+) lines of code without the demo, ([\d,]+) with", README.read_text(), re.MULTILINE)
+    assert stated is not None
+    assert [int(number.replace(",", "")) for number in stated.groups()] == [code, all_lines]
 
 
-def test_every_link_of_the_readme_leads_somewhere() -> None:
+def test_every_link_of_the_readme_has_a_target() -> None:
     links = re.findall(r"\]\(([^)#]+)\)", README.read_text())
     assert len(links) > 10
     assert [link for link in links if not (EXAMPLE / link).exists()] == []

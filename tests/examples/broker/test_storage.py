@@ -1,4 +1,4 @@
-"""What is kept: the log against a list, and a broker that is ended in all ways and started again."""
+"""Storage: the log against a list, and a broker that ends in all ways and is started again."""
 
 import asyncio
 import os
@@ -91,7 +91,7 @@ def test_a_log_reads_what_a_list_would(batches: list[tuple[int, int]], data: st.
 
 
 @pytest.mark.parametrize("tail", [b"", ONE[:-1], ONE[:30], ONE[:5], b"\0" * 100, make_batch(b"x")[:-1] + b"y"])
-def test_a_torn_tail_is_cut_off(tmp_path: Path, tail: bytes) -> None:
+def test_an_incomplete_batch_at_the_end_is_truncated(tmp_path: Path, tail: bytes) -> None:
     path = tmp_path / "0.log"
     path.write_bytes(ONE + TWO + tail)
     log = Log(Store(path))
@@ -102,7 +102,7 @@ def test_a_torn_tail_is_cut_off(tmp_path: Path, tail: bytes) -> None:
     assert path.stat().st_size == len(ONE + TWO + ONE)
 
 
-def test_a_broker_goes_on_where_it_was(virtual: Runner, tmp_path: Path) -> None:
+def test_a_broker_continues_where_it_ended(virtual: Runner, tmp_path: Path) -> None:
     def batch(sequence: int) -> bytes:
         return make_batch(b"v", producer=0, epoch=0, sequence=sequence)
 
@@ -124,10 +124,10 @@ def test_a_broker_goes_on_where_it_was(virtual: Runner, tmp_path: Path) -> None:
         for number in range(3):
             await life(3 * number)
         client = Direct(Broker(Settings(directory=tmp_path)))
-        answer = await client.ask("fetch", **fetch_fields("topic", 0, 0))
-        assert fetched(answer) == [("none", 9 * len(batch(0))), ("offset_out_of_range", 0)]
-        answer = await client.ask("fetch", **fetch_fields("topic", 9, 8))
-        assert fetched(answer) == [("none", 0), ("none", len(ONE))]
+        response = await client.ask("fetch", **fetch_fields("topic", 0, 0))
+        assert fetched(response) == [("none", 9 * len(batch(0))), ("offset_out_of_range", 0)]
+        response = await client.ask("fetch", **fetch_fields("topic", 9, 8))
+        assert fetched(response) == [("none", 0), ("none", len(ONE))]
         assert produced(await client.ask("produce", **produce_fields("topic", batch(8)))) == [("none", 8)]
         await client.ask("delete_topics", topic_names=["topic"])
         await client.broker.aclose()
@@ -149,7 +149,7 @@ def test_a_topic_of_the_same_name_begins_empty(virtual: Runner, tmp_path: Path) 
         kept = stale.read_bytes()
         await client.ask("delete_topics", topic_names=["topic"])
         stale.parent.mkdir()
-        stale.write_bytes(kept)  # as if it had been ended before the file was gone
+        stale.write_bytes(kept)  # as if the process had ended before the file was deleted
         await client.ask("create_topics", topics=[wanted])
         assert fetched(await client.ask("fetch", **fetch_fields("topic", 0))) == [("none", 0)]
         assert (await client.ask("offset_fetch", group_id="group", topics=None)).topics == ()
@@ -158,13 +158,13 @@ def test_a_topic_of_the_same_name_begins_empty(virtual: Runner, tmp_path: Path) 
     virtual(main)
 
 
-def test_producer_ids_are_not_given_out_twice_in_two_lives(virtual: Runner, tmp_path: Path) -> None:
+def test_producer_ids_are_unique_across_restarts(virtual: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         ids = []
         for _ in range(3):
             broker = Broker(Settings(directory=tmp_path))
             ids += [(await Direct(broker).ask("init_producer_id")).producer_id for _ in range(2)]
-            broker.metadata_log.close()  # and no other good-bye
+            broker.metadata_log.close()  # and nothing else, as if the process were killed
         assert len(set(ids)) == 6
 
     virtual(main)
@@ -172,7 +172,7 @@ def test_producer_ids_are_not_given_out_twice_in_two_lives(virtual: Runner, tmp_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("extra", [[], ["--fsync"]])
-def test_what_was_answered_survives_a_sudden_end(tmp_path: Path, extra: list[str]) -> None:
+def test_what_had_a_response_survives_a_kill(tmp_path: Path, extra: list[str]) -> None:
     arguments = ("--directory", str(tmp_path), *extra)
     answered = 0
     with program(*arguments) as (process, address), Raw(address) as client:
@@ -180,12 +180,12 @@ def test_what_was_answered_survives_a_sudden_end(tmp_path: Path, extra: list[str
         for number in range(50):
             assert produced(client.ask("produce", **produce_fields("topic", TWO))) == [("none", 2 * number)]
             answered += 1
-        client.send("produce", **produce_fields("topic", TWO))  # and this one perhaps
+        client.send("produce", **produce_fields("topic", TWO))  # which may or may not survive
         process.send_signal(signal.SIGKILL)
         process.wait()
     with program(*arguments) as (process, address), Raw(address) as client:
-        answer: Any = client.ask("fetch", **fetch_fields("topic", 0))
-        found = batches_of(answer.responses[0].partitions[0].records)
+        response: Any = client.ask("fetch", **fetch_fields("topic", 0))
+        found = batches_of(response.responses[0].partitions[0].records)
         assert found[:answered] == [(2 * number, 2) for number in range(answered)]
         assert len(found) <= answered + 1
         process.send_signal(signal.SIGTERM)
@@ -227,7 +227,7 @@ def test_an_idempotent_producer_loses_and_doubles_nothing_when_the_broker_is_kil
 
 
 class Full:
-    """A file on a disk that has room for ten bytes more."""
+    """A file on a disk with space for ten more bytes."""
 
     def __init__(self, file: Any) -> None:
         self.file = file
@@ -239,7 +239,7 @@ class Full:
         return getattr(self.file, name)
 
 
-def test_a_full_disk_is_told_and_changes_nothing(virtual: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_and_changes_nothing(virtual: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         broker = Broker(Settings(directory=tmp_path))
         client = Direct(broker)
@@ -249,14 +249,14 @@ def test_a_full_disk_is_told_and_changes_nothing(virtual: Runner, tmp_path: Path
             patch.setattr(store, "file", Full(store.file))
             assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("kafka_storage_error", -1)]
         assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("none", 0)]
-        answer = await client.ask("fetch", **fetch_fields("topic", 0))
-        assert batches_of(answer.responses[0].partitions[0].records) == [(0, 1)]
+        response = await client.ask("fetch", **fetch_fields("topic", 0))
+        assert batches_of(response.responses[0].partitions[0].records) == [(0, 1)]
         await broker.aclose()
 
     virtual(main)
 
 
-def test_a_full_disk_leaves_the_journal_whole(virtual: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_metadata_log_whole(virtual: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def commit(client: Direct, offset: int) -> "asyncio.Future[Any]":
         partitions = [{"partition_index": 0, "committed_offset": offset}]
         return client.send("offset_commit", group_id="group", topics=[{"name": "topic", "partitions": partitions}])
@@ -272,15 +272,15 @@ def test_a_full_disk_leaves_the_journal_whole(virtual: Runner, tmp_path: Path, m
         await client.ask("metadata", topics=[{"name": "other"}], allow_auto_topic_creation=True)
         await broker.aclose()
         client = Direct(Broker(Settings(directory=tmp_path)))
-        answer = await client.ask("offset_fetch", group_id="group", topics=None)
-        assert [partition.committed_offset for partition in answer.topics[0].partitions] == [1]
+        response = await client.ask("offset_fetch", group_id="group", topics=None)
+        assert [partition.committed_offset for partition in response.topics[0].partitions] == [1]
         assert {topic.name for topic in (await client.ask("metadata", topics=None)).topics} == {"topic", "other"}
         await client.broker.aclose()
 
     virtual(main)
 
 
-def test_a_port_that_is_taken_is_told(start_broker: Any) -> None:
+def test_a_port_that_is_taken_is_an_error(start_broker: Any) -> None:
     taken = int(start_broker().address.split(":")[1])
     with pytest.raises(OSError, match="in use"), BrokerThread(port=taken):
         pass
