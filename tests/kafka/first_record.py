@@ -1,7 +1,7 @@
-"""How long a new group waits for its first record, of a topic that has some: asked of each client in its own way.
+"""How long a new group waits for the first record of a topic that has some, for each client.
 
-From the making of the consumer on: connecting, finding the coordinator, joining, syncing and the first fetch are in it. The
-first group does not count: clients load and compile what they need, and Kafka makes its topic of offsets.
+The time includes making the consumer, connecting, finding the coordinator, joining, syncing and the first fetch. The first
+group does not count: clients load and compile what they need, and Kafka creates its topic of offsets.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ def fill(address: str) -> None:
     for number in range(COUNT):
         producer.produce(TOPIC, str(number).encode())
     if producer.flush(TIMEOUT):
-        raise TimeoutError(f"{address} does not take the records")
+        raise TimeoutError(f"{address} has not confirmed the records")
 
 
 def by_confluent_kafka(address: str, group: str) -> float:
@@ -67,12 +67,12 @@ def by_kafka_python(address: str, group: str) -> float:
 
 
 def each_group(once: Callable[[str, str], float]) -> Callable[[str, int], list[float]]:
-    """Asks for one group after the other."""
+    """Measures one group after the other."""
     return lambda address, count: [once(address, f"{once.__name__}-{number}") for number in range(count)]
 
 
 def each_line(run: Callable[..., str], program: str) -> Callable[[str, int], list[float]]:
-    """Reads what a program prints for all of them, in milliseconds."""
+    """Reads the times that a program prints for all of them, in milliseconds."""
     return lambda address, count: [float(line) / 1e3 for line in run(program, address, TOPIC, str(count)).split()]
 
 
@@ -94,6 +94,6 @@ def first_records(address: str, client: str, groups: int) -> list[float]:
         groups: how many count.
 
     Raises:
-        Unavailable: the client is not here and cannot be got.
+        Unavailable: the client is not installed and cannot be downloaded.
     """
     return CLIENTS[client](address, groups + 1)[1:]

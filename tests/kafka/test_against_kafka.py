@@ -1,4 +1,4 @@
-"""The comparison with Kafka, with small numbers: it asks both brokers the same and tells a table."""
+"""The comparison with Kafka, with small numbers: it measures both brokers and prints a table."""
 
 import re
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("kind", ["ours", "Kafka"])
-def test_each_question_is_asked_and_nothing_is_lost(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_measurement_prints_a_row_and_no_message_is_lost(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         jars(*SERVER)
     except Unavailable as error:
@@ -28,7 +28,7 @@ def test_each_question_is_asked_and_nothing_is_lost(kind: str, capsys: pytest.Ca
     p50, p99, worst, lost, _ = latency.split("/s")[1].split()
     assert 0 < float(p50) <= float(p99) <= float(worst) and lost == "0"
     assert idle.startswith(f"{kind}     wait  0.1 s"[:6]) and idle.split()[-1] == "0"
-    assert float(idle.split()[-3].replace(",", "")) > 0  # answers a second
+    assert float(idle.split()[-3].replace(",", "")) > 0  # responses a second
 
 
 def test_the_first_record_of_a_new_group_comes_to_each_client(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,7 +43,7 @@ def test_the_first_record_of_a_new_group_comes_to_each_client(capsys: pytest.Cap
     assert len(row.split()) == 9
 
 
-def test_a_client_that_is_not_here_is_left_out_with_the_reason(
+def test_a_client_that_is_not_installed_is_left_out_with_the_reason(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")

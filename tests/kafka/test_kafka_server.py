@@ -1,4 +1,4 @@
-"""Kafka itself as a process: it answers, and keeps what it has over a restart."""
+"""Kafka itself as a process: it serves, and its data survive a restart."""
 
 from collections.abc import Iterator
 from pathlib import Path

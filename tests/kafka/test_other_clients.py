@@ -1,4 +1,4 @@
-"""Clients that are not Python's, unmodified: Java's own, in two versions, and kafkajs. They see here what they see on Kafka."""
+"""Clients that are not Python's, unmodified: Java's own, in two versions, and kafkajs. On both brokers they see the same."""
 
 import json
 from collections.abc import Iterator
