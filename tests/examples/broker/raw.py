@@ -69,7 +69,7 @@ def with_length(frame: bytes) -> bytes:
 class Raw:
     """A connection over a socket."""
 
-    def __init__(self, address: str, timeout: float = 30.0) -> None:
+    def __init__(self, address: str, timeout: float = 120.0) -> None:
         host, port = address.split(":")
         self.socket = socket.create_connection((host, int(port)), timeout)
 

@@ -249,7 +249,7 @@ def test_thousands_of_connections_without_a_request(start_broker: Callable[..., 
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * wanted + 200), hard))
     broker = start_broker()
     host, port = broker.address.split(":")
-    silent = [socket.create_connection((host, int(port)), 30) for _ in range(wanted)]
+    silent = [socket.create_connection((host, int(port)), 120) for _ in range(wanted)]
     try:
         assert_alive(broker)
     finally:

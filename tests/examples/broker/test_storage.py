@@ -18,7 +18,7 @@ from broker.log import Log, Store
 from broker.settings import Settings
 from broker.testing import BrokerThread
 from confluent_kafka import Consumer, Producer, TopicPartition
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from loops import Runner
 from ports import free_port
@@ -56,6 +56,7 @@ def batches_of(data: bytes) -> list[tuple[int, int]]:
 sizes = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 50)), max_size=12)
 
 
+@settings(deadline=None)
 @given(sizes, st.data())
 def test_a_log_reads_what_a_list_would(batches: list[tuple[int, int]], data: st.DataObject) -> None:
     log, oracle, offset = Log(), [], 0
@@ -208,8 +209,8 @@ def test_an_idempotent_producer_loses_and_doubles_nothing_when_the_broker_is_kil
 
     arguments = ("--directory", str(tmp_path), "--port", str(free_port()))
     with program(*arguments) as (process, address):
-        settings = {"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 0, "log_level": 0}
-        producer = Producer(settings | {"reconnect.backoff.max.ms": 100, "retry.backoff.ms": 10})
+        options = {"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 0, "log_level": 0}
+        producer = Producer(options | {"reconnect.backoff.max.ms": 100, "retry.backoff.ms": 10})
         send(producer, 1000)
         process.send_signal(signal.SIGKILL)
         send(producer, 200)
