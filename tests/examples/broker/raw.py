@@ -4,12 +4,15 @@ import asyncio
 import io
 import socket
 import struct
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import timedelta
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
 from broker.broker import Broker
+from broker.settings import Settings
 from broker.wire import APIS, read_request, write_response
 from crc32c import crc32c
 from kio.index import load_request_schema, load_response_schema
@@ -130,6 +133,19 @@ class Direct:
 
     async def ask(self, name: str, version: int | None = None, **values: Any) -> Any:
         return await self.send(name, version, **values)
+
+
+@asynccontextmanager
+async def running_broker(topics: Iterable[str] = ("topic",), **settings: Any) -> AsyncIterator[Direct]:
+    """A client of a new broker, without a network. At the end no trigger was missed, and closing leaves nothing pending."""
+    broker = Broker(Settings(**settings))
+    broker.coordinator.start()
+    for name in topics:
+        broker.topics.create(name, broker.settings.partitions, broker.settings.replicas, {})
+    yield Direct(broker)
+    assert [purgatory.statistics().missed_triggers for purgatory in broker.purgatories] == [0] * 6
+    await broker.aclose()
+    assert [purgatory.pending for purgatory in broker.purgatories] == [0] * 6
 
 
 def varint(value: int) -> bytes:

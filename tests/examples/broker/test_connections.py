@@ -2,14 +2,16 @@
 
 import asyncio
 import struct
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
-import pytest
 from broker.server import IDLE_TIMEOUT, Connection, Server
-from loops import Runner
+from loops import on_virtual_time
 from raw import LOCAL, PEER, fetch_fields, fetched, framed, make_batch, produce_fields, produced, unframed, with_length
+
+pytestmark = on_virtual_time
 
 ONE = make_batch(b"one")
 
@@ -50,27 +52,20 @@ class Transport:
         return unframed(name, None, frame)
 
 
-@pytest.fixture
-def with_server(virtual: Runner) -> Callable[..., None]:
-    """Runs a scenario against a server that does not listen, and has one topic."""
-
-    def run(scenario: Any) -> None:
-        async def main() -> None:
-            server = Server()
-            server.listener = cast(asyncio.Server, SimpleNamespace(is_serving=lambda: True, close=lambda: None))
-            server.broker.topics.create("topic", 1, 1, {})
-            await scenario(server)
-            await server.__aexit__()
-            await asyncio.sleep(0)
-            assert not server.connections
-
-        virtual(main)
-
-    return run
+@asynccontextmanager
+async def running_server() -> AsyncIterator[Server]:
+    """A server with one topic, which does not listen."""
+    server = Server()
+    server.listener = cast(asyncio.Server, SimpleNamespace(is_serving=lambda: True, close=lambda: None))
+    server.broker.topics.create("topic", 1, 1, {})
+    yield server
+    await server.__aexit__()
+    await asyncio.sleep(0)
+    assert not server.connections
 
 
-def test_an_idle_connection_is_closed_but_not_one_whose_client_waits(with_server: Callable[..., None]) -> None:
-    async def scenario(server: Server) -> None:
+async def test_an_idle_connection_is_closed_but_not_one_whose_client_waits() -> None:
+    async with running_server() as server:
         silent, waiting = Transport(server), Transport(server)
         waiting.send("fetch", **fetch_fields("topic", 0, wait=3 * IDLE_TIMEOUT))
         await asyncio.sleep(IDLE_TIMEOUT - 1)
@@ -83,11 +78,9 @@ def test_an_idle_connection_is_closed_but_not_one_whose_client_waits(with_server
         await asyncio.sleep(IDLE_TIMEOUT + 1)
         assert waiting.is_aborted
 
-    with_server(scenario)
 
-
-def test_the_operation_of_a_connection_that_ends_is_cancelled(with_server: Callable[..., None]) -> None:
-    async def scenario(server: Server) -> None:
+async def test_the_operation_of_a_connection_that_ends_is_cancelled() -> None:
+    async with running_server() as server:
         fetches, client = server.broker.fetches, Transport(server)
         client.send("fetch", **fetch_fields("topic", 0, wait=3600))
         assert fetches.pending == 1
@@ -95,11 +88,9 @@ def test_the_operation_of_a_connection_that_ends_is_cancelled(with_server: Calla
         statistics = fetches.statistics()
         assert (statistics.pending, statistics.cancelled) == (0, 1)
 
-    with_server(scenario)
 
-
-def test_a_repeated_request_gets_a_response_of_its_own(with_server: Callable[..., None]) -> None:
-    async def scenario(server: Server) -> None:
+async def test_a_repeated_request_gets_a_response_of_its_own() -> None:
+    async with running_server() as server:
         reader, writer = Transport(server), Transport(server)
         for number in range(3):
             for correlation_id in (1, 2):
@@ -108,5 +99,3 @@ def test_a_repeated_request_gets_a_response_of_its_own(with_server: Callable[...
                 assert fetched(reader.receive("fetch")) == [("none", number * len(ONE))]
             writer.send("produce", **produce_fields("topic", ONE))
             assert produced(writer.receive("produce")) == [("none", number)]
-
-    with_server(scenario)

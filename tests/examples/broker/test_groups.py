@@ -1,7 +1,6 @@
 """The rules of groups, member by member; on virtual time, without a network."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,26 +8,12 @@ from typing import Any
 import pytest
 from broker.broker import Broker
 from broker.settings import Settings
-from loops import Runner
-from raw import Direct
+from loops import on_virtual_time
+from raw import Direct, running_broker
 
-Scenario = Callable[[Direct], Awaitable[None]]
+pytestmark = on_virtual_time
+
 SESSION, REBALANCE = 10.0, 60.0
-
-
-@pytest.fixture
-def with_broker(virtual: Runner) -> Callable[..., None]:
-    def run(scenario: Scenario, **settings: Any) -> None:
-        async def main() -> None:
-            broker = Broker(Settings(**settings))
-            broker.coordinator.start()
-            await scenario(Direct(broker))
-            await broker.aclose()
-            assert [purgatory.pending for purgatory in broker.purgatories] == [0] * 6
-
-        virtual(main)
-
-    return run
 
 
 class Member:
@@ -126,8 +111,8 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_the_first_join_waits_for_others_and_again_when_they_come(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_the_first_join_waits_for_others_and_again_when_they_come() -> None:
+    async with running_broker(topics=(), rebalance_delay=3.0) as client:
         one, two, three = (Member(client) for _ in range(3))
         begun = now()
         first = asyncio.create_task(one.join_group())
@@ -142,11 +127,9 @@ def test_the_first_join_waits_for_others_and_again_when_they_come(with_broker: C
         assert [len(response.members) for response in responses] == [3, 0, 0]
         assert {response.protocol_name for response in responses} == {"range"}
 
-    with_broker(scenario, rebalance_delay=3.0)
 
-
-def test_without_a_delay_the_first_member_is_alone_at_once(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_without_a_delay_the_first_member_is_alone_at_once() -> None:
+    async with running_broker(topics=(), rebalance_delay=0.0) as client:
         one, two = Member(client), Member(client)
         begun = now()
         await form(one)
@@ -159,11 +142,9 @@ def test_without_a_delay_the_first_member_is_alone_at_once(with_broker: Callable
         await asyncio.sleep(SESSION + 1)
         assert await one.heartbeat() == await two.heartbeat() == "unknown_member_id"
 
-    with_broker(scenario, rebalance_delay=0.0)
 
-
-def test_a_rebalance_goes_through_all_its_states(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_a_rebalance_goes_through_all_its_states() -> None:
+    async with running_broker(topics=()) as client:
         one, two = Member(client), Member(client)
         assert await state(client) == "Dead"
         coming = asyncio.create_task(one.join_group())
@@ -188,13 +169,9 @@ def test_a_rebalance_goes_through_all_its_states(with_broker: Callable[..., None
         await one.leave()
         assert await state(client) == "Empty"
 
-    with_broker(scenario)
 
-
-def test_a_member_without_heartbeats_is_removed_after_its_session_and_the_group_continues(
-    with_broker: Callable[..., None],
-) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_a_member_without_heartbeats_is_removed_after_its_session_and_the_group_continues() -> None:
+    async with running_broker(topics=()) as client:
         alive, silent = Member(client), Member(client)
         await form(alive, silent)
         begun = now()
@@ -206,11 +183,9 @@ def test_a_member_without_heartbeats_is_removed_after_its_session_and_the_group_
         assert await silent.heartbeat() == "unknown_member_id"
         assert await silent.commit(1) == "unknown_member_id"
 
-    with_broker(scenario)
 
-
-def test_a_member_that_does_not_join_again_in_time_is_removed(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_a_member_that_does_not_join_again_in_time_is_removed() -> None:
+    async with running_broker(topics=()) as client:
         joins, beats_only = Member(client), Member(client)
         await form(joins, beats_only)
         begun = now()
@@ -224,11 +199,9 @@ def test_a_member_that_does_not_join_again_in_time_is_removed(with_broker: Calla
         await asyncio.gather(joining, coming)
         assert joins.generation == 2
 
-    with_broker(scenario)
 
-
-def test_a_member_that_does_not_sync_in_time_is_removed(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_a_member_that_does_not_sync_in_time_is_removed() -> None:
+    async with running_broker(topics=()) as client:
         asks, forgets = Member(client), Member(client)
         await asyncio.gather(asks.join_group(), forgets.join_group())
         leader, other = (asks, forgets) if asks.joined.leader == asks.id else (forgets, asks)
@@ -240,11 +213,9 @@ def test_a_member_that_does_not_sync_in_time_is_removed(with_broker: Callable[..
         assert REBALANCE - 1.1 <= now() - begun <= REBALANCE + 1.1
         assert await other.heartbeat() == "unknown_member_id"
 
-    with_broker(scenario)
 
-
-def test_a_pending_member_holds_the_group_up_for_one_session_at_most(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_a_pending_member_holds_the_group_up_for_one_session_at_most() -> None:
+    async with running_broker(topics=()) as client:
         member = Member(client)
         await form(member)
         begun = now()
@@ -253,11 +224,9 @@ def test_a_pending_member_holds_the_group_up_for_one_session_at_most(with_broker
         await member.join_group()
         assert SESSION <= now() - begun <= SESSION + 0.01
 
-    with_broker(scenario)
 
-
-def test_a_member_that_joins_during_a_sync_may_wait_for_longer_than_a_session(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_a_member_that_joins_during_a_sync_may_wait_for_longer_than_a_session() -> None:
+    async with running_broker(topics=()) as client:
         there, new = Member(client), Member(client)
         await there.join_group()
         assert await state(client) == "CompletingRebalance"
@@ -268,11 +237,9 @@ def test_a_member_that_joins_during_a_sync_may_wait_for_longer_than_a_session(wi
         await there.join_group()
         assert (await coming).generation_id == there.generation == 2
 
-    with_broker(scenario)
 
-
-def test_old_versions_join_at_once_and_leave_by_one_field(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_old_versions_join_at_once_and_leave_by_one_field() -> None:
+    async with running_broker(topics=()) as client:
         for version in range(4):
             member = Member(client)
             response = await member.join(version)
@@ -282,11 +249,9 @@ def test_old_versions_join_at_once_and_leave_by_one_field(with_broker: Callable[
             assert (await member.leave(version=min(version, 2))).error_code.name == "none"
             assert (await member.leave(version=0)).error_code.name == "unknown_member_id"
 
-    with_broker(scenario)
 
-
-def test_the_protocol_with_the_most_votes_is_taken(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_the_protocol_with_the_most_votes_is_taken() -> None:
+    async with running_broker(topics=()) as client:
         members = [
             Member(client, protocols=("a", "b", "c")),
             Member(client, protocols=("b", "c")),
@@ -298,11 +263,9 @@ def test_the_protocol_with_the_most_votes_is_taken(with_broker: Callable[..., No
         outsider = await Member(client, protocols=("x",)).join()
         assert outsider.error_code.name == "inconsistent_group_protocol"
 
-    with_broker(scenario)
 
-
-def test_requests_that_do_not_fit_the_group_are_refused(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_requests_that_do_not_fit_the_group_are_refused() -> None:
+    async with running_broker(topics=()) as client:
         member = Member(client)
         await form(member)
         assert await member.heartbeat(generation=0) == "illegal_generation"
@@ -318,11 +281,9 @@ def test_requests_that_do_not_fit_the_group_are_refused(with_broker: Callable[..
         )
         assert (await member.sync()).error_code.name == "inconsistent_group_protocol"
 
-    with_broker(scenario)
 
-
-def test_a_member_whose_response_was_lost_gets_it_again(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_a_member_whose_response_was_lost_gets_it_again() -> None:
+    async with running_broker(topics=()) as client:
         one, two = Member(client), Member(client)
         leader = await form(one, two)
         follower = two if leader is one else one
@@ -335,12 +296,10 @@ def test_a_member_whose_response_was_lost_gets_it_again(with_broker: Callable[..
         assert not joining.done()
         assert await state(client) == "PreparingRebalance"
 
-    with_broker(scenario)
-
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_static_member_comes_back_to_its_place(with_broker: Callable[..., None], number: int) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_a_static_member_comes_back_to_its_place(number: int) -> None:
+    async with running_broker(topics=()) as client:
         one, two = Member(client, "one"), Member(client, "two")
         leader = await form(*((one, two) if number == 1 else (two, one)))
         assert leader is (one if number == 1 else two)
@@ -360,21 +319,17 @@ def test_a_static_member_comes_back_to_its_place(with_broker: Callable[..., None
         assert response.members[0].error_code.name == "none"
         assert await one.heartbeat() == "rebalance_in_progress"
 
-    with_broker(scenario)
 
-
-def test_a_static_member_keeps_its_name_when_it_joins_in_a_version_that_has_no_names(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_a_static_member_keeps_its_name_when_it_joins_in_a_version_that_has_no_names() -> None:
+    async with running_broker(topics=()) as client:
         member = Member(client, "name")
         await form(member)
         assert (await member.join(version=4)).generation_id == 2
         described = await client.ask("describe_groups", groups=["group"])
         assert [one.group_instance_id for one in described.groups[0].members] == ["name"]
 
-    with_broker(scenario)
 
-
-def test_a_group_and_its_offsets_survive_a_restart(virtual: Runner, tmp_path: Path) -> None:
+async def test_a_group_and_its_offsets_survive_a_restart(tmp_path: Path) -> None:
     async def first_life() -> Member:
         broker = Broker(Settings(directory=tmp_path))
         client = Direct(broker)
@@ -406,8 +361,5 @@ def test_a_group_and_its_offsets_survive_a_restart(virtual: Runner, tmp_path: Pa
         assert (await Direct(broker).ask("list_groups")).groups == ()
         await broker.aclose()
 
-    async def main() -> None:
-        await second_life(await first_life())
-        await third_life()
-
-    virtual(main)
+    await second_life(await first_life())
+    await third_life()
