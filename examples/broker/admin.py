@@ -1,4 +1,4 @@
-"""Requests about the cluster and its topics; all are answered at once."""
+"""Requests about the cluster and its topics; none of them waits."""
 
 from typing import TYPE_CHECKING, Any, Final
 

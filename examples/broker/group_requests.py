@@ -1,4 +1,4 @@
-"""Requests about groups that are answered at once: committed offsets, and groups as administrators see them."""
+"""Requests about groups that never wait: committed offsets, and groups as administrators see them."""
 
 from functools import cache
 from typing import Any, Final

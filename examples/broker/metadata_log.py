@@ -30,7 +30,7 @@ class MetadataLog:
     """The tables are dictionaries to read; only `append` changes them.
 
     Args:
-        settings: the file is `kept.jsonl` in its directory.
+        settings: the file is `kept.jsonl` in its directory: earlier versions named it so.
     """
 
     def __init__(self, settings: Settings) -> None:

@@ -43,7 +43,7 @@ APIS: Final = {
 
 
 class BadRequest(Exception):
-    """The bytes are not a request that can be answered. The message says what is wrong with them."""
+    """The bytes are not a request that is offered. The message says what is wrong with them."""
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ def read_request(frame: bytes, local: Address, peer: Address, respond: ResponseC
         if api is None:
             raise BadRequest(f"API key {key} is not known here")
         if not api.min_version <= version <= api.max_version:
-            if api.name == "api_versions":  # is answered all the same, so that the client can choose another version
+            if api.name == "api_versions":  # gets a response all the same, so that the client can choose another version
                 return Request(api, -1, correlation_id, "", None, local, peer, respond)
             offered = f"{api.min_version} to {api.max_version} are"
             raise BadRequest(f"version {version} of {api.name} is not offered ({offered})")

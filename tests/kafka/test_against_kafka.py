@@ -9,7 +9,7 @@ from kafka_server import SERVER
 from maven import Unavailable, jars
 from requirements import unavailable
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a busy machine takes minutes to start JVMs
 
 
 @pytest.mark.parametrize("kind", ["ours", "Kafka"])

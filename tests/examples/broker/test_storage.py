@@ -75,13 +75,13 @@ def test_a_log_reads_what_a_list_would(batches: list[tuple[int, int]], data: st.
     wanted = [entry for entry in oracle if entry[0] + entry[1] > start and entry[0] < end] if start < end else []
     assert log.size(start, end) == sum(entry[2] for entry in wanted)
     limit = data.draw(st.integers(0, 400))
-    taken, room = [], limit
+    taken, left = [], limit
     for entry in wanted:
-        room -= entry[2]
-        if room < 0 and taken:
+        left -= entry[2]
+        if left < 0 and taken:
             break
         taken.append(entry[:2])
-        if room < 0:
+        if left < 0:
             break
     assert batches_of(log.read(start, end, limit, at_least_one=True)) == taken
     time = data.draw(st.integers(0, 60))
@@ -147,10 +147,10 @@ def test_a_topic_of_the_same_name_begins_empty(virtual: Runner, tmp_path: Path) 
         partitions = [{"partition_index": 0, "committed_offset": 1}]
         await client.ask("offset_commit", group_id="group", topics=[{"name": "topic", "partitions": partitions}])
         stale = tmp_path / "topics" / "topic" / "0.log"
-        kept = stale.read_bytes()
+        data = stale.read_bytes()
         await client.ask("delete_topics", topic_names=["topic"])
         stale.parent.mkdir()
-        stale.write_bytes(kept)  # as if the process had ended before the file was deleted
+        stale.write_bytes(data)  # as if the process had ended before the file was deleted
         await client.ask("create_topics", topics=[wanted])
         assert fetched(await client.ask("fetch", **fetch_fields("topic", 0))) == [("none", 0)]
         assert (await client.ask("offset_fetch", group_id="group", topics=None)).topics == ()
@@ -175,20 +175,20 @@ def test_producer_ids_are_unique_across_restarts(virtual: Runner, tmp_path: Path
 @pytest.mark.parametrize("extra", [[], ["--fsync"]])
 def test_what_had_a_response_survives_a_kill(tmp_path: Path, extra: list[str]) -> None:
     arguments = ("--directory", str(tmp_path), *extra)
-    answered = 0
+    confirmed = 0
     with program(*arguments) as (process, address), Raw(address) as client:
         client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
         for number in range(50):
             assert produced(client.ask("produce", **produce_fields("topic", TWO))) == [("none", 2 * number)]
-            answered += 1
+            confirmed += 1
         client.send("produce", **produce_fields("topic", TWO))  # which may or may not survive
         process.send_signal(signal.SIGKILL)
         process.wait()
     with program(*arguments) as (process, address), Raw(address) as client:
         response: Any = client.ask("fetch", **fetch_fields("topic", 0))
         found = batches_of(response.responses[0].partitions[0].records)
-        assert found[:answered] == [(2 * number, 2) for number in range(answered)]
-        assert len(found) <= answered + 1
+        assert found[:confirmed] == [(2 * number, 2) for number in range(confirmed)]
+        assert len(found) <= confirmed + 1
         process.send_signal(signal.SIGTERM)
         output, errors = process.communicate(timeout=200)
         assert process.returncode == 0
