@@ -26,7 +26,7 @@ def kafka(tmp_path: Path) -> Iterator[KafkaServer]:
 def test_what_was_produced_before_a_restart_is_consumed_after_it(kafka: KafkaServer) -> None:
     producer = Producer({"bootstrap.servers": kafka.address, **QUIET})
     producer.produce("news", b"first")
-    assert producer.flush(60) == 0
+    assert producer.flush(120) == 0
 
     kafka.stop()
     kafka.start()
@@ -34,7 +34,7 @@ def test_what_was_produced_before_a_restart_is_consumed_after_it(kafka: KafkaSer
     consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": "g", "auto.offset.reset": "earliest", **QUIET})
     try:
         consumer.subscribe(["news"])
-        message = consumer.poll(60)
+        message = consumer.poll(120)
         assert message is not None and message.value() == b"first"
     finally:
         consumer.close()
