@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-if not __package__:  # started as a folder: what is imported is found beside it
+if not __package__:  # started as a folder: make the package importable
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from broker.command import main

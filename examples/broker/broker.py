@@ -1,4 +1,4 @@
-"""The broker: its purgatories, which request goes to whom, and what is done when a partition has changed."""
+"""The broker: its purgatories, the handler of each request, and the checks after a partition has changed."""
 
 from collections import deque
 from collections.abc import Callable
@@ -7,23 +7,23 @@ from typing import Any
 from purgatory import DelayedOperation, Purgatory
 
 from .admin import Admin
-from .answers import Answer, Refused
 from .coordinator import Coordinator
+from .delayed_operations import DelayedDeleteRecords, DelayedFetch, DelayedProduce
 from .group_requests import GroupRequests
-from .kept import Kept
+from .metadata_log import MetadataLog
 from .records import Records
-from .replicas import Replicas
+from .replicas import Followers
+from .responses import ApiError, Response
 from .settings import Settings
 from .topics import Topics
-from .waits import DelayedDeleteRecords, DelayedFetch, DelayedProduce
 from .wire import APIS, Request
 
-Handler = Callable[[Request], Answer | DelayedOperation[None] | None]
-"""Returns its answer; or the operation that will answer; or None, if the group will, or nobody."""
+Handler = Callable[[Request], Response | DelayedOperation[None] | None]
+"""Returns the response, or the operation that will respond, or None: the group will respond, or nobody."""
 
 
 class Broker:
-    """All but the network. A request goes to `handle`; what it sets off is done when its handler has returned.
+    """Everything but the network. `handle` handles a request; checks that it triggers run after its handler has returned.
 
     Nothing here awaits anything.
     """
@@ -35,11 +35,11 @@ class Broker:
         self.produces: Purgatory[DelayedProduce] = Purgatory("produce")
         self.fetches: Purgatory[DelayedFetch] = Purgatory("fetch")
         self.deletes: Purgatory[DelayedDeleteRecords] = Purgatory("delete records")
-        self.kept = Kept(settings)
-        self.topics = Topics(settings, self.kept)
-        self.replicas = Replicas(settings, self.topics, self.changed)
-        self.coordinator = Coordinator(settings, self.kept)
-        self.later: deque[Callable[[], object]] = deque()  # what is to be done when the handler has returned
+        self.metadata_log = MetadataLog(settings)
+        self.topics = Topics(settings, self.metadata_log)
+        self.followers = Followers(settings, self.topics, self.on_watermark)
+        self.coordinator = Coordinator(settings, self.metadata_log)
+        self.deferred: deque[Callable[[], object]] = deque()  # called when the handler has returned
         owners = (Records(self), self.coordinator, GroupRequests(self.coordinator, self.topics), Admin(self))
         self._handlers: dict[str, Handler] = {
             api.name: next(getattr(owner, api.name) for owner in owners if hasattr(owner, api.name)) for api in APIS.values()
@@ -47,44 +47,44 @@ class Broker:
 
     @property
     def purgatories(self) -> tuple[Purgatory[Any], ...]:
-        """Where something can wait, one for each kind."""
-        waits = self.coordinator
-        return self.produces, self.fetches, self.deletes, waits.joins, waits.syncs, waits.heartbeats
+        """All purgatories, one for each kind of operation."""
+        groups = self.coordinator
+        return self.produces, self.fetches, self.deletes, groups.joins, groups.syncs, groups.heartbeats
 
     def handle(self, request: Request) -> DelayedOperation[None] | None:
         """Handles a request.
 
         Returns:
-            What it waits for; None if it has been answered, or is by somebody else.
+            The operation that will respond; None if there is a response already, or somebody else will respond.
         """
         try:
             outcome = self._handlers[request.api.name](request)
-        except Refused as error:
-            outcome = error.answer
+        except ApiError as error:
+            outcome = error.response
         if isinstance(outcome, dict):
-            request.reply(outcome)
+            request.respond(outcome)
             outcome = None
-        while self.later:
-            self.later.popleft()()
+        while self.deferred:
+            self.deferred.popleft()()
         return outcome
 
     async def aclose(self) -> None:
-        """Ends all waits without an answer, and closes all files."""
+        """Cancels all operations without a response, and closes all files."""
         for purgatory in self.purgatories:
             await purgatory.aclose()
         self.topics.close()
-        self.kept.close()
+        self.metadata_log.close()
 
-    # -- when a partition has changed
+    # -- checks after a partition has changed
 
-    def written(self, key: tuple[str, int]) -> None:
-        """Records were appended to the partition with this key, and its high watermark has moved: in Kafka's order."""
+    def on_append(self, key: tuple[str, int]) -> None:
+        """An append to this partition has moved its high watermark. The order of the checks is Kafka's."""
         self.produces.check_and_complete(key)
         self.fetches.check_and_complete(key)
         self.deletes.check_and_complete(key)
 
-    def changed(self, key: tuple[str, int]) -> None:
-        """A follower has moved a watermark, or the partition is gone: in Kafka's order, which is another one here."""
+    def on_watermark(self, key: tuple[str, int]) -> None:
+        """A follower has moved a watermark, or the partition is deleted. The order is Kafka's, and differs from the other."""
         self.fetches.check_and_complete(key)
         self.produces.check_and_complete(key)
         self.deletes.check_and_complete(key)

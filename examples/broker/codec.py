@@ -1,11 +1,12 @@
 """Reads and writes Kafka's messages by the schemas of the package `kio`, which has one class for each message and version.
 
-A request in any version is read as the newest that is offered: where a field was not there yet, it has its default. Answers are
-dictionaries; what the version of the request has no field for is left out. Times are seconds. Tagged fields, which are for
-those who know them, are passed over and not written: none is needed here.
+A request in any version is read as the newest that is offered: a field that its version does not have yet gets its default.
+Responses are dictionaries; what the version of the request has no field for is left out. Times are in seconds. Tagged fields
+are optional in the protocol: they are skipped and not written, as none is needed here.
 
-Why not by kio's own reader: it makes room for an array before it knows whether the array is there, so that five bytes which
-promise two billion items end the process; and it refuses tagged fields that it does not know, which librdkafka sends.
+kio's own reader is not used, for two reasons: it allocates an array before it knows whether the array is there, so that five
+bytes that announce two billion items end the process; and it rejects tagged fields that it does not know, which librdkafka
+sends.
 """
 
 import struct
@@ -16,36 +17,45 @@ from functools import cache
 from types import SimpleNamespace, UnionType
 from typing import Any, Final, NamedTuple, get_args, get_origin
 
-# What has one name in one message and another one in the next, has one name here.
-NAMES: Final[Mapping[str, str]] = {
+# Fields that mean the same but are named differently in different messages, and their one name here.
+COMMON_NAMES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("topic_data", "responses"), "topics"),
     **dict.fromkeys(("partition_data", "partition_responses", "partition_indexes"), "partitions"),
     **dict.fromkeys(("partition", "partition_index"), "index"),
     **dict.fromkeys(("topic", "resource_name"), "name"),
 }
 
-KINDS: Final = "bool=? int8=b int16=h error_code=h int32=i int64=q timedelta_i32=i timedelta_i64=q datetime_i64=q"
-FORMATS: Final = dict(pair.split("=") for pair in KINDS.split())  # times are in milliseconds
+FORMATS: Final = {  # of the module struct; times are in milliseconds
+    "bool": "?",
+    "int8": "b",
+    "int16": "h",
+    "error_code": "h",
+    "int32": "i",
+    "int64": "q",
+    "timedelta_i32": "i",
+    "timedelta_i64": "q",
+    "datetime_i64": "q",
+}
 
 
 class Malformed(ValueError):
-    """The bytes are not what they should be."""
+    """The bytes are not a message."""
 
 
-class Form(NamedTuple):
-    """How values of one kind are read and written.
+class Serde(NamedTuple):
+    """How values of one kind are read and written (Kafka's serializer and deserializer).
 
     Attributes:
-        read: from bytes, beginning at an index; returns the value and where it ends. Raises Malformed, IndexError, struct.error
-            or UnicodeDecodeError if it is not there.
-        write: at the end of a bytearray.
+        read: takes bytes and an index; returns the value that begins there, and the index after it. Raises Malformed,
+            IndexError, struct.error or UnicodeDecodeError if there is none.
+        write: appends a value to a bytearray.
     """
 
     read: Callable[[bytes, int], tuple[Any, int]]
     write: Callable[[bytearray, Any], None]
 
 
-def _number(kind: str) -> Form:
+def _number(kind: str) -> Serde:
     number, is_time = struct.Struct(">" + FORMATS[kind]), kind.startswith("timedelta")
 
     def read(data: bytes, at: int) -> tuple[Any, int]:
@@ -55,11 +65,11 @@ def _number(kind: str) -> Form:
     def write(out: bytearray, value: Any) -> None:
         out += number.pack(-1 if value is None else round(value * 1000) if is_time else value)
 
-    return Form(read, write)
+    return Serde(read, write)
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """An unsigned number of up to ten bytes, and where it ends."""
+    """An unsigned number of up to ten bytes, and the index after it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[at]
@@ -83,8 +93,8 @@ def _write_compact_length(out: bytearray, length: int) -> None:
     out.append(value)
 
 
-def pass_tags(data: bytes, at: int) -> int:
-    """Where the tagged fields end that begin at `at`."""
+def skip_tagged_fields(data: bytes, at: int) -> int:
+    """The index after the tagged fields that begin at `at`."""
     count, at = read_varint(data, at)
     for _ in range(count):
         _, at = read_varint(data, at)
@@ -96,18 +106,18 @@ def pass_tags(data: bytes, at: int) -> int:
 
 
 NUMBERS: Final = {kind: _number(kind) for kind in FORMATS}
-INT16, INT32, COMPACT = NUMBERS["int16"], NUMBERS["int32"], Form(_read_compact_length, _write_compact_length)
+INT16, INT32, COMPACT = NUMBERS["int16"], NUMBERS["int32"], Serde(_read_compact_length, _write_compact_length)
 
 
-def _sequence(length: Form, is_text: bool) -> Form:
-    """Text or bytes, after their length; None is -1 long."""
+def _sequence(length: Serde, is_text: bool) -> Serde:
+    """Text or bytes, after their length, which is -1 for None."""
 
     def read(data: bytes, at: int) -> tuple[Any, int]:
         size, at = length.read(data, at)
         if size < 0:
             return None, at
         if size > len(data) - at:
-            raise Malformed(f"{size} bytes are promised, {len(data) - at} are there")
+            raise Malformed(f"{size} bytes are announced, {len(data) - at} are there")
         value = data[at : at + size]
         return (value.decode() if is_text else value), at + size
 
@@ -116,16 +126,16 @@ def _sequence(length: Form, is_text: bool) -> Form:
         length.write(out, -1 if data is None else len(data))
         out += data or b""
 
-    return Form(read, write)
+    return Serde(read, write)
 
 
-def _array(length: Form, item: Form) -> Form:
-    """Items after their number; None is -1 of them."""
+def _array(length: Serde, item: Serde) -> Serde:
+    """Items, after their number, which is -1 for None."""
 
     def read(data: bytes, at: int) -> tuple[Any, int]:
         count, at = length.read(data, at)
         if count > len(data) - at:
-            raise Malformed(f"an array of {count} items is promised, in {len(data) - at} bytes")
+            raise Malformed(f"an array of {count} items is announced, in {len(data) - at} bytes")
         items = []
         for _ in range(count):
             value, at = item.read(data, at)
@@ -137,14 +147,14 @@ def _array(length: Form, item: Form) -> Form:
         for one in value or ():
             item.write(out, one)
 
-    return Form(read, write)
+    return Serde(read, write)
 
 
-TEXT: Final = _sequence(INT16, is_text=True)
+STRING: Final = _sequence(INT16, is_text=True)
 
 
-class Shape(NamedTuple):
-    """A field of one of kio's classes: what it nests if anything, and what it is if nothing is said."""
+class Field(NamedTuple):
+    """A field of one of kio's classes; `nested` is the class of its value, if that is a structure of its own."""
 
     name: str
     kind: str
@@ -155,12 +165,12 @@ class Shape(NamedTuple):
 
 
 @cache
-def shapes_of(cls: Any) -> Mapping[str, Shape]:
-    """The fields of a class, by their names here, but for tagged ones."""
-    return {NAMES.get(field.name, field.name): _shape_of(field) for field in fields(cls) if "tag" not in field.metadata}
+def fields_of(cls: Any) -> Mapping[str, Field]:
+    """The fields of a class that are not tagged, by their common names."""
+    return {COMMON_NAMES.get(field.name, field.name): _field_of(field) for field in fields(cls) if "tag" not in field.metadata}
 
 
-def _shape_of(field: Any) -> Shape:
+def _field_of(field: Any) -> Field:
     inner, kind, default = field.type, field.metadata.get("kafka_type", ""), field.default
     is_nullable = get_origin(inner) is UnionType
     inner = get_args(inner)[0] if is_nullable else inner  # of `X | None`
@@ -170,44 +180,44 @@ def _shape_of(field: Any) -> Shape:
         default = default.total_seconds()
     elif default is MISSING:
         default = None if is_nullable else () if is_array else {"string": "", "bytes": b""}.get(kind, 0)
-    return Shape(field.name, kind, inner if is_dataclass(inner) else None, is_array, is_nullable, default)
+    return Field(field.name, kind, inner if is_dataclass(inner) else None, is_array, is_nullable, default)
 
 
 @cache
-def form_of(cls: Any, newest: Any = None) -> Form:
+def serde_of(cls: Any, newest: Any = None) -> Serde:
     """How entities of one class are read and written.
 
-    What is read is an entity of the class `newest`, if given, and has the fields of both. What is written is a dictionary.
+    An entity is read as one of the class `newest`, if given: it has the fields of both. What is written is a dictionary.
     """
-    shapes, is_flexible = shapes_of(cls), cls.__flexible__
-    newer = shapes_of(newest or cls)
-    missing = {name: shape.default for name, shape in newer.items() if name not in shapes}
-    steps = [(name, shape, _form_of_field(shape, newer.get(name, shape), is_flexible)) for name, shape in shapes.items()]
+    own_fields, is_flexible = fields_of(cls), cls.__flexible__
+    newer = fields_of(newest or cls)
+    missing = {name: field.default for name, field in newer.items() if name not in own_fields}
+    steps = [(name, field, _serde_of_field(field, newer.get(name, field), is_flexible)) for name, field in own_fields.items()]
 
     def read(data: bytes, at: int) -> tuple[Any, int]:
         values = missing.copy()
-        for name, shape, form in steps:
-            value, at = form.read(data, at)
-            if value is None and not shape.is_nullable:
-                raise Malformed(f"{shape.name} may not be null")
+        for name, field, serde in steps:
+            value, at = serde.read(data, at)
+            if value is None and not field.is_nullable:
+                raise Malformed(f"{field.name} may not be null")
             values[name] = value
-        return SimpleNamespace(**values), pass_tags(data, at) if is_flexible else at
+        return SimpleNamespace(**values), skip_tagged_fields(data, at) if is_flexible else at
 
-    def write(out: bytearray, answer: Mapping[str, Any]) -> None:
-        for name, shape, form in steps:
-            form.write(out, answer.get(name, shape.default))
+    def write(out: bytearray, response: Mapping[str, Any]) -> None:
+        for name, field, serde in steps:
+            serde.write(out, response.get(name, field.default))
         if is_flexible:
             out.append(0)  # tagged fields
 
-    return Form(read, write)
+    return Serde(read, write)
 
 
-def _form_of_field(shape: Shape, newer: Shape, is_flexible: bool) -> Form:
-    if shape.nested is not None:
-        form = form_of(shape.nested, newer.nested)
-    elif shape.kind in NUMBERS:
-        form = NUMBERS[shape.kind]
+def _serde_of_field(field: Field, newer: Field, is_flexible: bool) -> Serde:
+    if field.nested is not None:
+        serde = serde_of(field.nested, newer.nested)
+    elif field.kind in NUMBERS:
+        serde = NUMBERS[field.kind]
     else:
-        is_text = shape.kind == "string"
-        form = _sequence(COMPACT if is_flexible else INT16 if is_text else INT32, is_text)
-    return _array(COMPACT if is_flexible else INT32, form) if shape.is_array else form
+        is_text = field.kind == "string"
+        serde = _sequence(COMPACT if is_flexible else INT16 if is_text else INT32, is_text)
+    return _array(COMPACT if is_flexible else INT32, serde) if field.is_array else serde

@@ -16,7 +16,7 @@ UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0}
 
 
 def seconds(text: str) -> float:
-    """A time of zero or more, from the command line: 5ms, 0.1s, 2min; without a unit, seconds."""
+    """Parses a time of zero or more: 5ms, 0.1s, 2min; seconds if there is no unit."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|min)?", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"must be a time such as 5ms or 0.1s, not {text}")
@@ -24,7 +24,7 @@ def seconds(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """A positive number of things, from the command line."""
+    """Parses a positive number."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {text}")
@@ -32,20 +32,20 @@ def count(text: str) -> int:
 
 
 async def serve(settings: Settings, host: str, port: int) -> None:
-    """Serves until SIGINT or SIGTERM; then tells how all waits have ended."""
+    """Serves until SIGINT or SIGTERM; then prints how all operations have ended."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     async with Server(settings, host, port) as server:
         if settings.replicas > 1:
-            loop.add_signal_handler(signal.SIGUSR1, server.broker.replicas.toggle_last)
+            loop.add_signal_handler(signal.SIGUSR1, server.broker.followers.toggle_last)
         print(f"listening on {server.address}", flush=True)
         await stop.wait()
     for purgatory in server.broker.purgatories:
-        ended = purgatory.statistics()
-        outcomes = f"completed {ended.completed}, expired {ended.expired}, cancelled {ended.cancelled}"
-        print(f"{ended.name}: {outcomes}, missed triggers {ended.missed_triggers}, pending {ended.pending}")
+        counts = purgatory.statistics()
+        outcomes = f"completed {counts.completed}, expired {counts.expired}, cancelled {counts.cancelled}"
+        print(f"{counts.name}: {outcomes}, missed triggers {counts.missed_triggers}, pending {counts.pending}")
     rebalances = server.broker.coordinator.rebalances
     print(f"rebalances: {len(rebalances)}, longest {max(rebalances, default=0.0):.3f} s")
 
@@ -56,15 +56,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: loopback only)")
     add("--port", type=int, default=9092, help="port to listen on; 0 takes a free one (default: 9092)")
-    add("--directory", type=Path, help="where everything is kept (default: in memory)")
-    add("--fsync", action="store_true", help="each append is on the disk before it is answered")
-    add("--partitions", type=count, default=1, help="of topics that nobody has created (default: 1)")
-    add("--no-auto-create", dest="creates_topics", action="store_false", help="topics that nobody has created are unknown")
+    add("--directory", type=Path, help="for all data (default: in memory)")
+    add("--fsync", action="store_true", help="each append is on the disk before its response")
+    add("--partitions", type=count, default=1, help="of topics that are created automatically (default: 1)")
+    add("--no-auto-create", dest="creates_topics", action="store_false", help="do not create topics when clients ask for them")
     add("--replicas", type=count, default=1, help="nodes, all but one simulated (default: 1); SIGUSR1 stops and starts one")
     add("--replica-lag", type=seconds, default=0.005, help="from an append until the followers have it (default: 5ms)")
     add("--replica-patience", type=seconds, default=30.0, help="until one that is stopped is out of sync (default: 30s)")
     add("--rebalance-delay", type=seconds, default=0.1, help="of an empty group, for more members to come (default: 0.1s)")
-    add("--demo", action="store_true", help="three clients in groups whose members come, go and die, and a report")
+    add("--demo", action="store_true", help="three clients with groups whose members join, leave and are killed, and a report")
     add("--messages", type=count, default=4000, help="of each client in the demo (default: 4000)")
     add("--rate", type=count, default=200, help="messages a second of each client in the demo (default: 200)")
     options = parser.parse_args(arguments)

@@ -1,11 +1,11 @@
-"""What can be set for a topic. `min.insync.replicas` and `max.message.bytes` are heeded; the rest is kept and shown."""
+"""The configuration of topics. `min.insync.replicas` and `max.message.bytes` have an effect; the rest is stored and shown."""
 
 from collections.abc import Mapping
 from typing import Final
 
-from .answers import Answer, ErrorCode, refuse_if
+from .responses import ErrorCode, Response, raise_if
 
-# By kind, which is a number in the protocol: each name, and the value that it has otherwise.
+# By type, which is a number in the protocol: each name and its default.
 TABLE: Final = {
     1: "preallocate=false unclean.leader.election.enable=false",  # boolean
     2: "compression.type=producer message.timestamp.type=CreateTime",  # string
@@ -17,27 +17,27 @@ TABLE: Final = {
     6: "min.cleanable.dirty.ratio=0.5",  # double
     7: "cleanup.policy=delete",  # list
 }
-KINDS: Final = {pair.partition("=")[0]: kind for kind, pairs in TABLE.items() for pair in pairs.split()}
+TYPES: Final = {pair.partition("=")[0]: number for number, pairs in TABLE.items() for pair in pairs.split()}
 DEFAULTS: Final = dict(pair.split("=") for pairs in TABLE.values() for pair in pairs.split())
 WHOLE_NUMBERS: Final = ("min.insync.replicas", "max.message.bytes")
-STRING, DEFAULT, SET_FOR_TOPIC = 2, 5, 1  # a kind, and where a value comes from
+STRING, DEFAULT_CONFIG, TOPIC_CONFIG = 2, 5, 1  # a type, and two sources of a value
 
 
-def check(configs: Mapping[str, str]) -> None:
-    """Raises `Refused` if one of them cannot be set for a topic."""
+def validate(configs: Mapping[str, str]) -> None:
+    """Raises `ApiError` if one of them cannot be set for a topic."""
     for name, value in configs.items():
         is_wrong = name not in DEFAULTS or (name in WHOLE_NUMBERS and not value.isdecimal())
-        refuse_if(is_wrong, ErrorCode.invalid_config, f"{name}={value!r} cannot be set for a topic")
+        raise_if(is_wrong, ErrorCode.invalid_config, f"{name}={value!r} cannot be set for a topic")
 
 
-def described(values: Mapping[str, object], chosen: Mapping[str, str]) -> list[Answer]:
-    """Each of some values, or the one that was chosen for it, as Kafka's tools show it."""
+def config_entries(defaults: Mapping[str, object], configs: Mapping[str, str]) -> list[Response]:
+    """A configuration as Kafka's tools show it."""
     return [
         {
             "name": name,
-            "value": str(chosen.get(name, value)),
-            "config_source": SET_FOR_TOPIC if name in chosen else DEFAULT,
-            "config_type": KINDS.get(name, STRING),
+            "value": str(configs.get(name, default)),
+            "config_source": TOPIC_CONFIG if name in configs else DEFAULT_CONFIG,
+            "config_type": TYPES.get(name, STRING),
         }
-        for name, value in values.items()
+        for name, default in defaults.items()
     ]

@@ -1,7 +1,7 @@
-"""`--demo`: three clients that nobody here wrote, each with a producer and a group whose members come, go and die; a report.
+"""`--demo`: three clients, each with a producer and a group whose members join, leave and are killed; then a report.
 
-The broker runs in this process, each client in one of its own. Now and then somebody's connection is cut, so that producers
-send again what was not confirmed, for which they are idempotent, and consumers ask again.
+The broker runs in this process, each producer and each member in one of its own. Twice a second a connection is cut, so that
+idempotent producers send again what was not confirmed, and consumers reconnect.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ from .settings import Settings
 CLIENTS: Final = ("confluent-kafka", "aiokafka", "kafka-python")
 PARTITIONS: Final = 6
 CUTS: Final = 2  # a second
-HEAD_START: Final = 1.0  # seconds that the first members have
-PATIENCE: Final = 30.0  # seconds for the last message to arrive
+JOIN_DELAY: Final = 1.0  # seconds before the first message
+RECEIVE_TIMEOUT: Final = 60.0  # seconds for the last message to arrive
 
 
 @dataclass
-class Part:
-    """What one client does, and what has come of it."""
+class ClientRun:
+    """The processes of one client, and their output."""
 
     client: str
     address: str
@@ -57,57 +57,57 @@ class Part:
         self.processes.append(started)
         return started
 
-    async def come(self) -> None:
-        """One more member."""
+    async def add_member(self) -> None:
+        """Starts one more member."""
         self.members.append(await self.start("consume", f"group-{self.client}"))
-        self.changes["come"] += 1
+        self.changes["joined"] += 1
 
-    async def go(self, how: signal.Signals) -> None:
-        """The member that is there for the longest time leaves, or dies."""
+    async def end_member(self, how: signal.Signals) -> None:
+        """The oldest member leaves, or is killed."""
         member = self.members.pop(0)
         if member.returncode is not None:
             raise RuntimeError(
                 f"a member of {self.client}'s group has ended by itself, with status {member.returncode}: {self.errors()}"
             )
         member.send_signal(how)
-        self.changes["gone" if how is signal.SIGTERM else "dead"] += 1
+        self.changes["left" if how is signal.SIGTERM else "killed"] += 1
         await member.wait()
 
     def errors(self) -> str:
-        """The last thing that each of its processes said, if anything."""
-        said = [path.with_suffix(".errors").read_text().strip().rpartition("\n")[2] for path in self.files]
-        return "; ".join(filter(None, said)) or "nothing was said"
+        """The last line that each member wrote to its standard error, if any."""
+        lines = [path.with_suffix(".errors").read_text().strip().rpartition("\n")[2] for path in self.files]
+        return "; ".join(filter(None, lines)) or "it has printed nothing"
 
     def confirmed(self) -> set[int]:
-        """The messages that the producer knows to be in the log."""
+        """The numbers of the messages that the broker has confirmed."""
         return {int(line) for line in (self.folder / f"{self.client} produce 0").read_text().splitlines()}
 
     def received(self) -> list[tuple[int, int, int, float]]:
-        """Partition, offset, number and delay of each message that a member got. A line without an end is none: it has died."""
+        """Partition, offset, number and delay of each received message. Half a line of a killed member is ignored."""
         lines = [line.split() for path in self.files for line in path.read_text().split("\n")[:-1]]
         return [(int(partition), int(offset), int(number), float(delay)) for partition, offset, number, delay in lines]
 
-    async def play(self, messages: int, rate: float) -> None:
-        """Two members; then a third comes, one goes, one dies, all while messages are sent."""
+    async def run(self, messages: int, rate: float) -> None:
+        """Starts two members; while messages are sent a third one joins, one leaves, one is killed, and a last one joins."""
         quarter = messages / rate / 4
-        await asyncio.gather(self.come(), self.come())
-        await asyncio.sleep(HEAD_START)
+        await asyncio.gather(self.add_member(), self.add_member())
+        await asyncio.sleep(JOIN_DELAY)
         producer = await self.start("produce", messages, rate)
-        for change in (self.come, partial(self.go, signal.SIGTERM), partial(self.go, signal.SIGKILL)):
+        for change in (self.add_member, partial(self.end_member, signal.SIGTERM), partial(self.end_member, signal.SIGKILL)):
             await asyncio.sleep(quarter)
             await change()
-        await self.come()
+        await self.add_member()
         await producer.wait()
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + RECEIVE_TIMEOUT
         while time.monotonic() < until and self.confirmed() - {number for _, _, number, _ in self.received()}:  # noqa: ASYNC110
             await asyncio.sleep(0.2)
         while self.members:
-            await self.go(signal.SIGTERM)
+            await self.end_member(signal.SIGTERM)
 
     def cells(self) -> list[str]:
-        """Its column of the report."""
+        """Its column in the report."""
         confirmed, received = self.confirmed(), self.received()
-        places = {(partition, offset): number for partition, offset, number, _ in received}
+        by_offset = {(partition, offset): number for partition, offset, number, _ in received}
         first: dict[int, float] = {}
         for *_, number, delay in received:
             first[number] = min(delay, first.get(number, delay))
@@ -116,11 +116,11 @@ class Part:
             len(confirmed),
             len(first),
             len(confirmed - set(first)),
-            len(places) - len(set(places.values())),
-            len(received) - len(places),
+            len(by_offset) - len(set(by_offset.values())),
+            len(received) - len(by_offset),
         ]
-        changes = [self.changes[change] for change in ("come", "gone", "dead")]
-        times = [f"{delays[int(share * (len(delays) - 1))] * 1000:.1f} ms" for share in (0.5, 0.99)]
+        changes = [self.changes[change] for change in ("joined", "left", "killed")]
+        times = [f"{delays[int(quantile * (len(delays) - 1))] * 1000:.1f} ms" for quantile in (0.5, 0.99)]
         return [f"{number:,}" for number in (*numbers, *changes)] + times
 
 
@@ -139,28 +139,28 @@ ROWS: Final = (
 
 
 async def cut_connections(server: Server) -> None:
-    """Breaks somebody's connection, now and then."""
+    """Aborts a random connection, `CUTS` times a second."""
     while True:
         await asyncio.sleep(1 / CUTS)
         if server.connections:
             random.choice(list(server.connections)).transport.abort()
 
 
-async def play(messages: int, rate: float, folder: Path) -> tuple[Server, list[Part]]:
-    """All parts at once."""
+async def run_clients(messages: int, rate: float, folder: Path) -> tuple[Server, list[ClientRun]]:
+    """Runs the broker and all clients at the same time."""
     async with Server(Settings(replicas=3, replica_lag=0.001), port=0) as server:
         for client in CLIENTS:
             server.broker.topics.create(f"topic-{client}", PARTITIONS, 3, {})
-        parts = [Part(client, server.address, folder) for client in CLIENTS]
+        runs = [ClientRun(client, server.address, folder) for client in CLIENTS]
         cutting = asyncio.create_task(cut_connections(server))
         try:
-            await asyncio.gather(*(part.play(messages, rate) for part in parts))
+            await asyncio.gather(*(run.run(messages, rate) for run in runs))
         finally:
             cutting.cancel()
-            for process in [process for part in parts for process in part.processes if process.returncode is None]:
+            for process in [process for run in runs for process in run.processes if process.returncode is None]:
                 with suppress(ProcessLookupError):
                     process.kill()
-    return server, parts
+    return server, runs
 
 
 def show(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -173,7 +173,7 @@ def show(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None
 
 
 def run_demo(messages: int, rate: float) -> None:
-    """Plays it, and prints the report.
+    """Runs the demo and prints the report.
 
     Args:
         messages: for each client.
@@ -184,13 +184,13 @@ def run_demo(messages: int, rate: float) -> None:
         f"{messages} messages by each of three clients, {rate:g} a second: {messages / rate:g} s and a little more", flush=True
     )
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=new_loop) as runner:
-        server, parts = runner.run(play(messages, rate, Path(folder)))
-        columns = [part.cells() for part in parts]
+        server, runs = runner.run(run_clients(messages, rate, Path(folder)))
+        columns = [run.cells() for run in runs]
     show("what the clients saw", ["", *CLIENTS], [[name, *cells] for name, *cells in zip(ROWS, *columns, strict=True)])
-    ended = [purgatory.statistics() for purgatory in server.broker.purgatories]
+    statistics = [purgatory.statistics() for purgatory in server.broker.purgatories]
     kinds = [
         [of.name, *(f"{count:,}" for count in (of.completed, of.expired, of.cancelled, of.missed_triggers, of.pending))]
-        for of in ended
+        for of in statistics
     ]
     show("what waited in the broker", ["", "completed", "expired", "cancelled", "missed triggers", "pending"], kinds)
     times = sorted(server.broker.coordinator.rebalances)

@@ -1,9 +1,9 @@
-"""One client of the demo, in a process of its own, so that it can die: `demo_client.py CLIENT produce|consume ADDRESS ...`.
+"""One client of the demo, in a process that can be killed: `demo_client.py CLIENT produce|consume ADDRESS ...`.
 
-It prints a line for each message: a producer its number, when the broker has confirmed it; a consumer where it found which
-number, and how many seconds after it was sent. SIGTERM ends it as one ends a consumer that is well brought up.
+It prints a line for each message: a producer its number when the broker has confirmed it; a consumer the partition, the offset,
+the number, and how many seconds ago it was sent. SIGTERM ends it cleanly: a consumer leaves its group.
 """
-# ruff: noqa: PLC0415 - a process needs one of the clients
+# ruff: noqa: PLC0415 - a process imports one client only
 
 import asyncio
 import signal
@@ -26,13 +26,13 @@ stopping = False
 
 
 def stop(*_: object) -> None:
-    global stopping  # noqa: PLW0603 - a signal handler has nothing else
+    global stopping  # noqa: PLW0603 - a signal handler has no other way to say so
     stopping = True
 
 
 def confirmed(number: int, error: object = None) -> None:
     if not error:
-        print(f"{number}\n", end="")  # written as one: clients call this in threads of their own
+        print(f"{number}\n", end="")  # in one write: clients call this in their own threads
 
 
 def received(partition: int | None, offset: int | None, value: bytes | None) -> None:
@@ -44,8 +44,8 @@ def value_of(number: int) -> bytes:
     return f"{number} {time.time()}".encode()
 
 
-def pause_until(begun: float, number: int, rate: float) -> float:
-    """Seconds until the next message is to be sent."""
+def seconds_until(begun: float, number: int, rate: float) -> float:
+    """How long it is until this message is to be sent."""
     return max(0.0, begun + number / rate - time.monotonic())
 
 
@@ -58,7 +58,7 @@ def confluent_produce(address: str, topic: str, count: int, rate: float) -> None
     producer = Producer({"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 0, "log_level": 0})
     begun = time.monotonic()
     for number in range(count):
-        producer.poll(pause_until(begun, number, rate))
+        producer.poll(seconds_until(begun, number, rate))
         confirm: Callable[..., None] = lambda error, _, number=number: confirmed(number, error)  # noqa: E731
         producer.produce(topic, value_of(number), partition=number % 6, on_delivery=confirm)
     producer.flush(30)
@@ -67,9 +67,9 @@ def confluent_produce(address: str, topic: str, count: int, rate: float) -> None
 def confluent_consume(address: str, topic: str, group: str) -> None:
     from confluent_kafka import Consumer
 
-    settings = {"session.timeout.ms": SESSION, "heartbeat.interval.ms": HEARTBEAT, "auto.commit.interval.ms": COMMIT}
-    places = {"bootstrap.servers": address, "group.id": group, "auto.offset.reset": "earliest", "log_level": 0}
-    consumer = Consumer(settings | places)
+    timing = {"session.timeout.ms": SESSION, "heartbeat.interval.ms": HEARTBEAT, "auto.commit.interval.ms": COMMIT}
+    settings = {"bootstrap.servers": address, "group.id": group, "auto.offset.reset": "earliest", "log_level": 0}
+    consumer = Consumer(settings | timing)
     consumer.subscribe([topic])
     while not stopping:
         message = consumer.poll(0.1)
@@ -87,7 +87,7 @@ def python_produce(address: str, topic: str, count: int, rate: float) -> None:
     producer = KafkaProducer(bootstrap_servers=address, enable_idempotence=True)
     begun = time.monotonic()
     for number in range(count):
-        time.sleep(pause_until(begun, number, rate))
+        time.sleep(seconds_until(begun, number, rate))
         sent = producer.send(topic, value_of(number), partition=number % 6)
         sent.add_callback(lambda _, number=number: confirmed(number))
     producer.flush(30)
@@ -109,7 +109,7 @@ def python_consume(address: str, topic: str, group: str) -> None:
 
 
 async def started(make: Callable[[], Any]) -> Any:
-    """A client that has found the broker. One whose first connection is cut gives up, so another one is made."""
+    """A client that has connected. One whose first connection is cut gives up, so another one is made."""
     from aiokafka.errors import KafkaConnectionError  # type: ignore[import-untyped]
 
     while True:
@@ -130,7 +130,7 @@ def aio_produce(address: str, topic: str, count: int, rate: float) -> None:
         try:
             begun, sent = time.monotonic(), []
             for number in range(count):
-                await asyncio.sleep(pause_until(begun, number, rate))
+                await asyncio.sleep(seconds_until(begun, number, rate))
                 future = await producer.send(topic, value_of(number), partition=number % 6)
                 future.add_done_callback(lambda done, number=number: confirmed(number, done.exception()))
                 sent.append(future)
@@ -169,7 +169,7 @@ JOBS: dict[tuple[str, str], Callable[..., None]] = {
 
 
 def main(client: str, job: str, *arguments: Any) -> None:
-    warnings.simplefilter("ignore")  # those of the clients about themselves
+    warnings.simplefilter("ignore")  # of the clients
     signal.signal(signal.SIGTERM, stop)
     if job == "produce":
         address, topic, count, rate = arguments

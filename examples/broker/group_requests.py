@@ -1,97 +1,97 @@
-"""Requests about groups that wait for nothing: what they have committed, and what they look like from outside."""
+"""Requests about groups that never wait: committed offsets, and groups as administrators see them."""
 
 from functools import cache
 from typing import Any, Final
 
-from .answers import Answer, ErrorCode, attempt, for_partitions, refuse_if
 from .coordinator import Coordinator
 from .groups import Group, State
-from .kept import Change
-from .records import refuse_transactions
+from .metadata_log import Change
+from .records import raise_if_transactional
+from .responses import ErrorCode, Response, attempt, for_partitions, raise_if
 from .topics import Topics
 from .wire import Request
 
-NOTHING: Final = (-1, -1, "")  # in place of an offset, the leader's epoch that the consumer saw, and what it noted down
+NO_OFFSET: Final = (-1, -1, "")  # instead of an offset, the leader's epoch and the metadata
 
 
 class GroupRequests:
-    """Answers at once."""
+    """The handlers."""
 
     def __init__(self, coordinator: Coordinator, topics: Topics) -> None:
         self.coordinator, self.topics = coordinator, topics
-        self.groups, self.kept = coordinator.groups, coordinator.kept
+        self.groups, self.metadata_log = coordinator.groups, coordinator.metadata_log
 
     # -- offsets
 
-    def offset_commit(self, request: Request) -> Answer:
-        """A member has come so far; or somebody who is in no group, while the group is empty."""
+    def offset_commit(self, request: Request) -> Response:
+        """Commits the offsets of a member, or those of a client outside the group while the group is empty."""
         body, changes = request.body, list[Change]()
-        committer = cache(lambda: self._committer(body))
+        committing_group = cache(lambda: self._committing_group(body))
 
         def commit(name: str, wanted: Any) -> None:
-            group, note = committer(), wanted.committed_metadata or ""
+            group = committing_group()
             self.topics.partition(name, wanted.index)
-            place = group.group_id, name, wanted.index
-            changes.append(("offsets", place, (wanted.committed_offset, wanted.committed_leader_epoch, note)))
+            value = wanted.committed_offset, wanted.committed_leader_epoch, wanted.committed_metadata or ""
+            changes.append(("offsets", (group.group_id, name, wanted.index), value))
 
-        answer = for_partitions(body.topics, commit)
-        self.kept.change(*changes)
-        return answer
+        response = for_partitions(body.topics, commit)
+        self.metadata_log.append(*changes)
+        return response
 
-    def _committer(self, body: Any) -> Group:
+    def _committing_group(self, body: Any) -> Group:
         generation = body.generation_id_or_member_epoch
         if generation < 0 and not body.member_id:
-            refuse_if(not body.group_id, ErrorCode.invalid_group_id)
+            raise_if(not body.group_id, ErrorCode.invalid_group_id)
             group = self.groups.setdefault(body.group_id, Group(body.group_id))
-            refuse_if(group.members, ErrorCode.unknown_member_id)
+            raise_if(group.members, ErrorCode.unknown_member_id)
             return group
-        refuse_if(body.group_id not in self.groups, ErrorCode.illegal_generation)
+        raise_if(body.group_id not in self.groups, ErrorCode.illegal_generation)
         group, member = self.coordinator.member(body, generation)
-        refuse_if(group.state is State.COMPLETING, ErrorCode.rebalance_in_progress)
-        self.coordinator.expect(group, member)
+        raise_if(group.state is State.COMPLETING, ErrorCode.rebalance_in_progress)
+        self.coordinator.expect_heartbeat(group, member)
         return group
 
-    def offset_fetch(self, request: Request) -> Answer:
-        """How far a group has come; -1 where it has committed nothing. Cost: looks through all offsets if it asks for all."""
-        body, table = request.body, self.kept.tables["offsets"]
+    def offset_fetch(self, request: Request) -> Response:
+        """The committed offsets, -1 where there is none. Cost: if all are asked for, iterates over those of all groups."""
+        body, table = request.body, self.metadata_log.tables["offsets"]
         if body.topics is None:
-            places = [place[1:] for place in table if place[0] == body.group_id]
+            partitions = [key[1:] for key in table if key[0] == body.group_id]
         else:
-            places = [(topic.name, index) for topic in body.topics for index in topic.partitions]
-        topics: dict[Any, list[Answer]] = {}
-        for name, index in places:
-            offset, epoch, note = table.get((body.group_id, name, index), NOTHING)
-            part = {"index": index, "committed_offset": offset, "committed_leader_epoch": epoch, "metadata": note}
-            topics.setdefault(name, []).append(part)
-        return {"topics": [{"name": name, "partitions": parts} for name, parts in topics.items()]}
+            partitions = [(topic.name, index) for topic in body.topics for index in topic.partitions]
+        topics: dict[Any, list[Response]] = {}
+        for name, index in partitions:
+            offset, epoch, metadata = table.get((body.group_id, name, index), NO_OFFSET)
+            entry = {"index": index, "committed_offset": offset, "committed_leader_epoch": epoch, "metadata": metadata}
+            topics.setdefault(name, []).append(entry)
+        return {"topics": [{"name": name, "partitions": entries} for name, entries in topics.items()]}
 
-    # -- groups as seen from outside
+    # -- groups as administrators see them
 
-    def find_coordinator(self, request: Request) -> Answer:
-        """It is here. Transactions have none."""
-        refuse_transactions(request.body.key if request.body.key_type else None)
-        return {"node_id": 0, "host": request.here[0], "port": request.here[1]}
+    def find_coordinator(self, request: Request) -> Response:
+        """This broker coordinates all groups. Transactions have no coordinator."""
+        raise_if_transactional(request.body.key if request.body.key_type else None)
+        return {"node_id": 0, "host": request.local[0], "port": request.local[1]}
 
-    def describe_groups(self, request: Request) -> Answer:
-        """Who is in some groups; of one that is not there, that it is dead."""
+    def describe_groups(self, request: Request) -> Response:
+        """The members of groups; the state of an unknown group is Dead."""
         groups, dead = self.groups, {"group_state": "Dead"}
         names = request.body.groups
-        return {"groups": [groups[name].described() if name in groups else dead | {"group_id": name} for name in names]}
+        return {"groups": [groups[name].description() if name in groups else dead | {"group_id": name} for name in names]}
 
-    def list_groups(self, request: Request) -> Answer:
-        """Which groups there are, or those in certain states."""
+    def list_groups(self, request: Request) -> Response:
+        """All groups, or those in certain states."""
         states = {state.lower() for state in request.body.states_filter}
-        groups = [group.described() for group in self.groups.values()]
+        groups = [group.description() for group in self.groups.values()]
         return {"groups": [group for group in groups if not states or group["group_state"].lower() in states]}
 
-    def delete_groups(self, request: Request) -> Answer:
-        """Deletes groups that are empty, with their offsets."""
+    def delete_groups(self, request: Request) -> Response:
+        """Deletes empty groups and their offsets."""
 
         def delete(name: str) -> None:
-            refuse_if(name not in self.groups, ErrorCode.group_id_not_found)
-            refuse_if(self.groups[name].state is not State.EMPTY, ErrorCode.non_empty_group)
+            raise_if(name not in self.groups, ErrorCode.group_id_not_found)
+            raise_if(self.groups[name].state is not State.EMPTY, ErrorCode.non_empty_group)
             del self.groups[name]
-            self.kept.change(("groups", (name,), None))
-            self.coordinator.forget_offsets(lambda place: place[0] == name)
+            self.metadata_log.append(("groups", (name,), None))
+            self.coordinator.delete_offsets(lambda key: key[0] == name)
 
         return {"results": [{"group_id": name} | attempt(delete, name) for name in request.body.groups_names]}

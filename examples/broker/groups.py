@@ -1,10 +1,10 @@
-"""Consumer groups: who is in one, and how far its rebalance has come. The rules and their words are Kafka's.
+"""Consumer groups: their members, and the state of their rebalance. The rules and the terms are Kafka's.
 
-Empty -> PreparingRebalance: somebody joins; all others are told to join again, and those who do not in time are out
-PreparingRebalance -> CompletingRebalance: all have joined; each is told so, and the leader who the others are
-CompletingRebalance -> Stable: the leader has brought the assignment, which each gets with its sync
-any -> PreparingRebalance: somebody comes, leaves, or falls silent
-PreparingRebalance -> Empty: the last one has left
+Empty -> PreparingRebalance: a member joins; all others are told to join again, and those that do not in time are removed
+PreparingRebalance -> CompletingRebalance: all have joined; each gets a response, and the leader's lists the members
+CompletingRebalance -> Stable: the leader has sent the assignment, which each gets in response to its sync
+any -> PreparingRebalance: a member joins, leaves, or sends no heartbeat
+PreparingRebalance -> Empty: the last member has left
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from .answers import Answer, Reply
+from .responses import Response, ResponseCallback
 
 
 class State(Enum):
@@ -27,12 +27,13 @@ class State(Enum):
 
 @dataclass(eq=False)
 class Member:
-    """One consumer. What bears one of kio's names goes into answers by it.
+    """One consumer. Attributes that have the name of one of kio's fields go into responses by it.
 
     Attributes:
-        group_instance_id: the name that a static member has of its own accord.
-        protocols: the ways to assign partitions that it knows, the ones it likes best first, with what it subscribes to.
-        reply: answers what it waits for: its join while the group prepares a rebalance, its sync while it completes one.
+        group_instance_id: the name of a static member, which it keeps when it restarts.
+        protocols: the ways to assign partitions that it supports, by preference, each with its subscription.
+        respond: responds to the request that it waits for: its join during PreparingRebalance, its sync during
+            CompletingRebalance.
     """
 
     member_id: str
@@ -43,25 +44,25 @@ class Member:
     rebalance_timeout: float
     protocols: dict[str, bytes]
     assignment: bytes = b""
-    reply: Reply | None = None
+    respond: ResponseCallback | None = None
 
 
-def known_to_all(members: Iterable[Member]) -> set[str]:
-    """The protocols that all members know."""
+def common_protocols(members: Iterable[Member]) -> set[str]:
+    """The protocols that all members support."""
     return set.intersection(*(set(member.protocols) for member in members))
 
 
 @dataclass(eq=False)
 class Group:
-    """The members of a group, and the generation that they are.
+    """The members of a group, and its generation.
 
     Attributes:
-        promised: ids that were given out, to be joined with (Kafka's pending members).
-        unsynced: members of this generation that have not asked for their assignment yet.
-        awaited: the operation that waits for the next sign of life, of each member or promised id.
-        has_newcomers: somebody has come during the last wait of the first join.
-        patience: how long that may still wait, in seconds.
-        began: when the rebalance did, in seconds.
+        pending_members: ids that were given out, and with which nobody has joined yet.
+        pending_sync: members of this generation that have not sent their sync yet.
+        heartbeats: the `DelayedHeartbeat` of each member, or pending member, from which a request is expected.
+        new_member_added: a member has joined during the last wait of the initial join.
+        initial_join_left: how long the initial join may still wait, in seconds.
+        rebalance_began: when the rebalance did, in seconds.
     """
 
     group_id: str
@@ -71,66 +72,67 @@ class Group:
     protocol_name: str | None = None
     leader: str | None = None
     members: dict[str, Member] = field(default_factory=dict)
-    promised: set[str] = field(default_factory=set)
-    unsynced: set[str] = field(default_factory=set)
-    awaited: dict[str, object] = field(default_factory=dict)
-    has_newcomers: bool = False
-    patience: float = 0.0
-    began: float = 0.0
+    pending_members: set[str] = field(default_factory=set)
+    pending_sync: set[str] = field(default_factory=set)
+    heartbeats: dict[str, object] = field(default_factory=dict)
+    new_member_added: bool = False
+    initial_join_left: float = 0.0
+    rebalance_began: float = 0.0
 
-    def static(self, instance: str | None) -> Member | None:
-        """The member that has this name of its own accord."""
-        named = (member for member in self.members.values() if member.group_instance_id == instance)
-        return next(named, None) if instance is not None else None
+    def static_member(self, instance: str | None) -> Member | None:
+        """The static member of this name."""
+        found = (member for member in self.members.values() if member.group_instance_id == instance)
+        return next(found, None) if instance is not None else None
 
-    def accepts(self, protocol_type: str, protocols: Iterable[str], without: str) -> bool:
-        """A member, perhaps in place of another one, has a protocol that all others know, too."""
+    def supports(self, protocol_type: str, protocols: Iterable[str], without: str) -> bool:
+        """Whether all members, except `without`, support one of these protocols."""
         others = [member for member in self.members.values() if member.member_id != without]
-        return not others or (protocol_type == self.protocol_type and not known_to_all(others).isdisjoint(protocols))
+        return not others or (protocol_type == self.protocol_type and not common_protocols(others).isdisjoint(protocols))
 
     def add(self, member: Member) -> None:
-        """One more."""
+        """Adds a member."""
         self.members[member.member_id] = member
         self.leader = self.leader or member.member_id
 
     def remove(self, member: Member) -> None:
-        """One less; if it was the leader, another one is."""
+        """Removes a member."""
         del self.members[member.member_id]
-        self.unsynced.discard(member.member_id)
+        self.pending_sync.discard(member.member_id)
         if self.leader == member.member_id:
             self.leader = next(iter(self.members), None)
 
     @property
     def has_all_joined(self) -> bool:
-        """Nobody is missing."""
-        return not self.promised and all(member.reply is not None for member in self.members.values())
+        """Whether all members, and pending members, have joined the rebalance."""
+        return not self.pending_members and all(member.respond is not None for member in self.members.values())
 
     @property
     def rebalance_timeout(self) -> float:
-        """How long all are waited for, in seconds: as long as the most patient says."""
+        """How long the group waits for all to join, in seconds: the longest that a member asks for."""
         return max((member.rebalance_timeout for member in self.members.values()), default=0.0)
 
     def next_generation(self) -> None:
-        """All that are left have joined."""
+        """Those that are members now are the next generation."""
         self.generation_id += 1
-        self.unsynced = set(self.members)
+        self.pending_sync = set(self.members)
         self.state = State.COMPLETING if self.members else State.EMPTY
-        self.protocol_name = self._vote() if self.members else None
+        self.protocol_name = self._select_protocol() if self.members else None
 
-    def _vote(self) -> str:
-        """Each member is for the first of its protocols that all know; the one with the most votes is taken."""
+    def _select_protocol(self) -> str:
+        """Each member votes for the first of its protocols that all support; the one with the most votes is taken."""
         members = self.members.values()
-        known = known_to_all(members)
-        return Counter(next(name for name in member.protocols if name in known) for member in members).most_common(1)[0][0]
+        common = common_protocols(members)
+        votes = Counter(next(name for name in member.protocols if name in common) for member in members)
+        return votes.most_common(1)[0][0]
 
-    def joined(self, member: Member) -> Answer:
-        """What a member is told when all have joined; the leader alone, who they are."""
+    def join_response(self, member: Member) -> Response:
+        """The response to a join when all have joined; only the leader's lists the members."""
         others = self.members.values() if member.member_id == self.leader else ()
         members = [vars(other) | {"metadata": other.protocols[self.protocol_name or ""]} for other in others]
         return vars(self) | {"member_id": member.member_id, "members": members}
 
-    def described(self) -> Answer:
-        """What the group looks like to others."""
+    def description(self) -> Response:
+        """The group in the response to those who describe or list groups."""
         protocol = (self.protocol_name or "") if self.state is State.STABLE else ""
         members = [
             {
@@ -145,15 +147,15 @@ class Group:
 
     # -- what survives a restart
 
-    def saved(self) -> Any:
-        """The group as JSON, and bytes."""
-        members = [tuple(vars(member).values())[:-1] for member in self.members.values()]  # but for how to answer them
+    def to_metadata(self) -> Any:
+        """The group as a value for the metadata log."""
+        members = [tuple(vars(member).values())[:-1] for member in self.members.values()]  # without the callback
         return self.generation_id, self.protocol_type, self.protocol_name, self.leader, members
 
     @classmethod
-    def restored(cls, group_id: str, saved: Any) -> "Group":
-        """The group as it was when it was stable, or empty."""
-        generation, protocol_type, protocol, leader, members = saved
+    def from_metadata(cls, group_id: str, value: Any) -> "Group":
+        """The group as it was when it was last stable, or empty."""
+        generation, protocol_type, protocol, leader, members = value
         group = cls(group_id, State.STABLE if members else State.EMPTY, generation, protocol_type, protocol, leader)
-        group.members = {who[0]: Member(*who) for who in members}
+        group.members = {fields[0]: Member(*fields) for fields in members}
         return group

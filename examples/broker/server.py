@@ -1,8 +1,9 @@
 """The network: frames in and out of connections.
 
-A connection has one request at a time, as Kafka's have: the next is looked at when this one has been answered and the answer
-has been taken. So answers come in order, and whoever does not read is not read from. Nothing waits in a task: an operation
-answers by itself. Whatever is wrong with a request closes its connection, with a line in the log, and nobody else's.
+As in Kafka, a connection handles one request at a time: the next one is read from the buffer when this one has its response and
+the client has taken it. So responses come in order, and a client that does not read is not read from. No task waits: an
+operation sends its response by itself. A request that is wrong in any way closes its own connection, with a line in the log,
+and no other.
 """
 
 import asyncio
@@ -12,23 +13,23 @@ from typing import Final, cast
 
 from purgatory import DelayedOperation, IdleTracker
 
-from .answers import Answer
 from .broker import Broker
+from .responses import Response
 from .settings import Settings
-from .wire import LARGEST, Address, BadRequest, Request, read_request, write_answer
+from .wire import MAX_REQUEST_SIZE, Address, BadRequest, Request, read_request, write_response
 
 logger: Final = logging.getLogger("broker")
 
-SHORT: Final = 1024  # bytes of a request that are remembered
-BACKLOG: Final = 4096  # connections that may wait to be accepted: thousands may come back at once
-AHEAD: Final = 1024 * 1024  # bytes of the next requests that may come while one waits
-IDLE: Final = 600.0  # seconds of silence after which a connection is closed; Kafka's connections.max.idle.ms
+MAX_CACHED_SIZE: Final = 1024  # bytes of a request or response that is kept for comparison
+BACKLOG: Final = 4096  # connections that may wait to be accepted: thousands may reconnect at the same time
+MAX_READ_AHEAD: Final = 1024 * 1024  # bytes of the next requests that are buffered while one waits
+IDLE_TIMEOUT: Final = 600.0  # seconds without a request; Kafka's connections.max.idle.ms
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """A loop of uvloop where there is one: it halves what a request costs."""
+    """A loop of uvloop if that is installed: it halves the cost of a request."""
     try:
-        import uvloop  # noqa: PLC0415 - it does without
+        import uvloop  # noqa: PLC0415 - optional
     except ImportError:
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()
@@ -41,18 +42,18 @@ class Server:
         print(server.address)
 
     Args:
-        host: address to listen on. Clients are told the one by which they came.
+        host: address to listen on. Clients are told to connect to the one by which they came.
         port: 0 takes a free one.
 
     Attributes:
-        address: where it listens, as clients want to be told.
+        address: where it listens, in the form that clients take.
     """
 
     def __init__(self, settings: Settings | None = None, host: str = "127.0.0.1", port: int = 9092) -> None:
         self.broker = Broker(settings)
         self.host, self.port = host, port
         self.connections = set[Connection]()
-        self.idle: IdleTracker[Connection] = IdleTracker(IDLE, lambda connection: connection.fell_idle())
+        self.idle: IdleTracker[Connection] = IdleTracker(IDLE_TIMEOUT, lambda connection: connection.on_idle())
 
     async def __aenter__(self) -> "Server":
         self.broker.coordinator.start()
@@ -74,8 +75,11 @@ class Connection(asyncio.Protocol):
 
     Attributes:
         request: the last one.
-        is_busy: it is being handled or waits.
-        waits: what it waits for.
+        is_busy: `request` has no response yet.
+        is_write_paused: the client does not take what was sent.
+        operation: the one that will respond to `request`, if any.
+        last_request: the bytes of `request`, if they are few.
+        last_response: the response to it, and its bytes, if they are few.
     """
 
     transport: asyncio.Transport
@@ -84,66 +88,67 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: Server) -> None:
         self.server, self.broker = server, server.broker
         self.buffer = bytearray()
-        self.is_busy = self.is_full = False
-        self.waits: DelayedOperation[None] | None = None
-        self.asked = b""  # the bytes of the last request, if they are few
-        self.told: tuple[Answer | None, bytes] = None, b""  # its answer, and the bytes of that, if they are few, too
+        self.is_busy = self.is_write_paused = False
+        self.operation: DelayedOperation[None] | None = None
+        self.last_request = b""
+        self.last_response: tuple[Response | None, bytes] = None, b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Somebody has come."""
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but name
-        self.here: Address = transport.get_extra_info("sockname")[:2]
+        """A client has connected."""
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's has the methods, but not the base class
+        self.local: Address = transport.get_extra_info("sockname")[:2]
         self.peer: Address = transport.get_extra_info("peername")[:2]
-        if not self.server.listener.is_serving():  # it has come while we stop
+        if not self.server.listener.is_serving():  # the server is stopping
             self.transport.abort()
             return
         self.server.connections.add(self)
         self.server.idle.touch(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        """They are gone; what waited for them is not to be answered any more."""
+        """The connection has ended; what waits for it is cancelled."""
         self.server.connections.discard(self)
         self.server.idle.remove(self)
         self.buffer.clear()
-        if self.waits is not None:
-            self.waits.cancel()
+        if self.operation is not None:
+            self.operation.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes."""
+        """Buffers the bytes and handles the requests in them."""
         self.buffer += data
         self._advance()
-        if len(self.buffer) > AHEAD and (self.is_busy or self.is_full):  # we read on, or we would not hear that they leave
+        # Below this we read on while a request waits: only who reads notices that the client has left.
+        if len(self.buffer) > MAX_READ_AHEAD and (self.is_busy or self.is_write_paused):
             self.transport.pause_reading()
 
     def pause_writing(self) -> None:
-        """The client does not take what we have sent."""
-        self.is_full = True
+        """The client does not take what was sent."""
+        self.is_write_paused = True
 
     def resume_writing(self) -> None:
-        """It has taken it."""
-        self.is_full = False
+        """The client has taken it."""
+        self.is_write_paused = False
         self._advance()
 
-    def fell_idle(self) -> None:
-        """Nothing has come for a long time: perhaps since it is we who are asked to wait."""
+    def on_idle(self) -> None:
+        """No request has come for a long time: closes the connection, unless it is the client that waits for us."""
         if self.is_busy:
             self.server.idle.touch(self)
         else:
             self.transport.abort()
 
     def _advance(self) -> None:
-        """Handles what has come, as long as nothing has to wait."""
-        while not self.is_busy and not self.is_full and not self.transport.is_closing() and len(self.buffer) >= 4:
+        """Handles buffered requests, as long as none has to wait."""
+        while not self.is_busy and not self.is_write_paused and not self.transport.is_closing() and len(self.buffer) >= 4:
             (length,) = struct.unpack_from(">i", self.buffer)
-            if not 8 <= length <= LARGEST:
-                self._fail(BadRequest(f"a request of {length} bytes; 8 to {LARGEST} are possible"))
+            if not 8 <= length <= MAX_REQUEST_SIZE:
+                self._fail(BadRequest(f"a request of {length} bytes; 8 to {MAX_REQUEST_SIZE} are possible"))
             elif len(self.buffer) < 4 + length:
                 break
             else:
                 frame = bytes(memoryview(self.buffer)[4 : 4 + length])
                 del self.buffer[: 4 + length]
                 self._handle(frame)
-        if not self.is_busy and not self.is_full and not self.transport.is_closing():
+        if not self.is_busy and not self.is_write_paused and not self.transport.is_closing():
             self.transport.resume_reading()
 
     def _handle(self, frame: bytes) -> None:
@@ -152,46 +157,46 @@ class Connection(asyncio.Protocol):
         try:
             self.request = self._read(frame)
             operation = self.broker.handle(self.request)
-            self.waits = None if operation is None or operation.is_completed else operation
+            self.operation = None if operation is None or operation.is_completed else operation
         except Exception as error:
             self._fail(error)
 
     def _read(self, frame: bytes) -> Request:
-        """A consumer that waits asks the same again and again: then only the number of its request is new."""
-        if frame[:4] == self.asked[:4] and frame[8:] == self.asked[8:]:
-            self.request.number = int.from_bytes(frame[4:8], "big", signed=True)
+        """A waiting consumer repeats its request again and again: then only the correlation id is new."""
+        if frame[:4] == self.last_request[:4] and frame[8:] == self.last_request[8:]:
+            self.request.correlation_id = int.from_bytes(frame[4:8], "big", signed=True)
             return self.request
-        self.asked, self.told = frame if len(frame) <= SHORT else b"", (None, b"")
-        return read_request(frame, self.here, self.peer, self._answer)
+        self.last_request, self.last_response = frame if len(frame) <= MAX_CACHED_SIZE else b"", (None, b"")
+        return read_request(frame, self.local, self.peer, self._respond)
 
-    def _write(self, answer: Answer) -> bytes | bytearray:
-        """In the same way, who is told the same again is sent the same bytes, but for the number."""
-        told, frame = self.told
-        if answer == told:
-            return frame[:4] + self.request.number.to_bytes(4, "big", signed=True) + frame[8:]
-        written = write_answer(self.request, answer)
-        if self.asked and len(written) <= SHORT:
-            self.told = answer, bytes(written)
+    def _write(self, response: Response) -> bytes | bytearray:
+        """A response that is repeated is sent as the same bytes, but for the correlation id."""
+        last, frame = self.last_response
+        if response == last:
+            return frame[:4] + self.request.correlation_id.to_bytes(4, "big", signed=True) + frame[8:]
+        written = write_response(self.request, response)
+        if self.last_request and len(written) <= MAX_CACHED_SIZE:
+            self.last_response = response, bytes(written)
         return written
 
-    def _answer(self, answer: Answer | Exception | None) -> None:
-        """What the handler or its operation calls, once."""
-        self.waits = None
+    def _respond(self, response: Response | Exception | None) -> None:
+        """The callback of the request."""
+        self.operation = None
         self.is_busy = False
         if self.transport.is_closing():
             return
         try:
-            if isinstance(answer, Exception):
-                raise answer
-            if answer is not None:
-                self.transport.write(self._write(answer))
+            if isinstance(response, Exception):
+                raise response
+            if response is not None:
+                self.transport.write(self._write(response))
         except Exception as error:
             self._fail(error)
-        if self.buffer:  # not at once: whoever answers is in the middle of something
+        if self.buffer:  # in another iteration: the caller is in the middle of something
             asyncio.get_running_loop().call_soon(self._advance)
 
     def _fail(self, error: Exception) -> None:
-        """Closes the connection. A mistake of ours is told with where it happened."""
+        """Closes the connection. If the error is ours and not the client's, the log has the traceback."""
         is_theirs = isinstance(error, (BadRequest, ConnectionError))
         logger.warning("connection from %s:%s closed: %s", *self.peer, error, exc_info=None if is_theirs else error)
         self.transport.abort()

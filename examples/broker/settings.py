@@ -1,4 +1,4 @@
-"""What can be chosen of a broker."""
+"""The settings of a broker."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,16 +6,16 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Times are in seconds.
+    """All times are in seconds.
 
     Attributes:
-        directory: where everything is kept; None keeps it in memory.
-        fsync: each append is on the disk before it is answered.
-        partitions: of topics that nobody has created.
-        creates_topics: who asks for a topic that is not there gets it, as by Kafka's default.
-        replicas, replica_lag, replica_patience: see `Replicas`.
+        directory: for all data; None keeps it in memory.
+        fsync: each append is on the disk before its response.
+        partitions: of topics that are created automatically.
+        creates_topics: a topic is created when a client asks for it, as by Kafka's default.
+        replicas, replica_lag, replica_patience: see `Followers`.
         rebalance_delay: how long a group that was empty waits for more members; Kafka's is 3 s.
-        shortest_session: session timeouts below this are refused; Kafka's is 6 s.
+        min_session_timeout: shorter session timeouts are refused; Kafka's is 6 s.
     """
 
     directory: Path | None = None
@@ -26,4 +26,4 @@ class Settings:
     replica_lag: float = 0.005
     replica_patience: float = 30.0
     rebalance_delay: float = 0.1
-    shortest_session: float = 0.1
+    min_session_timeout: float = 0.1

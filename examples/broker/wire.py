@@ -1,4 +1,4 @@
-"""Frames to requests, answers to frames; and which requests are understood."""
+"""Requests from frames, frames from responses; and the requests that are understood."""
 
 import re
 import struct
@@ -10,14 +10,14 @@ from typing import Any, Final, NamedTuple
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.index import api_key_map
 
-from .answers import Answer, Reply
-from .codec import TEXT, Form, Malformed, form_of, pass_tags
+from .codec import STRING, Malformed, Serde, serde_of, skip_tagged_fields
+from .responses import Response, ResponseCallback
 
 Address = tuple[str, int]
 
-LARGEST: Final = 100 * 1024 * 1024  # bytes of a request; Kafka's socket.request.max.bytes
+MAX_REQUEST_SIZE: Final = 100 * 1024 * 1024  # bytes; Kafka's socket.request.max.bytes
 
-# In which versions: without topic ids (so Fetch up to 12), and none of the later ones that ask for more than this broker has.
+# The versions of each: those without topic ids (so Fetch up to 12), and none that need what this broker lacks.
 OFFERED: Final = """
     api_versions=0-3 metadata=0-9 init_producer_id=0-4
     produce=3-9 fetch=4-12 list_offsets=1-7 delete_records=0-2
@@ -32,79 +32,79 @@ class Api(NamedTuple):
 
     name: str
     key: int
-    lowest: int
-    highest: int
+    min_version: int
+    max_version: int
 
 
 KEYS: Final = {name: key for key, name in api_key_map.items()}
 APIS: Final = {
-    KEYS[name]: Api(name, KEYS[name], int(lowest), int(highest))
-    for name, lowest, highest in re.findall(r"(\w+)=(\d+)-(\d+)", OFFERED)
+    KEYS[name]: Api(name, KEYS[name], int(first), int(last)) for name, first, last in re.findall(r"(\w+)=(\d+)-(\d+)", OFFERED)
 }
 
 
 class BadRequest(Exception):
-    """The bytes are not a request that can be answered; says what is wrong with them."""
+    """The bytes are not a request that is offered. The message says what is wrong with them."""
 
 
 @dataclass(slots=True)
 class Request:
-    """One request as it is handled.
+    """One request.
 
     Attributes:
-        version: of the request as it came; `body` is of the newest version all the same. -1 if it is not offered.
-        number: of the request, by which the client knows the answer.
+        version: in which the request came, -1 if it is not offered; `body` has the fields of the newest version all the same.
+        correlation_id: the client's number for the request, which the response repeats.
         client_id: the client's name for itself.
-        here, peer: the two addresses of the connection, ours and the client's.
-        reply: sends the answer.
+        local, peer: the two addresses of the connection, ours and the client's.
+        respond: sends the response.
     """
 
     api: Api
     version: int
-    number: int
+    correlation_id: int
     client_id: str
     body: Any
-    here: Address
+    local: Address
     peer: Address
-    reply: Reply
+    respond: ResponseCallback
 
 
-def read_request(frame: bytes, here: Address, peer: Address, reply: Reply) -> Request:
-    """The request in a frame (without its length), which came to the address `here` from `peer`.
+def read_request(frame: bytes, local: Address, peer: Address, respond: ResponseCallback) -> Request:
+    """The request in a frame (without its length), which came to the address `local` from `peer`.
 
     Raises:
-        BadRequest: it is not one.
+        BadRequest: the frame is not a request that is offered.
     """
     try:
-        key, version, number = struct.unpack_from(">hhi", frame)
+        key, version, correlation_id = struct.unpack_from(">hhi", frame)
         api = APIS.get(key)
         if api is None:
             raise BadRequest(f"API key {key} is not known here")
-        if not api.lowest <= version <= api.highest:
-            if api.name == "api_versions":  # answered all the same, so that the client can choose another version
-                return Request(api, -1, number, "", None, here, peer, reply)
-            raise BadRequest(f"version {version} of {api.name} is not offered ({api.lowest} to {api.highest} are)")
-        has_tags, form = _form(load_request_schema, api, version)
-        client_id, at = TEXT.read(frame, 8)
+        if not api.min_version <= version <= api.max_version:
+            if api.name == "api_versions":  # gets a response all the same, so that the client can choose another version
+                return Request(api, -1, correlation_id, "", None, local, peer, respond)
+            offered = f"{api.min_version} to {api.max_version} are"
+            raise BadRequest(f"version {version} of {api.name} is not offered ({offered})")
+        has_tags, serde = _message(load_request_schema, api, version)
+        client_id, at = STRING.read(frame, 8)
         if has_tags:
-            at = pass_tags(frame, at)
-        body, _ = form.read(frame, at)  # what comes after it is nobody's: librdkafka sends more than it should, at times
+            at = skip_tagged_fields(frame, at)
+        body, _ = serde.read(frame, at)  # what comes after it is ignored: librdkafka sometimes sends more than it should
     except (Malformed, IndexError, struct.error, UnicodeDecodeError) as error:
         raise BadRequest(f"{frame[:16].hex(' ')}... is not a request: {error}") from error
-    return Request(api, version, number, client_id or "", body, here, peer, reply)
+    return Request(api, version, correlation_id, client_id or "", body, local, peer, respond)
 
 
-def write_answer(request: Request, answer: Answer) -> bytes | bytearray:
-    """The frame that answers `request`, with its length."""
-    has_tags, form = _form(load_response_schema, request.api, max(request.version, 0))
+def write_response(request: Request, response: Response) -> bytes | bytearray:
+    """The frame of the response to `request`, with its length."""
+    has_tags, serde = _message(load_response_schema, request.api, max(request.version, 0))
     out = bytearray(9 if has_tags else 8)
-    form.write(out, answer)
-    struct.pack_into(">ii", out, 0, len(out) - 4, request.number)
+    serde.write(out, response)
+    struct.pack_into(">ii", out, 0, len(out) - 4, request.correlation_id)
     return out
 
 
 @cache
-def _form(load: Callable[[int, int], Any], api: Api, version: int) -> tuple[bool, Form]:
-    """Whether the header of a message has tags, and the message. Loads the schemas, when they are needed first."""
+def _message(load: Callable[[int, int], Any], api: Api, version: int) -> tuple[bool, Serde]:
+    """Whether the header of a message has tagged fields, and how its body is read and written. Loads schemas on first use."""
     cls = load(api.key, version)
-    return cls.__header_schema__.__flexible__, form_of(cls, load(api.key, api.highest))
+    return cls.__header_schema__.__flexible__, serde_of(cls, load(api.key, api.max_version))

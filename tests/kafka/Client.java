@@ -25,6 +25,7 @@ public class Client {
         address = arguments[0];
         try (Admin admin = Admin.create(properties())) {
             admin.createTopics(List.of(new NewTopic(TOPIC, 3, (short) 1))).all().get();
+            topics(admin, Set.of(TOPIC));
             System.out.println("partitions " + admin.describeTopics(List.of(TOPIC)).allTopicNames().get().get(TOPIC).partitions().size());
             produce();
             long total = 0;
@@ -39,8 +40,19 @@ public class Client {
             admin.listConsumerGroups().all().get().forEach(group -> groups.add(group.groupId()));
             System.out.println("groups " + groups);
             admin.deleteTopics(List.of(TOPIC)).all().get();
-            System.out.println("topics " + admin.listTopics().names().get());
+            System.out.println("topics " + topics(admin, Set.of()));
         }
+    }
+
+    /** The names of all topics; waits until they are the expected ones. Kafka responds before its nodes have applied a change. */
+    static Set<String> topics(Admin admin, Set<String> expected) throws Exception {
+        long deadline = System.nanoTime() + 60_000_000_000L;
+        Set<String> names = admin.listTopics().names().get();
+        while (!names.equals(expected) && System.nanoTime() < deadline) {
+            Thread.sleep(50);
+            names = admin.listTopics().names().get();
+        }
+        return names;
     }
 
     static Properties properties() {

@@ -2,16 +2,16 @@
 
     python tests/kafka/against_kafka.py
 
-Four questions, each asked in turn of new brokers, alternately and several times; a table tells the medians.
+Four measurements, each of new brokers, alternately and several times; a table has the medians.
 
-- *start*: seconds from the start of the process to its first answer.
+- *start*: seconds from the start of the process to its first response.
 - *latency*: from the moment at which a message of 100 bytes was due to be produced until a consumer that waits in fetch has
-  it; both are confluent-kafka, in processes of their own, with acks=all and no lingering. The first seconds do not count, but
-  for the processor time.
-- *idle*: what 5,000 consumers cost that wait in fetch and get nothing, each on a connection of its own: half a second, as
+  it; both are confluent-kafka, in processes of their own, with acks=all and no lingering. The first seconds are a warm-up,
+  which counts for the processor time alone.
+- *idle*: the cost of 5,000 consumers that wait in fetch and get nothing, each on a connection of its own: half a second, as
   clients do by default, or 30 s.
-- *group*: seconds until a new group has the first record of a topic that has some, by five clients. Before it does, a broker
-  waits for more members: ours for 0.1 s by default, and Kafka for 3 s, so it is asked with both.
+- *group*: seconds until a new group has the first record of a topic that has some, by five clients. A broker first waits for
+  more members: ours for 0.1 s by default, and Kafka for 3 s, so Kafka is measured with both.
 
 Kafka is one node in KRaft mode, with the JVM options of its own start script; its storage is formatted beforehand. Our broker
 keeps everything in memory. Kafka writes to its log files, and syncs as seldom as it does by default.
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
-from brokers import KINDS, PATIENCE, Running, running
+from brokers import KINDS, TIMEOUT, Running, running
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from first_record import CLIENTS, fill, first_records
@@ -54,14 +54,14 @@ class Latency:
 def make_topic(address: str, name: str) -> None:
     admin = AdminClient({"bootstrap.servers": address, **QUIET})
     for made in admin.create_topics([NewTopic(name, 1, 1)]).values():
-        made.result(PATIENCE)
+        made.result(TIMEOUT)
 
 
 def produce(address: str, topic: str, rate: float, count: int) -> None:
-    """Produces messages at their moments, each of which holds its moment."""
+    """Produces messages at a constant rate; each contains the time at which it was due."""
     failed = []
     producer = Producer({"bootstrap.servers": address, "linger.ms": 0, "acks": "all", **QUIET})
-    note = lambda error, _: failed.append(error) if error is not None else None  # noqa: E731
+    on_delivery = lambda error, _: failed.append(error) if error is not None else None  # noqa: E731
     padding = b" " * (SIZE - 16)
     began = time.monotonic_ns()
     for number in range(count):
@@ -69,22 +69,22 @@ def produce(address: str, topic: str, rate: float, count: int) -> None:
         while (left := due - time.monotonic_ns()) > 0:
             producer.poll(0)
             time.sleep(min(left / 1e9, 0.01))
-        producer.produce(topic, due.to_bytes(8) + number.to_bytes(8) + padding, partition=0, on_delivery=note)
+        producer.produce(topic, due.to_bytes(8) + number.to_bytes(8) + padding, partition=0, on_delivery=on_delivery)
         producer.poll(0)
-    producer.flush(PATIENCE)
+    producer.flush(TIMEOUT)
     if failed:
         raise KafkaException(failed[0])
 
 
 def consume(address: str, topic: str, count: int, ready: Any) -> list[tuple[int, int]]:
-    """The numbers of the messages and their latencies in nanoseconds, until the last has come or none for a while."""
+    """The numbers of the messages and their latencies in nanoseconds, until the last one, or none for a while."""
     consumer = Consumer({"bootstrap.servers": address, "group.id": "latency", "enable.auto.commit": False, **QUIET})
     consumer.assign([TopicPartition(topic, 0, 0)])
     consumer.poll(1.0)  # it waits in fetch now
     ready.set()
     found = []
     try:
-        while message := consumer.poll(PATIENCE / 4):
+        while message := consumer.poll(TIMEOUT / 4):
             now = time.monotonic_ns()
             if message.error():
                 raise KafkaException(message.error())
@@ -106,69 +106,69 @@ def measure_latency(broker: Running, rate: float, warm_up: float, seconds: float
     with context.Manager() as manager, ProcessPoolExecutor(2, mp_context=context) as clients:
         ready = manager.Event()
         consuming = clients.submit(consume, broker.address, topic, count, ready)
-        ready.wait(PATIENCE)
+        ready.wait(TIMEOUT)
         cpu = broker.cpu()
         clients.submit(produce, broker.address, topic, rate, count).result()
         found = consuming.result()
         cpu = broker.cpu() - cpu
     counted = sorted(latency / 1e6 for number, latency in found if number >= warm)
-    share = lambda part: counted[int(part * (len(counted) - 1))]  # noqa: E731
+    quantile = lambda part: counted[int(part * (len(counted) - 1))]  # noqa: E731
     lost = count - len({number for number, _ in found})
-    return Latency(share(0.5), share(0.99), counted[-1], lost, cpu / count * 1e6)
+    return Latency(quantile(0.5), quantile(0.99), counted[-1], lost, cpu / count * 1e6)
 
 
-def rounds(options: argparse.Namespace, ask: Callable[[Running], Any]) -> dict[str, list[Any]]:
-    """What is said of each broker, in turn."""
-    answers: dict[str, list[Any]] = {kind: [] for kind in options.only}
+def rounds(options: argparse.Namespace, measure: Callable[[Running], Any]) -> dict[str, list[Any]]:
+    """The results of a measurement for each kind of broker."""
+    results: dict[str, list[Any]] = {kind: [] for kind in options.only}
     for _ in range(options.rounds):
         for kind in options.only:
             with running(kind) as broker:
-                answers[kind].append(ask(broker))
-    return answers
+                results[kind].append(measure(broker))
+    return results
 
 
 def middle(values: Iterable[float]) -> float:
     return median(list(values))
 
 
-def tell_start(options: argparse.Namespace) -> None:
-    print("\nstart              first answer, s   CPU by then, s   memory, MiB")
+def print_start(options: argparse.Namespace) -> None:
+    print("\nstart            first response, s   CPU by then, s   memory, MiB")
     for kind, found in rounds(options, lambda broker: (broker.seconds, broker.cpu(), broker.resident() / 2**20)).items():
         seconds, cpu, memory = (middle(column) for column in zip(*found, strict=True))
         print(f"{kind:16} {seconds:17.2f} {cpu:16.2f} {memory:13.0f}", flush=True)
 
 
-def tell_latency(options: argparse.Namespace) -> None:
+def print_latency(options: argparse.Namespace) -> None:
     print("\nlatency, in milliseconds         p50       p99     worst    lost   broker's µs of CPU a message")
     for rate in options.rates:
-        ask = lambda broker, rate=rate: measure_latency(broker, rate, options.warm_up, options.seconds)  # noqa: E731
-        for kind, found in rounds(options, ask).items():
+        measure = lambda broker, rate=rate: measure_latency(broker, rate, options.warm_up, options.seconds)  # noqa: E731
+        for kind, found in rounds(options, measure).items():
             p50, p99, worst, cpu = (middle(getattr(each, name) for each in found) for name in ("p50", "p99", "worst", "cpu"))
             lost = sum(each.lost for each in found)
             print(f"{kind:8} {rate:10,.0f}/s   {p50:12.2f} {p99:9.2f} {worst:9.2f} {lost:7} {cpu:12.0f}", flush=True)
 
 
-def tell_idle(options: argparse.Namespace) -> None:
+def print_idle(options: argparse.Namespace) -> None:
     print(
-        f"\n{options.consumers:,} idle consumers     µs of CPU each a second   of a processor   answers/s   KiB each   closed"
+        f"\n{options.consumers:,} idle consumers     µs of CPU each a second   of a processor responses/s   KiB each   closed"
     )
     for max_wait in options.waits:
 
-        def ask(broker: Running, max_wait: float = max_wait) -> Any:
+        def measure(broker: Running, max_wait: float = max_wait) -> Any:
             make_topic(broker.address, "idle")
             return asyncio.run(let_them_wait(broker, "idle", options.consumers, max_wait, max(options.seconds, max_wait)))
 
-        for kind, found in rounds(options, ask).items():
-            names = ("cpu", "share", "answers", "bytes_each")
-            cpu, share, answers, each = (middle(getattr(one, name) for one in found) for name in names)
+        for kind, found in rounds(options, measure).items():
+            names = ("cpu", "share", "responses", "bytes_each")
+            cpu, share, responses, each = (middle(getattr(one, name) for one in found) for name in names)
             print(
-                f"{kind:8} wait {max_wait:4g} s {cpu:26.1f} {share:15.0%} {answers:12,.0f} {each / 1024:10.1f}"
+                f"{kind:8} wait {max_wait:4g} s {cpu:26.1f} {share:15.0%} {responses:12,.0f} {each / 1024:10.1f}"
                 f" {sum(one.lost for one in found):8}",
                 flush=True,
             )
 
 
-def tell_group(options: argparse.Namespace) -> None:
+def print_group(options: argparse.Namespace) -> None:
     print("\nfirst record of a new group, s" + "".join(f"{client:>16}" for client in CLIENTS))
     delays = [("ours", "0.1 s", ""), ("Kafka", "0.1 s", ""), ("Kafka", "3 s", "group.initial.rebalance.delay.ms=3000\n")]
     for kind, delay, settings in delays:
@@ -186,13 +186,13 @@ def tell_group(options: argparse.Namespace) -> None:
         print(f"{kind:8} waits {delay:15}" + "".join(cells), flush=True)
 
 
-QUESTIONS: Final = {"start": tell_start, "latency": tell_latency, "idle": tell_idle, "group": tell_group}
+MEASUREMENTS: Final = {"start": print_start, "latency": print_latency, "idle": print_idle, "group": print_group}
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     numbers = lambda text: [float(each) for each in text.split(",")]  # noqa: E731
-    parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"of {', '.join(QUESTIONS)} (default: all)")
+    parser.add_argument("measurements", nargs="*", metavar="MEASUREMENT", help=f"of {', '.join(MEASUREMENTS)} (default: all)")
     parser.add_argument("--rates", type=numbers, default=[100.0, 1000.0, 10_000.0], help="messages a second")
     parser.add_argument("--seconds", type=float, default=10.0, help="for how long to measure (default: %(default)s)")
     parser.add_argument("--warm-up", type=float, default=5.0, help="seconds of messages that do not count: a JVM compiles")
@@ -203,11 +203,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", action="append", choices=KINDS, help="default: both")
     options = parser.parse_args(arguments)
     options.only = options.only or list(KINDS)
-    if unknown := set(options.questions) - set(QUESTIONS):
-        parser.error(f"there is no question {', '.join(sorted(unknown))}: choose of {', '.join(QUESTIONS)}")
+    if unknown := set(options.measurements) - set(MEASUREMENTS):
+        parser.error(f"there is no measurement {', '.join(sorted(unknown))}: choose of {', '.join(MEASUREMENTS)}")
     try:
-        for name in options.questions or QUESTIONS:
-            QUESTIONS[name](options)
+        for name in options.measurements or MEASUREMENTS:
+            MEASUREMENTS[name](options)
     except Unavailable as error:
         print(error, file=sys.stderr)
         return 1

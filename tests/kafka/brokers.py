@@ -1,4 +1,4 @@
-"""The broker of `examples/broker` and Kafka itself, as processes that are started, measured and ended in the same way."""
+"""The broker of `examples/broker` and Kafka itself, as processes that are started, measured and stopped in the same way."""
 
 import os
 import socket
@@ -18,9 +18,9 @@ from kafka_server import AS_SHIPPED, kafka_server
 EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "broker"
 ENVIRONMENT: Final = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same purgatory as here
 KINDS: Final = ("ours", "Kafka")
-PATIENCE: Final = 60.0
+TIMEOUT: Final = 120.0
 API_VERSIONS: Final = struct.pack(">hhih", 18, 0, 1, -1)
-"""A request in version 0, by a client without a name. Every broker answers it."""
+"""A request in version 0, by a client without a name. Every broker responds to it."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ class Running:
     address: str
     pid: int
     seconds: float
-    """From its start to its first answer."""
+    """From its start to its first response."""
 
     def cpu(self) -> float:
-        """Seconds of processor time that it has taken so far."""
+        """Processor time so far, in seconds."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def resident(self) -> int:
-        """Bytes of its memory that are in RAM now."""
+        """Its resident memory, in bytes."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -53,14 +53,14 @@ def running(kind: str, *options: str, settings: str = "") -> Iterator[Running]:
         settings: lines for Kafka's configuration.
 
     Raises:
-        Unavailable: Kafka's jars cannot be got here.
+        Unavailable: Kafka's jars are not available.
     """
     with tempfile.TemporaryDirectory(prefix="purgatory-") as folder:
         began = time.monotonic()
         if kind == "Kafka":
             with kafka_server(Path(folder, "kafka"), AS_SHIPPED, settings) as server:
                 assert server.process is not None
-                ask(server.address)
+                request_versions(server.address)
                 yield Running(kind, server.address, server.process.pid, time.monotonic() - began)
             return
         command = [sys.executable, str(EXAMPLE), "--port", "0", *options]
@@ -70,16 +70,16 @@ def running(kind: str, *options: str, settings: str = "") -> Iterator[Running]:
                 line = process.stdout.readline()
                 assert line.startswith("listening on "), line
                 address = line.split()[2].rstrip(",")
-                ask(address)
+                request_versions(address)
                 yield Running(kind, address, process.pid, time.monotonic() - began)
             finally:
                 process.kill()
 
 
-def ask(address: str) -> bytes:
-    """What a broker answers when it is asked which versions it knows."""
+def request_versions(address: str) -> bytes:
+    """A broker's response to an ApiVersions request."""
     host, port = address.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), PATIENCE) as client:
+    with socket.create_connection((host, int(port)), TIMEOUT) as client:
         client.sendall(struct.pack(">i", len(API_VERSIONS)) + API_VERSIONS)
-        answer = client.makefile("rb")
-        return answer.read(int.from_bytes(answer.read(4)))
+        response = client.makefile("rb")
+        return response.read(int.from_bytes(response.read(4)))

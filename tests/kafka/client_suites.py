@@ -1,9 +1,9 @@
-"""Points the clients' own test suites at the broker of `examples/broker`, and writes down what came of it.
+"""Runs the clients' own test suites on the broker of `examples/broker`, and writes a page with the results.
 
     python tests/kafka/client_suites.py --kafka --out examples/broker/CLIENTS.md
 
 The suites come from where their clients come from: from PyPI, in the source distribution, and for Go from the module itself.
-Those that are in no package run from a checkout that you have: ``--checkout confluent-kafka=PATH``. With ``--kafka`` all run on
+Those that are in no package run from a checkout: ``--checkout confluent-kafka=PATH``. With ``--kafka`` all run on
 Kafka itself as well: a test that fails there says nothing about a broker. Exits with 1 if one fails that is not out of scope.
 """
 
@@ -21,13 +21,13 @@ from suites import GoSuite, PythonSuite, Result, Suite
 
 ONE_NODE: Final = "there is one node with one disk"
 TRANSACTIONS: Final = "transactions"
-ENCRYPTION: Final = "connections are plain"
-NOBODY: Final = "nobody is asked who they are"
+ENCRYPTION: Final = "connections are not encrypted"
+NO_AUTHENTICATION: Final = "there is no authentication"
 SHARES: Final = "groups that share records are not switched on"
 NO_TOPIC: Final = "committed offsets are in no topic"
 
 SERVICE: Final = '''\
-"""What the source distribution leaves out: a server that somebody else runs."""
+"""The source distribution lacks this file. The server runs already."""
 
 
 class ExternalService:
@@ -45,7 +45,7 @@ class SpawnedService:
     pass
 '''
 TRIVUP: Final = '''\
-"""What would start a Kafka, which is not asked for where there is an address."""
+"""Would start a Kafka, which is not needed with an address."""
 
 KafkaCluster = None
 '''
@@ -58,7 +58,7 @@ SUITES: Final[tuple[Suite, ...]] = (
         {"ours": "3.0", "Kafka": "4.2"},
         {"test/__init__.py": "", "test/service.py": SERVICE},
         out_of_scope={
-            "test_create_describe_delete_acls": NOBODY,
+            "test_create_describe_delete_acls": NO_AUTHENTICATION,
             "test_elect_leaders": ONE_NODE,
             "test_describe_log_dirs": ONE_NODE,
             "test_alter_replica_log_dirs": ONE_NODE,
@@ -74,7 +74,7 @@ SUITES: Final[tuple[Suite, ...]] = (
         "github.com/twmb/franz-go@v1.22.2",
         "pkg/kgo",
         {"KGO_SEEDS": "{address}", "KGO_TEST_RF": "1", "KGO_TEST_RECORDS": "20000"},
-        asks=r"newTestClient|tmpTopic|internalTopic|KGO_TEST|allowShare|testChain",
+        uses_broker=r"newTestClient|tmpTopic|internalTopic|KGO_TEST|allowShare|testChain",
         never={
             "ours": {"TestTxnEtl": TRANSACTIONS},
             "Kafka": {f"TestShareGroup{part}": SHARES for part in ("", "AckOnClose", "ETL", "OffsetsAdmin")},
@@ -94,7 +94,7 @@ SUITES: Final[tuple[Suite, ...]] = (
             "test_abort_transaction": TRANSACTIONS,
             "test_abort_retry_commit_transaction": TRANSACTIONS,
             "test_send_offsets_committed_transaction": TRANSACTIONS,
-            "test_user_scram_credentials": NOBODY,
+            "test_user_scram_credentials": NO_AUTHENTICATION,
         },
     ),
 )
@@ -106,7 +106,7 @@ ELSEWHERE: Final = {
 """Suites that cannot be run at all."""
 
 Found = dict[str, dict[str, list[Result]]]
-"""What tests have said, by suite and by kind of broker."""
+"""Results by suite and by kind of broker."""
 
 
 def run(suite: Suite, source: Path, kind: str, chosen: str | None) -> list[Result]:
@@ -127,14 +127,14 @@ def page(found: Found, missing: dict[str, str]) -> str:
     """Markdown.
 
     Args:
-        found: what has been run.
-        missing: why others were not, by their package.
+        found: the results.
+        missing: why other suites were not run, by package.
     """
     lines = [
         "# What clients' own test suites say",
         "",
         "Made by `python tests/kafka/client_suites.py --kafka --out examples/broker/CLIENTS.md`, which fetches the suites.",
-        "Of the suite in Go those tests are run that ask a broker.",
+        "Of the Go suite those tests are run that use a broker.",
     ]
     for name, by_kind in found.items():
         lines += ["", f"## {name}", ""]

@@ -1,7 +1,7 @@
-"""How long a new group waits for its first record, of a topic that has some: asked of each client in its own way.
+"""How long a new group waits for the first record of a topic that has some, for each client.
 
-From the making of the consumer on: connecting, finding the coordinator, joining, syncing and the first fetch are in it. The
-first group does not count: clients load and compile what they need, and Kafka makes its topic of offsets.
+The time includes making the consumer, connecting, finding the coordinator, joining, syncing and the first fetch. The first
+group does not count: clients load and compile what they need, and Kafka creates its topic of offsets.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ with warnings.catch_warnings():
 
 TOPIC: Final = "first"
 COUNT: Final = 100
-PATIENCE: Final = 60.0
+TIMEOUT: Final = 120.0
 
 
 def fill(address: str) -> None:
@@ -28,8 +28,8 @@ def fill(address: str) -> None:
     producer = Producer({"bootstrap.servers": address, "log_level": 0})
     for number in range(COUNT):
         producer.produce(TOPIC, str(number).encode())
-    if producer.flush(PATIENCE):
-        raise TimeoutError(f"{address} does not take the records")
+    if producer.flush(TIMEOUT):
+        raise TimeoutError(f"{address} has not confirmed the records")
 
 
 def by_confluent_kafka(address: str, group: str) -> float:
@@ -37,7 +37,7 @@ def by_confluent_kafka(address: str, group: str) -> float:
     consumer = Consumer({"bootstrap.servers": address, "group.id": group, "auto.offset.reset": "earliest", "log_level": 0})
     try:
         consumer.subscribe([TOPIC])
-        message = consumer.poll(PATIENCE)
+        message = consumer.poll(TIMEOUT)
         assert message is not None and message.error() is None
         return time.monotonic() - began
     finally:
@@ -48,7 +48,7 @@ def by_aiokafka(address: str, group: str) -> float:
     async def main() -> float:
         began = time.monotonic()
         async with AIOKafkaConsumer(TOPIC, bootstrap_servers=address, group_id=group, auto_offset_reset="earliest") as consumer:
-            await asyncio.wait_for(consumer.getone(), PATIENCE)
+            await asyncio.wait_for(consumer.getone(), TIMEOUT)
             return time.monotonic() - began
 
     return asyncio.run(main())
@@ -57,7 +57,7 @@ def by_aiokafka(address: str, group: str) -> float:
 def by_kafka_python(address: str, group: str) -> float:
     began = time.monotonic()
     consumer = KafkaConsumer(
-        TOPIC, bootstrap_servers=address, group_id=group, auto_offset_reset="earliest", consumer_timeout_ms=PATIENCE * 1000
+        TOPIC, bootstrap_servers=address, group_id=group, auto_offset_reset="earliest", consumer_timeout_ms=TIMEOUT * 1000
     )
     try:
         next(consumer)
@@ -67,12 +67,12 @@ def by_kafka_python(address: str, group: str) -> float:
 
 
 def each_group(once: Callable[[str, str], float]) -> Callable[[str, int], list[float]]:
-    """Asks for one group after the other."""
+    """Measures one group after the other."""
     return lambda address, count: [once(address, f"{once.__name__}-{number}") for number in range(count)]
 
 
 def each_line(run: Callable[..., str], program: str) -> Callable[[str, int], list[float]]:
-    """Reads what a program prints for all of them, in milliseconds."""
+    """Reads the times that a program prints for all of them, in milliseconds."""
     return lambda address, count: [float(line) / 1e3 for line in run(program, address, TOPIC, str(count)).split()]
 
 
@@ -94,6 +94,6 @@ def first_records(address: str, client: str, groups: int) -> list[float]:
         groups: how many count.
 
     Raises:
-        Unavailable: the client is not here and cannot be got.
+        Unavailable: the client is not installed and cannot be downloaded.
     """
     return CLIENTS[client](address, groups + 1)[1:]

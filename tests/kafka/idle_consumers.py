@@ -1,4 +1,4 @@
-"""Consumers that wait in fetch and get nothing: the same bytes for every broker, on as many connections as are asked for."""
+"""Consumers that wait in fetch and get nothing: the same requests for every broker, one connection for each consumer."""
 
 import asyncio
 import resource
@@ -16,13 +16,13 @@ SIZE: Final = 1 << 20
 
 @dataclass(frozen=True)
 class Idle:
-    """What waiting consumers have cost the broker."""
+    """The broker's cost of waiting consumers."""
 
     cpu: float
     """Processor time, in microseconds for each consumer and second."""
     bytes_each: float
     """Of memory."""
-    answers: float
+    responses: float
     """In a second, all together."""
     share: float
     """Of one processor, all together."""
@@ -40,15 +40,15 @@ def fetch_request(topic: str, max_wait: float) -> bytes:
 
 
 class Crowd:
-    """What all consumers have in common."""
+    """The state that all consumers share."""
 
     def __init__(self, request: bytes) -> None:
         self.request = request
-        self.answers = self.lost = 0
+        self.responses = self.lost = 0
 
 
 class Consumer(asyncio.Protocol):
-    """Asks again whenever it has been answered."""
+    """Sends its request again after each response."""
 
     def __init__(self, crowd: Crowd) -> None:
         self.crowd = crowd
@@ -63,7 +63,7 @@ class Consumer(asyncio.Protocol):
         self.buffer += data
         if len(self.buffer) >= 4 and len(self.buffer) >= 4 + int.from_bytes(self.buffer[:4]):
             self.buffer = b""
-            self.crowd.answers += 1
+            self.crowd.responses += 1
             self.transport.write(self.crowd.request)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -71,20 +71,20 @@ class Consumer(asyncio.Protocol):
 
 
 async def let_them_wait(broker: Running, topic: str, consumers: int, max_wait: float, seconds: float) -> Idle:
-    """Connects them, lets each be answered once, and then measures for some seconds."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    """Connects them, lets each get one response, and then measures for some seconds."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     host, port = broker.address.rsplit(":", 1)
     loop, crowd = asyncio.get_running_loop(), Crowd(fetch_request(topic, max_wait))
     before = broker.resident()
     transports = [(await loop.create_connection(lambda: Consumer(crowd), host, int(port)))[0] for _ in range(consumers)]
     await asyncio.sleep(max_wait + 1.0)
     memory = broker.resident() - before
-    cpu, answers, began = broker.cpu(), crowd.answers, time.monotonic()
+    cpu, responses, began = broker.cpu(), crowd.responses, time.monotonic()
     await asyncio.sleep(seconds)
     passed = time.monotonic() - began
-    cpu, answers, lost = broker.cpu() - cpu, crowd.answers - answers, crowd.lost
+    cpu, responses, lost = broker.cpu() - cpu, crowd.responses - responses, crowd.lost
     for transport in transports:
         transport.abort()
     await asyncio.sleep(0.1)
-    return Idle(cpu / passed / consumers * 1e6, memory / consumers, answers / passed, cpu / passed, lost)
+    return Idle(cpu / passed / consumers * 1e6, memory / consumers, responses / passed, cpu / passed, lost)

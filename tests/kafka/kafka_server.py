@@ -24,12 +24,12 @@ from ports import free_ports
 VERSION: Final = "4.3.1"
 SERVER: Final = (f"org.apache.kafka:kafka_2.13:{VERSION}", "org.slf4j:slf4j-simple:1.7.36")
 SMALL: Final = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""A JVM for tests: it starts quickly."""
+"""For tests: the JVM starts quickly."""
 AS_SHIPPED: Final = (
     *("-Xmx1G", "-Xms1G", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35"),
     *("-XX:+ExplicitGCInvokesConcurrent", "-XX:MaxInlineLevel=15", "-Djava.awt.headless=true"),
 )
-"""The JVM that Kafka's own start script asks for."""
+"""The options of Kafka's own start script."""
 CONNECTOR: Final = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
     "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
@@ -37,8 +37,8 @@ CONNECTOR: Final = (
     "org.apache.kafka:kafka-clients:3.9.2",
 )
 """Spark's connector. There is none of Spark 4.3 in Maven Central; these run on 4.3 as they are."""
-PATIENCE: Final = 90.0
-"""How long Kafka may take to start or to stop, in seconds."""
+START_TIMEOUT: Final = 200.0
+"""How long Kafka may take to start or to stop, in seconds: a busy machine needs a part of it."""
 
 SETTINGS: Final = """\
 process.roles=broker,controller
@@ -71,7 +71,7 @@ class KafkaServer:
         settings: lines that are added to those of the server.
 
     Raises:
-        Unavailable: there is no Java, or its jars cannot be got.
+        Unavailable: there is no Java, or its jars cannot be downloaded.
     """
 
     def __init__(self, folder: Path, jvm: Sequence[str] = SMALL, settings: str = "") -> None:
@@ -92,10 +92,10 @@ class KafkaServer:
         self.command = [java, *jvm, *logs, "-cp", path, "kafka.Kafka", str(folder / "server.properties")]
 
     def start(self) -> Self:
-        """Returns when it accepts connections: by then it also answers requests."""
+        """Returns when it accepts connections: by then it also handles requests."""
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + START_TIMEOUT
         while not self._accepts():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.stop(signal.SIGKILL)
@@ -113,7 +113,7 @@ class KafkaServer:
             return
         self.process.send_signal(by)
         try:
-            self.process.wait(PATIENCE)
+            self.process.wait(START_TIMEOUT)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -1,9 +1,8 @@
-"""Jars from Maven Central, by Maven: it knows the proxies and mirrors of a machine, and checks what it gets.
+"""Jars from Maven Central, downloaded by Maven, which uses the proxies and mirrors of the machine and verifies checksums.
 
     jars("org.apache.kafka:kafka_2.13:4.3.1")
 
-What came once is kept in `~/.cache/purgatory/maven` (or where `XDG_CACHE_HOME` says), a folder for each list of jars, and needs
-no network any more.
+They are cached in `~/.cache/purgatory/maven` (or where `XDG_CACHE_HOME` says), a folder for each list of jars.
 """
 
 import hashlib
@@ -15,24 +14,24 @@ from pathlib import Path
 from typing import Final
 
 PLUGIN: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
-PATIENCE: Final = 300.0
+MAVEN_TIMEOUT: Final = 300.0
 """How long Maven may take, in seconds."""
 ALONE: Final = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
 
 
 class Unavailable(Exception):
-    """Something that is not Python's is not here and cannot be got. The message says what, and how to get it."""
+    """Something that pip cannot install is missing and cannot be downloaded. The message says what, and how to install it."""
 
 
 def jars(*coordinates: str, alone: bool = False) -> list[Path]:
-    """The files of artifacts, and of everything that they need to run.
+    """The files of artifacts and of their dependencies.
 
     Args:
         coordinates: `group:artifact:version`.
-        alone: without what they need.
+        alone: without their dependencies.
 
     Raises:
-        Unavailable: there is no Maven, or it does not find or reach what it looks for.
+        Unavailable: there is no Maven, or it cannot download an artifact.
     """
     folder = _cache() / _name(coordinates, alone)
     if not folder.is_dir():
@@ -60,10 +59,10 @@ def _fetch(coordinates: tuple[str, ...], alone: bool, folder: Path) -> None:
         command = [maven, "-B", "-q", "-f", str(project), f"{PLUGIN}:copy-dependencies", "-DincludeScope=runtime"]
         try:
             run = subprocess.run(
-                [*command, f"-DoutputDirectory={found}"], capture_output=True, text=True, check=False, timeout=PATIENCE
+                [*command, f"-DoutputDirectory={found}"], capture_output=True, text=True, check=False, timeout=MAVEN_TIMEOUT
             )
         except subprocess.TimeoutExpired:
-            raise Unavailable(f"Maven did not get {', '.join(coordinates)} in {PATIENCE:.0f} s") from None
+            raise Unavailable(f"Maven did not get {', '.join(coordinates)} in {MAVEN_TIMEOUT:.0f} s") from None
         if run.returncode:
             why = next((line for line in run.stdout.splitlines() if "ERROR" in line), run.stderr.strip())
             raise Unavailable(f"Maven does not get {', '.join(coordinates)}: {why[:300]}")
@@ -71,7 +70,7 @@ def _fetch(coordinates: tuple[str, ...], alone: bool, folder: Path) -> None:
             found.rename(folder)
         except OSError:
             if not folder.is_dir():
-                raise  # otherwise somebody else was faster
+                raise  # otherwise another process was faster
 
 
 def _project(coordinates: tuple[str, ...], alone: bool) -> str:

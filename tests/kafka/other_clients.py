@@ -1,4 +1,4 @@
-"""Clients that are not Python's, unmodified: Java's own and kafkajs, got by Maven and npm, and run as processes."""
+"""Clients that are not Python's, unmodified: Java's own and kafkajs, downloaded by Maven and npm, and run as processes."""
 
 import os
 import shutil
@@ -8,14 +8,14 @@ from typing import Final
 
 from maven import Unavailable, jars
 
-HERE: Final = Path(__file__).parent
+FOLDER: Final = Path(__file__).parent
 JAVA_CLIENTS: Final = ("3.9.2", "4.3.1")
 KAFKAJS: Final = "kafkajs@2.2.4"
-PATIENCE: Final = 200.0
+TIMEOUT: Final = 200.0
 
 
 def java(program: str, *arguments: str, client: str = JAVA_CLIENTS[-1]) -> str:
-    """What a program of this folder prints, in Java.
+    """Runs a Java program of this folder, and returns what it prints.
 
     Args:
         program: its file.
@@ -23,7 +23,7 @@ def java(program: str, *arguments: str, client: str = JAVA_CLIENTS[-1]) -> str:
         client: the version of `kafka-clients`.
 
     Raises:
-        Unavailable: there is no Java with a compiler here, or the client cannot be got.
+        Unavailable: there is no Java with a compiler, or the client cannot be downloaded.
         RuntimeError: it failed.
     """
     command = shutil.which("java")
@@ -32,14 +32,14 @@ def java(program: str, *arguments: str, client: str = JAVA_CLIENTS[-1]) -> str:
     if "jdk.compiler" not in _output(command, "--list-modules"):
         raise Unavailable("this Java has no compiler: apt-get install openjdk-17-jdk-headless")
     path = os.pathsep.join(map(str, jars(f"org.apache.kafka:kafka-clients:{client}")))
-    return _output(command, "-XX:TieredStopAtLevel=1", "-cp", path, str(HERE / program), *arguments)
+    return _output(command, "-XX:TieredStopAtLevel=1", "-cp", path, str(FOLDER / program), *arguments)
 
 
 def kafkajs(program: str, *arguments: str) -> str:
-    """What a program of this folder prints, in Node with kafkajs.
+    """Runs a program of this folder in Node, with kafkajs, and returns what it prints.
 
     Raises:
-        Unavailable: there is no Node or npm here, or npm does not get kafkajs.
+        Unavailable: there is no Node or npm, or npm cannot download kafkajs.
         RuntimeError: it failed.
     """
     node, npm = shutil.which("node"), shutil.which("npm")
@@ -52,13 +52,11 @@ def kafkajs(program: str, *arguments: str) -> str:
             _output(npm, "install", "--silent", "--prefix", str(folder), KAFKAJS)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             raise Unavailable(f"npm does not get {KAFKAJS}: {str(error)[:200]}") from error
-    return _output(node, str(HERE / program), *arguments, NODE_PATH=str(folder / "node_modules"))
+    return _output(node, str(FOLDER / program), *arguments, NODE_PATH=str(folder / "node_modules"))
 
 
 def _output(*command: str, **variables: str) -> str:
-    run = subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, check=False, timeout=PATIENCE
-    )
+    run = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False, timeout=TIMEOUT)
     if run.returncode:
         raise RuntimeError(run.stdout + run.stderr)
     return run.stdout

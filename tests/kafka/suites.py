@@ -1,6 +1,6 @@
-"""The clients' own test suites: where each comes from, how it is pointed at a broker, and what of it this broker leaves out.
+"""The clients' own test suites: where each comes from, how it gets the address of a broker, and what is out of scope.
 
-Each suite can `fetch` itself into a folder and `run` there on a broker that somebody has started.
+Each suite can `fetch` itself into a folder and `run` there on a broker that was started before.
 """
 
 import json
@@ -19,16 +19,16 @@ from xml.etree import ElementTree as ET
 
 from maven import Unavailable
 
-PATIENCE: Final = 900.0
-TIMEOUT: Final = 60.0
+SUITE_TIMEOUT: Final = 900.0
+TEST_TIMEOUT: Final = 60.0
 """How long one test of Python's may take, in seconds."""
-SHOWN: Final = 160
-"""How many characters of a reason."""
+MAX_REASON_LENGTH: Final = 160
+"""In characters, for the table."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Of one test."""
+    """The result of one test."""
 
     name: str
     outcome: str
@@ -37,8 +37,8 @@ class Result:
 
 
 def brief(message: str | None) -> str:
-    """A message as it fits into a table."""
-    return " ".join((message or "").split()).replace("|", "/")[:SHOWN]
+    """A message in one line of a table."""
+    return " ".join((message or "").split()).replace("|", "/")[:MAX_REASON_LENGTH]
 
 
 @dataclass(frozen=True)
@@ -48,11 +48,11 @@ class PythonSuite:
     Args:
         package: whose tests they are. The client is the one that is installed.
         tests: the folder of those that need a broker.
-        variables: of the environment, by which the tests learn the address: `{address}` and `{scratch}` are replaced.
-        versions: as which version of Kafka they shall take each broker, by its kind; told as `KAFKA_VERSION`.
-        added: files that are left out where the tests come from.
-        left_out: folders and files that ask for something other than a broker.
-        needs_checkout: why they cannot be had from PyPI; "" if the source distribution has them.
+        variables: of the environment, from which the tests take the address: `{address}` and `{scratch}` are replaced.
+        versions: the version of Kafka that each kind of broker stands for, in the variable `KAFKA_VERSION`.
+        added: files that the source distribution lacks.
+        left_out: folders and files that need something other than a broker.
+        needs_checkout: why they are not on PyPI; "" if the source distribution has them.
         out_of_scope: what this broker does not do, by the name of the test.
     """
 
@@ -80,7 +80,7 @@ class PythonSuite:
             raise Unavailable(self.needs_checkout)
         else:
             command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", str(folder)]
-            subprocess.run([*command, f"{self.package}=={version(self.package)}"], check=True, timeout=PATIENCE)
+            subprocess.run([*command, f"{self.package}=={version(self.package)}"], check=True, timeout=SUITE_TIMEOUT)
             (archive,) = folder.glob("*.tar.gz")
             with tarfile.open(archive) as packed:
                 packed.extractall(folder, filter="data")
@@ -94,14 +94,20 @@ class PythonSuite:
     def run(self, source: Path, kind: str, address: str, scratch: Path, chosen: str | None = None) -> list[Result]:
         """Runs it; `chosen` are words as pytest's `-k` takes them."""
         report = scratch / "report.xml"
-        command = [sys.executable, "-m", "pytest", self.tests, "-q", "-p", "pytest_timeout", f"--timeout={TIMEOUT}"]
+        command = [sys.executable, "-m", "pytest", self.tests, "-q", "-p", "pytest_timeout", f"--timeout={TEST_TIMEOUT}"]
         command += ["-p", "no:cacheprovider", "-o", "addopts=", f"--junitxml={report}", "--continue-on-collection-errors"]
         command += [*(f"--ignore={each}" for each in self.left_out), *(["-k", chosen] if chosen else [])]
-        told = {name: text.format(address=address, scratch=scratch) for name, text in self.variables.items()}
-        told |= {"KAFKA_VERSION": self.versions.get(kind, ""), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        with (scratch / "said").open("w") as said:
+        variables = {name: text.format(address=address, scratch=scratch) for name, text in self.variables.items()}
+        variables |= {"KAFKA_VERSION": self.versions.get(kind, ""), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        with (scratch / "output").open("w") as output:
             subprocess.run(
-                command, cwd=source, env={**os.environ, **told}, stdout=said, stderr=said, check=False, timeout=PATIENCE
+                command,
+                cwd=source,
+                env={**os.environ, **variables},
+                stdout=output,
+                stderr=output,
+                check=False,
+                timeout=SUITE_TIMEOUT,
             )
         if not report.exists():
             raise subprocess.SubprocessError(f"the suite of {self.name} did not run: {(scratch / 'said').read_text()[-2000:]}")
@@ -129,16 +135,16 @@ class GoSuite:
     Args:
         module: with its version.
         package: the path of the tested package in it.
-        variables: of the environment, by which the tests learn the address: `{address}` is replaced.
-        asks: a pattern for what a test's source contains that asks a broker; the others say nothing about one.
-        never: out of scope, and not even begun, since it would wait for ever; by the kind of broker.
+        variables: of the environment, from which the tests take the address: `{address}` is replaced.
+        uses_broker: a pattern for the source of the tests that use a broker; the others are not run.
+        never: out of scope, and not started, since it would never end; by the kind of broker.
         out_of_scope: what this broker does not do, by the name of the test.
     """
 
     module: str
     package: str
     variables: Mapping[str, str]
-    asks: str
+    uses_broker: str
     never: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     out_of_scope: Mapping[str, str] = field(default_factory=dict)
 
@@ -159,7 +165,7 @@ class GoSuite:
             capture_output=True,
             text=True,
             check=False,
-            timeout=PATIENCE,
+            timeout=SUITE_TIMEOUT,
         )
         if run.returncode:
             raise subprocess.SubprocessError(f"go {' '.join(words)}: {run.stderr[-1000:]}")
@@ -176,40 +182,46 @@ class GoSuite:
         (folder / "source").symlink_to(Path(self._go("list", "-m", "-f", "{{.Dir}}", module, cwd=folder)) / self.package)
         return folder / "source"
 
-    def asking(self, source: Path) -> list[str]:
-        """The tests that ask a broker."""
+    def broker_tests(self, source: Path) -> list[str]:
+        """The names of the tests that use a broker."""
         pattern = re.compile(r"^func (Test\w+)\(t \*testing\.T\) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
         texts = [each.read_text() for each in sorted(source.glob("*_test.go"))]
-        return [name for text in texts for name, body in pattern.findall(text) if re.search(self.asks, body)]
+        return [name for text in texts for name, body in pattern.findall(text) if re.search(self.uses_broker, body)]
 
     def run(self, source: Path, kind: str, address: str, scratch: Path, chosen: str | None = None) -> list[Result]:
         """Runs it; `chosen` is a pattern for names."""
         never = self.never.get(kind, {})
-        names = [name for name in self.asking(source) if re.search(chosen or "", name)]
+        names = [name for name in self.broker_tests(source) if re.search(chosen or "", name)]
         begun = [name for name in names if name not in never]
         command = [str(source.parent / "suite.test"), "-test.v=test2json", f"-test.run=^({'|'.join(begun)})$"]
-        command.append(f"-test.timeout={PATIENCE - 60:.0f}s")
-        told = {name: text.format(address=address) for name, text in self.variables.items()}
-        with (scratch / "said").open("w") as said:
+        command.append(f"-test.timeout={SUITE_TIMEOUT - 60:.0f}s")
+        variables = {name: text.format(address=address) for name, text in self.variables.items()}
+        with (scratch / "output").open("w") as output:
             subprocess.run(
-                command, cwd=source, env={**os.environ, **told}, stdout=said, stderr=said, check=False, timeout=PATIENCE
+                command,
+                cwd=source,
+                env={**os.environ, **variables},
+                stdout=output,
+                stderr=output,
+                check=False,
+                timeout=SUITE_TIMEOUT,
             )
-        events = self._go("tool", "test2json", "cat", str(scratch / "said"), cwd=scratch)
+        events = self._go("tool", "test2json", "cat", str(scratch / "output"), cwd=scratch)
         found = list(self.results(events.splitlines()))
         if not found:
             raise subprocess.SubprocessError(f"the suite of {self.name} did not run: {(scratch / 'said').read_text()[-2000:]}")
         return found + [Result(name, "out of scope", never[name]) for name in names if name in never]
 
     def results(self, events: list[str]) -> Iterator[Result]:
-        """Of each test in what `go tool test2json` tells; those that have parts are told by their parts."""
+        """The result of each test in the output of `go tool test2json`; of a test with subtests, those of the subtests."""
         outcomes: dict[str, str] = {}
-        said: dict[str, list[str]] = {}
+        messages: dict[str, list[str]] = {}
         for event in map(json.loads, events):
             name, action = event.get("Test"), event.get("Action")
             if name and action in ("run", "pass", "fail", "skip"):
                 outcomes[name] = action
-            elif name and (told := re.match(r"\s+\w+_test\.go:\d+: (.*)", event.get("Output", ""))):
-                said.setdefault(name, []).append(told[1])
+            elif name and (message := re.match(r"\s+\w+_test\.go:\d+: (.*)", event.get("Output", ""))):
+                messages.setdefault(name, []).append(message[1])
         words = {"pass": "passed", "skip": "skipped", "fail": "failed", "run": "failed"}
         for name, action in outcomes.items():
             if any(other.startswith(name + "/") for other in outcomes):
@@ -221,7 +233,9 @@ class GoSuite:
             elif outcome == "passed":
                 yield Result(name, outcome)
             else:
-                yield Result(name, outcome, "it did not end" if action == "run" else brief(next(iter(said.get(name, [])), "")))
+                yield Result(
+                    name, outcome, "it did not end" if action == "run" else brief(next(iter(messages.get(name, [])), ""))
+                )
 
 
 Suite = PythonSuite | GoSuite

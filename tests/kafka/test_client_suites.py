@@ -1,4 +1,4 @@
-"""How suites are got, pointed at a broker and told: what fails is told apart from what is out of scope."""
+"""Suites are downloaded, run on a broker and reported: what fails is distinguished from what is out of scope."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from suites import GoSuite, PythonSuite, Result
 
 ONE_NODE = "there is one node with one disk"
 PYTHON = PythonSuite("pytest", "tests/integration", {}, {}, out_of_scope={"test_elect_leaders": ONE_NODE})
-GO = GoSuite("example.com/some/client@v1.2.3", "kgo", {}, asks="newClient", out_of_scope={"TestRegex": "no topic"})
+GO = GoSuite("example.com/some/client@v1.2.3", "kgo", {}, uses_broker="newClient", out_of_scope={"TestRegex": "no topic"})
 REPORT = """<testsuites><testsuite name="pytest">
 <testcase name="test_group" time="1.0"/>
 <testcase name="test_end_to_end[zstd]"><failure message="assert 1 == 2&#10;  | + 1">trace</failure></testcase>
@@ -32,8 +32,8 @@ def test_each_test_of_a_report_has_one_outcome_and_its_reason() -> None:
     ]
 
 
-def test_of_a_go_suite_the_parts_are_told_and_what_did_not_end_has_failed() -> None:
-    told = [
+def test_of_a_go_suite_subtests_are_reported_and_what_did_not_end_has_failed() -> None:
+    lines = [
         ("start", None, ""),
         *(("run", name, "") for name in ("TestETL", "TestETL/range", "TestETL/sticky", "TestRegex", "TestHangs", "TestSkips")),
         ("output", "TestETL/sticky", "    group_test.go:12: got 1 | not 2\n"),
@@ -46,7 +46,7 @@ def test_of_a_go_suite_the_parts_are_told_and_what_did_not_end_has_failed() -> N
         ("skip", "TestSkips", ""),
         ("fail", None, ""),
     ]
-    events = [json.dumps({"Action": action, "Test": name, "Output": output}) for action, name, output in told]
+    events = [json.dumps({"Action": action, "Test": name, "Output": output}) for action, name, output in lines]
 
     assert list(GO.results(events)) == [
         Result("TestETL/range", "passed"),
@@ -57,7 +57,7 @@ def test_of_a_go_suite_the_parts_are_told_and_what_did_not_end_has_failed() -> N
     ]
 
 
-def test_of_a_go_suite_those_tests_are_run_that_ask_a_broker(tmp_path: Path) -> None:
+def test_of_a_go_suite_those_tests_are_run_that_use_a_broker(tmp_path: Path) -> None:
     (tmp_path / "a_test.go").write_text("""
 func TestAsks(t *testing.T) {
 	cl := newClient(t)
@@ -71,7 +71,7 @@ func TestAlone(t *testing.T) {
 func newClient(t *testing.T) {}
 """)
 
-    assert GO.asking(tmp_path) == ["TestAsks"]
+    assert GO.broker_tests(tmp_path) == ["TestAsks"]
 
 
 def test_the_page_counts_outcomes_for_each_broker_and_lists_those_of_ours() -> None:
@@ -87,7 +87,7 @@ def test_the_page_counts_outcomes_for_each_broker_and_lists_those_of_ours() -> N
     assert text.endswith("- another: it is in no package.\n")
 
 
-def test_a_suite_that_is_in_no_package_says_so_unless_there_is_a_checkout(tmp_path: Path) -> None:
+def test_a_suite_that_is_in_no_package_needs_a_checkout(tmp_path: Path) -> None:
     suite = PythonSuite("pytest", "tests/integration", {}, {}, {"tests/more.py": "NUMBER = 1"}, needs_checkout="not here")
     checkout = tmp_path / "checkout"
     (checkout / "tests" / "integration").mkdir(parents=True)
@@ -102,7 +102,8 @@ def test_a_suite_that_is_in_no_package_says_so_unless_there_is_a_checkout(tmp_pa
     assert not (checkout / "tests" / "more.py").exists()
 
 
-def test_a_checkout_of_confluent_kafka_is_pointed_at_the_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+def test_a_checkout_of_confluent_kafka_runs_on_the_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tests = tmp_path / "tests" / "integration"
     tests.mkdir(parents=True)
     (tests / "test_metadata.py").write_text("""\
@@ -138,7 +139,9 @@ def test_it_is_another_one():
         (["--checkout", "confluent-kafka=nowhere"], "--checkout confluent-kafka=nowhere: there is no such folder"),
     ],
 )
-def test_what_is_not_there_is_refused(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_suites_and_folders_are_refused(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         client_suites.main(arguments)
 

@@ -1,4 +1,4 @@
-"""Jars come by Maven once; where they cannot come, the reason is told."""
+"""Jars are downloaded once; if they cannot be, the error says why."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def install(machine: Path, script: str) -> None:
     maven.chmod(0o755)
 
 
-def test_jars_are_got_once_and_then_need_no_maven(machine: Path) -> None:
+def test_jars_are_downloaded_once_and_then_need_no_maven(machine: Path) -> None:
     install(machine, CENTRAL)
 
     got = jars("x:y:1")
@@ -45,7 +45,7 @@ def test_jars_are_got_once_and_then_need_no_maven(machine: Path) -> None:
         jars("x:y:1", alone=True)
 
 
-def test_where_maven_central_is_out_of_reach_the_reason_is_told_and_nothing_is_kept(machine: Path) -> None:
+def test_without_maven_central_the_error_says_why_and_nothing_is_cached(machine: Path) -> None:
     install(machine, OUT_OF_REACH)
 
     with pytest.raises(Unavailable, match=r"does not get x:y:1: \[ERROR\] Could not transfer .* Connection refused"):

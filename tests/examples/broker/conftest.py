@@ -17,7 +17,7 @@ from broker.testing import BrokerThread, kafka_broker  # noqa: E402, F401
 
 @pytest.fixture
 def start_broker() -> Iterator[Callable[..., BrokerThread]]:
-    """Starts a broker with certain settings; all are stopped at the end, and nothing may wait there then."""
+    """Starts brokers with these settings; all are stopped at the end of the test."""
     with ExitStack() as stack:
 
         def start(port: int = 0, **settings: Any) -> BrokerThread:

@@ -1,26 +1,29 @@
-"""A client of our own, for what real clients do not do: requests written and answers read by kio, batches made by hand."""
+"""A client for what real clients do not do: kio writes its requests and reads the responses; it makes batches by itself."""
 
 import asyncio
 import io
 import socket
 import struct
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import timedelta
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
 from broker.broker import Broker
-from broker.wire import APIS, read_request, write_answer
+from broker.settings import Settings
+from broker.wire import APIS, read_request, write_response
 from crc32c import crc32c
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
 
 BY_NAME = {api.name: api for api in APIS.values()}
-HERE, PEER = ("127.0.0.1", 9092), ("127.0.0.1", 50000)
+LOCAL, PEER = ("127.0.0.1", 9092), ("127.0.0.1", 50000)
 
 
 def make(cls: Any, values: dict[str, Any]) -> Any:
-    """One of kio's entities. Of fields that are not given, those without a default are nothing at all, of their kind."""
+    """One of kio's entities. Fields that are not given have their default or, without one, None, zero or an empty value."""
     made = {}
     for field in fields(cls):
         inner, is_nullable = field.type, get_origin(field.type) is UnionType
@@ -42,7 +45,7 @@ def make(cls: Any, values: dict[str, Any]) -> Any:
 def framed(name: str, version: int | None = None, correlation_id: int = 1, **values: Any) -> bytes:
     """A request without its length."""
     api = BY_NAME[name]
-    version = api.highest if version is None else version
+    version = api.max_version if version is None else version
     cls: Any = load_request_schema(api.key, version)
     header = cls.__header_schema__
     buffer = io.BytesIO()
@@ -53,9 +56,9 @@ def framed(name: str, version: int | None = None, correlation_id: int = 1, **val
 
 
 def unframed(name: str, version: int | None, data: bytes) -> Any:
-    """An answer without its length."""
+    """A response without its length."""
     api = BY_NAME[name]
-    cls: Any = load_response_schema(api.key, api.highest if version is None else version)
+    cls: Any = load_response_schema(api.key, api.max_version if version is None else version)
     _, size_of_header = entity_reader(cls.__header_schema__)(data, 0)
     entity, size = entity_reader(cls)(data, size_of_header)
     assert size_of_header + size == len(data)
@@ -69,7 +72,7 @@ def with_length(frame: bytes) -> bytes:
 class Raw:
     """A connection over a socket."""
 
-    def __init__(self, address: str, timeout: float = 30.0) -> None:
+    def __init__(self, address: str, timeout: float = 120.0) -> None:
         host, port = address.split(":")
         self.socket = socket.create_connection((host, int(port)), timeout)
 
@@ -91,7 +94,7 @@ class Raw:
         return self.receive(name, version)
 
     def is_closed(self) -> bool:
-        """The other side has closed; waits for it."""
+        """Waits for the broker to close the connection; False if it sends something instead."""
         try:
             return self.socket.recv(1) == b""
         except ConnectionResetError:
@@ -114,22 +117,35 @@ class Direct:
         self.broker = broker
 
     def send(self, name: str, version: int | None = None, **values: Any) -> "asyncio.Future[Any]":
-        answered = asyncio.get_running_loop().create_future()
+        response = asyncio.get_running_loop().create_future()
 
-        def reply(answer: Any) -> None:
-            if isinstance(answer, Exception):
-                answered.set_exception(answer)
+        def respond(fields: Any) -> None:
+            if isinstance(fields, Exception):
+                response.set_exception(fields)
+            elif fields is None:
+                response.set_result(None)
             else:
-                answered.set_result(
-                    None if answer is None else unframed(name, version, bytes(write_answer(request, answer)[4:]))
-                )
+                response.set_result(unframed(name, version, bytes(write_response(request, fields)[4:])))
 
-        request = read_request(framed(name, version, **values), HERE, PEER, reply)
+        request = read_request(framed(name, version, **values), LOCAL, PEER, respond)
         self.broker.handle(request)
-        return answered
+        return response
 
     async def ask(self, name: str, version: int | None = None, **values: Any) -> Any:
         return await self.send(name, version, **values)
+
+
+@asynccontextmanager
+async def running_broker(topics: Iterable[str] = ("topic",), **settings: Any) -> AsyncIterator[Direct]:
+    """A client of a new broker, without a network. At the end no trigger was missed, and closing leaves nothing pending."""
+    broker = Broker(Settings(**settings))
+    broker.coordinator.start()
+    for name in topics:
+        broker.topics.create(name, broker.settings.partitions, broker.settings.replicas, {})
+    yield Direct(broker)
+    assert [purgatory.statistics().missed_triggers for purgatory in broker.purgatories] == [0] * 6
+    await broker.aclose()
+    assert [purgatory.pending for purgatory in broker.purgatories] == [0] * 6
 
 
 def varint(value: int) -> bytes:
@@ -173,19 +189,19 @@ def fetch_fields(
     return {"max_wait": timedelta(seconds=wait), "min_bytes": min_bytes, "max_bytes": max_bytes, "topics": topics}
 
 
-def produced(answer: Any) -> list[tuple[str, int]]:
+def produced(response: Any) -> list[tuple[str, int]]:
     """Error and first offset for each partition."""
     return [
         (partition.error_code.name, partition.base_offset)
-        for topic in answer.responses
+        for topic in response.responses
         for partition in topic.partition_responses
     ]
 
 
-def fetched(answer: Any) -> list[tuple[str, int]]:
+def fetched(response: Any) -> list[tuple[str, int]]:
     """Error and number of bytes for each partition."""
     return [
         (partition.error_code.name, len(partition.records or b""))
-        for topic in answer.responses
+        for topic in response.responses
         for partition in topic.partitions
     ]

@@ -1,6 +1,6 @@
-"""What the page of the broker shows works: its commands, its code between the lines, and the table of the demo.
+"""What the page of the broker shows works: its commands, and its code between the lines.
 
-The two Python blocks, the versions, the links and the picture are looked at in `test_program.py`.
+The two Python blocks, the table of the demo, the versions, the links and the picture are checked in `test_program.py`.
 """
 
 import asyncio
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 
+import pytest
 from broker import testing
 from readme_blocks import FENCED, ROOT
 
@@ -20,31 +21,27 @@ BLOCKS = [(match[1], match[2]) for match in FENCED.finditer(PAGE)]
 CODE = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", FENCED.sub("", PAGE))]
 
 
-def names_of(table: str) -> list[str]:
-    """The first column of the tables that the demo prints."""
-    return [line.strip("│").split("│")[0].strip() for line in table.splitlines() if line.startswith("│")]
-
-
 def test_a_new_block_of_the_page_needs_a_test() -> None:
     assert [language for language, _ in BLOCKS] == ["sh", "python", "python", ""]
 
 
+@pytest.mark.slow
 def test_each_command_of_the_page_is_understood() -> None:
     lines = [line for language, text in BLOCKS if language == "sh" for line in text.splitlines()] + CODE
     commands = [shlex.split(match[1], comments=True) for line in lines if (match := PROGRAM.match(line))]
     assert [command[0] for command in commands] == ["examples/broker", "examples/broker", "tests/kafka/against_kafka.py"]
     for program, *options in commands:
-        told = subprocess.run(
+        usage = subprocess.run(
             [sys.executable, program, "--help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=200
         ).stdout
-        assert [option for option in options if option.startswith("--") and option not in told] == []
+        assert [option for option in options if option.startswith("--") and option not in usage] == []
 
 
 def test_the_extra_that_the_page_installs_is_there() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert [extra for extra in re.findall(r"pip install '\.\[(\w+)\]'", PAGE) if extra not in extras] == []
     assert "pip install '.[broker]'" in BLOCKS[0][1]
-    assert any(each.startswith("kio") for each in extras["broker"])  # which a copy of the folder is told to install
+    assert any(each.startswith("kio") for each in extras["broker"])  # which the page tells those to install who copy the folder
 
 
 def test_the_code_between_the_lines_starts_brokers() -> None:
@@ -66,13 +63,3 @@ async def second():
     assert re.fullmatch(r"127\.0\.0\.1:\d+", address)
     assert (settings.replicas, settings.partitions) == (3, 6)
     assert re.fullmatch(r"127\.0\.0\.1:\d+", asyncio.run(names["second"]()))
-
-
-def test_the_demo_prints_the_tables_of_the_page() -> None:
-    command = [sys.executable, str(FOLDER), "--demo", "--messages", "60"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=200).stdout
-    (shown,) = (text for language, text in BLOCKS if language == "")
-    assert names_of(shown) == names_of(told) != []
-    form = re.compile(r"[\d,.]+")
-    ours, page = ([form.sub("", lines[0]), form.sub("", lines[-1])] for lines in (shown.splitlines(), told.splitlines()))
-    assert page == ours

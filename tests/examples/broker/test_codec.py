@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from broker.codec import NAMES, Malformed, Shape, form_of, shapes_of
-from broker.wire import APIS
+from broker.codec import COMMON_NAMES, Field, Malformed, fields_of, serde_of
+from broker.wire import APIS, Api
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.index import load_request_schema, load_response_schema
@@ -18,35 +18,35 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 from raw import make
 
-VERSIONS = [(api.key, version) for api in APIS.values() for version in range(api.lowest, api.highest + 1)]
-IDS = [f"{APIS[key].name} {version}" for key, version in VERSIONS]
 BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 
 
-def values_of(shape: Shape) -> st.SearchStrategy[Any]:
-    if shape.nested is not None:
-        one = entities_of(shape.nested)
-    elif shape.kind in BITS:
-        one = st.integers(-(2 ** (BITS[shape.kind] - 1)), 2 ** (BITS[shape.kind] - 1) - 1)
-    elif shape.kind.startswith("timedelta"):
+def values_of(field: Field) -> st.SearchStrategy[Any]:
+    if field.nested is not None:
+        one = entities_of(field.nested)
+    elif field.kind in BITS:
+        one = st.integers(-(2 ** (BITS[field.kind] - 1)), 2 ** (BITS[field.kind] - 1) - 1)
+    elif field.kind.startswith("timedelta"):
         one = st.integers(0, 2**31 - 1).map(lambda milliseconds: timedelta(milliseconds=milliseconds))
     else:
         kinds = {"bool": st.booleans(), "string": st.text(max_size=5), "error_code": st.sampled_from(list(ErrorCode))}
-        one = kinds.get(shape.kind, st.none() if shape.kind == "datetime_i64" else st.binary(max_size=200))
-    if shape.is_array:
+        one = kinds.get(field.kind, st.none() if field.kind == "datetime_i64" else st.binary(max_size=200))
+    if field.is_array:
         one = st.lists(one, max_size=3).map(tuple)
-    return st.none() | one if shape.is_nullable else one
+    return st.none() | one if field.is_nullable else one
 
 
 def entities_of(cls: Any) -> st.SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries({shape.name: values_of(shape) for shape in shapes_of(cls).values()})
+    return st.fixed_dictionaries({field.name: values_of(field) for field in fields_of(cls).values()})
 
 
 def named(values: Any) -> Any:
-    """By the names that the broker knows."""
+    """With the common names."""
     if isinstance(values, tuple):
         return tuple(named(value) for value in values)
-    return {NAMES.get(name, name): named(value) for name, value in values.items()} if isinstance(values, dict) else values
+    return (
+        {COMMON_NAMES.get(name, name): named(value) for name, value in values.items()} if isinstance(values, dict) else values
+    )
 
 
 def plain(value: Any) -> Any:
@@ -70,23 +70,32 @@ def seconds(value: Any) -> Any:
     return value.total_seconds() if isinstance(value, timedelta) else value
 
 
-@pytest.mark.parametrize("load", [load_request_schema, load_response_schema])
-@pytest.mark.parametrize(("key", "version"), VERSIONS, ids=IDS)
-def test_no_two_fields_have_one_name(load: Callable[[int, int], Any], key: int, version: int) -> None:
+def all_versions(load: Callable[[int, int], Any], api: Api) -> list[Any]:
+    """The classes of all versions that are offered."""
+    return [load(api.key, version) for version in range(api.min_version, api.max_version + 1)]
+
+
+def test_no_two_fields_have_one_name() -> None:
     def check(cls: Any) -> None:
-        shapes = shapes_of(cls)
-        assert len(shapes) == len([field for field in fields(cls) if "tag" not in field.metadata])
-        for shape in shapes.values():
-            if shape.nested is not None:
-                check(shape.nested)
+        own_fields = fields_of(cls)
+        assert len(own_fields) == len([field for field in fields(cls) if "tag" not in field.metadata]), cls
+        for field in own_fields.values():
+            if field.nested is not None:
+                check(field.nested)
 
-    check(load(key, version))
+    for api in APIS.values():
+        for cls in all_versions(load_request_schema, api) + all_versions(load_response_schema, api):
+            check(cls)
 
 
-@pytest.mark.parametrize(("key", "version"), VERSIONS, ids=IDS)
-def test_what_kio_writes_is_read(key: int, version: int) -> None:
-    cls: Any = load_request_schema(key, version)
-    read = form_of(cls).read
+@pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
+def test_what_kio_writes_is_read(api: Api) -> None:
+    for cls in all_versions(load_request_schema, api):
+        check_reading(cls)
+
+
+def check_reading(cls: Any) -> None:
+    read = serde_of(cls).read
 
     @settings(max_examples=10, deadline=None)
     @given(entities_of(cls), st.data())
@@ -95,7 +104,7 @@ def test_what_kio_writes_is_read(key: int, version: int) -> None:
         entity_writer(cls)(buffer, make(cls, values))
         written = b"before" + buffer.getvalue() + b"after"
         entity, end = read(written, 6)
-        assert plain(entity) == plain(named(values))
+        assert plain(entity) == plain(named(values)), cls
         assert end == len(written) - 5
         if end > 6:
             torn = written[: data.draw(st.integers(6, end - 1))]
@@ -105,10 +114,14 @@ def test_what_kio_writes_is_read(key: int, version: int) -> None:
     check()
 
 
-@pytest.mark.parametrize(("key", "version"), VERSIONS, ids=IDS)
-def test_what_is_written_kio_reads(key: int, version: int) -> None:
-    cls: Any = load_response_schema(key, version)
-    write = form_of(cls).write
+@pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
+def test_what_is_written_kio_reads(api: Api) -> None:
+    for cls in all_versions(load_response_schema, api):
+        check_writing(cls)
+
+
+def check_writing(cls: Any) -> None:
+    write = serde_of(cls).write
 
     @settings(max_examples=10, deadline=None)
     @given(entities_of(cls))
@@ -116,7 +129,7 @@ def test_what_is_written_kio_reads(key: int, version: int) -> None:
         out = bytearray()
         write(out, named(seconds(values)) | {"what no version has": 1})
         entity, size = entity_reader(cls)(bytes(out), 0)
-        assert entity == make(cls, values)
+        assert entity == make(cls, values), cls
         assert size == len(out)
 
     check()

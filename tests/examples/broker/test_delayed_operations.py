@@ -1,46 +1,25 @@
-"""The conditions of the waits, and what is answered; on virtual time, without a network."""
+"""The conditions of the delayed operations, and their responses; on virtual time, without a network."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from broker.broker import Broker
-from broker.settings import Settings
 from broker.wire import read_request
-from loops import Runner
-from raw import HERE, PEER, Direct, fetch_fields, fetched, framed, make_batch, produce_fields, produced
+from loops import on_virtual_time
+from raw import LOCAL, PEER, fetch_fields, fetched, framed, make_batch, produce_fields, produced, running_broker
 
-Scenario = Callable[[Direct], Awaitable[None]]
+pytestmark = on_virtual_time
+
 ONE, TWO = make_batch(b"one"), make_batch(b"two", b"three")
-
-
-@pytest.fixture
-def with_broker(virtual: Runner) -> Callable[..., None]:
-    """Runs a scenario against a broker; nothing waits at the end, and no trigger was missed."""
-
-    def run(scenario: Scenario, partitions: int = 1, **settings: Any) -> None:
-        async def main() -> None:
-            broker = Broker(Settings(partitions=partitions, **settings))
-            client = Direct(broker)
-            await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
-            await scenario(client)
-            assert [purgatory.statistics().missed_triggers for purgatory in broker.purgatories] == [0] * 6
-            await broker.aclose()
-            assert [purgatory.pending for purgatory in broker.purgatories] == [0] * 6
-
-        virtual(main)
-
-    return run
 
 
 def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def test_a_fetch_waits_for_the_next_record(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_a_fetch_waits_for_the_next_record() -> None:
+    async with running_broker() as client:
         waiting = client.send("fetch", **fetch_fields("topic", 0, wait=60))
         await asyncio.sleep(10)
         assert not waiting.done()
@@ -48,20 +27,16 @@ def test_a_fetch_waits_for_the_next_record(with_broker: Callable[..., None]) -> 
         assert waiting.done()
         assert fetched(waiting.result()) == [("none", len(ONE))]
 
-    with_broker(scenario)
 
-
-def test_a_fetch_returns_empty_at_its_deadline_and_not_before(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_a_fetch_returns_empty_at_its_deadline_and_not_before() -> None:
+    async with running_broker() as client:
         begun = now()
         assert fetched(await client.ask("fetch", **fetch_fields("topic", 0, wait=5))) == [("none", 0)]
         assert 5 <= now() - begun <= 5.002
 
-    with_broker(scenario)
 
-
-def test_a_fetch_waits_for_min_bytes_in_all_its_partitions_together(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_a_fetch_waits_for_min_bytes_in_all_its_partitions_together() -> None:
+    async with running_broker(partitions=2) as client:
         size = len(ONE)
         waiting = client.send("fetch", **fetch_fields("topic", 0, 0, wait=60, min_bytes=2 * size))
         await client.ask("produce", **produce_fields("topic", ONE))
@@ -71,11 +46,9 @@ def test_a_fetch_waits_for_min_bytes_in_all_its_partitions_together(with_broker:
         await client.ask("produce", **fields)
         assert fetched(waiting.result()) == [("none", size), ("none", size)]
 
-    with_broker(scenario, partitions=2)
 
-
-def test_limits_cut_at_whole_batches_and_the_first_comes_in_any_case(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_limits_cut_at_whole_batches_and_the_first_comes_in_any_case() -> None:
+    async with running_broker(partitions=2) as client:
         for _ in range(3):
             await client.ask("produce", **produce_fields("topic", ONE, ONE))
         size = len(ONE)
@@ -89,42 +62,32 @@ def test_limits_cut_at_whole_batches_and_the_first_comes_in_any_case(with_broker
         assert await sizes(max_bytes=1) == [size, 0]
         assert await sizes(partition_bytes=1) == [size, 0]
 
-    with_broker(scenario, partitions=2)
-
 
 @pytest.mark.parametrize(("number", "epoch"), [(0, -1), (-1, -1), (0, 0), (7, -1), (7, 0)])
-def test_a_fetch_that_begins_or_declines_a_session_is_answered_whatever_number_it_names(
-    with_broker: Callable[..., None], number: int, epoch: int
-) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_a_fetch_that_begins_or_declines_a_session_is_answered_whatever_its_session_id(number: int, epoch: int) -> None:
+    async with running_broker() as client:
         await client.ask("produce", **produce_fields("topic", ONE))
-        answer = await client.ask("fetch", **fetch_fields("topic", 0), session_id=number, session_epoch=epoch)
-        assert (answer.error_code.name, answer.session_id, fetched(answer)) == ("none", 0, [("none", len(ONE))])
-
-    with_broker(scenario)
+        response = await client.ask("fetch", **fetch_fields("topic", 0), session_id=number, session_epoch=epoch)
+        assert (response.error_code.name, response.session_id, fetched(response)) == ("none", 0, [("none", len(ONE))])
 
 
-def test_a_fetch_that_goes_on_with_a_session_is_told_that_there_is_none(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
-        answer = await client.ask("fetch", **fetch_fields("topic", 0, wait=60), session_id=7, session_epoch=1)
-        assert (answer.error_code.name, fetched(answer)) == ("fetch_session_id_not_found", [])
-
-    with_broker(scenario)
+async def test_a_fetch_that_continues_a_session_is_refused() -> None:
+    async with running_broker() as client:
+        response = await client.ask("fetch", **fetch_fields("topic", 0, wait=60), session_id=7, session_epoch=1)
+        assert (response.error_code.name, fetched(response)) == ("fetch_session_id_not_found", [])
 
 
-def test_errors_of_a_fetch_are_told_at_once(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_a_fetch_with_an_error_does_not_wait() -> None:
+    async with running_broker() as client:
         await client.ask("produce", **produce_fields("topic", ONE))
         begun = now()
         assert fetched(await client.ask("fetch", **fetch_fields("topic", 2, wait=60))) == [("offset_out_of_range", 0)]
         assert fetched(await client.ask("fetch", **fetch_fields("other", 0, wait=60))) == [("unknown_topic_or_partition", 0)]
         assert now() == begun
 
-    with_broker(scenario)
 
-
-def test_who_waits_for_a_topic_that_is_deleted_is_told(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_operations_of_a_topic_that_is_deleted_complete_with_an_error() -> None:
+    async with running_broker(replicas=2, replica_lag=10.0) as client:
         fetching = client.send("fetch", **fetch_fields("topic", 0, wait=60))
         producing = client.send("produce", **produce_fields("topic", ONE))
         assert not fetching.done() and not producing.done()
@@ -132,11 +95,9 @@ def test_who_waits_for_a_topic_that_is_deleted_is_told(with_broker: Callable[...
         assert fetched(fetching.result()) == [("unknown_topic_or_partition", 0)]
         assert produced(producing.result()) == [("unknown_topic_or_partition", -1)]
 
-    with_broker(scenario, replicas=2, replica_lag=10.0)
 
-
-def test_all_waits_for_the_replicas_and_so_do_consumers(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_acks_all_waits_for_the_replicas_and_so_do_consumers() -> None:
+    async with running_broker(replicas=3, replica_lag=2.0) as client:
         begun = now()
         fetching = client.send("fetch", **fetch_fields("topic", 0, wait=60))
         assert produced(await client.ask("produce", **produce_fields("topic", ONE, acks=1))) == [("none", 0)]
@@ -146,11 +107,9 @@ def test_all_waits_for_the_replicas_and_so_do_consumers(with_broker: Callable[..
         assert 4 <= now() - begun <= 4.01  # the first batch was on its way for 2 s, the second came after it
         assert fetched(fetching.result()) == [("none", len(ONE))]
 
-    with_broker(scenario, replicas=3, replica_lag=2.0)
-
 
 class Recorded:
-    """A purgatory whose checks are written down."""
+    """A purgatory whose checks are logged."""
 
     def __init__(self, purgatory: Any, log: list[str]) -> None:
         self.purgatory, self.log = purgatory, log
@@ -167,28 +126,26 @@ class Recorded:
 @pytest.mark.parametrize(
     ("replicas", "order"),
     [
-        (1, ["answer", "produce", "fetch", "delete records"]),  # by itself, after the handler
-        (2, ["fetch", "produce", "answer", "delete records"]),  # by the follower
+        (1, ["response", "produce", "fetch", "delete records"]),  # by itself, after the handler
+        (2, ["fetch", "produce", "response", "delete records"]),  # by the follower
     ],
 )
-def test_checks_come_in_kafkas_order(with_broker: Callable[..., None], replicas: int, order: list[str]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_checks_come_in_kafkas_order(replicas: int, order: list[str]) -> None:
+    async with running_broker(replicas=replicas) as client:
         broker, log = client.broker, []
         for name in ("produces", "fetches", "deletes"):
             setattr(broker, name, Recorded(getattr(broker, name), log))
         fields = produce_fields("topic", ONE)
-        broker.handle(read_request(framed("produce", **fields), HERE, PEER, lambda _: log.append("answer")))
+        broker.handle(read_request(framed("produce", **fields), LOCAL, PEER, lambda _: log.append("response")))
         await asyncio.sleep(1)
         assert log == order
 
-    with_broker(scenario, replicas=replicas)
 
-
-def test_a_stopped_replica_lets_all_time_out_until_it_is_out_of_sync(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
-        client.broker.replicas.stop(2)
-        answer = await client.ask("produce", **produce_fields("topic", ONE, timeout=5))
-        assert produced(answer) == [("request_timed_out", -1)]
+async def test_with_a_stopped_replica_acks_all_times_out_until_it_is_out_of_sync() -> None:
+    async with running_broker(replicas=3) as client:
+        client.broker.followers.stop(2)
+        response = await client.ask("produce", **produce_fields("topic", ONE, timeout=5))
+        assert produced(response) == [("request_timed_out", -1)]
         begun = now()
         assert produced(await client.ask("produce", **produce_fields("topic", ONE, timeout=60))) == [("none", 1)]
         assert 25 <= now() - begun <= 25.01  # out of sync after 30 s, 5 of which are over
@@ -196,58 +153,50 @@ def test_a_stopped_replica_lets_all_time_out_until_it_is_out_of_sync(with_broker
         metadata = await client.ask("metadata", topics=[{"name": "topic"}])
         assert metadata.topics[0].partitions[0].isr_nodes == (0, 1)
         assert metadata.topics[0].partitions[0].offline_replicas == (2,)
-        client.broker.replicas.start(2)
+        client.broker.followers.start(2)
         await asyncio.sleep(1)
         metadata = await client.ask("metadata", topics=[{"name": "topic"}])
         assert metadata.topics[0].partitions[0].isr_nodes == (0, 1, 2)
 
-    with_broker(scenario, replicas=3)
 
-
-def test_too_few_replicas_are_refused_before_and_told_after_the_append(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_too_few_replicas_are_an_error_before_and_after_the_append() -> None:
+    async with running_broker(replicas=2) as client:
         configs = [{"name": "min.insync.replicas", "value": "2"}]
         await client.ask(
             "create_topics", topics=[{"name": "safe", "num_partitions": 1, "replication_factor": 2, "configs": configs}]
         )
-        client.broker.replicas.stop(1)
-        answer = await client.ask("produce", **produce_fields("safe", ONE, timeout=60))
-        assert produced(answer) == [("not_enough_replicas_after_append", -1)]
+        client.broker.followers.stop(1)
+        response = await client.ask("produce", **produce_fields("safe", ONE, timeout=60))
+        assert produced(response) == [("not_enough_replicas_after_append", -1)]
         assert produced(await client.ask("produce", **produce_fields("safe", ONE))) == [("not_enough_replicas", -1)]
         assert produced(await client.ask("produce", **produce_fields("safe", ONE, acks=1))) == [("none", 1)]
-        client.broker.replicas.start(1)
+        client.broker.followers.start(1)
         await asyncio.sleep(1)
         assert produced(await client.ask("produce", **produce_fields("safe", ONE))) == [("none", 2)]
 
-    with_broker(scenario, replicas=2)
 
-
-def test_a_replica_that_was_started_again_is_given_its_time_anew(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
-        client.broker.replicas.stop(1)
+async def test_a_replica_that_was_started_again_has_its_whole_time_again() -> None:
+    async with running_broker(replicas=2) as client:
+        client.broker.followers.stop(1)
         await asyncio.sleep(20)
-        client.broker.replicas.start(1)
-        client.broker.replicas.stop(1)
+        client.broker.followers.start(1)
+        client.broker.followers.stop(1)
         begun = now()
         assert produced(await client.ask("produce", **produce_fields("topic", ONE, timeout=60))) == [("none", 0)]
         assert 30 <= now() - begun <= 30.01
 
-    with_broker(scenario, replicas=2)
-
 
 @pytest.mark.parametrize("node", [0, 2, -1])
-def test_only_followers_that_are_there_can_be_stopped(with_broker: Callable[..., None], node: int) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_only_followers_that_are_there_can_be_stopped(node: int) -> None:
+    async with running_broker(replicas=2) as client:
         with pytest.raises(ValueError, match=rf"node {node} cannot be stopped: \[1\] can"):
-            client.broker.replicas.stop(node)
+            client.broker.followers.stop(node)
         with pytest.raises(ValueError, match=rf"node {node} cannot be started: \[\] can"):
-            client.broker.replicas.start(node)
-
-    with_broker(scenario, replicas=2)
+            client.broker.followers.start(node)
 
 
-def test_deleted_records_wait_for_the_replicas(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_deleted_records_wait_for_the_replicas() -> None:
+    async with running_broker(replicas=2, replica_lag=2.0) as client:
         await client.ask("produce", **produce_fields("topic", TWO))
         begun = now()
 
@@ -258,22 +207,18 @@ def test_deleted_records_wait_for_the_replicas(with_broker: Callable[..., None])
         (partition,) = (await client.ask("delete_records", **fields(60))).topics[0].partitions
         assert (partition.low_watermark, partition.error_code.name) == (1, "none")
         assert 2 <= now() - begun <= 2.01
-        client.broker.replicas.stop(1)
-        answer = await client.ask("delete_records", **fields(60))  # nobody has to do anything for that
-        assert answer.topics[0].partitions[0].error_code.name == "none"
+        client.broker.followers.stop(1)
+        response = await client.ask("delete_records", **fields(60))  # the records are deleted already
+        assert response.topics[0].partitions[0].error_code.name == "none"
         await client.ask("produce", **produce_fields("topic", ONE, acks=1))
 
-    with_broker(scenario, replicas=2, replica_lag=2.0)
 
-
-def test_acks_of_zero_are_not_answered(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_acks_of_zero_get_no_response() -> None:
+    async with running_broker() as client:
         assert await client.ask("produce", **produce_fields("topic", ONE, acks=0)) is None
         with pytest.raises(ConnectionError, match="no partition 0 of 'other'"):
             await client.ask("produce", **produce_fields("other", ONE, acks=0))
         assert produced(await client.ask("produce", **produce_fields("topic", ONE, acks=2))) == [("invalid_required_acks", -1)]
-
-    with_broker(scenario)
 
 
 CORRUPT = bytearray(ONE)
@@ -293,16 +238,15 @@ CORRUPT[-1] ^= 1
         pytest.param(make_batch(b"x" * 2_000_000), "message_too_large", id="large"),
     ],
 )
-def test_what_is_not_one_whole_batch_is_refused(with_broker: Callable[..., None], batch: bytes, error: str) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_what_is_not_one_whole_batch_is_refused(batch: bytes, error: str) -> None:
+    async with running_broker() as client:
         assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [(error, -1)]
         assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("none", 0)]
 
-    with_broker(scenario)
 
+async def test_a_batch_that_is_sent_again_is_not_appended_twice() -> None:
+    async with running_broker() as client:
 
-def test_a_batch_that_is_sent_again_is_not_kept_twice(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
         async def send(sequence: int, count: int = 1, epoch: int = 0) -> tuple[str, int]:
             batch = make_batch(*[b"v"] * count, producer=7, epoch=epoch, sequence=sequence)
             (outcome,) = produced(await client.ask("produce", **produce_fields("topic", batch)))
@@ -310,7 +254,7 @@ def test_a_batch_that_is_sent_again_is_not_kept_twice(with_broker: Callable[...,
 
         assert [await send(number) for number in range(6)] == [("none", number) for number in range(6)]
         assert [await send(number) for number in (5, 1, 3)] == [("none", 5), ("none", 1), ("none", 3)]
-        assert await send(0) == ("out_of_order_sequence_number", -1)  # longer ago than five batches
+        assert await send(0) == ("out_of_order_sequence_number", -1)  # older than the last five batches
         assert await send(7) == ("out_of_order_sequence_number", -1)
         assert await send(6, count=3) == ("none", 6)
         assert await send(6, count=2) == ("out_of_order_sequence_number", -1)
@@ -320,34 +264,26 @@ def test_a_batch_that_is_sent_again_is_not_kept_twice(with_broker: Callable[...,
         offsets = await client.ask("list_offsets", topics=[{"name": "topic", "partitions": [{"timestamp": -1}]}])
         assert offsets.topics[0].partitions[0].offset == 10
 
-    with_broker(scenario)
 
-
-def test_sequence_numbers_begin_again_after_the_last(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_sequence_numbers_begin_again_after_the_last() -> None:
+    async with running_broker() as client:
         last = 2**31 - 1
         for producer, sequence, count in ((7, last - 1, 4), (7, 2, 1), (8, last, 1), (8, 0, 1)):
             batch = make_batch(*[b"v"] * count, producer=producer, epoch=0, sequence=sequence)
             ((error, _),) = produced(await client.ask("produce", **produce_fields("topic", batch)))
             assert error == "none"
 
-    with_broker(scenario)
 
-
-def test_a_repeated_batch_waits_for_the_replicas_too(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_a_repeated_batch_waits_for_the_replicas_too() -> None:
+    async with running_broker(replicas=2, replica_lag=2.0) as client:
         fields = produce_fields("topic", make_batch(b"v", producer=7, epoch=0, sequence=0))
         first, again = client.send("produce", **fields), client.send("produce", **fields)
         await asyncio.sleep(1)
         assert not first.done() and not again.done()
         assert produced(await first) == produced(await again) == [("none", 0)]
 
-    with_broker(scenario, replicas=2, replica_lag=2.0)
 
-
-def test_producer_ids_are_not_given_out_twice(with_broker: Callable[..., None]) -> None:
-    async def scenario(client: Direct) -> None:
+async def test_producer_ids_are_not_given_out_twice() -> None:
+    async with running_broker() as client:
         ids = [(await client.ask("init_producer_id", version, transactional_id=None)).producer_id for version in range(5)]
         assert len(set(ids)) == 5
-
-    with_broker(scenario)

@@ -1,7 +1,8 @@
 """What survives a restart besides the records: tables of topics, groups and offsets, in memory and in one append-only file.
 
-Each line of the file is a change in JSON, `[table, key, value]`; the value null stands for what is gone, and `{"bytes": text}`
-for bytes. At the start it is read, up to the first line that is not whole, and written anew without what is out of date.
+Each line of the file is a change in JSON, `[table, key, value]`. The value null deletes the key, and `{"bytes": text}` stands
+for bytes. At the start the file is read up to the first incomplete line, and rewritten without the changes that later ones
+undid.
 """
 
 import json
@@ -17,19 +18,19 @@ Key = tuple[str | int, ...]
 Change = tuple[str, Key, Any]
 
 
-def _line(change: Change) -> str:
+def _encode(change: Change) -> str:
     return json.dumps(change, default=lambda data: {"bytes": data.decode("latin-1")}) + "\n"
 
 
-def _value(found: dict[str, Any]) -> Any:
-    return found["bytes"].encode("latin-1") if "bytes" in found else found
+def _decode_object(value: dict[str, Any]) -> Any:
+    return value["bytes"].encode("latin-1") if "bytes" in value else value
 
 
-class Kept:
-    """Tables, which are dictionaries to read; they are changed by `change` alone.
+class MetadataLog:
+    """The tables are dictionaries to read; only `append` changes them.
 
     Args:
-        settings: its directory is where `kept.jsonl` is.
+        settings: the file is `kept.jsonl` in its directory: earlier versions named it so.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -37,17 +38,17 @@ class Kept:
         self._store = None
         if settings.directory is not None:
             path = settings.directory / "kept.jsonl"
-            self._read(path)
+            self._load(path)
             self._store = Store(path, settings.fsync)
 
-    def change(self, *changes: Change) -> None:
-        """Keeps some values, which are JSON and bytes, or forgets those that are None.
+    def append(self, *changes: Change) -> None:
+        """Sets values, which consist of JSON and bytes; a value of None deletes its key.
 
         Raises:
-            OSError: they cannot be written; nothing has changed.
+            OSError: the file could not be written; nothing has changed.
         """
         if self._store is not None and changes:
-            self._store.append("".join(map(_line, changes)).encode())
+            self._store.append("".join(map(_encode, changes)).encode())
         for table, key, value in changes:
             self._apply(table, key, value)
 
@@ -61,17 +62,17 @@ class Kept:
         if value is None:
             del self.tables[table][key]
 
-    def _read(self, path: Path) -> None:
-        """Reads the file, and puts a new one in its place: who looks for it finds the one or the other."""
+    def _load(self, path: Path) -> None:
+        """Reads the file and replaces it, atomically, with a compacted one."""
         for line in path.read_bytes().splitlines() if path.exists() else ():
             try:
-                table, key, value = json.loads(line, object_hook=_value)
+                table, key, value = json.loads(line, object_hook=_decode_object)
             except ValueError:
-                break  # the process ended while it wrote this
+                break  # the process ended while it wrote this line
             self._apply(table, tuple(key), value)
         new = path.with_suffix(".new")
         with new.open("w") as file:
-            file.writelines(_line((name, key, value)) for name, table in self.tables.items() for key, value in table.items())
+            file.writelines(_encode((name, key, value)) for name, table in self.tables.items() for key, value in table.items())
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
