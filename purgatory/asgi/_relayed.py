@@ -1,4 +1,4 @@
-"""The versions of a relay as `Poll.reach` waits for them."""
+"""The versions of a relay, for `Poll.reach`."""
 
 from typing import TYPE_CHECKING, final
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 @final
 class RelayedThresholds:
-    """Has the two methods of a `ThresholdPurgatory` that a poll calls."""
+    """The two methods of a `ThresholdPurgatory` that a poll calls."""
 
     __slots__ = ("_relay",)
 
@@ -16,9 +16,9 @@ class RelayedThresholds:
         self._relay = relay
 
     async def wait(self, key: str, threshold: int, timeout: float | None = None) -> int:
-        """As `Relay.wait`, which may answer with a lower version if the epoch has changed."""
+        """As `Relay.wait`, which may return a lower version if the epoch has changed."""
         return await self._relay.wait(key, threshold - 1, timeout)
 
     def value(self, _key: str) -> int | None:
-        """Only the store knows, and it may be away."""
+        """Unknown: it is in the store, which may be unreachable."""
         return None

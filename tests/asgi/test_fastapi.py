@@ -62,7 +62,7 @@ def test_the_document_says_what_may_be_asked_for_and_answered(app):
     patience, prefer = operation["parameters"]
     assert (patience["name"], patience["in"], patience["required"]) == ("patience", "query", False)
     assert patience["schema"].items() >= {"type": "number", "minimum": 0, "maximum": 30}.items()
-    assert "0 if nothing says so" in patience["description"]
+    assert "by default 0" in patience["description"]
     assert (prefer["name"].lower(), prefer["in"], prefer["required"]) == ("prefer", "header", False)
     assert {"204", "400", "503"} <= set(operation["responses"])
     assert "Retry-After" in operation["responses"]["503"]["headers"]

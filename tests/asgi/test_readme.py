@@ -117,8 +117,8 @@ def test_the_table_of_endings_is_the_one_of_the_code():
     def headers(ending: Ending) -> str:
         answer = ANSWERS[ending]
         named = {
-            "`Preference-Applied`": answer.tells_wait,
-            "`Retry-After`": answer.tells_retry,
+            "`Preference-Applied`": answer.has_wait,
+            "`Retry-After`": answer.has_retry,
             "`Connection: close`": answer.closes,
         }
         return ", ".join(name for name, is_told in named.items() if is_told)

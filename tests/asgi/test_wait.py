@@ -1,4 +1,4 @@
-"""`purgatory.asgi._waiter`: the phases of a poll, and the moves between them."""
+"""`purgatory.asgi._wait`: the phases of a poll, and the moves between them."""
 
 from itertools import product
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from purgatory.asgi import LongPolls, Poll
 from purgatory.asgi._client import Client
-from purgatory.asgi._waiter import MOVES, Phase
+from purgatory.asgi._wait import MOVES, Phase
 
 
 async def receive() -> Any:
