@@ -3,8 +3,8 @@
 Neither the address nor the name is enough. With a proxy on this machine every visitor has a local address; with DNS rebinding
 a script of another site runs in a browser here. So both the peer's address and the `Host` must be local, and no header may come
 from a proxy, whatever it says the visitor's address is. Nor may the request be HTTP/1.0, which nginx speaks to its upstream,
-and no browser does. (By default nginx adds no header, and sends the upstream's address as `Host`. Since 1.29.7 it speaks HTTP/1.1.)
-A proxy that leaves no trace, and has a local name in `Host`, looks like a visitor: behind one, give `authorize`.
+and no browser does. (By default nginx adds no header, and sends the upstream's address as `Host`. Since 1.29.7 it speaks
+HTTP/1.1.) A proxy that leaves no trace, and has a local name in `Host`, looks like a visitor: behind one, give `authorize`.
 """
 
 from ipaddress import IPv6Address, ip_address
