@@ -65,7 +65,7 @@ class Server:
         return stats
 
     async def ended(self) -> str:
-        """What the server, which was told to stop, has printed by its end; no error."""
+        """What the server, which is stopping, has printed by its end; no error."""
         output, _ = await asyncio.to_thread(self.process.communicate, timeout=TIMEOUT)
         return without_error(output)
 

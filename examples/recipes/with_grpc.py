@@ -1,4 +1,4 @@
-"""gRPC: the deadline of the call is that of the wait. If the client disconnects, its handler is cancelled. Needs no `.proto` file.
+"""gRPC: the deadline of the call is that of the wait. A client that disconnects cancels its handler. Without `.proto` files.
 
 python examples/recipes/with_grpc.py          # serves /jobs/Result and /jobs/Finish, with bytes for messages
 """

@@ -43,7 +43,7 @@ async def test_messages_that_came_while_somebody_listened_are_kept_for_the_appli
     await iterations(2)
 
 
-async def test_the_end_of_a_body_is_kept_in_its_place():
+async def test_the_end_of_a_body_stays_in_order():
     client, request = client_and_request()
     client.add_listener(Listener())
     request.body(b"part", more=True)
@@ -151,7 +151,7 @@ async def test_a_body_of_any_length_is_read_only_as_fast_as_the_application_take
     [([bytes(64 * 1024)], ["left"]), ([bytes(100)] * 300, ["left"]), ([bytes(READ_AHEAD - 256), b"x"], [])],
     ids=["64 KiB", "300 chunks", "beyond"],
 )
-async def test_a_client_that_leaves_an_unread_body_behind_is_heard_up_to_the_bound(chunks, notified):
+async def test_a_client_that_leaves_an_unread_body_behind_is_noticed_up_to_the_bound(chunks, notified):
     client, request = client_and_request()
     listener = Listener()
     client.add_listener(listener)

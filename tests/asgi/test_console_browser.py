@@ -25,7 +25,7 @@ TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy mach
 
 
 class Server:
-    """`console_server.py` as a process on a port of its own. What it is told by `tell` it does to its purgatory."""
+    """`console_server.py` as a process on a port of its own. `change` has it change its purgatory."""
 
     def __init__(self, *folder: str) -> None:
         self.folder = folder
@@ -38,15 +38,15 @@ class Server:
         deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
             try:
-                self.tell("hello")
+                self.change("hello")
             except OSError:
                 time.sleep(0.05)
             else:
                 return
         raise AssertionError("the server does not answer")
 
-    def tell(self, words: str) -> None:
-        build_opener(ProxyHandler({})).open(f"{self.url}/{words}", timeout=TIMEOUT).read()
+    def change(self, path: str) -> None:
+        build_opener(ProxyHandler({})).open(f"{self.url}/{path}", timeout=TIMEOUT).read()
 
     def end(self, number: int) -> None:
         assert self.process is not None
@@ -108,13 +108,13 @@ def page(browser: Chrome, server: Server) -> Page:
 def test_the_page_follows_a_run(server: Server, page: Page) -> None:
     assert page.browser.current_url == f"{server.url}/purgatory/"
     page.until(lambda: page.pending == "0")
-    server.tell("wait/50/order")
+    server.change("wait/50/order")
     page.until(lambda: page.pending == "50")
     assert page.texts("[data-name=jobs] tbody tr .key")[-1] == "'order'"
     assert "jobs" in page.texts(".overview strong") and "versions" in page.texts(".overview strong")
-    server.tell("miss/forgotten")
+    server.change("miss/forgotten")
     page.until(lambda: "'forgotten'" in page.texts(".missed .key"))
-    server.tell("check/order")
+    server.change("check/order")
     page.until(lambda: page.pending == "0")
     drawn = """
         return [...document.querySelectorAll("canvas")].map((canvas) => canvas.width > 0 &&
@@ -125,7 +125,7 @@ def test_the_page_follows_a_run(server: Server, page: Page) -> None:
 
 
 def test_keys_are_text_and_nothing_of_them_runs(server: Server, page: Page) -> None:
-    server.tell("attack")
+    server.change("attack")
     page.until(lambda: page.pending == "3")
     keys = page.texts("[data-name=jobs] .key")
     assert {"'<script>window.hacked = 1</script>'", "'<img src=x onerror=\"window.hacked = 1\">'", "'</td><b>bold</b>'"} <= {
@@ -138,7 +138,7 @@ def test_keys_are_text_and_nothing_of_them_runs(server: Server, page: Page) -> N
 
 
 def test_rows_stay_where_they_are_so_that_nothing_flickers(server: Server, page: Page) -> None:
-    server.tell("wait/5/order")
+    server.change("wait/5/order")
     page.until(lambda: page.pending == "5")
     page.run("window.row = document.querySelector('[data-name=jobs] tbody tr')")
     counted = page.run("return window.row.cells[2].textContent")
@@ -147,7 +147,7 @@ def test_rows_stay_where_they_are_so_that_nothing_flickers(server: Server, page:
 
 
 def test_nothing_is_wider_than_a_phone(server: Server, page: Page) -> None:
-    server.tell("wait/50/" + "x" * 200)
+    server.change("wait/50/" + "x" * 200)
     page.until(lambda: page.pending == "50")
     screen = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
     page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
@@ -163,7 +163,7 @@ def test_with_a_relay_the_page_lists_the_other_workers(browser: Chrome, tmp_path
         for server in servers:
             server.start()
         first, second, third = servers
-        second.tell("wait/5/order")
+        second.change("wait/5/order")
         page = Page(browser, f"{first.url}/purgatory")
         row = "#others tbody tr:nth-child({})"
         page.until(lambda: len(page.texts("#others tbody tr")) == 3)
@@ -190,7 +190,7 @@ def test_with_a_relay_the_page_lists_the_other_workers(browser: Chrome, tmp_path
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_page_comes_back_after_its_server_was_stopped_or_killed(server: Server, page: Page, number: int) -> None:
-    server.tell("wait/7/order")
+    server.change("wait/7/order")
     page.until(lambda: page.pending == "7")
     before = page.text("#facts")
     server.end(number)
@@ -198,14 +198,14 @@ def test_a_page_comes_back_after_its_server_was_stopped_or_killed(server: Server
     server.start()
     page.until(lambda: page.text("#state") == "live" and page.pending == "0")
     assert page.text("#facts") != before and page.texts("#workers button") == []
-    server.tell("wait/8/order")
+    server.change("wait/8/order")
     page.until(lambda: page.pending == "8")
     assert page.complaints == []
 
 
 def test_the_terminal_shows_the_same(server: Server) -> None:
-    server.tell("wait/50/order")
-    server.tell("attack")
+    server.change("wait/50/order")
+    server.change("attack")
     command = [sys.executable, "-m", "purgatory.top", f"{server.url}/purgatory/"]
     shown = subprocess.run(
         [*command, "--once"], env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT, check=True
@@ -218,13 +218,13 @@ def test_the_terminal_shows_the_same(server: Server) -> None:
         assert following.stdout is not None
         return iter(following.stdout.readline, "")
 
-    # What runs in the background of a shell does not hear SIGINT, and neither would what it starts.
-    hear = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, preexec_fn=hear) as following:  # noqa: PLW1509
+    # What runs in the background of a shell ignores SIGINT, and so would what it starts.
+    restore_sigint = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True, preexec_fn=restore_sigint) as following:  # noqa: PLW1509
         try:
             lines = follow(following)
             assert any(line.startswith("jobs") and line.split()[1] == "53" for line in lines)
-            server.tell("check/order")
+            server.change("check/order")
             assert any(line.startswith("jobs") and line.split()[1] == "3" for line in lines)
             server.end(signal.SIGTERM)
             assert any("reconnecting" in line or "stopping" in line for line in lines)

@@ -35,7 +35,7 @@ def app() -> FastAPI:
 
 
 @pytest.mark.parametrize(
-    ("query", "prefer", "status", "told"),
+    ("query", "prefer", "status", "applied"),
     [
         ("", "", 204, None),
         ("?patience=0.01", "wait=20", 204, "wait=0.01"),
@@ -46,10 +46,10 @@ def app() -> FastAPI:
         ("?wait=soon", "", 204, None),
     ],
 )
-def test_a_request_is_polled_as_without_the_dependency(app, query, prefer, status, told):
+def test_a_request_is_polled_as_without_the_dependency(app, query, prefer, status, applied):
     with TestClient(app) as client:
         answer = client.get(f"/job{query}", headers={"Prefer": prefer})
-    assert (answer.status_code, answer.headers.get("preference-applied")) == (status, told)
+    assert (answer.status_code, answer.headers.get("preference-applied")) == (status, applied)
 
 
 def test_a_websocket_is_polled_as_well(app):

@@ -77,7 +77,7 @@ def test_the_last_of_repeated_parameters_counts():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "from_header", "told"),
+    ("seconds", "from_header", "applied"),
     [
         (20.0, True, "wait=20"),
         (19.01, True, "wait=20"),
@@ -88,5 +88,5 @@ def test_the_last_of_repeated_parameters_counts():
         (0.0, False, "wait=0"),
     ],
 )
-def test_what_is_told_back_is_in_whole_seconds_where_the_header_asked(seconds, from_header, told):
-    assert preference_applied(seconds, from_header) == told
+def test_the_response_has_whole_seconds_if_the_header_requested_the_wait(seconds, from_header, applied):
+    assert preference_applied(seconds, from_header) == applied

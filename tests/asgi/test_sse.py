@@ -84,14 +84,14 @@ def test_streams_of_one_loop_after_the_other_go_on_where_the_last_one_was(virtua
         await asyncio.sleep(1)
         news.publish(f"number {len(news.items) + 1}")
         await asyncio.sleep(1)
-        told = request.content.decode()
+        content = request.content.decode()
         if ending == "leaves":
             request.leave()
         elif ending == "stops":
             news.polls.stop()
         if ending != "lives on":  # until the loop cancels what is left
             await request.done()
-        return told
+        return content
 
     assert [virtual(main) for _ in range(3)] == [event(number, f"number {number}") for number in (1, 2, 3)]
 
@@ -123,7 +123,7 @@ async def test_the_stop_ends_streams_properly():
 
 
 @on_virtual_time
-async def test_a_stream_keeps_its_place_for_as_long_as_it_lasts_and_no_longer():
+async def test_a_stream_counts_as_open_for_as_long_as_it_lasts():
     news = News(max_open=1)
     stream = Request(news.app)
     await asyncio.sleep(1)
@@ -139,7 +139,7 @@ async def test_a_stream_keeps_its_place_for_as_long_as_it_lasts_and_no_longer():
 
 
 @pytest.mark.parametrize("ping", [-1.0, float("nan"), float("inf")])
-async def test_a_ping_out_of_its_bounds_is_refused_before_a_place_is_taken(ping):
+async def test_a_ping_out_of_its_bounds_is_refused_before_it_is_registered(ping):
     news = News()
 
     async def stream(scope: Any, receive: Any, send: Any) -> None:
