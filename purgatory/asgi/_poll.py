@@ -23,10 +23,8 @@ from purgatory import (
     ThresholdPurgatory,
     timeout,
 )
-from purgatory.asgi._client import Client
 from purgatory.asgi._outcome import Ending, Outcome
-from purgatory.asgi._types import Scope
-from purgatory.asgi._wait import PollRegistry, PollWait
+from purgatory.asgi._wait import PollWait
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -36,32 +34,9 @@ V = TypeVar("V", bound=Any)
 
 @final
 class Poll(PollWait):
-    """A request that may wait, once or several times, one after the other. `LongPolls.poll` makes it.
+    """A request that may wait, once or several times, one after the other. `LongPolls.poll` makes it."""
 
-    Args:
-        polls: where it belongs.
-        scope: of the request.
-        client: of the request.
-        timeout: the effective wait, in seconds.
-        applied: what to tell the client of it, if anything.
-        problem: the outcome of each wait, if something is wrong with the request.
-    """
-
-    __slots__ = ("timeout",)
-
-    def __init__(
-        self,
-        polls: PollRegistry,
-        scope: Scope,
-        client: Client,
-        timeout: float,
-        applied: str | None = None,
-        problem: Outcome[Any] | None = None,
-    ) -> None:
-        super().__init__(polls, scope, client, applied, problem)
-        self.timeout = timeout
-        """How long each wait takes at most, in seconds: what was requested, capped and spread. Give it to an operation of your
-        own; it may be changed between two waits."""
+    __slots__ = ()
 
     def wait(
         self, purgatory: Purgatory[Any], operation: DelayedOperation[R], keys: Iterable[Hashable]

@@ -30,7 +30,6 @@ from purgatory import RelayUnavailable, ThresholdPurgatory
 from purgatory.asgi._outcome import ANSWERS, Ending, Outcome
 from purgatory.asgi._poll import Poll
 from purgatory.asgi._preferences import query_parameter
-from purgatory.asgi._relayed import RelayedThresholds
 from purgatory.asgi._types import Scope, header_values
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class Versions(Generic[K]):
         if relay is not None:
             if thresholds is not None or epoch is not None:
                 raise TypeError("the versions of a relay have its thresholds and its epoch: give neither with it")
-            thresholds = cast(Any, RelayedThresholds(relay))
+            thresholds = cast(Any, _RelayThresholds(relay))
         if epoch is None:
             epoch = token_hex(4)
         elif not (isinstance(epoch, str) and epoch.isascii() and epoch.replace("_", "a").isalnum()):
@@ -185,3 +184,20 @@ class Versions(Generic[K]):
             headers = {**outcome.headers, "ETag": f'"{self.tag(seen)}"'}
             return replace(outcome, status=self.unchanged, headers=headers)
         return outcome
+
+
+class _RelayThresholds:
+    """The versions of a relay: the two methods of a `ThresholdPurgatory` that a poll calls."""
+
+    __slots__ = ("_relay",)
+
+    def __init__(self, relay: "Relay") -> None:
+        self._relay = relay
+
+    async def wait(self, key: str, threshold: int, timeout: float | None = None) -> int:
+        """As `Relay.wait`, which may return a lower version if the epoch has changed."""
+        return await self._relay.wait(key, threshold - 1, timeout)
+
+    def value(self, _key: str) -> int | None:
+        """Unknown: it is in the store, which may be unreachable."""
+        return None

@@ -47,18 +47,12 @@ class Phase(Enum):
     CANCELLED = "cancelled"
 
 
-IDLE: Final = Phase.IDLE
-HOLDING: Final = Phase.HOLDING
-WAITING: Final = Phase.WAITING
-CANCEL_REQUESTED: Final = Phase.CANCEL_REQUESTED
-CANCELLED: Final = Phase.CANCELLED
-
 MOVES: Final = {
-    IDLE: {HOLDING, WAITING},
-    HOLDING: {WAITING, IDLE},
-    WAITING: {CANCEL_REQUESTED, IDLE, HOLDING},
-    CANCEL_REQUESTED: {CANCELLED, IDLE, HOLDING},
-    CANCELLED: {CANCEL_REQUESTED, IDLE, HOLDING},
+    Phase.IDLE: {Phase.HOLDING, Phase.WAITING},
+    Phase.HOLDING: {Phase.WAITING, Phase.IDLE},
+    Phase.WAITING: {Phase.CANCEL_REQUESTED, Phase.IDLE, Phase.HOLDING},
+    Phase.CANCEL_REQUESTED: {Phase.CANCELLED, Phase.IDLE, Phase.HOLDING},
+    Phase.CANCELLED: {Phase.CANCEL_REQUESTED, Phase.IDLE, Phase.HOLDING},
 }
 """The legal moves."""
 
@@ -95,27 +89,35 @@ class PollWait:
         polls: where it belongs.
         scope: of the request.
         client: of the request.
-        applied: what to tell the client of its wait, if anything.
+        timeout: the effective wait, in seconds.
+        applied: the `Preference-Applied` header, if any.
         problem: the outcome of each wait, if something is wrong with the request.
     """
 
-    timeout: float
-
     __slots__ = (
         "__weakref__", "_applied", "_cancelling", "_client", "_ending", "_phase", "_polls", "_problem", "_registration",
-        "_resting_phase", "_task", "scope",
+        "_resting_phase", "_task", "scope", "timeout",
     )  # fmt: skip
 
     def __init__(
-        self, polls: PollRegistry, scope: Scope, client: Client, applied: str | None, problem: Outcome[Any] | None
+        self,
+        polls: PollRegistry,
+        scope: Scope,
+        client: Client,
+        timeout: float,
+        applied: str | None = None,
+        problem: Outcome[Any] | None = None,
     ) -> None:
         self.scope = scope
+        self.timeout = timeout
+        """How long each wait takes at most, in seconds: what was requested, capped and spread. Give it to an operation of your
+        own; it may be changed between two waits."""
         self._polls = polls
         self._client = client
         self._applied = applied
         self._problem = problem
-        self._phase = self._resting_phase = IDLE
-        """The second one is the phase between two waits: IDLE or HOLDING."""
+        self._phase = self._resting_phase = Phase.IDLE
+        """The second one is the phase between two waits: Phase.IDLE or Phase.HOLDING."""
         self._registration: OpenPolls | None = None
         """Where it counts as open."""
         self._ending: Ending | None = None
@@ -132,9 +134,9 @@ class PollWait:
         """
         refusal = self._register()
         if refusal is None:
-            self._resting_phase = HOLDING
-            if self._phase is IDLE:
-                self._move(HOLDING)
+            self._resting_phase = Phase.HOLDING
+            if self._phase is Phase.IDLE:
+                self._move(Phase.HOLDING)
         return refusal
 
     # -- for the client and the server
@@ -149,9 +151,9 @@ class PollWait:
 
     def on_request_end(self) -> None:
         """Ends what `hold` began. A wait that another task goes on with stays registered to its end."""
-        self._resting_phase = IDLE
-        if self._phase is HOLDING:
-            self._move(IDLE)
+        self._resting_phase = Phase.IDLE
+        if self._phase is Phase.HOLDING:
+            self._move(Phase.IDLE)
             self._unregister()
 
     # -- one wait
@@ -213,7 +215,7 @@ class PollWait:
                 raise self._client.error
             return self._outcome(Ending.GONE)
         self._task, self._cancelling = task, task.cancelling()
-        self._move(WAITING)
+        self._move(Phase.WAITING)
         return None
 
     def _register(self) -> Outcome[Any] | None:
@@ -234,7 +236,7 @@ class PollWait:
         return None
 
     def _leave(self) -> None:
-        if self._resting_phase is IDLE:
+        if self._resting_phase is Phase.IDLE:
             self._client.remove_listener(self)
             self._unregister()
 
@@ -245,16 +247,16 @@ class PollWait:
 
     def _end(self) -> None:
         task, self._task = self._task, None
-        if self._phase is CANCELLED and task is not None:  # and nobody has absorbed it
+        if self._phase is Phase.CANCELLED and task is not None:  # and nobody has absorbed it
             task.uncancel()
         self._move(self._resting_phase)
         self._ending = None
         self._leave()
 
     def _request_cancel(self, ending: Ending) -> None:
-        if self._phase is not WAITING:
+        if self._phase is not Phase.WAITING:
             return
-        self._move(CANCEL_REQUESTED)
+        self._move(Phase.CANCEL_REQUESTED)
         self._ending = ending
         if self._task is current_task():
             # From a hook that the wait's own first try has called: the wait may still end without being suspended.
@@ -263,15 +265,15 @@ class PollWait:
             self._cancel()
 
     def _cancel(self) -> None:
-        if self._phase is CANCEL_REQUESTED and self._task is not None:
-            self._move(CANCELLED)
+        if self._phase is Phase.CANCEL_REQUESTED and self._task is not None:
+            self._move(Phase.CANCELLED)
             self._task.cancel()
 
     def _absorb_cancellation(self) -> Ending | None:
         """Takes our cancellation back, and says why the wait was cancelled; `None` if the cancellation is somebody else's."""
-        if self._phase is not CANCELLED or self._task is None:
+        if self._phase is not Phase.CANCELLED or self._task is None:
             return None
-        self._move(CANCEL_REQUESTED)
+        self._move(Phase.CANCEL_REQUESTED)
         if self._task.uncancel() > self._cancelling:
             return None  # somebody else has cancelled it as well
         if self._client.error is not None:
