@@ -67,10 +67,10 @@ class Client:
     def __init__(self, receive: Receive, read_ahead: int = READ_AHEAD) -> None:
         self._receive = receive
         self._read_ahead = read_ahead
-        self._buffer: list[Message] = []
+        self._buffer: list[Message] | None = None
         self._buffered_bytes = 0
         self._reading = False
-        self._changed: list[Future[None]] = []
+        self._changed: tuple[Future[None], ...] = ()
         """Wait until something was read, or taken from the buffer."""
         self._reader: Task[None] | None = None
         """Reads ahead as long as there may be listeners."""
@@ -85,7 +85,14 @@ class Client:
         while not self._buffer:
             if self._disconnect_message is not None:
                 return {**self._disconnect_message}
-            await self._read()
+            if self._reading:
+                await self._wait_change()
+            else:
+                self._reading = True
+                try:
+                    self._store(await self._receive())
+                finally:
+                    self._stop_reading()
         message = self._buffer.pop(0)
         self._buffered_bytes -= size_of(message)
         self._wake()
@@ -118,10 +125,14 @@ class Client:
     async def _read_on(self) -> None:
         try:
             while not self.disconnected:
-                if self._buffered_bytes > self._read_ahead:
+                if self._reading or self._buffered_bytes > self._read_ahead:
                     await self._wait_change()
-                else:
-                    await self._read()
+                    continue
+                self._reading = True
+                try:
+                    self._store(await self._receive())
+                finally:
+                    self._stop_reading()
         except CancelledError:  # by `close`; kept in the task, its traceback would hold the client, and so the task
             return
         except Exception as error:
@@ -129,17 +140,9 @@ class Client:
         for listener in self._listeners:
             listener.on_disconnect()
 
-    async def _read(self) -> None:
-        """Reads one message, or waits until another task has read one."""
-        if self._reading:
-            await self._wait_change()
-            return
-        self._reading = True
-        try:
-            self._store(await self._receive())
-        finally:
-            self._reading = False
-            self._wake()
+    def _stop_reading(self) -> None:
+        self._reading = False
+        self._wake()
 
     def _store(self, message: Message) -> None:
         if message["type"] in ("http.disconnect", "websocket.disconnect"):
@@ -147,17 +150,20 @@ class Client:
             return
         if message["type"] == "http.request" and not (message.get("body") or message.get("more_body")):
             message = END_OF_BODY
-        self._buffer.append(message)
+        if self._buffer is None:
+            self._buffer = [message]
+        else:
+            self._buffer.append(message)
         self._buffered_bytes += size_of(message)
 
     async def _wait_change(self) -> None:
         """Waits until something was read, or taken from the buffer, or the task that read was cancelled."""
         future = get_running_loop().create_future()
-        self._changed.append(future)
+        self._changed += (future,)
         await future
 
     def _wake(self) -> None:
-        changed, self._changed = self._changed, []
+        changed, self._changed = self._changed, ()
         for future in changed:
             if not future.done():
                 future.set_result(None)

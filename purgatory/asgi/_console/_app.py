@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from purgatory import Purgatory, ThresholdPurgatory
 from purgatory.asgi._console._access import is_cross_site, is_local
-from purgatory.asgi._console._describe import MAX_ADDRESS_BYTES, KeyOf, Watched, is_web_address, shown
+from purgatory.asgi._console._describe import MAX_ADDRESS_BYTES, AnyPurgatory, KeyOf, is_web_address, shown
 from purgatory.asgi._console._feed import STATE, Feed
 from purgatory.asgi._outcome import Ending
 from purgatory.asgi._polls import LongPolls
@@ -52,7 +52,7 @@ FORBIDDEN: Final = (
 
 
 def console(
-    *purgatories: Watched,
+    *purgatories: AnyPurgatory,
     polls: LongPolls | None = None,
     relay: "Relay | None" = None,
     meter: "Meter | None" = None,

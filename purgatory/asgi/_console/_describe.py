@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from purgatory.relay import Relay, Worker
 
 KeyOf = Callable[[Hashable], str]
-Watched = Purgatory[Any] | ThresholdPurgatory[Any, Any]
+AnyPurgatory = Purgatory[Any] | ThresholdPurgatory[Any, Any]
 Point = tuple[int, int, int, int, int]
 """Pending, and in all: completed, expired, cancelled, missed triggers."""
 
@@ -54,7 +54,7 @@ def text_of(key: Hashable, key_of: KeyOf) -> str:
     return text if text.isprintable() else "".join([char if char.isprintable() else "\ufffd" for char in text])
 
 
-def describe(purgatory: Watched, kinds: "Iterable[KindMetrics] | None", key_of: KeyOf) -> tuple[dict[str, Any], Point]:
+def describe(purgatory: AnyPurgatory, kinds: "Iterable[KindMetrics] | None", key_of: KeyOf) -> tuple[dict[str, Any], Point]:
     """A purgatory, and a point of its history. Cost: bounded, whatever is pending."""
     if isinstance(purgatory, ThresholdPurgatory):
         counts = purgatory.statistics()

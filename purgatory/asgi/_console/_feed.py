@@ -20,8 +20,8 @@ from socket import gethostname
 from typing import TYPE_CHECKING, Any, Final, final
 
 from purgatory.asgi._console._describe import (
+    AnyPurgatory,
     KeyOf,
-    Watched,
     describe,
     describe_other,
     describe_polls,
@@ -60,7 +60,7 @@ class Feed:
 
     def __init__(
         self,
-        purgatories: Sequence[Watched],
+        purgatories: Sequence[AnyPurgatory],
         polls: LongPolls | None,
         relay: "Relay | None",
         meter: "Meter | None",
@@ -154,7 +154,7 @@ class Feed:
             handle.cancel()
         self._chain.remove()
 
-    def _describe(self, remaining: Iterator[Watched], described: list[dict[str, Any]], points: list[Any]) -> None:
+    def _describe(self, remaining: Iterator[AnyPurgatory], described: list[dict[str, Any]], points: list[Any]) -> None:
         """Describes the next purgatory, and the remaining ones from the next iteration of the loop on."""
         for purgatory in remaining:
             fields, point = describe(purgatory, self._kinds, self.key_of)
