@@ -216,7 +216,7 @@ class _Limited(Generic[T]):
         """If there were one, the wait would have returned it."""
 
     def discard_unawaited(self) -> None:
-        """Closes or cancels what nobody has awaited, so that Python does not warn of it."""
+        """Closes or cancels what was not awaited, so that Python does not warn of it."""
         if not self.awaited:
             for method in ("close", "cancel"):  # a coroutine's, a future's
                 if hasattr(self.awaitable, method):

@@ -196,7 +196,7 @@ class LongPolls:
     def stop(self) -> None:
         """Refuses new polls from now on, and answers the open ones: after `grace`, 512 in each iteration of the loop.
 
-        Called at a signal, or at the latest when the server tells the application to stop. Calling it again is allowed.
+        Called at a signal, or at the latest at the end of the lifespan. Calling it again is allowed.
         """
         self._polls_of_loop().stop(self.grace)
 

@@ -8,7 +8,7 @@ handler: the wrapper schedules our callback, and calls the handler that was ther
              ->  the server's handler            ->  the server waits for its connections, which takes no time now
 
 Several chains may wrap one signal, and be removed in any order. Each has a link, whose `previous` is the handler that it wraps.
-An inactive link only passes the signal on, and is unlinked when it is the first one, or stands between two others of ours:
+An inactive link only passes the signal on, and is unlinked when it is the first one, or between two others of ours:
 
     first.install, second.install    second -> first -> the server's
     first.remove                     second ----------> the server's
@@ -28,7 +28,7 @@ from typing import Any, final
 
 @final
 class SignalChain:
-    """Calls `callback` on the loop at each of `signals`, before whoever handles them now does so.
+    """Calls `callback` on the loop at each of `signals`, before the present handlers.
 
     Args:
         signals: numbers of signals; those that nobody handles are left alone.

@@ -4,7 +4,7 @@ if there is another one.
     GET /news                                     200, ETag: "8f3a21c0-41"     at once: it has seen nothing
     GET /news   If-None-Match: "8f3a21c0-41"      waits; at the deadline 304, ETag: "8f3a21c0-41"
                               an update: bump     200, ETag: "8f3a21c0-42"
-                              an update: bump     nobody waits
+                              an update: bump     no poll is open
     GET /news   If-None-Match: "8f3a21c0-42"      200, ETag: "8f3a21c0-43"     at once
                               the server is restarted, and counts from 0
     GET /news   If-None-Match: "8f3a21c0-43"      200, ETag: "b07c55d9-0"      at once: not a version of this server
@@ -54,7 +54,7 @@ class Versions(Generic[K]):
 
     Raises:
         ValueError: an argument is out of its bounds.
-        TypeError: both a relay and what it stands for are given.
+        TypeError: both a relay and `thresholds` or `epoch` are given.
     """
 
     __slots__ = ("_epoch", "index_parameter", "relay", "thresholds", "unchanged")

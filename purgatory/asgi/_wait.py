@@ -247,7 +247,7 @@ class PollWait:
 
     def _end(self) -> None:
         task, self._task = self._task, None
-        if self._phase is Phase.CANCELLED and task is not None:  # and nobody has absorbed it
+        if self._phase is Phase.CANCELLED and task is not None:  # and it was not absorbed
             task.uncancel()
         self._move(self._resting_phase)
         self._ending = None

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -33,13 +32,11 @@ def app(folder: Path) -> ModuleType:
     return load(folder / "app.py")
 
 
-def test_its_tests_pass(folder):
+def test_its_tests_pass(folder, program):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "--rootdir", str(folder)]
-    command += ["-o", "asyncio_default_fixture_loop_scope=function"]
-    answer = subprocess.run([*command, "test_app.py"], cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert "5 passed" in answer.stdout
+    options = ["-q", "-W", "error", "-p", "no:cacheprovider", "--rootdir", folder]
+    options += ["-o", "asyncio_default_fixture_loop_scope=function"]
+    assert "5 passed" in program("-m", "pytest", *options, "test_app.py", cwd=folder, env=environment).stdout
 
 
 @on_virtual_time

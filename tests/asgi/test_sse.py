@@ -1,8 +1,6 @@
 """`purgatory.asgi.sse`: streams that go on where they were broken off."""
 
 import asyncio
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -150,15 +148,12 @@ async def test_a_ping_out_of_its_bounds_is_refused_before_it_is_registered(ping)
     await Request(news.polls.middleware(stream)).done()
 
 
-def test_without_sse_starlette_the_rest_works_and_the_error_says_how_to_get_it():
-    program = "import sys; sys.modules['sse_starlette'] = None; import purgatory.asgi; import purgatory.asgi.sse"
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert answer.returncode != 0
-    assert "pip install 'asyncio-purgatory[asgi]'" in answer.stderr
+def test_without_sse_starlette_the_rest_works_and_the_error_says_how_to_get_it(program):
+    code = "import sys; sys.modules['sse_starlette'] = None; import purgatory.asgi; import purgatory.asgi.sse"
+    assert "pip install 'asyncio-purgatory[asgi]'" in program("-c", code, status=1).stderr
 
 
-def test_the_core_of_it_needs_no_framework():
+def test_the_core_of_it_needs_no_framework(program):
     names = ["starlette", "sse_starlette", "fastapi", "uvicorn"]
-    program = f"import purgatory.asgi, sys; print([name for name in {names} if name in sys.modules])"
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "[]"
+    code = f"import purgatory.asgi, sys; print([name for name in {names} if name in sys.modules])"
+    assert program("-c", code).stdout == "[]\n"

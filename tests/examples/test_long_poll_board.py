@@ -460,10 +460,8 @@ async def test_with_a_journal_it_is_written_down_how_the_polls_ended(tmp_path: P
 
 
 @pytest.mark.slow
-def test_the_demo_reports_that_nothing_was_early_and_nothing_is_left() -> None:
-    command = [sys.executable, str(EXAMPLE), "--demo", "--pollers", "40", "--seconds", "1.5"]
-    demo = subprocess.run(command, check=False, capture_output=True, text=True, timeout=3 * TIMEOUT, env=ENVIRONMENT)
-    assert demo.returncode == 0, demo.stderr
+def test_the_demo_reports_that_nothing_was_early_and_nothing_is_left(program: Any) -> None:
+    demo = program(EXAMPLE, "--demo", "--pollers", "40", "--seconds", "1.5", env=ENVIRONMENT)
     assert demo.stderr == ""
 
     def row(name: str) -> list[float]:

@@ -3,7 +3,7 @@
     a page asks       the timer starts, unless it runs; the first version is made at once, or within a second
     each 0.2 s        the lag of the loop is measured: how late the timer is
     each second       one purgatory after the other is described, each in its own iteration of the loop; then there is a version
-    nobody asks       for five minutes the history goes on, for pages that come back; then the timer stops, and nothing is left
+    no page asks      for five minutes the history goes on, for pages that come back; then the timer stops, and nothing is left
 
 A version is JSON that is the same for every page, and the part of the history that a page does not have: for most, one point.
 """
@@ -40,7 +40,7 @@ HISTORY: Final = 300
 """Points of the history, one for each refresh."""
 
 IDLE_TIMEOUT: Final = 300.0
-"""Seconds that the timer goes on when nobody asks."""
+"""Seconds that the timer goes on when no page asks."""
 
 LAG_CHECKS_PER_REFRESH: Final = 5
 
