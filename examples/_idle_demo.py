@@ -5,7 +5,7 @@ scan of all connections each second; and one `call_later` for each connection, c
 
 Over sockets, a server in a process of its own, on uvloop, and clients in others. Each connection says something every
 quarter to half of the idle time; a fifth of them fall silent, each at a moment of its own. The server notes when it last
-heard of each, by its loop's clock: a drop is early if less than the idle time has passed since then. The clients say what
+touched each, by its loop's clock: a drop is early if less than the idle time has passed since then. The clients say what
 was missed: connections that fell silent and were not dropped within ten seconds. CPU per packet is that of the server's
 process, system time and these notes included.
 
@@ -44,7 +44,7 @@ Id = TypeVar("Id")
 
 SCAN_INTERVAL = 1.0  # seconds
 SILENT_SHARE = 0.2
-PATIENCE = 10.0  # seconds; a drop that has not come by then is missed
+DROP_TIMEOUT = 10.0  # seconds; a drop that has not come by then is missed
 
 PROCESS_CONNECTIONS = 20_000  # a client process has one source address, which has 28,000 ports
 UNACCEPTED = 1000  # connections that may wait to be accepted; the clients could do more than the server's backlog holds
@@ -99,14 +99,14 @@ class TimerEach(Generic[Id]):
         timer = self.timers.get(id)
         if timer is not None:
             timer.cancel()
-        self.timers[id] = self.loop.call_later(self.timeout, self.tell, id)
+        self.timers[id] = self.loop.call_later(self.timeout, self.notify_idle, id)
 
     def remove(self, id: Id) -> None:  # noqa: A002
         timer = self.timers.pop(id, None)
         if timer is not None:
             timer.cancel()
 
-    def tell(self, id: Id) -> None:  # noqa: A002
+    def notify_idle(self, id: Id) -> None:  # noqa: A002
         del self.timers[id]
         self.on_idle(id)
 
@@ -150,25 +150,25 @@ class Report:
 
 
 class Audited(Generic[Id]):
-    """A strategy, and beside it when each id was heard of, to judge it by."""
+    """A strategy, and beside it when each id was touched last, to check it."""
 
     def __init__(self, strategy: str, report: Report, timeout: float, on_idle: Callable[[Id], object]) -> None:
-        self.watch = STRATEGIES[strategy](timeout, self.tell)
+        self.watch = STRATEGIES[strategy](timeout, self.notify_idle)
         self.report, self.timeout, self.on_idle = report, timeout, on_idle
         self.time = asyncio.get_running_loop().time
-        self.heard: dict[Id, float] = {}
+        self.last_touched: dict[Id, float] = {}
 
     def touch(self, id: Id) -> None:  # noqa: A002
         self.report.packets += 1
-        self.heard[id] = self.time()
+        self.last_touched[id] = self.time()
         self.watch.touch(id)
 
     def remove(self, id: Id) -> None:  # noqa: A002
-        self.heard.pop(id, None)
+        self.last_touched.pop(id, None)
         self.watch.remove(id)
 
-    def tell(self, id: Id) -> None:  # noqa: A002
-        self.report.judge(self.time() - (self.heard.pop(id) + self.timeout))
+    def notify_idle(self, id: Id) -> None:  # noqa: A002
+        self.report.judge(self.time() - (self.last_touched.pop(id) + self.timeout))
         self.on_idle(id)
 
     def close(self) -> None:
@@ -240,16 +240,16 @@ class Clients:
         """Opens the connections, some at a time, while those that are open talk already. Yields how many there are."""
         while len(self.clients) < wanted:
             for _ in range(min(CONNECTS_AT_ONCE, wanted - len(self.clients))):
-                begun = time.monotonic()
+                started = time.monotonic()
                 sock = socket.socket()
                 sock.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
                 sock.bind((source, 0))
-                sock.settimeout(PATIENCE)
+                sock.settimeout(DROP_TIMEOUT)
                 sock.connect(("127.0.0.1", port))
                 sock.setblocking(False)
-                self.clients[sock.fileno()] = Client(sock, begun)
+                self.clients[sock.fileno()] = Client(sock, started)
                 self.poll.register(sock, select.EPOLLIN | select.EPOLLRDHUP)
-                heapq.heappush(self.agenda, (begun + self.pause() * self.random.random(), sock.fileno()))
+                heapq.heappush(self.agenda, (started + self.pause() * self.random.random(), sock.fileno()))
             self.talk(time.monotonic())
             yield len(self.clients)
 
@@ -300,8 +300,8 @@ class Clients:
 
     def wait_for_the_rest(self) -> None:
         """Waits until all that have fallen silent are dropped; those that are not, in time, are missed."""
-        give_up = time.monotonic() + PATIENCE
-        while self.outstanding and time.monotonic() < give_up:
+        deadline = time.monotonic() + DROP_TIMEOUT
+        while self.outstanding and time.monotonic() < deadline:
             self.talk(time.monotonic() + 0.1)
 
 
@@ -310,14 +310,14 @@ def run_clients(idle: float, port: int, source: str, wanted: int, seed: int, pip
     raise_file_limit()
     clients = Clients(idle, seed)
 
-    def talk_until_told() -> None:
+    def talk_until_asked() -> None:
         while not pipe.poll():
             clients.talk(time.monotonic() + 0.02)
         pipe.recv()
 
     for connected in clients.connect(port, source, wanted):
         pipe.send(connected)
-        talk_until_told()
+        talk_until_asked()
     clients.let_some_fall_silent()
     clients.talk(time.monotonic() + 2 * idle + 0.5)
     clients.wait_for_the_rest()
@@ -328,7 +328,7 @@ def run_clients(idle: float, port: int, source: str, wanted: int, seed: int, pip
 # Over sockets: who starts them all
 
 
-def over_sockets(strategy: str, wanted: int, idle: float, tell: Callable[[str, float], None]) -> Report:
+def over_sockets(strategy: str, wanted: int, idle: float, show: Callable[[str, float], None]) -> Report:
     """Puts so many connections on a server, and reports how they fared."""
     with ExitStack() as stack:
         server = stack.enter_context(process(run_server, strategy, idle))
@@ -342,7 +342,7 @@ def over_sockets(strategy: str, wanted: int, idle: float, tell: Callable[[str, f
         connected = [0] * len(clients)
         accepted = 0
         while min(accepted, sum(connected)) < wanted:
-            tell(f"{strategy}: {accepted:,} of {wanted:,} connections", 0.3 * accepted / wanted)
+            show(f"{strategy}: {accepted:,} of {wanted:,} connections", 0.3 * accepted / wanted)
             for number, (pipe, share) in enumerate(clients):
                 if pipe.poll():
                     connected[number] = pipe.recv()
@@ -357,11 +357,11 @@ def over_sockets(strategy: str, wanted: int, idle: float, tell: Callable[[str, f
         server.send("begin")
         for pipe, _ in clients:
             pipe.send("go on")
-        begun = time.monotonic()
+        started = time.monotonic()
         while not all(pipe.poll() for pipe, _ in clients):
-            spent = min((time.monotonic() - begun) / (2 * idle + 1.5), 1.0)
+            spent = min((time.monotonic() - started) / (2 * idle + 1.5), 1.0)
             opened, packets, drops = ask(server)
-            tell(f"{strategy}: {opened:,} open, {packets:,} packets, {drops:,} drops", 0.3 + 0.7 * spent)
+            show(f"{strategy}: {opened:,} open, {packets:,} packets, {drops:,} drops", 0.3 + 0.7 * spent)
             time.sleep(0.25)
         server.send("report")
         report: Report = server.recv()
@@ -373,7 +373,7 @@ def over_sockets(strategy: str, wanted: int, idle: float, tell: Callable[[str, f
 
 
 def ask(server: Pipe) -> tuple[int, int, int]:
-    """How many are open, were heard, were dropped."""
+    """How many connections are open, packets have come, connections were dropped."""
     server.send("how many?")
     answer: tuple[int, int, int] = server.recv()
     return answer
@@ -415,36 +415,36 @@ async def touch_numbers(strategy: str, tracked: int, idle: float) -> Report:
     silent_at = [math.inf] * tracked
     for number in rng.sample(range(tracked), round(SILENT_SHARE * tracked)):
         silent_at[number] = idle * rng.uniform(0.8, 1.0)
-    told = bytearray(tracked)
+    idle_calls = bytearray(tracked)
     report = Report(tracked, fell_silent=round(SILENT_SHARE * tracked), longest_hold=0.0)
 
     def on_idle(number: int) -> None:
-        told[number] += 1
+        idle_calls[number] += 1
         report.judge(loop.time() - (last_touched[number] + idle))
 
     watch = STRATEGIES[strategy](idle, on_idle)
     touch = watch.touch
-    turn = rng.sample(range(tracked), tracked)
+    order = rng.sample(range(tracked), tracked)
     steps_of_a_round = max(1, round(0.8 * idle / STEP))
     done = time.process_time()
     for step in range(round((2.0 * idle + SCAN_INTERVAL + 0.5) / STEP)):
-        begun = time.process_time()
-        report.cpu += begun - done
-        report.longest_hold = max(report.longest_hold, begun - done)
-        place, now = step % steps_of_a_round, loop.time()
-        batch = turn[tracked * place // steps_of_a_round : tracked * (place + 1) // steps_of_a_round]
+        started = time.process_time()
+        report.cpu += started - done
+        report.longest_hold = max(report.longest_hold, started - done)
+        position, now = step % steps_of_a_round, loop.time()
+        batch = order[tracked * position // steps_of_a_round : tracked * (position + 1) // steps_of_a_round]
         batch = [number for number in batch if now < silent_at[number]]
         for number in batch:
             last_touched[number] = now
-        begun = time.process_time()
+        started = time.process_time()
         for number in batch:
             touch(number)
         done = time.process_time()
         report.packets += len(batch)
-        report.cpu += done - begun
+        report.cpu += done - started
         await asyncio.sleep(STEP * rng.uniform(0.9, 1.1))
-    report.missed = sum(1 for number in range(tracked) if silent_at[number] < math.inf and not told[number])
-    report.early += sum(1 for number in range(tracked) if silent_at[number] == math.inf and told[number])
+    report.missed = sum(1 for number in range(tracked) if silent_at[number] < math.inf and not idle_calls[number])
+    report.early += sum(1 for number in range(tracked) if silent_at[number] == math.inf and idle_calls[number])
     watch.close()
     return report
 
@@ -498,18 +498,18 @@ def run_demo(connections: int, ids: list[int], idle: float) -> None:
         bar = progress.add_task("", total=len(STRATEGIES) * (1 + len(ids)))
         reports = {}
         for number, strategy in enumerate(STRATEGIES):
-            tell = teller(progress, bar, number)
-            reports[strategy] = over_sockets(strategy, wanted, idle, tell)
+            show = progress_shower(progress, bar, number)
+            reports[strategy] = over_sockets(strategy, wanted, idle, show)
         console.print(table_of(f"over sockets, on uvloop; idle after {idle:g} s", "connections", reports))
-        for place, tracked in enumerate(ids, start=1):
+        for position, tracked in enumerate(ids, start=1):
             reports = {}
             for number, strategy in enumerate(STRATEGIES):
-                tell = teller(progress, bar, place * len(STRATEGIES) + number)
-                tell(f"{strategy}: {tracked:,} ids in memory", 0.0)
+                show = progress_shower(progress, bar, position * len(STRATEGIES) + number)
+                show(f"{strategy}: {tracked:,} ids in memory", 0.0)
                 with ProcessPoolExecutor(1, SPAWN) as pool:
                     reports[strategy] = pool.submit(in_memory, strategy, tracked, LONGER_IN_MEMORY * idle).result()
             console.print(table_of(f"in memory, on asyncio's loop; idle after {LONGER_IN_MEMORY * idle:g} s", "ids", reports))
 
 
-def teller(progress: Progress, bar: TaskID, done: int) -> Callable[[str, float], None]:
+def progress_shower(progress: Progress, bar: TaskID, done: int) -> Callable[[str, float], None]:
     return lambda text, fraction: progress.update(bar, description=text, completed=done + fraction)

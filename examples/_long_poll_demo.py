@@ -23,8 +23,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 POLLERS_PER_TOPIC = 10
-SHORTEST_POLL, LONGEST_POLL = 0.2, 2.0  # seconds
-LEAVER_EVERY = 5
+MIN_WAIT, MAX_WAIT = 0.2, 2.0  # seconds
+POLLERS_PER_LEAVER = 5
 
 
 @dataclass
@@ -42,11 +42,11 @@ async def keep_polling(session: aiohttp.ClientSession, topic: str, until: float,
     await asyncio.sleep(random.random())  # if 500 clients connected in one moment, only that would be measured
     offset = 0
     while (asked := time.monotonic()) < until:
-        wait = random.uniform(SHORTEST_POLL, LONGEST_POLL)
-        patience = random.uniform(0.1, wait) if leaves else None
+        wait = random.uniform(MIN_WAIT, MAX_WAIT)
+        leave_after = random.uniform(0.1, wait) if leaves else None
         try:
             async with (
-                asyncio.timeout(patience),
+                asyncio.timeout(leave_after),
                 session.get(f"/topics/{topic}?offset={offset}&wait={wait}") as response,
             ):
                 answer = await response.json()
@@ -155,7 +155,7 @@ async def put_load_on(command: Sequence[str], pollers: int, seconds: float, cons
                 for topic in topics:
                     group.create_task(keep_publishing(session, topic, until))
                 for number in range(pollers):
-                    leaves = number % LEAVER_EVERY == 0
+                    leaves = number % POLLERS_PER_LEAVER == 0
                     group.create_task(keep_polling(session, topics[number % len(topics)], until, leaves, seen))
             stats = await wait_until_pending(session, 0)
             stopped, stop_seconds = await stop_with_open_polls(session, server, pollers)

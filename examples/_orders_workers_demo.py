@@ -1,6 +1,6 @@
 """The load behind `python examples/orders_workers.py --demo`: clients that wait for a payment, webhooks on other connections.
 
-Each client waits for an order, is told that it is paid, and goes on to the next. A third of the way through, the worker that
+Each client waits for an order, learns that it is paid, and goes on to the next. A third of the way through, the worker that
 has answered most is killed; its supervisor starts another, and its clients ask again with the ETag that they have (aiohttp does
 so once by itself). Two thirds of the way through, the store is killed and started again a second later, if it is a server that
 the demo has started; if it is yours, all connections of the relays to it are cut. A wait that is not answered although the
@@ -44,7 +44,7 @@ class Seen:
     endings: Counter[str] = field(default_factory=Counter)
     answers: dict[int, tuple[str, float, float]] = field(default_factory=dict)  # by order: worker, when written and answered
     writers: dict[int, str] = field(default_factory=dict)  # by order: the worker that the webhook went to
-    told: dict[int, float] = field(default_factory=dict)  # by order: when the webhook was answered
+    acknowledged: dict[int, float] = field(default_factory=dict)  # by order: when the webhook was answered
     workers: Counter[str] = field(default_factory=Counter)
     events: list[str] = field(default_factory=list)
     trouble: list[tuple[float, float]] = field(default_factory=list)  # from when to when something was killed or cut
@@ -84,7 +84,7 @@ async def keep_waiting(url: str, number: int, until: float, seen: Seen, orders: 
                 orders.setdefault(order, asyncio.Event()).set()  # it is known, and is waited for next
             elif status == 304:
                 seen.endings["by deadline"] += 1
-            if order in seen.told and now - seen.told[order] > LATE:
+            if order in seen.acknowledged and now - seen.acknowledged[order] > LATE:
                 seen.endings["missed"] += 1
                 break
 
@@ -96,14 +96,14 @@ async def keep_paying(url: str, number: int, seen: Seen, orders: dict[int, async
         order += 1
         await orders.setdefault(order, asyncio.Event()).wait()
         await asyncio.sleep(random.expovariate(1.0))
-        while order not in seen.told:
+        while order not in seen.acknowledged:
             try:
                 status, headers, _ = await ask(f"{url}/webhooks/payment", "POST", params={"order": order})
             except (aiohttp.ClientError, ConnectionError):
                 status = 0
             if status == 200:
                 seen.writers[order] = headers["X-Worker"]
-                seen.told[order] = time.time()
+                seen.acknowledged[order] = time.time()
             else:
                 seen.endings["webhooks called again"] += 1  # as providers do
                 await asyncio.sleep(0.2)

@@ -40,10 +40,10 @@ class Jobs(Protocol):
 
 
 class EventByHand:
-    """What one would write first. An event stays in the dictionary if its job never ends.
+    """The obvious first version. An event stays in the dictionary if its job never ends.
 
     To remove it at the deadline would be worse: of two who wait for one job, the first to give up takes the event away from
-    the other, which is then never told.
+    the other, which then never wakes up.
     """
 
     def __init__(self) -> None:

@@ -55,7 +55,7 @@ class Order(BaseModel):
 
 
 async def run(number: int, order: Order) -> None:
-    """Does the job in a thread, then tells those who wait for its end."""
+    """Does the job in a thread, then wakes those who wait for its end."""
     try:
         key = await asyncio.to_thread(hashlib.pbkdf2_hmac, "sha256", order.password.encode(), b"salt", order.rounds)
         jobs[number] = {"state": "done", "result": key.hex()}

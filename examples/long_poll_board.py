@@ -31,7 +31,7 @@ With `--journal DIR` what happens to each poll is written down there, for `pytho
     the same for Prometheus.
 
 A poll ends in exactly one of four ways: by an event, by its deadline, because its client is gone, or because the board
-stops. `purgatory.asgi` tells which; there is no race that the handler could get wrong.
+stops. `purgatory.asgi` says which; there is no race that the handler could get wrong.
 """
 
 import argparse
@@ -183,7 +183,7 @@ class Board:
             await self.journal.aclose()
 
     async def publish(self, request: Request) -> Response:
-        """Appends a message, then tells those who wait that something about this topic has changed."""
+        """Appends a message, then checks those who wait for this topic."""
         topic = request.path_params["topic"]
         try:
             message = (await request.body()).decode()

@@ -1,7 +1,7 @@
 """Orders that wait for their payment, on several workers: whoever waits is answered, wherever the webhook lands.
 
     python examples/orders_workers.py --workers 4 --port 8000
-    curl -i 'http://127.0.0.1:8000/orders/7?wait=20'                    tells that it is open, and an ETag
+    curl -i 'http://127.0.0.1:8000/orders/7?wait=20'                    says that it is open, and has an ETag
     curl -i -H 'If-None-Match: "..."' 'http://127.0.0.1:8000/orders/7'  waits, with that ETag
     curl -i -X POST 'http://127.0.0.1:8000/webhooks/payment?order=7'    in another terminal; most likely to another worker
 
@@ -16,9 +16,9 @@ or let 400 clients loose on it, kill a worker meanwhile, and see the numbers: `p
 `GET /purgatory`
     a page, for a browser on this machine, which shows the worker that answers and lists the others.
 
-The orders are in SQLite, as if that were a database. What tells the workers of each other's writes is a relay: by default
+The orders are in SQLite, as if that were a database. A relay notifies the workers of each other's writes: by default
 `file://`, which needs no server; `--store redis://...` or `postgresql://...` for workers of several machines. What matters is
-the order of the two steps in `payment`: first it is written, then it is told. Needs the extra `examples`.
+the order of the two steps in `payment`: first it writes, then it notifies. Needs the extra `examples`.
 """
 
 import argparse

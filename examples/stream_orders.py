@@ -82,10 +82,10 @@ def decide(spark: SparkSession, folder: Path) -> None:
     writer.format("parquet").option("path", f"{folder}/outcomes").start().awaitTermination()
 
 
-def tell(spark: SparkSession) -> None:
+def print_new_rows(spark: SparkSession) -> None:
     """Lets the waves come in, and prints what has been decided after each."""
     with tempfile.TemporaryDirectory() as name:
-        folder, told = Path(name), 0
+        folder, printed = Path(name), 0
         for number, (until, orders, signals) in enumerate(WAVES):
             for kind, rows in (("operations", orders), ("signals", signals)):
                 (folder / kind).mkdir(exist_ok=True)
@@ -96,11 +96,11 @@ def tell(spark: SparkSession) -> None:
             print(f"after the {('first', 'second')[number]} wave, up to {until}")
             rows = spark.read.parquet(f"{folder}/outcomes").collect()
             rows.sort(key=lambda row: (row.decided_at is None, row.decided_at))
-            for row in rows[told:]:
+            for row in rows[printed:]:
                 clock = f"{row.decided_at:%H:%M:%S}" if row.decided_at else ""
                 why = row.reason or f"has {', '.join(row.satisfied_keys)}"
                 print(f"  {clock:8}  {row.outcome:9}  {row.operation_id}  {why}")
-            told = len(rows)
+            printed = len(rows)
         print(reconcile(f"{folder}/checkpoint", spark))
 
 
@@ -118,7 +118,7 @@ def main() -> None:
     }.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    tell(spark)
+    print_new_rows(spark)
     spark.stop()
 
 

@@ -1,4 +1,4 @@
-"""aiohttp: no ASGI, so the handler uses the purgatory itself. The server cancels a handler whose client has left, if told to.
+"""aiohttp: no ASGI, so the handler uses the purgatory itself. With an option the server cancels the handlers of lost clients.
 
 python examples/recipes/with_aiohttp.py
 curl -i 'http://127.0.0.1:8000/jobs/7?wait=20'                  # waits for the result of job 7

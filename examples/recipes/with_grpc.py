@@ -1,4 +1,4 @@
-"""gRPC: the deadline of the call is that of the wait; if the client leaves, its handler is cancelled. Without `.proto` files.
+"""gRPC: the deadline of the call is that of the wait. A client that disconnects cancels its handler. Without `.proto` files.
 
 python examples/recipes/with_grpc.py          # serves /jobs/Result and /jobs/Finish, with bytes for messages
 """
@@ -13,12 +13,13 @@ from purgatory import OperationCancelled, OperationTimeout, Purgatory, Purgatory
 
 jobs: Purgatory[Any] = Purgatory("jobs")
 results: dict[str, bytes] = {}
+MAX_WAIT = 60.0
 
 
 async def result(request: bytes, context: Any) -> bytes:
     name, left = request.decode(), context.time_remaining()
-    wait = 60.0 if left is None else min(left * 0.9, 60.0)  # so that the answer is there before the client's deadline
-    try:  # a client that leaves cancels this handler, and with it the wait
+    wait = MAX_WAIT if left is None else min(left * 0.9, MAX_WAIT)  # so that the answer is there before the client's deadline
+    try:  # a client that disconnects cancels this handler, and with it the wait
         return await jobs.wait_for(lambda: results.get(name), [name], timeout=wait)
     except OperationTimeout:
         await context.abort(grpc.StatusCode.NOT_FOUND, "no result yet, ask again")

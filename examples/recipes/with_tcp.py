@@ -51,7 +51,7 @@ async def main(port: int = 8000) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     server = await asyncio.start_server(serve, "127.0.0.1", port)
     await stop.wait()
-    server.close()  # nobody new
+    server.close()  # no new connections
     await jobs.aclose()  # an answer for everybody who waits
     await server.wait_closed()
 

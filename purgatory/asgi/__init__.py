@@ -10,10 +10,10 @@
             return Response(outcome.reason, outcome.status, outcome.headers)
         return JSONResponse(outcome.value, headers=outcome.headers)
 
-The wait ends in one of four ways: what was waited for is there, its deadline has come, its client has left, or the server
-stops. `poll.run(awaitable)` does that for whatever can be awaited, and WebSockets can wait as requests do. `Versions` adds what
-a client needs to miss nothing between two polls, and `purgatory.asgi.sse` sends the same as server-sent events.
-`purgatory.asgi.fastapi` is the poll as a dependency. README.md, in this folder, begins at the beginning.
+The wait ends in one of four ways: what it waits for is there, its deadline has come, its client has disconnected, or the
+server stops. `poll.run(awaitable)` waits like this for whatever can be awaited, and WebSockets can wait as requests do. With
+`Versions` a client misses nothing between two polls, and `purgatory.asgi.sse` sends the same as server-sent events.
+`purgatory.asgi.fastapi` has the poll as a dependency. The README in this folder is an introduction.
 """
 
 from purgatory.asgi._console import console

@@ -1,12 +1,12 @@
 """The polls that are open on one event loop, from the beginning of an application's lifespan to its end.
 
-    polls.open                 enter                    leave
-      ...  a request waits ──────────>  it counts  ──────────>  it does not
+    polls.open                register                 unregister
+      ...  a request waits ──────────> it is counted ────────────> it is not
 
-    is_stopping: nobody enters; after a grace time each of the open ones is told, 512 in each iteration of the loop
+    is_stopping: nobody can register any more; after `grace` seconds each open poll is stopped, 512 per iteration of the loop
 
-After a lifespan, and on another loop, there is a new one of these: a poll leaves the one that it has entered, and a stop
-that is under way ends the polls that were open then.
+Each lifespan and each loop has a new `OpenPolls`. A poll unregisters where it registered, and a stop that is under way ends
+only the polls that were open when it began.
 """
 
 from asyncio import AbstractEventLoop, Future
@@ -14,71 +14,70 @@ from collections import Counter, deque
 from collections.abc import Hashable
 from typing import Final, Protocol, final
 
-PORTION: Final = 512
-"""How many polls the stop ends in one iteration of the loop."""
+MAX_STOPS_PER_ITERATION: Final = 512
 
 
-class Waiting(Protocol):
+class Stoppable(Protocol):
     """What this module needs of a poll."""
 
-    def server_stops(self) -> None:
+    def on_stop(self) -> None:
         """Called once, when the server stops."""
 
 
 @final
 class OpenPolls:
-    """Those that are open, how many each client has, and their end.
+    """The open polls, how many each client has, and how they are stopped.
 
     Args:
         loop: theirs.
     """
 
-    __slots__ = ("_drained", "_to_stop", "is_stopping", "loop", "per_client", "polls")
+    __slots__ = ("_drain_waiters", "_to_stop", "is_stopping", "loop", "per_client", "polls")
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self.loop = loop
         self.is_stopping = False
-        self.polls: dict[Waiting, Hashable] = {}
-        """Each with the client that it counts for."""
+        self.polls: dict[Stoppable, Hashable] = {}
+        """Each with the key of the client that it counts for, or None."""
         self.per_client: Counter[Hashable] = Counter()
-        self._to_stop: deque[Waiting] = deque()
-        self._drained: list[Future[None]] = []
+        self._to_stop: deque[Stoppable] = deque()
+        self._drain_waiters: list[Future[None]] = []
 
-    def enter(self, poll: Waiting, whose: Hashable, max_open: int | None, max_per_client: int | None) -> str | None:
-        """Takes a place for `poll`, or says why there is none.
+    def register(self, poll: Stoppable, client_key: Hashable, max_open: int | None, max_per_client: int | None) -> str | None:
+        """Counts `poll` as open, or says why it cannot be.
 
         Args:
-            poll: has no place yet.
-            whose: the client that it counts for; `None` is not limited.
+            poll: is not registered yet.
+            client_key: the client that it counts for; `None` is not limited.
             max_open: how many may be open, `None` for no limit.
             max_per_client: the same for one client.
         """
         if max_open is not None and len(self.polls) >= max_open:
             return f"{max_open} polls are open already"
-        if max_per_client is not None and whose is not None:
-            if self.per_client.get(whose, 0) >= max_per_client:
-                return f"{max_per_client} polls of this client are open already"
-            self.per_client[whose] += 1
-            self.polls[poll] = whose
-        else:
+        if max_per_client is None or client_key is None:
             self.polls[poll] = None
+            return None
+        if self.per_client.get(client_key, 0) >= max_per_client:
+            return f"{max_per_client} polls of this client are open already"
+        self.per_client[client_key] += 1
+        self.polls[poll] = client_key
         return None
 
-    def leave(self, poll: Waiting) -> None:
-        """Frees the place of `poll`, if it has one."""
-        whose = self.polls.pop(poll, None)
-        if whose is not None:
-            self.per_client[whose] -= 1
-            if not self.per_client[whose]:
-                del self.per_client[whose]
-        if self._drained and not self.polls:
-            drained, self._drained = self._drained, []
-            for future in drained:
+    def unregister(self, poll: Stoppable) -> None:
+        """No longer counts `poll`, if it is registered."""
+        client_key = self.polls.pop(poll, None)
+        if client_key is not None:
+            self.per_client[client_key] -= 1
+            if not self.per_client[client_key]:
+                del self.per_client[client_key]
+        if self._drain_waiters and not self.polls:
+            waiters, self._drain_waiters = self._drain_waiters, []
+            for future in waiters:
                 if not future.done():
                     future.set_result(None)
 
     def stop(self, grace: float) -> None:
-        """Has the open polls answered after `grace` seconds, and lets no new ones in. Calling it again is allowed."""
+        """Lets no poll register any more, and stops the open ones after `grace` seconds. Calling it again is allowed."""
         if self.is_stopping:
             return
         self.is_stopping = True
@@ -92,7 +91,7 @@ class OpenPolls:
         self.stop(grace)
         if self.polls:
             drained = self.loop.create_future()
-            self._drained.append(drained)
+            self._drain_waiters.append(drained)
             await drained
 
     def _stop_all(self) -> None:
@@ -100,7 +99,7 @@ class OpenPolls:
         self._stop_some()
 
     def _stop_some(self) -> None:
-        for _ in range(min(PORTION, len(self._to_stop))):
-            self._to_stop.popleft().server_stops()
+        for _ in range(min(MAX_STOPS_PER_ITERATION, len(self._to_stop))):
+            self._to_stop.popleft().on_stop()
         if self._to_stop:
             self.loop.call_soon(self._stop_some)

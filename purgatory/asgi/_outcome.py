@@ -1,15 +1,15 @@
-"""What became of a request that waited: one of five endings, and what HTTP says of each.
+"""The five endings of a request that waits, and the response to each.
 
     ending       status       close   headers
-    SATISFIED    200          1000    Preference-Applied        what was waited for is there
+    SATISFIED    200          1000    Preference-Applied        what it waited for is there
     DEADLINE     204          1000    Preference-Applied        the wait is over, ask again
-    GONE         499          1001                              the client has left; nobody reads the answer
+    GONE         499          1001                              the client has disconnected; nobody reads the response
     STOPPING     503          1012    Retry-After, Connection   the server stops, or the purgatory was closed
-    REFUSED      503          1013    Retry-After               it did not begin to wait: too many do
-                 400          1008                              ... or what it asks for makes no sense
+    REFUSED      503          1013    Retry-After               it did not begin to wait: too many requests do
+                 400          1008                              ... or what it requests is malformed
 
-Status and headers are what any framework's response takes, `close` is the code with which a WebSocket is closed; the author
-of an endpoint may answer differently. `ANSWERS` is this table, and the only place where it stands.
+Any framework's response takes the status and the headers; `close` is the code to close a WebSocket with. An endpoint may
+respond differently. `ANSWERS` is this table, and the only one in the code.
 """
 
 from dataclasses import dataclass, field
@@ -33,41 +33,41 @@ class Ending(Enum):
 
 
 class Answer(NamedTuple):
-    """A line of the table."""
+    """A row of the table."""
 
     status: int
     close_code: int
-    tells_wait: bool = False
-    """`Preference-Applied`, if the request has asked for a wait."""
-    tells_retry: bool = False
+    has_wait: bool = False
+    """`Preference-Applied`, if the request has named a wait."""
+    has_retry: bool = False
     """`Retry-After`."""
     closes: bool = False
-    """`Connection: close`, in HTTP/1: a server that stops would cut the connection off under the next request."""
+    """`Connection: close`, in HTTP/1: a server that stops would break the connection off during the next request."""
     reason: str = ""
     """Used unless there is a better one."""
 
 
 ANSWERS: Final = {
-    Ending.SATISFIED: Answer(200, 1000, tells_wait=True),
-    Ending.DEADLINE: Answer(204, 1000, tells_wait=True),
+    Ending.SATISFIED: Answer(200, 1000, has_wait=True),
+    Ending.DEADLINE: Answer(204, 1000, has_wait=True),
     Ending.GONE: Answer(499, 1001),
-    Ending.STOPPING: Answer(503, 1012, tells_retry=True, closes=True, reason="the server is stopping"),
-    Ending.REFUSED: Answer(503, 1013, tells_retry=True, reason="too many operations wait already"),
+    Ending.STOPPING: Answer(503, 1012, has_retry=True, closes=True, reason="the server is stopping"),
+    Ending.REFUSED: Answer(503, 1013, has_retry=True, reason="too many operations wait already"),
 }
 MALFORMED: Final = Answer(400, 1008)
-"""`REFUSED`, because what the request asks for makes no sense."""
+"""`REFUSED`, because what the request asks for is malformed."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T]):
-    """The ending of a wait, and what to answer.
+    """The ending of a wait, and how to respond.
 
     Args:
-        ending: which one.
+        ending: how the wait has ended.
         value: what was waited for, if `SATISFIED`; the result of an operation that expired, if `DEADLINE`.
-        status: of the answer.
-        headers: of the answer.
+        status: of the response.
+        headers: of the response.
         reason: why there was no wait, or why it was ended, in words.
     """
 
@@ -84,15 +84,15 @@ class Outcome(Generic[T]):
 
     @property
     def close_code(self) -> int:
-        """The code with which to close a WebSocket that is no longer of use: 1000 for most, 1012 if the server stops."""
+        """The code to close a WebSocket with after this wait: 1000 for most endings, 1012 if the server stops."""
         return (MALFORMED if self.status == MALFORMED.status else ANSWERS[self.ending]).close_code
 
     async def send(self, send: Send, body: bytes = b"", media_type: str = "application/json") -> None:
-        """Answers the request, for applications without a framework.
+        """Sends the response, for applications without a framework.
 
         Args:
-            send: of the application.
-            body: what to answer; nothing, if the status is 204 or 304.
+            send: the application's.
+            body: of the response; none, if the status is 204 or 304.
             media_type: of the body.
         """
         headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self.headers.items()]
@@ -105,20 +105,20 @@ class Outcome(Generic[T]):
 
 
 def outcome_of(ending: Ending, value: Any, scope: Scope, applied: str | None, retry_after: float) -> Outcome[Any]:
-    """The outcome of a wait, with what the table has for its ending.
+    """The outcome of a wait, with the response that the table has for its ending.
 
     Args:
-        ending: which one.
+        ending: of the wait.
         value: the outcome's.
         scope: of the request.
-        applied: the wait that the request was granted, as the client is told it, if the request has asked for one.
-        retry_after: in seconds; the client is told whole seconds, rounded up.
+        applied: the `Preference-Applied` header, if the request has named a wait.
+        retry_after: in seconds; `Retry-After` has whole seconds, rounded up.
     """
     answer = ANSWERS[ending]
     headers: dict[str, str] = {}
-    if answer.tells_wait and applied is not None:
+    if answer.has_wait and applied is not None:
         headers["Preference-Applied"] = applied
-    if answer.tells_retry:
+    if answer.has_retry:
         headers["Retry-After"] = str(ceil(retry_after))
     if answer.closes and scope.get("http_version", "1.1").startswith("1"):
         headers["Connection"] = "close"
@@ -126,5 +126,5 @@ def outcome_of(ending: Ending, value: Any, scope: Scope, applied: str | None, re
 
 
 def malformed(reason: str) -> Outcome[Any]:
-    """The outcome of a request that makes no sense; `reason` says what is wrong with it."""
+    """The outcome of a malformed request; `reason` says what is wrong with it."""
     return Outcome(Ending.REFUSED, None, MALFORMED.status, {}, reason)

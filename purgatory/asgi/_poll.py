@@ -5,12 +5,12 @@
     outcome = await poll.reach(thresholds, "orders", 42)             until the offset has reached 42
     outcome = await poll.run(database.fetch("..."))                  no purgatory at all
 
-Each ends when what it waits for is there, at its deadline, when the client leaves or when the server stops: see `_waiter`.
+Each ends when what it waits for is there, at its deadline, when the client disconnects or when the server stops: see `_wait`.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, final
+from typing import Any, Generic, TypeVar, final
 
 from purgatory import (
     DelayedOperation,
@@ -23,13 +23,8 @@ from purgatory import (
     ThresholdPurgatory,
     timeout,
 )
-from purgatory.asgi._client import Client
 from purgatory.asgi._outcome import Ending, Outcome
-from purgatory.asgi._types import Scope
-from purgatory.asgi._waiter import Waiter
-
-if TYPE_CHECKING:
-    from purgatory.asgi._polls import LongPolls
+from purgatory.asgi._wait import PollWait
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -38,33 +33,10 @@ V = TypeVar("V", bound=Any)
 
 
 @final
-class Poll(Waiter):
-    """A request that may wait, once or several times, one after the other. `LongPolls.poll` makes it.
+class Poll(PollWait):
+    """A request that may wait, once or several times, one after the other. `LongPolls.poll` makes it."""
 
-    Args:
-        polls: where it belongs.
-        scope: of the request.
-        client: of the request.
-        timeout: the effective wait, in seconds.
-        applied: what to tell the client of it, if anything.
-        problem: the outcome of each wait, if something is wrong with the request.
-    """
-
-    __slots__ = ("timeout",)
-
-    def __init__(
-        self,
-        polls: "LongPolls",
-        scope: Scope,
-        client: Client,
-        timeout: float,
-        applied: str | None = None,
-        problem: Outcome[Any] | None = None,
-    ) -> None:
-        super().__init__(polls, scope, client, applied, problem)
-        self.timeout = timeout
-        """How long each wait takes at most, in seconds: what was asked for, capped and spread. For an operation's own
-        timeout; may be changed between two waits."""
+    __slots__ = ()
 
     def wait(
         self, purgatory: Purgatory[Any], operation: DelayedOperation[R], keys: Iterable[Hashable]
@@ -88,14 +60,14 @@ class Poll(Waiter):
         predicate: Callable[[], T] | Callable[[], Awaitable[T]],
         keys: Iterable[Hashable],
     ) -> Coroutine[Any, Any, Outcome[T]]:
-        """Waits for at most `timeout` until `predicate()` is true, as `Purgatory.wait_for`; its first true value is the
-        outcome's. Raises what `wait` raises."""
-        seen = _Predicate(predicate)
-        return self._until(purgatory.wait_for(seen, keys, self.timeout), seen)
+        """Waits for at most `timeout` until `predicate()` is true, as `Purgatory.wait_for`; the outcome has its first true
+        value. Raises what `wait` raises."""
+        target = _Predicate(predicate)
+        return self._until(purgatory.wait_for(target, keys, self.timeout), target)
 
     def reach(self, thresholds: ThresholdPurgatory[K, V], key: K, threshold: V) -> Coroutine[Any, Any, Outcome[V]]:
         """Waits for at most `timeout` until the value of `key` is at least `threshold`, as `ThresholdPurgatory.wait`; the
-        value is the outcome's.
+        outcome has the value.
 
         Raises:
             RuntimeError: this poll waits already.
@@ -105,10 +77,10 @@ class Poll(Waiter):
         return self._until(thresholds.wait(key, threshold, self.timeout), _Threshold(thresholds, key, threshold))
 
     async def run(self, awaitable: Awaitable[T]) -> Outcome[T]:
-        """Waits for at most `timeout` for whatever can be awaited, a query or a model for instance, and returns its value.
+        """Waits for at most `timeout` for whatever can be awaited, a query or a model for instance; the outcome has its value.
 
-        At the deadline, when the client leaves and when the server stops it is cancelled, and awaited until it has ended: what
-        it does in `except` and `finally` is done when this returns. If it ends with a value all the same, that counts.
+        At the deadline, when the client disconnects and when the server stops it is cancelled, and awaited until it has ended:
+        its `except` and `finally` blocks are done when this returns. If it returns a value all the same, that counts.
 
         Args:
             awaitable: a coroutine, which runs in this task; or a task or future, which is cancelled with the wait, unless it
@@ -125,22 +97,35 @@ class Poll(Waiter):
         try:
             return await self._until(limited.wait(self.timeout), limited)
         finally:
-            limited.discard_unbegun()
+            limited.discard_unawaited()
 
     def at_once(self, value: T) -> Outcome[T]:
         """The outcome of a wait for something that is there already: `SATISFIED` with `value`, without waiting."""
         return self._outcome(Ending.SATISFIED, value) if self._problem is None else self._refused()
 
 
-class _Predicate:
-    """A predicate, as the subject of a wait, and what it has returned or raised last."""
+class _PurgatoryTarget:
+    """Something that a purgatory waits for."""
 
-    __slots__ = ("error", "holds", "predicate", "value")
+    __slots__ = ()
+
+    def ending(self, error: Exception | None) -> Ending | None:
+        if error is None:
+            return Ending.SATISFIED
+        if isinstance(error, (OperationCancelled, PurgatoryClosed)):
+            return Ending.STOPPING
+        return Ending.REFUSED if isinstance(error, PurgatoryFull) else None
+
+
+class _Predicate(_PurgatoryTarget):
+    """A predicate, and what it has returned or raised last."""
+
+    __slots__ = ("error", "found", "predicate")
 
     def __init__(self, predicate: Callable[[], Any]) -> None:
         self.predicate = predicate
-        self.value: Any = None
-        self.holds = False
+        self.found: tuple[Any] | None = None
+        """Its last value, in a tuple, if that was true."""
         self.error: BaseException | None = None
 
     def __call__(self) -> Any:
@@ -149,31 +134,31 @@ class _Predicate:
         except BaseException as error:
             self.error = error
             raise
-        return self._see_soon(value) if isawaitable(value) else self._see(value)
+        return self._await(value) if isawaitable(value) else self._note(value)
 
     def ending(self, error: Exception | None) -> Ending | None:
         if isinstance(error, OperationTimeout) and error is not self.error:
             return Ending.DEADLINE
-        return Ending.SATISFIED if error is None else _ending_by_purgatory(error)
+        return super().ending(error)
 
-    def found(self) -> tuple[Any] | None:
-        return (self.value,) if self.holds else None
+    def value(self) -> tuple[Any] | None:
+        return self.found
 
-    async def _see_soon(self, awaitable: Awaitable[Any]) -> Any:
+    async def _await(self, awaitable: Awaitable[Any]) -> Any:
         try:
             value = await awaitable
         except BaseException as error:
             self.error = error
             raise
-        return self._see(value)
+        return self._note(value)
 
-    def _see(self, value: Any) -> Any:
-        self.value, self.holds = value, bool(value)
+    def _note(self, value: Any) -> Any:
+        self.found = (value,) if value else None
         return value
 
 
-class _Operation:
-    """An operation, as the subject of a wait."""
+class _Operation(_PurgatoryTarget):
+    """An operation."""
 
     __slots__ = ("operation",)
 
@@ -183,14 +168,14 @@ class _Operation:
     def ending(self, error: Exception | None) -> Ending | None:
         if self.operation.state is OperationState.EXPIRED and (error is None or isinstance(error, OperationTimeout)):
             return Ending.DEADLINE
-        return Ending.SATISFIED if error is None else _ending_by_purgatory(error)
+        return super().ending(error)
 
-    def found(self) -> tuple[Any] | None:
+    def value(self) -> tuple[Any] | None:
         return (self.operation.result(),) if self.operation.state is OperationState.COMPLETED else None
 
 
-class _Threshold:
-    """A threshold, as the subject of a wait."""
+class _Threshold(_PurgatoryTarget):
+    """A threshold."""
 
     __slots__ = ("key", "threshold", "thresholds")
 
@@ -200,49 +185,40 @@ class _Threshold:
         self.threshold = threshold
 
     def ending(self, error: Exception | None) -> Ending | None:
-        if isinstance(error, OperationTimeout):
-            return Ending.DEADLINE
-        return Ending.SATISFIED if error is None else _ending_by_purgatory(error)
+        return Ending.DEADLINE if isinstance(error, OperationTimeout) else super().ending(error)
 
-    def found(self) -> tuple[Any] | None:
+    def value(self) -> tuple[Any] | None:
         now = self.thresholds.value(self.key)
         return (now,) if now is not None and self.threshold <= now else None
 
 
 class _Limited(Generic[T]):
-    """Whatever can be awaited, for a limited time, as the subject of a wait."""
+    """Whatever can be awaited, for a limited time."""
 
-    __slots__ = ("awaitable", "begun", "limit")
+    __slots__ = ("awaitable", "awaited", "limit")
 
     def __init__(self, awaitable: Awaitable[T]) -> None:
         self.awaitable = awaitable
-        self.begun = False
+        self.awaited = False
 
     async def wait(self, seconds: float) -> T:
         self.limit = timeout(seconds)
         async with self.limit:
-            self.begun = True
+            self.awaited = True
             return await self.awaitable
 
     def ending(self, error: Exception | None) -> Ending | None:
         if error is None:
             return Ending.SATISFIED
-        return Ending.DEADLINE if self.begun and self.limit.expired() and isinstance(error, TimeoutError) else None
+        return Ending.DEADLINE if self.awaited and self.limit.expired() and isinstance(error, TimeoutError) else None
 
-    def found(self) -> None:
-        """If it had ended, the wait would have returned."""
+    def value(self) -> None:
+        """If there were one, the wait would have returned it."""
 
-    def discard_unbegun(self) -> None:
-        """Closes it if nobody has awaited it, so that Python does not warn that nobody did."""
-        if not self.begun:
+    def discard_unawaited(self) -> None:
+        """Closes or cancels what was not awaited, so that Python does not warn of it."""
+        if not self.awaited:
             for method in ("close", "cancel"):  # a coroutine's, a future's
                 if hasattr(self.awaitable, method):
                     getattr(self.awaitable, method)()
                     return
-
-
-def _ending_by_purgatory(error: Exception) -> Ending | None:
-    """The ending that an error of a purgatory stands for."""
-    if isinstance(error, (OperationCancelled, PurgatoryClosed)):
-        return Ending.STOPPING
-    return Ending.REFUSED if isinstance(error, PurgatoryFull) else None

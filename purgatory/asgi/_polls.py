@@ -1,10 +1,10 @@
-"""What an application holds: `LongPolls`, its polls' limits, its middleware, and the stop that answers them first.
+"""`LongPolls`, of which an application has one: its limits, its middleware, and the stop of the server.
 
     the server ─> LongPolls.middleware ─> any other middleware ─> the endpoint ─> polls.poll(scope).wait_for(...)
                       │                                                               │
                       └── puts the Client of the request into the scope ──────────────┘ finds it there
 
-So a poll hears the server directly, whatever other middleware does to `receive` on the way.
+So a poll reads from the server directly, whatever other middleware does to `receive`.
 """
 
 from asyncio import get_running_loop
@@ -20,14 +20,13 @@ from typing import Any, Final, cast, final
 from purgatory import Observer, WrongLoop
 from purgatory._observers.observer import observers_of
 from purgatory.asgi._client import READ_AHEAD, Client
-from purgatory.asgi._open import OpenPolls
+from purgatory.asgi._notifier import PollNotifier
+from purgatory.asgi._open import OpenPolls, Stoppable
 from purgatory.asgi._outcome import Ending, Outcome, malformed, outcome_of
 from purgatory.asgi._poll import Poll
-from purgatory.asgi._preferences import applied, wish
+from purgatory.asgi._preferences import preference_applied, requested_wait
 from purgatory.asgi._shutdown import SignalChain
-from purgatory.asgi._telling import PollTeller
 from purgatory.asgi._types import AnyApp, ASGIApp, Message, Receive, Scope, Send
-from purgatory.asgi._waiter import Waiter
 
 CLIENT: Final = "purgatory.asgi.client"
 """Where the `Client` of a request is in its scope."""
@@ -43,29 +42,29 @@ def host_of(scope: Scope) -> Hashable:
 class LongPolls:
     """The long polls of one application: how long and how many may wait, and their end when the server stops.
 
-    Serves one event loop at a time, and starts afresh with each lifespan and on each new loop: not stopping, with nobody open.
+    Serves one event loop at a time. With each lifespan and on each new loop it starts again: not stopping, with no open polls.
     `middleware` has to be the outermost layer around the endpoints that poll.
 
     Args:
         max_wait: the longest wait in seconds, whatever a request asks for; more than zero.
         default_wait: the wait of a request that asks for none, in seconds; `None` for `max_wait`.
-        spread: up to this share is taken off each wait, at random, from 0 to 1: polls that began together do not all end
-            together.
-        wait_parameter: the parameter of the query that names a wait.
+        spread: each wait is shortened at random by up to this fraction, from 0 to 1, so that polls that began together do not
+            all end together.
+        wait_parameter: the parameter of the query that requests a wait.
         max_open: how many may be open at once, `None` for no limit; one more is refused.
         max_per_client: the same for each client.
         client_of: the client that a request counts for; `None` is not limited. By default the peer's address: behind a proxy
             that is the proxy's, unless the server puts the client's own in its place.
-        retry_after: what `Retry-After` tells those who are refused, in seconds, rounded up.
+        retry_after: what `Retry-After` says to those who are refused, in seconds, rounded up.
         grace: how long open polls may go on when the server is to stop, in seconds, before they are answered.
         name: for observers.
-        observer: is told of each wait of a request, as of an operation of the kind "poll"; or a sequence of such observers.
-        signals: at which the polls are stopped, before the server hears of them; empty if `stop` is called by other means.
-            Heard from the beginning of the lifespan protocol to its end; under a server that does without it, call `stop`.
-        read_ahead: bytes of a request's body that are read and kept for the application while it waits, each message counted
-            as at least 256; zero and more. That is what an open poll may take in memory. If a client sends more
-            than that, nothing more is read until the application reads: so the server slows the client down, as always, and
-            that the client has left is noticed then, or at the deadline. To avoid that, read the body before you wait.
+        observer: is notified of each wait of a request, as of an operation of the kind "poll"; or a sequence of such observers.
+        signals: at which the polls are stopped, before the server handles them; empty if `stop` is called by other means.
+            We handle them from the beginning of the lifespan protocol to its end; under a server without it, call `stop`.
+        read_ahead: bytes of a request's body that are read and buffered for the application while it waits, each message
+            counted as at least 256; zero and more. An open poll may take that much memory. If a client sends more, nothing
+            more is read until the application reads: so the server slows the client down, as always, and a disconnect is
+            noticed then, or at the deadline. To avoid that, read the body before you wait.
 
     Raises:
         ValueError, TypeError: an argument is out of its bounds or of another type.
@@ -89,20 +88,18 @@ class LongPolls:
         read_ahead: int = READ_AHEAD,
     ) -> None:
         self.name = name
-        if not 0.0 < max_wait < float("inf"):
+        if not 0.0 < max_wait < inf:
             raise ValueError(f"max_wait must be a finite number of seconds above zero, not {max_wait!r}")
         if default_wait is not None and not 0.0 <= default_wait <= max_wait:
             raise ValueError(f"default_wait must be from 0 to max_wait, {max_wait!r}, not {default_wait!r}")
         if not 0.0 <= spread <= 1.0:
-            raise ValueError(f"spread must be a share from 0 to 1, not {spread!r}")
+            raise ValueError(f"spread must be a fraction from 0 to 1, not {spread!r}")
         for name, limit in (("max_open", max_open), ("max_per_client", max_per_client)):
             if limit is not None and not limit >= 1:  # so that NaN is refused, too
                 raise ValueError(f"{name} must be at least 1, or None for no limit, not {limit!r}")
         for name, seconds in (("retry_after", retry_after), ("grace", grace)):
-            if isnan(seconds) or seconds < 0.0:
-                raise ValueError(f"{name} must be zero or more seconds, not {seconds!r}")
-            if seconds == inf:
-                raise ValueError(f"{name} must be a finite number of seconds, not {seconds!r}")
+            if not 0.0 <= seconds < inf:
+                raise ValueError(f"{name} must be a finite number of seconds, zero or more, not {seconds!r}")
         if not 0 <= read_ahead < inf:
             raise ValueError(f"read_ahead must be zero or more bytes, not {read_ahead!r}")
         self._signals = tuple(signals)
@@ -121,33 +118,33 @@ class LongPolls:
         """How the waits have ended so far."""
         self.read_ahead = read_ahead
         observers = observers_of(observer)
-        self.teller = PollTeller(self.name, observers) if observers else None
-        """Tells the observers, if there are any."""
+        self.notifier = PollNotifier(self.name, observers) if observers else None
+        """Of the observers, if there are any."""
         self._client_of = client_of
         self._open_polls: OpenPolls | None = None
 
     @property
     def open(self) -> int:
-        """How many polls wait. Exact. Cost: O(1)."""
+        """How many polls are open. Exact. Cost: O(1)."""
         return 0 if self._open_polls is None else len(self._open_polls.polls)
 
     @property
     def is_stopping(self) -> bool:
-        """Whether new polls are answered with 503, as the open ones soon are. May be set, for instance to allow polls again."""
+        """Whether new polls are answered with 503, and the open ones soon. May be set, for instance to allow polls again."""
         return self._open_polls is not None and self._open_polls.is_stopping
 
     @is_stopping.setter
     def is_stopping(self, value: bool) -> None:
-        self._here().is_stopping = value
+        self._polls_of_loop().is_stopping = value
 
     # -- for the author of an endpoint
 
     def poll(self, scope: Mapping[str, Any], wait: float | None = None) -> Poll:
-        """A poll for the request of `scope`. It takes a place among the open ones only while it waits.
+        """A poll for the request of `scope`. It counts as open only while it waits.
 
         Args:
             scope: of a request, or a WebSocket, that came through `middleware`.
-            wait: its timeout in seconds, if the author of the endpoint sets it; otherwise what the request asks for, capped.
+            wait: its timeout in seconds, if the endpoint sets it; otherwise what the request asks for, capped.
 
         Raises:
             RuntimeError: the request did not come through `middleware`, or the application has returned.
@@ -164,14 +161,14 @@ class LongPolls:
                 raise ValueError(f"wait must be a number of seconds, not {wait!r}")
             return Poll(self, scope, client, wait)
         try:
-            asked = wish(scope, self.wait_parameter)
+            requested = requested_wait(scope, self.wait_parameter)
         except ValueError as error:
             return Poll(self, scope, client, 0.0, problem=malformed(str(error)))
-        timeout = self.default_wait if asked is None else min(asked.seconds, self.max_wait)
+        timeout = self.default_wait if requested is None else min(requested.seconds, self.max_wait)
         if self.spread:
             timeout *= 1.0 - self.spread * random()
-        told = None if asked is None else applied(timeout, asked.by_header)
-        return Poll(self, scope, client, timeout, told)
+        applied = None if requested is None else preference_applied(timeout, requested.from_header)
+        return Poll(self, scope, client, timeout, applied)
 
     def middleware(self, app: AnyApp) -> ASGIApp:
         """Wraps an application: `app = polls.middleware(app)`, or `app.add_middleware(polls.middleware)` as the last call."""
@@ -183,9 +180,9 @@ class LongPolls:
                     await app(scope, client.receive, send)
                 finally:
                     client.close()
-                    scope.pop(CLIENT, None)  # the server's `receive` holds the scope, and the client that `receive`
+                    scope.pop(CLIENT, None)  # breaks the cycle: scope, client, the server's `receive`, scope
             elif scope["type"] == "lifespan":
-                open_polls = self._here(anew=True)
+                open_polls = self._polls_of_loop(reset=True)
                 chain = SignalChain(self._signals, partial(open_polls.stop, self.grace))
                 chain.install(open_polls.loop)
                 await app(scope, partial(self._receive_lifespan, receive, open_polls, chain), send)
@@ -197,46 +194,46 @@ class LongPolls:
     # -- the stop
 
     def stop(self) -> None:
-        """Refuses new polls from now on, and answers the open ones: after `grace`, and 512 in each iteration of the loop.
+        """Refuses new polls from now on, and answers the open ones: after `grace`, 512 in each iteration of the loop.
 
-        Called at a signal, or at the latest when the server tells the application to stop. Calling it again is allowed.
+        Called at a signal, or at the latest at the end of the lifespan. Calling it again is allowed.
         """
-        self._here().stop(self.grace)
+        self._polls_of_loop().stop(self.grace)
 
     async def aclose(self) -> None:
-        """Calls `stop`, and returns when no poll waits any more."""
-        await self._here().aclose(self.grace)
+        """Calls `stop`, and returns when no poll is open any more."""
+        await self._polls_of_loop().aclose(self.grace)
 
     # -- for a poll
 
-    def enter(self, poll: Waiter) -> OpenPolls | str:
-        """Takes a place for `poll`: where it has one now, or why it has none, with no words if the server stops.
+    def register(self, poll: Stoppable, scope: Scope) -> OpenPolls | str:
+        """Where `poll` counts as open from now on, or why it cannot be open; an empty text if the server stops.
 
         Raises:
             WrongLoop: polls of another loop, which is not closed, are open.
         """
-        here = self._here()
-        if here.is_stopping:
+        open_polls = self._polls_of_loop()
+        if open_polls.is_stopping:
             return ""
-        whose = None if self.max_per_client is None else self._client_of(poll.scope)
-        return here.enter(poll, whose, self.max_open, self.max_per_client) or here
+        client_key = None if self.max_per_client is None else self._client_of(scope)
+        return open_polls.register(poll, client_key, self.max_open, self.max_per_client) or open_polls
 
     def outcome(self, ending: Ending, value: Any, scope: Scope, applied: str | None, reason: str = "") -> Outcome[Any]:
-        """Counts the ending of a wait, and makes its outcome; `reason`, if given, says more than the usual one."""
+        """Counts the ending of a wait, and makes its outcome; `reason`, if given, replaces the usual one."""
         self.endings[ending] += 1
         outcome = outcome_of(ending, value, scope, applied, self.retry_after)
         return replace(outcome, reason=reason) if reason else outcome
 
     # -- loops and lifespans
 
-    def _here(self, *, anew: bool = False) -> OpenPolls:
+    def _polls_of_loop(self, *, reset: bool = False) -> OpenPolls:
         """The open polls of the running loop.
 
         Args:
-            anew: a lifespan begins, so it does not matter any more that an earlier one was stopped.
+            reset: a lifespan begins, so a stop of an earlier one does not count any more.
         """
         loop, known = get_running_loop(), self._open_polls
-        if known is not None and known.loop is loop and not (anew and known.is_stopping):
+        if known is not None and known.loop is loop and not (reset and known.is_stopping):
             return known
         if known is not None and known.loop is not loop and known.polls and not known.loop.is_closed():
             raise WrongLoop(f"cannot poll on {loop!r}: these LongPolls have {len(known.polls)} polls open on {known.loop!r}")

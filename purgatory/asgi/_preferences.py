@@ -1,17 +1,17 @@
 """How long a request wants to wait: `Prefer: wait=20` (RFC 7240), or a parameter of its query, `?wait=20`.
 
-    asked for      most    spread    effective                told back
-    wait=20        60      0         20                       Preference-Applied: wait=20
-    wait=600       60      0         60                       Preference-Applied: wait=60
-    wait=60        60      1/16      between 56.25 and 60     Preference-Applied: wait=58, rounded up
-    nothing        60      0         the usual wait           nothing
+    requested      max_wait    spread    effective                response
+    wait=20        60          0         20                       Preference-Applied: wait=20
+    wait=600       60          0         60                       Preference-Applied: wait=60
+    wait=60        60          1/16      between 56.25 and 60     Preference-Applied: wait=58, rounded up
+    nothing        60          0         default_wait
 
-Polls that began together, after a restart for instance, would all come back in one instant, and go on doing so: `spread`
-takes up to that share off each wait. Consul adds up to a sixteenth, but what the client names is an upper bound
-in RFC 7240, after which it may have hung up.
+Polls that began together, after a restart for instance, would all come back at once, again and again: `spread` shortens each
+wait by up to that fraction. Consul adds up to a sixteenth, but in RFC 7240 the client names an upper bound, after which it may
+have disconnected.
 
-A preference is a wish: after RFC 7240 a server ignores what it does not understand, so a malformed `Prefer` counts as none.
-A parameter is part of the request, and a malformed one is an error.
+RFC 7240 has a server ignore a preference that it does not understand, so a malformed `Prefer` counts as none. A parameter is
+part of the request, and a malformed one is an error.
 """
 
 from collections.abc import Iterable
@@ -26,11 +26,11 @@ _QUOTED = regex(r'"(?:[^"\\]|\\.)*+"?')
 _SECONDS = regex(r"[0-9]{1,18}")
 
 
-class Wish(NamedTuple):
-    """A wait that was asked for, in seconds, and by which means."""
+class RequestedWait(NamedTuple):
+    """A wait that a request asks for, in seconds, and whether it does so by `Prefer`."""
 
     seconds: float
-    by_header: bool
+    from_header: bool
 
 
 def query_parameter(scope: Scope, name: str) -> str | None:
@@ -41,7 +41,7 @@ def query_parameter(scope: Scope, name: str) -> str | None:
     return dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)).get(name)
 
 
-def wish(scope: Scope, parameter: str) -> Wish | None:
+def requested_wait(scope: Scope, parameter: str) -> RequestedWait | None:
     """The wait that a request asks for; the parameter takes precedence over the header.
 
     Raises:
@@ -55,9 +55,9 @@ def wish(scope: Scope, parameter: str) -> Wish | None:
             seconds = -1.0
         if not seconds >= 0.0:  # so that NaN is refused, too
             raise ValueError(f"{parameter} must be a number of seconds, zero or more, not {text[:40]!r}")
-        return Wish(seconds, by_header=False)
-    seconds_preferred = preferred_wait(header_values(scope, b"prefer"))
-    return None if seconds_preferred is None else Wish(seconds_preferred, by_header=True)
+        return RequestedWait(seconds, from_header=False)
+    preferred = preferred_wait(header_values(scope, b"prefer"))
+    return None if preferred is None else RequestedWait(preferred, from_header=True)
 
 
 def preferred_wait(prefer: Iterable[str]) -> float | None:
@@ -70,6 +70,6 @@ def preferred_wait(prefer: Iterable[str]) -> float | None:
     return None
 
 
-def applied(seconds: float, by_header: bool) -> str:
-    """What `Preference-Applied` says of a wait: in whole seconds, rounded up, where the header asked for it."""
-    return f"wait={ceil(seconds)}" if by_header else f"wait={seconds:.3f}".rstrip("0").rstrip(".")
+def preference_applied(seconds: float, from_header: bool) -> str:
+    """The `Preference-Applied` header of a wait: in whole seconds, rounded up, if `Prefer` requested it."""
+    return f"wait={ceil(seconds)}" if from_header else f"wait={seconds:.3f}".rstrip("0").rstrip(".")

@@ -1,7 +1,7 @@
-"""The words of ASGI as types: what a server calls an application with (https://asgi.readthedocs.io, version 3).
+"""The types of ASGI: what a server calls an application with (https://asgi.readthedocs.io, version 3).
 
-They are the same plain types as Starlette's, so that whatever is written for one of them fits the other. Other frameworks have
-typed dictionaries of their own, and what takes or gives an application takes theirs as well.
+They are the same plain types as Starlette's, so that code for one fits the other. Other frameworks have typed dictionaries of
+their own; `AnyApp` and `ASGIApp` fit those as well.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
@@ -16,5 +16,5 @@ ASGIApp: TypeAlias = Callable[[Any, Any, Any], Coroutine[Any, Any, None]]
 
 
 def header_values(scope: Scope, name: bytes) -> list[str]:
-    """The values of each header field of a request that is called `name`, in lower case, in their order."""
+    """The values of the header fields called `name`, which is in lower case, in their order."""
     return [value.decode("latin-1") for field, value in scope.get("headers", ()) if field.lower() == name]

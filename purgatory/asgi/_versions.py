@@ -1,20 +1,20 @@
-"""Versions, so that nothing is lost between two polls: a client that asks again names what it has seen, and is answered at
-once if there is more.
+"""Versions, so that no update is lost between two polls: a client names the version that it has seen, and is answered at once
+if there is another one.
 
     GET /news                                     200, ETag: "8f3a21c0-41"     at once: it has seen nothing
     GET /news   If-None-Match: "8f3a21c0-41"      waits; at the deadline 304, ETag: "8f3a21c0-41"
                               an update: bump     200, ETag: "8f3a21c0-42"
-                              an update: bump     nobody waits
+                              an update: bump     no poll is open
     GET /news   If-None-Match: "8f3a21c0-42"      200, ETag: "8f3a21c0-43"     at once
-                              the server starts anew, and counts from 0
+                              the server is restarted, and counts from 0
     GET /news   If-None-Match: "8f3a21c0-43"      200, ETag: "b07c55d9-0"      at once: not a version of this server
 
-A tag is a version behind an epoch, which is the server's. Tags are compared only for equality, as entity tags
-are (RFC 9110): whatever the client has is either the version that there is now, and then the poll waits for the next one, or
-it is not. So a client that knows an earlier server does not sleep until the new one has counted that far.
+A tag is the server's epoch and a version. As entity tags (RFC 9110), tags are compared only for equality: if the client has the
+current version, its poll waits for the next one, otherwise it is answered at once. So a client of an earlier server does not
+wait until the new one has counted that far.
 
-With a relay the versions and their epoch are those of its store, so all this holds wherever a request is served, whichever
-worker wrote, and when all of them start anew.
+With a relay the versions and their epoch are those of its store, so all this holds for all its workers, also after a restart of
+all of them.
 
 Without `If-None-Match` the same tag is taken from a parameter of the query, `?index=8f3a21c0-41`, as in Consul's blocking
 queries.
@@ -30,7 +30,6 @@ from purgatory import RelayUnavailable, ThresholdPurgatory
 from purgatory.asgi._outcome import ANSWERS, Ending, Outcome
 from purgatory.asgi._poll import Poll
 from purgatory.asgi._preferences import query_parameter
-from purgatory.asgi._relayed import RelayedThresholds
 from purgatory.asgi._types import Scope, header_values
 
 if TYPE_CHECKING:
@@ -46,8 +45,8 @@ class Versions(Generic[K]):
     """The versions of resources, each a whole number under a key, zero until its first `bump`.
 
     Args:
-        thresholds: what keeps the numbers, and those who wait for the next one; a new one if not given.
-        epoch: what tells these numbers from those of an earlier server; random if not given. Where numbers outlive the
+        thresholds: holds the numbers and the waits; a new one if not given.
+        epoch: distinguishes these numbers from those of an earlier server; random if not given. Where numbers outlive the
             server, as offsets in a file do for instance, so may the epoch. Letters, digits and underscores.
         unchanged: the status at the deadline: 304, or 204 where clients do not expect that.
         index_parameter: the parameter of the query that may stand for `If-None-Match`.
@@ -55,7 +54,7 @@ class Versions(Generic[K]):
 
     Raises:
         ValueError: an argument is out of its bounds.
-        TypeError: both a relay and what it stands for are given.
+        TypeError: both a relay and `thresholds` or `epoch` are given.
     """
 
     __slots__ = ("_epoch", "index_parameter", "relay", "thresholds", "unchanged")
@@ -71,8 +70,8 @@ class Versions(Generic[K]):
     ) -> None:
         if relay is not None:
             if thresholds is not None or epoch is not None:
-                raise TypeError("the versions of a relay have its thresholds and its epoch: name none beside it")
-            thresholds = cast(Any, RelayedThresholds(relay))
+                raise TypeError("the versions of a relay have its thresholds and its epoch: give neither with it")
+            thresholds = cast(Any, _RelayThresholds(relay))
         if epoch is None:
             epoch = token_hex(4)
         elif not (isinstance(epoch, str) and epoch.isascii() and epoch.replace("_", "a").isalnum()):
@@ -87,7 +86,7 @@ class Versions(Generic[K]):
 
     @property
     def epoch(self) -> str:
-        """What tells these numbers from others.
+        """Distinguishes these numbers from others.
 
         Raises:
             RelayUnavailable: they are those of a relay that was never open.
@@ -95,14 +94,14 @@ class Versions(Generic[K]):
         return self._epoch if self.relay is None else self.relay.epoch
 
     def version(self, key: K) -> int:
-        """The version of `key`: how often it was bumped. With a relay, whose versions are elsewhere, 0. Cost: O(1)."""
+        """The version of `key`: how often it was bumped. 0 with a relay, which has its own. Cost: O(1)."""
         return self.thresholds.value(key) or 0
 
     def bump(self, key: K) -> int:
-        """Goes on to the next version of `key`, and answers all who wait for it.
+        """Raises the version of `key` by one, and answers all who wait for it.
 
         Returns:
-            That version.
+            The new version.
 
         Raises:
             PurgatoryFull, WrongLoop, TypeError: as `ThresholdPurgatory.advance`.
@@ -115,7 +114,7 @@ class Versions(Generic[K]):
         return version
 
     def tag(self, version: int) -> str:
-        """A version as clients are told it: `8f3a21c0-41`. In `ETag` it stands in quotes."""
+        """A version for clients: `8f3a21c0-41`. In `ETag` it is quoted."""
         return f"{self.epoch}-{version}"
 
     def parse(self, tag: str) -> int | None:
@@ -124,8 +123,8 @@ class Versions(Generic[K]):
         return int(digits) if epoch == self.epoch and digits.isascii() and digits.isdigit() and len(digits) < 20 else None
 
     def seen(self, scope: Scope) -> int | None:
-        """The version of this epoch that the client of a request names, by `If-None-Match`, or else by the parameter of the
-        query; `None` if it names none. For answers that begin where the client has left off."""
+        """The version of this epoch that a request names, by `If-None-Match`, or else by the parameter of the query; `None` if
+        it names none. For responses that go on where the last one has ended."""
         conditions = header_values(scope, b"if-none-match")
         if not conditions:
             return self.parse(query_parameter(scope, self.index_parameter) or "")
@@ -133,7 +132,7 @@ class Versions(Generic[K]):
         return next((version for version in named if version is not None), None)
 
     def has_seen(self, scope: Scope, version: int) -> bool:
-        """Whether the client of a request has `version`, by `If-None-Match`, or else by the parameter of the query."""
+        """Whether a request names `version`, by `If-None-Match`, or else by the parameter of the query."""
         tag = self.tag(version)
         conditions = header_values(scope, b"if-none-match")
         if not conditions:
@@ -141,11 +140,11 @@ class Versions(Generic[K]):
         return any(value.strip() == "*" or tag in _ENTITY_TAG.findall(value) for value in conditions)
 
     async def changed(self, poll: Poll, key: K) -> Outcome[int]:
-        """Waits until `key` has another version than the one that the client of the request has seen, which may be at once.
+        """Waits until `key` has another version than the one that the request names, which may be at once.
 
         Returns:
-            `SATISFIED` with the version that is current when it returns: what is read before the next `await` belongs to it. At
-            the `DEADLINE` the status is `unchanged`. Both with an `ETag`.
+            `SATISFIED` with the current version: what is read before the next `await` belongs to it. At the `DEADLINE` the
+            status is `unchanged`. Both with an `ETag`.
 
         Raises:
             RuntimeError, PurgatoryFull: as `Poll.reach`.
@@ -166,8 +165,8 @@ class Versions(Generic[K]):
         return Outcome(Ending.SATISFIED, now, ANSWERS[Ending.SATISFIED].status, headers)
 
     async def _changed_in(self, relay: "Relay", poll: Poll, key: str) -> Outcome[int]:
-        """`changed` with a relay. A client that has seen a version of its epoch waits, even while the store is away. One that
-        has seen none has to be told the current version, and is refused with 503 then."""
+        """`changed` with a relay. A client that has seen a version of its epoch waits, even while the store is unreachable. One
+        that has seen none has to get the current version, and is refused with 503 then."""
         seen, version = self.seen(poll.scope), 0
         if seen is None:
             try:
@@ -185,3 +184,20 @@ class Versions(Generic[K]):
             headers = {**outcome.headers, "ETag": f'"{self.tag(seen)}"'}
             return replace(outcome, status=self.unchanged, headers=headers)
         return outcome
+
+
+class _RelayThresholds:
+    """The versions of a relay: the two methods of a `ThresholdPurgatory` that a poll calls."""
+
+    __slots__ = ("_relay",)
+
+    def __init__(self, relay: "Relay") -> None:
+        self._relay = relay
+
+    async def wait(self, key: str, threshold: int, timeout: float | None = None) -> int:
+        """As `Relay.wait`, which may return a lower version if the epoch has changed."""
+        return await self._relay.wait(key, threshold - 1, timeout)
+
+    def value(self, _key: str) -> int | None:
+        """Unknown: it is in the store, which may be unreachable."""
+        return None

@@ -1,11 +1,11 @@
-"""The poll of a request as a FastAPI dependency: the OpenAPI document then says what may be asked for, and how it is answered.
+"""The poll of a request as a FastAPI dependency, which documents the wait and its responses in OpenAPI.
 
     @app.get("/jobs/{number}", responses=RESPONSES)
     async def result(number: int, poll: Annotated[Poll, long_poll(polls)]) -> Response:
         outcome = await poll.wait_for(jobs, lambda: results.get(number), [number])
 
-It is `polls.poll(request.scope)`, and serves WebSocket routes as well. What a request asks for is read there, so a malformed
-wait is 400, as it is everywhere else, and not FastAPI's 422.
+It is `polls.poll(request.scope)`, and works in WebSocket routes as well. The wait is parsed there, so a malformed one is 400,
+as everywhere else, and not FastAPI's 422.
 """
 
 from typing import Annotated, Any, Final
@@ -30,31 +30,27 @@ RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     MALFORMED.status: {"description": "The wait is not a number of seconds."},
     ANSWERS[Ending.STOPPING].status: {"description": "The server stops, or too many wait already.", "headers": _RETRY_AFTER},
 }
-"""What a route answers besides its result, if it answers with the outcome's status: for its `responses`."""
+"""For the `responses` of a route: those of a wait without a result, if the route uses the outcome's status."""
 
 
 def long_poll(polls: LongPolls) -> Any:
-    """The dependency to annotate a parameter with. Everything that depends on it within one request shares the poll.
+    """The dependency to annotate a parameter with. All that depends on it within one request shares the poll.
 
     Args:
-        polls: whose poll it is; their `max_wait`, `default_wait` and `wait_parameter` are what is documented.
+        polls: makes the poll; its `max_wait`, `default_wait` and `wait_parameter` are documented.
     """
     seconds = {"type": "number", "minimum": 0, "maximum": polls.max_wait}
-    usual = f"How long to wait at most, in seconds; {polls.default_wait:g} if nothing says so. Counts more than `Prefer`."
+    description = f"How long to wait at most, in seconds; by default {polls.default_wait:g}. Takes precedence over `Prefer`."
 
     async def poll_of_request(
         connection: HTTPConnection,
-        wait: Annotated[
-            str | None,
-            WithJsonSchema(seconds),
-            Query(alias=polls.wait_parameter, description=usual),
-        ] = None,
+        wait: Annotated[str | None, WithJsonSchema(seconds), Query(alias=polls.wait_parameter, description=description)] = None,
         prefer: Annotated[
             str | None,
             Header(description="How long to wait at most, in whole seconds (RFC 7240).", examples=["wait=20"]),
         ] = None,
     ) -> Poll:
-        del wait, prefer  # documented here, and read there
+        del wait, prefer  # documented here, parsed in `poll`
         return polls.poll(connection.scope)
 
     return Depends(poll_of_request)

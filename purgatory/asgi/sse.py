@@ -1,4 +1,4 @@
-"""Server-sent events: a stream of what each version has brought, which goes on where it was broken off.
+"""Server-sent events: a stream with an event for each version, which can be resumed.
 
     event_source(polls.poll(request.scope), versions, "news", lambda seen: enumerate(news[seen:], seen + 1))
 
@@ -7,8 +7,8 @@
     the connection breaks, two more come
     GET /news/events  Last-Event-ID: 8f3a21c0-2   id: 8f3a21c0-3 ...
 
-The stream itself is `sse-starlette`'s: its format, its pings, and what it does when a client is slow. It ends when the client
-has left and when the server stops; browsers then come back by themselves.
+`sse-starlette` makes the stream itself: its format, its pings, and what happens when a client is slow. It ends when the client
+disconnects and when the server stops; browsers then reconnect by themselves.
 """
 
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable
@@ -38,18 +38,18 @@ def event_source(
     *,
     ping: float = 15.0,
 ) -> Response:
-    """A response that sends an event for each version of `key`, from where the client left off.
+    """A response that sends an event for each version of `key`, after the last one that the client has.
 
     Args:
         poll: of the request; for as long as the stream lasts it is one of the open polls.
-        versions: what `key` belongs to.
+        versions: those of `key`.
         key: whose versions.
         read: is called with the last version that the client has, 0 if it has none of this epoch, and returns what came after
             it: pairs of a version and the data of its event, in order.
         ping: seconds between two comments that keep the connection alive; 0 for none.
 
     Returns:
-        An `EventSourceResponse`, or, if there is no place for another poll, the refusal: 503 with `Retry-After`.
+        An `EventSourceResponse`, or, if too many polls are open, the refusal: 503 with `Retry-After`.
 
     Raises:
         ValueError: `ping` is negative, infinite or NaN.
@@ -61,7 +61,7 @@ def event_source(
         return PlainTextResponse(refusal.reason, refusal.status, refusal.headers)
     [last, *_] = header_values(poll.scope, b"last-event-id") or [""]
     seen = versions.parse(last) or 0
-    if versions.relay is None and seen > versions.version(key):  # it was forgotten, and has begun anew
+    if versions.relay is None and seen > versions.version(key):  # the key was forgotten, and counts from 0 again
         seen = 0
     return EventSourceResponse(_events(poll, versions, key, read, seen), ping=ping)
 
@@ -75,7 +75,7 @@ async def _events(
         for version, data in read(seen):
             seen = version
             yield ServerSentEvent(data, id=versions.tag(version))
-        seen = max(seen, now)  # a version need not bring anything
+        seen = max(seen, now)  # a version need not have an event
         outcome = await poll.reach(versions.thresholds, key, seen + 1)
         if not outcome.is_satisfied:
             return

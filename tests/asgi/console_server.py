@@ -1,4 +1,4 @@
-"""An application with the page, for its tests in a browser: what its paths say happens to its purgatory.
+"""An application with the page, for its tests in a browser: its other paths change its purgatory.
 
 python console_server.py PORT [FOLDER]     with a relay in that folder, if one is given
 
@@ -21,6 +21,7 @@ from starlette.routing import Mount, Route
 
 from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory
 from purgatory.asgi import LongPolls, console
+from purgatory.asgi._console import _app
 from purgatory.metrics import Meter
 from purgatory.relay import Relay
 
@@ -80,6 +81,7 @@ async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
 
 
+_app.MAX_WAIT = float(os.environ.get("MAX_WAIT", _app.MAX_WAIT))
 page = console(
     jobs,
     versions,

@@ -1,4 +1,4 @@
-"""`purgatory.asgi._client`: one reader, which keeps what is not for it and hears the client leave."""
+"""`purgatory.asgi._client`: one reader, which buffers the body for the application and notices a disconnect."""
 
 import asyncio
 from typing import Any
@@ -11,15 +11,15 @@ from loops import on_virtual_time
 from purgatory.asgi._client import READ_AHEAD, Client
 
 
-class Attendant:
+class Listener:
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.notified: list[str] = []
 
-    def client_left(self) -> None:
-        self.told.append("left")
+    def on_disconnect(self) -> None:
+        self.notified.append("left")
 
-    def request_ended(self) -> None:
-        self.told.append("ended")
+    def on_request_end(self) -> None:
+        self.notified.append("ended")
 
 
 async def nobody(scope: Any, receive: Any, send: Any) -> None:
@@ -33,7 +33,7 @@ def client_and_request(read_ahead: int = READ_AHEAD) -> tuple[Client, Request]:
 
 async def test_messages_that_came_while_somebody_listened_are_kept_for_the_application_in_order():
     client, request = client_and_request()
-    client.attend(Attendant())
+    client.add_listener(Listener())
     request.body(b"par", more=True)
     request.body(b"t")
     await iterations(20)
@@ -43,9 +43,9 @@ async def test_messages_that_came_while_somebody_listened_are_kept_for_the_appli
     await iterations(2)
 
 
-async def test_the_end_of_a_body_is_kept_in_its_place():
+async def test_the_end_of_a_body_stays_in_order():
     client, request = client_and_request()
-    client.attend(Attendant())
+    client.add_listener(Listener())
     request.body(b"part", more=True)
     request.body()
     request.messages.put_nowait({"type": "http.something.new"})
@@ -60,7 +60,7 @@ async def test_the_end_of_a_body_is_kept_in_its_place():
 
 async def test_an_unknown_message_is_kept_as_well():
     client, request = client_and_request()
-    client.attend(Attendant())
+    client.add_listener(Listener())
     request.messages.put_nowait({"type": "http.something.new"})
     await iterations(20)
     assert await client.receive() == {"type": "http.something.new"}
@@ -70,22 +70,22 @@ async def test_an_unknown_message_is_kept_as_well():
 
 async def test_the_end_of_the_body_is_not_the_end_of_the_client_but_hanging_up_is():
     client, request = client_and_request()
-    attendant = Attendant()
-    client.attend(attendant)
+    listener = Listener()
+    client.add_listener(listener)
     request.body(b"all of it")
     await iterations(20)
-    assert (client.gone, attendant.told) == (False, [])
+    assert (client.disconnected, listener.notified) == (False, [])
     request.leave()
     await iterations(20)
-    assert (client.gone, attendant.told) == (True, ["left"])
+    assert (client.disconnected, listener.notified) == (True, ["left"])
     assert (await client.receive())["body"] == b"all of it"
     assert [await client.receive() for _ in range(2)] == [{"type": "http.disconnect"}] * 2
 
 
 async def test_there_is_one_reader_however_many_ask():
     client, request = client_and_request()
-    attendant = Attendant()
-    client.attend(attendant)
+    listener = Listener()
+    client.add_listener(listener)
     asking = [asyncio.create_task(client.receive()) for _ in range(3)]
     await iterations(3)
     request.body(b"one", more=True)
@@ -94,28 +94,28 @@ async def test_there_is_one_reader_however_many_ask():
     request.leave()
     answers = [await task for task in asking]
     assert [answer.get("body") for answer in answers] == [b"one", b"two", None]
-    assert attendant.told == ["left"]
+    assert listener.notified == ["left"]
     assert request.most_readers == 1
 
 
 async def test_a_reader_that_is_cancelled_hands_over_to_another_one():
     client, request = client_and_request()
-    attendant = Attendant()
+    listener = Listener()
     reader = asyncio.create_task(client.receive())
     await iterations(2)
-    client.attend(attendant)
+    client.add_listener(listener)
     await iterations(2)
     reader.cancel()
     await iterations(4)
     request.leave()
     await iterations(20)
-    assert attendant.told == ["left"]
+    assert listener.notified == ["left"]
     assert request.most_readers == 1
 
 
 async def test_somebody_who_waits_for_the_reader_may_be_cancelled():
     client, request = client_and_request()
-    client.attend(Attendant())
+    client.add_listener(Listener())
     await iterations(2)
     first, second = (asyncio.create_task(client.receive()) for _ in range(2))
     await iterations(2)
@@ -130,43 +130,43 @@ async def test_somebody_who_waits_for_the_reader_may_be_cancelled():
 @on_virtual_time
 async def test_a_body_of_any_length_is_read_only_as_fast_as_the_application_takes_it():
     client, request = client_and_request()
-    attendant = Attendant()
-    client.attend(attendant)
+    listener = Listener()
+    client.add_listener(listener)
     for _ in range(10):
         request.body(bytes(READ_AHEAD // 4), more=True)
     request.leave()
     await asyncio.sleep(1)
     left = request.messages.qsize()
     assert left == 11 - 4  # the fourth is what made it too much, with what a message takes besides
-    assert attendant.told == []
+    assert listener.notified == []
     for _ in range(10):
         assert len((await client.receive())["body"]) == READ_AHEAD // 4
     await asyncio.sleep(1)
-    assert attendant.told == ["left"]
+    assert listener.notified == ["left"]
 
 
 @on_virtual_time
 @pytest.mark.parametrize(
-    ("chunks", "told"),
+    ("chunks", "notified"),
     [([bytes(64 * 1024)], ["left"]), ([bytes(100)] * 300, ["left"]), ([bytes(READ_AHEAD - 256), b"x"], [])],
     ids=["64 KiB", "300 chunks", "beyond"],
 )
-async def test_a_client_that_leaves_an_unread_body_behind_is_heard_up_to_the_bound(chunks, told):
+async def test_a_client_that_leaves_an_unread_body_behind_is_noticed_up_to_the_bound(chunks, notified):
     client, request = client_and_request()
-    attendant = Attendant()
-    client.attend(attendant)
+    listener = Listener()
+    client.add_listener(listener)
     for chunk in chunks:
         request.body(chunk, more=True)
     request.body()
     request.leave()
     await asyncio.sleep(1)
-    assert attendant.told == told
+    assert listener.notified == notified
 
 
 @on_virtual_time
 async def test_single_bytes_are_not_kept_for_nothing():
     client, request = client_and_request(64 * 1024)
-    client.attend(Attendant())
+    client.add_listener(Listener())
     for _ in range(10_000):
         request.body(b"x", more=True)
     request.body()
@@ -174,28 +174,28 @@ async def test_single_bytes_are_not_kept_for_nothing():
     assert 10_000 - request.messages.qsize() < 300
     taken = b"".join([(await client.receive())["body"] for _ in range(10_001)])
     assert taken == b"x" * 10_000
-    assert client._kept_bytes == 0
+    assert client._buffered_bytes == 0
     client.close()
     await iterations(2)
 
 
-async def test_an_attendant_that_is_ignored_is_told_nothing_more():
+async def test_a_listener_that_was_removed_is_not_notified():
     client, request = client_and_request()
-    first, second = Attendant(), Attendant()
-    client.attend(first)
-    client.attend(second)
-    client.ignore(first)
-    client.ignore(first)
+    first, second = Listener(), Listener()
+    client.add_listener(first)
+    client.add_listener(second)
+    client.remove_listener(first)
+    client.remove_listener(first)
     request.leave()
     await iterations(20)
-    assert (first.told, second.told) == ([], ["left"])
+    assert (first.notified, second.notified) == ([], ["left"])
     client.close()
-    assert second.told == ["left", "ended"]
+    assert second.notified == ["left", "ended"]
 
 
 async def test_closing_stops_the_listener():
     client, request = client_and_request()
-    client.attend(Attendant())
+    client.add_listener(Listener())
     await iterations(2)
     assert request.readers == 1
     client.close()
@@ -203,17 +203,17 @@ async def test_closing_stops_the_listener():
     assert request.readers == 0
 
 
-async def test_a_channel_that_fails_is_told_to_the_attendants_and_raised_to_the_next():
+async def test_what_the_servers_receive_raises_is_announced_to_the_listeners_and_raised_to_the_next():
     async def receive() -> Message:
         raise ConnectionError("the server is broken")
 
-    client, attendant = Client(receive), Attendant()
-    client.attend(attendant)
+    client, listener = Client(receive), Listener()
+    client.add_listener(listener)
     await iterations(3)
-    assert attendant.told == ["left"]
-    assert client.gone is False
+    assert listener.notified == ["left"]
+    assert client.disconnected is False
     for _ in range(2):
         with pytest.raises(ConnectionError, match="the server is broken"):
-            client.attend(Attendant())
+            client.add_listener(Listener())
     with pytest.raises(ConnectionError, match="the server is broken"):
         await client.receive()

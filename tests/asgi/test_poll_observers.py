@@ -1,4 +1,4 @@
-"""Observers of `LongPolls`: each wait of a request is told of by the same door as an operation, however it ends."""
+"""Observers of `LongPolls`: they are notified of each wait of a request as of an operation, however it ends."""
 
 import asyncio
 from math import inf
@@ -86,7 +86,7 @@ async def test_however_a_wait_of_a_request_ends_one_event_says_so(way):
 
 
 @on_virtual_time
-async def test_what_did_not_begin_to_wait_is_not_told_of_but_what_the_purgatory_refused_is():
+async def test_what_did_not_begin_to_wait_notifies_nobody_but_what_the_purgatory_refused_does():
     service = Service(max_open=2)
     first = Request(service.app)
     await asyncio.sleep(1)

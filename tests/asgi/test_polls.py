@@ -183,7 +183,7 @@ async def test_the_stop_answers_those_who_wait_and_refuses_new_ones(waiting):
 
 
 @on_virtual_time
-async def test_every_ending_is_counted_and_every_slot_comes_back(waiting):
+async def test_every_ending_is_counted_and_every_poll_is_unregistered(waiting):
     service = Service(waiting, max_open=2, max_per_client=2)
     for _ in range(5):
         leaver, late = Request(service.app, b"wait=1"), Request(service.app, b"wait=1")
@@ -199,7 +199,7 @@ async def test_every_ending_is_counted_and_every_slot_comes_back(waiting):
 # Races
 
 
-async def test_what_is_satisfied_in_the_turn_in_which_the_server_stops_is_satisfied(waiting):
+async def test_what_is_satisfied_in_the_iteration_in_which_the_server_stops_is_satisfied(waiting):
     service = Service(waiting)
     request = Request(service.app)
     await iterations(20)
@@ -209,7 +209,7 @@ async def test_what_is_satisfied_in_the_turn_in_which_the_server_stops_is_satisf
     service.check_nothing_is_left()
 
 
-async def test_a_wait_that_was_ended_is_not_satisfied_by_what_comes_in_the_same_turn():
+async def test_a_wait_that_was_ended_is_not_satisfied_by_what_comes_in_the_same_iteration():
     service = Service("operation")
     request = Request(service.app)
     await iterations(20)
@@ -499,7 +499,7 @@ async def test_what_an_asynchronous_predicate_raises_passes_through():
 
 @on_virtual_time
 @pytest.mark.parametrize(
-    ("query", "headers", "seconds", "told"),
+    ("query", "headers", "seconds", "applied"),
     [
         (b"", {}, 30.0, None),
         (b"wait=2", {}, 2.0, "wait=2"),
@@ -512,11 +512,11 @@ async def test_what_an_asynchronous_predicate_raises_passes_through():
         (b"wait=0", {}, 0.0, "wait=0"),
     ],
 )
-async def test_a_wait_is_what_was_asked_for_up_to_the_longest_and_is_told_back(query, headers, seconds, told):
+async def test_a_wait_is_what_was_asked_for_up_to_the_maximum_and_is_in_the_response(query, headers, seconds, applied):
     service = Service(max_wait=60, default_wait=30)
     request = await Request(service.app, query, headers).done()
     assert asyncio.get_running_loop().time() == seconds
-    assert request.headers.get("preference-applied") == told
+    assert request.headers.get("preference-applied") == applied
 
 
 async def test_a_malformed_parameter_is_400_with_the_reason(waiting):
@@ -591,14 +591,14 @@ async def test_a_client_nobody_knows_is_not_limited():
         ({"max_wait": float("inf")}, "max_wait must be"),
         ({"default_wait": 61.0}, "default_wait must be from 0 to max_wait, 60.0, not 61.0"),
         ({"default_wait": -1.0}, "default_wait must be"),
-        ({"spread": 1.5}, "spread must be a share from 0 to 1, not 1.5"),
+        ({"spread": 1.5}, "spread must be a fraction from 0 to 1, not 1.5"),
         ({"spread": float("nan")}, "spread must be"),
         ({"max_open": 0}, "max_open must be at least 1, or None for no limit, not 0"),
         ({"max_per_client": 0}, "max_per_client must be"),
-        ({"retry_after": -1.0}, "retry_after must be zero or more seconds, not -1.0"),
-        ({"retry_after": float("inf")}, "retry_after must be a finite number of seconds, not inf"),
+        ({"retry_after": -1.0}, "retry_after must be a finite number of seconds, zero or more, not -1.0"),
+        ({"retry_after": float("inf")}, "retry_after must be a finite number of seconds, zero or more, not inf"),
         ({"grace": float("nan")}, "grace must be"),
-        ({"grace": float("inf")}, "grace must be a finite number of seconds, not inf"),
+        ({"grace": float("inf")}, "grace must be a finite number of seconds, zero or more, not inf"),
         ({"max_open": float("nan")}, "max_open must be at least 1, or None for no limit, not nan"),
         ({"max_per_client": float("nan")}, "max_per_client must be"),
         ({"read_ahead": -1}, "read_ahead must be zero or more bytes, not -1"),
@@ -652,7 +652,7 @@ async def test_when_the_grace_time_is_over_the_rest_is_answered(waiting):
 
 
 @on_virtual_time
-async def test_very_many_are_answered_a_portion_in_each_turn():
+async def test_very_many_are_answered_over_several_iterations():
     service = Service()
     requests = [Request(service.app) for _ in range(2000)]
     await asyncio.sleep(1)
@@ -665,7 +665,7 @@ async def test_very_many_are_answered_a_portion_in_each_turn():
 
 
 @on_virtual_time
-async def test_the_lifespan_ends_the_polls_before_the_application_hears_of_it():
+async def test_the_lifespan_ends_the_polls_before_the_application_is_notified():
     service = Service()
     request = Request(service.app)
     await asyncio.sleep(1)
@@ -774,7 +774,7 @@ def test_without_the_middleware_a_poll_says_what_is_missing():
         LongPolls().poll({"type": "http", "headers": []})
 
 
-async def test_a_layer_around_another_hears_the_client_as_well():
+async def test_a_layer_around_another_notices_a_disconnect_as_well():
     service, other = Service(), LongPolls(signals=())
     request = Request(other.middleware(service.app))
     await iterations(20)

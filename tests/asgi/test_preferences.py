@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from purgatory.asgi._preferences import applied, preferred_wait, query_parameter, wish
+from purgatory.asgi._preferences import preference_applied, preferred_wait, query_parameter, requested_wait
 
 
 def scope(query: bytes = b"", *prefer: bytes) -> dict[str, Any]:
@@ -47,27 +47,27 @@ def test_a_hostile_header_costs_no_more_than_its_length():
 
 
 def test_the_parameter_counts_more_than_the_header():
-    assert wish(scope(b"x=1&wait=0.25", b"wait=9"), "wait") == (0.25, False)
-    assert wish(scope(b"x=1", b"wait=9"), "wait") == (9.0, True)
-    assert wish(scope(b"x=1"), "wait") is None
-    assert wish(scope(b"patience=3&wait=4"), "patience") == (3.0, False)
-    assert wish({"type": "http"}, "wait") is None
+    assert requested_wait(scope(b"x=1&wait=0.25", b"wait=9"), "wait") == (0.25, False)
+    assert requested_wait(scope(b"x=1", b"wait=9"), "wait") == (9.0, True)
+    assert requested_wait(scope(b"x=1"), "wait") is None
+    assert requested_wait(scope(b"patience=3&wait=4"), "patience") == (3.0, False)
+    assert requested_wait({"type": "http"}, "wait") is None
 
 
 @pytest.mark.parametrize("text", [b"soon", b"", b"-1", b"-0.001", b"nan", b"-inf", b"1,5", b"%00"])
 def test_a_malformed_parameter_is_refused_with_what_is_wrong(text):
     with pytest.raises(ValueError, match="wait must be a number of seconds, zero or more, not '"):
-        wish(scope(b"wait=" + text), "wait")
+        requested_wait(scope(b"wait=" + text), "wait")
 
 
 def test_a_complaint_does_not_repeat_a_whole_megabyte():
     with pytest.raises(ValueError, match="wait must be") as raised:
-        wish(scope(b"wait=" + b"x" * 1_000_000), "wait")
+        requested_wait(scope(b"wait=" + b"x" * 1_000_000), "wait")
     assert len(str(raised.value)) < 120
 
 
 def test_an_endless_wait_may_be_asked_for_and_is_for_others_to_cap():
-    assert wish(scope(b"wait=inf"), "wait") == (float("inf"), False)
+    assert requested_wait(scope(b"wait=inf"), "wait") == (float("inf"), False)
 
 
 def test_the_last_of_repeated_parameters_counts():
@@ -77,7 +77,7 @@ def test_the_last_of_repeated_parameters_counts():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "by_header", "told"),
+    ("seconds", "from_header", "applied"),
     [
         (20.0, True, "wait=20"),
         (19.01, True, "wait=20"),
@@ -88,5 +88,5 @@ def test_the_last_of_repeated_parameters_counts():
         (0.0, False, "wait=0"),
     ],
 )
-def test_what_is_told_back_is_in_whole_seconds_where_the_header_asked(seconds, by_header, told):
-    assert applied(seconds, by_header) == told
+def test_the_response_has_whole_seconds_if_the_header_requested_the_wait(seconds, from_header, applied):
+    assert preference_applied(seconds, from_header) == applied

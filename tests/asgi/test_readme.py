@@ -1,15 +1,14 @@
 """`purgatory/asgi/README.md`: each of its blocks is run, and its tables are what the code has."""
 
 import asyncio
-import importlib.util
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from asgi_modules import load
 from asgi_readme_blocks import write_files
 from asgi_requests import Request
 from fastapi.testclient import TestClient
@@ -28,29 +27,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def load(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A module of its own for each test: its purgatories belong to one loop."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, path.stem, module)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def app(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    return load(folder / "app.py", monkeypatch)
+def app(folder: Path) -> ModuleType:
+    return load(folder / "app.py")
 
 
-def test_its_tests_pass(folder):
+def test_its_tests_pass(folder, program):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", "--rootdir", str(folder)]
-    command += ["-o", "asyncio_default_fixture_loop_scope=function"]
-    answer = subprocess.run([*command, "test_app.py"], cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert answer.returncode == 0, answer.stdout + answer.stderr
-    assert "5 passed" in answer.stdout
+    options = ["-q", "-W", "error", "-p", "no:cacheprovider", "--rootdir", folder]
+    options += ["-o", "asyncio_default_fixture_loop_scope=function"]
+    assert "5 passed" in program("-m", "pytest", *options, "test_app.py", cwd=folder, env=environment).stdout
 
 
 @on_virtual_time
@@ -65,7 +51,7 @@ async def test_who_waits_for_an_order_and_leaves_takes_none_away(app):
     assert (late.status, asyncio.get_running_loop().time()) == (204, 3.0)
 
 
-def test_the_news_are_told_from_where_the_client_is(app):
+def test_the_news_begin_after_what_the_client_has(app):
     with TestClient(app.app) as client:
         first = client.get("/news")
         assert (first.status_code, first.json()) == (200, [])
@@ -99,9 +85,8 @@ def test_a_websocket_waits(app):
 
 
 @on_virtual_time
-async def test_without_a_framework_it_is_the_same(folder, monkeypatch):
-    plain = load(folder / "plain.py", monkeypatch)
-
+async def test_without_a_framework_it_is_the_same(folder):
+    plain = load(folder / "plain.py")
     request = Request(plain.app, b"wait=20", path="/7")
     await asyncio.sleep(1)
     plain.results["/7"] = b"done"
@@ -112,18 +97,18 @@ async def test_without_a_framework_it_is_the_same(folder, monkeypatch):
 
 def test_the_table_of_endings_is_the_one_of_the_code():
     rows = re.findall(r"^\| (?:`(\w+)`)? *\| (\d+) \| (\d+) \| ([^|]*)\|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    told = {name: (int(status), int(code), headers.strip()) for name, status, code, headers in rows}
+    shown = {name: (int(status), int(code), headers.strip()) for name, status, code, headers in rows}
 
     def headers(ending: Ending) -> str:
         answer = ANSWERS[ending]
         named = {
-            "`Preference-Applied`": answer.tells_wait,
-            "`Retry-After`": answer.tells_retry,
+            "`Preference-Applied`": answer.has_wait,
+            "`Retry-After`": answer.has_retry,
             "`Connection: close`": answer.closes,
         }
-        return ", ".join(name for name, is_told in named.items() if is_told)
+        return ", ".join(name for name, is_there in named.items() if is_there)
 
-    assert told == {
+    assert shown == {
         **{ending.name: (ANSWERS[ending].status, ANSWERS[ending].close_code, headers(ending)) for ending in Ending},
         "": (MALFORMED.status, MALFORMED.close_code, ""),
     }

@@ -54,7 +54,7 @@ class Work:
         return "value"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def nothing_is_left_unawaited() -> Iterator[None]:
     """A coroutine that nobody awaits warns when it is collected, and a warning is an error here."""
     yield

@@ -1,111 +1,31 @@
 """`purgatory.asgi` under real servers, each in a process of its own, with real sockets and clients that behave badly."""
 
 import asyncio
-import contextlib
-import json
-import os
 import resource
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import aiohttp
 import pytest
 from asgi_connection import Connection
+from asgi_server import SERVERS, Server, running
 from loops import on_asyncio
 
-SERVICE = Path(__file__).parent / "service.py"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-PATIENCE = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
-SERVERS = {
-    "uvicorn-asyncio-h11": ["uvicorn", "--loop", "asyncio", "--http", "h11"],
-    "uvicorn-asyncio-httptools": ["uvicorn", "--loop", "asyncio", "--http", "httptools"],
-    "uvicorn-uvloop-h11": ["uvicorn", "--loop", "uvloop", "--http", "h11"],
-    "uvicorn-uvloop-httptools": ["uvicorn", "--loop", "uvloop", "--http", "httptools"],
-    "hypercorn-asyncio": ["hypercorn", "--loop", "asyncio"],
-    "hypercorn-uvloop": ["hypercorn", "--loop", "uvloop"],
-}
+pytestmark = pytest.mark.slow
+
+on_every_server = pytest.mark.parametrize("server", SERVERS, indirect=True)
 
 
-@dataclass
-class Server:
-    process: "subprocess.Popen[str]"
-    port: int
-
-    async def connect(self) -> Connection:
-        return Connection(*await asyncio.open_connection("127.0.0.1", self.port))
-
-    async def ask(self, target: str, method: str = "GET", headers: str = "", body: bytes = b"") -> Any:
-        connection = await self.connect()
-        connection.send(target, method, headers, body)
-        status, _, content = await connection.answer()
-        connection.hang_up()
-        assert status == 200
-        return json.loads(content)
-
-    async def open_polls(self, count: int, target: str = "/poll?key=k&wait=300") -> list[Connection]:
-        connections = []
-        while len(connections) < count:
-            batch = await asyncio.gather(*(self.connect() for _ in range(min(200, count - len(connections)))))
-            for connection in batch:
-                connection.send(target)
-            connections += batch
-        await self.until(lambda stats: stats["open"] == count)
-        return connections
-
-    async def until(self, holds: Callable[[Any], bool]) -> Any:
-        while not holds(stats := await self.ask("/stats")):
-            await asyncio.sleep(0.02)
-        return stats
-
-    async def ended(self) -> str:
-        """What the server, which was told to stop, has printed by its end; no error."""
-        output, _ = await asyncio.to_thread(self.process.communicate, timeout=PATIENCE)
-        return without_error(output)
-
-    def stop(self, number: int = signal.SIGTERM) -> str:
-        """Sends the signal and returns what the server has printed by its end; no error."""
-        self.process.send_signal(number)
-        output, _ = self.process.communicate(timeout=PATIENCE)
-        return without_error(output)
-
-
-def without_error(output: str) -> str:
-    assert "rror" not in output, output
-    assert "unhandled" not in output, output
-    return output
-
-
-@contextmanager
-def running(*arguments: str) -> Iterator[Server]:
-    """The service under a server; fails if that has printed any error in the end."""
-    command = [sys.executable, "-W", "error", str(SERVICE), *arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, env=ENVIRONMENT, **pipes) as process:  # type: ignore[call-overload]
-        try:
-            address = process.stdout.readline().strip()
-            assert address.startswith("http://"), address + process.stdout.read()
-            server = Server(process, int(address.rpartition(":")[2]))
-            yield server
-            if process.returncode is None:
-                server.stop()
-        finally:
-            process.kill()
-
-
-@pytest.fixture(params=SERVERS)
+@pytest.fixture(params=["uvicorn-asyncio-h11", "uvicorn-uvloop-httptools", "hypercorn-asyncio"])
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     with running(*SERVERS[request.param]) as server:
         yield server
 
 
 @on_asyncio
+@on_every_server
 async def test_polls_are_answered_by_event_and_by_deadline_and_the_connection_lives_on(server: Server) -> None:
     polls = await server.open_polls(20)
     assert await server.ask("/check?key=k", "POST") == {"completed": 20}
@@ -143,15 +63,13 @@ async def test_clients_that_are_killed_hang_up_or_half_close_free_their_operatio
 
 
 @on_asyncio
-@pytest.mark.parametrize("body", [bytes(64 * 1024), bytes(200 * 1024)], ids=["64 KiB", "200 KiB"])
-async def test_a_client_that_leaves_an_unread_body_behind_is_heard(server: Server, body: bytes) -> None:
+async def test_a_disconnect_after_an_unread_body_is_noticed(server: Server) -> None:
     connections = [await server.connect() for _ in range(4)]
     for connection in connections:
-        connection.send("/poll?key=k&wait=300", "POST", body=body)
+        connection.send("/poll?key=k&wait=300", "POST", body=bytes(200 * 1024))
         await connection.writer.drain()
     await server.until(lambda stats: stats["open"] == 4)
     for number, connection in enumerate(connections):
-        await asyncio.sleep(0.02)
         connection.reset() if number % 2 else connection.hang_up()
     stats = await server.until(lambda stats: stats["open"] == 0)
     assert stats["endings"] == {"gone": 4}
@@ -159,7 +77,7 @@ async def test_a_client_that_leaves_an_unread_body_behind_is_heard(server: Serve
 
 
 @on_asyncio
-async def test_a_client_that_leaves_hundreds_of_unread_chunks_behind_is_heard(server: Server) -> None:
+async def test_a_disconnect_after_hundreds_of_unread_chunks_is_noticed(server: Server) -> None:
     connection = await server.connect()
     connection.send("/poll?key=k&wait=300", "POST", headers="transfer-encoding: chunked\r\n")
     await server.until(lambda stats: stats["open"] == 1)
@@ -178,12 +96,7 @@ async def test_beyond_the_bound_a_client_is_slowed_down_and_loses_nothing(server
     body = b"abcdefgh" * (8 * 1024 * 1024 // 8)
     connection.send("/poll?key=k&wait=300", "POST", body=body)
     await server.until(lambda stats: stats["open"] == 1)
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(0.5):
-            while True:
-                await connection.writer.drain()
-                connection.writer.write(b"")
-                await asyncio.sleep(0.01)
+    await asyncio.sleep(0.5)  # in which the server could have read all of it
     assert connection.writer.transport.get_write_buffer_size() > 0
     await server.ask("/check?key=k", "POST")
     assert (await connection.answer())[0] == 200
@@ -247,6 +160,7 @@ async def test_pipelined_polls_are_answered_in_order(server: Server) -> None:
 
 
 @on_asyncio
+@on_every_server
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_has_every_open_poll_answered_and_then_the_server_stops(server: Server, number: int) -> None:
     polls = await server.open_polls(200)
@@ -291,7 +205,7 @@ async def test_websockets_end_in_each_way_and_lose_nothing_of_what_is_said(serve
         await server.until(lambda stats: stats["open"] == 1)
         server.process.send_signal(signal.SIGTERM)
         message = await stopped.receive()
-        # A server that was held up for as long as it sleeps between two looks closes the socket by itself, with the same code.
+        # uvicorn may close the socket before we do, with the same code and no reason: it polls for the signal every 0.1 s.
         assert message.data == 1012 and message.extra in ("the server is stopping", "")
     assert '"stopping": 1' in await server.ended()
 

@@ -1,4 +1,4 @@
-"""`purgatory.asgi._shutdown`: a signal is heard, and its own handler all the same."""
+"""`purgatory.asgi._shutdown`: our callback is called at a signal, and so is the handler that was there."""
 
 import asyncio
 import signal
@@ -17,7 +17,7 @@ NUMBER = signal.SIGUSR1
 
 
 @pytest.fixture
-def heard() -> Iterator[list[str]]:
+def calls() -> Iterator[list[str]]:
     """What was called, with the server's handler installed."""
     calls: list[str] = []
     before = signal.signal(NUMBER, lambda number, frame: calls.append("server"))
@@ -25,21 +25,21 @@ def heard() -> Iterator[list[str]]:
     signal.signal(NUMBER, before)
 
 
-async def until_heard(calls: list[str], count: int) -> None:
+async def until_called(calls: list[str], count: int) -> None:
     while len(calls) < count:
         await asyncio.sleep(0)
 
 
-async def test_the_callback_is_called_and_so_is_the_handler_that_was_there(heard):
-    chain = SignalChain([NUMBER], lambda: heard.append("ours"))
+async def test_the_callback_is_called_and_so_is_the_handler_that_was_there(calls):
+    chain = SignalChain([NUMBER], lambda: calls.append("ours"))
     chain.install(asyncio.get_running_loop())
     signal.raise_signal(NUMBER)
-    await until_heard(heard, 2)
-    assert sorted(heard) == ["ours", "server"]
+    await until_called(calls, 2)
+    assert sorted(calls) == ["ours", "server"]
     chain.remove()
     signal.raise_signal(NUMBER)
-    await until_heard(heard, 3)
-    assert sorted(heard) == ["ours", "server", "server"]
+    await until_called(calls, 3)
+    assert sorted(calls) == ["ours", "server", "server"]
 
 
 async def test_handlers_of_the_loop_are_called_as_well():
@@ -49,11 +49,11 @@ async def test_handlers_of_the_loop_are_called_as_well():
     chain = SignalChain([NUMBER], lambda: calls.append("ours"))
     chain.install(loop)
     signal.raise_signal(NUMBER)
-    await until_heard(calls, 2)
+    await until_called(calls, 2)
     assert sorted(calls) == ["ours", "server"]
     chain.remove()
     signal.raise_signal(NUMBER)
-    await until_heard(calls, 3)
+    await until_called(calls, 3)
     assert calls.count("server") == 2
     loop.remove_signal_handler(NUMBER)
 
@@ -64,52 +64,52 @@ async def test_a_signal_that_nobody_handles_is_left_alone():
     assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
 
 
-async def test_a_handler_that_was_set_since_is_not_taken_away(heard):
-    chain = SignalChain([NUMBER], lambda: heard.append("ours"))
+async def test_a_handler_that_was_set_since_is_not_taken_away(calls):
+    chain = SignalChain([NUMBER], lambda: calls.append("ours"))
     chain.install(asyncio.get_running_loop())
-    signal.signal(NUMBER, lambda number, frame: heard.append("newer"))
+    signal.signal(NUMBER, lambda number, frame: calls.append("newer"))
     chain.remove()
     signal.raise_signal(NUMBER)
-    await until_heard(heard, 1)
-    assert heard == ["newer"]
+    await until_called(calls, 1)
+    assert calls == ["newer"]
 
 
-async def test_installing_again_wraps_once(heard):
-    chain = SignalChain([NUMBER], lambda: heard.append("ours"))
+async def test_installing_again_wraps_once(calls):
+    chain = SignalChain([NUMBER], lambda: calls.append("ours"))
     for _ in range(3):
         chain.install(asyncio.get_running_loop())
     signal.raise_signal(NUMBER)
-    await until_heard(heard, 2)
+    await until_called(calls, 2)
     await iterations(20)
-    assert sorted(heard) == ["ours", "server"]
+    assert sorted(calls) == ["ours", "server"]
     chain.remove()
 
 
 @pytest.mark.parametrize("leaving", list(permutations("abc")), ids="".join)
 @pytest.mark.parametrize("is_wrapped", [False, True])
-async def test_several_leave_in_any_order_and_whoever_is_left_hears_and_so_does_the_server(heard, leaving, is_wrapped):
+async def test_several_leave_in_any_order_and_the_rest_and_the_server_are_called(calls, leaving, is_wrapped):
     server = signal.getsignal(NUMBER)
-    chains = {name: SignalChain([NUMBER], partial(heard.append, name)) for name in "abc"}
+    chains = {name: SignalChain([NUMBER], partial(calls.append, name)) for name in "abc"}
     for chain in chains.values():
         chain.install(asyncio.get_running_loop())
     if is_wrapped:
         ours = signal.getsignal(NUMBER)
         assert callable(ours)
-        signal.signal(NUMBER, lambda number, frame: [heard.append("another"), ours(number, frame)])
+        signal.signal(NUMBER, lambda number, frame: [calls.append("another"), ours(number, frame)])
     for name in leaving:
-        heard.clear()
+        calls.clear()
         signal.raise_signal(NUMBER)
         await iterations(20)
-        assert sorted(heard) == sorted([*chains, "server", *["another"] * is_wrapped])
+        assert sorted(calls) == sorted([*chains, "server", *["another"] * is_wrapped])
         chains.pop(name).remove()
     assert is_wrapped or signal.getsignal(NUMBER) is server
-    heard.clear()
+    calls.clear()
     signal.raise_signal(NUMBER)
     await iterations(20)
-    assert heard == ["another"] * is_wrapped + ["server"]
+    assert calls == ["another"] * is_wrapped + ["server"]
 
 
-async def test_those_who_come_and_go_beside_others_leave_no_chain_behind(heard):
+async def test_those_who_come_and_go_beside_others_leave_no_chain_behind(calls):
     loop = asyncio.get_running_loop()
     before, after = (SignalChain([NUMBER], lambda: None) for _ in range(2))
     before.install(loop)
@@ -118,7 +118,7 @@ async def test_those_who_come_and_go_beside_others_leave_no_chain_behind(heard):
         before.remove()
         before, after = after, SignalChain([NUMBER], lambda: None)
     signal.raise_signal(NUMBER)
-    assert heard == ["server"]
+    assert calls == ["server"]
     before.remove()
 
 
@@ -144,7 +144,7 @@ async def test_what_is_asked_of_a_handler_is_answered_by_the_one_that_was_there(
     signal.signal(NUMBER, before)
 
 
-def test_in_another_thread_nothing_is_installed(heard):
+def test_in_another_thread_nothing_is_installed(calls):
     before = signal.getsignal(NUMBER)
 
     async def main() -> None:
@@ -157,13 +157,13 @@ def test_in_another_thread_nothing_is_installed(heard):
     assert signal.getsignal(NUMBER) is before
 
 
-def test_after_its_loop_is_closed_only_the_handler_that_was_there_is_called(heard):
-    chain = SignalChain([NUMBER], lambda: heard.append("ours"))
+def test_after_its_loop_is_closed_only_the_handler_that_was_there_is_called(calls):
+    chain = SignalChain([NUMBER], lambda: calls.append("ours"))
 
     async def main() -> None:
         chain.install(asyncio.get_running_loop())
 
     asyncio.run(main())
     signal.raise_signal(NUMBER)
-    assert heard == ["server"]
+    assert calls == ["server"]
     chain.remove()

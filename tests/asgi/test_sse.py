@@ -1,8 +1,6 @@
 """`purgatory.asgi.sse`: streams that go on where they were broken off."""
 
 import asyncio
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -84,14 +82,14 @@ def test_streams_of_one_loop_after_the_other_go_on_where_the_last_one_was(virtua
         await asyncio.sleep(1)
         news.publish(f"number {len(news.items) + 1}")
         await asyncio.sleep(1)
-        told = request.content.decode()
+        content = request.content.decode()
         if ending == "leaves":
             request.leave()
         elif ending == "stops":
             news.polls.stop()
         if ending != "lives on":  # until the loop cancels what is left
             await request.done()
-        return told
+        return content
 
     assert [virtual(main) for _ in range(3)] == [event(number, f"number {number}") for number in (1, 2, 3)]
 
@@ -123,7 +121,7 @@ async def test_the_stop_ends_streams_properly():
 
 
 @on_virtual_time
-async def test_a_stream_keeps_its_place_for_as_long_as_it_lasts_and_no_longer():
+async def test_a_stream_counts_as_open_for_as_long_as_it_lasts():
     news = News(max_open=1)
     stream = Request(news.app)
     await asyncio.sleep(1)
@@ -139,7 +137,7 @@ async def test_a_stream_keeps_its_place_for_as_long_as_it_lasts_and_no_longer():
 
 
 @pytest.mark.parametrize("ping", [-1.0, float("nan"), float("inf")])
-async def test_a_ping_out_of_its_bounds_is_refused_before_a_place_is_taken(ping):
+async def test_a_ping_out_of_its_bounds_is_refused_before_it_is_registered(ping):
     news = News()
 
     async def stream(scope: Any, receive: Any, send: Any) -> None:
@@ -150,15 +148,12 @@ async def test_a_ping_out_of_its_bounds_is_refused_before_a_place_is_taken(ping)
     await Request(news.polls.middleware(stream)).done()
 
 
-def test_without_sse_starlette_the_rest_works_and_the_error_says_how_to_get_it():
-    program = "import sys; sys.modules['sse_starlette'] = None; import purgatory.asgi; import purgatory.asgi.sse"
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert answer.returncode != 0
-    assert "pip install 'asyncio-purgatory[asgi]'" in answer.stderr
+def test_without_sse_starlette_the_rest_works_and_the_error_says_how_to_get_it(program):
+    code = "import sys; sys.modules['sse_starlette'] = None; import purgatory.asgi; import purgatory.asgi.sse"
+    assert "pip install 'asyncio-purgatory[asgi]'" in program("-c", code, status=1).stderr
 
 
-def test_the_core_of_it_needs_no_framework():
+def test_the_core_of_it_needs_no_framework(program):
     names = ["starlette", "sse_starlette", "fastapi", "uvicorn"]
-    program = f"import purgatory.asgi, sys; print([name for name in {names} if name in sys.modules])"
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "[]"
+    code = f"import purgatory.asgi, sys; print([name for name in {names} if name in sys.modules])"
+    assert program("-c", code).stdout == "[]\n"

@@ -75,7 +75,7 @@ async def test_the_deadline_is_answered_as_the_author_chooses_with_the_tag_that_
 
 
 @on_virtual_time
-async def test_an_update_between_the_deadline_and_the_answer_is_not_told_as_unchanged():
+async def test_an_update_between_the_deadline_and_the_answer_is_not_unchanged():
     news = News()
     loop = asyncio.get_running_loop()
     request = news.request('"e-0"')
@@ -201,7 +201,7 @@ def test_what_a_client_has_seen_is_the_first_version_of_this_epoch_that_it_names
     assert Versions[str](epoch="e").seen({"query_string": query, "headers": headers}) == version
 
 
-def test_a_version_survives_being_told():
+def test_a_version_can_be_parsed_from_its_tag():
     versions: Versions[str] = Versions()
     assert versions.parse(versions.tag(41)) == 41
 

@@ -1,4 +1,4 @@
-"""`purgatory.asgi` and WebSockets: a poll hears the client leave, and takes nothing from the application."""
+"""`purgatory.asgi` and WebSockets: a poll notices a disconnect, and takes nothing from the application."""
 
 import asyncio
 from typing import Any
@@ -83,7 +83,7 @@ async def test_what_is_satisfied_leaves_the_messages_in_their_order(query):
 
 
 @on_virtual_time
-async def test_a_client_that_leaves_ends_the_wait_and_the_application_hears_how():
+async def test_a_client_that_leaves_ends_the_wait_and_the_application_gets_its_code():
     board = Board()
     socket = Socket(board.app)
     await asyncio.sleep(1)

@@ -1,19 +1,17 @@
 """`examples/by_hand.py` and `examples/quick.py`, as processes."""
 
-import subprocess
-import sys
-from pathlib import Path
+from collections.abc import Callable
+from subprocess import CompletedProcess
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+import pytest
+from asgi_modules import EXAMPLES
 
-
-def output_of(*command: str) -> list[str]:
-    run = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True, timeout=200)
-    return run.stdout.splitlines()
+Program = Callable[..., CompletedProcess[str]]
 
 
-def test_by_hand_a_wait_that_nobody_answers_leaves_its_key_and_with_a_purgatory_nothing() -> None:
-    table = output_of(str(EXAMPLES / "by_hand.py"), "--waits", "2000", "--rounds", "1")
+@pytest.mark.slow
+def test_by_hand_a_wait_that_nobody_answers_leaves_its_key_and_with_a_purgatory_nothing(program: Program) -> None:
+    table = program(EXAMPLES / "by_hand.py", "--waits", "2000", "--rounds", "1").stdout.splitlines()
     rows = {name: (keys, held) for name, keys, held, *_ in (line.split() for line in table[1:])}
     assert {name: keys for name, (keys, _) in rows.items()} == {
         "EventByHand": "2,000", "FuturesByHand": "0", "WithPurgatory": "0"
@@ -22,5 +20,5 @@ def test_by_hand_a_wait_that_nobody_answers_leaves_its_key_and_with_a_purgatory_
     assert float(rows["WithPurgatory"][1]) < 100
 
 
-def test_the_quick_example_prints_what_it_says_it_prints() -> None:
-    assert output_of(str(EXAMPLES / "quick.py")) == ["ready"]
+def test_the_quick_example_prints_what_it_says_it_prints(program: Program) -> None:
+    assert program(EXAMPLES / "quick.py").stdout == "ready\n"

@@ -2,30 +2,21 @@
 
 import asyncio
 import hashlib
-import importlib.util
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import httpx
 import pytest
+from asgi_modules import EXAMPLES, load
 from asgi_requests import Request
 from loops import on_virtual_time
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "fastapi_jobs.py"
 
 
 @pytest.fixture
 def example() -> ModuleType:
-    """The example as a module of its own for each test: its purgatories belong to one loop."""
-    spec = importlib.util.spec_from_file_location("fastapi_jobs", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(EXAMPLES / "fastapi_jobs.py")
 
 
 def client_of(example: ModuleType) -> httpx.AsyncClient:
@@ -129,7 +120,7 @@ async def test_a_client_that_leaves_frees_its_wait_and_a_bad_wait_is_400(example
 
 
 @on_virtual_time
-async def test_when_the_server_stops_those_who_wait_are_told_to_come_again(example, monkeypatch):
+async def test_when_the_server_stops_those_who_wait_get_a_503(example, monkeypatch):
     async with submitted(example, monkeypatch) as (client, work):
         waiting = asyncio.create_task(client.get("/jobs/1"))
         while not example.ends.pending:

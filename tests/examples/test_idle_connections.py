@@ -1,5 +1,6 @@
-"""`examples/idle_connections.py`: the server over real connections, and the demo with small numbers, as processes."""
+"""`examples/idle_connections.py`: the server in virtual time; over real connections, and its demo, as processes."""
 
+import asyncio
 import os
 import re
 import signal
@@ -9,13 +10,16 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+from asgi_modules import EXAMPLES, load
+from loops import on_virtual_time
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "idle_connections.py"
+EXAMPLE = EXAMPLES / "idle_connections.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same purgatory as here
-PATIENCE = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
+TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
 
 
 @contextmanager
@@ -28,6 +32,40 @@ def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+class Transport:
+    """The server's side of a connection, without a socket."""
+
+    def __init__(self, example: ModuleType, server: Any) -> None:
+        self.dropped_at: float | None = None
+        self.connection = example.Connection(server)
+        self.connection.connection_made(self)
+
+    def is_closing(self) -> bool:
+        return self.dropped_at is not None
+
+    def abort(self) -> None:
+        self.dropped_at = asyncio.get_running_loop().time()
+        asyncio.get_running_loop().call_soon(self.connection.connection_lost, None)
+
+
+@on_virtual_time
+async def test_a_silent_connection_is_dropped_and_a_talking_one_and_a_closed_one_are_not() -> None:
+    example = load(EXAMPLE)
+    server = example.Server(2.0)
+    silent, talking, closed = (Transport(example, server) for _ in range(3))
+    closed.connection.connection_lost(None)
+    for _ in range(30):
+        await asyncio.sleep(1.9)
+        talking.connection.data_received(b"still here")
+    assert silent.dropped_at is not None and 2.0 <= silent.dropped_at < 2.1
+    assert (closed.dropped_at, talking.dropped_at) == (None, None)
+    assert (server.packets, server.drops, server.open) == (30, 1, {talking.connection})
+    await asyncio.sleep(2.1)
+    assert talking.dropped_at is not None
+    assert (server.drops, server.open) == (2, set())
+    server.close()
+
+
 def port_of(server: subprocess.Popen[str]) -> int:
     assert server.stdout is not None
     match = re.match(r"listening on 127\.0\.0\.1:(\d+), drops after \S+ s of silence\n", server.stdout.readline())
@@ -36,73 +74,29 @@ def port_of(server: subprocess.Popen[str]) -> int:
 
 
 def connect(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), PATIENCE)
+    return socket.create_connection(("127.0.0.1", port), TIMEOUT)
 
 
-def is_dropped(connection: socket.socket) -> bool:
-    """Whether the other side has closed; waits for it as long as the socket's timeout says."""
-    try:
-        return connection.recv(1) == b""
-    except TimeoutError:
-        return False
-
-
-def keep_one_talking_beside_a_silent_one() -> bool:
-    """Whether that could be shown: not if this machine was too busy to let the one talk in time."""
-    idle = 2.0
-    with program("--port", "0", "--idle", str(idle)) as server, connect(port := port_of(server)) as talking:
-        begun = time.monotonic()
-        with connect(port) as silent:
-            silent.setblocking(False)
-            dropped_after = 0.0
-            packets = 0
-            while not dropped_after or packets < 30:
-                last_sent = time.monotonic()
-                talking.sendall(b"still here")
-                packets += 1
-                time.sleep(0.1)
-                if time.monotonic() - last_sent > idle / 2:
-                    return False
-                try:
-                    if not dropped_after and silent.recv(1) == b"":
-                        dropped_after = time.monotonic() - begun
-                except BlockingIOError:
-                    assert time.monotonic() - begun < PATIENCE
-        assert dropped_after >= idle - 0.001  # uvloop's clock shows whole milliseconds
-        talking.settimeout(0.01)
-        assert not is_dropped(talking)
-        talking.settimeout(PATIENCE)
-        assert is_dropped(talking)
-
-        server.send_signal(signal.SIGTERM)
-        output, errors = server.communicate(timeout=PATIENCE)
-        heard = re.fullmatch(r"packets: (\d+), dropped: 2, still open: 0\n", output)
-        assert heard is not None and 0 < int(heard[1]) <= packets  # what is read at once is one, on a busy machine
-        assert errors == ""
-        assert server.returncode == 0
-    return True
-
-
-def test_a_silent_connection_is_dropped_and_a_talking_one_is_kept() -> None:
-    assert any(keep_one_talking_beside_a_silent_one() for _ in range(20))
-
-
-def test_what_the_client_closes_is_not_dropped() -> None:
-    with program("--port", "0", "--idle", "1") as server:
+@pytest.mark.slow
+def test_a_silent_connection_is_dropped_by_the_server() -> None:
+    idle = 0.5
+    with program("--port", "0", "--idle", str(idle)) as server:
         port = port_of(server)
-        for _ in range(3):
-            connect(port).close()
-        time.sleep(1.5)
-        server.send_signal(signal.SIGINT)
-        output, errors = server.communicate(timeout=PATIENCE)
-    assert (output, errors) == ("packets: 0, dropped: 0, still open: 0\n", "")
+        began = time.monotonic()
+        with connect(port) as silent:
+            assert silent.recv(1) == b""
+        assert time.monotonic() - began >= idle - 0.001  # uvloop's clock shows whole milliseconds
+        server.send_signal(signal.SIGTERM)
+        output, errors = server.communicate(timeout=TIMEOUT)
+        assert (output, errors, server.returncode) == ("packets: 0, dropped: 1, still open: 0\n", "", 0)
 
 
+@pytest.mark.slow
 def test_what_is_open_at_the_end_is_closed() -> None:
     with program("--port", "0", "--idle", "600") as server, connect(port_of(server)) as still_open:
         still_open.sendall(b"hello")
         server.send_signal(signal.SIGINT)
-        output, errors = server.communicate(timeout=PATIENCE)
+        output, errors = server.communicate(timeout=TIMEOUT)
         assert "dropped: 0," in output
         assert errors == ""
         with suppress(ConnectionResetError):  # it was closed with our packet unread
@@ -110,13 +104,14 @@ def test_what_is_open_at_the_end_is_closed() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--idle", "0"], ["--idle", "nan"], ["--idle", "soon"], ["--connections", "0"]])
-def test_what_makes_no_sense_is_refused(arguments: list[str]) -> None:
-    with program(*arguments) as server:
-        _, errors = server.communicate(timeout=PATIENCE)
-        assert server.returncode == 2
-        assert f"argument {arguments[0]}: " in errors
+def test_what_makes_no_sense_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        load(EXAMPLE).main(arguments)
+    assert ended.value.code == 2
+    assert f"argument {arguments[0]}: " in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the demo needs Linux: epoll, and all of 127.0.0.0/8")
 def test_the_demo_drops_all_that_fell_silent_and_none_early_by_each_strategy() -> None:
     with program("--demo", "--connections", "60", "--ids", "2000", "--idle", "2") as demo:

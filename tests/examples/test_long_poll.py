@@ -1,33 +1,25 @@
 """`examples/long_poll.py`, the board in a hundred lines: in virtual time, and its demo, as a process."""
 
 import asyncio
-import importlib.util
 import os
 import re
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from asgi_modules import EXAMPLES, load
 from loops import on_virtual_time
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "long_poll.py"
+EXAMPLE = EXAMPLES / "long_poll.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same purgatory as here
 
 
 @pytest.fixture
 def board() -> Any:
-    """The module, anew for each test: it holds what a process holds."""
-    spec = importlib.util.spec_from_file_location("long_poll", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(EXAMPLE)
 
 
 @asynccontextmanager
@@ -59,7 +51,7 @@ async def test_a_message_answers_the_polls_of_its_topic_and_no_others(board: Any
 
 
 @on_virtual_time
-async def test_who_names_what_he_has_seen_loses_nothing_between_two_polls(board: Any) -> None:
+async def test_a_client_that_names_what_it_has_seen_loses_nothing_between_two_polls(board: Any) -> None:
     async with client_of(board) as client:
         offset, messages = 0, []
         for number in range(5):
@@ -119,10 +111,9 @@ async def test_when_the_server_stops_the_open_polls_are_answered_with_503(board:
         assert (response.status_code, response.text) == (503, "the server is stopping")
 
 
-def test_the_demo_reports_that_nothing_was_early_and_nothing_is_left() -> None:
-    command = [sys.executable, str(EXAMPLE), "--demo", "--pollers", "40", "--seconds", "1.5"]
-    demo = subprocess.run(command, check=False, capture_output=True, text=True, timeout=200, env=ENVIRONMENT)
-    assert demo.returncode == 0, demo.stderr
+@pytest.mark.slow
+def test_the_demo_reports_that_nothing_was_early_and_nothing_is_left(program: Any) -> None:
+    demo = program(EXAMPLE, "--demo", "--pollers", "40", "--seconds", "1.5", env=ENVIRONMENT)
 
     def row(name: str) -> list[float]:
         [line] = [line for line in demo.stdout.splitlines() if name in line]

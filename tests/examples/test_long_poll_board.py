@@ -1,7 +1,6 @@
 """`examples/long_poll_board.py`: its application in virtual time, and the program, as a process, over real connections."""
 
 import asyncio
-import importlib.util
 import os
 import re
 import signal
@@ -11,33 +10,24 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
 import pyarrow.parquet as pq
 import pytest
+from asgi_modules import EXAMPLES, load
 from loops import on_asyncio, on_virtual_time
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "long_poll_board.py"
+EXAMPLE = EXAMPLES / "long_poll_board.py"
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # the same purgatory as here
     "PYTHONUNBUFFERED": "",  # what is to be read at once must be flushed
 }
-PATIENCE = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
+TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
 
 
-def load_example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("long_poll_board", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-long_poll = load_example()
+long_poll = load(EXAMPLE)
 
 
 # The application, in process and in virtual time
@@ -292,7 +282,7 @@ async def test_a_client_may_name_what_it_has_seen_by_the_tag_of_the_last_answer(
 
 
 @on_virtual_time
-async def test_to_a_client_of_an_earlier_board_all_is_new() -> None:
+async def test_for_a_client_of_an_earlier_board_all_messages_are_new() -> None:
     tags = []
     for messages in (["old", "older"], ["new", "newer"]):
         async with client_of(long_poll.Board()) as client:
@@ -372,7 +362,7 @@ async def board_at_work(*options: str) -> AsyncIterator[tuple["subprocess.Popen[
     """The example as a process, and a client of it that may hold any number of connections."""
     with board_process(*options) as (process, url):
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=PATIENCE, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=TIMEOUT, trust_env=False) as client:
             yield process, client
 
 
@@ -381,12 +371,13 @@ async def read_stats(client: httpx.AsyncClient) -> Any:
 
 
 async def until_the_server_has(client: httpx.AsyncClient, pending: int) -> Any:
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while (await read_stats(client))["purgatory"]["pending"] != pending:
             await asyncio.sleep(0.02)
     return await read_stats(client)  # an operation is gone a moment before its handler has counted it
 
 
+@pytest.mark.slow
 @on_asyncio
 async def test_over_a_real_connection_no_deadline_is_answered_early_even_by_the_clients_clock() -> None:
     async def poll(client: httpx.AsyncClient, timeout: float) -> None:
@@ -400,6 +391,7 @@ async def test_over_a_real_connection_no_deadline_is_answered_early_even_by_the_
         await asyncio.gather(*(poll(client, number * 0.0101) for number in range(30)))
 
 
+@pytest.mark.slow
 @on_asyncio
 async def test_over_a_real_connection_a_message_answers_the_open_polls() -> None:
     async with board_at_work() as (_, client):
@@ -412,6 +404,7 @@ async def test_over_a_real_connection_a_message_answers_the_open_polls() -> None
         assert statistics["endings"] == {"event": 20, "deadline": 0, "gone": 0, "stopped": 0}
 
 
+@pytest.mark.slow
 @on_asyncio
 async def test_a_client_that_hangs_up_frees_its_operation() -> None:
     async with board_at_work() as (_, client):
@@ -432,6 +425,7 @@ async def test_a_client_that_hangs_up_frees_its_operation() -> None:
         assert statistics["purgatory"]["watched"] == 0
 
 
+@pytest.mark.slow
 @on_asyncio
 @pytest.mark.parametrize(("signal_number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 0)])
 async def test_a_signal_stops_the_server_soon_and_the_open_polls_are_answered_first(signal_number: int, status: int) -> None:
@@ -442,11 +436,12 @@ async def test_a_signal_stops_the_server_soon_and_the_open_polls_are_answered_fi
         for response in await asyncio.gather(*polls):
             assert response.status_code == 503
             assert response.text == "the server is stopping"
-        output, _ = process.communicate(timeout=PATIENCE)  # the polls themselves would have gone on for a minute
+        output, _ = process.communicate(timeout=TIMEOUT)  # the polls themselves would have gone on for a minute
         assert process.returncode == status
         assert "event: 0, deadline: 0, gone: 0, stopped: 50" in output
 
 
+@pytest.mark.slow
 @on_asyncio
 async def test_with_a_journal_it_is_written_down_how_the_polls_ended(tmp_path: Path) -> None:
     async with board_at_work("--journal", str(tmp_path)) as (process, client):
@@ -457,17 +452,16 @@ async def test_with_a_journal_it_is_written_down_how_the_polls_ended(tmp_path: P
         await until_the_server_has(client, 1)
         process.terminate()
         await asyncio.gather(*polls)
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT)
     rows = pq.read_table(tmp_path / "operations").to_pylist()
     endings = [(row["keys"], row["outcome"], row["ended_by"]) for row in sorted(rows, key=lambda row: row["ended_at"])]
     assert endings == [(["news"], "completed", "news"), (["other"], "expired", None), (["other"], "cancelled", None)]
     assert {(row["purgatory"], row["kind"]) for row in rows} == {("polls", "Poll")}
 
 
-def test_the_demo_reports_that_nothing_was_early_and_nothing_is_left() -> None:
-    command = [sys.executable, str(EXAMPLE), "--demo", "--pollers", "40", "--seconds", "1.5"]
-    demo = subprocess.run(command, check=False, capture_output=True, text=True, timeout=3 * PATIENCE, env=ENVIRONMENT)
-    assert demo.returncode == 0, demo.stderr
+@pytest.mark.slow
+def test_the_demo_reports_that_nothing_was_early_and_nothing_is_left(program: Any) -> None:
+    demo = program(EXAMPLE, "--demo", "--pollers", "40", "--seconds", "1.5", env=ENVIRONMENT)
     assert demo.stderr == ""
 
     def row(name: str) -> list[float]:

@@ -1,10 +1,6 @@
-"""The page of `examples/long_poll_board.py` in headless Chromium: two windows of it, on a server that is stopped and killed.
-
-Needs Chromium and its driver, and is skipped where they are missing: `apt-get install chromium chromium-driver`.
-"""
+"""The page of `examples/long_poll_board.py` in headless Chromium: two windows of it, on a server that is stopped and killed."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,33 +9,17 @@ from pathlib import Path
 
 import pytest
 from ports import free_port
-from requirements import need, unavailable
-from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.wait import WebDriverWait
 
-pytestmark = pytest.mark.xdist_group("browser")  # one browser is enough
+pytest_plugins = ["browser"]
+pytestmark = pytest.mark.slow
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "long_poll_board.py"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "no_proxy": "127.0.0.1"}
-PATIENCE = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
-MISSING = "needs Chromium and its driver, which pip cannot bring. On Debian: apt-get install chromium chromium-driver"
-FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--no-proxy-server", "--disable-dev-shm-usage",
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    options = ChromeOptions()
-    names = ("chromium", "chromium-browser", "google-chrome")
-    options.binary_location = next(filter(None, map(shutil.which, names)), None) or unavailable(MISSING)
-    for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
-        options.add_argument(flag)
-    with Chrome(options, ChromeService(need("chromedriver", MISSING))) as chrome:
-        yield chrome
+TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
 
 
 class Board:
@@ -63,7 +43,7 @@ class Board:
     def end(self, number: int) -> str:
         assert self.process is not None
         self.process.send_signal(number)
-        output, _ = self.process.communicate(timeout=PATIENCE)
+        output, _ = self.process.communicate(timeout=TIMEOUT)
         self.process = None
         return output
 
@@ -109,7 +89,7 @@ class Window:
         self._here().find_element(By.ID, "text").send_keys(text, Keys.ENTER)
 
     def until(self, holds: Callable[[], bool]) -> None:
-        WebDriverWait(self.browser, PATIENCE, poll_frequency=0.05).until(lambda _: holds())
+        WebDriverWait(self.browser, TIMEOUT, poll_frequency=0.05).until(lambda _: holds())
 
     def until_it_shows(self, *messages: str) -> None:
         try:
@@ -117,18 +97,10 @@ class Window:
         except Exception as error:
             raise AssertionError(f"shown: {self.messages}; expected: {list(messages)}; {self.state}") from error
 
-    def close(self) -> None:
-        self._here().close()
-
 
 @pytest.fixture
-def windows(browser: Chrome, board: Board) -> Iterator[list[Window]]:
-    first = browser.current_window_handle
-    opened = [Window(browser, board.url) for _ in range(2)]
-    yield opened
-    for window in opened:
-        window.close()
-    browser.switch_to.window(first)
+def windows(browser: Chrome, board: Board) -> list[Window]:
+    return [Window(browser, board.url) for _ in range(2)]
 
 
 def test_two_windows_see_each_others_messages_through_the_long_poll(board: Board, windows: list[Window]) -> None:

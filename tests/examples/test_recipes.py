@@ -2,12 +2,9 @@
 when the server stops. On real servers and sockets, in this process."""
 
 import asyncio
-import importlib.util
 import signal
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,21 +13,14 @@ import pytest
 import uvicorn
 from aiohttp import web
 from asgi_connection import Connection
+from asgi_modules import EXAMPLES, load
 from django.urls import clear_url_caches
-from loops import on_asyncio
-
-RECIPES = Path(__file__).parents[2] / "examples" / "recipes"
+from loops import on_asyncio, on_virtual_time
 
 
 def recipe(name: str) -> ModuleType:
-    """A recipe as a module of its own for each test: its purgatory belongs to one loop."""
-    spec = importlib.util.spec_from_file_location(f"with_{name}", RECIPES / f"with_{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # Django looks for it there
-    spec.loader.exec_module(module)
-    clear_url_caches()
-    return module
+    clear_url_caches()  # Django's
+    return load(EXAMPLES / "recipes" / f"with_{name}.py")
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +87,9 @@ class Clients:
 
 
 @on_asyncio
-@pytest.mark.parametrize("name", ["aiohttp", "litestar", "quart", "django"])
+@pytest.mark.parametrize(
+    "name", ["aiohttp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("litestar", "quart", "django"))]
+)
 async def test_over_http_each_ending_has_its_answer(name):
     module = recipe(name)
     server = under_aiohttp if name == "aiohttp" else under_uvicorn
@@ -164,15 +156,17 @@ async def test_over_tcp_each_ending_has_its_line(monkeypatch):
 
 
 @on_asyncio
-async def test_over_grpc_each_ending_has_its_status():
+async def test_over_grpc_each_ending_has_its_status(monkeypatch):
     module = recipe("grpc")
     server, port = module.server_on("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         result, finish = channel.unary_unary("/jobs/Result"), channel.unary_unary("/jobs/Finish")
+        monkeypatch.setattr(module, "MAX_WAIT", 0.05)
         with pytest.raises(grpc.aio.AioRpcError) as late:
-            await result(b"1", timeout=5)  # the answer has a tenth of it to come back in
+            await result(b"1", timeout=60)
         assert late.value.code() is grpc.StatusCode.NOT_FOUND
+        monkeypatch.setattr(module, "MAX_WAIT", 60.0)
 
         satisfied = asyncio.ensure_future(result(b"1", timeout=60))
         await until_pending(module, 1)
@@ -190,3 +184,21 @@ async def test_over_grpc_each_ending_has_its_status():
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await stopped
         assert ended.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@on_virtual_time
+async def test_over_grpc_the_wait_ends_before_the_deadline_of_the_call():
+    class Aborted(Exception):
+        pass
+
+    class Context:
+        def time_remaining(self) -> float:
+            return 5.0
+
+        async def abort(self, status: grpc.StatusCode, _: str) -> None:
+            raise Aborted(status)
+
+    with pytest.raises(Aborted) as raised:
+        await recipe("grpc").result(b"1", Context())
+    assert raised.value.args == (grpc.StatusCode.NOT_FOUND,)
+    assert asyncio.get_running_loop().time() == 4.5

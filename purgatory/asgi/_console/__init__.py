@@ -1,9 +1,9 @@
 """The page: what waits in a process, what is slow, what was missed. `console` makes it, an ASGI application to mount anywhere.
 
-a page ── GET state, with the tag of what it has ──> _app: may it?    _access
+a page ── GET state, with the tag of its version ──> _app: is it authorized?    _access
                                                       │  waits for the next version
 every second, while a page is open:                   │
-_feed ── one purgatory per turn ──> _describe ──> the bytes of this version, made once, for all pages
+_feed ── one purgatory per iteration ──> _describe ──> the JSON of this version, made once, for all pages
 """
 
 from purgatory.asgi._console._app import console

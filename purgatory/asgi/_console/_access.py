@@ -1,11 +1,10 @@
-"""Who may see the page, if its author has not said: a visitor on this machine, who has come to it by a local name.
+"""Who may see the page by default: a visitor on this machine, under a local name of it, and not through a proxy.
 
-Either alone is not enough. A proxy on this machine makes every visitor's address a local one; a name that its owner points to
-127.0.0.1 makes every browser here a visitor, for a stranger's script (DNS rebinding). So both the peer's address and the `Host`
-must be local, and whatever says that a proxy has passed the request on tells against it, whatever it says the visitor's address
-to be; also that it speaks HTTP/1.0, as nginx does to what is behind it, and no browser. (nginx, if it is told nothing else,
-sends no header that tells of it, and the address behind it as `Host`. Since 1.29.7 it speaks HTTP/1.1.) A proxy that leaves no
-trace, and names itself in `Host`, cannot be told from a visitor: behind one, say who may see it.
+Neither the address nor the name is enough. With a proxy on this machine every visitor has a local address; with DNS rebinding
+a script of another site runs in a browser here. So both the peer's address and the `Host` must be local, and no header may come
+from a proxy, whatever it says the visitor's address is. Nor may the request be HTTP/1.0, which nginx speaks to its upstream,
+and no browser does. (By default nginx adds no header, and sends the upstream's address as `Host`. Since 1.29.7 it speaks
+HTTP/1.1.) A proxy that leaves no trace, and has a local name in `Host`, looks like a visitor: behind one, give `authorize`.
 """
 
 from ipaddress import IPv6Address, ip_address
@@ -17,21 +16,14 @@ from purgatory.asgi._types import Scope
 
 _LOCAL_HOST: Final = regex(rb"(?:localhost|127(?:\.[0-9]{1,3}){3}|\[::1\])(?::[0-9]{1,5})?", IGNORECASE)
 
-_OF_PROXIES: Final = (
-    b"forwarded",
-    b"via",
-    b"x-forwarded",
-    b"x-real-ip",
-    b"x-client-ip",
-    b"x-original",
-    b"true-client-ip",
-    b"cf-",
-)
-"""How the names of header fields begin by which proxies tell that there is one."""
+_PROXY_PREFIXES: Final = (
+    b"forwarded", b"via", b"x-forwarded", b"x-real-ip", b"x-client-ip", b"x-original", b"true-client-ip", b"cf-"
+)  # fmt: skip
+"""How the names of the header fields begin that proxies add."""
 
 
 def is_local(scope: Scope) -> bool:
-    """Whether a request comes from this machine, for a local name of it, and through no proxy that tells so."""
+    """Whether a request comes from this machine, to a local name of it, and shows no trace of a proxy."""
     client = scope.get("client")
     if not client or not _is_loopback(client[0]) or scope.get("http_version") == "1.0":
         return False
@@ -39,11 +31,11 @@ def is_local(scope: Scope) -> bool:
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) != 1 or not _LOCAL_HOST.fullmatch(hosts[0]):
         return False
-    return not any(name.startswith(_OF_PROXIES) for name, _ in headers)
+    return not any(name.startswith(_PROXY_PREFIXES) for name, _ in headers)
 
 
-def is_from_elsewhere(scope: Scope) -> bool:
-    """Whether a browser says that a page of another site has asked for this."""
+def is_cross_site(scope: Scope) -> bool:
+    """Whether a browser says that a page of another site has made this request."""
     sites = {value for name, value in scope.get("headers", ()) if name.lower() == b"sec-fetch-site"}
     return not sites <= {b"same-origin", b"none"}
 

@@ -1,7 +1,7 @@
-"""The page as an ASGI application: two paths, which can only be read, and only by those who may.
+"""The page as an ASGI application: two read-only paths for authorized visitors.
 
-GET /         the page, one file: its script and its style carry a nonce, and nothing else may run or be loaded
-GET /state    what there is to see, as JSON: at once; or if If-None-Match names the present version, when there is the next one
+GET /         the page, one file: its script and its style have a nonce, and nothing else may run or be loaded
+GET /state    the state as JSON: at once; or, if If-None-Match names the current version, with the next one
 """
 
 from collections.abc import Awaitable, Callable
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from purgatory import Purgatory, ThresholdPurgatory
-from purgatory.asgi._console._access import is_from_elsewhere, is_local
-from purgatory.asgi._console._describe import LONGEST_ADDRESS, KeyOf, Watched, is_web_address, shown
+from purgatory.asgi._console._access import is_cross_site, is_local
+from purgatory.asgi._console._describe import MAX_ADDRESS_BYTES, AnyPurgatory, KeyOf, is_web_address, shown
 from purgatory.asgi._console._feed import STATE, Feed
 from purgatory.asgi._outcome import Ending
 from purgatory.asgi._polls import LongPolls
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 Authorize = Callable[[Scope], bool | Awaitable[bool]]
 
-WAIT: Final = 25.0
-"""Seconds that a page waits for a version; there is one each `refresh`."""
+MAX_WAIT: Final = 25.0
+"""Seconds that a page waits for a version at most; there is one each `refresh`."""
 
 PAGE: Final = Path(__file__).with_name("page.html")
 
@@ -38,7 +38,7 @@ HEADERS: Final = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-"""Of every answer."""
+"""Of every response."""
 
 POLICY: Final = (
     "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:; connect-src 'self'; "
@@ -47,12 +47,12 @@ POLICY: Final = (
 
 FORBIDDEN: Final = (
     "This page shows itself only on the machine that it runs on, at a local address, say http://127.0.0.1:8000, "
-    "and not through a proxy. Who else may see it is for console(authorize=...) to say.\n"
+    "and not through a proxy. Others may see it if console(authorize=...) says so.\n"
 )
 
 
 def console(
-    *purgatories: Watched,
+    *purgatories: AnyPurgatory,
     polls: LongPolls | None = None,
     relay: "Relay | None" = None,
     meter: "Meter | None" = None,
@@ -63,37 +63,37 @@ def console(
     refresh: float = 1.0,
     max_pages: int = 1000,
 ) -> ASGIApp:
-    """A page to look at: what waits, what is slow, what was missed. An ASGI application, to mount under any path.
+    """A page that shows what waits, what is slow, what was missed. An ASGI application, to mount under any path.
 
         meter = Meter()
         jobs = Purgatory("jobs", observer=meter)
         app.mount("/purgatory", console(jobs, polls=polls, meter=meter))
 
-    It changes nothing. It shows the process that answers, and says which that is. While a page is open, and for five minutes
-    after, it looks once in each `refresh`, for less than a millisecond of the loop for each purgatory, whatever is pending and
+    It is read-only. It shows the process that answers, and says which that is. While a page is open, and for five minutes
+    after, it takes a snapshot each `refresh`: less than a millisecond of the loop for each purgatory, whatever is pending and
     however many pages are open. Before the first page is opened it costs nothing.
 
     Args:
         purgatories: which to show, in this order; all of one event loop.
         polls: the long polls to show.
         relay: the relay to show, and through it the other workers: the processes that show the same relay on a page of theirs.
-            They tell each other their process ids, hosts, addresses and how many operations wait, while a page is open.
-        meter: what the purgatories have as their observer, for how long waits take and which triggers were missed.
-        stream: of a stream of `purgatory.pipeline`, to show what it does.
-        authorize: is called with the scope of each request, and says who may see it; it may be asynchronous. It alone decides.
-            If it is not given, only visitors on this machine may, under a local name of it, and not through a proxy. A proxy
-            that leaves no trace in what it passes on, and puts a local name into `Host`, looks like such a visitor: behind
-            one, give `authorize`.
+            They announce their process ids, hosts, addresses and how many operations wait, while a page is open.
+        meter: the purgatories' observer, to show how long waits take and which triggers were missed.
+        stream: of a stream of `purgatory.pipeline`, to show it.
+        authorize: is called with the scope of each request, and returns whether it is allowed; it may be asynchronous. It alone
+            decides. By default only visitors on this machine are allowed, under a local name of it, and not through a proxy. A
+            proxy that leaves no trace, and puts a local name into `Host`, looks like such a visitor: behind one, give
+            `authorize`.
         key_of: what to show for a key, to hide or to hash it; by default its `repr`, shortened.
         address: where this worker's own page can be reached, for the lists of the others: `http://...` or `https://...`.
             Workers behind one port have none.
-        refresh: seconds between two looks, from 0.1 to 60.
+        refresh: seconds between two snapshots, from 0.1 to 60.
         max_pages: how many pages may be open at once.
 
     Raises:
-        TypeError: something to show is neither a `Purgatory` nor a `ThresholdPurgatory`, or `authorize` or `key_of` cannot be
-            called.
-        ValueError: `refresh` or `max_pages` is out of its bounds, or `address` is none of a page.
+        TypeError: an object to show is neither a `Purgatory` nor a `ThresholdPurgatory`, or `authorize` or `key_of` is not
+            callable.
+        ValueError: `refresh` or `max_pages` is out of its bounds, or `address` is not that of a page.
     """
     for purgatory in purgatories:
         if not isinstance(purgatory, (Purgatory, ThresholdPurgatory)):
@@ -103,53 +103,53 @@ def console(
             raise TypeError(f"{name} must be a function, not {function!r}")
     if address is not None and not is_web_address(address):
         raise ValueError(
-            f"address must begin with http:// or https://, not {address!r}, and take at most {LONGEST_ADDRESS} bytes as JSON"
+            f"address must begin with http:// or https://, not {address!r}, and take at most {MAX_ADDRESS_BYTES} bytes as JSON"
         )
     if not 0.1 <= refresh <= 60.0:
         raise ValueError(f"refresh must be from 0.1 to 60 seconds, not {refresh!r}")
     if not max_pages >= 1:
         raise ValueError(f"max_pages must be at least 1, not {max_pages!r}")
-    pages = LongPolls(max_wait=WAIT, max_open=max_pages, signals=(), retry_after=5.0, read_ahead=0)
-    feed = Feed(purgatories, polls, relay, meter, key_of, address, refresh, pages, stream)
+    pages = LongPolls(max_wait=MAX_WAIT, max_open=max_pages, signals=(), retry_after=5.0, read_ahead=0)
+    feed = Feed(purgatories, polls, relay, meter, stream, key_of, address, refresh, pages)
     page = _Console(feed, pages, authorize)
 
-    async def application(scope: Scope, receive: Receive, send: Send) -> None:  # servers know ASGI 3 by its coroutine function
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:  # servers know ASGI 3 by the coroutine function
         await page.serve(scope, receive, send)
 
     return application
 
 
 class _Console:
-    """What `console` has made."""
+    """The application that `console` returns."""
 
     def __init__(self, feed: Feed, pages: LongPolls, authorize: Authorize | None) -> None:
         self.feed = feed
         self.pages = pages
         self.authorize = authorize
-        self.page = PAGE.read_text(encoding="utf-8")
-        self.polled = pages.middleware(self._state)
+        self.html = PAGE.read_text(encoding="utf-8")
+        self.state = pages.middleware(self._state)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The application."""
         if scope["type"] == "lifespan":
-            await self.polled(scope, receive, send)
+            await self.state(scope, receive, send)
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008})
-        elif not await self._may_see(scope):
+        elif not await self._authorized(scope):
             await _send(send, 403, FORBIDDEN)
         elif scope["method"] not in ("GET", "HEAD"):
             await _send(send, 405, "This page is to be read.\n", {"allow": "GET, HEAD"})
         else:
-            await self._answer(scope, receive, send)
+            await self._respond(scope, receive, send)
 
-    async def _may_see(self, scope: Scope) -> bool:
+    async def _authorized(self, scope: Scope) -> bool:
         if self.authorize is None:
             return is_local(scope)
         verdict = self.authorize(scope)
         return bool(await verdict if isawaitable(verdict) else verdict)
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, prefix = scope["path"], scope.get("root_path", "").rstrip("/")
         if prefix and (path == prefix or path.startswith(f"{prefix}/")):
             path = path[len(prefix) :]
@@ -158,35 +158,35 @@ class _Console:
         elif path == "/":
             nonce = token_urlsafe(16)
             headers = {"content-security-policy": POLICY.format(nonce=nonce)}
-            await _send(send, 200, self.page.replace("{{nonce}}", nonce), headers, "text/html", scope["method"] == "HEAD")
+            await _send(send, 200, self.html.replace("{{nonce}}", nonce), headers, "text/html", scope["method"] == "HEAD")
         elif path != "/state" or scope["method"] != "GET":
             await _send(send, 404, "There is nothing here.\n")
-        elif is_from_elsewhere(scope):
-            await _send(send, 403, "What the page shows is for the page alone.\n")
+        elif is_cross_site(scope):
+            await _send(send, 403, "Only the page itself may ask for this.\n")
         else:
-            # Without its query, which could be large and says nothing here.
-            await self.polled({**scope, "query_string": b""}, receive, send)
+            # Without its query, which could be large and has no meaning here.
+            await self.state({**scope, "query_string": b""}, receive, send)
 
     async def _state(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Waits for a version that the page has not had."""
+        """Waits for a version that the page does not have."""
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            await _lifespan(receive, send)
             return
         feed = self.feed
         await feed.ready()
         seen = feed.versions.seen(scope)
-        outcome = await feed.versions.changed(self.pages.poll(scope, wait=WAIT), STATE)
+        outcome = await feed.versions.changed(self.pages.poll(scope, wait=MAX_WAIT), STATE)
         if outcome.ending is Ending.GONE:
             return
         headers = {name.lower(): value for name, value in outcome.headers.items()}
         if outcome.is_satisfied:
-            await _send(send, outcome.status, feed.answer(seen), headers, "application/json")
+            await _send(send, outcome.status, feed.response(seen), headers, "application/json")
         else:
             await _send(send, outcome.status, outcome.reason, headers)
 
 
-async def _live(receive: Receive, send: Send) -> None:
-    """The lifespan protocol, for those who serve the page by itself."""
+async def _lifespan(receive: Receive, send: Send) -> None:
+    """The lifespan protocol, where the page is served by itself."""
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})

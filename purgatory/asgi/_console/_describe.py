@@ -1,9 +1,10 @@
-"""What the page is told, as plain data for JSON: times as durations in seconds, keys as text.
+"""The state of the page as plain data for JSON: times as durations in seconds, keys as text.
 
-All that is shown comes through public names: the purgatories' own `statistics`, `inspect`, a `Meter`, the polls and the relay.
+It comes from public names alone: the purgatories' own `statistics`, `inspect`, a `Meter`, the polls and the relay.
 """
 
 from collections.abc import Callable, Hashable, Iterable
+from functools import cache
 from json import dumps
 from math import isinf
 from reprlib import Repr
@@ -17,116 +18,104 @@ if TYPE_CHECKING:
     from purgatory.relay import Relay, Worker
 
 KeyOf = Callable[[Hashable], str]
-Watched = Purgatory[Any] | ThresholdPurgatory[Any, Any]
+AnyPurgatory = Purgatory[Any] | ThresholdPurgatory[Any, Any]
 Point = tuple[int, int, int, int, int]
 """Pending, and in all: completed, expired, cancelled, missed triggers."""
 
-LONGEST_KEY: Final = 120
+COUNTS: Final = ("name", "keys", "pending", "completed", "expired", "cancelled", "moves", "wake_ups")
+"""Of both kinds of purgatory."""
+
+MAX_KEY_LENGTH: Final = 120
 """Characters of a key that are shown."""
 
-LONGEST_ADDRESS: Final = 1000
-"""Bytes as JSON, so that it goes onto a card."""
+MAX_ADDRESS_BYTES: Final = 1000
+"""As JSON, so that it fits into an announcement."""
 
-LARGEST_NUMBER: Final = 2**53
-"""That browsers know exactly."""
+MAX_SAFE_INTEGER: Final = 2**53
+"""Up to here a number of JavaScript is exact."""
 
 _repr: Final = Repr()
-_repr.maxstring = _repr.maxother = LONGEST_KEY
+_repr.maxstring = _repr.maxother = MAX_KEY_LENGTH
 
 
 def shown(key: Hashable) -> str:
-    """A key as its `repr`, shortened: by it `42` and `"42"` are told apart."""
+    """A key as its `repr`, shortened: `42` and `"42"` look different."""
     return _repr.repr(key)
 
 
 def text_of(key: Hashable, key_of: KeyOf) -> str:
-    """What the page shows for a key: printable characters only, and not too many."""
+    """A key on the page: printable characters only, and not too many."""
     try:
         text = str(key_of(key))
     except Exception as error:
         return f"(key_of raised {type(error).__name__})"
-    if len(text) > LONGEST_KEY:
-        text = text[: LONGEST_KEY - 1] + "…"
+    if len(text) > MAX_KEY_LENGTH:
+        text = text[: MAX_KEY_LENGTH - 1] + "…"
     return text if text.isprintable() else "".join([char if char.isprintable() else "\ufffd" for char in text])
 
 
-def describe(purgatory: Watched, kinds: "Iterable[KindMetrics] | None", key_of: KeyOf) -> tuple[dict[str, Any], Point]:
-    """What is told of a purgatory, and what of that is kept for its history. Cost: bounded, whatever is pending."""
+def describe(purgatory: AnyPurgatory, kinds: "Iterable[KindMetrics] | None", key_of: KeyOf) -> tuple[dict[str, Any], Point]:
+    """A purgatory, and a point of its history. Cost: bounded, whatever is pending."""
     if isinstance(purgatory, ThresholdPurgatory):
-        known = purgatory.statistics()
-        told = {"name": known.name, "isThreshold": True, "watched": known.pending, "keys": known.keys, "failed": known.failed}
-        return told | _counts(known), (known.pending, known.completed, known.expired, known.cancelled, 0)
+        counts = purgatory.statistics()
+        fields = _fields(counts, *COUNTS, "failed") | {"isThreshold": True, "watched": counts.pending}
+        return fields, (counts.pending, counts.completed, counts.expired, counts.cancelled, 0)
     statistics = purgatory.statistics()
     point = (statistics.pending, statistics.completed, statistics.expired, statistics.cancelled, statistics.missed_triggers)
-    told = {"name": statistics.name, "watched": statistics.watched, "keys": statistics.keys} | _counts(statistics)
-    told["missed"] = statistics.missed_triggers
+    fields = _fields(statistics, *COUNTS, "watched") | {"missed": statistics.missed_triggers}
     try:
-        told |= _inside(inspect(purgatory), key_of)
+        fields |= _inspection(inspect(purgatory), key_of)
     except WrongLoop:
-        told["isElsewhere"] = True  # it belongs to another loop of this process
+        fields["isElsewhere"] = True  # it belongs to another loop of this process
     if kinds is not None:
-        told["kinds"] = [_kind(kind) for kind in kinds if kind.purgatory == statistics.name]
-    return told, point
+        fields["kinds"] = [_kind(kind) for kind in kinds if kind.purgatory == statistics.name]
+    return fields, point
 
 
-def _counts(statistics: Any) -> dict[str, Any]:
-    names = ("pending", "completed", "expired", "cancelled", "moves")
-    return {name: getattr(statistics, name) for name in names} | {"wakeUps": statistics.wake_ups}
+def _fields(source: Any, *names: str) -> dict[str, Any]:
+    """These attributes, named as in JavaScript."""
+    return {_camel_case(name): getattr(source, name) for name in names}
 
 
-def _inside(seen: Inspection, key_of: KeyOf) -> dict[str, Any]:
-    return {
-        "isClosed": seen.is_closed,
-        "maxPending": seen.max_pending,
-        "tick": seen.tick,
+@cache
+def _camel_case(name: str) -> str:
+    first, *words = name.split("_")
+    return first + "".join(map(str.title, words))
+
+
+def _inspection(seen: Inspection, key_of: KeyOf) -> dict[str, Any]:
+    return _fields(seen, "is_closed", "max_pending", "tick", "moving", "without_deadline", "looked_at") | {
         "levels": [
-            {
-                "slot": level.slot_seconds,
-                "slots": level.slots,
-                "waiting": level.waiting,
-                "sector": level.sector_seconds,
-                "sectors": level.sectors,
-                "isEstimate": level.is_estimate,
-            }
+            _fields(level, "slots", "waiting", "sectors", "is_estimate")
+            | {"slot": level.slot_seconds, "sector": level.sector_seconds}
             for level in seen.levels
         ],
-        "moving": seen.moving,
-        "withoutDeadline": seen.without_deadline,
-        "lookedAt": seen.looked_at,
         "oldest": [
-            {
-                "kind": each.kind,
-                "keys": [text_of(key, key_of) for key in each.keys],
-                "moreKeys": each.more_keys,
+            _operation(each, key_of)
+            | {
                 "waited": None if each.started_at is None else round(seen.now - each.started_at, 3),
                 "left": None if each.deadline is None else round(each.deadline - seen.now, 3),
             }
             for each in seen.oldest
         ],
-        "hottest": [
-            {"key": text_of(each.key, key_of), "waiting": each.waiting, "isAtLeast": each.is_at_least} for each in seen.hottest
-        ],
+        "hottest": [_fields(each, "waiting", "is_at_least") | {"key": text_of(each.key, key_of)} for each in seen.hottest],
         "missedLast": [
-            {
-                "kind": each.kind,
-                "keys": [text_of(key, key_of) for key in each.keys],
-                "moreKeys": each.more_keys,
-                "timeout": each.timeout,
-                "ago": round(seen.now - each.deadline, 3),
-            }
+            _operation(each, key_of) | {"timeout": each.timeout, "ago": round(seen.now - each.deadline, 3)}
             for each in seen.missed
         ],
     }
 
 
+def _operation(each: Any, key_of: KeyOf) -> dict[str, Any]:
+    return _fields(each, "kind", "more_keys") | {"keys": [text_of(key, key_of) for key in each.keys]}
+
+
 def _kind(kind: "KindMetrics") -> dict[str, Any]:
-    return {
-        "kind": kind.kind,
+    return _fields(kind, "kind", "retries") | {
         "outcomes": {f"{state.value}: {cause.value}": count for (state, cause), count in kind.outcomes.items()},
         "waits": {state.value: _histogram(histogram) for state, histogram in kind.waits.items()},
         "lateness": _histogram(kind.lateness),
         "missed": kind.missed_triggers,
-        "retries": kind.retries,
     }
 
 
@@ -136,36 +125,27 @@ def _histogram(histogram: "Histogram") -> dict[str, Any]:
 
 
 def describe_polls(polls: LongPolls) -> dict[str, Any]:
-    """What is told of an application's long polls."""
+    """An application's long polls."""
     endings = {ending.value: count for ending, count in polls.endings.items()}
     max_open = None if polls.max_open is None or isinf(polls.max_open) else polls.max_open
-    return {"open": polls.open, "maxOpen": max_open, "isStopping": polls.is_stopping, "endings": endings}
+    return _fields(polls, "open", "is_stopping") | {"maxOpen": max_open, "endings": endings}
 
 
 def describe_relay(relay: "Relay", now: float) -> dict[str, Any]:
-    """What is told of a relay."""
-    known = relay.statistics()
-    counts = {name: getattr(known, name) for name in ("received", "sent", "resyncs", "healed", "epochs", "watched")}
-    return {"isConnected": known.is_connected, "for": round(now - known.since, 3), **counts}
-
-
-def introduce(
-    pid: int, host: str, began_at: float, purgatories: Iterable[Watched], polls: LongPolls | None, address: str | None
-) -> dict[str, Any]:
-    """What the pages of other workers tell of this one: how much waits, and no names of anything."""
-    pending = sum(purgatory.pending for purgatory in purgatories)
-    counts = {"pending": pending, "polls": None if polls is None else polls.open}
-    return {"pid": pid, "host": host, "began": round(began_at, 3), "address": address, **counts}
+    """A relay."""
+    statistics = relay.statistics()
+    names = ("is_connected", "received", "sent", "resyncs", "healed", "epochs", "watched")
+    return _fields(statistics, *names) | {"for": round(now - statistics.since, 3)}
 
 
 def describe_other(other: "Worker", now: float) -> dict[str, Any]:
-    """What is told of another worker. It has said so itself, through a store that strangers may write to."""
+    """Another worker. It announced this through a store to which others may write, so it is not trusted."""
 
     def number(name: str) -> float | None:
         value = other.about.get(name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             return None
-        return value if 0 <= value <= LARGEST_NUMBER else None
+        return value if 0 <= value <= MAX_SAFE_INTEGER else None
 
     host, address = other.about.get("host"), other.about.get("address")
     return {
@@ -176,23 +156,20 @@ def describe_other(other: "Worker", now: float) -> dict[str, Any]:
 
 
 def is_web_address(address: object) -> bool:
-    """Whether it may stand behind a link."""
+    """Whether it may be the target of a link."""
     if not (isinstance(address, str) and address.startswith(("http://", "https://")) and address.isprintable()):
         return False
-    return len(dumps(address)) <= LONGEST_ADDRESS
+    return len(dumps(address)) <= MAX_ADDRESS_BYTES
 
 
 def describe_stream(stream: "StreamMeter", wall: float) -> dict[str, Any]:
-    """What is told of a stream of the pipeline."""
+    """A stream of the pipeline."""
     now = stream.statistics()
-    names = ("name", "pending", "registered", "completed", "expired", "late", "rows", "batches")
-    return {name: getattr(now, name) for name in names} | {
-        "isRunning": now.is_running,
-        "lateSignals": now.late_signals,
-        "batchRows": now.batch_rows,
+    names = (
+        "name", "pending", "registered", "completed", "expired", "late", "rows", "batches", "is_running", "late_signals",
+        "batch_rows", "watermark", "state_rows", "state_bytes",
+    )  # fmt: skip
+    return _fields(now, *names) | {
         "batchSeconds": round(now.batch_seconds, 3),
         "ago": None if now.batch_at is None else round(max(wall - now.batch_at, 0.0), 1),
-        "watermark": now.watermark,
-        "stateRows": now.state_rows,
-        "stateBytes": now.state_bytes,
     }

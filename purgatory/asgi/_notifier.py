@@ -1,10 +1,10 @@
-"""Telling observers of the waits of requests, by the door that purgatories have: see `purgatory.Observer`.
+"""Notifies observers of the waits of requests, as a purgatory does of its operations: see `purgatory.Observer`.
 
-    SATISFIED    COMPLETED, KEY             GONE        CANCELLED, CANCELLED; so is one whose task somebody else cancels
+    SATISFIED    COMPLETED, KEY             GONE        CANCELLED, CANCELLED; also if somebody else cancels the task
     DEADLINE     EXPIRED, DEADLINE          STOPPING    CANCELLED, CLOSED
-                                            REFUSED     CANCELLED, FAILED; not told if it did not begin to wait
+                                            REFUSED     CANCELLED, FAILED; no notification if it did not begin to wait
 
-A wait has no keys here, and its kind is "poll". What it has waited for tells of itself, if that has observers.
+These operations have no keys, and their kind is "poll". The purgatory in which a request waits notifies its own observers.
 """
 
 from asyncio import get_running_loop
@@ -27,15 +27,15 @@ STATES: Final = {
 }
 
 
-class Timed(Protocol):
-    """A poll, as far as it is told of."""
+class HasTimeout(Protocol):
+    """What this module needs of a poll."""
 
     timeout: float
 
 
 @final
-class PollTeller:
-    """Tells `observers`, of whom there is at least one.
+class PollNotifier:
+    """Notifies `observers`, of whom there is at least one.
 
     Args:
         name: of the polls.
@@ -48,20 +48,20 @@ class PollTeller:
         self._name = name
         self._observers = ObserverGroup(observers, _report)
 
-    def began(self, poll: Timed) -> float:
-        """Tells of a wait that begins now; the loop's time."""
+    def notify_started(self, poll: HasTimeout) -> float:
+        """Notifies of a wait that begins now, and returns the loop's time."""
         self._observers.notify_started(poll)
         return get_running_loop().time()
 
-    def ended(self, poll: Timed, begun: float, ending: Ending | None, error: BaseException | None) -> None:
-        """Tells of its end, in an ending, or in an exception that is raised."""
+    def notify_ended(self, poll: HasTimeout, started_at: float, ending: Ending | None, error: BaseException | None) -> None:
+        """Notifies of the end of a wait: with `ending`, or else with `error`, which is raised."""
         failure = error if ending is None and isinstance(error, Exception) else None
         state, cause = STATES[ending or (Ending.GONE if failure is None else Ending.REFUSED)]
         timeout = None if poll.timeout == inf else max(poll.timeout, 0.0)
         failed_tries = 1 + (cause is Cause.DEADLINE)
         self._observers.notify_ended(
-            (self._name, KIND, (), begun, get_running_loop().time(), timeout, state, cause, None, failed_tries, False, failure,
-             id(poll))
+            (self._name, KIND, (), started_at, get_running_loop().time(), timeout, state, cause, None, failed_tries, False,
+             failure, id(poll))
         )  # fmt: skip
 
 
