@@ -160,8 +160,8 @@ def inspect(purgatory: Purgatory[Any], most: int = 10) -> Inspection:
     if engine.loop_wheel.is_bound and engine.loop is not loop:
         engine.bind(f"inspect {engine.name}")
     now = loop.time()
-    tick_now = wheel.clock.tick_at(now)
-    levels = [_sample_level(level, tick_now, wheel.clock.tick) for level in wheel.levels]
+    current_tick = wheel.clock.tick_at(now)
+    levels = [_sample_level(level, current_tick, wheel.clock.tick) for level in wheel.levels]
     moving = sum(map(len, wheel.draining()))
     operations = _sample_operations(wheel, engine.by_key)
     starts = {} if engine.notifier is None else engine.notifier._starts
@@ -192,7 +192,7 @@ def _default(instant: float | None, otherwise: float) -> float:
     return otherwise if instant is None else instant
 
 
-def _sample_level(level: Level, tick_now: int, tick: float) -> WheelLevel:
+def _sample_level(level: Level, current_tick: int, tick: float) -> WheelLevel:
     """Counts the operations of a level, by sectors. Cost: `MAX_BUCKETS` buckets."""
     width = max(ceil(2 * level.interval / MAX_BINS), level.tick)  # no entry of a level is due later than that
     iterated = min(len(level.buckets), MAX_SKIPPED)
@@ -202,7 +202,7 @@ def _sample_level(level: Level, tick_now: int, tick: float) -> WheelLevel:
     for bucket in islice(level.buckets.values(), 0, iterated, stride):
         read += 1
         if waiting := len(bucket):
-            sector = max(bucket.start_tick - tick_now, 0) // width
+            sector = max(bucket.start_tick - current_tick, 0) // width
             sectors[sector] = sectors.get(sector, 0) + waiting
     factor = len(level.buckets) / read if read else 1.0
     scaled = [(sector, round(waiting * factor)) for sector, waiting in sorted(sectors.items())]

@@ -93,7 +93,7 @@ class RowBuilder:
 
     def _text_lists(self, keys: Sequence[tuple[Hashable, ...]]) -> pa.Array:
         offsets = pa.array(accumulate(map(len, keys), initial=0), pa.int32())
-        texts = pa.array([self._text(key) for several in keys for key in several], pa.string())
+        texts = pa.array([self._text(key) for group in keys for key in group], pa.string())
         return pa.ListArray.from_arrays(offsets, texts)
 
     def _text(self, key: Hashable) -> str:

@@ -36,10 +36,10 @@ def store_checks() -> list[Check]:
 
 async def a_key_that_was_never_written_has_version_0(make: Make) -> None:
     async with opened(make) as store:
-        answer = await store.read(("a", "b"), None)
-        assert dict(answer.versions) == {"a": 0, "b": 0}
-        assert answer.epoch
-        assert not answer.has_more
+        result = await store.read(("a", "b"), None)
+        assert dict(result.versions) == {"a": 0, "b": 0}
+        assert result.epoch
+        assert not result.has_more
 
 
 async def a_write_raises_a_version_to_a_floor_and_then_by_an_increment(make: Make) -> None:
@@ -123,10 +123,10 @@ async def what_has_changed_since_a_position_can_be_read(make: Make) -> None:
         changed: dict[str, int] = {}
         has_more = True
         while has_more:
-            answer = await store.read(("old", "never"), position)
-            assert answer.position >= position
-            position, has_more = answer.position, answer.has_more
-            changed.update(answer.versions)
+            result = await store.read(("old", "never"), position)
+            assert result.position >= position
+            position, has_more = result.position, result.has_more
+            changed.update(result.versions)
         expected = {"old": 1, "never": 0, "a": 30, **{f"b{number}": 1 for number in range(30)}}
         assert changed == expected
         await write(other, ("c", 0, 1))
@@ -138,12 +138,12 @@ async def what_an_epoch_has_is_there_in_the_next_one(make: Make) -> None:
         await write(store, ("a", 7, 0))
         before = (await store.read((), None)).epoch
         await store.renew(before)
-        answer = await store.read(("a",), None)
-        assert answer.epoch != before
-        assert answer.versions["a"] == 7
+        result = await store.read(("a",), None)
+        assert result.epoch != before
+        assert result.versions["a"] == 7
         await store.renew(before)  # a second process renews the same epoch
-        assert (await store.read((), None)).epoch == answer.epoch
-        await until(lambda: any(changes[0] == answer.epoch and not changes[3] for changes in received))
+        assert (await store.read((), None)).epoch == result.epoch
+        await until(lambda: any(changes[0] == result.epoch and not changes[3] for changes in received))
 
 
 async def what_is_sent_reaches_its_sender(make: Make) -> None:
