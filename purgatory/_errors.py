@@ -1,22 +1,22 @@
-"""Every error that purgatory raises of its own accord.
+"""The errors of this library.
 
     PurgatoryError
-    ├── OperationTimeout    (also a TimeoutError)   nothing came before the deadline
+    ├── OperationTimeout    (also a TimeoutError)   the deadline came first
     ├── OperationCancelled                          the operation was cancelled, so it has no result
-    ├── OperationReused     (also a RuntimeError)   an operation serves once
+    ├── OperationReused     (also a RuntimeError)   an operation can be used once
     ├── PurgatoryFull                               max_pending operations wait already
     ├── PurgatoryClosed     (also a RuntimeError)   aclose() was called
-    ├── RelayUnavailable    (also a ConnectionError)  the store that processes share cannot be reached
+    ├── RelayUnavailable    (also a ConnectionError)  the store cannot be reached
     └── WrongLoop           (also a RuntimeError)   used from another event loop or thread
 
 A message says what could not be done, the value, and the state that forbids it. Arguments that are wrong in themselves
-(NaN, no keys, a negative size) are a `ValueError` or a `TypeError`, as in the standard library; a result that is asked
-for too early is `asyncio.InvalidStateError`, as with `asyncio.Future`.
+(NaN, no keys, a negative size) are a `ValueError` or a `TypeError`, as in the standard library; a result that is requested
+too early is `asyncio.InvalidStateError`, as with `asyncio.Future`.
 """
 
 
 class PurgatoryError(Exception):
-    """The root: `except PurgatoryError` catches whatever this library has to say."""
+    """The base class of all errors of this library."""
 
 
 class OperationTimeout(PurgatoryError, TimeoutError):
@@ -24,7 +24,7 @@ class OperationTimeout(PurgatoryError, TimeoutError):
 
 
 class OperationCancelled(PurgatoryError):
-    """Raised to whoever awaits an operation that was cancelled.
+    """Raised in tasks that await an operation that was cancelled.
 
     It is not an `asyncio.CancelledError`: the operation was cancelled, the task that awaits it was not.
     """
@@ -43,7 +43,7 @@ class PurgatoryClosed(PurgatoryError, RuntimeError):
 
 
 class RelayUnavailable(PurgatoryError, ConnectionError):
-    """The store of a `purgatory.relay` could not be reached, or gave no answer in time. A write was perhaps made."""
+    """The store of a `purgatory.relay` could not be reached, or gave no answer in time. A write may have been made."""
 
 
 class WrongLoop(PurgatoryError, RuntimeError):

@@ -1,4 +1,4 @@
-"""How an exception is kept in place of a result."""
+"""An exception, stored in place of a result."""
 
 from typing import final
 
@@ -8,7 +8,7 @@ class Failure:
     """In place of a result: an exception, with the traceback that it had when it was raised.
 
     Attributes:
-        retrieved: whether it was raised to somebody; asyncio's word, see "exception was never retrieved".
+        retrieved: whether it was raised in a task that awaits it, as in asyncio's "exception was never retrieved".
     """
 
     __slots__ = ("exception", "retrieved", "traceback")

@@ -1,17 +1,17 @@
-"""What waits in a purgatory, looked at from outside: the wheel as it is, who has waited longest, which keys are watched most.
+"""A snapshot of a purgatory: its timing wheel, the operations that have waited longest, the keys with the most waiters.
 
-To look at a million operations takes a second of the loop, so not all are looked at. What is counted anyway is exact. Of the
-wheel, each level is walked bucket by bucket as long as it has few; of more an even share, and the result is scaled up.
-Operations are looked at where those stand that matter: at the front of their buckets and of the watch lists, which are in order
-of arrival. There stand the oldest ones, and among them a key that many watch is met as often as it is watched.
+To visit a million operations would block the loop for a second, so the snapshot is a sample, except for counts that exist
+anyway. A level of the wheel with up to 256 buckets is read bucket by bucket; of a larger one every n-th bucket is, and the
+result is scaled up. Operations are sampled at the front of buckets and of watch lists. These are in order of arrival, so the
+oldest operations are there; and the more operations watch a key, the more likely one of them is in the sample.
 
-    1,000,000 pending on 200,000 keys    wheel: 120 buckets, all walked    operations looked at: 200    0.4 ms
+    1,000,000 pending on 200,000 keys    wheel: all of 120 buckets    sample: 200 operations    0.4 ms
 
-CPython iterates over deleted slots of a dictionary too, so large ones are skipped.
+CPython iterates over the deleted slots of a dictionary, too, so large ones are skipped.
 """
 
 from asyncio import get_running_loop
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import suppress
 from heapq import nsmallest
 from itertools import islice
@@ -30,28 +30,28 @@ from purgatory._wheel.wheel import TimingWheel
 Operation = DelayedOperation[Any]
 
 MAX_BINS: Final = 120
-"""Into so many stretches of time a level is divided, at most."""
+"""Sectors that the time span of a level is divided into."""
 
 MAX_BUCKETS: Final = 256
-"""So many buckets of a level are looked at, and so many, ..."""
+"""Buckets that are read of a level, ..."""
 MAX_SKIPPED: Final = 4096
-"""... passed over on the way."""
+"""... among so many that are iterated over."""
 
 MAX_FRONTS: Final = 24
-"""At the front of so many buckets operations are looked at, ..."""
+"""Buckets of a level that operations are sampled from, ..."""
 PER_BUCKET: Final = 4
-"""... of each so many."""
+"""... and operations from each."""
 
-KEYS: Final = 32
-"""So many keys are looked at, those that have been watched longest, ..."""
-OPERATIONS_PER_KEY: Final = 4
-"""... and of each so many operations. Of an operation so many keys are told."""
+MAX_KEYS: Final = 32
+"""Keys that operations are sampled from, those that have been watched longest, ..."""
+PER_KEY: Final = 4
+"""... and operations from each. Also the number of an operation's keys in the result."""
 
 MAX_SCANNED_BYTES: Final = 8 * 1024 * 1024
-"""Bytes of buckets that are walked at the front; of the dictionary of keys half as many."""
+"""The total size of the dictionaries of buckets that may be iterated over; that of the keys may have half of it."""
 
-CHUNKS: Final = 4096
-"""So many chunks are counted for the watchers of all keys."""
+MAX_CHUNKS: Final = 4096
+"""Chunks that are counted for the watchers of all keys."""
 
 
 @final
@@ -63,20 +63,20 @@ class WaitingOperation(NamedTuple):
     keys: tuple[Hashable, ...]
     """The first four that it watches."""
     more_keys: int
-    """How many others."""
+    """How many others there are."""
     started_at: float | None
-    """When it began to wait; None if that is not known: it was given no timeout, and there is no observer."""
+    """When it began to wait; None if unknown, because it has no timeout and there is no observer."""
     deadline: float | None
 
 
 @final
 class WatchedKey(NamedTuple):
-    """A key, and how many operations wait for it."""
+    """A key, and the number of operations that wait for it."""
 
     key: Hashable
     waiting: int
     is_at_least: bool
-    """Whether there are more than were counted."""
+    """Whether there may be more, because counting stopped at its limit."""
 
 
 @final
@@ -84,37 +84,37 @@ class WheelLevel(NamedTuple):
     """A level of the wheel."""
 
     slot_seconds: float
-    """How wide a bucket is."""
+    """The width of a bucket."""
     slots: int
-    """How many are open."""
+    """The number of buckets."""
     waiting: int
     sector_seconds: float
     """The time from now on is divided into sectors of this width, ..."""
     sectors: tuple[tuple[int, int], ...]
-    """... of which these have operations: pairs of a sector, from 0, and how many, in order. What is overdue is in sector 0."""
+    """... and these are not empty: pairs of a sector, from 0, and its number of operations. Overdue ones are in sector 0."""
     is_estimate: bool
-    """Whether some buckets only were looked at, and the counts scaled up."""
+    """Whether only some buckets were read, and the counts scaled up."""
 
 
 @final
 class MissedTrigger(NamedTuple):
-    """An operation whose condition was found to hold at its deadline only: nobody had checked its keys when it came to hold."""
+    """An operation that only its last try completed: nobody had checked its keys when its condition came to hold."""
 
     kind: str
     """The name of its class."""
     keys: tuple[Hashable, ...]
     """The first four that it watched."""
     more_keys: int
-    """How many others."""
+    """How many others there are."""
     timeout: float | None
-    """How long it had to wait for that; None if it was given a deadline and no timeout."""
+    """Its timeout; None if it was given a deadline instead."""
     deadline: float
     """In the loop's time."""
 
 
 @final
 class Inspection(NamedTuple):
-    """A purgatory as it was at `now`, in the loop's time. It does not change; the keys are the caller's own objects."""
+    """A snapshot of a purgatory at `now`, in the loop's time. The keys are the caller's objects, not copies."""
 
     statistics: PurgatoryStatistics
     now: float
@@ -123,30 +123,30 @@ class Inspection(NamedTuple):
     tick: float
     """In seconds."""
     levels: tuple[WheelLevel, ...]
-    """From the finest; a level that was never needed is not there."""
+    """The finest first; without levels that were never used."""
     moving: int
-    """Operations in buckets that are being emptied: of those that are due, or that are moved to a narrower one."""
+    """Operations in buckets that are due, or that are being cascaded."""
     without_deadline: int
-    """Operations that are in no bucket; an estimate if some level's are."""
+    """Operations that are in no bucket; an estimate if one of the levels is."""
     oldest: tuple[WaitingOperation, ...]
-    """Those who have waited longest, in this order, of all who were looked at."""
+    """The operations of the sample that have waited longest, in this order."""
     hottest: tuple[WatchedKey, ...]
-    """The keys that most wait for, in this order, of all that were met."""
+    """The keys of the sample with the most waiters, in this order."""
     missed: tuple[MissedTrigger, ...]
-    """The last missed triggers, 16 at most, the latest first."""
+    """The last missed triggers, at most 16, the latest first."""
     looked_at: int
-    """How many operations were looked at. If this is `statistics.pending`, nothing is left out."""
+    """The size of the sample. If this is `statistics.pending`, nothing is left out."""
 
 
 def inspect(purgatory: Purgatory[Any], most: int = 10) -> Inspection:
-    """What waits in `purgatory` now. Changes nothing.
+    """Returns a snapshot of `purgatory`, and changes nothing.
 
     Args:
-        most: how many operations and how many keys are told, zero or more.
+        most: the length of `oldest` and of `hottest`, zero or more.
 
-    Cost: bounded, whatever is pending, and below a millisecond with a million. So `oldest` and `hottest` are of some 200
-    operations that are looked at, see `Inspection.looked_at`; where a level of the wheel has more than 256 buckets open, its
-    counts are an estimate. All other counts are exact.
+    Cost: bounded, and below a millisecond with a million pending. So `oldest` and `hottest` come from a sample of some 200
+    operations, see `Inspection.looked_at`; the counts of a level of the wheel with more than 256 buckets are an estimate. All
+    other counts are exact.
 
     Raises:
         ValueError: `most` is negative.
@@ -160,12 +160,12 @@ def inspect(purgatory: Purgatory[Any], most: int = 10) -> Inspection:
     if engine.loop_wheel.is_bound and engine.loop is not loop:
         engine.bind(f"inspect {engine.name}")
     now = loop.time()
-    tick_now = wheel.clock.tick_at(now)
-    looks = [_sample_level(level, tick_now, wheel.clock.tick) for level in wheel.levels]
+    current_tick = wheel.clock.tick_at(now)
+    levels = [_sample_level(level, current_tick, wheel.clock.tick) for level in wheel.levels]
     moving = sum(map(len, wheel.draining()))
     operations = _sample_operations(wheel, engine.by_key)
     starts = {} if engine.notifier is None else engine.notifier._starts
-    told = [_tell(operation, starts.get(operation)) for operation in operations]
+    sample = [_describe(operation, starts.get(operation)) for operation in operations]
     statistics = engine.statistics()
     return Inspection(
         statistics=statistics,
@@ -173,11 +173,11 @@ def inspect(purgatory: Purgatory[Any], most: int = 10) -> Inspection:
         is_closed=engine.closed,
         max_pending=engine.max_pending,
         tick=wheel.clock.tick,
-        levels=tuple(looks),
+        levels=tuple(levels),
         moving=moving,
-        without_deadline=max(statistics.pending - moving - sum(look.waiting for look in looks), 0),
-        oldest=tuple(nsmallest(most, told, key=lambda each: (_default(each.started_at, now), _default(each.deadline, inf)))),
-        hottest=tuple(nsmallest(most, _count(operations, engine.by_key), key=lambda each: -each.waiting)),
+        without_deadline=max(statistics.pending - moving - sum(level.waiting for level in levels), 0),
+        oldest=tuple(nsmallest(most, sample, key=lambda each: (_default(each.started_at, now), _default(each.deadline, inf)))),
+        hottest=tuple(nsmallest(most, _count_watchers(operations, engine.by_key), key=lambda each: -each.waiting)),
         missed=tuple(
             [
                 MissedTrigger(kind, *_keys(keys), timeout, when)
@@ -192,33 +192,32 @@ def _default(instant: float | None, otherwise: float) -> float:
     return otherwise if instant is None else instant
 
 
-def _sample_level(level: Level, tick_now: int, tick: float) -> WheelLevel:
-    """How full the sectors of a level are. Cost: `MAX_BUCKETS` buckets."""
-    reach = 2 * level.interval  # further it takes nothing
-    width = max(ceil(reach / MAX_BINS), level.tick)
-    walked = min(len(level.buckets), MAX_SKIPPED)
-    stride = max(ceil(walked / MAX_BUCKETS), 1)
+def _sample_level(level: Level, current_tick: int, tick: float) -> WheelLevel:
+    """Counts the operations of a level, by sectors. Cost: `MAX_BUCKETS` buckets."""
+    width = max(ceil(2 * level.interval / MAX_BINS), level.tick)  # no entry of a level is due later than that
+    iterated = min(len(level.buckets), MAX_SKIPPED)
+    stride = max(ceil(iterated / MAX_BUCKETS), 1)
     sectors: dict[int, int] = {}
-    looked_at = 0
-    for bucket in islice(level.buckets.values(), 0, walked, stride):
-        looked_at += 1
+    read = 0
+    for bucket in islice(level.buckets.values(), 0, iterated, stride):
+        read += 1
         if waiting := len(bucket):
-            sector = max(bucket.start_tick - tick_now, 0) // width
+            sector = max(bucket.start_tick - current_tick, 0) // width
             sectors[sector] = sectors.get(sector, 0) + waiting
-    share = len(level.buckets) / looked_at if looked_at else 1.0
-    scaled = [(sector, round(waiting * share)) for sector, waiting in sorted(sectors.items())]
+    factor = len(level.buckets) / read if read else 1.0
+    scaled = [(sector, round(waiting * factor)) for sector, waiting in sorted(sectors.items())]
     return WheelLevel(
         slot_seconds=level.tick * tick,
         slots=len(level.buckets),
         waiting=sum(waiting for _, waiting in scaled),
         sector_seconds=width * tick,
         sectors=tuple(scaled),
-        is_estimate=looked_at < len(level.buckets),
+        is_estimate=read < len(level.buckets),
     )
 
 
 def _sample_operations(wheel: TimingWheel, by_key: dict[Hashable, Any]) -> list[Operation]:
-    """Operations from the front of buckets and of watch lists, each once."""
+    """Returns operations from the front of buckets and of watch lists, each once."""
     found: dict[Operation, None] = {}
     budget = MAX_SCANNED_BYTES
     for chunk in _sample_chunks(wheel):
@@ -227,29 +226,26 @@ def _sample_operations(wheel: TimingWheel, by_key: dict[Hashable, Any]) -> list[
             break
         found.update(dict.fromkeys(islice(chunk, PER_BUCKET)))  # type: ignore[arg-type]  # operations are what is in there
     if getsizeof(by_key) <= MAX_SCANNED_BYTES // 2:
-        for waiting in islice(by_key.values(), KEYS):
+        for waiting in islice(by_key.values(), MAX_KEYS):
             if type(waiting) is Chunk:
-                found.update(dict.fromkeys(islice(waiting or waiting.after or (), OPERATIONS_PER_KEY)))
+                found.update(dict.fromkeys(islice(waiting or waiting.after or (), PER_KEY)))
             else:
                 found[waiting] = None
     return [operation for operation in found if not operation.is_completed]
 
 
 def _sample_chunks(wheel: TimingWheel) -> Iterator[EntryChunk]:
-    """The first entries of some buckets of each level, those that are due first before others."""
+    """The first chunks of some buckets of each level: the first ones to be due, and an even selection of the others."""
     yield from filter(None, wheel.draining()[:MAX_FRONTS])
     for level in reversed(wheel.levels):
-        if len(level.buckets) <= MAX_BUCKETS:
-            numbers: Iterable[int] = sorted(level.buckets)
-        else:
-            numbers = list(islice(level.buckets, MAX_BUCKETS))
-        soon, others = list(islice(numbers, MAX_FRONTS // 2)), list(islice(numbers, MAX_FRONTS // 2, None))
-        soon += others[:: max(ceil(len(others) / (MAX_FRONTS // 2)), 1)]
-        for number in soon:
-            yield from filter(None, level.buckets[number].chunks()[:1])
+        buckets = level.buckets
+        numbers = sorted(buckets) if len(buckets) <= MAX_BUCKETS else list(islice(buckets, MAX_BUCKETS))
+        first, others = numbers[: MAX_FRONTS // 2], numbers[MAX_FRONTS // 2 :]
+        for number in first + others[:: max(ceil(len(others) / (MAX_FRONTS // 2)), 1)]:
+            yield from filter(None, buckets[number].chunks()[:1])
 
 
-def _tell(operation: Operation, started_at: float | None) -> WaitingOperation:
+def _describe(operation: Operation, started_at: float | None) -> WaitingOperation:
     timeout, deadline = operation._op_timeout, operation.deadline
     if started_at is None and timeout is not None and deadline is not None:
         started_at = deadline - timeout
@@ -257,19 +253,19 @@ def _tell(operation: Operation, started_at: float | None) -> WaitingOperation:
 
 
 def _keys(links: WatchLinks) -> tuple[tuple[Hashable, ...], int]:
-    """The first keys of an operation's links, and how many others there are."""
-    several = as_tuple(links)
-    keys = tuple([link.key if type(link) is Chunk else link for link in several[:OPERATIONS_PER_KEY]])
-    return keys, len(several) - len(keys)
+    """The first keys of an operation's watch links, and the number of the others."""
+    all_links = as_tuple(links)
+    keys = tuple([link.key if type(link) is Chunk else link for link in all_links[:PER_KEY]])
+    return keys, len(all_links) - len(keys)
 
 
-def _count(operations: list[Operation], by_key: Mapping[Hashable, Any]) -> list[WatchedKey]:
-    """The keys of some operations, each with all who watch it. Cost: their keys, and `CHUNKS` chunks."""
+def _count_watchers(operations: list[Operation], by_key: Mapping[Hashable, Any]) -> list[WatchedKey]:
+    """The keys of some operations, each with the number of its watchers. Cost: these keys, and `MAX_CHUNKS` chunks."""
     counted: list[WatchedKey] = []
-    met: set[int] = set()
-    left = CHUNKS
+    seen: set[int] = set()
+    left = MAX_CHUNKS
     for operation in operations:
-        for link in as_tuple(operation._op_links)[:KEYS]:
+        for link in as_tuple(operation._op_links)[:MAX_KEYS]:
             first: Any = None
             if type(link) is Chunk:
                 first = link
@@ -280,9 +276,9 @@ def _count(operations: list[Operation], by_key: Mapping[Hashable, Any]) -> list[
                     counted.append(WatchedKey(link, 1, False))
                     continue
             chunk: Chunk | None = first if first.first is None else first.first
-            if id(chunk) in met:
+            if id(chunk) in seen:
                 continue
-            met.add(id(chunk))
+            seen.add(id(chunk))
             waiting = 0
             while chunk is not None and left > 0:
                 waiting += len(chunk)

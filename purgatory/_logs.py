@@ -1,10 +1,10 @@
-"""What is logged, under the logger `purgatory`: what goes wrong in silence otherwise.
+"""Warnings under the logger `purgatory`, for problems that would otherwise go unnoticed.
 
-    WARNING    a missed trigger: an operation whose condition was found to hold at its deadline only
-    WARNING    a drain that was over before all had ended, so that `aclose` cancelled the rest
-    WARNING    in asyncio's debug mode, a check of 42 that nobody waits for, while somebody waits for "42"
+    WARNING    a missed trigger: an operation that only the last try, at its deadline, completed
+    WARNING    operations that `aclose` cancelled, because they had not ended within the drain
+    WARNING    in asyncio's debug mode, a check of 42 without waiters, while an operation waits for "42"
 
-Of the first and last kind at most one message in ten seconds for each purgatory; it says how many were left out.
+The first and last are limited to one message in ten seconds for each purgatory, which says how many were suppressed.
 """
 
 import os
@@ -21,18 +21,18 @@ from purgatory._arguments import describe
 log: Final = getLogger("purgatory")
 
 MESSAGE_INTERVAL: Final = 10.0
-"""Seconds between two messages of a kind that may come in thousands."""
+"""Seconds between two messages of a kind that may be frequent."""
 
 KEYS_SHOWN: Final = 8
 """How many keys of an operation a message names."""
 
 MAX_NAMES: Final = 1000
-"""Of how many purgatories it is remembered when they were logged last."""
+"""The number of purgatories whose last message is remembered."""
 
 
 @final
 class RateLimit:
-    """Lets one message of each name through in `MESSAGE_INTERVAL` seconds, and counts those that it does not.
+    """Allows one message of each name in `MESSAGE_INTERVAL` seconds, and counts the others.
 
     Args:
         time: the clock, in seconds.
@@ -88,18 +88,19 @@ def missed_trigger(purgatory: str, kind: str, keys: tuple[Hashable, ...], waited
 
 
 def wants_hints(loop: AbstractEventLoop) -> bool:
-    """Whether the loop is in asyncio's debug mode, or Python was asked for that and a server, as uvicorn does, has said no."""
+    """Whether the loop is in asyncio's debug mode, or was requested by an option of Python, which servers like uvicorn
+    override."""
     flags = sys.flags
     return loop.get_debug() or flags.dev_mode or (not flags.ignore_environment and bool(os.environ.get("PYTHONASYNCIODEBUG")))
 
 
 def similar_key(purgatory: str, key: Hashable, watched: Container[Hashable]) -> None:
-    """Logs a hint if nobody waits for `key`, but somebody for a key of another type that looks like it. For debug mode."""
+    """Logs a hint if `key` has no waiters, but a similar key of another type has. For debug mode."""
     for other in _similar_keys(key):
         try:
             is_watched = other in watched
         except Exception:
-            continue  # somebody's key cannot be compared
+            continue  # a key cannot be compared
         if is_watched:
             if similar_keys.allow(purgatory):
                 log.warning(
@@ -115,12 +116,12 @@ def similar_key(purgatory: str, key: Hashable, watched: Container[Hashable]) -> 
 
 
 def cancelled_by_drain(purgatory: str, count: int, drain: float) -> None:
-    """Logs that a drain did not last."""
+    """Logs that `aclose` cancelled operations after its drain."""
     log.warning("%s: the drain of %s s was over before all had ended, and the rest was cancelled: %d", purgatory, drain, count)
 
 
 def _similar_keys(key: Any) -> Iterator[Hashable]:
-    """Keys of other types that look like it: the number in a text, the text of a number, of bytes or of a UUID."""
+    """Similar keys of other types: the number in a text, the text of a number, of bytes or of a UUID."""
     if isinstance(key, str):
         makers: tuple[Any, ...] = (int, float, UUID, str.encode)
     elif isinstance(key, bytes):

@@ -1,18 +1,18 @@
-"""The states of an operation. Which moves there are, and what makes them, is told in `_operations.lifecycle`."""
+"""The states of an operation. `_operations.lifecycle` defines the changes between them."""
 
 from enum import Enum
 from typing import Final
 
 
 class OperationState(Enum):
-    """Where an operation stands. It leaves `PENDING` exactly once."""
+    """The state of an operation. It leaves `PENDING` exactly once."""
 
     PENDING = "pending"
     COMPLETED = "completed"
     EXPIRED = "expired"
     CANCELLED = "cancelled"
 
-    __hash__ = object.__hash__  # that of enums is a function in Python, and moves are looked up in a dictionary
+    __hash__ = object.__hash__  # that of enums is a function in Python, and states are keys of a dictionary
 
 
 PENDING: Final = OperationState.PENDING

@@ -1,4 +1,4 @@
-"""What purgatories say of themselves: snapshots that do not change."""
+"""The statistics of purgatories: immutable snapshots."""
 
 from dataclasses import dataclass
 from typing import final
@@ -15,16 +15,16 @@ class PurgatoryStatistics:
     watched: int
     """Pairs of an operation that waits and a key that it watches."""
     keys: int
-    """Keys that somebody watches."""
+    """Keys that are watched."""
     completed: int
     """Operations that have completed, at their first try or later."""
     expired: int
     cancelled: int
     missed_triggers: int
-    """Of the completed ones, those whose condition was found to hold only when their deadline came: nobody had called
-    `check_and_complete`."""
+    """Of the completed ones, those that only the last try, at their deadline, completed: `check_and_complete` was not
+    called."""
     wake_ups: int
-    """Callbacks that the buckets of the wheel had from the loop."""
+    """Callbacks that the loop made to the wheel."""
     moves: int
     """How often an operation was moved to a narrower bucket."""
 
@@ -36,9 +36,9 @@ class ThresholdStatistics:
 
     name: str
     pending: int
-    """Waits that nothing has ended yet."""
+    """Waits that have not ended yet."""
     unanswered: int
-    """Waits that have ended, but whose tasks are yet to be woken, in the next iterations of the loop."""
+    """Waits that have ended, but whose tasks are woken in the next iterations of the loop."""
     keys: int
     """Keys that have a value or are waited for."""
     completed: int
@@ -48,6 +48,6 @@ class ThresholdStatistics:
     cancelled: int
     """Waits whose task was cancelled, or that `aclose` ended."""
     wake_ups: int
-    """Callbacks that the buckets of the wheel had from the loop."""
+    """Callbacks that the loop made to the wheel."""
     moves: int
     """How often a wait was moved to a narrower bucket."""

@@ -1,6 +1,6 @@
 """What `purgatory.asgi.console` shows, in a terminal: `python -m purgatory.top http://127.0.0.1:8000/purgatory`. Extra `top`.
 
-It asks as the page does, for the next version of what it has, and draws when there is one. Ctrl-C ends it.
+Like the page, it long-polls for the next version of the state, and draws it. Ctrl-C ends it.
 """
 
 import argparse
@@ -25,34 +25,31 @@ try:
 except ImportError as error:
     raise ImportError("purgatory.top needs rich: pip install 'asyncio-purgatory[top]'") from error
 
-PATIENCE: Final = 60.0
-"""Seconds that an answer may take; there is one each refresh."""
+RESPONSE_TIMEOUT: Final = 60.0
+"""Seconds. There is a response for each refresh of the page."""
 
-PAUSE: Final = 1.0
-"""Seconds until a server that is away is asked again."""
+RETRY_DELAY: Final = 1.0
+"""Seconds after which an unreachable server is asked again."""
 
-LARGEST: Final = 8 * 1024 * 1024
-"""Bytes of an answer that are read."""
-
-MOST_OTHERS: Final = 16
-"""So many other workers are shown."""
+MAX_RESPONSE_BYTES: Final = 8 * 1024 * 1024
+MAX_OTHER_WORKERS: Final = 16
 
 BLOCKS: Final = " ▁▂▃▄▅▆▇█"
 
 
 class Source:
-    """The page's server, asked for one version after the other.
+    """The server of the page, polled for one version after the other.
 
     Args:
         url: of the page, or of its folder.
-        headers: to send as well, for `authorize`.
+        headers: further request headers, for `authorize`.
     """
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
         self.url = url.rstrip("/") + "/state"
         self.headers = headers
         self.tag = ""
-        # A local address is not to be asked for at a proxy, which would not be let in either.
+        # A proxy would look for a local address on its own machine.
         host = urlsplit(url).hostname or ""
         is_local = host == "localhost" or host == "::1" or host.startswith("127.")
         self._opener = build_opener(ProxyHandler({})) if is_local else build_opener()
@@ -60,17 +57,17 @@ class Source:
         self._worker = ""
 
     def next(self) -> dict[str, Any] | None:
-        """The next version, with all of the history that is known; None if there was none in time.
+        """Returns the next version, with the whole known history; None if there was none in time.
 
         Raises:
-            OSError: the server is away, or refuses; `HTTPError` is one.
-            ValueError: what it answers is no state of a page.
+            OSError: the server is unreachable, or refuses; `HTTPError` is a subclass.
+            ValueError: the response is not the state of a page.
         """
         headers = self.headers | ({"If-None-Match": self.tag} if self.tag else {})
         try:
-            with self._opener.open(Request(self.url, headers=headers), timeout=PATIENCE) as answer:
-                state: dict[str, Any] = json.loads(answer.read(LARGEST))
-                self.tag = answer.headers.get("ETag", "")
+            with self._opener.open(Request(self.url, headers=headers), timeout=RESPONSE_TIMEOUT) as response:
+                state: dict[str, Any] = json.loads(response.read(MAX_RESPONSE_BYTES))
+                self.tag = response.headers.get("ETag", "")
         except HTTPError as error:
             if error.code == 304:
                 return None
@@ -89,8 +86,8 @@ class Source:
 # -- drawing
 
 
-def span(seconds: float | None) -> str:
-    """A duration in words."""
+def duration(seconds: float | None) -> str:
+    """A duration with its unit."""
     if seconds is None:
         return "?"
     for unit, factor, limit in (("µs", 1e6, 1e-3), ("ms", 1e3, 1.0), ("s", 1.0, 120.0), ("min", 1 / 60, 7200.0)):
@@ -99,22 +96,22 @@ def span(seconds: float | None) -> str:
     return f"{seconds / 3600:.3g} h"
 
 
-def plain(text: object) -> str:
-    """Text of a server's, without what a terminal would obey."""
+def printable(text: object) -> str:
+    """Text from a server, without control characters that a terminal would execute."""
     return "".join([char if char.isprintable() else "\ufffd" for char in str(text)])
 
 
-def spark(values: Sequence[float], width: int) -> str:
-    """Values as a line of blocks, the last ones at the right."""
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The last values as a line of blocks."""
     shown = list(values)[-width:]
-    most = max(shown, default=0) or 1
-    return "".join([BLOCKS[round(value / most * (len(BLOCKS) - 1))] for value in shown]).rjust(width)
+    highest = max(shown, default=0) or 1
+    return "".join([BLOCKS[round(value / highest * (len(BLOCKS) - 1))] for value in shown]).rjust(width)
 
 
 def keys_of(each: dict[str, Any]) -> str:
     """The keys of an operation."""
     more = f" and {each['moreKeys']} more" if each["moreKeys"] else ""
-    return plain(", ".join(each["keys"]) + more)
+    return printable(", ".join(each["keys"]) + more)
 
 
 def rates(history: Sequence[Sequence[Any]], index: int) -> list[float]:
@@ -127,19 +124,18 @@ def rates(history: Sequence[Sequence[Any]], index: int) -> list[float]:
 
 
 def quantile(histograms: Sequence[dict[str, Any]], share: float) -> str:
-    """Below which of their bounds a share of what some histograms have counted lies, in words."""
+    """The bound of some histograms that is not exceeded by a share of all their durations."""
     counts = [sum(column) for column in zip(*(histogram["counts"] for histogram in histograms), strict=True)]
-    wanted, reached = share * sum(counts), 0
+    bounds, cumulative = histograms[0]["bounds"], 0
     for i, count in enumerate(counts):
-        reached += count
-        if count and reached >= wanted:
-            bounds = histograms[0]["bounds"]
-            return f"> {span(bounds[i - 1])}" if bounds[i] is None else f"≤ {span(bounds[i])}"
+        cumulative += count
+        if count and cumulative >= share * sum(counts):
+            return f"> {duration(bounds[i - 1])}" if bounds[i] is None else f"≤ {duration(bounds[i])}"
     return "–"
 
 
 def distributions(kinds: Sequence[dict[str, Any]]) -> Text:
-    """How long operations have waited, by how they ended, and how late deadlines were, so far."""
+    """How long operations have waited, by outcome, and how late they were after their deadlines."""
     parts = []
     for name in ("completed", "expired", "cancelled"):
         waits = [kind["waits"][name] for kind in kinds if name in kind["waits"]]
@@ -152,109 +148,112 @@ def distributions(kinds: Sequence[dict[str, Any]]) -> Text:
 
 
 def overview(state: dict[str, Any]) -> Table:
-    """A line for each purgatory."""
+    """A row for each purgatory."""
     table = Table(box=None, expand=True, pad_edge=False)
     for name in ("purgatory", "pending", "", "completed/s", "expired/s", "cancelled/s", "missed", "keys"):
         table.add_column(name, justify="left" if name in ("purgatory", "") else "right", no_wrap=True)
-    for index, about in enumerate(state["purgatories"]):
+    for index, purgatory in enumerate(state["purgatories"]):
         completed, expired, cancelled = rates(state["history"], index)
-        missed = about.get("missed", 0)
+        missed = purgatory.get("missed", 0)
         table.add_row(
-            Text(plain(about["name"]), "bold"),
-            Text(f"{about['pending']:,}", "bold blue"),
-            Text(spark([point[2][index][0] for point in state["history"]], 40), "blue"),
+            Text(printable(purgatory["name"]), "bold"),
+            Text(f"{purgatory['pending']:,}", "bold blue"),
+            Text(sparkline([point[2][index][0] for point in state["history"]], 40), "blue"),
             Text(f"{completed:,.1f}", "green"),
             Text(f"{expired:,.1f}", "yellow"),
             f"{cancelled:,.1f}",
             Text(f"{missed:,}", "bold red" if missed else ""),
-            f"{about['keys']:,}",
+            f"{purgatory['keys']:,}",
         )
     return table
 
 
-def inside(about: dict[str, Any], most: int) -> RenderableType:
-    """Who waits longest in a purgatory, and for which keys most wait."""
+def details(purgatory: dict[str, Any], most: int) -> RenderableType:
+    """The operations of a purgatory that wait longest, and its keys with the most waiters."""
     oldest = Table(box=None, expand=True, title="waiting longest", title_justify="left", pad_edge=False)
     for name, justify in (("keys", "left"), ("what", "left"), ("waits for", "right"), ("left", "right")):
         oldest.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
-    for each in about["oldest"][:most]:
-        left = "no limit" if each["left"] is None else span(max(each["left"], 0.0))
-        oldest.add_row(Text(keys_of(each)), Text(plain(each["kind"])), span(each["waited"]), left)
+    for each in purgatory["oldest"][:most]:
+        left = "no limit" if each["left"] is None else duration(max(each["left"], 0.0))
+        oldest.add_row(Text(keys_of(each)), Text(printable(each["kind"])), duration(each["waited"]), left)
     hottest = Table(box=None, expand=True, title="hottest keys", title_justify="left", pad_edge=False)
     hottest.add_column("key", no_wrap=True, overflow="ellipsis")
     hottest.add_column("waiting", justify="right", no_wrap=True)
-    for each in about["hottest"][:most]:
-        hottest.add_row(Text(plain(each["key"])), f"{each['waiting']:,}{'+' if each['isAtLeast'] else ''}")
+    for each in purgatory["hottest"][:most]:
+        hottest.add_row(Text(printable(each["key"])), f"{each['waiting']:,}{'+' if each['isAtLeast'] else ''}")
     both = Table.grid(expand=True, padding=(0, 3))
     both.add_column(ratio=3)
     both.add_column(ratio=2)
     both.add_row(oldest, hottest)
     missed = [
-        Text(f"missed trigger: {keys_of(each)} ({plain(each['kind'])}), {span(each['ago'])} ago", "red")
-        for each in about["missedLast"][:3]
+        Text(f"missed trigger: {keys_of(each)} ({printable(each['kind'])}), {duration(each['ago'])} ago", "red")
+        for each in purgatory["missedLast"][:3]
     ]
-    levels = [f"{level['waiting']:,} within {span(level['sector'] * 120)}" for level in about["levels"] if level["waiting"]]
-    if about["withoutDeadline"]:
-        levels.append(f"{about['withoutDeadline']:,} without a deadline")
-    waited = [distributions(about["kinds"])] if about.get("kinds") else []
+    levels = [
+        f"{level['waiting']:,} within {duration(level['sector'] * 120)}" for level in purgatory["levels"] if level["waiting"]
+    ]
+    if purgatory["withoutDeadline"]:
+        levels.append(f"{purgatory['withoutDeadline']:,} without a deadline")
+    waited = [distributions(purgatory["kinds"])] if purgatory.get("kinds") else []
     return Panel(
         Group(both, *waited, *missed),
-        title=Text(plain(about["name"]), "bold"),
+        title=Text(printable(purgatory["name"]), "bold"),
         title_align="left",
         subtitle=", ".join(levels) or None,
     )
 
 
 def other_worker(each: dict[str, Any]) -> str:
-    """Another worker of the relay, in a line."""
+    """A line for another worker of the relay."""
     pid, pending = ("?" if each[name] is None else each[name] for name in ("pid", "pending"))
     polls = "" if each["polls"] is None else f", {each['polls']} polls"
     where = f": {each['address']}" if each["address"] else ""
-    return plain(f"worker {pid} on {each['host']}: {pending} pending{polls}{where}")
+    return printable(f"worker {pid} on {each['host']}: {pending} pending{polls}{where}")
 
 
-def screen(state: dict[str, Any] | None, trouble: str, height: int) -> RenderableType:
-    """All that is shown."""
+def screen(state: dict[str, Any] | None, error: str, height: int) -> RenderableType:
+    """The whole screen."""
     if state is None:
-        return Text(trouble or "asking", "yellow")
+        return Text(error or "connecting", "yellow")
     worker, lags = state["worker"], [point[1] for point in state["history"][-10:]]
     head = Text.assemble(
-        ("purgatory", "bold"), f"   worker {plain(worker['pid'])}   loop held up for {span(max(lags, default=0.0))} at most   "
+        ("purgatory", "bold"),
+        f"   worker {printable(worker['pid'])}   loop held up for {duration(max(lags, default=0.0))} at most   ",
     )
-    head.append(plain(trouble) or "live", "red" if trouble else "green")
+    head.append(printable(error) or "live", "red" if error else "green")
     parts: list[RenderableType] = [head, Text(), overview(state), Text()]
-    shown = [about for about in state["purgatories"] if "oldest" in about]
+    shown = [purgatory for purgatory in state["purgatories"] if "oldest" in purgatory]
     most = max(min((height - 6 - len(state["purgatories"])) // max(len(shown), 1) - 8, 10), 2)
-    parts += [inside(about, most) for about in shown]
+    parts += [details(purgatory, most) for purgatory in shown]
     if state["polls"] is not None:
-        endings = ", ".join(f"{count:,} {plain(name)}" for name, count in state["polls"]["endings"].items())
+        endings = ", ".join(f"{count:,} {printable(name)}" for name, count in state["polls"]["endings"].items())
         parts.append(Text(f"long polls: {state['polls']['open']:,} open; ended: {endings or 'none'}"))
     if state["relay"] is not None:
         relay = state["relay"]
-        parts.append(Text(f"relay: {'connected' if relay['isConnected'] else 'AWAY'} for {span(relay['for'])}"))
-    parts += [Text(other_worker(each)) for each in (state.get("others") or [])[:MOST_OTHERS]]
+        parts.append(Text(f"relay: {'connected' if relay['isConnected'] else 'AWAY'} for {duration(relay['for'])}"))
+    parts += [Text(other_worker(each)) for each in (state.get("others") or [])[:MAX_OTHER_WORKERS]]
     return Group(*parts)
 
 
 def follow(source: Source, console: Console) -> None:
-    """Draws each version, until it is interrupted; one below the other, if that is no terminal."""
+    """Draws each version until interrupted; if the output is not a terminal, one below the other."""
     state: dict[str, Any] | None = None
     with Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         while True:
-            trouble = ""
+            message = ""
             try:
                 state = source.next() or state
             except HTTPError as error:
-                trouble = error.read(500).decode(errors="replace").strip() or str(error)
+                message = error.read(500).decode(errors="replace").strip() or str(error)
             except OSError as error:
-                trouble = f"reconnecting: {error}"
-            seen = screen(state, trouble, console.height)
+                message = f"reconnecting: {error}"
+            drawn = screen(state, message, console.height)
             if live is None:
-                console.print(seen)
+                console.print(drawn)
             else:
-                live.update(seen, refresh=True)
-            if trouble:
-                time.sleep(PAUSE)
+                live.update(drawn, refresh=True)
+            if message:
+                time.sleep(RETRY_DELAY)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -262,9 +261,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m purgatory.top", description="What purgatory.asgi.console shows, in a terminal."
     )
-    parser.add_argument("url", help="where the page is, for instance http://127.0.0.1:8000/purgatory")
-    parser.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="to send as well, for authorize")
-    parser.add_argument("--once", action="store_true", help="show what there is now, and end")
+    parser.add_argument("url", help="address of the page, for instance http://127.0.0.1:8000/purgatory")
+    parser.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="request header, for authorize")
+    parser.add_argument("--once", action="store_true", help="show the current state, and exit")
     options = parser.parse_args(arguments)
     if urlsplit(options.url).scheme not in ("http", "https"):
         parser.error(f"url must begin with http:// or https://, not {options.url!r}")
@@ -282,7 +281,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with suppress(KeyboardInterrupt):
                 follow(source, console)
     except HTTPError as error:
-        print(f"{options.url}: {error.code}: {plain(error.read(500).decode(errors='replace').strip())}", file=sys.stderr)
+        print(f"{options.url}: {error.code}: {printable(error.read(500).decode(errors='replace').strip())}", file=sys.stderr)
         return 1
     except (OSError, ValueError) as error:
         print(f"{options.url}: {error}", file=sys.stderr)

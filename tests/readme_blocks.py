@@ -1,8 +1,7 @@
 """The code blocks of a page in Markdown, and a way to run them.
 
 The Python blocks of a page are one session, as in `python -m asyncio`: one after the other, in one namespace, with `await` at
-the top level. They run on one loop, on virtual time; a block with `asyncio.run` runs without. What a `print` puts out
-stands behind it, as a comment:
+the top level. They run on one loop on virtual time, except blocks with `asyncio.run`. A comment after a `print` is its output:
 
     print(await versions.wait("orders", 42, timeout=30))  # 43
 """
@@ -34,22 +33,22 @@ class Block:
     language: str
     text: str
     line: int
-    """At which line of the page it begins."""
+    """The line of the page on which it begins."""
 
     @property
     def printed(self) -> list[str]:
-        """What its comments say that it prints."""
+        """The output, according to its comments."""
         return PRINTED.findall(self.text)
 
 
 def parse(text: str, language: str) -> list[Block]:
-    """The blocks of a text in Markdown that are written in `language`, in order."""
+    """The blocks in `language` of a text in Markdown, in order."""
     found = (Block(match[1], match[2], text.count("\n", 0, match.start(2)) + 1) for match in FENCED.finditer(text))
     return [block for block in found if block.language == language]
 
 
 def blocks(page: Path, language: str) -> list[Block]:
-    """The same of a page."""
+    """The blocks in `language` of a page."""
     return parse(page.read_text(encoding="utf-8"), language)
 
 

@@ -138,7 +138,7 @@ async def test_of_many_few_are_looked_at_and_what_stands_out_is_found():
         for number in range(2_000):
             jobs.try_complete_else_watch(Probe(0.2 + number / 4_000), ["short"])
         seen = inspect(jobs)
-        most = (len(seen.levels) + 1) * _inspect.MAX_FRONTS * _inspect.PER_BUCKET + _inspect.KEYS * _inspect.OPERATIONS_PER_KEY
+        most = (len(seen.levels) + 1) * _inspect.MAX_FRONTS * _inspect.PER_BUCKET + _inspect.MAX_KEYS * _inspect.PER_KEY
         assert 50 < seen.looked_at <= most < 500
         assert seen.oldest[0].keys == ("old",)
         assert [(each.key, each.waiting) for each in seen.hottest[:2]] == [("hot", 5_000), ("short", 2_000)]
@@ -162,7 +162,7 @@ async def test_a_dictionary_that_is_too_large_is_not_walked(monkeypatch):
 
 @on_virtual_time
 async def test_more_chunks_than_are_counted_make_it_at_least(monkeypatch):
-    monkeypatch.setattr(_inspect, "CHUNKS", 3)
+    monkeypatch.setattr(_inspect, "MAX_CHUNKS", 3)
     async with Purgatory() as jobs:
         for _ in range(4 * CHUNK_CAPACITY):
             jobs.try_complete_else_watch(Probe(50), ["hot"])

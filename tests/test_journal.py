@@ -1,5 +1,4 @@
-"""The journal: that each operation and each check becomes what a reader needs, that nothing holds the loop up, and that what
-is lost is counted."""
+"""The journal: each operation and each check becomes the rows that readers need, the loop never waits, losses are counted."""
 
 import asyncio
 import errno
@@ -24,6 +23,7 @@ from loops import on_asyncio, on_virtual_time
 
 from purgatory import Purgatory
 from purgatory.journal import CHECKS, FOLDERS, OPERATIONS, Journal, _journal, _writer
+from purgatory.journal._writer import MAX_PLAIN_ROWS
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -33,6 +33,12 @@ def at_noon(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop's time is zero at noon."""
     now = lambda: START.timestamp() + asyncio.get_running_loop().time()  # noqa: E731
     monkeypatch.setattr(_journal, "time", SimpleNamespace(time=now))
+
+
+@pytest.fixture
+def never_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal's thread writes at the end only; until then tests call `_poll`."""
+    monkeypatch.setattr(_writer, "POLL_INTERVAL", 3600)
 
 
 def read(directory: Path, folder: str = "operations") -> list[dict[str, Any]]:
@@ -113,14 +119,19 @@ WAYS_TO_END = {
 }
 
 
+CASES = [
+    *((way, ["key"], {"timeout": 5.0}) for way in WAYS_TO_END),
+    *((way, ["other", "key"], {"deadline": 5.0}) for way in WAYS_TO_END),
+    *((way, ["key"], {}) for way in ("at once", "check", "cancel")),
+]
+
+
 @on_virtual_time
-@pytest.mark.parametrize("timeout", [{"timeout": 5.0}, {"deadline": 5.0}, {}], ids=["timeout", "deadline", "none"])
-@pytest.mark.parametrize("keys", [["key"], ["other", "key"]], ids=["one key", "two keys"])
-@pytest.mark.parametrize("way", WAYS_TO_END)
+@pytest.mark.parametrize(
+    ("way", "keys", "timeout"), CASES, ids=[" ".join([way, *keys, *timeout]) for way, keys, timeout in CASES]
+)
 async def test_however_an_operation_ends_its_row_says_so(reports, tmp_path, at_noon, way, keys, timeout):
     times_out = way in ("deadline", "missed", "its last try raises")
-    if times_out and not timeout:
-        timeout = {"timeout": 5.0}
     if way == "expired at once":
         timeout = {"timeout": -1.0}
 
@@ -155,7 +166,6 @@ async def test_however_an_operation_ends_its_row_says_so(reports, tmp_path, at_n
 
     [row] = [row for row in read(tmp_path) if row["keys"] == keys and row["outcome"] == WAYS_TO_END[way][0]][:1]
     assert summary(row) == WAYS_TO_END[way]
-    assert row["keys"] == keys
     waited = 0.0 if "at once" in way or "first" in way else 5.0 if times_out else 1.0
     assert (row["started_at"], row["ended_at"]) == (START, after(waited))
     if way == "expired at once":
@@ -169,7 +179,7 @@ async def test_however_an_operation_ends_its_row_says_so(reports, tmp_path, at_n
 @on_virtual_time
 @pytest.mark.parametrize("timeout", [float("inf"), 1e300, 2e6, None])
 @pytest.mark.parametrize("start", [1e9])
-async def test_a_start_is_known_though_the_timeout_is_too_long_to_tell_it_by(tmp_path, at_noon, timeout, start):
+async def test_a_start_is_known_though_the_timeout_is_too_long_to_compute_it_from(tmp_path, at_noon, timeout, start):
     with Journal(tmp_path) as journal:
         async with Purgatory(observer=journal) as purgatory:
             await asyncio.sleep(0.25)
@@ -280,12 +290,12 @@ async def test_a_journal_serves_one_purgatory(reports, tmp_path):
 
 
 @on_virtual_time
-async def test_checks_that_come_before_the_first_operation_has_ended_are_kept(tmp_path):
+async def test_checks_that_come_before_the_first_operation_has_ended_are_kept(tmp_path, never_polls):
     with Journal(tmp_path) as journal:
         async with Purgatory("letters", observer=journal) as purgatory:
             purgatory.try_complete_else_watch(Probe(), ["key"])
             purgatory.check_and_complete("key")
-            await asyncio.to_thread(journal._writer._stopping.wait, 0.6)
+            await asyncio.to_thread(journal._writer._poll, False)
 
     assert [(row["purgatory"], row["tried"]) for row in read(tmp_path, "checks")] == [("letters", 1)]
 
@@ -295,7 +305,7 @@ async def operations(purgatory, count):
         purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
 
 
-async def test_files_are_rolled_over_by_size_and_each_is_whole(tmp_path):
+async def test_files_are_rolled_over_by_size_and_each_is_complete(tmp_path):
     async with Journal(tmp_path, file_bytes=200_000) as journal, Purgatory(observer=journal) as purgatory:
         await operations(purgatory, 6_000)
     statistics = journal.statistics()
@@ -307,8 +317,8 @@ async def test_files_are_rolled_over_by_size_and_each_is_whole(tmp_path):
     assert statistics.bytes == sum(file.stat().st_size for file in files)
 
 
-@pytest.mark.parametrize(("count", "is_plain"), [(1, True), (_writer.FEW, True), (_writer.FEW + 1, False)])
-def test_only_a_file_of_many_rows_has_what_only_many_rows_are_worth(count, is_plain, tmp_path):
+@pytest.mark.parametrize(("count", "is_plain"), [(1, True), (MAX_PLAIN_ROWS, True), (MAX_PLAIN_ROWS + 1, False)])
+def test_only_a_file_of_many_rows_has_dictionaries_and_statistics(count, is_plain, tmp_path):
     check = {"run_id": "run", "purgatory": "letters", "second": datetime(2026, 1, 1, tzinfo=UTC), "key": "key"}
     rows = pa.Table.from_pylist([check | {"checks": 1, "tried": 1, "completed": 1, "part": 0}] * count, CHECKS)
 
@@ -329,24 +339,24 @@ async def test_a_file_is_finished_when_it_is_old_enough(tmp_path):
         assert journal.statistics().written == 1
 
 
-async def test_what_does_not_fit_is_dropped_counted_and_leaves_a_gap_in_the_ids(tmp_path, monkeypatch):
-    monkeypatch.setattr(_writer, "SECONDS_BETWEEN_LOOKS", 3600)
+async def test_what_does_not_fit_is_dropped_counted_and_leaves_a_gap_in_the_ids(tmp_path, never_polls):
     async with Journal(tmp_path, max_rows=8_000) as journal, Purgatory(observer=journal) as purgatory:
         await operations(purgatory, 2_500)
         assert (journal.statistics().waiting, journal.statistics().dropped) == (2_000, 500)
-        await asyncio.to_thread(journal._writer._look, False)
+        await asyncio.to_thread(journal._writer._poll, False)
+        assert run_counts(tmp_path) == [2_500]  # what a crash would leave behind
         await operations(purgatory, 1)
     statistics = journal.statistics()
 
     assert (statistics.written, statistics.dropped) == (2_001, 500)
     ids = [row["operation_id"] for row in read(tmp_path)]
     assert len(ids) == 2_001 and max(ids) + 1 - len(ids) == 500
-    assert tallies(tmp_path) == []
+    assert run_counts(tmp_path) == []
 
 
 @on_asyncio
-async def test_a_full_disk_holds_nobody_up_and_nothing_is_lost_when_there_is_room_again(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(_writer, "SECONDS_AFTER_FAILURE", 0.0)
+async def test_a_full_disk_blocks_nobody_and_nothing_is_lost_when_there_is_space_again(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(_writer, "RETRY_DELAY", 0.0)
     write_table, full = pq.write_table, [True]
 
     def write(table, file, **options):
@@ -373,7 +383,7 @@ async def test_a_full_disk_holds_nobody_up_and_nothing_is_lost_when_there_is_roo
 
 
 @on_asyncio
-async def test_a_disk_that_stays_full_costs_what_was_not_written_and_the_journal_says_how_much(tmp_path, monkeypatch, caplog):
+async def test_when_the_disk_stays_full_the_journal_says_how_much_was_not_written(tmp_path, monkeypatch, caplog):
     async with Journal(tmp_path) as journal, Purgatory(observer=journal) as purgatory:
         await operations(purgatory, 10)
         monkeypatch.setattr(_writer.pq, "write_table", no_space)
@@ -382,7 +392,7 @@ async def test_a_disk_that_stays_full_costs_what_was_not_written_and_the_journal
     assert (statistics.written, statistics.lost, statistics.waiting) == (0, 10, 0)
     assert "closed without its last 10 operations" in caplog.text and "No space left" in caplog.text
     assert [*tmp_path.glob("*s/*.parquet")] == []
-    assert tallies(tmp_path) == [10]
+    assert run_counts(tmp_path) == [10]
 
 
 def no_space(table, file, **options):
@@ -401,8 +411,8 @@ async def test_what_happens_after_the_journal_was_closed_is_dropped_and_counted(
     assert (statistics.written, statistics.dropped) == (1, 2)
 
 
-def tallies(directory: Path) -> list[int]:
-    """How many operations had ended in the runs that have left something unwritten."""
+def run_counts(directory: Path) -> list[int]:
+    """How many operations have ended in the runs that are not written completely."""
     return [int(file.read_text()) for file in (directory / "runs").iterdir()]
 
 
@@ -427,14 +437,15 @@ asyncio.run(main())
 """
 
 
-def test_a_journal_that_nobody_closed_is_written_when_the_program_ends(tmp_path):
-    subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path), "10"], check=True, timeout=200)
+def test_a_journal_that_nobody_closed_is_written_when_the_program_ends(tmp_path, program):
+    program("-c", PROGRAM, tmp_path, 10)
 
     assert len(read(tmp_path)) == 10
-    assert tallies(tmp_path) == []
+    assert run_counts(tmp_path) == []
 
 
-def test_what_was_in_files_when_the_process_was_killed_is_still_there_and_whole(tmp_path):
+@pytest.mark.slow
+def test_what_was_in_files_when_the_process_was_killed_is_still_there_and_complete(tmp_path):
     command = [sys.executable, "-c", PROGRAM, str(tmp_path), "1000000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
@@ -445,20 +456,20 @@ def test_what_was_in_files_when_the_process_was_killed_is_still_there_and_whole(
     rows = read(tmp_path)
     assert [row["operation_id"] for row in rows] == list(range(len(rows)))
     assert len(rows) >= int(line)
-    [ended] = tallies(tmp_path)  # what is in no file was in memory, and this is how much
+    [ended] = run_counts(tmp_path)
     assert ended >= len(rows)
 
 
 @on_virtual_time
-async def test_a_file_is_finished_at_its_age_also_while_there_is_always_more_to_take(tmp_path, monkeypatch):
-    monkeypatch.setattr(_writer, "PORTION", 1)  # so that a hundred operations are more than it can take at once
+async def test_a_file_is_finished_at_its_age_also_while_the_queue_is_never_empty(tmp_path, monkeypatch):
+    monkeypatch.setattr(_writer, "MAX_BATCH", 1)
     with Journal(tmp_path, file_seconds=1e-9) as journal:
         async with Purgatory(observer=journal) as purgatory:
-            await operations(purgatory, 100)
+            await operations(purgatory, 20)
     statistics = journal.statistics()
 
-    assert statistics.files >= statistics.written == 100
-    assert [row["operation_id"] for row in read(tmp_path)] == list(range(100))
+    assert statistics.files >= statistics.written == 20
+    assert [row["operation_id"] for row in read(tmp_path)] == list(range(20))
 
 
 @pytest.mark.parametrize(
@@ -481,11 +492,10 @@ def test_a_limit_that_cannot_be_is_refused_and_nothing_is_made(tmp_path, limit, 
     assert not (tmp_path / "new").exists()
 
 
-def test_importing_the_journal_without_pyarrow_says_how_to_get_it():
-    program = "import sys; sys.modules['pyarrow'] = None; import purgatory.journal"
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+def test_importing_the_journal_without_pyarrow_says_how_to_get_it(program):
+    done = program("-c", "import sys; sys.modules['pyarrow'] = None; import purgatory.journal", status=1)
 
-    assert "pip install 'asyncio-purgatory[journal]'" in answer.stderr
+    assert "pip install 'asyncio-purgatory[journal]'" in done.stderr
 
 
 def test_the_schemas_are_those_of_the_two_folders():
@@ -526,17 +536,16 @@ child(12, close=False)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
-def test_each_child_of_a_process_that_forks_has_a_run_of_its_own_and_loses_nothing(tmp_path):
-    answer = subprocess.run(
-        [sys.executable, "-c", FORKING, str(tmp_path)], check=True, capture_output=True, text=True, timeout=200
-    )
+def test_each_child_of_a_process_that_forks_has_its_own_run_and_loses_nothing(tmp_path, program):
+    done = program("-c", FORKING, tmp_path)
 
-    told = [line.split() for line in answer.stdout.splitlines()]
-    assert [(count, written) for count, _, written in told] == [("10", "10"), ("20", "20")]
+    printed = [line.split() for line in done.stdout.splitlines()]
+    assert [(count, written) for count, _, written in printed] == [("10", "10"), ("20", "20")]
     rows = read(tmp_path)
     by_run = {run_id: sum(row["run_id"] == run_id for row in rows) for run_id in {row["run_id"] for row in rows}}
     assert sorted(by_run.values()) == [10, 11, 20]
-    assert {run_id: int(count) for count, run_id, _ in told}.items() <= by_run.items()
+    assert {run_id: int(count) for count, run_id, _ in printed}.items() <= by_run.items()
     assert list((tmp_path / "runs").iterdir()) == []
-    assert "rror" not in answer.stderr
+    assert "rror" not in done.stderr

@@ -56,16 +56,16 @@ def test_without_arguments_those_of_the_process_count(programs, calls, monkeypat
         (["sheep", "--sheeps", "many"], "invalid int value: 'many'"),
     ],
 )
-def test_wrong_arguments_run_nothing_and_are_told(programs, calls, capsys, arguments, message):
+def test_wrong_arguments_run_nothing_and_are_reported(programs, calls, capsys, arguments, message):
     with pytest.raises(SystemExit) as ended:
         run_program("python -m farm", "A farm.", programs, arguments)
-    told = capsys.readouterr().err
-    assert ended.value.code == 2 and message in told and "usage: python -m farm" in told and calls == []
+    shown = capsys.readouterr().err
+    assert ended.value.code == 2 and message in shown and "usage: python -m farm" in shown and calls == []
 
 
 def test_the_help_says_what_each_program_does(programs, capsys):
     with pytest.raises(SystemExit) as ended:
         run_program("python -m farm", "A farm.", programs, ["--help"])
-    told = capsys.readouterr().out
+    shown = capsys.readouterr().out
     assert ended.value.code == 0
-    assert "A farm." in told and "Counts sheeps." in told and "Counts goats." in told
+    assert "A farm." in shown and "Counts sheeps." in shown and "Counts goats." in shown

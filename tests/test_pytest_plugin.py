@@ -20,7 +20,7 @@ def pytest_passes(tmp_path: Path, *plugins: str, conftest: str = "", tests: str,
     here = str(Path(purgatory.__file__).parents[1])
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "pytest", "-q", "-p", "purgatory._pytest_plugin"),
+            *(sys.executable, "-m", "pytest", "-q", "-p", "purgatory.testing.pytest_plugin"),
             *itertools.chain.from_iterable(("-p", plugin) for plugin in plugins),
             *options,
         ],
@@ -138,7 +138,7 @@ def test_the_plugin_imports_nothing_but_the_loop() -> None:
         import sys
         import purgatory, pytest
         before = set(sys.modules)
-        import purgatory._pytest_plugin
+        import purgatory.testing.pytest_plugin
         print(sorted(set(sys.modules) - before))
     """
     done = subprocess.run(
@@ -149,7 +149,5 @@ def test_the_plugin_imports_nothing_but_the_loop() -> None:
         timeout=200,
         check=True,
     )
-    assert (
-        done.stdout.strip()
-        == "['purgatory._pytest_plugin', 'purgatory.testing', 'purgatory.testing._stores', 'purgatory.testing._virtual_time']"
-    )
+    modules = ["", "._stores", "._virtual_time", ".pytest_plugin"]
+    assert done.stdout.strip() == str([f"purgatory.testing{name}" for name in modules])

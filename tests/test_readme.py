@@ -1,13 +1,13 @@
-"""Every Python block of the pages runs and prints what it says; every link on them and every command leads somewhere."""
+"""The Python blocks of the pages run and print what they say; links have targets, and commands their options."""
 
 import ast
 import asyncio
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 from codeop import CommandCompiler
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,30 +15,36 @@ from xml.etree import ElementTree
 
 import httpx
 import pytest
-from readme_blocks import ROOT, blocks, session
+from readme_blocks import ROOT, blocks, parse, session
 
 from purgatory import OperationTimeout
 
 README = ROOT / "README.md"
 TESTING = ROOT / "purgatory" / "TESTING.md"
-PAGES = [README, TESTING, *sorted((ROOT / "purgatory").rglob("README.md")), ROOT / "examples" / "README.md"]
+PAGES = [
+    README,
+    TESTING,
+    *(page for folder in ("purgatory", "examples", "tests") for page in sorted((ROOT / folder).rglob("README.md"))),
+]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 SESSIONS = ["README.md", "purgatory/README.md", "purgatory/TESTING.md", "purgatory/journal/README.md"]
-OPTIONS = ["-o", "asyncio_default_fixture_loop_scope=function"]  # which pytest-asyncio asks for
 FILE = re.compile(r"# (\w+\.py)\n")
+COMMAND = re.compile(r"python3? ((?:-m purgatory\.top|-m purgatory\.\w+ \w+|tests/\w+ \w+|examples/\w+\.py)\b)([^`\n|]*)")
 LINK = re.compile(r"\]\(([^)#]+)[^)]*\)|(?:src|srcset)=\"([^\"]+)\"")
 
 
-def commands() -> list[tuple[tuple[str, ...], list[str]]]:
-    """Each program that the pages call, `-m purgatory.bench micro` say, with the options that it is called with."""
-    found: dict[tuple[str, ...], set[str]] = {}
+def commands() -> dict[str, set[str]]:
+    """Each program that the pages call, for instance `-m purgatory.bench micro`, with the options of these calls."""
+    found: dict[str, set[str]] = {}
     for page in PAGES:
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-        for match in re.finditer(r"python3? ((?:-m purgatory\.\w+ \w+|examples/\w+\.py)[^`\n|]*)", text):
-            words = shlex.split(match[1], comments=True)
-            length = 3 if words[0] == "-m" else 1
-            found.setdefault(tuple(words[:length]), set()).update(word for word in words if word.startswith("--"))
-    return [(program, sorted(options)) for program, options in sorted(found.items())]
+        for match in COMMAND.finditer(text):
+            options = shlex.split(match[2], comments=True)
+            found.setdefault(match[1], set()).update(option for option in options if option.startswith("--"))
+    return dict(sorted(found.items()))
+
+
+COMMANDS = commands()
 
 
 @pytest.mark.parametrize("name", SESSIONS)
@@ -50,7 +56,7 @@ def test_the_python_blocks_of_a_page_run_and_print_what_they_say(
     with session(page) as running:
         for block in blocks(page, "python"):
             if FILE.match(block.text):
-                continue  # one of the files that pytest runs: see below
+                continue  # a file that pytest runs: see below
             here = replace(block, text=block.text.replace("/run/app", str(tmp_path)))
             assert running.run(here) == block.printed, f"{name}, line {block.line}"
 
@@ -108,27 +114,19 @@ def test_pasted_into_a_repl_the_first_example_works_as_well() -> None:
     assert (pending, printed) == ([], ["ready"])
 
 
-def test_what_the_page_about_testing_shows_passes(tmp_path: Path) -> None:
-    common, *chapters = re.split(r"^## .*$", TESTING.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    for number, chapter in enumerate(chapters):
-        files = {**files_of(common), **files_of(chapter)}
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
-        expected = sum(text.count("\ndef test_") + text.count("\nasync def test_") for text in files.values())
-        if expected:
-            command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", *OPTIONS]
-            run = subprocess.run(command, check=False, capture_output=True, text=True, timeout=200, cwd=folder)
-            assert run.returncode == 0, run.stdout + run.stderr
-            assert "skipped" not in run.stdout
-
-
-def files_of(chapter: str) -> dict[str, str]:
-    """The Python blocks of a chapter that begin with the name of their file."""
-    return {
-        match[2]: match[1] for match in re.finditer(r"^```python\n(# (\w+\.py)\n.*?)^```$", chapter, re.MULTILINE | re.DOTALL)
-    }
+def test_the_tests_on_the_page_about_testing_pass(tmp_path: Path, program: Callable[..., Any]) -> None:
+    tests = 0
+    for number, chapter in enumerate(re.split(r"^## .*$", TESTING.read_text(encoding="utf-8"), flags=re.MULTILINE)):
+        for block in parse(chapter, "python"):
+            if name := FILE.match(block.text):
+                is_test = name[1].startswith(("test_", "conftest"))
+                file = tmp_path / (f"chapter{number}" if is_test else "modules") / name[1]
+                file.parent.mkdir(exist_ok=True)
+                file.write_text(block.text, encoding="utf-8")
+                tests += block.text.count("def test_")
+    options = ("-q", "-W", "error", "-p", "no:cacheprovider", "--import-mode=importlib", "-o", "pythonpath=modules")
+    done = program("-m", "pytest", *options, "-o", "asyncio_default_fixture_loop_scope=function", cwd=tmp_path)
+    assert f"\n{tests + 2} passed" in done.stdout  # one test has three parameters
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -139,13 +137,24 @@ def test_every_link_of_a_page_leads_to_a_file_or_folder(name: str) -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize(("program", "options"), commands(), ids=" ".join)
-def test_every_command_of_a_page_has_the_options_that_it_is_called_with(program: tuple[str, ...], options: list[str]) -> None:
-    if "purgatory.pipeline" in program or program == ("examples/stream_orders.py",):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_a_page_has_the_options_that_it_is_called_with(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "purgatory.pipeline" in command or "stream_orders" in command:
         pytest.importorskip("pyspark", reason="needs the extra spark: pip install -e '.[spark]'")
-    command = [sys.executable, *program, "--help"]
-    run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200, cwd=ROOT)
-    assert [option for option in options if option not in run.stdout] == []
+    monkeypatch.chdir(ROOT)
+    program, *arguments = command.removeprefix("-m ").split()
+    path = Path(program.replace(".", "/") if "-m" in command else program)
+    if not path.suffix:
+        path = path / "__main__.py" if path.is_dir() else path.with_suffix(".py")
+    if "-m" not in command:
+        monkeypatch.syspath_prepend(path.parent)
+    monkeypatch.setattr(sys, "argv", [program, *arguments, "--help"])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(path), run_name="__main__")
+    shown = capsys.readouterr().out
+    assert [option for option in COMMANDS[command] if option not in shown] == []
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

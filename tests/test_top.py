@@ -1,6 +1,10 @@
-"""What `python -m purgatory.top` makes of a state; how it follows a server is told in the tests of the page."""
+"""What `python -m purgatory.top` shows of a state; the tests of the page cover how it follows a server."""
 
 import io
+import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from rich.console import Console
@@ -27,11 +31,11 @@ def histogram(*counts):
         ([(0, 0, 0, 0)], 0.5, "–"),
     ],
 )
-def test_a_quantile_is_told_by_the_bound_below_which_it_lies(counted, share, words):
+def test_a_quantile_is_shown_as_the_bound_that_it_does_not_exceed(counted, share, words):
     assert top.quantile([histogram(*counts) for counts in counted], share) == words
 
 
-def test_how_long_operations_of_all_kinds_have_waited_is_told_by_how_they_ended():
+def test_the_waits_of_all_kinds_are_shown_by_outcome():
     kinds = [
         {"waits": {"completed": histogram(1, 0, 0, 0), "expired": histogram(0, 0, 1, 0)}, "lateness": histogram(1, 0, 0, 0)},
         {"waits": {"completed": histogram(0, 2, 0, 0)}, "lateness": histogram(0, 0, 0, 0)},
@@ -52,7 +56,7 @@ def shown(state):
     return console.file.getvalue()
 
 
-def test_other_workers_are_listed_and_what_they_say_moves_no_cursor():
+def test_other_workers_are_listed_and_their_control_characters_are_replaced():
     known = {
         "pid": 12345,
         "host": "db-1",
@@ -73,9 +77,61 @@ def test_other_workers_are_listed_and_what_they_say_moves_no_cursor():
         assert "worker" not in shown(none).partition("\n")[2]
 
 
-def test_a_server_that_is_a_stranger_moves_no_cursor():
+def test_control_characters_of_a_foreign_server_are_replaced():
     rude = "\x1b]0;title\x07"
     other = dict.fromkeys(("pid", "host", "began", "pending", "polls", "address"), rude)
     lines = shown(state(worker={"id": "a", "pid": rude}, others=[other]))
     assert "\x1b" not in lines and lines.count("title") == 6
     assert top.keys_of({"keys": [rude], "moreKeys": rude}) == "\ufffd]0;title\ufffd and \ufffd]0;title\ufffd more"
+
+
+@contextmanager
+def served(*answers):
+    """The URL of a server that gives these answers, each a status and a body, and a list of the tags that it was sent."""
+    left, tags = list(answers), []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            tags.append(self.headers["If-None-Match"])
+            status, body = left.pop(0)
+            self.send_response(status)
+            self.send_header("ETag", f'"{len(tags)}"')
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_): ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/purgatory/", tags
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def body(**more):
+    return json.dumps(state(**more)).encode()
+
+
+def test_each_version_is_asked_for_by_the_tag_of_the_last_and_the_history_of_one_worker_adds_up():
+    other = body(worker={"id": "b", "pid": 8}, history=[[9]])
+    answers = [(200, body(history=[[1], [2]])), (200, body(history=[[3]])), (304, b""), (200, other)]
+    with served(*answers) as (url, tags):
+        source = top.Source(url, {})
+        versions = [source.next() for _ in answers]
+    assert [version and version["history"] for version in versions] == [[[1], [2]], [[1], [2], [3]], None, [[9]]]
+    assert tags == [None, '"1"', '"2"', '"2"']
+
+
+def test_the_command_line_shows_a_state_once_or_says_why_it_cannot(capsys):
+    with served((200, body()), (403, b"only\x1b here"), (200, b"[]"), (200, b"{")) as (url, _):
+        assert [top.main([url, "--once"]) for _ in range(4)] == [0, 1, 1, 1]
+    shown, complaints = capsys.readouterr()
+    assert "worker 7" in shown
+    assert "403: only\ufffd here" in complaints and "is not of a page" in complaints and "Expecting property" in complaints
+    assert top.main([url, "--once"]) == 1 and "refused" in capsys.readouterr().err
+    for wrong in (["purgatory"], [url, "--header", "nonsense"]):
+        with pytest.raises(SystemExit, match="2"):
+            top.main(wrong)

@@ -1,6 +1,6 @@
 """The event loop that an object belongs to: the one in which it is used first.
 
-Each public method begins with `running_loop() is binding.loop`, as asyncio itself asks; if that is not so, it calls `bind`,
+Each public method begins with the check `running_loop() is binding.loop`, as in asyncio; if it fails, the method calls `bind`,
 which binds the object at its first use and refuses the call otherwise.
 """
 
@@ -15,10 +15,10 @@ from purgatory._arguments import describe
 from purgatory._errors import WrongLoop
 
 UNBOUND: Final[Any] = object()
-"""In place of a loop, until there is one. Not `None`, which is the running loop where none runs."""
+"""In place of a loop, until there is one. Not `None`, which `running_loop` returns outside any loop."""
 
 _binding: Final = RLock()
-"""Two threads may use an object for the first time at once, or a signal handler of one of them; rare enough to share a lock."""
+"""Two threads, or a signal handler, may use an object for the first time at once; so rare that all objects share a lock."""
 
 
 class LoopBinding:
@@ -40,19 +40,19 @@ class LoopBinding:
         return self.loop is not UNBOUND
 
     def bind(self, action: str, value: object = UNBOUND, pending: int = 0) -> bool:
-        """Binds the object to the running loop, or checks that it is bound to it. One in which nothing waits, and whose loop is
-        closed, is bound anew.
+        """Binds the object to the running loop, or checks that it is bound to it. If its loop is closed and nothing is
+        pending, it is bound to the running loop.
 
         Args:
             action: what could not be done, for the error.
-            value: what stands for `{}` in it. It is described only if there is an error.
-            pending: how many wait for the object.
+            value: replaces `{}` in it. It is described only if there is an error.
+            pending: how many operations wait in the object.
 
         Returns:
             Whether it is bound to another loop than before.
 
         Raises:
-            WrongLoop: no loop is running here, or it is not the one.
+            WrongLoop: no loop is running here, or another one.
         """
         loop = running_loop()
         if loop is not None:

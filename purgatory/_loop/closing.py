@@ -1,7 +1,7 @@
-"""The end of a purgatory, of either kind: it refuses new work, gives what is pending time to end by itself, cancels the rest.
+"""Closing a purgatory of either kind: it refuses new work, lets pending operations end for a while, and cancels the rest.
 
-OPEN ─> DRAINING, for as long as `drain` ─> CANCELLING what is left, in batches ─> CLOSED: everybody is answered
-            └───── the task that closes it is cancelled: all the rest at once ─────┘
+OPEN ─> DRAINING, for up to `drain` seconds ─> CANCELLING the rest, in batches ─> CLOSED: all waiters are answered
+            └───── the closing task is cancelled: all the rest at once ─────┘
 """
 
 from asyncio import AbstractEventLoop, Future, sleep, wait
@@ -35,14 +35,14 @@ class Closable(Protocol[T_co]):
         """Refuses everything new."""
 
     def iter_cancel(self) -> Iterator[tuple[T_co, int]]:
-        """Cancels what is pending, one each time the next is asked for, and tells how much work that was, in operations."""
+        """Cancels one pending operation at each step, and yields it with the work that this was, in operations."""
         ...
 
     async def wait_answered(self) -> None:
-        """Waits until everybody is answered whose wait has ended."""
+        """Waits until all waiters whose wait has ended are answered."""
 
     def answer_now(self) -> None:
-        """Answers everybody, without waiting for that."""
+        """Answers all waiters now."""
 
 
 def check_drain(drain: float) -> float:
@@ -54,7 +54,7 @@ def check_drain(drain: float) -> float:
 
 
 async def close(closable: Closable[T], drain: float) -> list[T]:
-    """Closes a purgatory; what it returns are those that it cancelled. See `Purgatory.aclose`."""
+    """Closes a purgatory, and returns what it cancelled. See `Purgatory.aclose`."""
     closable.stop_accepting()
     try:
         if drain > 0.0:
@@ -72,8 +72,7 @@ async def close(closable: Closable[T], drain: float) -> list[T]:
 
 
 async def cancel_in_batches(cancelling: Iterable[tuple[T, int]]) -> list[T]:
-    """Goes through what `Closable.iter_cancel` gives, a bounded amount per iteration of the loop. Returns what was
-    cancelled."""
+    """Exhausts `Closable.iter_cancel`, a bounded amount per iteration of the loop, and returns what was cancelled."""
     cancelled: list[T] = []
     spent = 0
     for operation, steps in cancelling:

@@ -1,4 +1,4 @@
-"""One hook at a time on each event loop; what a hook sets off runs after it has returned, a bounded amount per iteration.
+"""One hook at a time on each event loop; what a hook causes runs after it has returned, a bounded amount per iteration.
 
 Hooks may call anything. If what they call ran at once, a chain of ten thousand completions would be a stack of ten thousand
 frames, an operation could be entered twice, and the waiters of a key would be tried out of order. So while a hook runs,
@@ -12,18 +12,18 @@ whatever would run another one is deferred, whichever purgatory of the loop it b
                                               CONTINUED
 
     IDLE         `current` is None, `has_backlog` is false
-    a hook       `current` is the operation whose hook it is
+    a hook       `current` is its operation
     BACKLOG      `has_backlog` is true
-    CONTINUED    the loop was asked once to go on; a call from outside meanwhile does its own work and none of the backlog
+    CONTINUED    a callback is scheduled to go on; until then, calls do their own work and none of the backlog
 
-The backlog has three queues. Where several have work they take turns, in slices of 128 steps, so that none can block another:
+The backlog has three queues. If several have work they alternate, in slices of 128 steps, so that none can block another:
 
-    finished             operations that have ended, and whose hooks have yet to run
-    checks               keys to be checked, begun or not: a slice of each, then it goes to the end of the queue
-    threadsafe_checks    the same for keys that other threads have asked for
+    finished             operations that have ended, whose hooks have not run yet
+    checks               checks of keys, begun or not: after a slice of each, it goes to the end of the queue
+    threadsafe_checks    the same for requests of other threads
 
-A key that a thread asks for behind `n` others is therefore begun after at most `n` slices of each kind. Each key of a purgatory
-stands in one queue once, however often it was asked for. All runs in the `contextvars` context of whoever set it off.
+So the check of a key behind `n` others begins after at most `n` slices of each kind. Each key of a purgatory is in one queue,
+and once, however often it was requested. Everything runs in the `contextvars` context of the code that caused it.
 
 Kafka runs nested completions on the stack of the caller, under locks, and has met both deadlocks and deep recursion
 (KAFKA-14197); Redis keeps a list of ready keys, as here.
@@ -40,11 +40,11 @@ from purgatory._failure import Failure
 from purgatory._loop import MAX_PER_ITERATION
 
 SLICE: Final = MAX_PER_ITERATION // 4
-"""How many steps one kind of work is given before the next one has its turn."""
+"""Steps of one kind of work before another kind is served."""
 
 
 class Ended(Protocol):
-    """An operation that has ended, and whose hooks have yet to run."""
+    """An operation that has ended, whose hooks have not run yet."""
 
     def _op_finish(self) -> None: ...
 
@@ -54,15 +54,15 @@ class Check(Protocol):
 
     completed: int
     context: Context
-    """Where they are tried."""
+    """The one in which they are tried."""
 
     def run(self, budget: int) -> int:
-        """Tries some of them, and stands in its queue again if there are more; returns how many steps that took."""
+        """Tries some of them, and queues itself again if there are more; returns how many steps that took."""
         ...
 
 
 class _Barrier:
-    """Stands in the queue behind operations, and tells when its turn has come."""
+    """Is queued behind operations, and sets its future when their hooks have run."""
 
     def __init__(self, future: Future[None]) -> None:
         self.future = future
@@ -77,10 +77,10 @@ class Dispatcher:
     """Makes sure that the hooks of all operations of a loop run one after another.
 
     Attributes:
-        current: whose hook is running. It may also be set for a while in which none may run.
-        interrupted: whose hooks are interrupted: `current` is an operation that one of them had tried for the first time.
+        current: the operation whose hook is running. Also set while no hook may run.
+        interrupted: the operations whose hooks are interrupted, because one of them watched `current`, which is being tried.
         has_backlog: whether anything was deferred.
-        continuation_scheduled: whether the loop was asked for another iteration.
+        continuation_scheduled: whether a callback in the next iteration is scheduled.
     """
 
     __slots__ = (
@@ -125,7 +125,7 @@ class Dispatcher:
             self.run_backlog()
 
     def defer(self, operation: Ended) -> None:
-        """Has the hooks of `operation` run later."""
+        """Queues the hooks of `operation`."""
         self.finished.append((operation, copy_context()))
         self.has_backlog = True
 
@@ -139,7 +139,7 @@ class Dispatcher:
             await barrier.future
 
     def run_backlog(self) -> int:
-        """Does a bounded amount of the backlog, unless that waits for the next iteration of the loop.
+        """Does a bounded amount of the backlog, unless its continuation is scheduled.
 
         Returns:
             How many operations checks have completed.
@@ -147,13 +147,13 @@ class Dispatcher:
         return 0 if self.continuation_scheduled else self._run_backlog()
 
     def continue_later(self) -> None:
-        """Has the rest done in the next iteration of the loop."""
+        """Schedules the rest for the next iteration of the loop."""
         if not self.continuation_scheduled and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon(self._continue, context=Context())
             self.continuation_scheduled = True
 
     def continue_if_backlog(self) -> None:
-        """To be called where an exception leaves, because then nothing else runs the backlog."""
+        """To be called where an exception propagates, because then nothing else runs the backlog."""
         if self.has_backlog and self.current is None:
             self.continue_later()
 
@@ -176,7 +176,7 @@ class Dispatcher:
                 self._loop.call_exception_handler({"message": message, "exception": failure.exception})
 
     def finish_batch(self, budget: int) -> int:
-        """Runs the hooks of up to `budget` operations that were deferred; returns of how many."""
+        """Runs the hooks of up to `budget` operations that were deferred; returns their number."""
         queue, done = self.finished, 0
         try:
             while queue and done < budget:
@@ -209,7 +209,7 @@ class Dispatcher:
         return completed
 
     def _slice_budget(self, budget: float) -> int:
-        """How much of what is left goes to one kind of work: all of it if there is no other."""
+        """The part of the budget for one kind of work: all of it if there is no other."""
         is_alone = bool(self.finished) + bool(self.checks) + bool(self.threadsafe_checks) == 1
         return int(budget if is_alone and budget < inf else min(budget, SLICE))
 
@@ -235,7 +235,7 @@ _thread_local: Final = _ThreadLocalDispatcher()
 
 
 def dispatcher_of(loop: Any) -> Dispatcher:
-    """The dispatcher of a loop. It is an attribute of the loop, and goes with it."""
+    """The dispatcher of a loop. It is an attribute of the loop."""
     try:
         dispatcher: Dispatcher = loop._purgatory_dispatcher
     except AttributeError:
@@ -244,6 +244,6 @@ def dispatcher_of(loop: Any) -> Dispatcher:
 
 
 def running_dispatcher() -> Dispatcher:
-    """That of the running loop, or of the thread if none is running."""
+    """The dispatcher of the running loop, or of the thread if none is running."""
     loop = _get_running_loop()
     return _thread_local.dispatcher if loop is None else dispatcher_of(loop)

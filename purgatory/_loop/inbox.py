@@ -1,7 +1,7 @@
-"""What other threads report, brought to the loop with a single wake-up, however much comes before it wakes.
+"""Calls from other threads, which wake the loop once, however many come before it wakes.
 
     thread 1   put("a")  -> "a"              wakes the loop
-    thread 2   put("b")  -> "a", "b"         a wake-up is under way
+    thread 2   put("b")  -> "a", "b"         a wake-up is scheduled
     thread 1   put("a")  -> "a", "b", "a"
     the loop                                 takes all, and receives "a", "b"
 
@@ -9,9 +9,9 @@ A wake-up for each would be a system call for each, and would make the loop's se
 #3223).
 
 There is no lock: a signal handler, or a `__del__` that the garbage collector runs, may interrupt `put` in its own thread and
-call it again, and would then wait for ever for the call it interrupts. What is put goes to the end of a deque, which is one
-step for all threads; then a thread that finds no wake-up under way asks for one. The loop says that none is under way any
-more *before* it takes what is there, so whatever comes too late to be taken asks for another. At worst the loop is woken twice.
+call it again, and would then deadlock. `put` appends to a deque, which is atomic; then, if no wake-up is scheduled, it
+schedules one. The loop clears that flag *before* it drains the deque, so an item that is too late to be drained schedules
+another. At worst the loop is woken twice.
 """
 
 from asyncio import AbstractEventLoop
@@ -26,17 +26,17 @@ from purgatory._loop.binding import LoopBinding
 T = TypeVar("T")
 
 COALESCE_ABOVE: Final = 1024
-"""When more than this many wait, duplicates are looked for."""
+"""When more than this many wait, duplicates are removed."""
 
 
 @final
 class ThreadsafeInbox(Generic[T]):
-    """Items on their way to the loop of `binding`.
+    """Items for the loop of `binding`.
 
     Args:
         binding: knows the loop, once there is one.
         receive: called on the loop with what has come.
-        coalesce: merges items that say the same. Called in any thread; it does not raise.
+        coalesce: merges equivalent items. Called in any thread; it does not raise.
     """
 
     __slots__ = ("_binding", "_coalesce", "_coalesce_above", "_is_waking", "_items", "_receive")
@@ -52,9 +52,9 @@ class ThreadsafeInbox(Generic[T]):
         self._coalesce_above = COALESCE_ABOVE
 
     def put(self, item: T) -> None:
-        """Has `item` received on the loop soon. From any thread, signal handler or finalizer.
+        """Lets the loop receive `item` soon. From any thread, signal handler or finalizer.
 
-        Before there is a loop it waits for one; when the loop is closed it is lost.
+        If the object is not bound yet, the item waits for that; when the loop is closed, it is lost.
         """
         binding = self._binding
         if binding.is_bound and binding.loop.is_closed():
@@ -66,11 +66,11 @@ class ThreadsafeInbox(Generic[T]):
             self._wake(binding.loop)
 
     def waiting(self) -> list[T]:
-        """What has not been received yet."""
+        """The items that have not been received yet."""
         return list(self._items)
 
     def rebind(self) -> None:
-        """Begins with another loop, on which this is called."""
+        """Continues on another loop, on which this is called."""
         self._is_waking = False
         if self._items:
             self._drain()
@@ -86,7 +86,7 @@ class ThreadsafeInbox(Generic[T]):
                 raise
 
     def _coalesce_backlog(self) -> None:
-        """Makes room, because the loop is late. Other threads may do the same meanwhile, or add items."""
+        """Removes duplicates, because the loop is late. Other threads may do the same concurrently, or add items."""
         items: list[T] = []
         try:
             self._move_to(items)
@@ -103,6 +103,6 @@ class ThreadsafeInbox(Generic[T]):
         self._receive(self._coalesce(items))
 
     def _move_to(self, items: list[T]) -> None:
-        with suppress(IndexError):  # another thread has taken the rest, and will put it back
+        with suppress(IndexError):  # another thread has removed the rest, and will insert it again
             for _ in range(len(self._items)):
                 items.append(self._items.popleft())  # noqa: PERF401 - what has been moved is kept

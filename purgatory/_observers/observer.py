@@ -10,7 +10,7 @@ own.
 
     Purgatory("fetches", observer=Slow())
 
-The loop waits for what an observer does: note what is needed, and leave the rest to a thread, or for later.
+Observers run on the loop and block it: record what is needed, and leave the rest to a thread, or for later.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -25,15 +25,15 @@ class Cause(Enum):
     """What ended an operation."""
 
     FIRST_TRY = "first try"
-    """Its condition held when it came."""
+    """Its condition held when it was first tried."""
     KEY = "key"
     """A check of a key."""
     DEADLINE = "deadline"
-    """It expired; or it completed at the last try, because its condition held and nobody had checked its keys."""
+    """It expired; or it completed at the last try, because its condition held and its keys had not been checked."""
     FORCED = "forced"
     """`force_complete`, called from outside its own `try_complete`."""
     CANCELLED = "cancelled"
-    """`cancel`, `cancel_for_key`, or the cancellation of the task that it belonged to."""
+    """`cancel`, `cancel_for_key`, or the cancellation of the task that owned it."""
     CLOSED = "closed"
     """`aclose` of its purgatory."""
     FAILED = "failed"
@@ -51,7 +51,7 @@ class Ended(NamedTuple):
     kind: str
     """The name of the operation's class."""
     keys: tuple[Hashable, ...]
-    """What it watched, each key once, in order."""
+    """The keys that it watched, each once, in order."""
     started_at: float
     ended_at: float
     timeout: float | None
@@ -61,24 +61,25 @@ class Ended(NamedTuple):
     key: Hashable | None
     """The key whose check ended it; None if no check did."""
     failed_tries: int
-    """How often its condition was looked at and did not hold."""
+    """How often its condition was tried and did not hold."""
     missed_trigger: bool
-    """Whether its condition was found to hold only at its deadline: nobody had checked its keys when it became true."""
+    """Whether only the last try, at its deadline, completed it: its keys had not been checked when its condition became
+    true."""
     exception: BaseException | None
-    """What a hook raised. Keeping it keeps alive everything that its traceback holds."""
+    """The exception of a hook. A reference to it keeps alive everything that its traceback refers to."""
     operation_id: int
     """The `id` of the operation, by which an observer that was notified of its start recognises it. Unique while it waits."""
 
 
 class Observer(Protocol):
-    """Is notified of what happens in a purgatory. What it sets off there runs when it has returned, as with the hooks of
-    operations. What it raises goes to the loop's exception handler.
+    """Is notified of what happens in a purgatory. What it causes there runs when it has returned, as with the hooks of
+    operations. Its exceptions go to the loop's exception handler.
 
     An event costs half a microsecond, a check a tenth. An observer whose `key_checked` is the one of this class is not notified
-    of checks. There are two cheaper forms, which are given less of an end: `FieldsObserver` and `WaitObserver`, in this module.
+    of checks. There are two cheaper forms, which receive less: `FieldsObserver` and `WaitObserver`, in this module.
 
     It may also have a method `operation_started(operation: DelayedOperation)`, which is called once for each operation, in the
-    context of the code that brought it, after its first try: before `operation_ended`, or when it begins to wait.
+    context of the code that watches it, after its first try: before `operation_ended`, or when it begins to wait.
     """
 
     def operation_ended(self, ended: Ended) -> None:
@@ -93,14 +94,14 @@ Fields = tuple[Any, ...]
 
 
 class FieldsObserver(Observer, Protocol):
-    """A cheaper observer: it is given the fields of an `Ended` as a plain tuple."""
+    """A cheaper observer, which receives the fields of an `Ended` as a plain tuple."""
 
     def ended_fields(self, fields: Fields) -> None:
         """Called in place of `operation_ended`, at a third of the cost."""
 
 
 class WaitObserver(Observer, Protocol):
-    """A still cheaper observer, which is given only the duration of most waits."""
+    """A still cheaper observer, which receives only the duration of most waits."""
 
     def completed_by_key(self, purgatory: str, kind: str) -> Callable[[float], object]:
         """Called once for a purgatory and a kind of operation. What it returns is called with a number of seconds, in place of
@@ -109,18 +110,18 @@ class WaitObserver(Observer, Protocol):
 
 
 class StartObserver(Observer, Protocol):
-    """An observer that is also notified of starts. A wait of a `ThresholdPurgatory` is no operation: of what it is given then
-    only the identity counts."""
+    """An observer that is also notified of starts. For a wait of a `ThresholdPurgatory`, which is not an operation,
+    only the identity of the argument is defined."""
 
     def operation_started(self, operation: Any) -> None:
         """Called once for each operation of which `operation_ended` will be called."""
 
 
 def observers_of(given: Observer | Sequence[Observer] | None) -> tuple[Observer, ...]:
-    """The observers, given as one or as a sequence.
+    """The observers of an argument that is one observer or a sequence of them.
 
     Raises:
-        TypeError: what was given is none.
+        TypeError: it is neither.
     """
     if given is None:
         return ()
@@ -133,7 +134,7 @@ def observers_of(given: Observer | Sequence[Observer] | None) -> tuple[Observer,
 
 
 def with_method(observers: Sequence[Observer], method: str) -> tuple[Observer, ...]:
-    """Those of `observers` that have a method which not all have."""
+    """Those of `observers` that have an optional method."""
     return tuple([observer for observer in observers if hasattr(observer, method)])
 
 

@@ -1,4 +1,4 @@
-"""The observers of one purgatory, timer or tracker, by what they want, and how they are notified."""
+"""The observers of one purgatory, timer or tracker, by their forms, and how they are notified."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -8,21 +8,21 @@ from purgatory._arguments import describe
 from purgatory._observers.observer import Ended, Fields, FieldsObserver, Observer, StartObserver, with_method
 
 Report = Callable[[str, BaseException | None], object]
-"""Is given a message and the exception that an observer has raised."""
+"""Called with a message and the exception of an observer."""
 
 _new_tuple: Final = tuple.__new__
 
 
 @final
 class ObserverGroup:
-    """Observers who are notified of ends, and some of them of starts. One that raises keeps nothing from the others.
+    """Observers that are notified of ends, and some of them of starts. If one raises, the others are notified nevertheless.
 
     Args:
-        observers: in the order in which they were given; but those who take fields are notified before those who take events.
-        report: is given what they raise.
+        observers: in the order of notification, except that those of fields are notified before those of events.
+        report: called with their exceptions.
 
     Attributes:
-        wants_starts: whether any of them does.
+        wants_starts: whether any of them wants starts.
     """
 
     __slots__ = ("_event_observers", "_field_observers", "_notifying", "_queue", "_report", "_start_observers", "wants_starts")
@@ -34,7 +34,7 @@ class ObserverGroup:
         self.wants_starts = bool(self._start_observers)
         self._report = report
         self._queue: deque[tuple[Callable[[Any], None], Any]] = deque()
-        """What observers have set off while they were notified: see `notify_in_order`."""
+        """Notifications that observers have caused while they were notified: see `notify_in_order`."""
         self._notifying = False
 
     def __bool__(self) -> bool:
@@ -64,9 +64,9 @@ class ObserverGroup:
                     self._report(f"operation_ended of {describe(observer)} raised", error)
 
     def notify_in_order(self, notify: Callable[[Any], None], value: Any) -> None:
-        """Calls `notify_started` or `notify_ended`, when the observer that is being notified has returned.
+        """Calls `notify_started` or `notify_ended`, after any notification in progress.
 
-        So what observers trigger arrives in order and without recursion. For what has no dispatcher, which sees to that itself.
+        So what observers trigger arrives in order and without recursion. For objects without a dispatcher, which does the same.
         """
         self._queue.append((notify, value))
         if self._notifying:

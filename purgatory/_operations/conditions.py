@@ -1,14 +1,14 @@
 """The operations behind `wait_for` and `receive`: a condition, plain or asynchronous, and a value that is delivered.
 
-A check cannot await what an asynchronous predicate returns, because a check does not wait. So the task that waits awaits it,
-and from then on calls the predicate itself, when a check has asked for that:
+A check cannot await what an asynchronous predicate returns. So the waiting task awaits it, and from then on calls the predicate
+itself, after each check that has requested it:
 
-    the task              run, false; nothing asked for: wait      run, false; asked for meanwhile: run, true: complete
-    check_and_complete                                        ask                  ask
+    the task              run, false; no request: wait             run, false; requested: run, true: complete
+    check_and_complete                                      request              request
     the deadline          ends the operation, and with it a run in progress, as `asyncio.timeout` would
 
 The operation is registered in the same step in which the predicate is called first, and stays registered until it has ended, so
-what becomes true during a run is seen by the next one. Between two runs lies at least one iteration of the loop.
+what becomes true during a run is found by the next one. There is at least one iteration of the loop between two runs.
 """
 
 from asyncio import Event, current_task, get_running_loop, isfuture, sleep
@@ -32,7 +32,7 @@ T = TypeVar("T")
 NO_VALUE: Final[Any] = object()
 
 _PLAIN: Final = frozenset({bool, type(None), int, float, str, bytes, list, tuple, dict, set})
-"""Types whose values are not awaitable; to ask `inspect` costs more than most predicates."""
+"""Types whose values are not awaitable; `inspect.isawaitable` costs more than most predicates."""
 
 Watch = Callable[[Any, Iterable[Hashable]], bool]
 """`Purgatory.try_complete_else_watch`."""
@@ -84,7 +84,7 @@ class Receiver(DelayedOperation[Any]):
         self.key = key
         self.value = NO_VALUE
 
-    def _op_is_decided(self) -> bool:  # who was counted by `deliver` gets the value
+    def _op_is_decided(self) -> bool:  # a receiver that `deliver` has counted gets the value
         return self.value is not NO_VALUE
 
     def try_complete(self) -> bool:
@@ -175,7 +175,7 @@ def _end_error(condition: Condition[Any], timeout: float | None) -> Exception:
 
 
 def _discard(awaitable: object) -> None:
-    """Ends what a predicate has begun, and nobody is going to await."""
+    """Closes or cancels the result of a predicate that will not be awaited."""
     if isinstance(awaitable, (Coroutine, Generator)):
         awaitable.close()
     elif isfuture(awaitable):
@@ -183,7 +183,7 @@ def _discard(awaitable: object) -> None:
 
 
 async def receive(wait: Callable[[Any, Iterable[Hashable]], Any], key: Hashable, timeout: float | None) -> Any:
-    """`Purgatory.receive`, of the purgatory whose `wait` is given."""
+    """`Purgatory.receive`, for the purgatory whose `wait` is given."""
     receiver = Receiver(key, timeout)
     value = await wait(receiver, (key,))
     if receiver.state is EXPIRED:
@@ -192,7 +192,7 @@ async def receive(wait: Callable[[Any, Iterable[Hashable]], Any], key: Hashable,
 
 
 def deliver(operations: Iterable[DelayedOperation[Any]], value: Any) -> int:
-    """Gives `value` to those of `operations` that receive, and have nothing yet; to how many."""
+    """Gives `value` to those of `operations` that are receivers without a value; returns their number."""
     count = 0
     for operation in operations:
         if type(operation) is Receiver and operation.value is NO_VALUE:

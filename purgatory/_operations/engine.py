@@ -1,9 +1,9 @@
-"""What a purgatory does: has operations wait, checks keys, and ends what waits when it is closed.
+"""The engine of a purgatory: watches operations, checks keys, and cancels what waits when it is closed.
 
-What happens to a single operation is told in `lifecycle`; the dispatcher of the loop makes sure that hooks run one at a time.
+What happens to a single operation is in `lifecycle`; the dispatcher of the loop makes sure that hooks run one at a time.
 
-The engine does not know the `Purgatory` object. It lives for as long as operations wait; the purgatory lives for as long
-as somebody has it, and can therefore say when it was dropped too early.
+The engine does not know the `Purgatory` object. The engine lives as long as operations wait, the purgatory as long as user code
+refers to it; so the purgatory can warn if it is garbage collected while operations wait.
 """
 
 from asyncio import Future, current_task, wait
@@ -35,7 +35,7 @@ Operation = DelayedOperation[Any]
 _state_slot: Final[Any] = vars(DelayedOperation)["_op_state"]
 
 SNAPSHOT: Final = 8192
-"""So many keys are looked at at once when all operations are cancelled."""
+"""Keys that are copied at once when all operations are cancelled."""
 
 
 @final
@@ -81,7 +81,7 @@ class Engine:
         self.loop_wheel = loop_wheel
         self.watchers = Watchers(self.report)
         loop_wheel.on_idle = self._on_wheel_idle
-        # What the hot paths need of the wheel and the watch lists, without a second attribute look-up.
+        # Saves the hot paths a second attribute look-up.
         self.wheel = loop_wheel.wheel
         self.by_key = self.watchers.by_key
         self.loop: Any = UNBOUND
@@ -152,7 +152,7 @@ class Engine:
         self.known_types.add(type(operation))
 
     def checks_ahead(self, keys: Keys) -> Sequence[KeyCheck]:
-        """The checks that have others to try before a newcomer, which then waits for its turn."""
+        """The checks that have other operations to try before a new one, which then waits."""
         checks = [self._check_of(key) for key in (keys if type(keys) is tuple else (keys,))]
         return [check for check in checks if check is not None and (check.has_begun or check.key in self.by_key)]
 
@@ -162,8 +162,8 @@ class Engine:
         return None if check is None or check.is_done else check
 
     def key_being_checked(self, links: WatchLinks) -> Any:
-        """The first key of an operation, given its links, whose check was asked for and is not over; `NO_KEY` if there is
-        none."""
+        """The first key of an operation, given its links, whose check was requested and is not over; `NO_KEY` if there
+        is none."""
         asked_for = self.inbox.waiting()
         if self.checks or asked_for:
             for key in keys_of(links):
@@ -243,7 +243,7 @@ class Engine:
         check.enqueue()
 
     def hint_similar_key(self, key: Hashable) -> int:
-        """In debug mode: a hint, if `key` is of another type than one that somebody watches; 0, of those that it completes."""
+        """In debug mode: logs a hint if a similar key of another type is watched. Returns 0, the number of completions."""
         _logs.similar_key(self.name, key, self.by_key)
         return 0
 
@@ -258,7 +258,7 @@ class Engine:
                 self.checks[check.key] = found
 
     def _check_from_threads(self, keys: Iterable[Hashable]) -> None:
-        """Checks the keys that other threads have asked for."""
+        """Checks the keys that other threads have requested."""
         for key in keys:
             try:
                 if key in self.by_key:
@@ -271,7 +271,7 @@ class Engine:
     # -- cancelling
 
     def iter_cancel_key(self, key: Hashable) -> Iterator[tuple[Operation, int]]:
-        """Cancels what watches `key`, one each time the next is asked for, and tells how much work that was."""
+        """Cancels one operation that watches `key` at each step, and yields it with the work that this was."""
         while found := self.watchers.first_operations(key):
             yield from self._cancel_each(found)
 
@@ -281,7 +281,7 @@ class Engine:
             if cancel(operation):
                 yield operation, steps_to_leave(links)
 
-    # -- being closed: what `_loop.closing` asks for
+    # -- closing: the methods of `_loop.closing.Closable`
 
     @property
     def is_idle(self) -> bool:
@@ -297,8 +297,8 @@ class Engine:
         most: int | None = SNAPSHOT
         while True:
             is_over = True
-            # Snapshots, because restarting an iterator of a dictionary skips what was deleted one by one. Keys are not looked
-            # up: they may have changed.
+            # Iterate over snapshots: restarting a dictionary iterator skips deleted entries one by one. Do not look keys up:
+            # they may have changed.
             for waiting in list(islice(self.by_key.values(), most)):
                 while found := first_batch(waiting):
                     is_over = False

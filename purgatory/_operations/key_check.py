@@ -1,12 +1,12 @@
-"""A check of a key: tries who watches it, in the order in which they came, a bounded amount per iteration of the loop.
+"""A check of a key: tries its operations in the order in which they were watched, a bounded amount per iteration of the loop.
 
-    check_and_complete(key) in any hook     queues a check, also if nobody watches the key yet
-    for a key that is queued already        stays where it is: one check serves all who asked before it began
-    for a key whose check is in progress    it is checked once more afterwards, however often that is asked for
-    an operation that comes to such a key   is not tried at first, but at the end of the check: nobody jumps the queue
+    check_and_complete(key) in any hook      queues a check, even if the key is not watched yet
+    for a key that is queued already         does nothing: one check serves all requests before it begins
+    for a key whose check is in progress     it is checked once more afterwards, however often that is requested
+    a new operation under such a key         is not tried at first, but at the end of the check, so that the order is kept
 
-The watch list is walked a chunk at a time and never copied, so the first iteration costs what it tries, however many wait.
-Those that leave are not met any more, those that join are met last.
+The watch list is iterated over by chunks and never copied, so the cost of the first iteration depends on what it tries alone.
+Operations that are removed meanwhile are not tried, those that are added are tried last.
 """
 
 from collections import deque
@@ -35,8 +35,8 @@ class KeyCheck:
 
     Attributes:
         completed: how many operations it has completed.
-        context: that of whoever asked for it.
-        has_begun: whether anybody was tried, or looked for.
+        context: that of the code that requested it.
+        has_begun: whether the iteration over the watch list has begun.
         is_done: whether it is over.
     """
 
@@ -60,40 +60,40 @@ class KeyCheck:
         self._engine = engine
         self.key = key
         self._queue = queue
-        """In which it stands while there is more to do."""
+        """The queue that it is in while there is more to do."""
         self.context = copy_context()
         self.completed = 0
         self.is_done = False
         self._reset()
 
     def _reset(self) -> None:
-        """Nobody has been tried yet."""
+        """Prepares a check in which no operation has been tried yet."""
         self._completed_before = self.completed
-        """How many it had completed when it began for the last time."""
+        """The value of `completed` when it last began."""
         self.has_begun = False
         self._remaining = _EMPTY
-        """Who is yet to be tried of those that were seen so far."""
+        """The operations of the current chunk that are not tried yet."""
         self._chunk: Chunk | None = None
-        """The chunk that they are in."""
+        """The current chunk."""
         self._late_joiners: list[Operation] = []
-        """Those that have joined where it has looked already."""
+        """Operations that joined a chunk which was iterated over already."""
         self._tries = 0
-        """How many, if an observer wants to know."""
+        """How many operations were tried, if an observer wants checks."""
         self._recheck_context: Context | None = None
-        """Of whoever asked for it once more."""
+        """The context of the code that requested a recheck."""
 
     def enqueue(self) -> None:
-        """Has the dispatcher go on with it."""
+        """Queues the check in the dispatcher."""
         self._queue.append(self)
         self._engine.dispatcher.has_backlog = True
 
     def request_recheck(self) -> None:
-        """The key is to be checked: by this, or if this has begun, by it once more."""
+        """Requests a check of the key: this one, or if it has begun, once more."""
         if self.has_begun and self._recheck_context is None:
             self._recheck_context = copy_context()
 
     def on_join(self, operation: Operation) -> None:
-        """`operation` watches the key by now, and was not tried."""
+        """Called when `operation` watches the key, and was not tried."""
         if not self.has_begun:
             return
         if self._chunk is not None:
@@ -101,7 +101,7 @@ class KeyCheck:
             first = here if here.first is None else here.first  # which may be empty, and therefore false
             links = as_tuple(operation._op_links)
             if any(type(link) is Chunk and link.first is first and link is not here for link in links):
-                return  # the walk will come there
+                return  # the iteration will reach that chunk
         self._late_joiners.append(operation)
 
     def run(self, budget: int) -> int:
@@ -111,7 +111,7 @@ class KeyCheck:
         dispatcher, notifier = engine.dispatcher, engine.notifier
         tries = 0 if notifier is None else notifier.tries
         spent = 1
-        # What a try claims is finished before the next one, unless a backlog of others has its own iterations.
+        # An operation that a try claims is finished before the next try, unless a backlog runs in its own iterations.
         is_first = not dispatcher.finished
         try:
             while spent <= budget:

@@ -1,4 +1,4 @@
-"""The life of an operation, from its first try to the answer. A newcomer to the code begins here.
+"""The life of an operation, from its first try to its result. Start reading the code here.
 
                        force_complete
                ┌──────────────────────────> COMPLETED   on_complete
@@ -7,15 +7,15 @@
                │       cancel, aclose, a try that raised
                └──────────────────────────> CANCELLED
 
-    try_once     by a newcomer, a check of a key, or the last time, at the deadline; what the try has ended is finished at once
-    claim        the compare-and-set: out of PENDING, the wheel and all watch lists in one step
-    run_hooks    `on_complete`, and `on_expiration` of one that expired; then
-    wake_waiters whoever awaits it is woken; and after that the observers are notified
-    set_exception  a hook raised: its exception is the result
+    try_once       when it is first watched, by a check of a key, at the deadline; an operation that a try ends is finished at
+    once claim          the compare-and-set: out of PENDING, the wheel and all watch lists in one step run_hooks
+    `on_complete`, and `on_expiration` if it expired; then wake_waiters   the tasks that await it are woken; after that the
+    observers are notified set_exception  a hook raised: its exception is the result
 
-Every move goes through `claim`, which tells the caller whether it was the one that made it, so no user code ever sees an ended
-operation that is still in a list. The code that tries an operation also finishes it, whatever has claimed it meanwhile. Code
-that claims one that is not being tried finishes it at once, or, within a hook, when that has returned: see `_loop.dispatcher`.
+Every change of state goes through `claim`, which returns True to the one caller that made it. So no user code ever sees an
+ended operation that is still in a list. The code that tries an operation also finishes it, even if a hook has claimed it
+meanwhile. Code that claims one that is not being tried finishes it at once, or, within a hook, when that has returned: see
+`_loop.dispatcher`.
 
 These are functions, not methods: in a class that users subclass, names belong to them.
 """
@@ -47,17 +47,17 @@ MOVES: Final[dict[OperationState, frozenset[OperationState]]] = {
     EXPIRED: frozenset(),
     CANCELLED: frozenset(),
 }
-"""The states, and to which of the others each may move."""
+"""The states, and the others that each may change to."""
 
 NO_RESULT: Final[Any] = OperationState
 """The result of an operation whose hooks have not run. A class, because it stays the same when it is copied or pickled."""
 
 NO_KEY: Final[Any] = object()
-"""In place of a key."""
+"""In place of a key, which may be None."""
 
 
 def claim(operation: Operation, state: OperationState) -> bool:
-    """The compare-and-set: moves to `state`, and leaves the wheel and the watch lists; False if another came first."""
+    """The compare-and-set: moves to `state`, and leaves the wheel and the watch lists; False if another call was first."""
     if state not in MOVES[operation._op_state]:
         return False
     operation._op_state = state
@@ -91,7 +91,7 @@ def try_once(engine: "Engine", operation: Operation, key: "Hashable", is_last: b
     Args:
         engine: where it is watched.
         operation: a pending one.
-        key: whose check this is; `NO_KEY` for none.
+        key: the key that is checked; `NO_KEY` if none is.
         is_last: whether it expires if it does not complete.
     """
     try:
@@ -120,7 +120,7 @@ def try_failed(engine: "Engine", operation: Operation, error: BaseException) -> 
         finally:
             wake_waiters(operation)
         return
-    # It was claimed before it raised, so its outcome stands.
+    # It was claimed before it raised, so its outcome does not change.
     if isinstance(error, (SystemExit, KeyboardInterrupt)):
         engine.dispatcher.defer(operation)
     engine.report(f"try_complete of {describe(operation)} raised", error)
@@ -129,7 +129,7 @@ def try_failed(engine: "Engine", operation: Operation, error: BaseException) -> 
 def expire(operation: Operation) -> int:
     """Ends an operation whose deadline has come: a last try, and only then expiry.
 
-    One that the last try completes is a missed trigger, unless a check of one of its keys was asked for and is not over.
+    One that the last try completes is a missed trigger, unless a check of one of its keys was requested and is not over.
 
     Returns:
         How much work that was, in operations.
@@ -180,7 +180,7 @@ def cancel(operation: Operation) -> bool:
 
 
 def run_hooks(operation: Operation) -> None:
-    """Runs the hooks of an operation that has ended, none if it was cancelled, and wakes whoever awaits it."""
+    """Runs the hooks of an operation that has ended, none if it was cancelled, and wakes the tasks that await it."""
     if operation._op_state is CANCELLED:
         return
     try:
@@ -213,17 +213,17 @@ def set_exception(operation: Operation, error: BaseException) -> None:
 
 
 def report_unretrieved(operation: Operation, failure: Failure) -> None:
-    """Reports a failure, unless somebody who awaits the operation has retrieved it by then.
+    """Reports an exception that nobody retrieves within two iterations of the loop.
 
-    Two iterations later: a task that begins to await it in this iteration or the next retrieves it before.
+    So a task that begins to await the operation in this iteration or the next can retrieve it.
     """
-    with suppress(RuntimeError):  # outside any loop there is nobody to tell
+    with suppress(RuntimeError):  # there is no loop to report to
         get_running_loop()
         running_dispatcher().report_unretrieved(f"a hook of {describe(operation)} raised, and nobody awaits it", failure)
 
 
 def wake_waiters(operation: Operation) -> None:
-    """Wakes whoever awaits the operation."""
+    """Wakes the tasks that await the operation."""
     waiters, operation._op_waiters = operation._op_waiters, None
     if waiters is None:
         return
@@ -233,7 +233,7 @@ def wake_waiters(operation: Operation) -> None:
 
 
 def remove_waiter(operation: Operation, future: "Future[None] | None") -> None:
-    """The waiter of `future` has gone; if it was the last one, nobody will retrieve a failure."""
+    """Removes the waiter of `future`; if it was the last one, an exception will not be retrieved, and is reported."""
     waiters = operation._op_waiters
     if waiters is future:
         operation._op_waiters = None
@@ -245,22 +245,22 @@ def remove_waiter(operation: Operation, future: "Future[None] | None") -> None:
 
 
 def abandon(operation: Operation) -> None:
-    """Whoever began to wait for the operation, and owns it, has gone: it is cancelled."""
+    """Cancels an operation whose owner, a task that waited for it, has ended."""
     if operation._op_state is not PENDING:
         remove_waiter(operation, None)
         return
-    with suppress(WrongLoop):  # a generator that is closed when its loop is gone has nothing left to clean up
+    with suppress(WrongLoop):  # a coroutine that is closed after its loop has nothing to clean up
         check_loop(operation, "cancel")
         cancel(operation)
 
 
 def has_result(operation: Operation) -> bool:
-    """Whether whoever awaits the operation can be answered."""
+    """Whether the operation has a result, or was cancelled."""
     return operation._op_state is CANCELLED or operation._op_result is not NO_RESULT
 
 
 def no_result_error(operation: Operation) -> Exception:
-    """Why the operation has no result."""
+    """The error that says why the operation has no result."""
     if operation._op_state is CANCELLED:
         return OperationCancelled(f"{describe(operation)} has no result: it was cancelled")
     if operation._op_state is PENDING:
@@ -269,7 +269,7 @@ def no_result_error(operation: Operation) -> Exception:
 
 
 def check_loop(operation: Operation, action: str) -> None:
-    """Raises `WrongLoop` if this is not the loop of those who wait for the operation, or of its purgatory."""
+    """Raises `WrongLoop` if this is not the loop of its purgatory, or of the tasks that await it."""
     engine, waiters = operation._op_engine, operation._op_waiters
     loop = running_loop()
     if engine is not None:

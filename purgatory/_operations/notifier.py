@@ -1,8 +1,8 @@
-"""Notifies observers of what happens, and keeps for them what an operation does not hold itself.
+"""Notifies observers, and stores for them what operations do not.
 
-An operation does not carry what only observers ask for: how often it was tried, when it started, what ended it. Most of that
-follows from what it knows anyway, so for most operations nothing is written down: one that was tried once and completed has no
-entry here, and one with a timeout started that long before its deadline.
+An operation does not store what only observers need: how often it was tried, when it started, what ended it. Most of that can
+be derived, so for most operations nothing is stored here, either: not for one that was tried once and completed; and one with a
+timeout started that long before its deadline.
 """
 
 from collections.abc import Callable, Hashable
@@ -73,16 +73,16 @@ class OperationNotifier:
         self.dispatcher = Dispatcher(None)
         self.time: Callable[[], float] = float
         self.tries = 0
-        """How many there were, the first ones not counted; counted only if an observer wants checks."""
+        """How many tries there were, without first ones; counted only if an observer wants checks."""
         self._wait_callbacks: dict[type, Callable[[float], object]] = {}
-        """For each kind of operation, what is called with the duration of a wait, for observers that want no more."""
+        """For each kind of operation, what is called with the duration of a wait, for observers that want only this."""
         self._retries: dict[Operation, int] = {}
-        """How often a try has failed since the first one, where one has."""
+        """How often operations have failed a try since the first one; without zeros."""
         self._starts: dict[Operation, float] = {}
-        """When operations began to wait whose timeout does not say: they have none, or too long a one."""
+        """When operations began to wait, if that cannot be derived: they have no timeout, or too long a one."""
 
     def bind(self, time: Callable[[], float], dispatcher: Dispatcher) -> None:
-        """Moves to another loop. Of what waited on the one before, which is closed, nobody is notified."""
+        """Moves to another loop. Observers are not notified of what waited on the previous one, which is closed."""
         self.time, self.dispatcher = time, dispatcher
         self._retries.clear()
         self._starts.clear()
@@ -157,7 +157,7 @@ class OperationNotifier:
         self._all.notify_ended(fields)
 
     def _wait_callback(self, kind: type) -> Callable[[float], object]:
-        """What is to be called with how long an operation of a kind has waited."""
+        """What to call with the duration of a wait, for this kind of operation."""
         several = []
         for observer in self._wait_observers:
             try:

@@ -1,10 +1,10 @@
 """The delayed operation: what users subclass.
 
-`lifecycle` tells what happens to it. Private attributes begin with `_op_`, because subclasses belong to users, who may want
-`_state` or `_result` for themselves; those of the wheel begin with `_timer_`.
+`lifecycle` is what happens to it. Private attributes begin with `_op_`, because subclasses of users may have their own
+`_state` or `_result`; those of the wheel begin with `_timer_`.
 
-Kafka's counterpart is `DelayedOperation`, whose `completed` is an `AtomicBoolean`; asyncio's is `Future`, from which `result`,
-and the way in which exceptions are passed on, are taken.
+Kafka's counterpart is `DelayedOperation`, whose `completed` is an `AtomicBoolean`; asyncio's is `Future`, whose `result` and
+whose handling of exceptions are the same.
 """
 
 from abc import ABC, abstractmethod
@@ -37,8 +37,8 @@ class DelayedOperation(TimerEntry, ABC, Generic[R]):
     serves once. A subclass with `__slots__` saves memory; one with an `__init__` has to call `super().__init__`.
 
     The hooks are plain functions, called on the loop's thread, one at a time for all operations of a loop: a hook
-    may call anything here, and what it sets off runs when it has returned. They run in the context of whoever completes
-    the operation. An exception of a hook goes to those who await the operation, or, if nobody has done so by the next
+    may call anything here, and what it causes runs when it has returned. They run in the context of the code that completes
+    the operation. An exception of a hook goes to the tasks that await the operation, or, if there is none by the next
     iteration of the loop, to the loop's exception handler.
 
     It can be copied and pickled until it is watched; then it is known by its identity, and `copy` raises `TypeError`.
@@ -104,12 +104,12 @@ class DelayedOperation(TimerEntry, ABC, Generic[R]):
         """Completes the operation if its condition holds: `return condition and self.force_complete()`.
 
         Called when the operation is first watched, at each `check_and_complete` of its keys, and once at its deadline.
-        If it raises, the operation is cancelled and the exception goes to whoever awaits it.
+        If it raises, the operation is cancelled and the exception goes to the tasks that await it.
         """
 
     def on_complete(self) -> R:
-        """Called exactly once, when the operation has completed or expired (`state` tells). What it returns is the
-        result; what it raises is raised to whoever awaits the operation. By default the result is `None`."""
+        """Called exactly once, when the operation has completed or expired (see `state`). What it returns is the
+        result; what it raises is raised in the tasks that await the operation. By default the result is `None`."""
         return None  # type: ignore[return-value]  # unless R is, subclasses have their own
 
     def on_expiration(self) -> None:
@@ -134,12 +134,12 @@ class DelayedOperation(TimerEntry, ABC, Generic[R]):
         if not lifecycle.claim(self, COMPLETED):
             return False
         dispatcher = running_dispatcher() if engine is None else engine.dispatcher
-        if dispatcher.current is not self and not dispatcher.is_being_tried(self):  # else whoever tries it runs the hooks
+        if dispatcher.current is not self and not dispatcher.is_being_tried(self):  # else the code that tries it runs the hooks
             dispatcher.finish(self)
         return True
 
     def cancel(self) -> bool:
-        """Cancels the operation: whoever awaits it gets `OperationCancelled`, `on_complete` is not called.
+        """Cancels the operation: tasks that await it get `OperationCancelled`, `on_complete` is not called.
 
         Returns:
             True for the one caller that cancelled it, False if it had ended before.
@@ -171,7 +171,7 @@ class DelayedOperation(TimerEntry, ABC, Generic[R]):
 
     @property
     def state(self) -> OperationState:
-        """Where the operation stands."""
+        """The state of the operation."""
         return self._op_state
 
     @property
@@ -216,7 +216,7 @@ class DelayedOperation(TimerEntry, ABC, Generic[R]):
         return False
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """What `copy` and `pickle` ask for."""
+        """For `copy` and `pickle`."""
         if self._op_engine is None and self._op_state is PENDING and self._op_waiters is None:
             return object.__reduce_ex__(self, protocol)
         return super().__reduce_ex__(protocol)

@@ -40,7 +40,7 @@ class Purgatory(Generic[Op]):
         tick: the grain of deadlines in seconds, positive and finite: an operation expires late by this much at most.
         wheel_size: how many buckets each level of the timing wheel spans, at least 2.
         max_pending: how many operations may wait at once; `None` for no limit.
-        observer: is notified of each operation that has ended and of each check; or a sequence of those who are.
+        observer: is notified of each operation that has ended and of each check; or a sequence of observers.
 
     Raises:
         ValueError, TypeError: an argument is out of its bounds or of another type.
@@ -155,7 +155,7 @@ class Purgatory(Generic[Op]):
         """Tries the operations that watch `key`, in the order in which they came; call it when their condition may hold.
 
         Returns:
-            How many operations this call completed, and checks that their hooks asked for. Of very many waiters some 500
+            How many operations this call completed, and checks that their hooks requested. Of very many waiters some 500
             are tried at once, and the rest, not counted, in the next iterations of the loop. In a hook it begins when that has
             returned.
 
@@ -263,7 +263,7 @@ class Purgatory(Generic[Op]):
         return await conditions.wait_for(self._engine, self.try_complete_else_watch, predicate, keys, timeout)
 
     async def receive(self, key: Hashable, timeout: float | None = None) -> Any:
-        """Waits for the value that `deliver` brings under `key`: for instance a reply, by its id.
+        """Waits for the value of a `deliver` under `key`: for instance a reply, by its id.
 
         Nothing is kept: what was delivered before is not received. So begin to receive before you send the question.
 
@@ -279,7 +279,7 @@ class Purgatory(Generic[Op]):
         return await conditions.receive(self.wait, key, timeout)
 
     def deliver(self, key: Hashable, value: Any) -> int:
-        """Brings `value` to everyone who receives under `key` now.
+        """Delivers `value` to all tasks that receive under `key` now.
 
         Returns:
             How many received it. If there are very many, 512 are answered at once and the rest in the next iterations of the
@@ -300,12 +300,12 @@ class Purgatory(Generic[Op]):
         return count
 
     def cancel_for_key(self, key: Hashable) -> list[Op]:
-        """Cancels the operations that watch `key`, whatever else they watch; whoever awaits one gets `OperationCancelled`.
+        """Cancels the operations that watch `key`, whatever else they watch; tasks that await one get `OperationCancelled`.
 
         Returns:
             Those that it cancelled, in the order in which they came.
 
-        Cost: O(operations that watch `key`), at once: 100,000 hold the loop for 0.2 s. For so many there is `acancel_for_key`.
+        Cost: O(operations that watch `key`), at once: 100,000 block the loop for 0.2 s. For so many there is `acancel_for_key`.
 
         Raises:
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
@@ -314,7 +314,7 @@ class Purgatory(Generic[Op]):
         return [cast(Op, operation) for operation in self._engine.watchers.operations(key) if cancel(operation)]
 
     async def acancel_for_key(self, key: Hashable) -> list[Op]:
-        """As `cancel_for_key`, but 512 per iteration of the loop, so that a crowd does not hold it up.
+        """As `cancel_for_key`, but 512 per iteration of the loop, so that many do not block it.
 
         Operations that begin to watch the key meanwhile are cancelled as well. If its own task is cancelled, it stops there.
         """
@@ -324,7 +324,7 @@ class Purgatory(Generic[Op]):
     async def aclose(self, drain: float = 0.0) -> list[Op]:
         """Refuses new operations, lets what is pending end by itself for a while, then cancels the rest.
 
-        When it returns, nothing is pending and everybody who awaited an operation has been answered. If its own task is
+        When it returns, nothing is pending and all tasks that awaited an operation are answered. If its own task is
         cancelled, it cancels the rest at once before it raises. Calling it again is allowed, also while it drains.
 
         Args:

@@ -1,17 +1,17 @@
-"""Watch lists: for each key, the operations that it may complete, in the order in which they came.
+"""Watch lists: for each key, the operations that watch it, in order of arrival.
 
 Most keys have one watcher and most operations one key, so a single watcher is stored directly, at the cost of one dictionary
 entry. The second one turns the entry into a *chunk*, an ordered dictionary from which each can be removed in O(1). A chunk
-takes 4,096; when it is full, the next watcher opens another one. So a list of a million is walked a chunk at a time, while
-others come and go, and is never copied:
+holds 4,096; when it is full, the next watcher opens another one. So a list of a million is iterated over by chunks while it
+changes, and is never copied:
 
     by_key = {"orders-0": <Fetch A>,
               "orders-1": Chunk{<Fetch A>, ... 4096} -> Chunk{<Fetch C>, ... 4096} -> Chunk{<Fetch D>}}
 
-An operation has *links*: the bare key while it is alone there, else its chunk. Of several keys it has the tuple that it was
-given, so that nothing has to be made for it: the first chunk of a key is found again by the key, and any other chunk takes the
-link of its key in the tuple. Keys call code of the user, which may raise, or answer otherwise than before: whoever is not found
-by its keys is searched for everywhere.
+An operation has *links*: the bare key if it is its only watcher, else its chunk. For several keys it has the tuple that the
+caller passed, so that no other has to be made: the first chunk of a key is found by the key, and any other chunk replaces its
+key in the tuple. The `__hash__` and `__eq__` of keys are user code, which may raise, or change its result: an operation that is
+not found by its keys is searched for in all lists.
 
 Kafka's counterpart, the `Watchers` of `DelayedOperationPurgatory`, keeps completed operations until a purge finds them
 (KAFKA-19928: until the memory is gone). Here an operation leaves all its lists when it ends.
@@ -30,11 +30,11 @@ Operation = Any
 """A `DelayedOperation`; of it only `_op_links` and `_op_state` are used here."""
 
 Keys = Hashable | tuple[Hashable, ...]
-"""What is to be watched: one key, or a tuple of keys, of several or of one that is itself a tuple."""
+"""One key, or a tuple of keys: of several, or of one that is itself a tuple."""
 
 WatchLinks = Any
-"""Where an operation stands: `UNWATCHED`; a key under which it is alone; a chunk; or a tuple, of keys under which it is alone
-or in the first chunk, and of other chunks."""
+"""The lists that an operation is in: `UNWATCHED`; a key of which it is the only watcher; a chunk; or a tuple, of keys of which
+it is the only watcher or in the first chunk, and of other chunks."""
 
 
 class _Unwatched(Enum):
@@ -47,7 +47,7 @@ UNWATCHED: Final[WatchLinks] = _Unwatched.UNWATCHED
 """The links of an operation that is not watched, or no longer."""
 
 CHUNK_CAPACITY: Final = 4096
-"""So many are copied at once: 20 us. With fewer, more operations would have to remember their chunks."""
+"""To copy so many takes 20 us. With a smaller one, more operations would have to store their chunks."""
 
 
 def unique_keys(keys: Iterable[Hashable]) -> Keys:
@@ -55,7 +55,7 @@ def unique_keys(keys: Iterable[Hashable]) -> Keys:
 
     Raises:
         ValueError: there is none.
-        TypeError: a key is not hashable; `keys` is no collection, or a string: its characters are hardly meant as keys.
+        TypeError: a key is not hashable; `keys` is no collection, or a string, whose characters are hardly meant as keys.
     """
     if type(keys) is tuple and 1 < len(keys) == len({*keys}):
         return keys
@@ -77,7 +77,7 @@ def unique_keys(keys: Iterable[Hashable]) -> Keys:
 class Chunk(dict[Operation, None]):
     """Up to `CHUNK_CAPACITY` operations that watch a key, in order.
 
-    The first chunk stays in `by_key` as long as the key has any watcher; the others leave the chain when they are empty.
+    The first chunk stays in `by_key` as long as the key has any watcher; the others are unlinked when they are empty.
     """
 
     __slots__ = ("after", "before", "first", "is_linked", "key", "last")
@@ -87,14 +87,14 @@ class Chunk(dict[Operation, None]):
         self.first: Chunk | None = None
         """The first of the chain; `None` if that is this one, ..."""
         self.last: Chunk | None = self
-        """... which then knows the last one, that others may join. Once all have left there is none, so that an emptied chunk
-        makes no cycle with itself."""
+        """... and then, the last one, which accepts further watchers. An emptied chunk drops its reference to itself, to avoid
+        a cycle, and accepts nothing."""
         self.before: Chunk | None = None
         self.after: Chunk | None = None
         self.is_linked = True
 
     def nearest_linked(self) -> "Chunk":
-        """This chunk, or if it has left the chain since, the nearest one before it that has not."""
+        """This chunk, or if it was unlinked since, the nearest one before it that was not."""
         chunk: Chunk = self
         while not chunk.is_linked and chunk.before is not None:
             chunk = chunk.before
@@ -106,12 +106,12 @@ def _ignore(message: str, error: BaseException | None) -> None:
 
 
 class Watchers:
-    """The watch lists of one purgatory. Only differences from `len(by_key)` are counted: it is exact for operations that share
-    no key and have only one, so these cost no counting.
+    """The watch lists of one purgatory. Only differences from `len(by_key)` are counted, so operations that have one key and
+    share it with no other cost no counting.
 
     Args:
-        report: called with a message and an exception, or `None`, when a key cannot be found again, because its `__hash__` or
-    `__eq__` no longer answers as before.
+        report: called with a message and an exception, or `None`, when a key cannot be found again, because the result of its
+            `__hash__` or `__eq__` has changed.
     """
 
     __slots__ = ("_extra_keys", "_extra_watchers", "_report", "by_key", "orphans")
@@ -124,7 +124,7 @@ class Watchers:
         self._extra_keys = 0
         """Registrations beyond the first one of each operation."""
         self.orphans = 0
-        """Entries of `by_key` whose watchers have left, but which cannot be removed, because their key has changed."""
+        """Entries of `by_key` without watchers that cannot be removed, because their key has changed."""
 
     @property
     def registrations(self) -> int:
@@ -169,12 +169,12 @@ class Watchers:
         operation._op_links = links if links is keys else tuple(links)
 
     def join(self, key: Hashable, waiting: Any, operation: Operation) -> "Hashable | Chunk":
-        """Puts `operation` behind who is `waiting` under `key`, and returns its link there."""
+        """Appends `operation` to what is `waiting` under `key`, and returns its link there."""
         if type(waiting) is Chunk and waiting.last is not None and len(waiting.last) < CHUNK_CAPACITY:
             chunk: Chunk = waiting.last
         else:
             new = Chunk(key)
-            # A finalizer may run whenever something is allocated, and may have come or gone here just now.
+            # Allocation may run a finalizer, which may have changed this list just now.
             before, waiting = waiting, self.by_key.setdefault(key, operation)
             if waiting is operation:
                 if (before.last is not None) if type(before) is Chunk else before._op_state is PENDING:
@@ -309,7 +309,7 @@ class Watchers:
             self.shrink()
 
     def shrink(self) -> None:
-        """Gives back the memory of the dictionary, which keeps the size that it once had, if nobody waits."""
+        """Frees the memory of an empty dictionary, which does not shrink by itself."""
         if not self.keys:
             self.by_key.clear()
             self._extra_watchers = self._extra_keys = self.orphans = 0
@@ -364,14 +364,14 @@ class Watchers:
 
 
 def first_batch(waiting: Operation | Chunk) -> list[Operation]:
-    """The first of those who wait together, in order, at most `MAX_PER_ITERATION`; none if all have left."""
+    """The first operations of a list, in order, at most `MAX_PER_ITERATION`; none if all were removed."""
     if type(waiting) is not Chunk:
         return [] if waiting._op_state is not PENDING else [waiting]
     return list(islice(waiting or waiting.after or (), MAX_PER_ITERATION))
 
 
 def as_tuple(links: WatchLinks) -> tuple[Any, ...]:
-    """The links of an operation, be it none, one or several."""
+    """The links of an operation as a tuple."""
     if type(links) is tuple:
         return links
     return () if links is UNWATCHED else (links,)

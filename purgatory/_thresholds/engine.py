@@ -1,12 +1,12 @@
-"""What a `ThresholdPurgatory` does: its queues, its wheel, and waking those whose wait has ended.
+"""The engine of a `ThresholdPurgatory`: its queues, its wheel, and waking waiters whose wait has ended.
 
-An advance takes all that it reaches out of their queue in one go; waking them is bounded work per iteration of the loop, so of
-very many the rest is woken in the next ones, in order. They are *unanswered* until then, but their outcome is decided, so
-neither a deadline nor a `fail` that comes meanwhile changes it.
+An advance removes all waiters that it reaches from their queue at once. It wakes a bounded number per iteration of the loop; if
+there are more, the next iterations wake the rest, in order. They are *unanswered* until then, but their outcome is decided, so
+neither a deadline nor a `fail` changes it.
 
-    advance("orders", 47) takes out 2,000    pending -2,000; 512 are woken, 1,488 unanswered
-    their deadline comes                     they are in no queue any more, so nothing happens
-    the next three iterations                wake 512, 512 and 464; half as many in each if other threads name values
+    advance("orders", 47) removes 2,000      pending -2,000; 512 are woken, 1,488 unanswered
+    their deadline                           they are in no queue any more, so nothing happens
+    the next three iterations                wake 512, 512 and 464; half as many in each if other threads advance keys
 """
 
 from asyncio import AbstractEventLoop, Future
@@ -32,7 +32,7 @@ from purgatory._wheel.loop_wheel import LoopTimingWheel
 
 @final
 class ThresholdWaiter(TimerEntry):
-    """One `wait`, while it waits."""
+    """A `wait` in progress."""
 
     __slots__ = ("engine", "future", "queue", "threshold")
 
@@ -100,10 +100,10 @@ class ThresholdEngine:
         """Of the keys that have a value or waiters."""
         self.pending = self.completed = self.failed = self.expired = self.cancelled = 0
         self._wake_queue: deque[tuple[Iterator[ThresholdWaiter], Any, Cause]] = deque()
-        """Waiters that are out of their queue, with their outcome and what has ended them. What observers trigger stands
-        behind."""
+        """Waiters that were removed from their queue, with their outcome and its cause. What observers trigger is
+        appended."""
         self.unanswered = 0
-        """How many are yet to be woken."""
+        """How many are not woken yet."""
         self._continuation_scheduled = False
         self.closed = False
         self.idle_waiter: Future[None] | None = None
@@ -189,7 +189,7 @@ class ThresholdEngine:
         return count
 
     def expire(self, waiter: ThresholdWaiter) -> None:
-        """Ends a wait whose deadline has come, unless it has ended and is only yet to be woken."""
+        """Ends a wait whose deadline has come, unless it has ended and is only not woken yet."""
         self.expired += self._finish_one(waiter, EXPIRED, Cause.DEADLINE)
 
     def cancel(self, waiter: ThresholdWaiter) -> None:
@@ -210,7 +210,7 @@ class ThresholdEngine:
                     self._report_changed_key(queue, None)
 
     def _report_changed_key(self, queue: ThresholdQueue, error: BaseException | None) -> None:
-        """Reports a queue that cannot be found by its key any more; it stays, with nobody in it."""
+        """Reports a queue that cannot be found by its key any more; it stays, empty."""
         self._report(
             f"cannot find a {type(queue.key).__name__} again that was a key: its hash, or what it equals, has changed", error
         )
@@ -255,7 +255,7 @@ class ThresholdEngine:
         if self.notifier is not None:
             self.notifier.on_end(waiter, outcome, cause)
 
-    # -- being closed: what `_loop.closing` asks for
+    # -- closing: the methods of `_loop.closing.Closable`
 
     @property
     def is_idle(self) -> bool:
@@ -285,7 +285,8 @@ class ThresholdEngine:
             self.loop.call_soon(self._continue, context=Context())
 
     def _continue(self) -> None:
-        """Does a bounded amount of what was left: those who have ended come first, but leave half of it to the others."""
+        """Does a bounded amount of the deferred work: up to half of it wakes waiters, the rest is for the values of other
+        threads."""
         self._continuation_scheduled = False
         budget = MAX_PER_ITERATION
         if self._wake_queue:

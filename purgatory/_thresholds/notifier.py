@@ -1,4 +1,4 @@
-"""Notifies observers of the waits of a `ThresholdPurgatory`, which are no operations, but end in the same ways.
+"""Notifies observers of the waits of a `ThresholdPurgatory`, which are not operations, but have the same outcomes.
 
 its threshold is reached      COMPLETED by KEY, or at its FIRST_TRY        `fail`       CANCELLED, FAILED, with the exception
 its deadline comes            EXPIRED by DEADLINE                          `aclose`     CANCELLED, CLOSED
@@ -22,7 +22,7 @@ KIND: Final = "wait"
 
 @final
 class WaitNotifier:
-    """Notifies `observers`, of whom there is at least one.
+    """Notifies `observers`, of which there is at least one.
 
     Args:
         name: of the purgatory.
@@ -40,7 +40,7 @@ class WaitNotifier:
         """When each began to wait, and for how long at most."""
 
     def bind(self, time: Callable[[], float]) -> None:
-        """Belongs to another loop. Of what waited on the one before, which is closed, nobody is notified."""
+        """Moves to another loop. Observers are not notified of what waited on the previous one, which is closed."""
         self.time = time
         self._starts.clear()
 

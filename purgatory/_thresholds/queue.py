@@ -1,15 +1,15 @@
 """The waits for one key's value to reach a threshold, in order of thresholds. Knows no loop and no clock.
 
     the value of "orders" is 41, and for it wait      42: A, D     45: B     60: C
-    advance(47)                                       takes out A, D and B, in this order; C waits on
-    advance(46)                                       ValueError, and nothing has changed: values never fall
+    advance(47)                                       removes A, D and B, in this order; C goes on waiting
+    advance(46)                                       ValueError, without any change: values never decrease
 
 The order is kept in *segments*: sorted lists of up to 512 different thresholds, where Python's `bisect` finds an index with
-O(log n) comparisons and C moves at most 4 KB to make room. Equal thresholds share an index, in order of arrival. A heap would
-do, but an advance mostly takes the first one, which costs a heap O(log n) cold steps; here it is the head of a list.
+O(log n) comparisons and C moves at most 4 KB for an insertion. Equal thresholds share an index, in order of arrival. A heap
+would do, but an advance mostly removes the first one, which costs a heap O(log n) steps, with cache misses; here it is the head
+of a list.
 
-The code that takes a waiter out of its queue decides its outcome, and nothing else finds it there: so there is exactly one
-outcome.
+The code that removes a waiter from its queue decides its outcome: so there is exactly one outcome.
 
 Source: Kafka, `raft/internals/ThresholdPurgatory.java`, where a skip list of (threshold, serial number) does this.
 """
@@ -93,11 +93,11 @@ class HasThreshold(Protocol):
 
 
 Waiters = HasThreshold | dict[HasThreshold, None]
-"""The one who waits for a threshold, or several in order of arrival."""
+"""The waiter for a threshold, or several in order of arrival."""
 
 
 class Segment(list[Any]):
-    """Different thresholds, ascending, and who waits for each."""
+    """Different thresholds, ascending, and the waiters for each."""
 
     __slots__ = ("size", "waiters")
 
@@ -109,7 +109,7 @@ class Segment(list[Any]):
 
 
 class ThresholdQueue:
-    """A key, its value, and those who wait for it, by threshold and then by arrival."""
+    """A key, its value, and its waiters, by threshold and then by arrival."""
 
     __slots__ = ("key", "segments", "value")
 
@@ -120,7 +120,7 @@ class ThresholdQueue:
         """Ascending; none is empty."""
 
     def add(self, waiter: HasThreshold) -> None:
-        """Lets `waiter` wait. Cost: O(log n) comparisons.
+        """Adds `waiter`. Cost: O(log n) comparisons.
 
         Raises:
             TypeError: its threshold cannot be compared with those of others; nothing has changed.
@@ -182,7 +182,7 @@ class ThresholdQueue:
         return True
 
     def advance(self, value: Any) -> tuple[int, list[Waiters]]:
-        """Takes out those whose threshold is at most `value`: how many there are, and where they stood, in order.
+        """Removes the waiters whose threshold is at most `value`, and returns their number, and themselves in order.
 
         Cost: one comparison if there is none; otherwise one for each segment, and O(log n) of those it takes from the last.
 
@@ -213,12 +213,12 @@ class ThresholdQueue:
         return size, waiters
 
     def clear(self) -> tuple[int, list[Waiters]]:
-        """Takes everybody out: how many there are, and where they stood, in order. Cost: one pointer for each."""
+        """Removes all waiters, and returns their number, and themselves in order. Cost: one pointer for each."""
         segments, self.segments = self.segments, []
         return _concat(segments)
 
     def _check(self, waiters: list[Any]) -> None:
-        """Asserts the whole invariant, and appends who waits to `waiters`. For tests."""
+        """Asserts the whole invariant, and appends the waiters to `waiters`. For tests."""
         thresholds = [threshold for segment in self.segments for threshold in segment]
         assert all(low < high for low, high in pairwise(thresholds))
         assert self.value is UNKNOWN or not thresholds or self.value < thresholds[0]

@@ -1,15 +1,15 @@
 """`ThresholdPurgatory`: waiting until a key's value has reached a threshold: offsets, versions, watermarks.
 
-Most conditions in servers have this form, and then nobody needs to be tried: the waiters of a key are kept in the order of
-their thresholds, and an advance takes them from the front. Thresholds above the new value are not looked at.
+Many conditions in servers have this form, and then no condition is tried: the waiters of a key are sorted by threshold, and an
+advance removes them from the front. Thresholds above the new value are not visited.
 
     the value of "orders" is 41, and for it wait      42: A, D     45: B     60: C
-    advance("orders", 47) -> 3                        A, D and B get 47, in this order; C waits on
+    advance("orders", 47) -> 3                        A, D and B get 47, in this order; C goes on waiting
     wait("orders", 46)                                returns 47 at once
 
-Sources: Kafka, `raft/internals/ThresholdPurgatory.java`, for one log; and the index of Consul's blocking queries: a client that
-asks again names the version it has seen, so nothing between two requests is lost. So the value of a key is kept until `forget`
-is called.
+Sources: Kafka, `raft/internals/ThresholdPurgatory.java`, for one log; and the index of Consul's blocking queries: a client
+passes the version it has seen, so nothing between two requests is lost. So the value of a key is stored until `forget` is
+called.
 """
 
 from asyncio import _get_running_loop as running_loop
@@ -60,14 +60,13 @@ class ThresholdPurgatory(Generic[K, V]):
 
     Args:
         name: for errors, logs and statistics.
-        tick: the grain of deadlines in seconds, positive and finite: a wait expires late by this much at most.
+        tick: the resolution of deadlines in seconds, positive and finite: a wait expires at most this much late.
         wheel_size: how many buckets a level of the timing wheel has in reach, at least 2.
         max_pending: how many may wait at once; `None` for no limit.
-        max_keys: how many keys may have a value or be waited for at once; `None` for no limit. One more is refused: to
-            forget another one silently would lose the very update that somebody is about to ask for. `forget` makes room.
-        observer: is notified of each wait that has ended, as of an operation of the kind "wait"; or a sequence of those who
-        are.
-            Checks there are none.
+        max_keys: how many keys may have a value or be waited for at once; `None` for no limit. One more is refused,
+            because to delete another one silently could lose an update. `forget` deletes one.
+        observer: is notified of each wait that has ended, as of an operation of the kind "wait"; or a sequence of
+            observers. There are no checks.
 
     Raises:
         ValueError, TypeError: an argument is out of its bounds or of another type.
@@ -100,10 +99,10 @@ class ThresholdPurgatory(Generic[K, V]):
         Args:
             key: need not have a value yet.
             threshold: of the same type as the key's values.
-            timeout: in seconds; `None` and `inf` for no limit, zero and less to look once.
+            timeout: in seconds; `None` and `inf` for no limit; with zero and less the value is compared once.
 
         Returns:
-            The value that reached it: the one that the key has, at once, or else the one that it is advanced to.
+            The value that reached it: the value of the key, at once, or else the one to which it is advanced.
 
         Cost: O(log n) comparisons with the thresholds that others wait for on this key, when it begins to wait and when
         it ends early.
@@ -142,7 +141,7 @@ class ThresholdPurgatory(Generic[K, V]):
         try:
             outcome = await waiter.future
         except BaseException:
-            # If this is a generator being closed when its loop is gone, there is nothing left to clean up.
+            # If this is a coroutine that is closed after its loop, there is nothing to clean up.
             if running_loop() is engine.loop:
                 engine.cancel(waiter)
             raise
@@ -181,12 +180,12 @@ class ThresholdPurgatory(Generic[K, V]):
         return engine.advance(key, value)
 
     def advance_threadsafe(self, key: K, value: V) -> None:
-        """Has `advance(key, value)` called on the loop soon; to be called from any thread.
+        """Calls `advance(key, value)` on the loop soon; may be called from any thread.
 
         However many calls come before the loop wakes up, it is woken once and advances each key once, to the greatest
-        value named. What the key has passed by then is ignored, since threads overtake each other; what `advance` raises
-        otherwise goes to the loop's exception handler. Values named before first use wait for that. As safe in a signal
-        handler or a finalizer as `loop.call_soon_threadsafe`.
+        of these values. A value that is too low by then is ignored, since threads race; other exceptions of `advance` go to the
+        loop's exception handler. Before the purgatory is bound to a loop, values wait for that. As safe in a signal handler or
+        a finalizer as `loop.call_soon_threadsafe`.
 
         Raises:
             ValueError: `value` is NaN.

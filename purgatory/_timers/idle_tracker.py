@@ -1,23 +1,22 @@
-"""Which of a hundred thousand connections have fallen silent, at the price of a field write for each sign of life.
+"""Finds which of a hundred thousand connections are idle, at the cost of an assignment for each activity.
 
-Each id has one entry in a timing wheel. A sign of life writes the entry's new deadline into it and does nothing else: no
-bucket changes, no timer of the loop moves. When the bucket that holds the entry is due, the wheel looks at the deadline,
-and either it has come, or the entry goes into the bucket of the deadline that it has by now. With a timeout of 30 s:
+Each id has one entry in a timing wheel. `touch` assigns the entry's new deadline and does nothing else: no bucket and no
+timer of the loop changes. When the bucket of the entry is due, the wheel compares the deadline: either it has come, or the
+entry moves to the bucket of its current deadline. With a timeout of 30 s:
 
     touch at  0    waits in the bucket of 30
     touch at 12    deadline 42, still in the bucket of 30
     touch at 29    deadline 59, still in the bucket of 30
-           at 30   looked at, put into the bucket of 59
-           at 59   silent for 30 s: on_idle
+           at 30   moves to the bucket of 59
+           at 59   idle for 30 s: on_idle
 
-So an id is looked at about once in a timeout, however often it was touched. A scan looks at every id each time; a timer
-for each id is made and cancelled at each touch.
+So an id is visited about once in a timeout, however often it was touched. A scan would visit every id each time; a timer
+for each id would be made and cancelled at each touch.
 
-By default there are 8000 ticks in a timeout, none shorter than 4 ms. Then a tick finds few ids to look at beside those
-that are idle indeed, so it is cheap; the loop is woken 250 times a second at most, however many ids are tracked, and less
-often where few are.
+By default there are 8000 ticks in a timeout, none shorter than 4 ms. So most ids that a tick visits are idle; and the loop
+is woken 250 times a second at most, however many ids are tracked, and less often if there are few.
 
-Compare netty's `IdleStateHandler`, whose timer, one for each connection, sets itself anew if something came meanwhile.
+Compare netty's `IdleStateHandler`, which has a timer for each connection, and reschedules it after activity.
 """
 
 from asyncio import _get_running_loop as running_loop
@@ -42,13 +41,13 @@ MIN_TICK: Final = 0.004
 MAX_TICK: Final = 1.0
 
 MAX_WHEEL_SIZE: Final = 8192
-"""A level that reaches beyond the timeout spares entries the cascade, but a bucket for each of few ids costs the loop a
-timer for each; with this many they share wider buckets."""
+"""If the finest level covered the timeout, no entry would cascade. But then few ids would have a bucket each, and the loop a
+timer for each; with this maximum they share wider buckets."""
 
 
 @final
 class _TrackedId(TimerEntry, Generic[Id]):
-    """An id that waits for falling idle."""
+    """The entry of an id."""
 
     __slots__ = ("id", "tracker")
 
@@ -66,27 +65,26 @@ class IdleTracker(Generic[Id]):
     """Calls `on_idle(id)` for each id that has not been touched for `timeout` seconds.
 
     `on_idle` is called once, from the loop and in an empty context, at or after the timeout since the last touch: never
-    early by the loop's clock, late by at most one tick beyond what the loop itself is held up. The id is not tracked any
-    more by then, and touching it again, also in `on_idle` itself, starts anew. Many ids that fall idle at once are told in
-    batches of 512 per iteration of the loop, tick by tick, those of one tick in no particular order. An exception of `on_idle`
-    goes to the loop's exception handler and touches no other id.
+    early by the loop's clock, late by at most one tick plus the delay of the loop itself. The id is not tracked any more
+    by then; to touch it again, also in `on_idle`, tracks it again. If many ids become idle at once, `on_idle` is called for
+    512 per iteration of the loop, tick by tick, those of one tick in no particular order. An exception of `on_idle` goes to
+    the loop's exception handler and does not affect other ids.
 
-    Bound to the running event loop at the first touch. The loop has one timer for each tick in which some id is to be
-    looked at, and none when nothing is tracked.
+    Bound to the running event loop at the first touch. The loop has one timer for each tick in which ids are visited, and
+    none when nothing is tracked.
 
         tracker = IdleTracker(30, lambda connection: connection.abort())
         tracker.touch(connection)       # connected, and at each packet
         tracker.remove(connection)      # closed
 
     Args:
-        timeout: seconds of silence after which an id is idle, positive; `inf` means never.
+        timeout: seconds without a touch after which an id is idle, positive; `inf` means never.
         on_idle: a plain function; what it returns is ignored.
-        tick: the grain of time in seconds, positive and finite; by default 1/8000 of the timeout, but not less than 4 ms
+        tick: the resolution in seconds, positive and finite; by default 1/8000 of the timeout, but not less than 4 ms
             and not more than 1 s.
         name: for observers.
-        observer: is notified of each id that has fallen idle, as of an operation of the kind "id" that has expired, begun at
-        the
-            last sign of life; or a sequence of those who are. Starts and checks there are none.
+        observer: is notified of each id that became idle, as of an operation of the kind "id" that has expired, and began at
+            the last touch; or a sequence of observers. There are no starts and no checks.
 
     Raises:
         ValueError, TypeError: an argument is out of its bounds or of another type.
@@ -133,10 +131,10 @@ class IdleTracker(Generic[Id]):
         self._time = self._loop_wheel.time
 
     def touch(self, id: Id) -> None:  # noqa: A002 - there is no better word for it
-        """Tells that `id` is alive; an unknown id is tracked from now on.
+        """Records activity of `id`; an unknown id is tracked from now on.
 
-        Cost: one look-up and one assignment, whatever is tracked, and nothing of the loop but its clock. An unknown id also
-        costs an entry in the wheel, and a timer of the loop if it is the first of its tick.
+        Cost: one look-up, one assignment and a reading of the clock, whatever is tracked. An unknown id also costs an entry in
+        the wheel, and a timer of the loop if it is the first of its tick.
 
         Raises:
             TypeError: `id` is not hashable.
@@ -153,8 +151,8 @@ class IdleTracker(Generic[Id]):
     def remove(self, id: Id) -> bool:  # noqa: A002
         """Stops tracking `id`; true if it was tracked. Cost: O(1).
 
-        To remove what has fallen idle, or was never touched, is no error: whoever is told that a connection is closed need
-        not know why.
+        To remove an id that became idle, or that was never touched, is no error: so a handler of closed connections need not
+        know why they closed.
 
         Raises:
             WrongLoop: called from another loop or thread than the tracker's.
@@ -183,7 +181,7 @@ class IdleTracker(Generic[Id]):
                     loop_wheel.wheel.remove(entry)
         self._entries.clear()
         self._closed = True
-        self._loop = UNBOUND  # so that the next touch asks `_bind`
+        self._loop = UNBOUND  # so that the next touch calls `_bind`
 
     def __enter__(self) -> Self:
         return self
@@ -225,7 +223,7 @@ class IdleTracker(Generic[Id]):
             self._loop_wheel.wheel.add(entry, when, now)
 
     def _expire(self, entry: _TrackedId[Id]) -> None:
-        """Tells of an id that has fallen idle, and forgets it."""
+        """Removes an id that became idle, and calls `on_idle`."""
         id_ = entry.id
         try:
             del self._entries[id_]

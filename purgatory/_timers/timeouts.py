@@ -11,7 +11,7 @@ A `Timeout` is itself the entry that waits in the wheel:
                              │   __aexit__
                              └──────────────────────────────> EXITED
 
-The wheel is an attribute of its loop, so it is gone when the loop is. A table of wheels by loop, weak or not, would keep
+The wheel is an attribute of its loop, so it is freed with the loop. A table of wheels by loop, weak or not, would keep
 both for ever, because a wheel knows its loop.
 
 A deadline that has passed when a timeout is entered does not use the wheel: it is reached in the very next iteration of the
@@ -39,7 +39,7 @@ TICK: Final = 0.001
 
 
 class TimeoutState(Enum):
-    """Where a timeout stands; the words are asyncio's."""
+    """The state of a timeout, in the words of asyncio."""
 
     CREATED = "created"
     ENTERED = "active"
@@ -72,7 +72,7 @@ class Timeout(TimerEntry):
     """An asynchronous context manager that limits the time its body may take. It serves once. See `asyncio.Timeout`.
 
     When the deadline comes, the task that runs the body is cancelled; the `CancelledError` that leaves the body becomes
-    a `TimeoutError`, unless somebody else has cancelled the task as well.
+    a `TimeoutError`, unless other code has cancelled the task as well.
 
     Args:
         when: the deadline, in seconds of the loop's time; `None` for none. If it has passed when the timeout is
@@ -214,7 +214,8 @@ class Timeout(TimerEntry):
 
 
 def _raise_timeout(error: BaseException) -> None:
-    """Turns the cancellation that leaves the body of an expired timeout, or that caused what leaves it, into a `TimeoutError`.
+    """Converts the cancellation that leaves the body of an expired timeout, or the cause of what leaves it, to a
+    `TimeoutError`.
 
     The latter since Python 3.13: an exception raised while the cancellation was being handled says that it was a timeout.
     """
@@ -262,7 +263,7 @@ async def wait_for(awaitable: Awaitable[T], timeout: float | None) -> T:
     """Awaits something for a limited time. See `asyncio.wait_for`.
 
     As in Python 3.12 and newer, a coroutine is awaited by the task that calls, not by one of its own, and what it
-    returns counts, even if it had been told to stop.
+    returns counts, even if its cancellation had been requested.
 
     Args:
         awaitable: a coroutine, a future, or any other awaitable.

@@ -46,7 +46,7 @@ class TimerTask(TimerEntry):
     def reschedule(self, when: float) -> None:
         """Moves the callback to another time.
 
-        Cost: O(1). Postponing is one assignment and does not touch the loop: the task is looked at when its old time has come.
+        Cost: O(1). Postponing is one assignment and does not touch the loop: at its old time, the task moves to the new one.
 
         Args:
             when: the new time, in seconds of the loop's time; a time in the past means the next iteration of the loop.
@@ -88,7 +88,7 @@ class WheelTimer:
     """Timers on a hierarchical timing wheel: `loop.call_later` for a hundred thousand timers of which few ever fire.
 
     Bound to the running event loop at first use. A callback is never called early by the loop's clock, and late by at most one
-    tick beyond what the loop itself is held up; in which order those of one tick are called is not promised. An exception of a
+    tick plus the delay of the loop itself; in which order those of one tick are called is not promised. An exception of a
     callback goes to the loop's exception handler. Unlike those of `loop.call_later`, callbacks run in an empty context; to keep
     yours, schedule `contextvars.copy_context().run` with the callback as its argument.
 
@@ -98,7 +98,7 @@ class WheelTimer:
         name: for observers.
         observer: is notified of each timer that has ended, as of an operation of the kind "timer" without keys: expired, when
         its
-            callback has returned, or cancelled; or a sequence of those who are. Of starts, too, if it has `operation_started`.
+            callback has returned, or cancelled; or a sequence of observers. Of starts, too, if it has `operation_started`.
 
     Raises:
         ValueError, TypeError: an argument is out of its bounds or of another type.

@@ -1,9 +1,9 @@
 """What a timing wheel is made of: levels, their buckets, the chunks of a bucket, and the entries that wait in them.
 
 A level is a dictionary of the buckets that exist, numbered for ever (`due_tick // level.tick`), not a ring as in Kafka: a
-bucket that is overdue after a stall and the one that would take its place are simply two. The entries of a bucket lie in
-chunks, dictionaries of bounded size: one that grows for ever is copied as a whole now and then, which takes 100 ms where a
-million wait.
+bucket that is overdue after a stall and the one that would reuse its slot are two objects. The entries of a bucket are in
+chunks, dictionaries of bounded size: one of unbounded size is copied as a whole when it is resized, which takes 100 ms with a
+million entries.
 """
 
 from collections import deque
@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final, NoReturn
 
 CHUNK_CAPACITY: Final = 32_768
-"""A chunk of so many entries takes no more; to make it larger would copy them all."""
+"""The maximum number of entries, because to resize the dictionary would copy them all."""
 
 
 class TimerEntry:
-    """What waits in a wheel.
+    """An entry of a wheel.
 
     Attributes:
-        _timer_deadline: in seconds. It may be moved to later in place: the entry is looked at when its bucket is due, and put
-            into the bucket of its deadline.
+        _timer_deadline: in seconds. To postpone the entry, set it: when its bucket is due, the entry moves to the bucket of its
+            deadline.
         _timer_chunk: the chunk that holds it, or None.
     """
 
@@ -43,7 +43,7 @@ class TimerEntry:
 class Chunk(dict[TimerEntry, None]):
     """Some entries of one bucket.
 
-    A dictionary, because removal from anywhere is then one operation in C that keeps the order and leaves no trace.
+    A dictionary, because to remove an entry is one operation in C, and keeps the order.
     """
 
     __slots__ = ("wheel",)
@@ -73,7 +73,7 @@ class Bucket:
         self.handle: Any = None
         """For the owner of the wheel: what will wake it at `wake_tick`, ..."""
         self.scheduled_for = 0.0
-        """... and for when it was asked, in seconds."""
+        """... and the time for which it is scheduled, in seconds."""
 
     def __len__(self) -> int:
         return len(self.chunk) + sum(map(len, self.full_chunks))
@@ -106,7 +106,7 @@ class Level:
         buckets: by number.
         tick: how wide a bucket is, in ticks of the wheel.
         interval: how wide a bucket of the next level is.
-        end_tick: what is due from here on has its place in a wider level.
+        end_tick: entries that are due from here on belong to a wider level.
     """
 
     __slots__ = ("buckets", "depth", "end_tick", "interval", "tick")

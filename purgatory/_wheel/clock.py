@@ -1,7 +1,7 @@
-"""Seconds and ticks: the only place that knows how one becomes the other.
+"""Seconds and ticks: the only module that converts one to the other.
 
 The event loop counts seconds in floats, the wheel counts ticks in integers. A deadline is rounded *up* to the next tick
-and the present is rounded *down* to the last one, so that a tick which has come implies that its deadlines have come:
+and the present is rounded *down* to the last one, so that when a tick has begun, its deadlines are due:
 
     tick = 0.001    deadline 7.0423 s -> due tick 7043      now 7.0429 s -> tick 7042      tick 7043 -> 7.043 s
 
@@ -15,7 +15,7 @@ from math import ceil, isfinite
 from typing import Final, final
 
 MIN_TICK: Final = 1e-9
-"""In seconds. No loop's clock tells shorter times apart."""
+"""In seconds. No loop's clock has a finer resolution."""
 
 MAX_TICK: Final = 2**62
 """Ticks further away than this count as never: 146 years of the shortest ones, 146 million years of milliseconds.

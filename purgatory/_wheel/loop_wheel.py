@@ -1,16 +1,16 @@
 """A timing wheel on an event loop: one `loop.call_at` for each bucket, however many entries wait there.
 
-A bucket that opens is armed, whatever joins it later, and stays armed until its time has come: a callback that comes early
-(uvloop rounds to milliseconds, deadlines beyond a day are asked for in stages) arms it again, be it empty or not. The callback
-runs what is due, or begins to move what will be, a bounded amount for each iteration of the loop; what is left follows in the
-next ones, so that ten thousand timers of one instant do not hold up a socket.
+A new bucket is armed once, and stays armed until its time has come: an early callback (uvloop rounds to milliseconds, deadlines
+beyond a day are scheduled in stages) arms it again, empty or not. The callback expires the entries that are due, or begins to
+cascade the bucket, a bounded amount for each iteration of the loop; the rest follows in the next ones, so that ten thousand
+timers of one instant do not block a socket.
 
-A bucket whose last entry was removed stays armed as well, because the next entry will often want it: at most one callback
-without work for each bucket, and none once nothing waits at all. Then all callbacks are called off, at the end of the iteration
-in which the last entry left; or within ten milliseconds, where that happens again and again.
+A bucket whose last entry was removed stays armed as well, because the next entry will often need it: this costs at most one
+callback without work for each bucket. When nothing waits any more, all callbacks are cancelled, at the end of the iteration
+in which the last entry was removed; or within ten milliseconds, if that happens repeatedly.
 
-Callbacks run in an empty `contextvars.Context` of the bucket, not in that of whoever happened to open it, which would be kept
-alive and shown to others.
+Callbacks run in an empty `contextvars.Context` of the bucket, not in that of the code that opened it, which would be kept alive
+and visible to others.
 
 This is the only module that calls the loop's timers.
 """
@@ -32,10 +32,10 @@ MAX_TIMER_DELAY: Final = 86_400.0
 
 BUSY_AFTER: Final = 128
 BUSY_WINDOW: Final = 0.1
-"""A wheel that has fallen empty `BUSY_AFTER` times, each within so many seconds of the last, is busy: ..."""
+"""A wheel that became empty `BUSY_AFTER` times, each within so many seconds of the last, is busy: ..."""
 BUSY_DELAY: Final = 0.01
-"""... only after so many seconds it is looked whether it is still empty. To call off and to arm buckets again in each
-iteration of the loop would cost more than what waits there."""
+"""... whether it is still empty is checked only after so many seconds. To cancel and to arm buckets again in each iteration of
+the loop would cost more than the entries themselves."""
 
 
 class LoopTimingWheel(LoopBinding):
@@ -43,8 +43,8 @@ class LoopTimingWheel(LoopBinding):
 
     Attributes:
         wheel: where entries are added and removed.
-        on_idle: for the owner; called when nothing waits any more, see above.
-        wake_ups: how many callbacks of the loop buckets have had.
+        on_idle: set by the owner; called when nothing waits any more, see above.
+        wake_ups: how many callbacks the loop has made.
     """
 
     __slots__ = ("_continuation_scheduled", "_idle_checks", "_last_idle_check", "on_idle", "wake_ups", "wheel")
@@ -55,11 +55,11 @@ class LoopTimingWheel(LoopBinding):
         self.on_idle: Callable[[], object] = bool
         self.wake_ups = 0
         self._continuation_scheduled = False
-        """Whether work is left for the next iteration of the loop."""
+        """Whether the next iteration of the loop continues the work."""
         self._idle_checks = 0
-        """How often the wheel has fallen empty shortly after the last time, ..."""
+        """How often the wheel became empty shortly after the last time, ..."""
         self._last_idle_check = -inf
-        """... and when that was seen last."""
+        """... and when that happened last."""
 
     def bind(self, action: str, value: object = UNBOUND, pending: int | None = None) -> bool:
         """See `LoopBinding.bind`. By default it is the entries that are pending."""
@@ -93,15 +93,15 @@ class LoopTimingWheel(LoopBinding):
                 self._arm_again(bucket)
 
     def _arm_again(self, bucket: Bucket) -> None:
-        """Arms a bucket whose callback came early. Also if its time has come since: `_expire_due` has read the clock before."""
-        # The shortfall is added to what was asked for, at least one unit in the last place, so that a loop that always calls
-        # early is asked for later and later until it is right. The stage of a far one may also have come late.
+        """Arms a bucket whose callback came early, even if its time has come since: `_expire_due` read the clock before."""
+        # Add the shortfall, at least one unit in the last place, so that a loop that always calls early converges. A stage of
+        # a far deadline may also be late.
         now = self.time()
         asked = max(bucket.scheduled_for, now)
         self._call_at(max(asked + (self.wheel.clock.instant(bucket.wake_tick) - now), nextafter(asked, inf)), bucket)
 
     def _expire_due(self) -> None:
-        """Does an iteration of work, and comes back in the next one of the loop for the rest."""
+        """Does an iteration of work, and schedules the rest for the next iteration of the loop."""
         self._continuation_scheduled = False
         wheel, now = self.wheel, self.time()
         try:
@@ -130,7 +130,7 @@ class LoopTimingWheel(LoopBinding):
     def check_idle_later(self) -> None:
         """Looks soon whether anything waits. To be called when that may not be so, and `wheel.notify_empty` is true."""
         if running_loop() is not self.loop:
-            return  # a coroutine that nobody finished is being closed; its loop may be gone
+            return  # an unfinished coroutine is being closed; its loop may be closed already
         self.wheel.notify_empty = False
         if self._idle_checks < BUSY_AFTER:
             self.loop.call_soon(self._check_idle, context=Context())

@@ -1,26 +1,25 @@
 """The hierarchical timing wheel: which entries are due, in constant time for each, with no loop and no clock.
 
-Time is cut into buckets. A bucket of the finest level holds one tick; one of the next level is as wide as `wheel_size` of
+Time is divided into buckets. A bucket of the finest level holds one tick; one of the next level is as wide as `wheel_size` of
 those, and so on. Each level reaches to the end of the next level's bucket after the one that has begun, so at any moment each
-tick has one bucket in which what is due then has to wait. When the bucket before a wide one begins, the entries of the wide one
+tick belongs to exactly one bucket. When the bucket before a wide one begins, the entries of the wide one
 *cascade* into narrower ones; they have as long as it is wide. With a tick of 1 and a `wheel_size` of 10, at tick 0:
 
     due 9      level 0, bucket 9
     due 88     level 1, bucket [80, 90)       from 70 on into bucket 88
     due 521    level 2, bucket [500, 600)     from 400 on into bucket [520, 530); from 510 on into bucket 521
 
-Entries go in with `add` and come out with `next_due(now)`. The owner is notified of each bucket that opens, by `arm(bucket)`:
-it has to call `next_due` when `bucket.wake_tick` has come. A bucket takes entries as long as it is in its level, and it is put
-there when the owner has armed it, never otherwise. So each entry waits in an armed bucket or in one whose time has come.
+Entries go in with `add` and come out with `next_due(now)`. For each new bucket the wheel calls `arm(bucket)`: the owner has to
+call `next_due` when `bucket.wake_tick` has come. A bucket accepts entries while it is in its level, and it is added to its
+level only when the owner has armed it. So each entry waits in an armed bucket or in one whose time has come.
 
-An iteration of work (`begin_iteration`, then `next_due` until it gives None) does a bounded number of steps. Half of them go to
-what has to be moved, as far as there is any, and the others to what is due, so that neither starves after a stall; what is left
-goes to moving again. In which order the entries of a tick come out is not promised; those that were added to its own bucket
-come in the order of addition.
+An iteration of work (`begin_iteration`, then `next_due` until it returns None) does a bounded number of steps. Up to half of
+them cascade, the others expire what is due, so that neither starves after a stall; the remaining ones cascade again. In which
+order the entries of a tick come out is not promised; those that were added to its own bucket come in the order of addition.
 
-Most additions find their bucket by one multiplication and one look-up in one of the two finest levels. That may be off by what
-floats round, or go by what was known of the time before. It does no harm: a bucket that takes entries is in time for all that
-is due in it, and what comes to it too early is looked at when it is due, and put into the next one.
+Most additions find their bucket by one multiplication and one look-up in one of the two finest levels. Rounding, or an outdated
+clock reading, may give another bucket than the exact one. This is harmless: a bucket that accepts an entry is never too late
+for it, and if it is too early, the entry moves to the next one.
 
 Source: Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (scheme 7); Kafka, `util/timer/TimingWheel.java`, where the
 heap of buckets is a `DelayQueue`.
@@ -40,8 +39,8 @@ DEFAULT_WHEEL_SIZE: Final = 512
 
 
 ROUND_UP: Final = 0.999
-"""Added to a number of ticks to round it up, unless it is an integer but for what floats round: that is less, up to a loop time
-of 250 years with ticks of 1 ms."""
+"""Added to a number of ticks to round it up, unless it is an integer except for rounding errors. These are less than 0.001, up
+to a loop time of 250 years with ticks of 1 ms."""
 
 
 class TimingWheel:
@@ -50,9 +49,9 @@ class TimingWheel:
     Args:
         tick: the length of a tick in seconds, finite and at least a nanosecond.
         wheel_size: how many buckets of a level are as wide as one of the next, at least 2.
-        arm: called with each bucket that opens, before anything waits there. If it raises, the bucket does not open.
-        on_empty: called when the last entry of a chunk was removed, each time that `notify_empty` is true. It is for the owner
-            to look soon whether the wheel `is_empty`.
+        arm: called with each new bucket, before anything waits there. If it raises, the bucket is not added.
+        on_empty: called when the last entry of a chunk was removed, if `notify_empty` is true. The owner should check soon
+            whether the wheel `is_empty`.
 
     Raises:
         ValueError, TypeError: an argument is out of its bounds, or `wheel_size` is not an integer.
@@ -101,13 +100,13 @@ class TimingWheel:
         self._generation = 0
         """How many iterations of work have begun."""
         self._budget = 0
-        """How many steps are left in this one."""
+        """How many steps this one has left."""
         self._due: list[tuple[int, Bucket]] = []
         """The buckets of the finest level, a heap by start."""
         self._wide: list[tuple[int, int, Bucket]] = []
-        """Those of the other levels, a heap by when they are to cascade, and level."""
+        """Those of the other levels, a heap by the tick at which they cascade, and level."""
         self.expiring = Drain()
-        """The due bucket whose entries come out now; it is in no level any more."""
+        """The due bucket whose entries are expiring; it is in no level any more."""
         self._cascading: list[tuple[int, int, Drain]] = []
         """Wide buckets that have begun to cascade, and are in no level any more: a heap by start, and by number in order."""
         self._cascades = 0
@@ -117,7 +116,7 @@ class TimingWheel:
         """Entries too far away ever to be due. It is in no level, and never armed."""
 
     def reset_clock(self) -> None:
-        """Forgets what time it is, in an empty wheel without buckets: the next one may be of another clock."""
+        """Resets the time of an empty wheel without buckets, for another clock."""
         self.current_tick = -MAX_TICK
         """The last tick that has begun, as far as the wheel knows."""
         self._next_tick_time = -inf
@@ -125,21 +124,21 @@ class TimingWheel:
         self.levels = [Level(depth, self.wheel_size**depth, self.wheel_size, self.current_tick) for depth in (0, 1)]
         self._level0_buckets, self._level1_buckets = [level.buckets for level in self.levels]
         self._level0_end = -inf
-        """What is due by then, in seconds, has its place in the finest level."""
+        """Entries that are due by this instant, in seconds, belong to the finest level."""
 
     def clear(self) -> None:
-        """Forgets all buckets of an empty wheel. What was armed for them is for the owner to call off."""
+        """Removes all buckets of an empty wheel. The owner cancels their callbacks."""
         for level in self.levels:
             level.buckets.clear()
         self._due.clear()
         self._wide.clear()
-        if not self._beyond_horizon:  # a dictionary keeps the size that it once had
+        if not self._beyond_horizon:  # a dictionary does not shrink
             self._beyond_horizon.chunk = Chunk(self)
 
     # -- adding and removing
 
     def add(self, entry: TimerEntry, when: float, now: float) -> None:
-        """Lets `entry`, which is in no wheel, wait until `when`. Cost: O(1), with one step for each level.
+        """Adds `entry`, which is in no wheel, with the deadline `when`. Cost: O(1), with one step for each level.
 
         Args:
             when: in seconds. If it has come, the entry is due in the next iteration of work.
@@ -153,7 +152,7 @@ class TimingWheel:
                 chunk = self._level1_buckets[floor(when * self._level1_rate)].chunk
             else:
                 chunk = self._level0_buckets[floor(when * self._rate + ROUND_UP)].chunk
-        except (KeyError, ValueError, OverflowError):  # of NaN and infinity the last two
+        except (KeyError, ValueError, OverflowError):  # the last two for NaN and infinity
             chunk = None
         if chunk is None or len(chunk) >= CHUNK_CAPACITY:
             chunk = self._chunk_for(when, now)
@@ -162,7 +161,7 @@ class TimingWheel:
         chunk[entry] = None
 
     def remove(self, entry: TimerEntry) -> None:
-        """Takes out `entry`, which waits here. Cost: O(1)."""
+        """Removes `entry`, which waits here. Cost: O(1)."""
         chunk: Any = entry._timer_chunk
         del chunk[entry]
         entry._timer_chunk = None
@@ -182,20 +181,20 @@ class TimingWheel:
         entry._timer_deadline = when
 
     def _chunk_for(self, when: float, now: float) -> Chunk:
-        """The chunk in which an entry due at `when` has to wait."""
+        """The chunk for an entry that is due at `when`."""
         if now >= self._next_tick_time:
             self._advance_clock(now)
         return self._chunk_for_tick(when)
 
     def _chunk_for_tick(self, when: float) -> Chunk:
-        """The same, by the time that the wheel knows."""
+        """The same, by the current time of the wheel."""
         due_tick = self.clock.due_tick(when)
         if due_tick == MAX_TICK:
             return self._beyond_horizon.writable_chunk()
         return self._bucket_for_tick(max(due_tick, self.current_tick)).writable_chunk()
 
     def _bucket_for_tick(self, due_tick: int) -> Bucket:
-        """The bucket of `due_tick`, opened and armed if there was none."""
+        """The bucket of `due_tick`, created and armed if there is none."""
         levels, depth = self.levels, 0
         while due_tick >= levels[depth].end_tick:
             depth += 1
@@ -226,11 +225,11 @@ class TimingWheel:
         return not any(self.buckets()) and not any(map(len, self._drains()))
 
     def takes(self, bucket: Bucket) -> bool:
-        """Whether `bucket` takes entries. If not, its time has come, or it was forgotten."""
+        """Whether `bucket` accepts entries. If not, its time has come, or the wheel was cleared."""
         return bucket.level.buckets.get(bucket.number) is bucket
 
     def buckets(self) -> Iterator[Bucket]:
-        """Every bucket that takes entries, empty ones included."""
+        """Every bucket that accepts entries, empty ones included."""
         return (bucket for level in self.levels for bucket in level.buckets.values())
 
     def _drains(self) -> list[Drain]:
@@ -243,7 +242,7 @@ class TimingWheel:
     # -- what is due
 
     def begin_iteration(self, budget: int, now: float) -> None:
-        """Begins an iteration of work, of so many steps. Buckets that open from here on wait for the next one."""
+        """Begins an iteration of work, of so many steps. Buckets that are created from here on wait for the next one."""
         if now >= self._next_tick_time:
             self._advance_clock(now)
         while self._wide and self._wide[0][0] <= self.current_tick:
@@ -256,7 +255,7 @@ class TimingWheel:
         self._budget = budget - self._cascade(budget // 2)
 
     def next_due(self, now: float) -> TimerEntry | None:
-        """The next entry that is due, out of the wheel by now; None if there is none, or the iteration is over."""
+        """Removes and returns the next entry that is due; None if there is none, or the iteration is over."""
         while self._budget > 0:
             entry = self.expiring.next_entry()
             if entry is None:
@@ -265,7 +264,7 @@ class TimingWheel:
                 self._budget -= self._cascade(self._budget)
                 break
             self._budget -= 1
-            # The wheel may know a later time than `now`, from what was added since.
+            # An addition since may have advanced the wheel beyond `now`.
             if entry._timer_deadline <= now or self.clock.due_tick(entry._timer_deadline) <= self.current_tick:
                 self.remove(entry)
                 return entry
@@ -273,29 +272,29 @@ class TimingWheel:
         return None
 
     def spend(self, steps: int) -> None:
-        """What has come out took so many more steps of this iteration."""
+        """Takes so many more steps off the budget, for an entry that has come out."""
         self._budget -= steps
 
     def rewind(self) -> None:
-        """Begins anew with the chunks that are being emptied, as an exception has left in the middle of it."""
+        """Restarts the iteration over the chunks that are being emptied, after an exception in the middle of it."""
         for drain in self._drains():
             drain.rewind()
 
     def has_overdue(self) -> bool:
-        """Whether work is left whose time has come."""
+        """Whether anything due is left."""
         return bool(self.expiring or self._cascading or (self._due and self._due[0][0] <= self.current_tick))
 
     def _expire_next_bucket(self) -> bool:
-        """Goes on to the next bucket that is due; false if there is none for this iteration."""
+        """Continues with the next bucket that is due; false if there is none for this iteration."""
         heap = self._due
         if not heap or heap[0][0] > self.current_tick or heap[0][1].generation == self._generation:
             return False
         self.expiring.extend(self._close(heappop(heap)[1]))
-        self._budget -= 1  # thousands of empty ones, after a stall, are a burst as well
+        self._budget -= 1  # after a stall there may be thousands of empty ones
         return True
 
     def _cascade(self, most: int) -> int:
-        """Moves so many entries of the wide buckets that have begun to cascade to narrower ones; returns how many."""
+        """Moves so many entries of cascading buckets to narrower ones; returns how many."""
         moved = 0
         while moved < most and self._cascading:
             entry = self._cascading[0][2].next_entry()
@@ -314,7 +313,7 @@ class TimingWheel:
         self.moves += 1
 
     def _close(self, bucket: Bucket) -> list[Chunk]:
-        """Takes `bucket` out of its level, so that no more entries come there; returns its chunks."""
+        """Removes `bucket` from its level, so that it accepts no more entries; returns its chunks."""
         del bucket.level.buckets[bucket.number]
         return bucket.chunks()
 

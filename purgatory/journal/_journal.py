@@ -1,7 +1,7 @@
-"""The journal of a purgatory: an observer that notes what has ended, for a thread of its own to write down.
+"""The journal of a purgatory: an observer that records what has ended, and a thread that writes the records to files.
 
-On the loop an operation costs a note of what it knows anyway, and each check of a key another. The notes wait in two queues
-that are bounded: what does not fit, because the disk cannot keep up, is dropped and counted.
+On the loop, the end of an operation and a check of a key cost one record each. Records wait in two bounded queues: what exceeds
+them, because the disk cannot keep up, is dropped and counted.
 """
 
 import asyncio
@@ -15,13 +15,13 @@ from types import TracebackType
 from typing import Any, Final, Self, final
 
 from purgatory import Ended
-from purgatory.journal._rows import CHECKED, ENDED, Rows
+from purgatory.journal._row_builder import CHECK_FIELDS, ENDED_FIELDS, RowBuilder
 from purgatory.journal._writer import JournalStatistics, Limits, Writer
 
 Fields = tuple[Any, ...]
-"""Those of an `Ended`."""
+"""The fields of an `Ended`."""
 
-# Where these are in them.
+# Their positions.
 PURGATORY: Final = Ended._fields.index("purgatory")
 ENDED_AT: Final = Ended._fields.index("ended_at")
 EXCEPTION: Final = Ended._fields.index("exception")
@@ -29,28 +29,27 @@ EXCEPTION: Final = Ended._fields.index("exception")
 
 @final
 class Journal:
-    """Writes what happens in a purgatory to Parquet files: give it to the purgatory as its observer, and close it after it.
+    """Writes what happens in a purgatory to Parquet files. Pass it to the purgatory as `observer`; close it last.
 
         with Journal("journal") as journal:
             async with Purgatory("polls", observer=journal) as purgatory: ...
 
-    One journal serves one purgatory; any number of them, of any processes, may share a directory. What is not yet in a file
-    when the process dies is lost: at most what has happened since `file_seconds` ago, and a file in ``runs`` then says how many
-    operations had ended, to a quarter of a second. Instants are those of the loop's clock,
-    put to UTC once, at the first event: setting the machine's clock later does not reach the journal.
+    One journal serves one purgatory; any number of journals, of any processes, may share a directory. What is not yet in a file
+    when the process is killed is lost: at most the last `file_seconds`. A file in ``runs`` then says how many operations had
+    ended, as of a quarter of a second earlier at most. Instants are those of the loop's clock, converted to UTC with an offset
+    that is measured once, at the first event: later changes of the machine's clock have no effect.
 
-    In a child of a process that forks, as servers do that load the application first, the journal begins a run of its own with
-    the first event there.
+    In the child of a process that forks, as servers do that preload the application, the first event begins a new run.
 
     Args:
-        directory: where the files go, in the folders ``operations`` and ``checks``; made if it is not there.
-        key_of: what stands in the journal for a key, say a hash where keys are private. Called on the journal's own thread.
+        directory: where the files go, in the folders ``operations`` and ``checks``; created if it does not exist.
+        key_of: what the journal contains in place of a key, for instance its hash. Called on the journal's own thread.
         file_seconds: a file is finished at this age, in seconds, ...
         file_bytes: ... or when its rows take so much memory, whichever comes first.
-        max_rows: how many rows may wait in memory, in all; what comes beyond is dropped and counted.
+        max_rows: how many rows may wait in memory, in all; further ones are dropped and counted.
 
     Raises:
-        OSError: the directory cannot be made or written to.
+        OSError: the directory cannot be created or written to.
         ValueError: a limit is not positive, or `max_rows` is less than 8,000.
         TypeError: `key_of` cannot be called.
     """
@@ -60,7 +59,7 @@ class Journal:
         "key_checked",
     )  # fmt: skip
 
-    # The methods of an `Observer`, but kept in slots: they change when the journal learns whom it serves, and at its end.
+    # The methods of an `Observer`, as attributes: they are replaced when the purgatory is known, and on `close`.
     ended_fields: Any
     key_checked: Any
 
@@ -82,7 +81,7 @@ class Journal:
 
     @property
     def run_id(self) -> str:
-        """Names this journal's rows among those of others."""
+        """Identifies the rows of this journal in a directory that several share."""
         self._begin_if_forked()
         return self._rows.run_id
 
@@ -92,12 +91,12 @@ class Journal:
         return self._writer.statistics()
 
     def close(self) -> JournalStatistics:
-        """Writes what is left, and ends the journal's thread. What happens later is dropped, and counted. Idempotent.
+        """Writes what is left, and ends the journal's thread. Later events are dropped and counted. Idempotent.
 
-        Blocks until the last file is written; on a loop that has other work, use `aclose`.
+        Blocks until the last file is written; on an event loop, use `aclose`.
 
         Returns:
-            What was written, dropped and lost. If anything was lost it is also logged, as an error.
+            What was written, dropped and lost. A loss is also logged, as an error.
         """
         self._begin_if_forked()
         self.ended_fields, self.key_checked = self._writer.drop, self._writer.drop_check
@@ -105,7 +104,7 @@ class Journal:
         return self.statistics()
 
     async def aclose(self) -> JournalStatistics:
-        """`close`, in a thread, so that the loop is not held up."""
+        """`close`, in a thread, so that the loop is not blocked."""
         return await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
@@ -126,47 +125,46 @@ class Journal:
         return f"<Journal {str(self._writer.directory)!r} run_id={self.run_id}>"
 
     def _begin(self) -> None:
-        """Begins a run, with a thread of its own."""
+        """Begins a run, with its own thread."""
         self._pid = os.getpid()
-        self._rows = Rows(uuid.uuid4().hex, self._key_of)
+        self._rows = RowBuilder(uuid.uuid4().hex, self._key_of)
         self._writer = Writer(self._directory, self._rows, self._limits)
         self.ended_fields, self.key_checked = self._first_ended, self._first_checked
         self._writer.start()
-        # Also at the end of the program, and when nobody has the journal any more. Without a reference to `self`.
+        # Also runs at exit, and when the journal is garbage collected: it has no reference to `self`.
         self._stop = weakref.finalize(self, self._writer.stop)
 
     def _forked(self) -> None:
-        """In a child of a process that has forked: the thread and the run are the parent's."""
+        """In the child of a fork: the thread and the run are the parent's."""
         if self._stop.detach() is not None:
             self._writer.abandon()
             self.ended_fields, self.key_checked = self._first_ended, self._first_checked
         else:
-            self._pid = os.getpid()  # it was closed, and stays so
+            self._pid = os.getpid()  # it was closed, and stays closed
 
     def _begin_if_forked(self) -> None:
         if self._pid != os.getpid():
             self._begin()
 
     def _first_checked(self, key: Hashable, tried: int, completed: int) -> None:
-        """Until an operation has ended nobody knows the purgatory, but there is a loop."""
+        """Records a check before the first operation has ended: until then the purgatory is unknown."""
         self._begin_if_forked()
-        loop_time = self._anchor()
-        self._writer.note_check(key, tried, completed, loop_time)
+        self._writer.record_check(key, tried, completed, self._convert_clock())
 
     def operation_ended(self, ended: Ended) -> None:
-        """Notes it: what a purgatory calls in place of this is `ended_fields`."""
+        """Records it. Purgatories call `ended_fields` instead."""
         self.ended_fields(tuple(ended))
 
     def _first_ended(self, fields: Fields) -> None:
-        """Learns whom the journal serves, and from now on notes what has ended in as few steps as can be."""
+        """Records the first operation, which names the purgatory, and switches to the fast recorders."""
         self._begin_if_forked()
-        self._anchor()
+        self._convert_clock()
         self._rows.purgatory = fields[PURGATORY]
         self.ended_fields, self.key_checked = _recorders(fields[PURGATORY], self._writer)
         self.ended_fields(fields)
 
-    def _anchor(self) -> float:
-        """Puts the loop's clock to UTC, if that has not been done, and reads it."""
+    def _convert_clock(self) -> float:
+        """Measures the offset of the loop's clock from UTC, unless it is known, and returns the loop's time."""
         loop_time = asyncio.get_running_loop().time()
         if not self._rows.epoch:
             self._rows.epoch = time.time() - loop_time
@@ -174,26 +172,26 @@ class Journal:
 
 
 _journals: "weakref.WeakSet[Journal]" = weakref.WeakSet()
-"""Those that a child has to know of."""
+"""All that a fork copies."""
 
 
-def _tell_journals() -> None:
+def _after_fork() -> None:
     for journal in list(_journals):
         journal._forked()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_tell_journals)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _recorders(
     purgatory: str, writer: Writer
 ) -> tuple[Callable[[tuple[Any, ...]], None], Callable[[Hashable, int, int], None]]:
-    """The two methods of the observer, as closures: on the loop every step counts."""
+    """The two methods of the observer, as closures, because they run on the loop for each event."""
     loop_time = asyncio.get_running_loop().time
     ended, checked = writer.ended, writer.checked
-    note_ended, note_checked = ended.extend, checked.extend
-    limit_ended, limit_checked = writer.queue_limit * len(ENDED), writer.queue_limit * len(CHECKED)
+    record_ended, record_checked = ended.extend, checked.extend
+    limit_ended, limit_checked = writer.queue_limit * len(ENDED_FIELDS), writer.queue_limit * len(CHECK_FIELDS)
 
     ended_at = loop_time()
 
@@ -208,15 +206,15 @@ def _recorders(
                 f"cannot journal an operation of {other!r}: this journal belongs to another purgatory, {purgatory!r}"
             )
         elif fields[EXCEPTION] is None:
-            note_ended(fields)
+            record_ended(fields)
         else:
-            note_ended((*fields[:EXCEPTION], None, *fields[EXCEPTION + 1 :]))
+            record_ended((*fields[:EXCEPTION], None, *fields[EXCEPTION + 1 :]))
 
     def key_checked(key: Hashable, tried: int, completed: int) -> None:
         if len(checked) >= limit_checked:
             writer.dropped_checks += 1
         else:
-            # Of a check that has completed something, the last thing told before it is when.
-            note_checked((key, tried, completed, ended_at if completed else loop_time()))
+            # A check that completed operations happened when the last of them ended: saves reading the clock.
+            record_checked((key, tried, completed, ended_at if completed else loop_time()))
 
     return ended_fields, key_checked

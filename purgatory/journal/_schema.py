@@ -1,8 +1,8 @@
 """What a journal consists of: two kinds of Parquet files, in the folders ``operations`` and ``checks`` of its directory.
 
-Beside them, in ``runs``, is a file for each run that goes on or has left something unwritten: see `_tally`.
+The folder ``runs`` has a file for each run that is in progress, or that left something unwritten: see `_run_counter`.
 
-These schemas are the contract between whoever writes a journal and whoever reads one. Instants are microseconds in UTC.
+These schemas are the contract between the writers and the readers of journals. Instants are microseconds in UTC.
 """
 
 from typing import Final
@@ -29,12 +29,12 @@ OPERATIONS: Final = pa.schema(
 )
 """One row for each operation.
 
-- `run_id`, `operation_id`: together they name the operation; the ids of a run count up from 0, so a gap is a loss.
+- `run_id`, `operation_id`: together they identify the operation; the ids of a run count up from 0, so a gap means lost rows.
 - `kind`: the class. `purgatory`: the name. `keys`: as strings.
-- `started_at`: null if it started before the journal did. `ended_at` and `outcome`: null if its end was never written.
+- `started_at`: null if it started before the journal did. `ended_at`, `outcome`: null if its end was not written.
 - `timeout_s`: null for no deadline. `outcome`: completed, expired or cancelled.
 - `attempts`: how often its condition was tried. `ended_by`: the key whose check completed it, if a check did.
-- `missed_trigger`: it completed only by the try at its deadline.
+- `missed_trigger`: it was completed by the try at its deadline.
 """
 
 CHECKS: Final = pa.schema(
@@ -49,15 +49,15 @@ CHECKS: Final = pa.schema(
         pa.field("part", pa.int64(), nullable=False),
     ]
 )
-"""One row for each key, second and file, if a check found waiters: the checks, and what they tried and completed.
+"""One row for each key, second and file, if a check found waiters: how many checks, and what they tried and completed.
 
 - `part`: the number of the file in its run. A second during which a file was finished has a row in that file and one in the
-  next; they add up. So what names a row is `run_id`, `purgatory`, `key`, `second` and `part`: two that agree in these are
-  copies. Journals of earlier versions have no such column; readers take 0 for it.
+  next; add them up. So a row is identified by `run_id`, `purgatory`, `key`, `second` and `part`: two with the same values are
+  copies. Journals of earlier versions have no such column; readers use 0.
 """
 
 FOLDERS: Final = {"operations": OPERATIONS, "checks": CHECKS}
 """The folders of a journal's directory."""
 
 RUNS: Final = "runs"
-"""The folder of the files that are named by a `run_id` and hold one line: how many operations have ended in that run."""
+"""The folder of files that are named by their `run_id`, and contain one line: how many operations have ended in that run."""

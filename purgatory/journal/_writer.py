@@ -1,12 +1,12 @@
-"""The thread that turns notes into files.
+"""The thread that writes records to files.
 
-Every quarter of a second it takes what waits in the two queues, a portion at a time so that the loop's thread gets its turn,
-and makes rows of it. When these are old or large enough they become a file: written under a hidden name, synced, renamed. So
-a file that can be seen is whole, and a failed one has cost nothing: its rows are still here, and it is tried again.
+Every quarter of a second it drains the two queues, in batches so that the loop's thread can run in between, and makes rows.
+When the rows are old or large enough they become a file: written under a hidden name, synced, renamed. So a visible file is
+complete, and a failed write loses nothing: its rows are still in memory, and it is retried.
 
     operations/.abc-000007.parquet.partial  ->  operations/abc-000007.parquet
 
-If that goes on failing, the rows fill their half of `max_rows`, then the queues theirs, and then notes are dropped.
+If writes go on failing, the rows fill their half of `max_rows`, then the queues fill theirs, and then records are dropped.
 """
 
 import logging
@@ -22,34 +22,34 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from purgatory.journal._rows import CHECKED, ENDED, Rows, added_up, of_part
+from purgatory.journal._row_builder import CHECK_FIELDS, ENDED_FIELDS, RowBuilder, aggregate, with_part
+from purgatory.journal._run_counter import RunCounter
 from purgatory.journal._schema import FOLDERS
-from purgatory.journal._tally import Tally
 
-SECONDS_BETWEEN_LOOKS: Final = 0.25
-PORTION: Final = 1_000
-"""How many notes become rows without a pause: about two milliseconds in which the loop's thread may have to wait."""
-SECONDS_AFTER_FAILURE: Final = 1.0
-FEW: Final = 100
-"""Of so few rows, Parquet's dictionaries and statistics take more space than they save, and a reader's time."""
+POLL_INTERVAL: Final = 0.25
+RETRY_DELAY: Final = 1.0
+MAX_BATCH: Final = 1_000
+"""Records that become rows at once: about two milliseconds in which the loop's thread may have to wait."""
+MAX_PLAIN_ROWS: Final = 100
+"""Files of at most so many rows have no dictionaries and statistics, which would take more space and time than they save."""
 
 log: Final = logging.getLogger("purgatory.journal")
 
 
 @dataclass(frozen=True, slots=True)
 class JournalStatistics:
-    """What has become of the notes so far, by operations, and by checks where that is said."""
+    """What has become of the records so far. Counts operations, except `dropped_checks`."""
 
     run_id: str
     written: int
-    """In files that are whole."""
+    """In complete files."""
     waiting: int
     """In memory."""
     dropped: int
-    """Refused, because `max_rows` were waiting, or the journal was closed."""
+    """Not recorded, because `max_rows` were waiting, or the journal was closed."""
     dropped_checks: int
     lost: int
-    """Given up: they could not be written when the journal was closed, or be made rows of."""
+    """Recorded and not written: the disk failed until the journal was closed, or they could not be converted to rows."""
     files: int
     bytes: int
     failure: str | None
@@ -69,17 +69,17 @@ class Limits:
             raise ValueError(f"file_seconds must be positive, not {self.file_seconds!r}")
         if not self.file_bytes >= 1:  # so that NaN is refused, too
             raise ValueError(f"file_bytes must be at least 1, not {self.file_bytes!r}")
-        if not 8 * PORTION <= self.max_rows < inf:
-            raise ValueError(f"max_rows must be at least {8 * PORTION}, and finite, not {self.max_rows!r}")
+        if not 8 * MAX_BATCH <= self.max_rows < inf:
+            raise ValueError(f"max_rows must be at least {8 * MAX_BATCH}, and finite, not {self.max_rows!r}")
 
 
 class Writer:
     """Owns the queues, the rows and the thread."""
 
-    def __init__(self, directory: Path, rows: Rows, limits: Limits) -> None:
+    def __init__(self, directory: Path, rows: RowBuilder, limits: Limits) -> None:
         self.directory = directory
         self.queue_limit = limits.max_rows // 4
-        """How many notes each of the two queues takes."""
+        """The capacity of each of the two queues, in records."""
         self.ended: list[Any] = []
         self.checked: list[Any] = []
         self.dropped = 0
@@ -89,11 +89,11 @@ class Writer:
         self._operations: list[pa.Table] = []
         self._checks: list[pa.Table] = []
         self._oldest: float | None = None
-        """When the first of the rows that are not in a file yet was made."""
-        self._numbered = 0
-        """How many operations have an id, or were dropped before one that has."""
-        self._dropped_before = 0
-        """How many of those were dropped."""
+        """When the first row that is not in a file yet was made."""
+        self._next_id = 0
+        """The id of the next operation, if none is dropped before it."""
+        self._skipped_ids = 0
+        """How many ids were left out so far, for operations that were dropped."""
         self._written = 0
         self._lost = 0
         self._files = 0
@@ -104,26 +104,26 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name=f"journal {rows.run_id}", daemon=True)
         for folder in FOLDERS:
             (directory / folder).mkdir(parents=True, exist_ok=True)
-        self._tally = Tally(directory, rows.run_id)
+        self._run_counter = RunCounter(directory, rows.run_id)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Has everything written and the thread ended; returns when that is so."""
+        """Writes everything, and ends the thread. Blocks until then."""
         self._stopping.set()
         self._thread.join()
 
     def abandon(self) -> None:
-        """Lets go of what another process goes on with."""
-        self._tally.close(is_all_written=False)
+        """Closes the file that is the parent's, in a child of a process that has forked."""
+        self._run_counter.close(is_all_written=False)
 
     def statistics(self) -> JournalStatistics:
-        """A snapshot; what happens meanwhile may be counted or not."""
+        """A snapshot; concurrent changes may be missing in it."""
         return JournalStatistics(
             run_id=self._rows.run_id,
             written=self._written,
-            waiting=_rows_in(self._operations) + len(self.ended) // len(ENDED),
+            waiting=_rows_in(self._operations) + self._queued(),
             dropped=self.dropped,
             dropped_checks=self.dropped_checks,
             lost=self._lost,
@@ -132,19 +132,19 @@ class Writer:
             failure=self._failure,
         )
 
-    def note_check(self, *note: Any) -> None:
-        """Notes a check, as the journal does by itself when it knows its purgatory."""
-        if len(self.checked) >= self.queue_limit * len(CHECKED):
+    def record_check(self, *record: Any) -> None:
+        """Records a check before the journal knows its purgatory."""
+        if len(self.checked) >= self.queue_limit * len(CHECK_FIELDS):
             self.dropped_checks += 1
         else:
-            self.checked.extend(note)
+            self.checked.extend(record)
 
     def drop(self, _: object) -> None:
         """Counts an operation that ended after the journal was closed."""
         self.dropped += 1
 
     def drop_check(self, *_: object) -> None:
-        """Counts a check of that time."""
+        """Counts a check after that."""
         self.dropped_checks += 1
 
     # -- the thread
@@ -152,66 +152,68 @@ class Writer:
     def _run(self) -> None:
         stopping = False
         while not stopping:
-            stopping = self._stopping.wait(SECONDS_BETWEEN_LOOKS)
+            stopping = self._stopping.wait(POLL_INTERVAL)
             try:
-                self._look(stopping)
-            except Exception as error:  # a defect of ours must not end the journal in silence
+                self._poll(stopping)
+            except Exception as error:  # a bug in here must not end the journal silently
                 self._fail(error)
-        self._give_up()
-        self._tally.close(is_all_written=not self._lost)
+        self._discard_rest()
+        self._run_counter.close(is_all_written=not self._lost)
 
-    def _noted(self) -> int:
-        """How many operations have ended so far, dropped ones included."""
-        return self._numbered + self.dropped - self._dropped_before + len(self.ended) // len(ENDED)
+    def _queued(self) -> int:
+        """How many operations wait in the queue."""
+        return len(self.ended) // len(ENDED_FIELDS)
 
-    def _look(self, stopping: bool) -> None:
-        """Takes what waits; writes files as far as it is time for them."""
-        self._tally.tell(self._noted())
+    def _update_counter(self) -> None:
+        """Writes how many operations have ended so far, including those that were dropped."""
+        self._run_counter.update(self._next_id + self.dropped - self._skipped_ids + self._queued())
+
+    def _poll(self, stopping: bool) -> None:
+        """Drains the queues, and writes the files that are due."""
+        self._update_counter()
         while self.ended or (self.checked and self._rows.purgatory):
-            if not self._has_room():
+            if not self._has_capacity():
                 self._write()
-            if not self._has_room():
+            if not self._has_capacity():
                 break
-            self._take_portion()
-            self._tally.tell(self._noted())
-            time.sleep(0)  # the loop's thread may be waiting for its turn
-            if self._is_full() or self._is_old():  # also while there is always more to take
+            self._take_batch()
+            self._update_counter()
+            time.sleep(0)  # lets the loop's thread run
+            if self._is_full() or self._is_old():  # the queues may never be empty
                 self._write()
         if stopping or self._is_old():
             self._write()
 
-    def _has_room(self) -> bool:
-        return _rows_in(self._operations) + _rows_in(self._checks) + 3 * PORTION <= self._limits.max_rows // 2
+    def _has_capacity(self) -> bool:
+        return _rows_in(self._operations) + _rows_in(self._checks) + 3 * MAX_BATCH <= self._limits.max_rows // 2
 
-    def _take_portion(self) -> None:
-        """Makes rows of the next notes."""
+    def _take_batch(self) -> None:
+        """Makes rows of the next records."""
         dropped = self.dropped
-        ended = _take(self.ended, len(ENDED))
+        ended = _take(self.ended, len(ENDED_FIELDS))
         if ended:
-            # What was dropped before these leaves a gap in the ids, by which a reader can count it.
-            first = self._numbered + dropped - self._dropped_before
-            self._numbered, self._dropped_before = first + len(ended) // len(ENDED), dropped
+            # Operations that were dropped before these leave a gap in the ids, so that readers can count them.
+            first, count = self._next_id + dropped - self._skipped_ids, len(ended) // len(ENDED_FIELDS)
+            self._next_id, self._skipped_ids = first + count, dropped
             try:
-                operations = self._rows.of_operations(ended, first)
+                self._operations.append(self._rows.operations(ended, first))
             except Exception:
-                self._lost += len(ended) // len(ENDED)
+                self._lost += count
                 raise
-            self._operations.append(operations)
-        checked = _take(self.checked, len(CHECKED)) if self._rows.purgatory else []
+        checked = _take(self.checked, len(CHECK_FIELDS)) if self._rows.purgatory else []
         if checked:
-            self._checks.append(self._rows.of_checks(checked))
+            self._checks.append(self._rows.checks(checked))
         if self._oldest is None:
             self._oldest = time.monotonic()
 
     def _is_full(self) -> bool:
-        held: int = sum(table.nbytes for table in (*self._operations, *self._checks))
-        return held >= self._limits.file_bytes
+        return bool(sum(table.nbytes for table in (*self._operations, *self._checks)) >= self._limits.file_bytes)
 
     def _is_old(self) -> bool:
         return self._oldest is not None and time.monotonic() - self._oldest >= self._limits.file_seconds
 
     def _write(self) -> None:
-        """Makes files of the rows."""
+        """Writes the rows to files."""
         if time.monotonic() < self._retry_at and not self._stopping.is_set():
             return
         try:
@@ -220,8 +222,8 @@ class Writer:
                 self._written += _rows_in(self._operations)
                 self._operations = []
             if self._checks:
-                self._checks = [added_up(self._checks)]
-                self._write_file("checks", of_part(self._checks[0], self._files))
+                self._checks = [aggregate(self._checks)]
+                self._write_file("checks", with_part(self._checks[0], self._files))
                 self._checks = []
         except OSError as error:
             self._fail(error)
@@ -251,12 +253,12 @@ class Writer:
         if self._failure is None:
             log.warning("cannot write the journal %s, and go on trying: %r", self.directory, error)
         self._failure = repr(error)
-        self._retry_at = time.monotonic() + SECONDS_AFTER_FAILURE
+        self._retry_at = time.monotonic() + RETRY_DELAY
 
-    def _give_up(self) -> None:
-        """Says what could not be written at the end."""
-        self._lost += _rows_in(self._operations) + len(self.ended) // len(ENDED)
-        lost_checks = _rows_in(self._checks) + len(self.checked) // len(CHECKED)
+    def _discard_rest(self) -> None:
+        """Counts and logs what could not be written at the end."""
+        self._lost += _rows_in(self._operations) + self._queued()
+        lost_checks = _rows_in(self._checks) + len(self.checked) // len(CHECK_FIELDS)
         self._operations, self._checks = [], []
         self.ended.clear()
         self.checked.clear()
@@ -271,13 +273,13 @@ class Writer:
 
 
 def _take(queue: list[Any], fields: int) -> list[Any]:
-    """The next notes of a queue, each of so many fields.
+    """Removes the next records from a queue, each of so many fields.
 
-    The loop's thread extends the list meanwhile. Each of these steps is one that no other thread gets in between.
+    The loop's thread extends the list meanwhile; each of these statements is atomic.
     """
-    notes = queue[: PORTION * fields]
-    del queue[: len(notes)]
-    return notes
+    records = queue[: MAX_BATCH * fields]
+    del queue[: len(records)]
+    return records
 
 
 def _rows_in(tables: list[pa.Table]) -> int:
@@ -285,6 +287,6 @@ def _rows_in(tables: list[pa.Table]) -> int:
 
 
 def write_parquet(rows: pa.Table, file: Any) -> None:
-    """Writes a file of a journal, with checksums, so that damage is found and not misread."""
-    is_worth_it = rows.num_rows > FEW
-    pq.write_table(rows, file, write_page_checksum=True, use_dictionary=is_worth_it, write_statistics=is_worth_it)
+    """Writes a file of a journal, with checksums, so that damage is detected."""
+    has_many = rows.num_rows > MAX_PLAIN_ROWS
+    pq.write_table(rows, file, write_page_checksum=True, use_dictionary=has_many, write_statistics=has_many)

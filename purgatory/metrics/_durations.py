@@ -1,7 +1,7 @@
-"""Counting durations into buckets, in as few steps as can be.
+"""Counts durations into buckets, cheaply.
 
-A duration is put into a list, and that is all that it costs at first. When there are 512 of them, they are sorted, and each
-bound is looked for among them: that is cheaper by half than to look for each duration among the bounds.
+A duration is appended to a list. When there are 512 of them, they are sorted, and each bound is searched among them: this
+costs half of what searching each duration among the bounds would.
 
     recent     0.3  0.001  40.0  0.7           sorted      0.001 | 0.3  0.7 | 40.0
     bounds     0.1  1.0  inf                   counts      1       2          1
@@ -14,18 +14,18 @@ from typing import Final, final
 
 from purgatory.metrics._snapshot import Histogram
 
-ENOUGH: Final = 512
+MAX_UNSORTED: Final = 512
 
 _lock: Final = RLock()
-"""Held while durations are put into their buckets, and while they are read, which may be on another thread."""
+"""Held while durations are moved to their buckets or read, which may be on another thread."""
 
 
 @final
 class Durations:
-    """How many durations there were, by how long they took. To be written on one thread, and read on any.
+    """How many durations there were, in buckets. One thread writes, any may read.
 
     Args:
-        bounds: the upper bounds, rising; the last one infinite.
+        bounds: the upper bounds, in ascending order; the last one is infinite.
     """
 
     __slots__ = ("_bounds", "_counts", "_recent", "_sum", "add")
@@ -40,16 +40,16 @@ class Durations:
         def add(duration: float) -> None:
             """Counts a duration, in seconds."""
             append(duration)
-            if len(recent) >= ENOUGH:
+            if len(recent) >= MAX_UNSORTED:
                 self._sort()
 
         self.add = add
 
     def histogram(self) -> Histogram:
-        """All that were counted so far."""
+        """All durations so far."""
         with _lock:
             recent = sorted(self._recent)
-            counts = [one + other for one, other in zip(self._counts, self._spread(recent), strict=True)]
+            counts = [one + other for one, other in zip(self._counts, self._bucket_counts(recent), strict=True)]
             return Histogram(self._bounds, tuple(counts), self._sum + sum(recent))
 
     def _sort(self) -> None:
@@ -57,10 +57,10 @@ class Durations:
             batch = self._recent[:]
             del self._recent[: len(batch)]  # what another thread adds meanwhile stays
             batch.sort()
-            self._counts = [one + other for one, other in zip(self._counts, self._spread(batch), strict=True)]
+            self._counts = [one + other for one, other in zip(self._counts, self._bucket_counts(batch), strict=True)]
             self._sum += sum(batch)
 
-    def _spread(self, durations: list[float]) -> list[int]:
-        """How many of `durations`, which are sorted, are in each bucket."""
+    def _bucket_counts(self, durations: list[float]) -> list[int]:
+        """How many of the sorted `durations` are in each bucket."""
         ends = [0, *(bisect_right(durations, bound) for bound in self._bounds)]
         return [end - begin for begin, end in pairwise(ends)]

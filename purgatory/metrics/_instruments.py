@@ -1,4 +1,4 @@
-"""Observable instruments: what a meter has counted, asked when an SDK exports it."""
+"""Observable instruments: what a meter has counted, read when an SDK exports."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -9,7 +9,7 @@ from opentelemetry.metrics import Meter as OTelMeter
 
 from purgatory import Purgatory, ThresholdPurgatory
 from purgatory.metrics._meter import Meter
-from purgatory.metrics._rooms import Statistics, added_up, several
+from purgatory.metrics._purgatories import Statistics, as_tuple, sum_by_name
 from purgatory.metrics._snapshot import Histogram, KindMetrics
 
 if TYPE_CHECKING:
@@ -28,62 +28,67 @@ def observe(
     relay: "Relay | None" = None,
     meter_provider: MeterProvider | None = None,
 ) -> None:
-    """Makes the instruments, with what `prometheus.collector` tells under names as OpenTelemetry has them.
+    """Creates the instruments: the metrics of `prometheus.collector`, named by the conventions of OpenTelemetry.
 
     Args:
-        meter: what has counted the operations that ended.
-        purgatories: of these also what is pending and how their wheels work. Those of one name are added up.
-        thresholds: the same.
-        polls: how they have ended, and how many are open.
-        relay: how it stands.
-        meter_provider: where they are made; the global one if not given. What it exports it reads from a thread of its own.
+        meter: counts the operations that ended.
+        purgatories: for what is pending, and the work of their timing wheels. Those that share a name are summed up.
+        thresholds: the same for these.
+        polls: how polls ended, and how many are open.
+        relay: its connection and its counts.
+        meter_provider: creates the instruments; the global one by default. It reads them on its own thread.
 
     Raises:
-        TypeError: `meter` is none.
+        TypeError: `meter` is not a `Meter`.
     """
     if not isinstance(meter, Meter):
         raise TypeError(f"meter must be a Meter, not {meter!r}")
-    theirs = get_meter("purgatory", meter_provider=meter_provider)
-    _instruments_of_kinds(theirs, meter)
-    _instruments_of_rooms(theirs, several(purgatories), several(thresholds))
-    counter, up_down = theirs.create_observable_counter, theirs.create_observable_up_down_counter
-    open_to = several(polls)
-    if open_to:
-        up_down("purgatory.polls.open", [partial(_open, open_to)], "{poll}", "Long polls that are open now.")
-        counter("purgatory.polls", [partial(_endings, open_to)], "{poll}", "Long polls that have ended, by how.")
+    otel_meter = get_meter("purgatory", meter_provider=meter_provider)
+    _create_for_kinds(otel_meter, meter)
+    _create_for_purgatories(otel_meter, as_tuple(purgatories), as_tuple(thresholds))
+    counter, up_down = otel_meter.create_observable_counter, otel_meter.create_observable_up_down_counter
+    all_polls = as_tuple(polls)
+    if all_polls:
+        up_down("purgatory.polls.open", [partial(_open, all_polls)], "{poll}", "Long polls that are open now.")
+        counter("purgatory.polls", [partial(_endings, all_polls)], "{poll}", "Long polls that have ended, by their ending.")
     if relay is not None:
-        up_down("purgatory.relay.connected", [partial(_relay, relay, "is_connected")], "1", "Whether news arrive, 1 or 0.")
+        up_down(
+            "purgatory.relay.connected",
+            [partial(_relay, relay, "is_connected")],
+            "1",
+            "Whether the relay is connected to its store, 1 or 0.",
+        )
         for field in ("received", "sent", "resyncs", "healed", "epochs"):
             counter(f"purgatory.relay.{field}", [partial(_relay, relay, field)], "1", f"`{field}` of the relay's statistics.")
 
 
-def _instruments_of_kinds(theirs: OTelMeter, meter: Meter) -> None:
+def _create_for_kinds(otel_meter: OTelMeter, meter: Meter) -> None:
     def counter(name: str, read: Callable[[KindMetrics], Observations], unit: str, text: str) -> None:
-        def of_all(_: CallbackOptions) -> Observations:
+        def read_all(_: CallbackOptions) -> Observations:
             return [each for kind in meter.snapshot() for each in read(kind)]
 
-        theirs.create_observable_counter(f"purgatory.{name}", [of_all], unit, text)
+        otel_meter.create_observable_counter(f"purgatory.{name}", [read_all], unit, text)
 
-    counter("operations", _operations, "{operation}", "Operations that have ended, by how and by what.")
+    counter("operations", _operations, "{operation}", "Operations that have ended, by outcome and cause.")
     counter("wait.operations", _waits, "{operation}", "Operations by an upper bound of how long they waited.")
-    counter("wait.duration", _wait_sums, "s", "How long operations waited, all in all.")
+    counter("wait.duration", _wait_sums, "s", "How long operations waited, in total.")
     counter("lateness.operations", _lateness, "{operation}", "Operations by an upper bound of how long after their deadline.")
-    counter("lateness.duration", _lateness_sum, "s", "How long after their deadline operations were answered, all in all.")
-    counter("missed_triggers", _missed, "{operation}", "Operations that only the last try at their deadline has completed.")
-    counter("retries", _retries, "{try}", "Tries by a check of a key that found a condition not to hold yet.")
+    counter("lateness.duration", _lateness_sum, "s", "How long after their deadline operations were answered, in total.")
+    counter("missed_triggers", _missed, "{operation}", "Operations that only the last try, at their deadline, completed.")
+    counter("retries", _retries, "{try}", "Tries by a check of a key whose condition did not hold yet.")
 
 
-def _instruments_of_rooms(theirs: OTelMeter, purgatories: tuple[Any, ...], thresholds: tuple[Any, ...]) -> None:
-    counter, up_down = theirs.create_observable_counter, theirs.create_observable_up_down_counter
+def _create_for_purgatories(otel_meter: OTelMeter, purgatories: tuple[Any, ...], thresholds: tuple[Any, ...]) -> None:
+    counter, up_down = otel_meter.create_observable_counter, otel_meter.create_observable_up_down_counter
     both = *purgatories, *thresholds
-    for create, name, rooms, field, unit, text in (
+    for create, name, sources, field, unit, text in (
         (up_down, "pending", both, "pending", "{operation}", "Operations that wait now."),
         (up_down, "watches", purgatories, "watched", "{watch}", "Pairs of an operation and a key that it watches."),
-        (up_down, "keys", both, "keys", "{key}", "Keys that somebody watches, or that have a value, if of thresholds."),
-        (counter, "wake_ups", both, "wake_ups", "{callback}", "Callbacks that the wheel had from the event loop."),
-        (counter, "moves", both, "moves", "{operation}", "How often the wheel moved an operation to a narrower bucket."),
+        (up_down, "keys", both, "keys", "{key}", "Keys that operations watch, or that have a value, in threshold purgatories."),
+        (counter, "wake_ups", both, "wake_ups", "{callback}", "Callbacks that the event loop made to the timing wheel."),
+        (counter, "moves", both, "moves", "{operation}", "How often the timing wheel moved an operation to a narrower bucket."),
     ):
-        create(f"purgatory.{name}", [partial(_of_rooms, rooms, field)], unit, text)
+        create(f"purgatory.{name}", [partial(_of_purgatories, sources, field)], unit, text)
 
 
 def _names(kind: KindMetrics) -> dict[str, str]:
@@ -127,9 +132,9 @@ def _buckets(histogram: Histogram, attributes: dict[str, str]) -> Iterator[Obser
             yield Observation(count, {**attributes, "up_to": str(bound)})
 
 
-def _of_rooms(rooms: Iterable[Any], field: str, _: CallbackOptions) -> Iterator[Observation]:
-    statistics: list[Statistics] = [room.statistics() for room in rooms]
-    for name, number in added_up(statistics, field).items():
+def _of_purgatories(purgatories: Iterable[Any], field: str, _: CallbackOptions) -> Iterator[Observation]:
+    statistics: list[Statistics] = [purgatory.statistics() for purgatory in purgatories]
+    for name, number in sum_by_name(statistics, field).items():
         yield Observation(number, {"purgatory": name})
 
 

@@ -1,10 +1,11 @@
-"""A span for each operation that waits, from the first try to the answer, linked to the span that completed it.
+"""A span for each operation that waits, from the first try to the end, linked to the span that completed it.
 
-    request A      ├── jobs wait ────────────────────────────┤        a child of whatever A is doing
-    request B                      ├─ POST /results ─┤                in which check_and_complete is called: a link of A's wait
+    request A      ├── jobs wait ────────────────────────────┤        a child of the span of A
+    request B                      ├─ POST /results ─┤                calls check_and_complete: linked from A's wait
 
-Its parent is the span of whoever waits, because starts are told in that context. The link is to the span that is current when
-it ends, because ends are told in the context of whoever completes the operation. A deadline has no such span, and no link.
+The parent is the waiter's span, because `operation_started` is called in the waiter's context. The link is to the span that is
+current at the end, because `operation_ended` is called in the context of the caller that ended it. A deadline has no span,
+so no link.
 """
 
 from typing import Any, Final, final
@@ -13,34 +14,34 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvid
 
 from purgatory import DelayedOperation, Ended, Observer
 
-LONGEST: Final = 512
-"""Characters of the keys that a span tells, if it is to tell them."""
+MAX_KEYS_LENGTH: Final = 512
+"""Characters of the attribute `purgatory.keys`."""
 
 
 @final
 class Spans:
-    """Makes a span for each operation: give it to purgatories as an observer. Where nobody records spans it makes none.
+    """Makes a span for each operation: pass it to purgatories as `observer`. It keeps none that is not recorded.
 
         Purgatory("jobs", observer=Spans())
 
-    The name of a span is that of the purgatory and "wait"; its attributes say the kind, the outcome, the cause and how often
-    the condition was tried in vain. A hook that raised makes it an error.
+    The name of a span is the purgatory's name and "wait"; its attributes are the kind, the outcome, the cause and the number of
+    failed tries. If a hook raised, its status is an error.
 
     Args:
-        tracer_provider: who makes them; the global one if not given.
-        tell_keys: whether the keys are among the attributes. They may be private, so not by default.
+        tracer_provider: makes the spans; the global one by default.
+        tell_keys: whether the keys are an attribute. They may be private, so by default they are not.
     """
 
-    key_checked = Observer.key_checked  # of checks it is not told
+    key_checked = Observer.key_checked  # not overridden, so checks are not reported
 
     def __init__(self, *, tracer_provider: TracerProvider | None = None, tell_keys: bool = False) -> None:
         self._tracer = get_tracer("purgatory", tracer_provider=tracer_provider)
         self._tell_keys = tell_keys
         self._waiting: dict[int, Span] = {}
-        """By the ids of the operations, those that are recorded."""
+        """The spans that are recorded, by the `id` of their operation."""
 
     def operation_started(self, operation: DelayedOperation[Any]) -> None:
-        """Begins a span, as a child of the one in which the operation was brought."""
+        """Begins a span, as a child of the current one."""
         span = self._tracer.start_span("wait", kind=SpanKind.INTERNAL)
         if span.is_recording():
             self._waiting[id(operation)] = span
@@ -67,7 +68,7 @@ class Spans:
         if ended.timeout is not None:
             span.set_attribute("purgatory.timeout", ended.timeout)
         if self._tell_keys:
-            span.set_attribute("purgatory.keys", ", ".join(map(repr, ended.keys))[:LONGEST])
+            span.set_attribute("purgatory.keys", ", ".join(map(repr, ended.keys))[:MAX_KEYS_LENGTH])
         if ended.exception is not None:
             span.record_exception(ended.exception)
             span.set_status(Status(StatusCode.ERROR, str(ended.exception)))
@@ -75,6 +76,6 @@ class Spans:
 
 
 def _parent_id(span: Span) -> int | None:
-    """The id of the span that it is a child of: an operation that its own request ends needs no link."""
+    """The id of its parent. An operation that its own request ends needs no link to it."""
     parent = getattr(span, "parent", None)
     return None if parent is None else parent.span_id

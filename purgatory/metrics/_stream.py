@@ -1,4 +1,4 @@
-"""What a stream of `purgatory.pipeline` has done so far, told after each of its batches."""
+"""What a stream of `purgatory.pipeline` has done so far, updated after each of its batches."""
 
 import threading
 import time
@@ -9,23 +9,23 @@ from typing import final
 @final
 @dataclass(frozen=True, slots=True)
 class StreamStatistics:
-    """A snapshot. Counts of operations are those of the checkpoint, of the runs before this one as well."""
+    """A snapshot. Counts of operations include earlier runs from the same checkpoint."""
 
     name: str
     is_running: bool = True
     registered: int = 0
-    """Operations that were heard of, with copies."""
+    """Operations that were received, copies included."""
     completed: int = 0
     expired: int = 0
     late: int = 0
-    """Operations that came too late to be decided on, copies, and those that were not well formed."""
+    """Operations that came behind the watermark, copies, and malformed ones."""
     late_signals: int = 0
     rows: int = 0
-    """That this run has read."""
+    """Read by this run."""
     batches: int = 0
-    """That this run has ended."""
+    """Finished by this run."""
     batch_rows: int = 0
-    """Of the last batch, as the following two."""
+    """Of the last batch, like the next two fields."""
     batch_seconds: float = 0.0
     batch_at: float | None = None
     """When it ended, in seconds since 1970."""
@@ -36,13 +36,13 @@ class StreamStatistics:
 
     @property
     def pending(self) -> int:
-        """Operations that wait, or whose registration is ahead of the watermark."""
+        """Operations that wait, or that were registered ahead of the watermark."""
         return self.registered - self.completed - self.expired - self.late
 
 
 @final
 class StreamMeter:
-    """Counts what a stream does. One thread tells it, any may read it."""
+    """Counts what a stream does. One thread writes, any may read."""
 
     def __init__(self, name: str, *, registered: int = 0, completed: int = 0, expired: int = 0, late: int = 0) -> None:
         self._lock = threading.Lock()
@@ -62,7 +62,7 @@ class StreamMeter:
         late: int = 0,
         late_signals: int = 0,
     ) -> None:
-        """Adds what a batch has done; what it knows of the watermark and the state takes the place of what was known."""
+        """Adds the counts of a batch, and replaces the watermark, unless it is None, and the size of the state."""
         with self._lock:
             now = self._now
             self._now = replace(
@@ -88,5 +88,5 @@ class StreamMeter:
             self._now = replace(self._now, is_running=False)
 
     def statistics(self) -> StreamStatistics:
-        """What is known now. Cost: O(1)."""
+        """The latest counts. O(1)."""
         return self._now

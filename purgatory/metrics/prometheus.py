@@ -1,10 +1,10 @@
-"""For Prometheus: a collector that reads what was counted, when it is scraped. Extra `metrics`.
+"""Prometheus: a collector that reads all counts when it is scraped. Extra `metrics`.
 
     from prometheus_client import REGISTRY
 
     REGISTRY.register(collector(meter, purgatories=[jobs]))
 
-What can be pending, watched or open is asked at that moment, which costs the same with ten operations and with a million.
+The numbers of what is pending, watched or open are read then, too, which costs the same with ten operations and a million.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from purgatory import Purgatory, PurgatoryStatistics, ThresholdPurgatory, ThresholdStatistics
 from purgatory.metrics._meter import Meter
-from purgatory.metrics._rooms import Statistics, added_up, several
+from purgatory.metrics._purgatories import Statistics, as_tuple, sum_by_name
 from purgatory.metrics._snapshot import Histogram, KindMetrics
 from purgatory.metrics._stream import StreamMeter, StreamStatistics
 
@@ -39,39 +39,39 @@ def collector(
     relay: "Relay | None" = None,
     stream: StreamMeter | None = None,
 ) -> Collector:
-    """What to register with Prometheus' client, `REGISTRY.register(collector(...))`.
+    """Makes a collector to register with Prometheus' client: `REGISTRY.register(collector(...))`.
 
-    Of `purgatories`, `thresholds` and `polls` each is one or several.
+    `purgatories`, `thresholds` and `polls` may be one object or several.
 
     Args:
-        meter: what has counted the operations that ended.
-        purgatories: of these also what is pending and how their wheels work. Those of one name are added up.
-        thresholds: the same.
-        polls: how they have ended, and how many are open.
-        relay: how it stands. Of one relay, as a process has no more.
-        stream: what a stream of `purgatory.pipeline` has done.
+        meter: counts the operations that ended.
+        purgatories: for what is pending, and the work of their timing wheels. Those that share a name are summed up.
+        thresholds: the same for these.
+        polls: how polls ended, and how many are open.
+        relay: its connection and its counts; a process has one relay.
+        stream: the counts of a stream of `purgatory.pipeline`.
 
     Raises:
-        TypeError: `meter` is none.
+        TypeError: `meter` is not a `Meter`.
     """
     if not isinstance(meter, Meter):
         raise TypeError(f"meter must be a Meter, not {meter!r}")
-    return _Collector(meter, several(purgatories), several(thresholds), several(polls), relay, stream)
+    return _Collector(meter, as_tuple(purgatories), as_tuple(thresholds), as_tuple(polls), relay, stream)
 
 
 def serve(ports: Iterable[int], *, address: str = "127.0.0.1", registry: CollectorRegistry = REGISTRY) -> WSGIServer:
-    """Serves metrics on the first of `ports` that is free, from a thread of its own: each worker of a server on another one.
+    """Serves metrics from a thread, on the first of `ports` that is free: each worker of a server gets another one.
 
-    Of several workers behind one port a scrape would reach one or the other, and counters would jump. So each is a target of
-    its own, which is what Prometheus wants of processes; it adds them up, `sum by (purgatory) (...)`.
+    If several workers shared a port, scrapes would reach one or another, and counters would jump. So each worker is a target,
+    as Prometheus expects of processes; `sum by (purgatory) (...)` adds them up.
 
     Args:
-        ports: as many as there are workers, and some more: a worker that is replaced may start before the old one has gone.
-        address: to listen on; those who may not read the metrics should not reach it.
+        ports: one for each worker, and some more: a new worker may start before the one that it replaces has ended.
+        address: to listen on; it should be reachable only for those who may read the metrics.
         registry: what is served.
 
     Returns:
-        The server: `server_port` is where it listens, `shutdown()` and `server_close()` end it.
+        The server: `server_port` is its port, `shutdown()` and `server_close()` end it.
 
     Raises:
         OSError: no port is free.
@@ -90,7 +90,7 @@ def serve(ports: Iterable[int], *, address: str = "127.0.0.1", registry: Collect
 
 @final
 class _Collector(Collector):
-    """The collector. It holds what it reads; to be rid of it, `REGISTRY.unregister` it."""
+    """The collector. It keeps references to what it reads until it is unregistered."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class _Collector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Called at each scrape, on any thread. Cost: some hundred samples for each kind, whatever is pending."""
         yield from _of_kinds(self._meter.snapshot())
-        yield from _of_rooms(
+        yield from _of_purgatories(
             [each.statistics() for each in self._purgatories], [each.statistics() for each in self._thresholds]
         )
         if self._polls:
@@ -119,11 +119,13 @@ class _Collector(Collector):
 
 
 def _of_kinds(kinds: Iterable[KindMetrics]) -> Iterator[Metric]:
-    ended = _counter("operations", "Operations that have ended, by how and by what.", *KIND, "outcome", "cause")
-    waits = _histogram("wait_seconds", "How long operations waited that did not end at their first try.", *KIND, "outcome")
-    late = _histogram("lateness_seconds", "How long after their deadline operations were answered that came to it.", *KIND)
-    missed = _counter("missed_triggers", "Operations that only the last try at their deadline has completed.", *KIND)
-    retries = _counter("retries", "Tries by a check of a key that found a condition not to hold yet.", *KIND)
+    ended = _counter("operations", "Operations that have ended, by outcome and cause.", *KIND, "outcome", "cause")
+    waits = _histogram(
+        "wait_seconds", "How long operations waited, without those that ended at their first try.", *KIND, "outcome"
+    )
+    late = _histogram("lateness_seconds", "How long after its deadline an operation ended, of those that reached it.", *KIND)
+    missed = _counter("missed_triggers", "Operations that only the last try, at their deadline, completed.", *KIND)
+    retries = _counter("retries", "Tries by a check of a key whose condition did not hold yet.", *KIND)
     for kind in kinds:
         names = kind.purgatory, kind.kind
         for (state, cause), count in kind.outcomes.items():
@@ -136,20 +138,16 @@ def _of_kinds(kinds: Iterable[KindMetrics]) -> Iterator[Metric]:
     yield from (ended, waits, late, missed, retries)
 
 
-def _of_rooms(purgatories: list[PurgatoryStatistics], thresholds: list[ThresholdStatistics]) -> Iterator[Metric]:
+def _of_purgatories(purgatories: list[PurgatoryStatistics], thresholds: list[ThresholdStatistics]) -> Iterator[Metric]:
     both: list[Statistics] = [*purgatories, *thresholds]
-    for metric, rooms, field in (
+    for metric, sources, field in (
         (_gauge("pending_operations", "Operations that wait now.", "purgatory"), both, "pending"),
-        (_gauge("watches", "Pairs of an operation that waits and a key that it watches.", "purgatory"), purgatories, "watched"),
-        (
-            _gauge("keys", "Keys that somebody watches, or that have a value, if of thresholds.", "purgatory"),
-            both,
-            "keys",
-        ),
-        (_counter("wake_ups", "Callbacks that the wheel had from the event loop.", "purgatory"), both, "wake_ups"),
+        (_gauge("watches", "Pairs of an operation and a key that it watches.", "purgatory"), purgatories, "watched"),
+        (_gauge("keys", "Keys that operations watch, or threshold purgatories have a value of.", "purgatory"), both, "keys"),
+        (_counter("wake_ups", "Callbacks that the event loop made to the timing wheel.", "purgatory"), both, "wake_ups"),
         (_counter("moves", "How often the wheel moved an operation to a narrower bucket.", "purgatory"), both, "moves"),
     ):
-        for name, number in added_up(rooms, field).items():
+        for name, number in sum_by_name(sources, field).items():
             metric.add_metric((name,), number)
         yield metric
 
@@ -157,7 +155,7 @@ def _of_rooms(purgatories: list[PurgatoryStatistics], thresholds: list[Threshold
 def _of_polls(polls: "tuple[LongPolls, ...]") -> Iterator[Metric]:
     open_polls = _gauge("open_polls", "Long polls that are open now.")
     open_polls.add_metric((), sum(each.open for each in polls))
-    ended = _counter("polls", "Long polls that have ended, by how.", "ending")
+    ended = _counter("polls", "Long polls that have ended, by their ending.", "ending")
     endings = {ending: sum(each.endings[ending] for each in polls) for each in polls for ending in list(each.endings)}
     for ending, count in endings.items():
         ended.add_metric((ending.value,), count)
@@ -167,12 +165,12 @@ def _of_polls(polls: "tuple[LongPolls, ...]") -> Iterator[Metric]:
 def _of_relay(relay: "Relay") -> Iterator[Metric]:
     now = relay.statistics()
     for metric, number in (
-        (_gauge("relay_connected", "Whether news arrive from the relay's store, 1 or 0."), int(now.is_connected)),
+        (_gauge("relay_connected", "Whether the relay is connected to its store, 1 or 0."), int(now.is_connected)),
         (_gauge("relay_watched_keys", "Keys that somebody waits for through the relay."), now.watched),
-        (_counter("relay_received_versions", "Versions of keys that came as news."), now.received),
+        (_counter("relay_received_versions", "Versions of keys that arrived as messages."), now.received),
         (_counter("relay_writes", "Writes to the relay's store."), now.sent),
-        (_counter("relay_resyncs", "How often what had changed was read."), now.resyncs),
-        (_counter("relay_healed_versions", "Versions that a resync found, and whose news were lost."), now.healed),
+        (_counter("relay_resyncs", "How often missed changes were looked up in the store."), now.resyncs),
+        (_counter("relay_healed_versions", "Versions whose message was lost, and that a resync found."), now.healed),
         (_counter("relay_epochs", "Epochs of the store that were seen; more than 1 if it has lost something."), now.epochs),
     ):
         metric.add_metric((), number)
@@ -180,26 +178,20 @@ def _of_relay(relay: "Relay") -> Iterator[Metric]:
 
 
 def _of_stream(now: StreamStatistics) -> Iterator[Metric]:
-    ended = _counter("stream_operations", "Operations of a stream that have ended, by how.", "stream", "outcome")
+    ended = _counter("stream_operations", "Operations of a stream that have ended, by outcome.", "stream", "outcome")
     for outcome in ("completed", "expired", "late"):
         ended.add_metric((now.name, outcome), getattr(now, outcome))
     yield ended
     for metric, number in (
         (_gauge("stream_running", "Whether the stream runs, 1 or 0.", "stream"), int(now.is_running)),
         (_gauge("stream_pending_operations", "Operations of the stream that wait now.", "stream"), now.pending),
-        (
-            _counter("stream_late_signals", "Signals that came behind the watermark, or lacked something.", "stream"),
-            now.late_signals,
-        ),
+        (_counter("stream_late_signals", "Signals behind the watermark, and malformed ones.", "stream"), now.late_signals),
         (_counter("stream_rows", "Rows that this run has read.", "stream"), now.rows),
-        (_counter("stream_batches", "Batches that this run has ended.", "stream"), now.batches),
+        (_counter("stream_batches", "Batches that this run has finished.", "stream"), now.batches),
         (_gauge("stream_batch_seconds", "How long the last batch took.", "stream"), now.batch_seconds),
         (_gauge("stream_state_rows", "Rows of the stream's state.", "stream"), now.state_rows),
         (_gauge("stream_state_bytes", "Memory of the stream's state.", "stream"), now.state_bytes),
-        (
-            _gauge("stream_watermark_timestamp_seconds", "Up to when everything is decided; 0 if none yet.", "stream"),
-            now.watermark or 0,
-        ),
+        (_gauge("stream_watermark_timestamp_seconds", "The watermark; 0 if there is none yet.", "stream"), now.watermark or 0),
     ):
         metric.add_metric((now.name,), number)
         yield metric
@@ -218,6 +210,6 @@ def _histogram(name: str, text: str, *labels: str) -> HistogramMetricFamily:
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """As Prometheus has them: each bucket holds those before it as well."""
+    """Cumulative buckets, as Prometheus has them."""
     bounds = [*map(str, histogram.bounds[:-1]), "+Inf"]
     return list(zip(bounds, accumulate(histogram.counts), strict=True))

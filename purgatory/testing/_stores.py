@@ -1,10 +1,10 @@
-"""What a store for `purgatory.relay` has promised, as checks that every store has to pass, ours and yours.
+"""The promises of a store for `purgatory.relay`, as checks that every store has to pass, ours and yours.
 
     @pytest.mark.parametrize("check", store_checks(), ids=lambda check: check.__name__)
     def test_it_is_a_store(check, server):
         asyncio.run(check(lambda: MyStore(server.address)))
 
-This module imports nothing from the relay, which shows that a store need not know anything of it either.
+This module imports nothing from the relay, and neither does a store have to.
 """
 
 import asyncio
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
     from purgatory.relay import Store
 
 Make = Callable[[], "Store"]
-"""Makes one more object for the same store, which is empty at the beginning of a check."""
+"""Makes another object for the same store, which is empty at the beginning of a check."""
 
 Check = Callable[[Make], Coroutine[Any, Any, None]]
 
-PATIENCE: Final = 10.0
-"""Seconds to wait for what has to come."""
+TIMEOUT: Final = 60.0
+"""Seconds to wait for what has to happen."""
 
 STRANGE_KEYS: Final = ("", " ", "\0", "\n", '"', "\\", "'", "{}", "%s", "v:", "Schlüssel", "🦉", "a" * 512, "\x01" * 512)
 
 
 def store_checks() -> list[Check]:
-    """All checks. Each takes a function that makes a new object for one and the same store, which has to be empty, and raises
-    `AssertionError` if a promise of `purgatory.relay.Store` is not kept."""
-    return [value for name, value in globals().items() if name.startswith(("a_", "all_", "every", "what_", "who_"))]
+    """All checks. Each takes a function that makes a new object for the same store, which has to be empty, and raises
+    `AssertionError` if the store breaks a promise of `purgatory.relay.Store`."""
+    return [value for name, value in globals().items() if name.startswith(("a_", "all_", "every_", "what_"))]
 
 
 async def a_key_that_was_never_written_has_version_0(make: Make) -> None:
     async with opened(make) as store:
-        answer = await store.read(("a", "b"), None)
-        assert dict(answer.versions) == {"a": 0, "b": 0}
-        assert answer.epoch
-        assert not answer.has_more
+        result = await store.read(("a", "b"), None)
+        assert dict(result.versions) == {"a": 0, "b": 0}
+        assert result.epoch
+        assert not result.has_more
 
 
-async def a_write_raises_a_version_to_at_least_so_much_and_then_by_so_many(make: Make) -> None:
+async def a_write_raises_a_version_to_a_floor_and_then_by_an_increment(make: Make) -> None:
     async with opened(make) as store:
-        for at_least, more, version in ((0, 1, 1), (0, 1, 2), (7, 0, 7), (5, 0, 7), (0, 3, 10), (12, 2, 14), (13, 1, 15)):
-            news = await write(store, ("a", at_least, more))
-            assert news["a"] == version, f"{version} was due, not {news['a']}"
+        for floor, increment, version in ((0, 1, 1), (0, 1, 2), (7, 0, 7), (5, 0, 7), (0, 3, 10), (12, 2, 14), (13, 1, 15)):
+            versions = await write(store, ("a", floor, increment))
+            assert versions["a"] == version, f"{version} was expected, not {versions['a']}"
         assert (await store.read(("a",), None)).versions["a"] == 15
 
 
@@ -64,16 +64,16 @@ async def a_version_is_exact_up_to_2_to_the_power_of_53(make: Make) -> None:
         assert (await store.read(("a",), None)).versions["a"] == 2**52 + 1
 
 
-async def every_text_is_a_key(make: Make) -> None:
-    async with opened(make) as store, hearing(make) as heard:
+async def every_string_is_a_key(make: Make) -> None:
+    async with opened(make) as store, received_from(make) as received:
         for number, key in enumerate(STRANGE_KEYS, 1):
             assert await write(store, (key, number, 0)) == {key: number}
         expected = {key: number for number, key in enumerate(STRANGE_KEYS, 1)}
         assert dict((await store.read(STRANGE_KEYS, None)).versions) == expected
-        await until(lambda: versions_of(heard) == expected)
+        await until(lambda: versions_of(received) == expected)
 
 
-async def all_writers_get_numbers_of_their_own(make: Make) -> None:
+async def all_writers_get_different_numbers(make: Make) -> None:
     async with opened(make) as first, opened(make) as second:
 
         async def bump(store: "Store", times: int) -> list[int]:
@@ -94,20 +94,20 @@ async def all_who_open_a_new_store_at_once_find_one_epoch(make: Make) -> None:
             await store.close()
 
 
-async def what_is_written_is_told_to_everyone_who_listens(make: Make) -> None:
-    async with opened(make) as store, hearing(make) as first, hearing(make) as second:
+async def what_is_written_reaches_every_listener(make: Make) -> None:
+    async with opened(make) as store, received_from(make) as first, received_from(make) as second:
         await write(store, ("a", 0, 1), ("b", 5, 0))
         expected = {"a": 1, "b": 5}
         await until(lambda: versions_of(first) == versions_of(second) == expected)
         assert first[0][0] == second[0][0] == (await store.read((), None)).epoch
 
 
-async def what_counts_its_writes_leaves_no_gap(make: Make) -> None:
-    async with opened(make) as store, opened(make) as other, hearing(make) as heard:
+async def all_positions_of_a_store_that_counts_its_writes_are_consecutive(make: Make) -> None:
+    async with opened(make) as store, opened(make) as other, received_from(make) as received:
         for number in range(10):
             await write(other if number % 3 else store, ("a", 0, 1), (f"b{number}", 0, 1))
-        await until(lambda: len(versions_of(heard)) == 11)
-        steps = [(after, position) for _, after, position, versions in heard if versions]
+        await until(lambda: len(versions_of(received)) == 11)
+        steps = [(after, position) for _, after, position, versions in received if versions]
         if steps[0][0] < 0:
             return
         assert all(before < after for before, after in steps)
@@ -123,10 +123,10 @@ async def what_has_changed_since_a_position_can_be_read(make: Make) -> None:
         changed: dict[str, int] = {}
         has_more = True
         while has_more:
-            answer = await store.read(("old", "never"), position)
-            assert answer.position >= position
-            position, has_more = answer.position, answer.has_more
-            changed.update(answer.versions)
+            result = await store.read(("old", "never"), position)
+            assert result.position >= position
+            position, has_more = result.position, result.has_more
+            changed.update(result.versions)
         expected = {"old": 1, "never": 0, "a": 30, **{f"b{number}": 1 for number in range(30)}}
         assert changed == expected
         await write(other, ("c", 0, 1))
@@ -134,19 +134,19 @@ async def what_has_changed_since_a_position_can_be_read(make: Make) -> None:
 
 
 async def what_an_epoch_has_is_there_in_the_next_one(make: Make) -> None:
-    async with opened(make) as store, hearing(make) as heard:
+    async with opened(make) as store, received_from(make) as received:
         await write(store, ("a", 7, 0))
         before = (await store.read((), None)).epoch
         await store.renew(before)
-        answer = await store.read(("a",), None)
-        assert answer.epoch != before
-        assert answer.versions["a"] == 7
-        await store.renew(before)  # somebody else was late
-        assert (await store.read((), None)).epoch == answer.epoch
-        await until(lambda: any(news[0] == answer.epoch and not news[3] for news in heard))
+        result = await store.read(("a",), None)
+        assert result.epoch != before
+        assert result.versions["a"] == 7
+        await store.renew(before)  # a second process renews the same epoch
+        assert (await store.read((), None)).epoch == result.epoch
+        await until(lambda: any(changes[0] == result.epoch and not changes[3] for changes in received))
 
 
-async def what_one_sends_comes_back_through_the_channel(make: Make) -> None:
+async def what_is_sent_reaches_its_sender(make: Make) -> None:
     async with opened(make) as store:
         messages: list[bytes | str] = []
         async with listening(store, messages):
@@ -154,7 +154,7 @@ async def what_one_sends_comes_back_through_the_channel(make: Make) -> None:
             await until(lambda: any(json.loads(message) == "a probe" for message in messages))
 
 
-async def what_one_sends_is_heard_by_everyone(make: Make) -> None:
+async def what_is_sent_reaches_every_listener(make: Make) -> None:
     async with opened(make) as store, opened(make) as other:
         messages: list[bytes | str] = []
         async with listening(other, messages):
@@ -162,18 +162,18 @@ async def what_one_sends_is_heard_by_everyone(make: Make) -> None:
             await until(lambda: any(isinstance(json.loads(message), dict) for message in messages))
 
 
-async def what_the_caller_cannot_write_on_is_refused(make: Make) -> None:
+async def what_is_no_connection_is_refused(make: Make) -> None:
     async with opened(make) as store:
         try:
             await store.write([("a", 0, 1)], object())  # type: ignore[list-item]
         except TypeError:
             pass
         else:
-            raise AssertionError("a write on an object() is to raise TypeError")
+            raise AssertionError("a write with an object() as connection has to raise TypeError")
         assert (await store.read(("a",), None)).versions["a"] == 0
 
 
-async def who_stops_listening_is_in_nobodys_way(make: Make) -> None:
+async def a_listener_that_stops_disturbs_nobody(make: Make) -> None:
     async with opened(make) as store:
         async with opened(make) as other:
             messages: list[bytes | str] = []
@@ -188,22 +188,22 @@ async def who_stops_listening_is_in_nobodys_way(make: Make) -> None:
         await write(store, ("a", 0, 1))
 
 
-async def who_is_cancelled_leaves_the_store_as_good_as_it_was(make: Make) -> None:
+async def a_cancelled_call_leaves_the_store_usable(make: Make) -> None:
     async with opened(make) as store:
-        for turns in range(6):
+        for iterations in range(6):
             for call in (store.read(("a",), 0), write(store, ("a", 0, 1))):
                 task = create_task(call)
-                for _ in range(turns):
+                for _ in range(iterations):
                     await sleep(0)
                 task.cancel()
                 with suppress(asyncio.CancelledError):
                     await task
         for _ in range(3):
-            await try_again(lambda: write(store, ("b", 0, 1)))
-        assert (await try_again(lambda: store.read(("b",), None))).versions["b"] >= 3
+            await call_twice(lambda: write(store, ("b", 0, 1)))
+        assert (await call_twice(lambda: store.read(("b",), None))).versions["b"] >= 3
 
 
-# -- what the checks are made of
+# -- helpers
 
 
 @asynccontextmanager
@@ -218,7 +218,7 @@ async def opened(make: Make) -> AsyncIterator["Store"]:
 
 @asynccontextmanager
 async def listening(store: "Store", messages: list[bytes | str]) -> AsyncIterator[None]:
-    """Listens for the length of the block, which begins when the subscription stands."""
+    """Listens during the block, which begins when the subscription is confirmed."""
     confirmed = asyncio.Event()
     task: Task[None] = create_task(store.listen(confirmed.set, messages.append))
     try:
@@ -232,24 +232,23 @@ async def listening(store: "Store", messages: list[bytes | str]) -> AsyncIterato
 
 
 @asynccontextmanager
-async def hearing(make: Make) -> AsyncIterator[list[Any]]:
-    """The news that a listener hears; each is `[epoch, after, position, versions]`."""
-    messages: list[bytes | str] = []
+async def received_from(make: Make) -> AsyncIterator[list[Any]]:
+    """The change messages that a listener receives; each is `[epoch, after, position, versions]`."""
 
-    class Heard(list[Any]):
+    class Received(list[Any]):
         def append(self, message: bytes | str) -> None:
             super().append(json.loads(message))
 
-    heard = Heard(messages)
-    async with opened(make) as store, listening(store, heard):
-        yield heard
+    received = Received()
+    async with opened(make) as store, listening(store, received):
+        yield received
 
 
-def versions_of(heard: Sequence[Any]) -> dict[str, int]:
-    """The highest versions that were heard of."""
+def versions_of(received: Sequence[Any]) -> dict[str, int]:
+    """The highest versions that were received."""
     versions: dict[str, int] = {}
-    for news in heard:
-        for key, version in news[3].items():
+    for changes in received:
+        for key, version in changes[3].items():
             versions[key] = max(version, versions.get(key, 0))
     return versions
 
@@ -258,8 +257,8 @@ async def write(store: "Store", *changes: tuple[str, int, int]) -> dict[str, int
     return dict((await store.write(changes)).versions)  # type: ignore[arg-type]
 
 
-async def try_again(call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """A store may need a new connection after a call on the old one was cancelled."""
+async def call_twice(call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Repeats a call once: after a cancelled call, a store may need a new connection."""
     try:
         return await call()
     except ConnectionError:
@@ -267,7 +266,7 @@ async def try_again(call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    deadline = get_running_loop().time() + PATIENCE
+    deadline = get_running_loop().time() + TIMEOUT
     while not condition():
-        assert get_running_loop().time() < deadline, "what was due has not come"
+        assert get_running_loop().time() < deadline, f"nothing happened within {TIMEOUT:g} s"
         await sleep(0.005)

@@ -1,13 +1,13 @@
 """Tests that wait for hours and take milliseconds: an event loop on virtual time.
 
-An event loop sleeps in one place only, in the `select` of its selector. `VirtualTimeLoop` brings a selector that never
-sleeps for a timer: whenever nothing else is ready, it sets the clock to the next timer instead. So a run depends on
-nothing but the program, and gives the same trace each time:
+An event loop sleeps in one place only, in the `select` of its selector. The selector of `VirtualTimeLoop` never sleeps
+for a timer: when nothing else is ready, it sets the clock to the next timer instead. So a run depends on nothing but the
+program, and is the same each time:
 
     async def main() -> float:
         loop = asyncio.get_running_loop()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.Event().wait(), 3600)   # nobody sets it: the clock jumps from 0 to 3600
+            await asyncio.wait_for(asyncio.Event().wait(), 3600)   # the clock jumps from 0 to 3600
         return loop.time()
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
@@ -15,19 +15,19 @@ nothing but the program, and gives the same trace each time:
 
 When nothing is ready, the loop does the first of these that applies:
 
-1. An answer is owed: by a thread of `run_in_executor`, `asyncio.to_thread` or `anyio.to_thread.run_sync`, or by what
-   `VirtualTimeLoop.hold_time` was called for. Time stands still, and the loop waits for the answer in real time. A
-   thread that nobody awaits any more owes nothing; but one that anyio has abandoned counts until it ends.
+1. Time is held: by a thread of `run_in_executor`, `asyncio.to_thread` or `anyio.to_thread.run_sync` that still works, or by
+   `VirtualTimeLoop.hold_time`. The loop waits in real time. A thread that is no longer awaited holds nothing; but one that
+   anyio has abandoned does, until it ends.
 2. A timer is set: the clock jumps to it.
-3. Something outside may yet call, a watched file descriptor, a signal handler or a child process: the loop waits for it
-   in real time, as any loop does.
+3. A file descriptor is watched, a signal handler is set, or a child process runs: the loop waits for it in real time, as
+   any loop does.
 4. Nothing can ever wake the loop again: it raises `DeadlockError`.
 
-So I/O that is ready is always served before the clock moves, but the clock does not wait for I/O that is not: what
-another process sends may come an hour late, by the clock of the loop. `hold_time` is the way to wait for that, too.
+So I/O that is ready always comes before the clock moves, but the clock does not wait for I/O that is not: what another
+process sends may come an hour late, by the clock of the loop. To wait for it, use `hold_time`.
 
 The clock is frozen while callbacks run and while anything is ready. A task that spins on `asyncio.sleep(0)` until the
-clock has moved spins for ever, and so does a thread that owes an answer and itself waits for time to pass on the loop.
+clock has moved spins for ever, and so does a thread that holds time and itself waits for time to pass on the loop.
 
 The idea is that of trio's `MockClock` with `autojump_threshold=0`, and of tokio's paused time.
 """
@@ -41,26 +41,26 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from typing import Any, TypeVar, TypeVarTuple, final
+from typing import Any, Final, TypeVar, TypeVarTuple, final
 
 __all__ = ["DeadlockError", "VirtualTimeLoop"]
 
 _T = TypeVar("_T")
 _Ts = TypeVarTuple("_Ts")
 
-_TASKS_SHOWN = 10
+MAX_TASKS_SHOWN: Final = 10
 
 
 class DeadlockError(RuntimeError):
-    """Nothing is left that could ever wake the loop, so it would hang for ever.
+    """Nothing can ever wake the loop, so it would hang.
 
     Raised out of `run_forever`, `run_until_complete` and `asyncio.Runner.run`; no task sees it. The message lists the
-    tasks that wait. The loop is as it was and can be run again, for instance to cancel them, as `asyncio.Runner` does.
+    tasks that wait. The loop can be run again, for instance to cancel them, as `asyncio.Runner` does.
     """
 
 
 class _Selector(selectors.DefaultSelector):
-    """A selector that asks `jump` before it sleeps: true means that time has moved on and there is no need to."""
+    """A selector that calls `jump` before it sleeps, and does not sleep if the result is true: then the clock has moved."""
 
     def __init__(self, jump: Callable[[], bool]) -> None:
         super().__init__()
@@ -78,7 +78,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop whose clock jumps to the next timer whenever nothing else is ready.
 
     A timer runs when `time()` is exactly the instant it was set for, or as soon as it is set if that lies in the past;
-    that holds at any loop time, also where `time() + 1e-9 == time()`, and however far ahead. A jump costs one turn of the loop.
+    that holds at any loop time, also where `time() + 1e-9 == time()`, and however far ahead. A jump costs one iteration
+    of the loop.
 
     Args:
         start: The loop time at the beginning, in seconds; finite. For code that must also be right far from zero.
@@ -87,9 +88,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         ValueError: `start` is infinite or NaN.
     """
 
-    # This and _clock_resolution are all that is used of asyncio's insides. The head of this heap is the next timer that
-    # is not cancelled, whenever select is asked to wait for one. The timeout that select is given will not do: it is
-    # rounded, and cut off at a day.
+    # This and _clock_resolution are the only private attributes of asyncio that are used. When select is called with a timeout,
+    # the head of this heap is the next timer that is not cancelled. The timeout itself is rounded, and at most a day.
     _scheduled: list[asyncio.TimerHandle]
 
     def __init__(self, *, start: float = 0.0) -> None:
@@ -100,7 +100,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             raise ValueError(f"start must be a finite number of seconds, not {start!r}")
         self._set_time(start)
         self._holds = 0
-        self._own_files = len(self._files.get_map())  # the pipe by which threads wake the loop
+        self._own_files = len(self._files.get_map())  # the self-pipe
         self._signals: set[int] = set()
         self._children: weakref.WeakSet[asyncio.SubprocessTransport] = weakref.WeakSet()
 
@@ -110,11 +110,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     @contextlib.contextmanager
     def hold_time(self) -> Iterator[None]:
-        """Let time stand still while somebody outside the loop owes it an answer.
+        """Let time stand still while the loop waits for something outside.
 
         Inside the block the loop waits in real time, for `call_soon_threadsafe`, for I/O or for a signal, and no timer
-        runs that is not already due: nothing inside may wait for one. Blocks may nest and overlap. To be entered and
-        left on the loop's thread; a thread of your own, for example, holds time like this:
+        runs that is not already due: nothing inside may wait for one. Blocks may nest and overlap, and are entered and
+        left on the loop's thread. To wait for a thread of your own, for example:
 
             with loop.hold_time():
                 threading.Thread(target=work, args=(loop, future)).start()
@@ -128,24 +128,24 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def _jump(self) -> bool:
         """Set the clock to the next timer; false if the loop must wait in real time instead."""
-        if self._holds or self._anyio_owes_an_answer():
+        if self._holds or self._anyio_thread_works():
             return False
         due = self._scheduled[0].when() if self._scheduled else math.inf
         if due < math.inf:
             self._set_time(due)
             return True
-        if self._outside_may_call():
+        if self._can_be_woken():
             return False
         raise DeadlockError(self._describe_deadlock())
 
     def _set_time(self, now: float) -> None:
         self._now = now
-        # asyncio runs what is due before now + resolution. With the real clock's resolution that is too early near
-        # zero; far from zero it is never (cpython#145703). Up to the next float makes it: what is due at or before now.
+        # asyncio runs what is due before now + resolution. With the real clock's resolution, that is too early near zero,
+        # and never far from zero (cpython#145703). With the distance to the next float it is what is due at or before now.
         self._clock_resolution = math.nextafter(now, math.inf) - now
 
-    def _anyio_owes_an_answer(self) -> bool:
-        # anyio does not tell what its threads are doing. Its limiters would count them, but each caller may bring its own.
+    def _anyio_thread_works(self) -> bool:
+        # anyio has no interface for this. Its limiters count threads, but each caller may use its own limiter.
         backend = sys.modules.get("anyio._backends._asyncio")
         worker_type = getattr(backend, "WorkerThread", None)
         if worker_type is None:
@@ -153,7 +153,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         workers: list[Any] = [thread for thread in threading.enumerate() if isinstance(thread, worker_type)]
         return any(worker.loop is self and not worker.stopping and worker not in worker.idle_workers for worker in workers)
 
-    def _outside_may_call(self) -> bool:
+    def _can_be_woken(self) -> bool:
         return (
             len(self._files.get_map()) > self._own_files
             or bool(self._signals)
@@ -164,18 +164,18 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         tasks = sorted(asyncio.all_tasks(self), key=lambda task: (len(task.get_name()), task.get_name()))
         lines = [
             f"nothing can wake this loop any more, at loop time {self._now!r}: no timer is set, no file or signal is"
-            " watched, and no thread is known to owe an answer (if one does, hold_time() says so);"
+            " watched, and no thread is awaited (for a thread of your own, use hold_time());"
             f" tasks that wait for ever: {len(tasks)}",
-            *(f"  {task!r}" for task in tasks[:_TASKS_SHOWN]),
+            *(f"  {task!r}" for task in tasks[:MAX_TASKS_SHOWN]),
         ]
-        if len(tasks) > _TASKS_SHOWN:
-            lines.append(f"  and {len(tasks) - _TASKS_SHOWN} more")
+        if len(tasks) > MAX_TASKS_SHOWN:
+            lines.append(f"  and {len(tasks) - MAX_TASKS_SHOWN} more")
         return "\n".join(lines)
 
-    # What follows overrides asyncio to learn who owes an answer or may call; the behaviour is the same.
+    # These methods behave as asyncio's, and keep track of what the loop may have to wait for.
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
-        """As asyncio's; time stands still until the future is done, which it is, too, when its await is cancelled."""
+        """As asyncio's; time stands still until the future is done or cancelled."""
         future = super().run_in_executor(executor, func, *args)
         hold = contextlib.ExitStack()
         hold.enter_context(self.hold_time())
@@ -183,12 +183,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return future
 
     async def shutdown_default_executor(self, *args: Any, **kwargs: Any) -> None:
-        """As asyncio's; time stands still until the threads have ended, so its timeout never strikes."""
+        """As asyncio's; time stands still until the threads have ended, so its timeout never expires."""
         with self.hold_time():
             await super().shutdown_default_executor(*args, **kwargs)
 
     def add_signal_handler(self, sig: int, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
-        """As asyncio's; while there is a handler the loop is never taken for deadlocked."""
+        """As asyncio's; with a handler, the loop is never deadlocked."""
         super().add_signal_handler(sig, callback, *args)
         self._signals.add(sig)
 
@@ -198,7 +198,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return super().remove_signal_handler(sig)
 
     async def subprocess_exec(self, *args: Any, **kwargs: Any) -> tuple[asyncio.SubprocessTransport, Any]:
-        """As asyncio's; while the child runs the loop is never taken for deadlocked, but its clock does not wait."""
+        """As asyncio's; while the child runs the loop is not deadlocked, but its clock does not wait."""
         transport, protocol = await super().subprocess_exec(*args, **kwargs)
         self._children.add(transport)
         return transport, protocol

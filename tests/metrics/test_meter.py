@@ -13,7 +13,7 @@ from loops import on_virtual_time
 
 from purgatory import Cause, OperationState, Purgatory
 from purgatory.metrics import Histogram, Meter
-from purgatory.metrics._durations import ENOUGH, Durations
+from purgatory.metrics._durations import MAX_UNSORTED, Durations
 from purgatory.metrics._snapshot import LATENESS_BOUNDS, WAIT_BOUNDS
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
@@ -55,7 +55,7 @@ async def live(purgatory, rng, number):
 async def test_it_counts_what_the_events_say(seed):
     meter, keeper = Meter(), Keeper()
     async with Purgatory("orders", observer=[meter, keeper]) as orders, Purgatory("jobs", observer=[keeper, meter]) as jobs:
-        await asyncio.gather(live(orders, random.Random(seed), 900), live(jobs, random.Random(-seed), 300))
+        await asyncio.gather(live(orders, random.Random(seed), 400), live(jobs, random.Random(-seed), 200))
     kinds = meter.snapshot()
     assert [(kind.purgatory, kind.kind) for kind in kinds] == [
         (purgatory, kind) for purgatory in ("jobs", "orders") for kind in ("Other", "Probe")
@@ -111,7 +111,7 @@ async def test_what_was_read_does_not_change():
 
 
 def test_durations_are_counted_from_any_thread_and_read_meanwhile():
-    durations, per_thread = Durations((0.5, 1.5, inf)), 20 * ENOUGH + 7
+    durations, per_thread = Durations((0.5, 1.5, inf)), 20 * MAX_UNSORTED + 7
     threads = [threading.Thread(target=lambda: [durations.add(1.0) for _ in range(per_thread)]) for _ in range(4)]
     for thread in threads:
         thread.start()

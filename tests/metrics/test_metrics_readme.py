@@ -1,4 +1,4 @@
-"""The page about metrics: its Python blocks run and print what they say, and it names all metrics there are."""
+"""The page about metrics: its Python blocks run and print what they say, and it names all metrics."""
 
 import re
 
@@ -30,8 +30,8 @@ def test_the_python_blocks_run_and_print_what_they_say(monkeypatch):
 
 def test_every_metric_stands_in_the_table(tmp_path):
     shown = {"purgatories": Purgatory(), "polls": LongPolls(signals=()), "relay": Relay(f"file://{tmp_path}")}
-    told = collector(Meter(), **shown, stream=StreamMeter("orders")).collect()
-    names = {metric.name + "_total" * (metric.type == "counter") for metric in told}
+    collected = collector(Meter(), **shown, stream=StreamMeter("orders")).collect()
+    names = {metric.name + "_total" * (metric.type == "counter") for metric in collected}
     table = set(re.findall(r"`(purgatory_\w+)`", PAGE.read_text(encoding="utf-8").partition("## Where")[0]))
     of_others = {name for name in names if "relay" in name or "stream" in name}
     assert names - of_others | {"purgatory_relay_connected", "purgatory_stream_rows_total"} == table

@@ -68,20 +68,20 @@ async def test_the_instruments_say_what_the_meter_has_counted(reader, tmp_path):
         operation.ready = True
         await asyncio.sleep(0.001)
         jobs.check_and_complete(number)
-        told = numbers(reader)
+        exported = numbers(reader)
     kind = ("kind", "Probe"), ("purgatory", "jobs")
-    assert told["purgatory.operations", ("cause", "key"), kind[0], ("outcome", "completed"), kind[1]] == 1
-    assert sum(value for name, value in told.items() if name[0] == "purgatory.wait.operations") == 1
-    assert 0 < told["purgatory.wait.duration", kind[0], ("outcome", "completed"), kind[1]] < 50
-    assert told["purgatory.missed_triggers", *kind] == told["purgatory.retries", *kind] == 0
-    assert told["purgatory.pending", ("purgatory", "jobs")] == told["purgatory.watches", ("purgatory", "jobs")] == 2
-    assert told["purgatory.keys", ("purgatory", "versions")] == 1
-    assert told["purgatory.polls", ("ending", "gone")] == 2
-    assert told[("purgatory.relay.connected",)] == told[("purgatory.relay.epochs",)] == 1
+    assert exported["purgatory.operations", ("cause", "key"), kind[0], ("outcome", "completed"), kind[1]] == 1
+    assert sum(value for name, value in exported.items() if name[0] == "purgatory.wait.operations") == 1
+    assert 0 < exported["purgatory.wait.duration", kind[0], ("outcome", "completed"), kind[1]] < 50
+    assert exported["purgatory.missed_triggers", *kind] == exported["purgatory.retries", *kind] == 0
+    assert exported["purgatory.pending", ("purgatory", "jobs")] == exported["purgatory.watches", ("purgatory", "jobs")] == 2
+    assert exported["purgatory.keys", ("purgatory", "versions")] == 1
+    assert exported["purgatory.polls", ("ending", "gone")] == 2
+    assert exported[("purgatory.relay.connected",)] == exported[("purgatory.relay.epochs",)] == 1
 
 
 @on_virtual_time
-async def test_lateness_is_told_by_bucket(reader):
+async def test_lateness_is_exported_by_bucket(reader):
     meter = Meter()
     async with Purgatory("jobs", observer=meter) as jobs:
         observe(meter, meter_provider=reader.provider)

@@ -1,4 +1,4 @@
-"""What a stream of the pipeline has done: added up, told to Prometheus and to the page."""
+"""What a stream of the pipeline has done: summed up, and shown by Prometheus and the page."""
 
 import json
 
@@ -55,10 +55,10 @@ def test_prometheus_reads_a_stream() -> None:
     assert value("running") == 0
 
 
-async def test_the_page_is_told_of_a_stream() -> None:
+async def test_the_page_shows_a_stream() -> None:
     transport = httpx.ASGITransport(console(stream=a_stream()), client=("127.0.0.1", 5))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:1") as client:
-        told = json.loads((await client.get("/state")).text)["stream"]
+        shown = json.loads((await client.get("/state")).text)["stream"]
 
-    assert (told["name"], told["isRunning"], told["pending"], told["completed"]) == ("orders", True, 3, 7)
-    assert (told["watermark"], told["stateRows"], told["lateSignals"], told["rows"]) == (1_767_268_800.0, 6, 3, 30)
+    assert (shown["name"], shown["isRunning"], shown["pending"], shown["completed"]) == ("orders", True, 3, 7)
+    assert (shown["watermark"], shown["stateRows"], shown["lateSignals"], shown["rows"]) == (1_767_268_800.0, 6, 3, 30)

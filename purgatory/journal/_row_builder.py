@@ -1,7 +1,7 @@
-"""From what the loop has noted to the rows of the journal, a column at a time. Runs on the writer's thread.
+"""Turns what the loop has recorded into rows of the journal, a column at a time. Runs on the writer's thread.
 
-A note is not an object: its fields follow one another in a flat list. A hundred thousand small tuples would be as many
-objects for the garbage collector to look through, on the loop's thread as on any other.
+Records are stored in one flat list, field after field. As tuples, a hundred thousand of them would be as many objects for the
+garbage collector to traverse, on whichever thread it runs.
 """
 
 import logging
@@ -17,29 +17,29 @@ from purgatory.journal._schema import CHECKS, INSTANT, OPERATIONS
 
 MICROSECONDS: Final = 1_000_000
 
-ENDED: Final = Ended._fields
-"""What the loop notes of an operation: the event as it comes, but for an exception, which would keep alive what it holds."""
-CHECKED: Final = ("key", "tried", "completed", "at")
-"""What the loop notes of a check."""
-CHECKS_NOTED: Final = CHECKS.remove(CHECKS.get_field_index("part"))
+ENDED_FIELDS: Final = Ended._fields
+"""What the loop records of an operation: the event itself, without its exception, which would keep other objects alive."""
+CHECK_FIELDS: Final = ("key", "tried", "completed", "at")
+"""What the loop records of a check."""
+CHECKS_WITHOUT_PART: Final = CHECKS.remove(CHECKS.get_field_index("part"))
 """The columns that are known before the file is."""
 
-BY_A_TRY: Final = {Cause.FIRST_TRY, Cause.KEY, Cause.DEADLINE}
-"""What ends an operation by a try."""
+TRY_CAUSES: Final = {Cause.FIRST_TRY, Cause.KEY, Cause.DEADLINE}
+"""Those in which the operation was tried last."""
 
 pc: Final[Any] = pyarrow.compute  # its functions are made when it is imported, unseen by type checkers
 
 log: Final = logging.getLogger("purgatory.journal")
 
-pa.array([])  # the first one imports pandas, where it is there; at the end of a program, when rows may be made, it could not
+pa.array([])  # the first array imports pandas, if that is installed; later, while the interpreter exits, that would fail
 
 
-class Rows:
-    """Makes rows of what was noted.
+class RowBuilder:
+    """Makes rows of records.
 
     Args:
         run_id: names the run.
-        key_of: what stands in the journal for a key.
+        key_of: what the journal contains in place of a key.
     """
 
     def __init__(self, run_id: str, key_of: Callable[[Any], str]) -> None:
@@ -50,29 +50,29 @@ class Rows:
         self._key_of = key_of
         self._key_of_failed = False
 
-    def of_operations(self, notes: Sequence[Any], first_id: int) -> pa.Table:
-        """The rows of the operations noted, numbered from `first_id`."""
-        _, kinds, keys, started, ended, timeouts, states, causes, by, failed, missed, *_ = _columns(notes, ENDED)
+    def operations(self, records: Sequence[Any], first_id: int) -> pa.Table:
+        """Rows of operations, numbered from `first_id`."""
+        _, kinds, keys, started, ended, timeouts, states, causes, by, failed, missed, *_ = _columns(records, ENDED_FIELDS)
         completed = [state is OperationState.COMPLETED for state in states]
-        by_a_try = [cause in BY_A_TRY for cause in causes]
+        was_tried = [cause in TRY_CAUSES for cause in causes]
         columns = {
             **self._names(len(kinds)),
             "kind": kinds,
             "operation_id": range(first_id, first_id + len(kinds)),
-            "keys": self._texts_of(keys),
+            "keys": self._text_lists(keys),
             "started_at": self._instants(pa.array(started, pa.float64())),
             "ended_at": self._instants(pa.array(ended, pa.float64())),
             "timeout_s": timeouts,
             "outcome": [state._value_ for state in states],
-            "attempts": [tries + (last and done) for tries, last, done in zip(failed, by_a_try, completed, strict=True)],
+            "attempts": [tries + (last and done) for tries, last, done in zip(failed, was_tried, completed, strict=True)],
             "ended_by": [self._text(key) if cause is Cause.KEY else None for key, cause in zip(by, causes, strict=True)],
             "missed_trigger": missed,
         }
         return _table(columns, OPERATIONS)
 
-    def of_checks(self, notes: Sequence[Any]) -> pa.Table:
-        """The rows of the checks noted, without `part`; those of one key and second are still to be added up."""
-        keys, tried, completed, at = _columns(notes, CHECKED)
+    def checks(self, records: Sequence[Any]) -> pa.Table:
+        """Rows of checks, one for each, without `part`: see `aggregate`."""
+        keys, tried, completed, at = _columns(records, CHECK_FIELDS)
         columns = {
             **self._names(len(keys)),
             "key": [self._text(key) for key in keys],
@@ -81,19 +81,19 @@ class Rows:
             "tried": tried,
             "completed": completed,
         }
-        return _table(columns, CHECKS_NOTED)
+        return _table(columns, CHECKS_WITHOUT_PART)
 
     def _names(self, count: int) -> dict[str, pa.Array]:
         return {"run_id": pa.repeat(self.run_id, count), "purgatory": pa.repeat(self.purgatory, count)}
 
     def _instants(self, times: pa.Array) -> pa.Array:
-        """Instants on the loop's clock in UTC; two that are in order stay so."""
+        """Converts instants of the loop's clock to UTC, without changing their order."""
         microseconds = pc.round(pc.multiply(pc.add(times, self.epoch), MICROSECONDS))
         return pc.cast(pc.cast(microseconds, pa.int64()), INSTANT)
 
-    def _texts_of(self, keys: Sequence[tuple[Hashable, ...]]) -> pa.Array:
+    def _text_lists(self, keys: Sequence[tuple[Hashable, ...]]) -> pa.Array:
         offsets = pa.array(accumulate(map(len, keys), initial=0), pa.int32())
-        texts = pa.array([self._text(key) for several in keys for key in several], pa.string())
+        texts = pa.array([self._text(key) for group in keys for key in group], pa.string())
         return pa.ListArray.from_arrays(offsets, texts)
 
     def _text(self, key: Hashable) -> str:
@@ -110,22 +110,22 @@ class Rows:
             return f"<{type(key).__name__}>"
 
 
-def added_up(checks: list[pa.Table]) -> pa.Table:
-    """One row for each key and second, still without `part`."""
+def aggregate(checks: list[pa.Table]) -> pa.Table:
+    """Sums rows of checks up to one for each key and second, still without `part`."""
     names = ["run_id", "purgatory", "key", "second"]
     sums = pa.concat_tables(checks).group_by(names).aggregate([(name, "sum") for name in ("checks", "tried", "completed")])
     sums = sums.rename_columns([name.removesuffix("_sum") for name in sums.column_names])
-    return sums.select(CHECKS_NOTED.names).cast(CHECKS_NOTED)
+    return sums.select(CHECKS_WITHOUT_PART.names).cast(CHECKS_WITHOUT_PART)
 
 
-def of_part(checks: pa.Table, part: int) -> pa.Table:
-    """The rows as they are in the file with this number."""
+def with_part(checks: pa.Table, part: int) -> pa.Table:
+    """The rows as they are written to the file with this number."""
     return checks.append_column("part", pa.repeat(part, len(checks))).cast(CHECKS)
 
 
-def _columns(notes: Sequence[Any], fields: Sequence[str]) -> list[Sequence[Any]]:
-    """The fields of notes that follow one another."""
-    return [notes[position :: len(fields)] for position in range(len(fields))]
+def _columns(records: Sequence[Any], fields: Sequence[str]) -> list[Sequence[Any]]:
+    """The columns of a flat list of records."""
+    return [records[position :: len(fields)] for position in range(len(fields))]
 
 
 def _table(columns: dict[str, Any], schema: pa.Schema) -> pa.Table:

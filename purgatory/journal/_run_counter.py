@@ -1,0 +1,45 @@
+"""How many operations have ended in a run, in a file that a crash leaves behind.
+
+    runs/abc      the number, updated four times a second; deleted once all of them are in files
+
+What is still in memory when a process is killed is in no Parquet file; this file says how much that was.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from purgatory.journal._schema import RUNS
+
+DIGITS: Final = 20
+
+
+class RunCounter:
+    """The file of one run.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+
+    def __init__(self, directory: Path, run_id: str) -> None:
+        folder = directory / RUNS
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / run_id
+        self._file = self._path.open("xb", buffering=0)
+        self._count = -1
+        self.update(0)
+
+    def update(self, count: int) -> None:
+        """Overwrites the number in place. Its length never changes, so that this works on a full disk, too."""
+        if count != self._count:
+            with suppress(OSError):  # the next update tries again
+                self._file.seek(0)
+                self._file.write(f"{count:0{DIGITS}d}\n".encode())
+                self._count = count
+
+    def close(self, *, is_all_written: bool) -> None:
+        """Closes the file, and deletes it unless something was lost."""
+        self._file.close()
+        if is_all_written:
+            with suppress(OSError):
+                self._path.unlink()

@@ -1,0 +1,23 @@
+"""What is read when metrics are scraped, because no meter counts it: how many operations are pending, for instance."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+from purgatory import PurgatoryStatistics, ThresholdStatistics
+
+T = TypeVar("T")
+Statistics = PurgatoryStatistics | ThresholdStatistics
+
+
+def as_tuple(given: T | Iterable[T]) -> tuple[T, ...]:
+    """An argument that may be one object or several."""
+    return tuple(given) if isinstance(given, Iterable) else (given,)
+
+
+def sum_by_name(statistics: Sequence[Statistics], field: str) -> Counter[str]:
+    """Sums of `field` by the names of the purgatories, which several may share."""
+    sums: Counter[str] = Counter()
+    for each in statistics:
+        sums[each.name] += getattr(each, field)
+    return sums
