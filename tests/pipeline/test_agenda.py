@@ -33,7 +33,7 @@ def brief(events: Events) -> list[tuple[int, str]]:
     ]
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 @given(
     start=st.sampled_from([0, 1_700_000_000_000_000]),
     rounds=st.lists(

@@ -14,8 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from test_bad_journals import damage
-from test_report import account, assert_tables_equal, check, random_operations, table, tables, write
+from journals import account, assert_tables_equal, check, damage, random_operations, table, tables, write
 
 from purgatory.pipeline import _files, _reading, _rows
 from purgatory.pipeline import compact as program
@@ -154,6 +153,7 @@ def test_killed_between_any_two_steps_it_has_lost_and_doubled_nothing(tmp_path: 
     assert deaths > 15
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     small_files(journal, count=300)

@@ -135,9 +135,7 @@ def many_operations(draw: st.DrawFn) -> list[Operation]:
     return made
 
 
-@settings(deadline=None, max_examples=300)
-@given(operations=many_operations(), signals=SIGNALS, unit=st.sampled_from([1, 700_000, 50 * SECOND]), data=st.data())
-def test_in_whatever_order_it_hears_the_outcomes_are_those_of_the_definition(operations, signals, unit, data) -> None:
+def in_whatever_order(operations, signals, unit, data) -> None:
     """Events come in any order that the watermark allows: each before the watermark comes to its instant."""
     operations = [each._replace(registered_at=each.registered_at * unit, deadline=each.deadline * unit) for each in operations]
     signals = [(key, value, at * unit) for key, value, at in signals]
@@ -162,7 +160,23 @@ def test_in_whatever_order_it_hears_the_outcomes_are_those_of_the_definition(ope
     assert shard.agenda.next() is None
 
 
+in_any_order = given(many_operations(), SIGNALS, st.sampled_from([1, 700_000, 50 * SECOND]), st.data())
+
+
 @settings(deadline=None, max_examples=60)
+@in_any_order
+def test_in_whatever_order_events_come_the_outcomes_are_those_of_the_definition(operations, signals, unit, data) -> None:
+    in_whatever_order(operations, signals, unit, data)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=600)
+@in_any_order
+def test_in_whatever_order_events_come_at_length(operations, signals, unit, data) -> None:
+    in_whatever_order(operations, signals, unit, data)
+
+
+@settings(deadline=None, max_examples=40)
 @given(operations=many_operations(), signals=SIGNALS)
 def test_the_outcomes_are_those_of_a_threshold_purgatory_on_virtual_time(operations, signals) -> None:
     shard = new_shard()

@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_report import START, operation, random_operations, write
+from journals import START, Row, operation, random_operations, write
 
 from purgatory.pipeline._spread import here
 from purgatory.pipeline.report import _durations, _make
 from purgatory.pipeline.report._data import data
 from purgatory.pipeline.report._durations import EDGES, steps_of
-
-Row = dict[str, Any]
 
 
 def test_a_step_begins_at_each_edge_of_each_power_of_ten() -> None:

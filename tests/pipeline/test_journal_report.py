@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from test_report import account, table
+from journals import account, table
 
 from purgatory import DelayedOperation, Purgatory
 from purgatory.journal import Journal

@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -201,12 +202,12 @@ print(processor.shards, [packer.__name__ for packer in packers], [list(packer(it
 """
 
 
-def test_what_is_sent_to_workers_runs_where_our_package_is_not_installed() -> None:
+def test_what_is_sent_to_workers_runs_where_our_package_is_not_installed(
+    program: Callable[..., subprocess.CompletedProcess[bytes]],
+) -> None:
     ship()
     sent = cloudpickle.dumps((Deciding(4), [pack_operations, pack_signals, unpack_decisions]))
 
-    run = subprocess.run([sys.executable, "-c", ELSEWHERE], input=sent, capture_output=True, check=False, timeout=200)
+    said = program("-c", ELSEWHERE, input=sent, text=False).stdout
 
-    assert run.stdout.decode() == "4 ['pack_operations', 'pack_signals', 'unpack_decisions'] [[], [], []]\n", (
-        run.stderr.decode()
-    )
+    assert said.decode() == "4 ['pack_operations', 'pack_signals', 'unpack_decisions'] [[], [], []]\n"

@@ -7,6 +7,8 @@ from textwrap import dedent
 import pytest
 from pyspark.sql import SparkSession
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "stream_orders.py"
 
 
