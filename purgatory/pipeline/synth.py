@@ -1,4 +1,4 @@
-"""``python -m purgatory.pipeline synth``: makes a journal of any size on Spark, with facts in it that a report must find.
+"""``python -m purgatory.pipeline synth``: generates a journal of any size on Spark, with known facts for a report to find.
 
 The workload is that of the benchmark with which Kafka's purgatory was measured: Poisson arrivals, a log-normal time to
 completion (median 20 ms, three quarters within 60 ms), a timeout of 200 ms, three of a hundred keys for each operation. Two of

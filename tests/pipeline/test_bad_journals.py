@@ -14,8 +14,8 @@ from py4j.protocol import Py4JNetworkError
 
 from purgatory.journal import OPERATIONS
 from purgatory.pipeline._command_line import main
+from purgatory.pipeline._executor import local
 from purgatory.pipeline._files import COMPACTED, REPLACES
-from purgatory.pipeline._spread import here
 from purgatory.pipeline.report import _command, _make
 
 
@@ -47,7 +47,7 @@ def test_a_file_with_damaged_pages_is_set_apart_and_the_others_are_reported(
 def test_one_damaged_row_group_of_a_large_file_sets_the_whole_file_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("purgatory.pipeline._reading.BYTES", 20_000)
+    monkeypatch.setattr("purgatory.pipeline._reading.MAX_TASK_BYTES", 20_000)
     rows = random_operations(random.Random(7), 4000)
     journal, out = tmp_path / "journal", tmp_path / "out"
     for name, part in (("bad", rows[:3000]), ("good", rows[3000:])):
@@ -102,7 +102,7 @@ def test_an_operation_that_waits_for_ages_costs_a_few_rows(columns: Row, tmp_pat
     rows = [*(operation(number) for number in range(300)), operation(300, **columns)]
     write(journal, "operations", "x", rows)
 
-    summary = _make.make_tables(here, [str(journal)], str(out))
+    summary = _make.make_tables(local, [str(journal)], str(out))
 
     [line] = table(out, "timeouts")
     assert (line.operations, line.completed) == (301, 301)
@@ -197,7 +197,7 @@ def test_what_is_not_of_a_report_is_not_deleted(folder: str, tmp_path: Path, cap
     assert sorted(path.name for path in out.iterdir()) == ["rejected", "report.html", "tables"]
 
 
-def test_an_output_that_is_a_file_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_output_that_is_a_file_is_reported_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "journal", "operations", "x", [operation(0)])
     (tmp_path / "out").write_text("precious")
 
@@ -231,7 +231,7 @@ def test_ctrl_c_ends_a_report_with_one_line_and_leaves_the_earlier_one(
     assert sorted(path.name for path in out.iterdir()) == ["rejected", "report.html", "tables"]
 
 
-def test_a_place_that_nobody_can_read_is_told_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_place_that_nobody_can_read_is_reported_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "ftp://host/journal", "--out", str(tmp_path)]) == 1
 
     [line] = capsys.readouterr().err.splitlines()

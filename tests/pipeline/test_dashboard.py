@@ -12,7 +12,7 @@ from purgatory.pipeline.streaming._dashboard import address, dashboard
 ANYWHERE = ("127.0.0.1", 0)
 
 
-def test_a_batch_without_counts_and_without_a_watermark_is_told_all_the_same() -> None:
+def test_a_batch_without_counts_and_without_a_watermark_is_reported_all_the_same() -> None:
     meter = StreamMeter("x")
     progress: dict[str, Any] = {
         "sources": [{"numInputRows": 3}, {"numInputRows": 4}],
@@ -21,7 +21,7 @@ def test_a_batch_without_counts_and_without_a_watermark_is_told_all_the_same() -
         "eventTime": {"watermark": "1970-01-01T00:00:00.000Z"},
         "observedMetrics": {},
     }
-    _dashboard.tell(meter, progress)
+    _dashboard.update_meter(meter, progress)
 
     now = meter.statistics()
     assert (now.rows, now.batch_seconds, now.watermark, now.state_rows, now.registered) == (7, 1.5, None, 5, 0)
@@ -51,7 +51,7 @@ def test_addresses_of_this_machine_are_taken() -> None:
     ]
 
 
-def test_a_port_that_is_taken_is_told_in_one_line() -> None:
+def test_a_port_that_is_taken_is_reported_in_one_line() -> None:
     with socket.create_server(ANYWHERE) as taken:
         where = taken.getsockname()
         complaint = rf"cannot serve on 127.0.0.1:{where[1]}: Address already in use"

@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from purgatory.pipeline.streaming._folders import reads
+from purgatory.pipeline.streaming._folders import readable_as
 
 PAIRS = {"key": "string", "threshold": "bigint"}
 
@@ -42,4 +42,4 @@ def pairs(key: pa.DataType, threshold: pa.DataType, **more: pa.DataType) -> pa.D
     ],
 )
 def test_a_type_is_read_as_one_that_loses_nothing_or_not_at_all(found: pa.DataType, expected: Any, as_what: str | None) -> None:
-    assert reads(found, expected) == as_what
+    assert readable_as(found, expected) == as_what

@@ -22,7 +22,7 @@ from journals import (
 )
 
 from purgatory.pipeline._command_line import main
-from purgatory.pipeline._spread import here
+from purgatory.pipeline._executor import local
 from purgatory.pipeline.report import _make, _survival
 
 
@@ -60,7 +60,7 @@ def test_the_tables_equal_those_of_a_simple_program(count: int, tmp_path: Path) 
     (journal / "runs").mkdir()
     (journal / "runs" / "fine").write_text(f"{count + 7:020}\n")  # it was killed; most of its operations are in files
 
-    _make.make_tables(here, [str(journal)], str(tmp_path / "out"))
+    _make.make_tables(local, [str(journal)], str(tmp_path / "out"))
 
     found = tables(tmp_path / "out")
     assert_tables_equal(found, rows, checks)

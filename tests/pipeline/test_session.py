@@ -38,7 +38,7 @@ def test_an_old_java_is_refused_with_advice(
     assert "openjdk-17" in str(error.value)
 
 
-def test_a_missing_java_is_told_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_java_is_reported_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
 

@@ -15,7 +15,7 @@ from purgatory.pipeline.streaming import (
 from purgatory.pipeline.streaming._job import Job
 
 
-def test_what_ended_a_query_is_told_in_one_line_without_what_spark_puts_around_it() -> None:
+def test_what_ended_a_query_is_reported_in_one_line_without_what_spark_puts_around_it() -> None:
     error = StreamingQueryException(
         "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: [PARQUET_COLUMN_DATA_TYPE_MISMATCH] Error while "
         "reading file:///a.parquet. Expected string, actual DOUBLE. SQLSTATE: KD001 SQLSTATE: XXKST\n=== Streaming Query ===\n"
@@ -65,4 +65,4 @@ def test_a_query_whose_worker_was_too_slow_to_start_is_started_again_a_few_times
     errors = (StreamingQueryException("failed to connect back") for _ in range(99))
     with pytest.raises(StreamingQueryException, match="connect"):
         job._decide("query")
-    assert len(tries) == 3 + _job.STARTS
+    assert len(tries) == 3 + _job.MAX_STARTS

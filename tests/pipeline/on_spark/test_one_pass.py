@@ -68,7 +68,7 @@ def test_the_report_finds_what_was_planted_and_opens_without_a_network(
     assert [row.key for row in table(out, "keys") if row.missed_triggers > 0] == ["forgotten"]
 
 
-def test_each_setting_does_on_spark_what_it_does_here_and_all_is_told_and_drawn(
+def test_each_setting_does_on_spark_what_it_does_here_and_all_is_reported_and_drawn(
     programs_on_spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = {"a": run_of_a_server(1), "b": run_of_a_server(2)}
@@ -119,7 +119,7 @@ def test_what_is_late_has_a_row_that_says_why_and_everything_is_accounted_for(sp
     assert ["lacks" in reasons[0][1], "copy" in reasons[1][1], "deadline" in reasons[2][1], "watermark" in reasons[3][1]]
     noon = int(NOON.timestamp())
     ((_, outcome, at, keys),) = [row for row in decided(spark, tmp_path) if row[0] == "patient"]
-    assert (outcome, at // 1_000_000, keys) == ("completed", noon + 60, ("y",))  # when the late signal was heard of
+    assert (outcome, at // 1_000_000, keys) == ("completed", noon + 60, ("y",))  # when the late signal was received
     account = reconcile(str(tmp_path / "checkpoint"), spark)
     assert (account.registered, account.completed, account.expired, account.late) == (6, 2, 1, 3)
     assert (account.pending, account.missing, account.late_signals) == (0, 0, 1)

@@ -17,9 +17,9 @@ from journals import (
 from pyspark.sql import SparkSession
 
 from purgatory.journal import CHECKS, OPERATIONS
-from purgatory.pipeline import _spread, synth
+from purgatory.pipeline import _executor, synth
 from purgatory.pipeline._command_line import main
-from purgatory.pipeline._spread import TaskFailed, here, on_spark
+from purgatory.pipeline._executor import TaskFailed, local, on_spark
 from purgatory.pipeline.report import _make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -60,7 +60,7 @@ def test_spark_sets_apart_what_this_process_does(
     through: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if through != "RDDs":
-        monkeypatch.setattr(_spread, "_context", lambda _: None)
+        monkeypatch.setattr(_executor, "_context", lambda _: None)
     monkeypatch.setattr(_make, "ROWS_OF_SHARD", 500)
     journal = tmp_path / "journal *"
     rows = random_operations(random.Random(9), 2000)
@@ -69,9 +69,9 @@ def test_spark_sets_apart_what_this_process_does(
     damage(journal / "operations" / "3.parquet", "zeroed")
     write(journal, "checks", "x", [check(second, key=f"key-{second % 7}") for second in range(50)])
 
-    with on_spark(spark) as spread:
-        _make.make_tables(spread, [str(journal)], str(tmp_path / "there"))
-    _make.make_tables(here, [str(journal)], str(tmp_path / "here"))
+    with on_spark(spark) as executor:
+        _make.make_tables(executor, [str(journal)], str(tmp_path / "there"))
+    _make.make_tables(local, [str(journal)], str(tmp_path / "here"))
 
     assert_tables_equal(tables(tmp_path / "there"), rows[:1500], [check(s, key=f"key-{s % 7}") for s in range(50)])
     for name in _make.TABLES:
@@ -80,12 +80,12 @@ def test_spark_sets_apart_what_this_process_does(
 
 
 @pytest.mark.parametrize("through", ["RDDs", "rows, as over Spark Connect"])
-def test_a_task_that_fails_on_spark_is_told_in_one_line(
+def test_a_task_that_fails_on_spark_is_reported_in_one_line(
     through: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if through != "RDDs":
-        monkeypatch.setattr(_spread, "_context", lambda _: None)
-    with on_spark(spark) as spread, pytest.raises(TaskFailed) as error:
-        spread(Path.read_text, [Path("/no/such/file")])
+        monkeypatch.setattr(_executor, "_context", lambda _: None)
+    with on_spark(spark) as executor, pytest.raises(TaskFailed) as error:
+        executor(Path.read_text, [Path("/no/such/file")])
 
     assert str(error.value) == "FileNotFoundError: [Errno 2] No such file or directory: '/no/such/file'"

@@ -28,7 +28,7 @@ def test_nothing_of_what_spark_and_its_workers_say_comes_to_the_terminal_unless_
     ]  # fmt: skip
 
 
-def test_a_spark_that_cannot_be_started_is_told_in_one_line(program: Program, tmp_path: Path) -> None:
+def test_a_spark_that_cannot_be_started_is_reported_in_one_line(program: Program, tmp_path: Path) -> None:
     synth = ("-m", "purgatory.pipeline", "synth", "--operations", 100, "--out", tmp_path / "journal")
     failed = program(*synth, "--master", "nonsense", status=1, timeout=600)
 

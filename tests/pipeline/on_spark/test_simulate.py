@@ -15,7 +15,7 @@ from purgatory.pipeline.simulate._replay import Setting, replay
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def test_a_run_that_is_divided_by_key_is_replayed_whole_and_what_was_torn_apart_is_told(
+def test_a_run_that_is_divided_by_key_is_replayed_whole_and_what_was_torn_apart_is_reported(
     programs_on_spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_of_a_server(3)

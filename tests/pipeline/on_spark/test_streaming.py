@@ -64,7 +64,7 @@ def test_told_to_stop_it_ends_between_two_batches_and_says_how_to_go_on(
         yield spark
 
     monkeypatch.setattr(_command, "spark_session", session)
-    monkeypatch.setattr(_job, "_in_words", lambda _: str(os.kill(os.getpid(), signal.SIGINT)))
+    monkeypatch.setattr(_job, "_describe", lambda _: str(os.kill(os.getpid(), signal.SIGINT)))
     handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
         assert main(["stream", *arguments(tmp_path, "--format", "json")]) == 0
@@ -79,7 +79,7 @@ def test_told_to_stop_it_ends_between_two_batches_and_says_how_to_go_on(
     assert spark.streams.active == []
 
 
-def test_an_instant_that_nobody_can_show_is_told_and_moves_no_watermark(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_instant_that_nobody_can_show_is_reported_and_moves_no_watermark(spark: SparkSession, tmp_path: Path) -> None:
     far, old = (F.timestamp_micros(F.lit(sign * 300_000_000_000_000_000)) for sign in (1, -1))  # in 11476, and long before 1
     at = [NOON + timedelta(seconds=number) for number in (1, 5, 20, 60)]
     sound = spark.createDataFrame([("paid", [("x", 1)], "all", at[0], at[2])], OPERATIONS)
@@ -165,7 +165,7 @@ def test_a_folder_of_outcomes_is_refused_to_another_checkpoint(spark: SparkSessi
     check_out(out, "hdfs://nobody/knows")
 
 
-def test_a_file_counts_however_old_it_is_and_what_is_broken_is_told(
+def test_a_file_counts_however_old_it_is_and_what_is_broken_is_reported(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("operations", "signals"):
