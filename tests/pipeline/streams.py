@@ -5,6 +5,8 @@ import json
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,12 @@ def line_with(job: "subprocess.Popen[str]", word: str) -> str:
         if word in line:
             return line
     raise AssertionError(f"it ended with {job.wait()}, and did not say {word!r}")
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Waits for a condition. The timeout of the test is the limit."""
+    while not condition():
+        time.sleep(0.2)
 
 
 def as_parquet(folder: Path, schemas: dict[str, StructType]) -> None:

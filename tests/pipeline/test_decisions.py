@@ -1,19 +1,18 @@
 """Decisions on streams: equal to the definition and to `ThresholdPurgatory`, whatever the order of the events."""
 
-import asyncio
 from collections import Counter
 from typing import Any
 
 import pytest
+from check_stream import by_thresholds
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from orders import Traffic
 from shards import operations_batch, signals_batch
 
-from purgatory import OperationTimeout, ThresholdPurgatory
 from purgatory.pipeline.streaming._decisions import Shard
 from purgatory.pipeline.streaming._event_queue import EventQueue
 from purgatory.pipeline.streaming._events import COMPLETED, EXPIRED, LATE, Decision, Operation, requirements_of
-from purgatory.testing import VirtualTimeLoop
 
 SECOND = 1_000_000
 END = 10**18
@@ -63,57 +62,6 @@ def by_definition(operations: list[Operation], signals: list[tuple[str, int, int
         decided_at = holds_at if completed else each.deadline
         satisfied = [key for key, _ in each.requirements if reached[key] <= decided_at]
         decisions.append(Decision(COMPLETED if completed else EXPIRED, each.operation_id, decided_at, satisfied))
-    return decisions
-
-
-def by_thresholds(operations: list[Operation], signals: list[tuple[str, int, int]]) -> list[Decision]:
-    """The same by tasks that wait in a `ThresholdPurgatory`, on virtual time: an instant is a second of the loop.
-
-    A deadline is half a second after its instant, so that a signal at the same instant still counts.
-    """
-    decisions: list[Decision] = []
-
-    async def wait_for(each: Operation, purgatory: ThresholdPurgatory[str, int]) -> None:
-        loop = asyncio.get_running_loop()
-
-        async def reach(key: str, threshold: int) -> str:
-            await purgatory.wait(key, threshold, each.deadline + 0.5 - loop.time())
-            return key
-
-        waits = [asyncio.create_task(reach(*requirement)) for requirement in each.requirements]
-        is_done = (lambda: all(map(succeeded, waits))) if each.mode == "all" else (lambda: any(map(succeeded, waits)))
-        left = set(waits)
-        while left and not is_done():
-            left = (await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED))[1]
-        for _ in range(3):  # what was reached at the same instant is told to its task in the same iterations of the loop
-            await asyncio.sleep(0)
-        now, outcome = int(loop.time()), COMPLETED if is_done() else EXPIRED
-        satisfied = [wait.result() for wait in waits if succeeded(wait)]
-        decisions.append(Decision(outcome, each.operation_id, now, satisfied))
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
-
-    def succeeded(wait: asyncio.Task[str]) -> bool:
-        assert not wait.done() or wait.cancelled() or wait.exception() is None or isinstance(wait.exception(), OperationTimeout)
-        return wait.done() and not wait.cancelled() and wait.exception() is None
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        tasks = []
-        async with ThresholdPurgatory[str, int](tick=0.5) as purgatory:
-            for at in sorted({at for _, _, at in signals} | {each.registered_at for each in operations}):
-                await asyncio.sleep(at - loop.time())
-                for key, value, _ in sorted(signal for signal in signals if signal[2] == at):
-                    known = purgatory.value(key)
-                    if known is None or value > known:
-                        purgatory.advance(key, value)
-                tasks += [asyncio.create_task(wait_for(each, purgatory)) for each in operations if each.registered_at == at]
-                await asyncio.sleep(0)
-            await asyncio.gather(*tasks)
-
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        runner.run(main())
     return decisions
 
 
@@ -182,7 +130,8 @@ def test_the_outcomes_are_those_of_a_threshold_purgatory_on_virtual_time(operati
     shard = new_shard()
     decided = receive(shard, *operations, *signals) + receive(shard, now=END)
 
-    assert sorted(decided) == sorted(by_thresholds(operations, signals))
+    rows = sorted((each.operation_id, each.outcome, each.decided_at, tuple(each.satisfied_keys)) for each in decided)
+    assert rows == by_thresholds(Traffic([each[:5] for each in operations], signals))
 
 
 @pytest.mark.parametrize("mode", ["all", "any"])

@@ -8,10 +8,7 @@ from unittest.mock import MagicMock
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from purgatory.pipeline.streaming import (
-    _command,
-    _job,
-)
+from purgatory.pipeline.streaming import _command, _job
 from purgatory.pipeline.streaming._job import Job
 
 

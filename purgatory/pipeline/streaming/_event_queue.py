@@ -12,6 +12,7 @@ So there are few slices, however far ahead deadlines are. Each call of `save` ad
 events costs the store one write for each slice, whatever is in the slice already.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
@@ -93,7 +94,7 @@ class EventQueue:
     ) -> None:
         self._chunks = chunks
         self.open_slices = {} if open_slices is None else open_slices
-        self._new: dict[Slice, Events] = {}
+        self._new: defaultdict[Slice, Events] = defaultdict(Events)
         """The events that `save` will write."""
 
     def add_deadline(self, deadline: Deadline, now: int) -> None:
@@ -103,23 +104,17 @@ class EventQueue:
         width = MIN_WIDTH
         while min_width >= width:
             width *= SLICES_PER_WIDTH
-        self._slice((width, at // width)).deadlines.append(deadline)
+        self._new[width, at // width].deadlines.append(deadline)
 
     def add_signals(self, signals: pa.RecordBatch, now: int) -> None:
         """Adds signals. Cost: O(n log n) in numpy, and one step for each slice."""
         for where, part in _by_slice(signals, now):
-            self._slice(where).signals.append(part)
+            self._new[where].signals.append(part)
 
     def add_registrations(self, registrations: pa.RecordBatch, now: int) -> None:
         """Adds registrations. Cost: the same."""
         for where, part in _by_slice(registrations, now):
-            self._slice(where).registrations.append(part)
-
-    def _slice(self, where: Slice) -> Events:
-        events = self._new.get(where)
-        if events is None:
-            events = self._new[where] = Events()
-        return events
+            self._new[where].registrations.append(part)
 
     def pop_due(self, now: int) -> Events:
         """Takes out the events that are due at `now`, unordered. Cost: the events of the slices that have begun."""
@@ -161,7 +156,7 @@ class EventQueue:
                 self._chunks[(*where, serial)] = chunk
                 serial += 1
             self.open_slices[where] = (serial, min(first, earlier))
-        self._new = {}
+        self._new.clear()
 
     def next_at(self) -> int | None:
         """The instant of the next event; `None` if there is none. Call `save` before. Cost: the number of slices."""

@@ -134,14 +134,14 @@ class Job:
 
     def _decide(self, decided: DataFrame) -> None:
         """Runs the query; runs it again if a Python worker needed more than the ten seconds that Spark allows for its start."""
-        for left in reversed(range(MAX_STARTS)):
+        for start in range(1, MAX_STARTS + 1):
             try:
-                return self._follow(decided)
+                self._follow(decided)
+                break
             except StreamingQueryException as error:
-                if "failed to connect back" not in str(error) or self.stop.is_set() or not left:
+                if "failed to connect back" not in str(error) or self.stop.is_set() or start == MAX_STARTS:
                     raise
                 print("a Python worker was too slow to start; once more, from the checkpoint", flush=True)
-        return None
 
     def _follow(self, decided: DataFrame) -> None:
         """Reports each batch until the query ends. If asked to stop, ends the query between two batches."""

@@ -61,9 +61,7 @@ class PagedStore(Generic[V]):
         try:
             return self._values[key]
         except KeyError:
-            number = _page_of(key, self.size[0])
-            page = self._pages.get(number)
-            entry = (self._page(number) if page is None else page).get(key)
+            entry = self._page(_page_of(key, self.size[0])).get(key)
             value = self._values[key] = None if entry is None else self._load(key, entry)
             return value
 
@@ -76,9 +74,10 @@ class PagedStore(Generic[V]):
         self._changed.add(key)
 
     def _page(self, number: int) -> dict[str, Any]:
-        """Reads a page that was not read before."""
-        stored = self._state.getValue((number,))
-        page = self._pages[number] = {} if stored is None else pickle.loads(stored[1])
+        page = self._pages.get(number)
+        if page is None:
+            stored = self._state.getValue((number,))
+            page = self._pages[number] = {} if stored is None else pickle.loads(stored[1])
         return page
 
     def save(self) -> None:
@@ -87,9 +86,7 @@ class PagedStore(Generic[V]):
         changed: set[int] = set()
         for key in self._changed:
             number = _page_of(key, pages)
-            page, value = self._pages.get(number), self._values[key]
-            if page is None:
-                page = self._page(number)
+            page, value = self._page(number), self._values[key]
             if value is not None:
                 entries += key not in page
                 page[key] = self._dump(value)
@@ -111,9 +108,9 @@ class PagedStore(Generic[V]):
 
     def _rehash(self, pages: int, more: int) -> Iterable[int]:
         """Rehashes all entries into more pages; returns the numbers of the pages that have changed."""
-        everything = [self._page(number) if number not in self._pages else self._pages[number] for number in range(pages)]
+        before = [self._page(number) for number in range(pages)]
         self._pages = {}
-        for page in everything:
+        for page in before:
             for key, entry in page.items():
                 self._pages.setdefault(_page_of(key, more), {})[key] = entry
         return {*range(pages), *self._pages}

@@ -4,8 +4,7 @@ import argparse
 import contextlib
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import urlopen
@@ -13,7 +12,7 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
-from streams import arguments, happens, put, waits
+from streams import arguments, happens, put, until, waits
 
 from purgatory.metrics import StreamMeter
 from purgatory.pipeline.streaming import _job
@@ -33,12 +32,6 @@ def scraped(url: str) -> dict[str, float]:
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     found = {sample.labels.get("outcome", sample.name): sample.value for sample in samples if "_stream_" in sample.name}
     return {name.removeprefix("purgatory_stream_").removesuffix("_total"): value for name, value in found.items()}
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Waits for it; the timeout of the test is how long at most."""
-    while not holds():
-        time.sleep(0.1)
 
 
 def test_a_stream_is_scraped_while_it_runs_and_its_dashboard_ends_with_it(

@@ -19,7 +19,7 @@ def test_it_prints_what_its_docstring_shows(
     example = runpy.run_path(str(EXAMPLE))
     shown = example["__doc__"].partition("    after the first")
 
-    example["tell"](spark)
+    example["show"](spark)
 
     expected = dedent((shown[1] + shown[2]).partition("\n\n")[0])
     assert capsys.readouterr().out.strip() == expected.strip()

@@ -10,10 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from journals import (
-    operation,
-    write,
-)
+from journals import operation, write
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 TIMEOUT = 600.0

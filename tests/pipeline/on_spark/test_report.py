@@ -5,15 +5,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from journals import (
-    assert_tables_equal,
-    check,
-    damage,
-    random_operations,
-    table,
-    tables,
-    write,
-)
+from journals import assert_tables_equal, check, damage, random_operations, table, tables, write
 from pyspark.sql import SparkSession
 
 from purgatory.journal import CHECKS, OPERATIONS

@@ -18,16 +18,7 @@ from streams import DELAY, NOON, arguments, as_parquet, decided, happens, late, 
 
 from purgatory.pipeline import streaming
 from purgatory.pipeline._command_line import main
-from purgatory.pipeline.streaming import (
-    OPERATIONS,
-    SIGNALS,
-    _command,
-    _job,
-    check_out,
-    check_shards,
-    outcomes,
-    reconcile,
-)
+from purgatory.pipeline.streaming import OPERATIONS, SIGNALS, _command, _job, check_out, check_shards, outcomes, reconcile
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -2,8 +2,7 @@
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from maven import Unavailable
 from orders import START, traffic
 from pyspark.sql import SparkSession
 from requirements import unavailable
-from streams import decided, line_with
+from streams import decided, line_with, until
 from topics import (
     TIMEOUT,
     add_partitions,
@@ -50,14 +49,6 @@ CANNOT_CONNECT = "could not be established. Node may not be available."
 
 def at(second: float) -> int:
     return START + round(second * 1_000_000)
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + TIMEOUT
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it has not come"
-        time.sleep(0.2)
-    return found
 
 
 def where(rows: list[Any]) -> list[tuple[Any, ...]]:
