@@ -122,7 +122,7 @@ def row_groups_of(file: str) -> list[int]:
     try:
         with opened(file) as source:
             metadata = pq.read_metadata(source)
-            return [metadata.row_group(place).num_rows for place in range(metadata.num_row_groups)]
+            return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     except UNREADABLE:
         return []
 

@@ -101,8 +101,8 @@ def spark_session(
             with deferred():  # if nobody waits for a Java that starts, it never ends
                 spark = builder.getOrCreate()
         except Exception as error:
-            said = [] if printed is None else [line for line in _lines(printed) if "Exception" in line or "Error" in line]
-            reason = said[0] if said else str(error).splitlines()[0]
+            errors = [] if printed is None else [line for line in _lines(printed) if "Exception" in line or "Error" in line]
+            reason = errors[0] if errors else str(error).splitlines()[0]
             raise SparkUnavailable(f"cannot start Spark on {remote or master}: {reason}") from error
     try:
         if remote is None:
@@ -129,8 +129,8 @@ def _java_output_to_file() -> Iterator[IO[bytes]]:
             os.dup2(file.fileno(), 2)
             yield file
         finally:
-            for place, descriptor in enumerate(ours, start=1):
-                os.dup2(descriptor, place)
+            for standard, descriptor in enumerate(ours, start=1):
+                os.dup2(descriptor, standard)
                 os.close(descriptor)
 
 

@@ -93,7 +93,7 @@ def _normal(seed: int, what: str) -> Column:
 
 
 def _arrival(seed: int) -> Column:
-    """Uniform in a span around its place in the order. All together are nearly Poisson, yet each depends on its row alone."""
+    """Uniform in a span around the time of its row number. Together nearly Poisson, yet each depends on its row alone."""
     spread = 100
     return F.lit(START) + F.floor((F.col("operation_id") + spread * _uniform(seed, "arrival")) * (1_000_000 / RATE)).cast(
         "long"
@@ -109,10 +109,10 @@ def _kind(seed: int) -> Column:
     return chosen
 
 
-def _by_kind(place: int) -> Column:
+def _by_kind(index: int) -> Column:
     chosen = F.lit(0)
     for kind, figures in KINDS.items():
-        chosen = F.when(F.col("kind") == kind, F.lit(figures[place])).otherwise(chosen)
+        chosen = F.when(F.col("kind") == kind, F.lit(figures[index])).otherwise(chosen)
     return chosen.cast("long")
 
 

@@ -101,14 +101,14 @@ def table(trials: Sequence[Trial]) -> str:
 def recommendation(trials: Sequence[Trial], lateness: float) -> str:
     """Says whether the replay agrees with the journal, which setting to choose and why, and the effect of other timeouts."""
     own = [trial for trial in trials if trial.setting.timeout is None]
-    said = [_trust(own), _choice(own, lateness)]
+    sentences = [_trust(own), _choice(own, lateness)]
     for timeout in dict.fromkeys(trial.setting.timeout for trial in trials if trial.setting.timeout is not None):
         finest = min((trial for trial in trials if trial.setting.timeout == timeout), key=lambda trial: trial.seen.late_max)
-        said.append(
+        sentences.append(
             f"A timeout of {timeout:g} s would have ended {finest.per_operation(finest.seen.expired):.2%} of the operations, "
             "counting those that did expire."
         )
-    return "\n".join(said)
+    return "\n".join(sentences)
 
 
 def _trust(own: Sequence[Trial]) -> str:

@@ -36,8 +36,8 @@ def check_shards(spark: SparkSession, checkpoint: str, shards: int) -> None:
         ShardsChanged: `checkpoint` was written with another number of shards. The query would fail with the same error, but
             only when a shard notices it.
     """
-    with _readable(spark, checkpoint) as place:
-        state = _state(spark, place, "shard")
+    with _readable(spark, checkpoint) as path:
+        state = _state(spark, path, "shard")
         if state is None:
             return
         row = state.select(F.col("value.shards").alias("shards")).head()
@@ -113,21 +113,21 @@ def reconcile(checkpoint: str, spark: SparkSession | None = None) -> Reconciliat
     """
     spark = spark or SparkSession.active()
     names = ["registered", "completed", "expired", "late", "late_signals"]
-    with _readable(spark, checkpoint) as place:
-        shards = _state(spark, place, "shard")
+    with _readable(spark, checkpoint) as path:
+        shards = _state(spark, path, "shard")
         if shards is None:
             raise ValueError(f"cannot reconcile {checkpoint}: no batch was committed to it")
         counted = shards.agg(*(F.coalesce(F.sum(f"value.{name}"), F.lit(0)).alias(name) for name in names)).first()
-        waiting = _sum(spark, place, "operations", "waiting")
-        ahead = _sum(spark, place, "agenda", "registrations")
+        waiting = _sum(spark, path, "operations", "waiting")
+        ahead = _sum(spark, path, "agenda", "registrations")
     assert counted is not None
     return Reconciliation(**counted.asDict(), pending=waiting + ahead)
 
 
 def newest_event(spark: SparkSession, checkpoint: str) -> datetime | None:
     """The instant of the latest registration or signal that the query of `checkpoint` has received; `None` if there is none."""
-    with _readable(spark, checkpoint) as place:
-        shards = _state(spark, place, "shard")
+    with _readable(spark, checkpoint) as path:
+        shards = _state(spark, path, "shard")
         if shards is None:
             return None
         newest = shards.agg(F.max("value.newest")).collect()[0][0]

@@ -161,7 +161,7 @@ def _columns(name: str, stream: DataFrame, schema: StructType) -> DataFrame:
 
 
 def _cast(column: Column, expected: DataType) -> Column:
-    """Cast by the names of fields, not by their places."""
+    """Casts by the names of fields, not by their positions."""
     if isinstance(expected, ArrayType) and isinstance(fields := expected.elementType, StructType):
         return F.transform(column, lambda each: F.struct(*(each[f.name].cast(f.dataType).alias(f.name) for f in fields)))
     return column.cast(expected)
