@@ -4,8 +4,8 @@
 
 An order is an operation: it waits until `paid-N` has reached 1 and until the pieces of each article that were ever
 delivered have reached what all orders up to this one need. Payments and deliveries are signals. Both come as JSON lines,
-in two folders, as a service would write them; the second wave brings a delivery whose news came late, and an order that
-was sent twice. What is printed after each wave is all that can be known by then:
+in two folders, as a service would write them; the second wave has a delivery that is reported late, and an order that was sent
+twice. After each wave it prints what can be decided by then:
 
     after the first wave, up to 12:03:00
       12:00:50  completed  order-1  has paid-1, oak
@@ -31,7 +31,7 @@ from pyspark.sql import SparkSession
 from purgatory.pipeline.streaming import OPERATIONS, SIGNALS, TICKS, outcomes, reconcile, write_ticks
 
 DELAY = 30.0
-"""By how many seconds the newest event may overtake others."""
+"""Seconds by which events may be out of order."""
 
 
 def at(clock: str) -> str:
@@ -73,7 +73,7 @@ WAVES = [
 
 
 def decide(spark: SparkSession, folder: Path) -> None:
-    """Decides on what is there, and ends; the checkpoint remembers what waits."""
+    """Decides on the rows that are there, and ends. What waits is kept in the checkpoint."""
     operations = spark.readStream.schema(OPERATIONS).json(f"{folder}/operations")
     signals = spark.readStream.schema(SIGNALS).json(f"{folder}/signals")
     ticks = spark.readStream.schema(TICKS).parquet(f"{folder}/ticks")
@@ -82,25 +82,25 @@ def decide(spark: SparkSession, folder: Path) -> None:
     writer.format("parquet").option("path", f"{folder}/outcomes").start().awaitTermination()
 
 
-def print_new_rows(spark: SparkSession) -> None:
-    """Lets the waves come in, and prints what has been decided after each."""
+def show(spark: SparkSession) -> None:
+    """Writes one wave after another, and prints what has been decided after each."""
     with tempfile.TemporaryDirectory() as name:
-        folder, printed = Path(name), 0
+        folder, shown = Path(name), 0
         for number, (until, orders, signals) in enumerate(WAVES):
             for kind, rows in (("operations", orders), ("signals", signals)):
                 (folder / kind).mkdir(exist_ok=True)
                 (folder / kind / f"{number}.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
-            # Nothing that is older than this will come; without it, the last deadlines would wait for more news.
+            # No older events will come. Without this tick the last deadlines would wait for newer ones.
             write_ticks(spark, f"{folder}/ticks", datetime.fromisoformat(at(until)) + timedelta(seconds=DELAY))
             decide(spark, folder)
             print(f"after the {('first', 'second')[number]} wave, up to {until}")
             rows = spark.read.parquet(f"{folder}/outcomes").collect()
             rows.sort(key=lambda row: (row.decided_at is None, row.decided_at))
-            for row in rows[printed:]:
+            for row in rows[shown:]:
                 clock = f"{row.decided_at:%H:%M:%S}" if row.decided_at else ""
                 why = row.reason or f"has {', '.join(row.satisfied_keys)}"
                 print(f"  {clock:8}  {row.outcome:9}  {row.operation_id}  {why}")
-            printed = len(rows)
+            shown = len(rows)
         print(reconcile(f"{folder}/checkpoint", spark))
 
 
@@ -118,7 +118,7 @@ def main() -> None:
     }.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
-    print_new_rows(spark)
+    show(spark)
     spark.stop()
 
 

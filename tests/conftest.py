@@ -121,7 +121,7 @@ class OneProcessForSpark(LoadScopeScheduling):
     """Hands out tests one by one, but those on Spark as one; pytest-xdist's groups do not get through to pytest 9.2."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith("tests/pipeline/") else nodeid
+        return "spark" if nodeid.startswith("tests/pipeline/on_spark/") else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

@@ -1,7 +1,7 @@
 """``python -m purgatory.pipeline PROGRAM``.
 
-The imports take a second. Ctrl-C then ends the process at once, without an exception: some modules turn one that comes while
-they are imported into another.
+During the imports, which take a second, Ctrl-C ends the process at once and without an exception: some modules turn an
+exception during their import into another one.
 """
 
 import signal
@@ -15,5 +15,5 @@ if __name__ == "__main__":
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
     status = main()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said, and Python only cleans up
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the output is complete, and Python only cleans up
     sys.exit(status)

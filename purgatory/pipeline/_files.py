@@ -1,6 +1,6 @@
-"""The files of a journal: which there are, and which stand for others.
+"""The files of a journal: which there are, and which replace others since a compaction.
 
-A name is taken as it is: nothing in it is a pattern.
+Names are literal: nothing in them is a pattern.
 """
 
 import json
@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 from purgatory.journal import RUNS
 
 COMPACTED: Final = "compacted-"
-"""How the names of files begin that stand for others."""
+"""The prefix of the names of files that replace others."""
 REPLACES: Final = b"purgatory.replaces"
-"""Where the footer of such a file has the names of those others, as a list in JSON."""
+"""The key in the footer of such a file under which the names of those others are, as a list in JSON."""
 UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError)
 """What pyarrow raises for a file that is not what it should be."""
 
@@ -39,11 +39,11 @@ class Listing:
 
     sizes: dict[str, int]
     replaced: int
-    """How many more there are which another file stands for."""
+    """How many more there are that another file replaces."""
     is_there: bool
 
     def __add__(self, other: "Listing") -> "Listing":
-        """The two as one, of a folder of two journals."""
+        """Both together, of a folder of two journals."""
         return Listing(self.sizes | other.sizes, self.replaced + other.replaced, self.is_there or other.is_there)
 
 
@@ -55,14 +55,14 @@ class Part:
     groups: tuple[int, ...] | None = None
 
 
-def listed(task: tuple[str, str]) -> Listing:
+def list_files(task: tuple[str, str]) -> Listing:
     """The Parquet files of a folder of a journal.
 
     Args:
         task: the journal, a path or a URI, and the name of the folder.
     """
     journal, folder = task
-    filesystem, root = _found(journal)
+    filesystem, root = _locate(journal)
     selector = pyarrow.fs.FileSelector(f"{root.rstrip('/')}/{folder}", allow_not_found=True)
     found = filesystem.get_file_info(selector)
     is_there = bool(found) or filesystem.get_file_info(selector.base_dir).type == pyarrow.fs.FileType.Directory
@@ -81,30 +81,30 @@ def names_in(folder: str) -> list[str]:
     Raises:
         OSError: pyarrow cannot look there.
     """
-    filesystem, root = _found(folder)
+    filesystem, root = _locate(folder)
     found = filesystem.get_file_info(pyarrow.fs.FileSelector(root, allow_not_found=True))
     return [each.base_name for each in found if each.is_file]
 
 
 def is_compacted(file: str) -> bool:
-    """Whether a file stands for others, by its name."""
+    """Whether a file replaces others, by its name."""
     return file.rsplit("/", 1)[-1].startswith(COMPACTED)
 
 
 def replaced_by(file: str) -> list[str]:
-    """The names of the files that this one stands for: those that were compacted into it."""
+    """The names of the files that were compacted into this one."""
     if not is_compacted(file):
         return []
     try:
         with opened(file) as source:
             return [str(name) for name in json.loads(pq.read_metadata(source).metadata.get(REPLACES, b"[]"))]
     except UNREADABLE:
-        return []  # it is damaged, which whoever reads its rows will find; the others may still be there
+        return []  # it is damaged, as reading its rows will show; the others may still be there
 
 
-def tallies(journal: str) -> dict[str, int]:
+def run_counters(journal: str) -> dict[str, int]:
     """How many operations have ended in each run that goes on, was killed, or could not write all of its rows."""
-    filesystem, root = _found(journal)
+    filesystem, root = _locate(journal)
     found = filesystem.get_file_info(pyarrow.fs.FileSelector(f"{root.rstrip('/')}/{RUNS}", allow_not_found=True))
     counted = {}
     for each in found:
@@ -113,16 +113,16 @@ def tallies(journal: str) -> dict[str, int]:
                 with filesystem.open_input_stream(each.path) as file:
                     counted[each.base_name] = int(file.read(100))
             except (ValueError, OSError):
-                continue  # it is being made, or the run has just ended
+                continue  # it is being written, or the run has just ended
     return counted
 
 
-def groups_of(file: str) -> list[int]:
+def row_groups_of(file: str) -> list[int]:
     """How many rows each row group of a file has; nothing if its footer cannot be read."""
     try:
         with opened(file) as source:
             metadata = pq.read_metadata(source)
-            return [metadata.row_group(place).num_rows for place in range(metadata.num_row_groups)]
+            return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     except UNREADABLE:
         return []
 
@@ -131,7 +131,7 @@ def groups_of(file: str) -> list[int]:
 def opened(file: str) -> Iterator[Any]:
     """A file that pyarrow can read."""
     if "://" in file:
-        filesystem, name = _found(file)
+        filesystem, name = _locate(file)
         source = filesystem.open_input_file(name)
     else:
         source = pa.OSFile(file)
@@ -139,15 +139,15 @@ def opened(file: str) -> Iterator[Any]:
         yield source
 
 
-def _found(place: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    if "://" not in place:
-        return pyarrow.fs.LocalFileSystem(), str(Path(place).absolute())
-    scheme, rest = place.split("://", 1)
-    root, _, name = rest.partition("/")
+def _locate(name: str) -> tuple[pyarrow.fs.FileSystem, str]:
+    if "://" not in name:
+        return pyarrow.fs.LocalFileSystem(), str(Path(name).absolute())
+    scheme, rest = name.split("://", 1)
+    root, _, path = rest.partition("/")
     if scheme == "file":
-        return pyarrow.fs.LocalFileSystem(), f"/{name}"
+        return pyarrow.fs.LocalFileSystem(), f"/{path}"
     filesystem, base = _filesystem(f"{scheme}://{root}")
-    return filesystem, f"{base.rstrip('/')}/{name}"
+    return filesystem, f"{base.rstrip('/')}/{path}"
 
 
 @cache
@@ -164,9 +164,9 @@ def first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def parts(sizes: dict[str, int], groups: dict[str, list[int]], limit: int) -> Iterable[list[Part]]:
-    """Divides files into portions of about `limit` bytes. The row groups of a larger file are divided, too."""
-    portion: list[Part] = []
+def batches_of_parts(sizes: dict[str, int], groups: dict[str, list[int]], limit: int) -> Iterable[list[Part]]:
+    """Divides files into batches of about `limit` bytes. A larger file is divided by its row groups."""
+    batch: list[Part] = []
     filled = 0
     for file, size in sizes.items():
         if size > limit and len(groups.get(file, [])) > 1:
@@ -175,9 +175,9 @@ def parts(sizes: dict[str, int], groups: dict[str, list[int]], limit: int) -> It
             yield from ([Part(file, tuple(range(first, min(first + each, count))))] for first in range(0, count, each))
             continue
         if filled and filled + size > limit:
-            yield portion
-            portion, filled = [], 0
-        portion.append(Part(file))
+            yield batch
+            batch, filled = [], 0
+        batch.append(Part(file))
         filled += size
-    if portion:
-        yield portion
+    if batch:
+        yield batch

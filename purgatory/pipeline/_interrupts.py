@@ -1,4 +1,4 @@
-"""Ctrl-C ends a program with one line and the exit status that shells have for it, whenever it is pressed."""
+"""Ctrl-C ends a program at any time with one line and the exit status that shells use for it."""
 
 import os
 import signal
@@ -13,14 +13,14 @@ LINE: Final = "interrupted"
 
 
 def end_at_once(*_: object) -> NoReturn:
-    """Ends the process where it is: a signal handler for a time in which there is nothing to put in order."""
+    """Ends the process immediately: a signal handler for a time in which there is nothing to clean up."""
     os.write(2, f"{LINE}\n".encode())
     os._exit(STATUS)
 
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Lets Ctrl-C count only at the end of the block, or when something in it handles the signal in its own way."""
+    """Delays Ctrl-C until the end of the block, unless something in it installs another signal handler."""
     if threading.current_thread() is not threading.main_thread():
         yield  # which gets no signals
         return
@@ -40,7 +40,7 @@ def deferred() -> Iterator[None]:
 
 
 def is_interruption(error: BaseException | None) -> bool:
-    """Whether an error came of Ctrl-C, perhaps over others: Java is interrupted, too, and then cannot be stopped any more."""
+    """Whether Ctrl-C caused an error, perhaps through others: it also reaches Java, which then cannot be stopped properly."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     return error is not None

@@ -1,6 +1,6 @@
-"""The work of one task of the reading: some files of a journal become pieces, and what is known of them.
+"""One task of reading a journal: rows of some files are validated, and written to *pieces*, with statistics of what is in them.
 
-A *piece* is a file with accepted rows, in Arrow's format. Small files share a piece; a large file has several.
+A piece is a file with accepted rows, in Arrow's format. Small files share a piece; a large file has several.
 """
 
 from collections import Counter
@@ -17,16 +17,16 @@ import pyarrow.parquet as pq
 
 from purgatory.pipeline import _rows
 from purgatory.pipeline._files import Part
-from purgatory.pipeline._rules import reasons
+from purgatory.pipeline._validation import rejections
 
 pc: Final[Any] = pyarrow.compute
-ROWS: Final = 1_000_000
-"""The most that a piece has."""
+MAX_ROWS: Final = 1_000_000
+"""Of a piece."""
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
-    """What one task reads."""
+class ReadTask:
+    """The files that one task reads."""
 
     folder: str
     number: int
@@ -35,17 +35,17 @@ class Portion:
 
 
 @dataclass(frozen=True, slots=True)
-class Numbers:
-    """What is known of the operations of one run in one file, or in one piece."""
+class RunStats:
+    """Statistics of the operations of one run, in one file or in one piece."""
 
     piece: str
     run_id: str
     first: int
-    """The least `operation_id`."""
+    """The lowest `operation_id`."""
     last: int
     rows: int
-    repeats: bool
-    """Whether an `operation_id` is there more than once."""
+    has_duplicates: bool
+    """Whether an `operation_id` occurs more than once."""
     earliest: int
     """Of all instants in the rows, in microseconds since 1970."""
     latest: int
@@ -60,13 +60,13 @@ class Hour:
     last: int
 
     def __add__(self, other: "Hour") -> "Hour":
-        """The two as one."""
+        """Both together."""
         return Hour(self.events + other.events, min(self.first, other.first), max(self.last, other.last))
 
 
 @dataclass(slots=True)
-class Admission:
-    """What became of a portion."""
+class IngestResult:
+    """What a task has read and written."""
 
     pieces: list[str] = field(default_factory=list)
     rejected_rows: str = ""
@@ -77,62 +77,62 @@ class Admission:
     rows: int = 0
     """In the files that are not damaged."""
     rejected: Counter[str] = field(default_factory=Counter)
-    numbers: list[Numbers] = field(default_factory=list)
+    run_stats: list[RunStats] = field(default_factory=list)
     hours: dict[int, Hour] = field(default_factory=dict)
 
 
-def admitted(portion: Portion) -> Admission:
-    """Reads a portion, and writes its pieces."""
-    read = _rows.read(portion.parts, portion.folder)
-    admission = Admission(damaged=read.damaged, has_vanished=read.has_vanished)
+def ingest(task: ReadTask) -> IngestResult:
+    """Reads the files of a task, and writes the pieces."""
+    read = _rows.read(task.parts, task.folder)
+    result = IngestResult(damaged=read.damaged, has_vanished=read.has_vanished)
     if not read.files or read.has_vanished:
-        return admission
-    admission.files = set(read.files)
+        return result
+    result.files = set(read.files)
     rows = one_chunk(read.table)
     files = np.repeat(np.arange(len(read.files), dtype=np.int32), read.counts)
-    admission.rows = rows.num_rows
-    why, texts = reasons(rows, portion.folder)
-    is_accepted = why < 0
+    result.rows = rows.num_rows
+    reason, texts = rejections(rows, task.folder)
+    is_accepted = reason < 0
     if not is_accepted.all():
-        _write_rejected(rows, files, read.files, why, texts, admission, portion)
+        _write_rejected(rows, files, read.files, reason, texts, result, task)
         rows, files = one_chunk(rows.filter(pa.array(is_accepted))), files[is_accepted]
-    for first in range(0, rows.num_rows, ROWS):
-        piece, some = f"{portion.work}/{portion.folder}-{portion.number}-{first // ROWS}", rows.slice(first, ROWS)
+    for first in range(0, rows.num_rows, MAX_ROWS):
+        piece, some = f"{task.work}/{task.folder}-{task.number}-{first // MAX_ROWS}", rows.slice(first, MAX_ROWS)
         write_piece(piece, some)
-        admission.pieces.append(piece)
-        if portion.folder == "operations":
-            admission.numbers += numbers_of(piece, some, files[first : first + ROWS])
-    if portion.folder == "operations":
-        admission.hours = _hours(rows)
-    return admission
+        result.pieces.append(piece)
+        if task.folder == "operations":
+            result.run_stats += run_stats(piece, some, files[first : first + MAX_ROWS])
+    if task.folder == "operations":
+        result.hours = _hours(rows)
+    return result
 
 
 def _write_rejected(
-    rows: pa.Table, files: Any, names: list[str], why: Any, texts: list[str], admission: Admission, portion: Portion
+    rows: pa.Table, files: Any, names: list[str], reason: Any, texts: list[str], result: IngestResult, task: ReadTask
 ) -> None:
-    is_rejected = why >= 0
-    admission.rejected.update(Counter(texts[place] for place in why[is_rejected]))
+    is_rejected = reason >= 0
+    result.rejected.update(Counter(texts[number] for number in reason[is_rejected]))
     rejected = plain(rows.filter(pa.array(is_rejected)))
-    rejected = rejected.append_column("reason", pa.array(texts).take(pa.array(why[is_rejected])))
+    rejected = rejected.append_column("reason", pa.array(texts).take(pa.array(reason[is_rejected])))
     rejected = rejected.append_column("file", pa.array(names).take(pa.array(files[is_rejected])))
-    folder = Path(portion.work, "rejected", portion.folder)
+    folder = Path(task.work, "rejected", task.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    admission.rejected_rows = str(folder / f"part-{portion.number:05}.parquet")
-    pq.write_table(rejected, admission.rejected_rows)
+    result.rejected_rows = str(folder / f"part-{task.number:05}.parquet")
+    pq.write_table(rejected, result.rejected_rows)
 
 
-def leave_rejected(work: str, folder: str) -> None:
-    """Makes sure that there is a table of the rejected rows of a folder, if only an empty one."""
-    place = Path(work, "rejected", folder)
-    if not place.exists():
-        place.mkdir(parents=True)
+def ensure_rejected_table(work: str, folder: str) -> None:
+    """Writes an empty table of the rejected rows of a folder, if there is none."""
+    rejected = Path(work, "rejected", folder)
+    if not rejected.exists():
+        rejected.mkdir(parents=True)
         schema = plain(_rows.TYPES[folder].empty_table()).schema
         schema = schema.append(pa.field("reason", pa.string())).append(pa.field("file", pa.string()))
-        pq.write_table(schema.empty_table(), place / "part-none.parquet")
+        pq.write_table(schema.empty_table(), rejected / "part-none.parquet")
 
 
 def plain(rows: pa.Table) -> pa.Table:
-    """The rows without dictionaries."""
+    """The rows, with plain columns in place of dictionary-encoded ones."""
     types = [each.type.value_type if pa.types.is_dictionary(each.type) else each.type for each in rows.schema]
     return rows.cast(pa.schema([each.with_type(type_) for each, type_ in zip(rows.schema, types, strict=True)]))
 
@@ -143,7 +143,7 @@ def one_chunk(rows: pa.Table) -> pa.Table:
 
 
 def write_piece(piece: str, rows: pa.Table) -> None:
-    """Writes a piece, whole or not at all: a task may be done twice."""
+    """Writes a piece atomically, since a task may run twice."""
     Path(piece).parent.mkdir(parents=True, exist_ok=True)
     partial = Path(f"{piece}.partial")
     with pa.ipc.new_file(str(partial), rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as file:
@@ -162,16 +162,16 @@ def read_piece(piece: str, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def plain_piece(piece: str) -> pa.Table:
-    """The rows of a piece, without dictionaries."""
+    """The rows of a piece, without dictionary encoding."""
     return plain(read_piece(piece))
 
 
-def numbers_of(piece: str, rows: pa.Table, files: Any = None) -> list[Numbers]:
-    """What is known of each run in each file.
+def run_stats(piece: str, rows: pa.Table, files: Any = None) -> list[RunStats]:
+    """Statistics of each run in each file.
 
     Args:
-        rows: those of the piece, in one chunk.
-        files: for each row a number that stands for its file; by default all are of one.
+        rows: of the piece, in one chunk.
+        files: the number of the file of each row; by default all are from one.
     """
     runs = rows["run_id"].chunk(0)
     dictionary = runs.dictionary.to_pylist()
@@ -185,22 +185,22 @@ def numbers_of(piece: str, rows: pa.Table, files: Any = None) -> list[Numbers]:
     else:
         order = None
     starts = np.flatnonzero(np.diff(group, prepend=-1))
-    repeats = np.add.reduceat(np.concatenate(([False], (np.diff(ids) == 0) & (np.diff(group) == 0))).astype(int), starts)
+    duplicates = np.add.reduceat(np.concatenate(([False], (np.diff(ids) == 0) & (np.diff(group) == 0))).astype(int), starts)
     earliest, latest = (_instants(rows, function, order) for function in (pc.min_element_wise, pc.max_element_wise))
     ends = np.append(starts[1:], len(ids))
     first, last = np.minimum.reduceat(earliest, starts), np.maximum.reduceat(latest, starts)
     return [
-        Numbers(
+        RunStats(
             piece,
             dictionary[group[start] % len(dictionary)],
             int(ids[start]),
             int(ids[end - 1]),
             int(end - start),
-            bool(repeats[place]),
-            int(first[place]),
-            int(last[place]),
+            bool(duplicates[run]),
+            int(first[run]),
+            int(last[run]),
         )
-        for place, (start, end) in enumerate(zip(starts, ends, strict=True))
+        for run, (start, end) in enumerate(zip(starts, ends, strict=True))
     ]
 
 

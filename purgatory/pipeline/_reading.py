@@ -1,13 +1,12 @@
-"""Reads journals: gives the rows that can be trusted, and accounts for all the others.
+"""Reads journals: returns the valid rows, and counts all the others.
 
     files -> readable files -> rows read = rejected, each with a reason + duplicates + accepted
 
-Each file is read once, as a whole, so damage in it is found before any of its rows counts. What is accepted goes into
-*pieces*: files in a folder of our own, in Arrow's format, which open at once. Whatever becomes of the journal after that, the
-pieces stay.
+Each file is read once, as a whole, so damage in it is found before any of its rows counts. Accepted rows are written to
+*pieces*: files in a folder of our own, in Arrow's format. They stay whatever happens to the journal after that.
 
-Two rows with the same `run_id` and `operation_id` are copies. A run numbers its operations, and each file has the next ones; so
-files whose numbers do not overlap have no copies, which is told without comparing rows. Only the others are searched.
+Two rows with the same `run_id` and `operation_id` are duplicates. A run numbers its operations in order, so files with
+different ranges of numbers have no duplicates in common. Only files whose ranges overlap are searched, see `_dedup`.
 """
 
 import os
@@ -20,15 +19,15 @@ from pathlib import Path
 from typing import Final
 
 from purgatory.pipeline import _files
-from purgatory.pipeline._copies import merged, scattered
-from purgatory.pipeline._files import Listing, listed
-from purgatory.pipeline._pieces import Admission, Hour, Numbers, Portion, admitted
-from purgatory.pipeline._spread import Spread
+from purgatory.pipeline._dedup import divide_piece, merge_parts
+from purgatory.pipeline._executor import Executor
+from purgatory.pipeline._files import Listing, list_files
+from purgatory.pipeline._pieces import Hour, IngestResult, ReadTask, RunStats, ingest
 
-BYTES: Final = 16 * 1024 * 1024
-"""How much of Parquet a task reads, about."""
-ATTEMPTS: Final = 5
-"""How often it is tried to read a journal while somebody compacts it."""
+MAX_TASK_BYTES: Final = 16 * 1024 * 1024
+"""About how much of Parquet a task reads."""
+MAX_ATTEMPTS: Final = 5
+"""At reading a journal while it is compacted."""
 
 
 class NoJournal(Exception):
@@ -50,25 +49,25 @@ class Source:
     """One folder of all journals, read."""
 
     pieces: list[str]
-    """Files with the accepted rows. Of `checks` there may be copies among them."""
-    numbers: list[Numbers]
-    """What is known of each run, by piece and file; of operations only."""
+    """Files with the accepted rows. Those of `checks` may have duplicates."""
+    run_stats: list[RunStats]
+    """Of each run in each piece and file; of operations only."""
     hours: dict[int, Hour]
     """What happened in each hour since 1970; of operations only."""
     rows: int
     account: list[Account]
 
 
-def size(spread: Spread, journals: Sequence[str]) -> int:
+def size(executor: Executor, journals: Sequence[str]) -> int:
     """How many bytes the files of the journals have.
 
     Raises:
         NoJournal: a journal has no folder ``operations``.
     """
-    return sum(sum(each.sizes.values()) for each in _listings(spread, journals, ("operations", "checks")).values())
+    return sum(sum(each.sizes.values()) for each in _listings(executor, journals, ("operations", "checks")).values())
 
 
-def read(spread: Spread, journals: Sequence[str], folders: Sequence[str], work: str) -> dict[str, Source]:
+def read(executor: Executor, journals: Sequence[str], folders: Sequence[str], work: str) -> dict[str, Source]:
     """Reads some folders of the journals.
 
     Args:
@@ -79,35 +78,35 @@ def read(spread: Spread, journals: Sequence[str], folders: Sequence[str], work: 
     Raises:
         NoJournal: a journal has no folder ``operations``.
     """
-    for _ in range(ATTEMPTS):
-        listings = _listings(spread, journals, folders)
-        large = [file for listing in listings.values() for file, bytes_ in listing.sizes.items() if bytes_ > BYTES]
-        groups = dict(zip(large, spread(_files.groups_of, large), strict=True))
-        portions = [
-            Portion(folder, number, parts, work)
+    for _ in range(MAX_ATTEMPTS):
+        listings = _listings(executor, journals, folders)
+        large = [file for listing in listings.values() for file, bytes_ in listing.sizes.items() if bytes_ > MAX_TASK_BYTES]
+        groups = dict(zip(large, executor(_files.row_groups_of, large), strict=True))
+        tasks = [
+            ReadTask(folder, number, parts, work)
             for folder, listing in listings.items()
-            for number, parts in enumerate(_files.parts(listing.sizes, groups, BYTES))
+            for number, parts in enumerate(_files.batches_of_parts(listing.sizes, groups, MAX_TASK_BYTES))
         ]
-        admissions = spread(admitted, portions)
-        # Somebody who compacts while files are listed may delete one that was not listed yet, and whose substitute was not.
-        again = _listings(spread, journals, folders)
+        results = executor(ingest, tasks)
+        # A compaction may delete a file before it is listed, and write the file that replaces it after that folder was listed.
+        again = _listings(executor, journals, folders)
         is_same = all(set(filter(_files.is_compacted, again[name].sizes)) <= listings[name].sizes.keys() for name in folders)
-        if is_same and not any(admission.has_vanished for admission in admissions):
+        if is_same and not any(result.has_vanished for result in results):
             break
     else:
-        raise NoJournal(f"cannot read {', '.join(journals)}: it was compacted while it was read, {ATTEMPTS} times")
+        raise NoJournal(f"cannot read {', '.join(journals)}: it was compacted while it was read, {MAX_ATTEMPTS} times")
     return {
         folder: _source(
-            spread, folder, work, listing, [each for each, of in zip(admissions, portions, strict=True) if of.folder == folder]
+            executor, folder, work, listing, [each for each, of in zip(results, tasks, strict=True) if of.folder == folder]
         )
         for folder, listing in listings.items()
     }
 
 
-def tallies(spread: Spread, journals: Sequence[str]) -> dict[str, int]:
+def run_counters(executor: Executor, journals: Sequence[str]) -> dict[str, int]:
     """How many operations have ended in each run that goes on, was killed, or could not write all of its rows."""
     found: dict[str, int] = {}
-    for counted in spread(_files.tallies, _names(journals)):
+    for counted in executor(_files.run_counters, _names(journals)):
         for run, count in counted.items():
             found[run] = max(count, found.get(run, 0))
     return found
@@ -118,43 +117,43 @@ def _names(journals: Sequence[str]) -> list[str]:
     return [*dict.fromkeys(name if "://" in name else os.path.abspath(name) for name in journals)]  # noqa: PTH100  (no URI)
 
 
-def _listings(spread: Spread, journals: Sequence[str], folders: Sequence[str]) -> dict[str, Listing]:
+def _listings(executor: Executor, journals: Sequence[str], folders: Sequence[str]) -> dict[str, Listing]:
     """The files of each folder, of all journals together."""
     names = _names(journals)
-    places = [(name, folder) for folder in folders for name in names]
+    tasks = [(name, folder) for folder in folders for name in names]
     found: dict[str, Listing] = {}
-    for (name, folder), listing in zip(places, spread(listed, places), strict=True):
+    for (name, folder), listing in zip(tasks, executor(list_files, tasks), strict=True):
         if folder == "operations" and not listing.is_there:
             raise NoJournal(f"cannot read {name!r} as a journal: it has no folder 'operations'")
         found[folder] = found[folder] + listing if folder in found else listing
     return found
 
 
-def _source(spread: Spread, folder: str, work: str, listing: Listing, admissions: list[Admission]) -> Source:
-    damaged = dict(chain.from_iterable(admission.damaged.items() for admission in admissions))
-    # Of a large file, whose row groups are in several pieces, one may be damaged: then none of it counts.
-    whole = [admission for admission in admissions if not (admission.files & damaged.keys())]
-    read_rows = sum(admission.rows for admission in whole)
+def _source(executor: Executor, folder: str, work: str, listing: Listing, results: list[IngestResult]) -> Source:
+    damaged = dict(chain.from_iterable(result.damaged.items() for result in results))
+    # If one part of a large file is damaged, none of the file counts.
+    whole = [result for result in results if not (result.files & damaged.keys())]
+    read_rows = sum(result.rows for result in whole)
     rejected: Counter[str] = Counter()
-    for admission in whole:
-        rejected.update(admission.rejected)
-    for admission in admissions:
-        if admission.rejected and admission not in whole:
-            Path(admission.rejected_rows).unlink()
-    pieces = [piece for admission in whole for piece in admission.pieces]
-    numbers = [each for admission in whole for each in admission.numbers]
+    for result in whole:
+        rejected.update(result.rejected)
+    for result in results:
+        if result.rejected and result not in whole:
+            Path(result.rejected_rows).unlink()
+    pieces = [piece for result in whole for piece in result.pieces]
+    run_stats = [each for result in whole for each in result.run_stats]
     accepted = read_rows - rejected.total()
-    copies = 0
-    suspects = overlapping(numbers)
+    duplicates = 0
+    suspects = overlapping(run_stats)
     if suspects:
-        count = max(1, sum(each.rows for each in numbers if each.piece in suspects) // 1_000_000)
-        scatter = partial(scattered, count=count)
-        places = spread(scatter, sorted(suspects))
-        found = spread(merged, [(f"{work}/merged-{bucket}", [each[bucket] for each in places]) for bucket in range(count)])
+        count = max(1, sum(each.rows for each in run_stats if each.piece in suspects) // 1_000_000)
+        divided = executor(partial(divide_piece, count=count), sorted(suspects))
+        merge_tasks = [(f"{work}/merged-{number}", list(parts)) for number, parts in enumerate(zip(*divided, strict=True))]
+        found = executor(merge_parts, merge_tasks)
         pieces = [piece for piece in pieces if piece not in suspects] + [piece for piece, _, _ in found]
-        numbers = [each for each in numbers if each.piece not in suspects]
-        numbers += [each for _, of_piece, _ in found for each in of_piece]
-        copies = sum(dropped for _, _, dropped in found)
+        run_stats = [each for each in run_stats if each.piece not in suspects]
+        run_stats += [each for _, of_piece, _ in found for each in of_piece]
+        duplicates = sum(dropped for _, _, dropped in found)
     account = [
         Account(folder, "files", None, len(listing.sizes)),
         *([Account(folder, "files compacted", "another file stands for them", listing.replaced)] if listing.replaced else []),
@@ -163,31 +162,31 @@ def _source(spread: Spread, folder: str, work: str, listing: Listing, admissions
         *(Account(folder, "rows rejected", reason, rejected[reason]) for reason in sorted(rejected)),
     ]
     if folder == "operations":
-        account += accepted_or_copies(folder, accepted, copies)
+        account += accepted_and_duplicates(folder, accepted, duplicates)
     hours: dict[int, Hour] = {}
-    for admission in whole:
-        for hour, each in admission.hours.items():
+    for result in whole:
+        for hour, each in result.hours.items():
             hours[hour] = hours[hour] + each if hour in hours else each
-    return Source(pieces, numbers, hours, accepted - copies, account)
+    return Source(pieces, run_stats, hours, accepted - duplicates, account)
 
 
-def accepted_or_copies(folder: str, rows: int, copies: int) -> list[Account]:
-    """The last lines of the account of a folder, `rows` of which were not rejected."""
+def accepted_and_duplicates(folder: str, rows: int, duplicates: int) -> list[Account]:
+    """The last lines of the account of a folder that has `rows` rows which were not rejected."""
     return [
-        Account(folder, "duplicates dropped", None, copies),
-        Account(folder, "rows accepted", None, rows - copies),
+        Account(folder, "duplicates dropped", None, duplicates),
+        Account(folder, "rows accepted", None, rows - duplicates),
     ]
 
 
-def overlapping(numbers: Iterable[Numbers]) -> set[str]:
-    """The pieces that may have copies: those with files whose numbers overlap, or repeat."""
-    of_runs: dict[str, list[Numbers]] = defaultdict(list)
-    for each in numbers:
+def overlapping(run_stats: Iterable[RunStats]) -> set[str]:
+    """The pieces that may have duplicates: of files that have some, or whose ranges of numbers overlap."""
+    of_runs: dict[str, list[RunStats]] = defaultdict(list)
+    for each in run_stats:
         of_runs[each.run_id].append(each)
     suspects = set()
     for of_run in of_runs.values():
         of_run.sort(key=lambda each: (each.first, each.last))
-        suspects |= {each.piece for each in of_run if each.repeats}
+        suspects |= {each.piece for each in of_run if each.has_duplicates}
         furthest = None
         for each in of_run:
             if furthest is not None and each.first <= furthest.last:

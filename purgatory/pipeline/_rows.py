@@ -1,7 +1,7 @@
-"""The rows of a journal's files: of each file all, or none and the reason.
+"""The rows of a journal's files: of each file either all rows, or none and the reason.
 
-A day of small files is opened 69,000 times, so what is done for each counts. A small file is read as it is, several at a time;
-its rows are made what `TYPES` says together with those of the others.
+A day may have 69,000 small files, so the cost of opening one matters. Small files are read as they are, by several threads, and
+their rows are cast to `TYPES` together.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from purgatory.journal import FOLDERS
 from purgatory.pipeline._files import UNREADABLE, Damaged, Part, Vanished, first_line, opened
 
 DICTIONARIES: Final = ("run_id", "purgatory", "kind", "key", "outcome")
-"""The columns that have few different values, and are kept as numbers with a list of the values."""
+"""The columns with few different values, which are dictionary-encoded."""
 TYPES: Final = {
     folder: pa.schema(
         [
@@ -29,35 +29,35 @@ TYPES: Final = {
     for folder, schema in FOLDERS.items()
 }
 """The columns of a folder, as `read` returns them."""
-ADDED: Final = {"part": 0}
-"""The columns that journals of earlier versions lack, and what stands for them."""
-SMALL: Final = 1024 * 1024
-"""A file of fewer bytes is read at once."""
-FEW: Final = 1000
-"""Of more rows Parquet's own dictionaries are kept, which saves memory; of so few it costs less to make them later."""
-SHARE: Final = 100
-"""So many files are worth a task of a thread. An interruption waits for those that were begun."""
+DEFAULTS: Final = {"part": 0}
+"""The columns that journals of earlier versions lack, and their values then."""
+SMALL_FILE_BYTES: Final = 1024 * 1024
+"""A smaller file is read at once."""
+FEW_ROWS: Final = 1000
+"""With more rows, Parquet's own dictionaries are kept, to save memory. Below, encoding later is cheaper."""
+FILES_PER_THREAD_TASK: Final = 100
+"""An interruption waits for the tasks that have begun."""
 
 
 @dataclass(slots=True)
-class Rows:
-    """What was read."""
+class ReadResult:
+    """The rows that were read, and the files that could not be."""
 
     table: pa.Table
     """The rows of all that could be read, with the columns and types of `TYPES`."""
     files: list[str] = field(default_factory=list)
-    """Where they are from, in order, ..."""
+    """Those that the rows are from, in order."""
     counts: list[int] = field(default_factory=list)
-    """... and how many rows are from each."""
+    """How many rows are from each of `files`."""
     damaged: dict[str, str] = field(default_factory=dict)
-    """Files that cannot be read, and why."""
+    """The reason for each file that cannot be read."""
     has_vanished: bool = False
-    """Whether a file was not there any more."""
+    """Whether a file that was listed is gone."""
 
 
-def read(parts: Sequence[Part], folder: str) -> Rows:
+def read(parts: Sequence[Part], folder: str) -> ReadResult:
     """The rows of parts of files; of a file that is damaged none."""
-    rows, tables = Rows(TYPES[folder].empty_table()), []
+    rows, tables = ReadResult(TYPES[folder].empty_table()), []
     for part, found in zip(parts, _results(parts, folder), strict=True):
         if isinstance(found, Vanished):
             rows.has_vanished = True
@@ -67,27 +67,27 @@ def read(parts: Sequence[Part], folder: str) -> Rows:
             tables.append(found)
             rows.files.append(part.file)
     try:
-        for alike in _alike(tables):
+        for alike in _concat_same_schema(tables):
             check_values(alike)
     except Damaged:
         tables = _undamaged(tables, rows)
     rows.counts = [table.num_rows for table in tables]
     if tables:
-        rows.table = pa.concat_tables([_typed(alike, folder) for alike in _alike(tables)])
+        rows.table = pa.concat_tables([_cast(alike, folder) for alike in _concat_same_schema(tables)])
     return rows
 
 
 def _results(parts: Sequence[Part], folder: str) -> list[pa.Table | Damaged | Vanished]:
-    """What became of each part. pyarrow leaves Python's lock to others while it reads."""
-    shares = [parts[first : first + SHARE] for first in range(0, len(parts), SHARE)]
-    threads = min(pa.cpu_count(), len(shares))
+    """The rows or the error of each part. pyarrow releases the GIL while it reads."""
+    batches = [parts[first : first + FILES_PER_THREAD_TASK] for first in range(0, len(parts), FILES_PER_THREAD_TASK)]
+    threads = min(pa.cpu_count(), len(batches))
     if threads < 2:
-        return _attempts(parts, folder)
+        return _try_each(parts, folder)
     with ThreadPoolExecutor(threads) as pool:
-        return [found for some in pool.map(partial(_attempts, folder=folder), shares) for found in some]
+        return [found for some in pool.map(partial(_try_each, folder=folder), batches) for found in some]
 
 
-def _attempts(parts: Sequence[Part], folder: str) -> list[pa.Table | Damaged | Vanished]:
+def _try_each(parts: Sequence[Part], folder: str) -> list[pa.Table | Damaged | Vanished]:
     found: list[pa.Table | Damaged | Vanished] = []
     for part in parts:
         try:
@@ -98,7 +98,7 @@ def _attempts(parts: Sequence[Part], folder: str) -> list[pa.Table | Damaged | V
 
 
 def rows_of(part: Part, folder: str) -> pa.Table:
-    """The rows of a part of a file, with the columns of `TYPES`, and types that can be made those of `TYPES`.
+    """The rows of a part of a file, with the columns of `TYPES`, and types that can be cast to theirs.
 
     Raises:
         Damaged: the file is no Parquet, lacks a column, or a page of it is not what was written.
@@ -107,10 +107,10 @@ def rows_of(part: Part, folder: str) -> pa.Table:
     schema = FOLDERS[folder]
     try:
         with opened(part.file) as source:
-            if part.groups is None and source.size() < SMALL:
+            if part.groups is None and source.size() < SMALL_FILE_BYTES:
                 content = pa.BufferReader(source.read_buffer())
                 parquet = pq.ParquetFile(content, page_checksum_verification=True)
-                if parquet.metadata.num_rows > FEW:
+                if parquet.metadata.num_rows > FEW_ROWS:
                     parquet = _with_dictionaries(content, parquet.metadata, schema)
                 are_all = parquet.metadata.num_columns == len(schema)
                 rows = parquet.read(None if are_all else schema.names, use_threads=False)
@@ -120,7 +120,7 @@ def rows_of(part: Part, folder: str) -> pa.Table:
                 parquet = _with_dictionaries(source, metadata, schema)
                 groups = range(parquet.num_row_groups) if part.groups is None else part.groups
                 rows = parquet.read_row_groups(groups, columns=schema.names)
-        return rows if rows.schema == schema else _checked(rows, folder)
+        return rows if rows.schema == schema else _select_columns(rows, folder)
     except FileNotFoundError:
         raise Vanished(part.file) from None
     except UNREADABLE as error:
@@ -133,7 +133,7 @@ def _with_dictionaries(source: Any, metadata: pq.FileMetaData, schema: pa.Schema
 
 
 def check_values(rows: pa.Table) -> None:
-    """Makes sure that texts are UTF-8, and that lists and dictionaries point to what is there.
+    """Checks that texts are UTF-8, and that the offsets of lists and the indices of dictionaries are within bounds.
 
     Raises:
         Damaged: they do not.
@@ -144,8 +144,8 @@ def check_values(rows: pa.Table) -> None:
         raise Damaged(f"cannot be read as Parquet: {first_line(error)}") from error
 
 
-def _undamaged(tables: list[pa.Table], rows: Rows) -> list[pa.Table]:
-    """The tables whose values are what their types say; the files of the others are damaged."""
+def _undamaged(tables: list[pa.Table], rows: ReadResult) -> list[pa.Table]:
+    """The tables with valid values. The files of the others are added to `rows.damaged`."""
     kept, files = [], []
     for table, file in zip(tables, rows.files, strict=True):
         try:
@@ -159,22 +159,22 @@ def _undamaged(tables: list[pa.Table], rows: Rows) -> list[pa.Table]:
     return kept
 
 
-def _alike(tables: list[pa.Table]) -> list[pa.Table]:
-    """The tables, those one after another that have the same types as one."""
+def _concat_same_schema(tables: list[pa.Table]) -> list[pa.Table]:
+    """Concatenates tables in a row that have the same schema."""
     return [pa.concat_tables(some) for _, some in groupby(tables, lambda table: table.schema)]
 
 
-def _typed(rows: pa.Table, folder: str) -> pa.Table:
-    """The rows, with the types of `TYPES`."""
+def _cast(rows: pa.Table, folder: str) -> pa.Table:
+    """The rows, cast to `TYPES`."""
     rows, schema = rows.replace_schema_metadata(), TYPES[folder]
     return rows if rows.schema == schema else rows.combine_chunks().cast(schema)
 
 
-def _checked(rows: pa.Table, folder: str) -> pa.Table:
+def _select_columns(rows: pa.Table, folder: str) -> pa.Table:
     """The columns of the folder, if they are there."""
     _check_columns(rows.schema, folder)
-    for name in ADDED.keys() & (set(FOLDERS[folder].names) - {*rows.column_names}):
-        rows = rows.append_column(name, pa.repeat(ADDED[name], rows.num_rows))
+    for name in DEFAULTS.keys() & (set(FOLDERS[folder].names) - {*rows.column_names}):
+        rows = rows.append_column(name, pa.repeat(DEFAULTS[name], rows.num_rows))
     return rows.select(FOLDERS[folder].names)
 
 
@@ -182,7 +182,7 @@ def _check_columns(found: pa.Schema, folder: str) -> None:
     types = {field.name: type_name(field.type) for field in found}
     for field_ in FOLDERS[folder]:
         is_, should_be = types.get(field_.name), type_name(field_.type)
-        if is_ is None and field_.name in ADDED:
+        if is_ is None and field_.name in DEFAULTS:
             continue
         if is_ is None:
             raise Damaged(f"has no column {field_.name}")
@@ -193,7 +193,7 @@ def _check_columns(found: pa.Schema, folder: str) -> None:
 
 
 def type_name(type_: pa.DataType) -> str:
-    """The name of a type. Variants that are the same in a file have the same name."""
+    """The name of a type; the same for variants that Parquet stores in the same way."""
     if pa.types.is_dictionary(type_):
         type_ = type_.value_type
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):

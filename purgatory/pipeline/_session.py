@@ -42,7 +42,7 @@ LOCAL_SETTINGS: Final = {
 }
 """Settings of a Spark on this machine, which starts and stops with the program."""
 PATTERN: Final = re.compile(r"[\\*?\[\]{}]")
-"""What Spark takes for a part of a pattern in the name of a folder that it is to read."""
+"""The characters that are part of a pattern, for Spark, in the name of a folder to read."""
 
 
 class SparkUnavailable(Exception):
@@ -61,7 +61,7 @@ def add_master_option(parser: argparse.ArgumentParser) -> None:
 
 
 def literal(path: str) -> str:
-    """A name for Spark to read from, in which nothing is a pattern."""
+    """The name with its pattern characters escaped, for Spark to read from."""
     return PATTERN.sub(r"\\\g<0>", path)
 
 
@@ -96,13 +96,13 @@ def spark_session(
         ours = {**SETTINGS, **LOCAL_SETTINGS} if master.startswith("local") else SETTINGS
     for key, value in {**ours, **(settings or {})}.items():
         builder = builder.config(key, value)
-    with nullcontext() if verbose or remote is not None else _what_java_prints_in_a_file() as printed:
+    with nullcontext() if verbose or remote is not None else _java_output_to_file() as printed:
         try:
-            with deferred():  # a Java that nobody waits for in its start would never end
+            with deferred():  # if nobody waits for a Java that starts, it never ends
                 spark = builder.getOrCreate()
         except Exception as error:
-            said = [] if printed is None else [line for line in _lines(printed) if "Exception" in line or "Error" in line]
-            reason = said[0] if said else str(error).splitlines()[0]
+            errors = [] if printed is None else [line for line in _lines(printed) if "Exception" in line or "Error" in line]
+            reason = errors[0] if errors else str(error).splitlines()[0]
             raise SparkUnavailable(f"cannot start Spark on {remote or master}: {reason}") from error
     try:
         if remote is None:
@@ -118,11 +118,8 @@ def _lines(file: IO[bytes]) -> list[str]:
 
 
 @contextmanager
-def _what_java_prints_in_a_file() -> Iterator[IO[bytes]]:
-    """What is started in the block prints to a file, as long as it lives; so do its children. This process does so meanwhile.
-
-    The file has no name: it is gone when the last of them is.
-    """
+def _java_output_to_file() -> Iterator[IO[bytes]]:
+    """Redirects stdout and stderr to a file without a name; processes that start in the block stay redirected."""
     sys.stdout.flush()
     sys.stderr.flush()
     ours = [os.dup(1), os.dup(2)]
@@ -132,8 +129,8 @@ def _what_java_prints_in_a_file() -> Iterator[IO[bytes]]:
             os.dup2(file.fileno(), 2)
             yield file
         finally:
-            for place, descriptor in enumerate(ours, start=1):
-                os.dup2(descriptor, place)
+            for standard, descriptor in enumerate(ours, start=1):
+                os.dup2(descriptor, standard)
                 os.close(descriptor)
 
 

@@ -1,16 +1,15 @@
-"""``python -m purgatory.pipeline compact``: makes few large files of a journal's many small ones, and deletes what is too old.
+"""``python -m purgatory.pipeline compact``: merges a journal's many small files into few large ones, and deletes old ones.
 
-Eight workers that finish a file every ten seconds leave 69,000 a day. Of those that are old enough, and of the same day, one is
-made. Its footer names the files that it stands for, so the moment in which it gets its name is the moment in which they are
-replaced, all at once:
+Eight workers that finish a file every ten seconds leave 69,000 a day. The files of a day that are old enough become one. Its
+footer names the files that it replaces, so renaming it replaces all of them atomically:
 
     .compacted-1f3a.parquet.partial     written and synced: nobody reads it
-    compacted-1f3a.parquet              renamed: from now on reports pass over the files that it names
+    compacted-1f3a.parquet              renamed: from now on reports ignore the files that it names
                                         ... which are deleted, now or, after a kill, by the next compaction
 
-Killed at any moment, it has lost nothing and doubled nothing. Writers are not in its way, as they only add files. A report that
-finds a file gone, or a new one that stands for others, begins again. Readers of other makes see rows twice until the deleting
-is done. Rows stay as they are, copies too; files that are damaged stay where they are.
+Killed at any moment, it has neither lost nor duplicated a row. Writers do not conflict with it, as they only add files. A
+report that finds a file gone, or a new one that replaces others, starts reading again. Other readers see rows twice until the
+old files are deleted. Rows are not changed, and duplicates are kept; damaged files stay where they are.
 """
 
 import argparse
@@ -32,35 +31,37 @@ import pyarrow.parquet as pq
 
 from purgatory._programs import Program
 from purgatory.journal import FOLDERS, RUNS
-from purgatory.pipeline._files import COMPACTED, REPLACES, parts, replaced_by
+from purgatory.pipeline._files import COMPACTED, REPLACES, batches_of_parts, replaced_by
 from purgatory.pipeline._rows import read
 
 DAY: Final = 86_400
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": DAY}
-BYTES: Final = 128 * 1024 * 1024
-"""How much goes into one file, about."""
-ROWS: Final = 500_000
-"""How many rows are in memory at a time, and in a row group, about."""
-PORTION: Final = 2 * 1024 * 1024
-"""How much is read at a time, about."""
+MAX_FILE_BYTES: Final = 128 * 1024 * 1024
+"""About how much of the small files goes into one large file."""
+MAX_ROWS_IN_MEMORY: Final = 500_000
+"""About how many rows are in memory at a time, and in a row group."""
+READ_BYTES: Final = 2 * 1024 * 1024
+"""About how much is read at a time."""
 LOCK: Final = ".compacting"
 DAMAGED: Final = 3
 """The exit status if damaged files were found."""
 
 
 @dataclass(slots=True)
-class Done:
+class CompactionResult:
     """What was done in a folder."""
 
     compacted: int = 0
-    """Files that others stand for now."""
+    """Files that were merged into others."""
     made: int = 0
     deleted: int = 0
     """Files that were too old to keep."""
     damaged: dict[str, str] = field(default_factory=dict)
 
 
-def compact(journal: str, older_than: float, keep: float | None = None, now: float | None = None) -> dict[str, Done]:
+def compact(
+    journal: str, older_than: float, keep: float | None = None, now: float | None = None
+) -> dict[str, CompactionResult]:
     """Compacts a journal.
 
     Args:
@@ -77,16 +78,16 @@ def compact(journal: str, older_than: float, keep: float | None = None, now: flo
     """
     now = time.time() if now is None else now
     done = {}
-    with _alone(Path(journal)):
+    with _exclusively(Path(journal)):
         for folder in FOLDERS:
-            place = Path(journal, folder)
-            if not place.is_dir():
+            directory = Path(journal, folder)
+            if not directory.is_dir():
                 continue
-            done[folder] = Done()
-            _finish_earlier(place)
+            done[folder] = CompactionResult()
+            _finish_interrupted(directory)
             if keep is not None:
-                done[folder].deleted = _delete([path for path, age in _ages(place, now) if age > keep])
-            old = [path for path, age in _ages(place, now) if age > older_than]
+                done[folder].deleted = _delete([path for path, age in _ages(directory, now) if age > keep])
+            old = [path for path, age in _ages(directory, now) if age > older_than]
             for group in _groups(old):
                 _compact(group, folder, done[folder])
         runs = Path(journal, RUNS)
@@ -96,8 +97,8 @@ def compact(journal: str, older_than: float, keep: float | None = None, now: flo
 
 
 @contextmanager
-def _alone(journal: Path) -> Iterator[None]:
-    """No other compaction of the journal runs meanwhile."""
+def _exclusively(journal: Path) -> Iterator[None]:
+    """Locks the journal against other compactions during the block."""
     import fcntl  # noqa: PLC0415  (Windows, on which the other programs run, has none)
 
     with (journal / LOCK).open("w") as lock:
@@ -108,21 +109,21 @@ def _alone(journal: Path) -> Iterator[None]:
         yield
 
 
-def _finish_earlier(place: Path) -> None:
-    """Does what a compaction that was killed has left undone."""
-    _delete(place.glob(f".{COMPACTED}*.partial"))
-    for path in place.glob(f"{COMPACTED}*.parquet"):
-        _delete(place / name for name in replaced_by(str(path)))
+def _finish_interrupted(directory: Path) -> None:
+    """Finishes a compaction that was killed."""
+    _delete(directory.glob(f".{COMPACTED}*.partial"))
+    for path in directory.glob(f"{COMPACTED}*.parquet"):
+        _delete(directory / name for name in replaced_by(str(path)))
 
 
-def _ages(place: Path, now: float) -> list[tuple[Path, float]]:
-    """The files, by name, and how long ago their last row was written."""
-    paths = sorted(path for path in place.glob("*.parquet") if not path.name.startswith((".", "_")))
+def _ages(directory: Path, now: float) -> list[tuple[Path, float]]:
+    """The files, sorted by name, and the seconds since their last row was written."""
+    paths = sorted(path for path in directory.glob("*.parquet") if not path.name.startswith((".", "_")))
     return [(path, now - path.stat().st_mtime) for path in paths]
 
 
 def _groups(paths: list[Path]) -> Iterator[list[Path]]:
-    """The files that become one: of one day, so that they get too old together."""
+    """The files that are merged into one: of one day, so that they expire together."""
     days: dict[int, list[Path]] = defaultdict(list)
     for path in paths:
         days[int(path.stat().st_mtime // DAY)].append(path)
@@ -131,7 +132,7 @@ def _groups(paths: list[Path]) -> Iterator[list[Path]]:
         filled = 0
         for path in of_day:
             size = path.stat().st_size
-            if group and filled + size > BYTES:
+            if group and filled + size > MAX_FILE_BYTES:
                 yield group
                 group, filled = [], 0
             group.append(path)
@@ -139,7 +140,7 @@ def _groups(paths: list[Path]) -> Iterator[list[Path]]:
         yield group
 
 
-def _compact(group: list[Path], folder: str, done: Done) -> None:
+def _compact(group: list[Path], folder: str, done: CompactionResult) -> None:
     if len(group) < 2:
         return
     name = COMPACTED + sha256("\0".join(path.name for path in group).encode()).hexdigest()[:16] + ".parquet"
@@ -158,23 +159,23 @@ def _compact(group: list[Path], folder: str, done: Done) -> None:
     done.compacted += len(replaced)
 
 
-def _write(group: list[Path], folder: str, target: Path, done: Done) -> list[Path]:
+def _write(group: list[Path], folder: str, target: Path, done: CompactionResult) -> list[Path]:
     """Writes the rows of files into one, and returns those files: all that are not damaged."""
     replaced = []
-    schema = FOLDERS[folder]
+    schema = _nullable(FOLDERS[folder])
     with target.open("wb") as file:
-        with pq.ParquetWriter(file, _nullable(schema), write_page_checksum=True) as writer:
-            waiting: list[pa.Table] = []
-            for some in parts({str(path): path.stat().st_size for path in group}, {}, PORTION):
+        with pq.ParquetWriter(file, schema, write_page_checksum=True) as writer:
+            buffered: list[pa.Table] = []
+            for some in batches_of_parts({str(path): path.stat().st_size for path in group}, {}, READ_BYTES):
                 rows = read(some, folder)
                 done.damaged |= rows.damaged
                 replaced += [Path(file) for file in rows.files]
-                waiting.append(rows.table)
-                if sum(table.num_rows for table in waiting) >= ROWS:
-                    writer.write_table(_whole(waiting, schema))
-                    waiting = []
-            if waiting:
-                writer.write_table(_whole(waiting, schema))
+                buffered.append(rows.table)
+                if sum(table.num_rows for table in buffered) >= MAX_ROWS_IN_MEMORY:
+                    writer.write_table(_concatenated(buffered, schema))
+                    buffered = []
+            if buffered:
+                writer.write_table(_concatenated(buffered, schema))
             writer.add_key_value_metadata({REPLACES.decode(): json.dumps([path.name for path in replaced])})
         file.flush()
         os.fsync(file.fileno())
@@ -182,12 +183,12 @@ def _write(group: list[Path], folder: str, target: Path, done: Done) -> list[Pat
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
-    """The schema for rows as they were found, of which some may be broken."""
+    """The schema with nulls allowed, since some rows may be invalid."""
     return pa.schema([each.with_nullable(True) for each in schema])
 
 
-def _whole(rows: list[pa.Table], schema: pa.Schema) -> pa.Table:
-    return pa.concat_tables(rows).cast(_nullable(schema)).combine_chunks()
+def _concatenated(rows: list[pa.Table], schema: pa.Schema) -> pa.Table:
+    return pa.concat_tables(rows).cast(schema).combine_chunks()
 
 
 def _delete(paths: Iterable[Path]) -> int:
@@ -200,7 +201,7 @@ def _delete(paths: Iterable[Path]) -> int:
 
 
 def _sync(folder: Path) -> None:
-    """Sees to it that the name is on the disk before the files are deleted which it stands for."""
+    """Writes the new name to the disk before the files that it replaces are deleted."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""``python -m purgatory.pipeline synth``: makes a journal of any size on Spark, with facts in it that a report must find.
+"""``python -m purgatory.pipeline synth``: generates a journal of any size on Spark, with known facts for a report to find.
 
 The workload is that of the benchmark with which Kafka's purgatory was measured: Poisson arrivals, a log-normal time to
 completion (median 20 ms, three quarters within 60 ms), a timeout of 200 ms, three of a hundred keys for each operation. Two of
@@ -93,7 +93,7 @@ def _normal(seed: int, what: str) -> Column:
 
 
 def _arrival(seed: int) -> Column:
-    """Uniform in a span around its place in the order. All together are nearly Poisson, yet each depends on its row alone."""
+    """Uniform in a span around the time of its row number. Together nearly Poisson, yet each depends on its row alone."""
     spread = 100
     return F.lit(START) + F.floor((F.col("operation_id") + spread * _uniform(seed, "arrival")) * (1_000_000 / RATE)).cast(
         "long"
@@ -109,10 +109,10 @@ def _kind(seed: int) -> Column:
     return chosen
 
 
-def _by_kind(place: int) -> Column:
+def _by_kind(index: int) -> Column:
     chosen = F.lit(0)
     for kind, figures in KINDS.items():
-        chosen = F.when(F.col("kind") == kind, F.lit(figures[place])).otherwise(chosen)
+        chosen = F.when(F.col("kind") == kind, F.lit(figures[index])).otherwise(chosen)
     return chosen.cast("long")
 
 

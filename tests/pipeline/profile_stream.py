@@ -1,4 +1,4 @@
-"""What the Python side of `stream` costs, outside of Spark: CPU seconds for packing, hearing, deciding, state and output.
+"""What the Python side of `stream` costs, outside of Spark: CPU seconds for packing, receiving, deciding, state and output.
 
     python tests/pipeline/profile_stream.py --data DIR [--shards 2] [--batches 1]
 
@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from purgatory.pipeline.streaming import _packing, _processor, _state
-from purgatory.pipeline.streaming._agenda import Agenda
 from purgatory.pipeline.streaming._decisions import Shard
-from purgatory.pipeline.streaming._processor import Deciding
+from purgatory.pipeline.streaming._event_queue import EventQueue
+from purgatory.pipeline.streaming._processor import ShardProcessor
 
 ROWS = 10_000
 spent: Counter[str] = Counter()
@@ -120,22 +120,22 @@ def rows_of(folder: Path, name: str, shards: int) -> tuple[pa.Table, pa.Array]:
         columns["mode"] = table["mode"]
         columns |= {column: table[column].cast("int64") for column in ("registered_at", "deadline")}
     else:
-        columns |= {"key": table["key"], "value": table["value"], "at": table["at"].cast("int64"), "home": owners}
+        columns |= {"key": table["key"], "value": table["value"], "at": table["at"].cast("int64"), "reporter": owners}
     return pa.table(columns), columns["registered_at" if name == "operations" else "at"]
 
 
 def packed(tables: Iterable[pa.Table], shards: int) -> dict[int, list[tuple[int, bool, bytes]]]:
-    """What each shard hears of."""
+    """What each shard receives."""
     operations, signals = tables
-    heard: dict[int, list[tuple[int, bool, bytes]]] = {shard: [] for shard in range(shards)}
+    received: dict[int, list[tuple[int, bool, bytes]]] = {shard: [] for shard in range(shards)}
     for batch in _packing.pack_operations(iter(operations.combine_chunks().to_batches(ROWS))):
         for row in batch.to_pylist():
-            heard[row["shard"]].append((row["shard"], False, row["events"]))
+            received[row["shard"]].append((row["shard"], False, row["events"]))
     for batch in _packing.pack_signals(iter(signals.combine_chunks().to_batches(ROWS))):
         for row in batch.to_pylist():
-            for shard, events in heard.items():
+            for shard, events in received.items():
                 events.append((shard, True, row["events"]))
-    return heard
+    return received
 
 
 def main() -> None:
@@ -147,14 +147,14 @@ def main() -> None:
     for owner, name, what in (
         (_packing, "pack_operations", "packing"),
         (_packing, "pack_signals", "packing"),
-        (Shard, "register", "hearing"),
-        (Shard, "signal", "hearing"),
-        (_processor, "from_stream", "hearing"),
+        (Shard, "register", "receiving"),
+        (Shard, "signal", "receiving"),
+        (_processor, "from_stream", "receiving"),
         (Shard, "advance_to", "deciding"),
-        (Agenda, "save", "state"),
-        (_state.Paged, "_page", "state"),
-        (_state.Paged, "save", "state"),
-        (_state.Chunks, "get", "state"),
+        (EventQueue, "save", "state"),
+        (_state.PagedStore, "_page", "state"),
+        (_state.PagedStore, "save", "state"),
+        (_state.ChunkStore, "get", "state"),
         (Shard, "take", "output"),
         (_processor, "pack_decisions", "output"),
         (_packing, "unpack_decisions", "output"),
@@ -163,27 +163,27 @@ def main() -> None:
     tables = [rows_of(options.data, name, options.shards) for name in ("operations", "signals")]
     first = min(instants.to_numpy().min() for _, instants in tables)
     last = max(instants.to_numpy().max() for _, instants in tables)
-    shards = {shard: Deciding(options.shards) for shard in range(options.shards)}
-    for deciding in shards.values():
-        deciding.init(Handle())  # type: ignore[arg-type]
+    shards = {shard: ShardProcessor(options.shards) for shard in range(options.shards)}
+    for processor in shards.values():
+        processor.init(Handle())  # type: ignore[arg-type]
     watermark = outcomes = 0
     for number in range(options.batches):
         low, high = (first + (last + 1 - first) * part // options.batches for part in (number, number + 1))
         some = [table.filter(pa.array((at.to_numpy() >= low) & (at.to_numpy() < high))) for table, at in tables]
-        heard = packed(some, options.shards)
+        received = packed(some, options.shards)
         for now in (watermark, int(high) - 1) if number == options.batches - 1 else (watermark,):
-            for shard, deciding in shards.items():
-                made = deciding.handleInputRows((shard,), iter(heard[shard]), Times(now))  # type: ignore[arg-type]
+            for shard, processor in shards.items():
+                made = processor.handleInputRows((shard,), iter(received[shard]), Times(now))  # type: ignore[arg-type]
                 values = pa.array([row[0] for row in made if row[0] is not None], pa.binary())
                 rows = _packing.unpack_decisions(iter([pa.RecordBatch.from_arrays([values], ["decisions"])]))
                 outcomes += sum(batch.num_rows for batch in rows)
-                heard[shard] = []
+                received[shard] = []
         watermark = int(high) - 1
     rows = sum(len(table) for table, _ in tables)
     print(
         f"{rows:,} rows in {options.batches} batches, {options.shards} shards: {outcomes:,} outcomes, {Map.calls:,} state calls"
     )
-    for name in ("packing", "hearing", "deciding", "state", "output"):
+    for name in ("packing", "receiving", "deciding", "state", "output"):
         print(f"{name:10}{spent[name]:8.2f} s{spent[name] / rows * 1e6:8.2f} µs a row")
     print(f"{'all':10}{spent.total():8.2f} s{spent.total() / rows * 1e6:8.2f} µs a row")
 

@@ -1,4 +1,4 @@
-"""Rows as shards hear of them, in the tests of what decides."""
+"""Rows as shards receive them, for the tests of decisions."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,7 +17,7 @@ OPERATIONS = pa.schema(
         "deadline": pa.int64(),
     }
 )
-SIGNALS = pa.schema({"key": pa.string(), "value": pa.int64(), "at": pa.int64(), "home": pa.int32()})
+SIGNALS = pa.schema({"key": pa.string(), "value": pa.int64(), "at": pa.int64(), "reporter": pa.int32()})
 
 
 def operations_batch(operations: Iterable[Operation]) -> pa.RecordBatch:

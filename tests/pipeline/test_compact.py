@@ -14,14 +14,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from test_bad_journals import damage
-from test_report import account, assert_tables_equal, check, random_operations, table, tables, write
+from journals import account, assert_tables_equal, check, damage, random_operations, table, tables, write
 
 from purgatory.pipeline import _files, _reading, _rows
 from purgatory.pipeline import compact as program
 from purgatory.pipeline._command_line import main
+from purgatory.pipeline._executor import local
 from purgatory.pipeline._reading import read
-from purgatory.pipeline._spread import here
 from purgatory.pipeline.compact import DAY, compact, duration
 from purgatory.pipeline.report._make import make_tables
 
@@ -43,7 +42,7 @@ def small_files(journal: Path, count: int = 12, rows_of_file: int = 5, at: float
 
 def rows_read(journal: Path, work: Path) -> int:
     """How many operations a report reads. No copies may have been found on the way."""
-    source = read(here, [str(journal)], ["operations"], str(work))["operations"]
+    source = read(local, [str(journal)], ["operations"], str(work))["operations"]
     [copies] = [line.count for line in source.account if line.what == "duplicates dropped"]
     assert copies == 0
     return source.rows
@@ -52,7 +51,7 @@ def rows_read(journal: Path, work: Path) -> int:
 def test_the_report_says_the_same_and_there_is_one_file(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     rows = small_files(journal)
-    make_tables(here, [str(journal)], str(tmp_path / "before"))
+    make_tables(local, [str(journal)], str(tmp_path / "before"))
 
     done = compact(str(journal), 3600, now=NOW)
 
@@ -60,7 +59,7 @@ def test_the_report_says_the_same_and_there_is_one_file(tmp_path: Path) -> None:
     for folder in ("operations", "checks"):
         [file] = (journal / folder).iterdir()
         assert file.name.startswith("compacted-") and file.stat().st_mtime == NOON + 11
-    make_tables(here, [str(journal)], str(tmp_path / "after"))
+    make_tables(local, [str(journal)], str(tmp_path / "after"))
     assert_tables_equal(tables(tmp_path / "after"), rows, [check(n, key=key) for n in range(12) for key in ("key", "other")])
     for name in ("outcomes", "keys", "pending", "survival", "timeouts"):
         before, after = (sorted(map(str, table(tmp_path / when, name))) for when in ("before", "after"))
@@ -94,7 +93,7 @@ def test_what_is_too_old_is_deleted_day_by_day(tmp_path: Path) -> None:
     assert [*(tmp_path / "runs").iterdir()] == []
 
 
-def test_a_damaged_file_is_left_alone_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_file_is_left_alone_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small_files(tmp_path, at=NOON - 300 * DAY)
     bad = write(tmp_path, "operations", "run-000003", random_operations(random.Random(2), 500))
     damage(bad, "zeroed")
@@ -154,6 +153,7 @@ def test_killed_between_any_two_steps_it_has_lost_and_doubled_nothing(tmp_path: 
     assert deaths > 15
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     small_files(journal, count=300)
@@ -179,7 +179,7 @@ def test_a_process_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) 
 
 def test_a_report_beside_a_compaction_reads_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before each listing and each file that is read, a compaction gets so far."""
-    rows_of, listed = _rows.rows_of, _reading.listed
+    rows_of, list_files = _rows.rows_of, _reading.list_files
     for moment in range(6):
         for progress in (4, 6, 7, 8, 9, 10, 1000):
             journal = tmp_path / f"{moment}-{progress}"
@@ -199,30 +199,30 @@ def test_a_report_beside_a_compaction_reads_every_row_once(tmp_path: Path, monke
 
             with monkeypatch.context() as patched:
                 patched.setattr(_rows, "rows_of", beside(rows_of))
-                patched.setattr(_reading, "listed", beside(listed))
+                patched.setattr(_reading, "list_files", beside(list_files))
                 assert rows_read(journal, tmp_path / "work") == 20, (moment, progress)
 
 
 def test_a_listing_that_a_compaction_overtakes_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_files(tmp_path, count=4)
-    listed = _reading.listed
+    list_files = _reading.list_files
 
     def overtaken(task: tuple[str, str]) -> _files.Listing:
         """Has seen neither a file that is deleted already nor the one that stands for it."""
-        monkeypatch.setattr(_reading, "listed", listed)
-        found = listed(task)
+        monkeypatch.setattr(_reading, "list_files", list_files)
+        found = list_files(task)
         monkeypatch.setattr(program, "_delete", lambda paths: [path.unlink() for path in [*paths][:1]])
         compact(str(tmp_path), 3600, now=NOW)
         return replace(found, sizes=dict([*found.sizes.items()][1:]))
 
-    monkeypatch.setattr(_reading, "listed", overtaken)
+    monkeypatch.setattr(_reading, "list_files", overtaken)
 
     assert rows_read(tmp_path, tmp_path / "work") == 20
 
 
 def test_two_compactions_do_not_run_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small_files(tmp_path)
-    with program._alone(tmp_path):
+    with program._exclusively(tmp_path):
         assert main(["compact", str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"cannot compact {str(tmp_path)!r}: another compaction of it is going on\n"
     assert main(["compact", str(tmp_path)]) == 0
@@ -236,7 +236,7 @@ def test_a_file_that_another_stands_for_is_counted_but_not_read(tmp_path: Path, 
         compact(str(journal), 3600, now=NOW)
     assert len([*(journal / "operations").iterdir()]) == 13
 
-    make_tables(here, [str(journal)], str(out))
+    make_tables(local, [str(journal)], str(out))
 
     counts = account(table(out, "reconciliation"))
     assert (counts["operations", "files"], counts["operations", "files compacted"]) == (1, 12)

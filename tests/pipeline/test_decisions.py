@@ -1,43 +1,42 @@
-"""What decides on streams: equal to the definition and to `ThresholdPurgatory`, whatever the order in which it hears."""
+"""Decisions on streams: equal to the definition and to `ThresholdPurgatory`, whatever the order of the events."""
 
-import asyncio
 from collections import Counter
 from typing import Any
 
 import pytest
+from check_stream import by_thresholds
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from orders import Traffic
 from shards import operations_batch, signals_batch
 
-from purgatory import OperationTimeout, ThresholdPurgatory
-from purgatory.pipeline.streaming._agenda import Agenda
 from purgatory.pipeline.streaming._decisions import Shard
+from purgatory.pipeline.streaming._event_queue import EventQueue
 from purgatory.pipeline.streaming._events import COMPLETED, EXPIRED, LATE, Decision, Operation, requirements_of
-from purgatory.testing import VirtualTimeLoop
 
 SECOND = 1_000_000
 END = 10**18
-HOME = 6
+LABEL = 6
 """The label of the shard."""
 
 
 def new_shard() -> Shard:
-    return Shard({}, {}, Agenda({}))
+    return Shard({}, {}, EventQueue({}))
 
 
 def operation(operation_id="a", requirements=(("x", 1),), mode="all", registered_at=1, deadline=10) -> Operation:
     return Operation(operation_id, requirements, mode, registered_at, deadline)
 
 
-def hear(shard: Shard, *events: Any, now: int = 0) -> list[Decision]:
-    """Tells `shard` of operations and of `(key, value, at)`, lets time come to `now`, and saves."""
+def receive(shard: Shard, *events: Any, now: int = 0) -> list[Decision]:
+    """Gives `shard` operations and signals `(key, value, at)`, advances time to `now`, and saves."""
     operations = [each for each in events if isinstance(each, Operation)]
     if operations:
         shard.register(operations_batch(operations), now)
     if signals := [each for each in events if not isinstance(each, Operation)]:
-        shard.signal(signals_batch([(*each, HOME) for each in signals]), now, HOME)
+        shard.signal(signals_batch([(*each, LABEL) for each in signals]), now, LABEL)
     shard.advance_to(now)
-    shard.agenda.save()
+    shard.event_queue.save()
     return taken(shard)
 
 
@@ -66,57 +65,6 @@ def by_definition(operations: list[Operation], signals: list[tuple[str, int, int
     return decisions
 
 
-def by_thresholds(operations: list[Operation], signals: list[tuple[str, int, int]]) -> list[Decision]:
-    """The same by tasks that wait in a `ThresholdPurgatory`, on virtual time: an instant is a second of the loop.
-
-    A deadline is half a second after its instant, so that a signal at the same instant still counts.
-    """
-    decisions: list[Decision] = []
-
-    async def wait_for(each: Operation, purgatory: ThresholdPurgatory[str, int]) -> None:
-        loop = asyncio.get_running_loop()
-
-        async def reach(key: str, threshold: int) -> str:
-            await purgatory.wait(key, threshold, each.deadline + 0.5 - loop.time())
-            return key
-
-        waits = [asyncio.create_task(reach(*requirement)) for requirement in each.requirements]
-        is_done = (lambda: all(map(succeeded, waits))) if each.mode == "all" else (lambda: any(map(succeeded, waits)))
-        left = set(waits)
-        while left and not is_done():
-            left = (await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED))[1]
-        for _ in range(3):  # what was reached at the same instant is told to its task in the same iterations of the loop
-            await asyncio.sleep(0)
-        now, outcome = int(loop.time()), COMPLETED if is_done() else EXPIRED
-        satisfied = [wait.result() for wait in waits if succeeded(wait)]
-        decisions.append(Decision(outcome, each.operation_id, now, satisfied))
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)
-
-    def succeeded(wait: asyncio.Task[str]) -> bool:
-        assert not wait.done() or wait.cancelled() or wait.exception() is None or isinstance(wait.exception(), OperationTimeout)
-        return wait.done() and not wait.cancelled() and wait.exception() is None
-
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        tasks = []
-        async with ThresholdPurgatory[str, int](tick=0.5) as purgatory:
-            for at in sorted({at for _, _, at in signals} | {each.registered_at for each in operations}):
-                await asyncio.sleep(at - loop.time())
-                for key, value, _ in sorted(signal for signal in signals if signal[2] == at):
-                    known = purgatory.value(key)
-                    if known is None or value > known:
-                        purgatory.advance(key, value)
-                tasks += [asyncio.create_task(wait_for(each, purgatory)) for each in operations if each.registered_at == at]
-                await asyncio.sleep(0)
-            await asyncio.gather(*tasks)
-
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
-        runner.run(main())
-    return decisions
-
-
 KEYS = st.sampled_from("xyz")
 VALUES = st.integers(0, 6)
 INSTANTS = st.integers(1, 60)
@@ -135,9 +83,7 @@ def many_operations(draw: st.DrawFn) -> list[Operation]:
     return made
 
 
-@settings(deadline=None, max_examples=300)
-@given(operations=many_operations(), signals=SIGNALS, unit=st.sampled_from([1, 700_000, 50 * SECOND]), data=st.data())
-def test_in_whatever_order_it_hears_the_outcomes_are_those_of_the_definition(operations, signals, unit, data) -> None:
+def in_whatever_order(operations, signals, unit, data) -> None:
     """Events come in any order that the watermark allows: each before the watermark comes to its instant."""
     operations = [each._replace(registered_at=each.registered_at * unit, deadline=each.deadline * unit) for each in operations]
     signals = [(key, value, at * unit) for key, value, at in signals]
@@ -146,76 +92,93 @@ def test_in_whatever_order_it_hears_the_outcomes_are_those_of_the_definition(ope
     while left:
         known = data.draw(st.integers(1, len(left)))
         batch, left = left[:known], left[known:]
-        decided += hear(shard, *batch, now=now)
+        decided += receive(shard, *batch, now=now)
         earliest = min((each[3] if isinstance(each, Operation) else each[2] for each in left), default=END) - 1
         now = max(now, data.draw(st.integers(now, max(now, min(earliest, 100 * unit)))))
         if due := data.draw(st.booleans()):
-            decided += hear(shard, now=now)
-        assert not due or shard.agenda.next() is None or shard.agenda.next() > now
-    decided += hear(shard, now=END)
+            decided += receive(shard, now=now)
+        assert not due or shard.event_queue.next_at() is None or shard.event_queue.next_at() > now
+    decided += receive(shard, now=END)
 
     assert sorted(decided) == sorted(by_definition(operations, signals))
     assert not shard.operations
-    assert all(line.value == max(v for k, v, _ in signals if k == key) for key, line in shard.lines.items())
-    assert set(shard.lines) == {key for key, _, _ in signals}
-    assert not any(line.waiters or line.segments for line in shard.lines.values())
-    assert shard.agenda.next() is None
+    assert all(queue.value == max(v for k, v, _ in signals if k == key) for key, queue in shard.queues.items())
+    assert set(shard.queues) == {key for key, _, _ in signals}
+    assert not any(queue.waiters or queue.segments for queue in shard.queues.values())
+    assert shard.event_queue.next_at() is None
+
+
+in_any_order = given(many_operations(), SIGNALS, st.sampled_from([1, 700_000, 50 * SECOND]), st.data())
 
 
 @settings(deadline=None, max_examples=60)
+@in_any_order
+def test_in_whatever_order_events_come_the_outcomes_are_those_of_the_definition(operations, signals, unit, data) -> None:
+    in_whatever_order(operations, signals, unit, data)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=600)
+@in_any_order
+def test_in_whatever_order_events_come_at_length(operations, signals, unit, data) -> None:
+    in_whatever_order(operations, signals, unit, data)
+
+
+@settings(deadline=None, max_examples=40)
 @given(operations=many_operations(), signals=SIGNALS)
 def test_the_outcomes_are_those_of_a_threshold_purgatory_on_virtual_time(operations, signals) -> None:
     shard = new_shard()
-    decided = hear(shard, *operations, *signals) + hear(shard, now=END)
+    decided = receive(shard, *operations, *signals) + receive(shard, now=END)
 
-    assert sorted(decided) == sorted(by_thresholds(operations, signals))
+    rows = sorted((each.operation_id, each.outcome, each.decided_at, tuple(each.satisfied_keys)) for each in decided)
+    assert rows == by_thresholds(Traffic([each[:5] for each in operations], signals))
 
 
 @pytest.mark.parametrize("mode", ["all", "any"])
 def test_a_signal_at_the_very_deadline_still_counts(mode: str) -> None:
     shard = new_shard()
-    hear(shard, operation(mode=mode, deadline=10), ("x", 1, 10))
+    receive(shard, operation(mode=mode, deadline=10), ("x", 1, 10))
 
-    assert brief(hear(shard, now=10)) == [(COMPLETED, "a", 10)]
+    assert brief(receive(shard, now=10)) == [(COMPLETED, "a", 10)]
 
 
 def test_a_signal_just_after_the_deadline_does_not() -> None:
     shard = new_shard()
-    hear(shard, operation(deadline=10), ("x", 1, 11))
+    receive(shard, operation(deadline=10), ("x", 1, 11))
 
-    assert brief(hear(shard, now=11)) == [(EXPIRED, "a", 10)]
+    assert brief(receive(shard, now=11)) == [(EXPIRED, "a", 10)]
 
 
 def test_a_signal_before_the_registration_counts_and_nobody_need_wait_for_it() -> None:
     shard = new_shard()
-    hear(shard, ("x", 5, 2), now=1)
-    hear(shard, now=2)
+    receive(shard, ("x", 5, 2), now=1)
+    receive(shard, now=2)
 
-    assert brief(hear(shard, operation(requirements=(("x", 4),), registered_at=5), now=3)) == []
-    assert brief(hear(shard, now=5)) == [(COMPLETED, "a", 5)]
+    assert brief(receive(shard, operation(requirements=(("x", 4),), registered_at=5), now=3)) == []
+    assert brief(receive(shard, now=5)) == [(COMPLETED, "a", 5)]
 
 
 def test_nothing_is_decided_before_the_watermark_says_that_nothing_earlier_will_come() -> None:
     shard = new_shard()
-    hear(shard, operation(), ("x", 3, 8))
+    receive(shard, operation(), ("x", 3, 8))
 
-    assert hear(shard, now=7) == []
-    assert brief(hear(shard, ("x", 1, 9), now=8)) == [(COMPLETED, "a", 8)]
+    assert receive(shard, now=7) == []
+    assert brief(receive(shard, ("x", 1, 9), now=8)) == [(COMPLETED, "a", 8)]
 
 
 def test_a_lower_value_takes_nothing_back() -> None:
     shard = new_shard()
-    hear(shard, ("x", 5, 1), ("x", 2, 3), operation(requirements=(("x", 4),), registered_at=5))
+    receive(shard, ("x", 5, 1), ("x", 2, 3), operation(requirements=(("x", 4),), registered_at=5))
 
-    assert brief(hear(shard, now=9)) == [(COMPLETED, "a", 5)]
-    assert shard.lines["x"].value == 5
+    assert brief(receive(shard, now=9)) == [(COMPLETED, "a", 5)]
+    assert shard.queues["x"].value == 5
 
 
 def test_a_copy_of_an_operation_that_waits_is_late_and_the_first_deadline_stands() -> None:
     shard = new_shard()
-    hear(shard, operation(deadline=10), operation(registered_at=2, deadline=20))
+    receive(shard, operation(deadline=10), operation(registered_at=2, deadline=20))
 
-    copy, outcome = hear(shard, now=30)
+    copy, outcome = receive(shard, now=30)
 
     assert (copy.outcome, copy.operation_id, copy.at) == (LATE, "a", 2) and "copy" in copy.reason
     assert brief([outcome]) == [(EXPIRED, "a", 10)]
@@ -224,36 +187,36 @@ def test_a_copy_of_an_operation_that_waits_is_late_and_the_first_deadline_stands
 
 def test_a_copy_of_an_operation_that_has_completed_is_late_as_long_as_its_deadline_is_ahead() -> None:
     shard = new_shard()
-    hear(shard, operation(deadline=10), ("x", 1, 2))
-    assert brief(hear(shard, now=3)) == [(COMPLETED, "a", 2)]
+    receive(shard, operation(deadline=10), ("x", 1, 2))
+    assert brief(receive(shard, now=3)) == [(COMPLETED, "a", 2)]
 
-    assert [each.outcome for each in hear(shard, operation(deadline=10), now=4)] == [LATE]
-    assert [each.outcome for each in hear(shard, operation(deadline=10), now=10)] == [LATE]
+    assert [each.outcome for each in receive(shard, operation(deadline=10), now=4)] == [LATE]
+    assert [each.outcome for each in receive(shard, operation(deadline=10), now=10)] == [LATE]
     assert shard.counts.registered == 3 and shard.counts.completed == 1 and shard.counts.late == 2
     assert not shard.operations
 
 
 def test_an_id_may_be_used_again_when_its_deadline_has_passed() -> None:
     shard = new_shard()
-    hear(shard, operation(deadline=10), operation(registered_at=11, deadline=20), ("x", 1, 15))
+    receive(shard, operation(deadline=10), operation(registered_at=11, deadline=20), ("x", 1, 15))
 
-    assert brief(hear(shard, now=30)) == [(EXPIRED, "a", 10), (COMPLETED, "a", 15)]
+    assert brief(receive(shard, now=30)) == [(EXPIRED, "a", 10), (COMPLETED, "a", 15)]
 
 
 def test_a_late_operation_whose_deadline_is_ahead_waits_from_the_watermark_on() -> None:
     shard = new_shard()
-    hear(shard, ("x", 1, 3), now=0)
-    hear(shard, now=5)
+    receive(shard, ("x", 1, 3), now=0)
+    receive(shard, now=5)
 
-    assert brief(hear(shard, operation(registered_at=2, deadline=9), now=5)) == [(COMPLETED, "a", 5)]
+    assert brief(receive(shard, operation(registered_at=2, deadline=9), now=5)) == [(COMPLETED, "a", 5)]
 
 
 def test_a_late_signal_is_reported_and_counts_from_the_watermark_on() -> None:
     shard = new_shard()
-    hear(shard, operation(deadline=9), operation("b", deadline=4))
-    assert brief(hear(shard, now=5)) == [(EXPIRED, "b", 4)]
+    receive(shard, operation(deadline=9), operation("b", deadline=4))
+    assert brief(receive(shard, now=5)) == [(EXPIRED, "b", 4)]
 
-    late, outcome = hear(shard, ("x", 1, 3), now=5)
+    late, outcome = receive(shard, ("x", 1, 3), now=5)
 
     assert (late.outcome, late.key, late.at, late.operation_id) == (LATE, "x", 3, None)
     assert brief([outcome]) == [(COMPLETED, "a", 5)]
@@ -262,7 +225,7 @@ def test_a_late_signal_is_reported_and_counts_from_the_watermark_on() -> None:
 
 def test_of_several_shards_one_reports_a_late_signal() -> None:
     shard = new_shard()
-    shard.signal(signals_batch([("x", 1, 3, HOME + 1)]), 5, HOME)
+    shard.signal(signals_batch([("x", 1, 3, LABEL + 1)]), 5, LABEL)
 
     assert taken(shard) == [] and shard.counts.late_signals == 0
 
@@ -285,21 +248,21 @@ def test_of_several_shards_one_reports_a_late_signal() -> None:
 def test_what_cannot_be_decided_on_is_late_and_says_why(refused: Operation, reason: str) -> None:
     shard = new_shard()
 
-    (decision,) = hear(shard, refused, now=5)
+    (decision,) = receive(shard, refused, now=5)
 
     assert decision.outcome == LATE and reason in decision.reason
     assert (shard.counts.registered, shard.counts.late) == (1, 1)
-    assert not shard.operations and not shard.lines and shard.agenda.next() is None
+    assert not shard.operations and not shard.queues and shard.event_queue.next_at() is None
 
 
 @pytest.mark.parametrize("signal", [(None, 1, 9), ("x", None, 9), ("x", 1, None)])
 def test_a_signal_that_lacks_something_is_late(signal) -> None:
     shard = new_shard()
 
-    (decision,) = hear(shard, signal, now=5)
+    (decision,) = receive(shard, signal, now=5)
 
     assert decision.outcome == LATE and "lacks" in decision.reason and decision.key == signal[0]
-    assert hear(shard, now=END) == [] and not shard.lines
+    assert receive(shard, now=END) == [] and not shard.queues
 
 
 def test_a_key_that_is_required_twice_counts_with_the_threshold_that_decides() -> None:
@@ -313,8 +276,8 @@ def test_a_key_that_is_required_twice_counts_with_the_threshold_that_decides() -
 
 def test_a_hot_key_wakes_those_whom_it_reaches_and_nobody_else() -> None:
     shard = new_shard()
-    hear(shard, *(operation(f"o{number}", (("x", number),), deadline=100) for number in range(1000)))
-    hear(shard, now=1)
+    receive(shard, *(operation(f"o{number}", (("x", number),), deadline=100) for number in range(1000)))
+    receive(shard, now=1)
     reads = Counter()
 
     class Counting(dict[str, Any]):
@@ -323,8 +286,8 @@ def test_a_hot_key_wakes_those_whom_it_reaches_and_nobody_else() -> None:
             return super().get(key, default)
 
     shard.operations = Counting(shard.operations)
-    hear(shard, ("x", 9, 2), now=1)
-    decisions = hear(shard, now=2)
+    receive(shard, ("x", 9, 2), now=1)
+    decisions = receive(shard, now=2)
 
     assert {each.operation_id for each in decisions} == {f"o{number}" for number in range(10)}
     assert set(reads) == {f"o{number}" for number in range(10)}

@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_report import START, operation, random_operations, write
+from journals import START, Row, operation, random_operations, write
 
-from purgatory.pipeline._spread import here
+from purgatory.pipeline._executor import local
 from purgatory.pipeline.report import _durations, _make
 from purgatory.pipeline.report._data import data
 from purgatory.pipeline.report._durations import EDGES, steps_of
-
-Row = dict[str, Any]
 
 
 def test_a_step_begins_at_each_edge_of_each_power_of_ten() -> None:
@@ -28,7 +26,7 @@ def test_a_step_begins_at_each_edge_of_each_power_of_ten() -> None:
 
 def shown(tmp_path: Path, rows: list[Row]) -> dict[str, Any]:
     write(tmp_path / "journal", "operations", "x", rows)
-    summary = _make.make_tables(here, [str(tmp_path / "journal")], str(tmp_path / "out"))
+    summary = _make.make_tables(local, [str(tmp_path / "journal")], str(tmp_path / "out"))
     return data([], summary)
 
 
@@ -74,7 +72,7 @@ def simple(rows: list[Row], found: dict[str, Any], name: str) -> Counter[tuple[A
 def test_every_operation_is_in_the_cell_of_its_wait_and_its_beginning(
     most: int, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("purgatory.pipeline._pieces.ROWS", 1000)  # several tasks, which join spans each by itself
+    monkeypatch.setattr("purgatory.pipeline._pieces.MAX_ROWS", 1000)  # several tasks, which join spans each by itself
     monkeypatch.setattr(_durations, "CELLS", most // 2)
     monkeypatch.setattr(_durations, "SHOWN", {"waits": most, "lateness": most})
     rows = random_operations(random.Random(21), 4000)

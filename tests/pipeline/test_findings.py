@@ -36,7 +36,7 @@ def timeouts(**columns: Any) -> Line:
     } | columns
 
 
-def test_a_timeout_that_cannot_be_told_is_not_told():
+def test_a_timeout_that_cannot_be_reported_is_not_reported():
     [text] = said(timeouts=[timeouts()])
 
     assert text == (
@@ -45,7 +45,7 @@ def test_a_timeout_that_cannot_be_told_is_not_told():
     )
 
 
-def test_a_timeout_that_can_be_told_is_told():
+def test_a_timeout_that_can_be_reported_is_reported():
     line = timeouts(timeout_max_s=30.0, timeout_1_percent=1.25, timeout_01_percent=8.0)
 
     [text] = said(timeouts=[line])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from purgatory.pipeline.streaming import encode_operation, encode_signal
-from purgatory.pipeline.streaming._messages import COLUMNS, read
+from purgatory.pipeline.streaming._messages import COLUMNS, decode_batches
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 TEXT = st.text(max_size=20)
@@ -14,7 +14,7 @@ TEXT = st.text(max_size=20)
 
 def rows(kind: str, *values: bytes | None) -> list[dict]:
     batch = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.binary()), "offset": range(len(values))})
-    (made,) = read(iter([batch]), kind)
+    (made,) = decode_batches(iter([batch]), kind)
     assert made.schema.names == [*COLUMNS[kind], "offset", "problem"]
     assert made["offset"].to_pylist() == list(range(len(values)))
     return pa.table(

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import oracle
 import pytest
+from journals import check, random_operations, write
 from requirements import need
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select
 from selenium.webdriver.support.wait import WebDriverWait
-from test_report import check, random_operations, write
 
 from purgatory.pipeline._command_line import main
 from purgatory.pipeline.report._durations import steps_of
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ADVICE = "needs a browser: apt-get install chromium chromium-driver"
 ROWS = random_operations(random.Random(13), 3000)
 RUNS = {row["run_id"] for row in ROWS}

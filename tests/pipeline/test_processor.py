@@ -1,8 +1,9 @@
-"""The adapter between shards and Spark, without Spark: rows are packed, state lies in pages, and none of it is left over."""
+"""The adapter between shards and Spark, without Spark: rows are packed, state is in pages, and nothing of it is left over."""
 
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
@@ -15,15 +16,15 @@ from shards import operations_batch, signals_batch
 from purgatory.pipeline.streaming import _processor
 from purgatory.pipeline.streaming._events import DECISIONS, Operation, from_bytes, from_stream, to_stream
 from purgatory.pipeline.streaming._packing import pack_operations, pack_signals, unpack_decisions
-from purgatory.pipeline.streaming._processor import OLD_PAGES, Deciding, ShardsChanged, ship
-from purgatory.pipeline.streaming._state import FULL, PAGES
+from purgatory.pipeline.streaming._processor import OLD_PAGES, ShardProcessor, ShardsChanged, send_code_to_workers
+from purgatory.pipeline.streaming._state import INITIAL_PAGES, MAX_ENTRIES_PER_PAGE
 
 SHARD = 6
 
 
 def simulated() -> TwsTester:
     never_drops = sys.maxsize  # as Spark, to which these rows have no event time
-    return TwsTester(Deciding(4), timeMode="eventTime", outputMode="append", eventTimeExtractor=lambda _: never_drops)
+    return TwsTester(ShardProcessor(4), timeMode="eventTime", outputMode="append", eventTimeExtractor=lambda _: never_drops)
 
 
 def operation(operation_id: str = "a", *, key: str = "x", deadline: int = 20_000) -> Operation:
@@ -51,8 +52,8 @@ def entries(tws: TwsTester, name: str) -> int:
 
 def test_an_operation_completes_when_the_watermark_comes_to_its_signal_and_leaves_no_trace() -> None:
     tws = simulated()
-    heard = tws.test(SHARD, [row(operations=[operation()]), row(signals=[("x", 1, 5_000, SHARD)])])
-    assert [tuple(each) for each in heard] == [(None, 1, 0, 0, 0, 0)]
+    received = tws.test(SHARD, [row(operations=[operation()]), row(signals=[("x", 1, 5_000, SHARD)])])
+    assert [tuple(each) for each in received] == [(None, 1, 0, 0, 0, 0)]
 
     assert tws.setWatermark(4) == []
     assert brief(tws.setWatermark(5)) == [("completed", "a", 5_000, ["x"])]
@@ -70,7 +71,7 @@ def test_an_operation_expires_by_a_timer_in_the_first_millisecond_after_its_dead
     assert (entries(tws, "operations"), entries(tws, "agenda"), entries(tws, "lines")) == (0, 0, 0)
 
 
-def test_the_owner_of_its_key_reports_a_late_signal_and_the_others_are_silent() -> None:
+def test_one_shard_reports_a_late_signal_and_the_others_do_not() -> None:
     tws = simulated()
     tws.setWatermark(10)
 
@@ -94,14 +95,14 @@ def test_state_goes_on_from_where_the_batch_before_left_it() -> None:
 
 def test_pages_are_divided_when_they_are_full_and_nothing_is_lost() -> None:
     tws = simulated()
-    names = [f"o{number}" for number in range(3 * PAGES * FULL)]
+    names = [f"o{number}" for number in range(3 * INITIAL_PAGES * MAX_ENTRIES_PER_PAGE)]
     half = len(names) // 2
     for some in (names[:half], names[half:]):
         tws.test(SHARD, [row(operations=[operation(name, key=name) for name in some])])
         tws.setWatermark(1 if some[0] == names[0] else 2)
 
     pages = tws.peekMapState("operations", SHARD)
-    assert len(pages) > PAGES and sum(page[0] for page in pages.values()) == len(names)
+    assert len(pages) > INITIAL_PAGES and sum(page[0] for page in pages.values()) == len(names)
     tws.test(SHARD, [row(signals=[(name, 1, 3_000, SHARD) for name in names])])
     assert sorted(brief(tws.setWatermark(3))) == sorted(("completed", name, 3_000, [name]) for name in names)
     tws.setWatermark(30)
@@ -110,7 +111,7 @@ def test_pages_are_divided_when_they_are_full_and_nothing_is_lost() -> None:
 
 def test_a_checkpoint_that_was_written_with_a_fixed_number_of_pages_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     tws = simulated()
-    monkeypatch.setattr(_processor, "PAGES", OLD_PAGES)
+    monkeypatch.setattr(_processor, "INITIAL_PAGES", OLD_PAGES)
     names = [f"o{number}" for number in range(50)]
     tws.test(SHARD, [row(operations=[operation(name, key=name) for name in names])])
     tws.setWatermark(1)
@@ -122,7 +123,7 @@ def test_a_checkpoint_that_was_written_with_a_fixed_number_of_pages_goes_on(monk
     assert sorted(brief(tws.setWatermark(3))) == sorted(("completed", name, 3_000, [name]) for name in names)
 
 
-def test_a_checkpoint_whose_agenda_was_written_as_tuples_goes_on() -> None:
+def test_a_checkpoint_whose_events_were_written_as_tuples_goes_on() -> None:
     tws = simulated()
     tws.test(SHARD, [row(operations=[operation("a"), operation("b", key="y")])])
     ((chunk, (registrations, _)),) = tws.peekMapState("agenda", SHARD).items()
@@ -180,11 +181,11 @@ def test_operations_are_packed_by_shard_and_ticks_are_left_out() -> None:
 
 
 def test_signals_are_packed_as_columns_and_ticks_are_left_out() -> None:
-    columns = {"is_tick": [False, True], "key": ["x", None], "value": [3, None], "at": [7, None], "home": [2, 0]}
+    columns = {"is_tick": [False, True], "key": ["x", None], "value": [3, None], "at": [7, None], "reporter": [2, 0]}
 
     (packed,) = pack_signals(iter([pa.RecordBatch.from_pydict(columns)]))
 
-    assert from_stream(packed["events"][0].as_py()).to_pylist() == [{"key": "x", "value": 3, "at": 7, "home": 2}]
+    assert from_stream(packed["events"][0].as_py()).to_pylist() == [{"key": "x", "value": 3, "at": 7, "reporter": 2}]
 
 
 ELSEWHERE = """
@@ -201,12 +202,12 @@ print(processor.shards, [packer.__name__ for packer in packers], [list(packer(it
 """
 
 
-def test_what_is_sent_to_workers_runs_where_our_package_is_not_installed() -> None:
-    ship()
-    sent = cloudpickle.dumps((Deciding(4), [pack_operations, pack_signals, unpack_decisions]))
+def test_what_is_sent_to_workers_runs_where_our_package_is_not_installed(
+    program: Callable[..., subprocess.CompletedProcess[bytes]],
+) -> None:
+    send_code_to_workers()
+    sent = cloudpickle.dumps((ShardProcessor(4), [pack_operations, pack_signals, unpack_decisions]))
 
-    run = subprocess.run([sys.executable, "-c", ELSEWHERE], input=sent, capture_output=True, check=False, timeout=200)
+    said = program("-c", ELSEWHERE, input=sent, text=False).stdout
 
-    assert run.stdout.decode() == "4 ['pack_operations', 'pack_signals', 'unpack_decisions'] [[], [], []]\n", (
-        run.stderr.decode()
-    )
+    assert said.decode() == "4 ['pack_operations', 'pack_signals', 'unpack_decisions'] [[], [], []]\n"

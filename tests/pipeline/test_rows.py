@@ -6,15 +6,14 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from test_bad_journals import damage
-from test_report import operation
+from journals import damage, operation
 
 from purgatory.journal import OPERATIONS
 from purgatory.pipeline import _rows
 from purgatory.pipeline._files import Part
 from purgatory.pipeline._rows import TYPES, read
 
-FILES = 450
+FILES = 250
 TEXT = [("run_id", pa.large_string()), ("keys", pa.large_list(pa.large_string()))]
 
 
@@ -41,20 +40,20 @@ def written(folder: Path, number: int) -> Part:
 
 
 @pytest.mark.usefixtures("three_processors")
-@pytest.mark.parametrize("small", [_rows.SMALL, 0])
+@pytest.mark.parametrize("small", [_rows.SMALL_FILE_BYTES, 0])
 def test_many_files_are_read_in_order_and_the_damaged_and_the_vanished_set_apart(
     small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_rows, "SMALL", small)
+    monkeypatch.setattr(_rows, "SMALL_FILE_BYTES", small)
     parts = [written(tmp_path, number) for number in range(FILES)]
-    damage(Path(parts[200].file), "zeroed")
-    Path(parts[300].file).unlink()
+    damage(Path(parts[120].file), "zeroed")
+    Path(parts[220].file).unlink()
 
     rows = read(parts, "operations")
 
-    left = [number for number in range(FILES) if number not in {200, 300}]
+    left = [number for number in range(FILES) if number not in {120, 220}]
     assert rows.files == [parts[number].file for number in left] and rows.counts == [3] * len(left)
-    assert rows.has_vanished and [*rows.damaged] == [parts[200].file]
+    assert rows.has_vanished and [*rows.damaged] == [parts[120].file]
     assert rows.table.schema == TYPES["operations"]
     written_there = [operation(3 * number + place) for number in left for place in range(3)]
     assert rows.table.to_pylist() == pa.Table.from_pylist(written_there, OPERATIONS).to_pylist()
@@ -66,11 +65,11 @@ def test_what_cannot_be_read_at_all_is_no_rows(tmp_path: Path) -> None:
     assert rows.has_vanished and not rows.files and rows.table == TYPES["operations"].empty_table()
 
 
-@pytest.mark.parametrize("small", [_rows.SMALL, 0])
+@pytest.mark.parametrize("small", [_rows.SMALL_FILE_BYTES, 0])
 def test_a_column_that_is_there_twice_is_damage_and_one_too_many_is_passed_over(
     small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_rows, "SMALL", small)
+    monkeypatch.setattr(_rows, "SMALL_FILE_BYTES", small)
     rows = pa.Table.from_pylist([operation(number) for number in range(500)], OPERATIONS)
     pq.write_table(rows.append_column(OPERATIONS.field("run_id"), rows["run_id"]), tmp_path / "twice.parquet")
     noise = pa.array([f"{number}" * 50 for number in range(500)])
@@ -85,7 +84,7 @@ def test_a_column_that_is_there_twice_is_damage_and_one_too_many_is_passed_over(
     assert found.table["operation_id"].to_pylist() == [*range(500)]
 
 
-@pytest.mark.parametrize("count", [_rows.FEW, _rows.FEW + 1])
+@pytest.mark.parametrize("count", [_rows.FEW_ROWS, _rows.FEW_ROWS + 1])
 def test_many_rows_of_a_small_file_are_the_same_as_few(count: int, tmp_path: Path) -> None:
     rows = pa.Table.from_pylist([operation(number) for number in range(count)], OPERATIONS)
     pq.write_table(rows, tmp_path / "rows.parquet")

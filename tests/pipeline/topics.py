@@ -21,19 +21,20 @@ from orders import SECOND, Traffic
 from purgatory.pipeline.streaming import encode_operation, encode_signal
 
 QUIET = {"log_level": 0}
-PATIENCE = 60.0  # seconds; nothing depends on how much of it a busy machine takes
+TIMEOUT = 600.0
+"""Seconds that anything may take: starting Spark, a batch, an answer of Kafka. Nothing depends on how long it takes."""
 
 
 def make_topics(address: str, partitions: int, *names: str) -> None:
     admin = AdminClient({"bootstrap.servers": address, **QUIET})
     for made in admin.create_topics([NewTopic(name, partitions, 1) for name in names]).values():
-        made.result(PATIENCE)
+        made.result(TIMEOUT)
 
 
 def add_partitions(address: str, total: int, *names: str) -> None:
     admin = AdminClient({"bootstrap.servers": address, **QUIET})
     for made in admin.create_partitions([NewPartitions(name, total) for name in names]).values():
-        made.result(PATIENCE)
+        made.result(TIMEOUT)
 
 
 def instant(micros: int) -> str:
@@ -73,7 +74,7 @@ def send(address: str, topic: str, records: Iterable[tuple[int, bytes | None]]) 
         producer.produce(topic, value, partition=partition, on_delivery=answer)
         producer.poll(0)
         count += 1
-    assert producer.flush(PATIENCE) == 0
+    assert producer.flush(TIMEOUT) == 0
     return [offsets[number] for number in range(count)]
 
 
@@ -90,13 +91,13 @@ def records_of(address: str, topic: str) -> list[tuple[str | None, dict[str, Any
     """Keys and values, which are JSON, of all records that are in `topic` now."""
     consumer = Consumer({"bootstrap.servers": address, "group.id": "reader", "enable.partition.eof": True, **QUIET})
     try:
-        partitions = consumer.list_topics(topic, PATIENCE).topics[topic].partitions
-        ends = {number: consumer.get_watermark_offsets(TopicPartition(topic, number), PATIENCE) for number in partitions}
+        partitions = consumer.list_topics(topic, TIMEOUT).topics[topic].partitions
+        ends = {number: consumer.get_watermark_offsets(TopicPartition(topic, number), TIMEOUT) for number in partitions}
         consumer.assign([TopicPartition(topic, number, low) for number, (low, _) in ends.items()])
         left = {number for number, (low, high) in ends.items() if low < high}
         found = []
         while left:
-            message = consumer.poll(PATIENCE)
+            message = consumer.poll(TIMEOUT)
             assert message is not None, f"no record of {topic} came"
             if message.error():
                 continue

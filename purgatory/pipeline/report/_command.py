@@ -15,9 +15,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from purgatory._programs import Program
+from purgatory.pipeline._executor import Executor, local, on_spark
 from purgatory.pipeline._reading import size
 from purgatory.pipeline._session import add_master_option, spark_session
-from purgatory.pipeline._spread import Spread, here, on_spark
 from purgatory.pipeline.report._findings import findings, seconds, set_apart, share
 from purgatory.pipeline.report._make import STEPS, make_tables
 from purgatory.pipeline.report._page import page
@@ -52,8 +52,8 @@ def run(options: argparse.Namespace) -> int:
     start = time.monotonic()
     with _steps(console, options.verbose) as step:
         step("starting")
-        with _workers(options) as spread:
-            summary = make_tables(spread, options.journals, options.out, step)
+        with _workers(options) as executor:
+            summary = make_tables(executor, options.journals, options.out, step)
         step("the page")
         said = findings(summary)
         file = Path(options.out) / "report.html"
@@ -65,15 +65,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _workers(options: argparse.Namespace) -> Iterator[Spread]:
+def _workers(options: argparse.Namespace) -> Iterator[Executor]:
     """Who does the tasks: this process where that is quick, otherwise Spark."""
     is_free = options.master is None and "SPARK_REMOTE" not in os.environ
-    if options.master == HERE or (is_free and size(here, options.journals) <= BYTES_HERE):
-        yield here
+    if options.master == HERE or (is_free and size(local, options.journals) <= BYTES_HERE):
+        yield local
     else:
         session = spark_session("purgatory report", options.master, SETTINGS, verbose=options.verbose)
-        with session as spark, on_spark(spark) as spread:
-            yield spread
+        with session as spark, on_spark(spark) as executor:
+            yield executor
 
 
 class _Steps:

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from purgatory.pipeline import _pieces
-from purgatory.pipeline._reading import Account, Source, accepted_or_copies, read, tallies
+from purgatory.pipeline._executor import Executor
+from purgatory.pipeline._reading import Account, Source, accepted_and_duplicates, read, run_counters
 from purgatory.pipeline._rows import TYPES
-from purgatory.pipeline._spread import Spread
 from purgatory.pipeline.report import _durations, _keys, _outcomes, _overview, _pending, _survival
 from purgatory.pipeline.report._exchange import Segment, Segments, found, leave
 from purgatory.pipeline.report._operations import load
@@ -52,11 +52,11 @@ class Look:
     sums: dict[str, pa.Table] = field(default_factory=dict)
 
 
-def make_tables(spread: Spread, journals: Sequence[str], out: str, step: Callable[[str], None] = lambda _: None) -> Summary:
+def make_tables(executor: Executor, journals: Sequence[str], out: str, step: Callable[[str], None] = lambda _: None) -> Summary:
     """Writes all tables to ``out/tables``, and the rows that were rejected to ``out/rejected``.
 
     Args:
-        spread: does the tasks.
+        executor: does the tasks.
         out: a folder that all tasks see. What an earlier report left there is replaced at the end.
         step: is told what is done next, `STEPS` times.
 
@@ -76,7 +76,7 @@ def make_tables(spread: Spread, journals: Sequence[str], out: str, step: Callabl
             (work / "tables").mkdir(parents=True)
         except OSError as error:
             raise OSError(f"cannot write to {out!r}: {error.strerror}") from error
-        summary = _made(spread, journals, str(work), step)
+        summary = _made(executor, journals, str(work), step)
         for name in ("tables", "rejected"):
             shutil.rmtree(Path(out, name), ignore_errors=True)
             (work / name).rename(Path(out, name))
@@ -94,24 +94,24 @@ def _check_place(out: str) -> None:
                 raise OSError(f"cannot write to {out!r}: {path.name!r} in its folder {folder!r} is not of a report")
 
 
-def _made(spread: Spread, journals: Sequence[str], work: str, step: Callable[[str], None]) -> Summary:
+def _made(executor: Executor, journals: Sequence[str], work: str, step: Callable[[str], None]) -> Summary:
     step("reading")
-    sources = read(spread, journals, list(TYPES), work)
+    sources = read(executor, journals, list(TYPES), work)
     operations, checks = sources["operations"], sources["checks"]
-    counted = tallies(spread, journals)
+    counted = run_counters(executor, journals)
     for folder in TYPES:
-        _pieces.leave_rejected(work, folder)
+        _pieces.ensure_rejected_table(work, folder)
     plan = _plan(operations, work)
     step("looking at all rows")
     pieces = [(folder, piece) for folder, source in sources.items() for piece in source.pieces]
-    looks = spread(partial(look, plan=plan), pieces)
+    looks = executor(partial(look, plan=plan), pieces)
     sums: dict[str, list[pa.Table]] = {}
     for each in looks:
         for name, table in each.sums.items():
             sums.setdefault(name, []).append(table)
     base, quiet = _pending.bases(sums["changes"]) if sums else ({}, _pending.SCHEMA.empty_table())
     step("adding up")
-    shards = spread(partial(add_up, plan=plan), _tasks(plan, [each.left for each in looks], base))
+    shards = executor(partial(add_up, plan=plan), _tasks(plan, [each.left for each in looks], base))
     step("the last tables")
     write(work, "pending", "quiet", quiet)
     timeouts = timeouts_of(sums, shards)
@@ -124,7 +124,7 @@ def _made(spread: Spread, journals: Sequence[str], work: str, step: Callable[[st
         *operations.account,
         *_missing_ids(operations, counted),
         *checks.account,
-        *accepted_or_copies("checks", checks.rows, copies),
+        *accepted_and_duplicates("checks", checks.rows, copies),
     ]
     _check_balance(account, shards, timeouts, sums)
     lines = [(place, *astuple(each)) for place, each in enumerate(account)]
@@ -135,11 +135,11 @@ def _made(spread: Spread, journals: Sequence[str], work: str, step: Callable[[st
 
 def _plan(operations: Source, work: str) -> Plan:
     bounds: dict[str, tuple[int, int]] = {}
-    for each in operations.numbers:
+    for each in operations.run_stats:
         first, last = bounds.get(each.run_id, (each.earliest, each.latest))
         bounds[each.run_id] = (min(first, each.earliest), max(last, each.latest))
     shards = min(max(operations.rows // ROWS_OF_SHARD, 1), MOST_SHARDS)
-    return Plan(work, f"{work}/tables", shards, bounds, shown_runs(operations.numbers), window_of(operations.hours))
+    return Plan(work, f"{work}/tables", shards, bounds, shown_runs(operations.run_stats), window_of(operations.hours))
 
 
 def _tasks(plan: Plan, left: list[Segments], base: dict[tuple[str, int], int]) -> list["Task"]:
@@ -225,7 +225,7 @@ def write(work: str, name: str, part: str, rows: pa.Table) -> None:
 def _missing_ids(operations: Source, counted: dict[str, int]) -> list[Account]:
     """How many operations a journal has numbered or counted but does not contain, because it dropped or lost them."""
     ids: dict[str, int] = {}
-    for each in operations.numbers:
+    for each in operations.run_stats:
         ids[each.run_id] = max(ids.get(each.run_id, 0), each.last + 1)
     last = sum(max(ended - ids.get(run, 0), 0) for run, ended in counted.items())
     gaps = sum(ids.values()) - operations.rows

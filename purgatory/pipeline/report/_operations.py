@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from purgatory.pipeline._pieces import read_piece
-from purgatory.pipeline._rules import OUTCOMES
+from purgatory.pipeline._validation import OUTCOMES
 from purgatory.pipeline.report._plan import Ints, Plan
 
 pc: Final[Any] = pyarrow.compute

@@ -5,7 +5,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from purgatory.pipeline._rules import OUTCOMES
+from purgatory.pipeline._validation import OUTCOMES
 from purgatory.pipeline.report._exchange import shard_of
 from purgatory.pipeline.report._operations import Operations
 from purgatory.pipeline.report._plan import MINUTE, SECOND, Ints, coded, distinct, instants, named, texts

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from purgatory.pipeline._pieces import Hour, Numbers
+from purgatory.pipeline._pieces import Hour, RunStats
 from purgatory.pipeline.report._plan import SECOND, Window
 
 RUNS: Final = 8
@@ -22,10 +22,10 @@ _LENGTHS: Final = (
 )
 
 
-def shown_runs(numbers: Iterable[Numbers]) -> list[str]:
+def shown_runs(run_stats: Iterable[RunStats]) -> list[str]:
     """The runs with the most operations."""
     rows: Counter[str] = Counter()
-    for each in numbers:
+    for each in run_stats:
         rows[each.run_id] += each.rows
     return [run for run, _ in sorted(rows.items(), key=lambda item: (-item[1], item[0]))[:RUNS]]
 

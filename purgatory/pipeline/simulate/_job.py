@@ -1,9 +1,9 @@
-"""Spreads the replays over Spark's workers, and writes the tables ``settings`` and ``differences``.
+"""Distributes the replays over Spark's workers, and writes the tables ``settings`` and ``differences``.
 
-Each run of each purgatory was one wheel, and is replayed as one, so that dividing the work loses nothing: a task of Spark
-replays one of these *units* with one setting. First the operations of each unit are written to files, in the order of their
-starts. With more than one shard a run is divided further, by the first key of each operation. Buckets and bursts are then those
-of a shard, and the program says how many operations have other keys elsewhere.
+Each run of each purgatory had one wheel, and is replayed as one *unit*, so that dividing the work changes nothing. First the
+operations of each unit are written to files, sorted by start; then a task of Spark replays one unit with one setting. With more
+than one shard a run is divided further, by the first key of each operation. Buckets and bursts are then those of a shard, and
+the program prints how many operations have keys in other shards.
 """
 
 import pickle
@@ -20,11 +20,11 @@ from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from purgatory.pipeline._executor import as_dataframe, on_spark
 from purgatory.pipeline._pieces import plain_piece
 from purgatory.pipeline._reading import Source, read
 from purgatory.pipeline._schemas import OPERATIONS
 from purgatory.pipeline._session import literal
-from purgatory.pipeline._spread import frame, on_spark
 from purgatory.pipeline.simulate._replay import Difference, Setting
 from purgatory.pipeline.simulate._trials import Trial, columns_of
 
@@ -49,8 +49,8 @@ def simulate(spark: SparkSession, journal: str, out: str, settings: list[Setting
     out = str(Path(out).absolute())
     work = Path(out, ".work")
     try:
-        with on_spark(spark) as spread:
-            source = read(spread, [journal], ["operations"], str(work))["operations"]
+        with on_spark(spark) as executor:
+            source = read(executor, [journal], ["operations"], str(work))["operations"]
             return _simulated(spark, source, out, settings, shards)
     finally:
         rmtree(work, ignore_errors=True)
@@ -58,10 +58,10 @@ def simulate(spark: SparkSession, journal: str, out: str, settings: list[Setting
 
 def _simulated(spark: SparkSession, source: Source, out: str, settings: list[Setting], shards: int) -> list[Trial]:
     folder = f"{out}/replay"
-    operations = _operations(frame(spark, plain_piece, source.pieces, OPERATIONS), shards)
+    operations = _operations(as_dataframe(spark, plain_piece, source.pieces, OPERATIONS), shards)
     ordered = operations.repartition("unit").sortWithinPartitions("unit", "started_at", "operation_id")
     ordered.write.mode("overwrite").partitionBy("unit").parquet(folder)
-    # The schema is said, because there may be no file at all, and because the name of a unit may look like a number.
+    # With a schema, since there may be no file, and since the name of a unit may look like a number.
     units = [row.unit for row in spark.read.schema("unit string").parquet(literal(folder)).distinct().collect()]
     if not units:
         raise ValueError("it has no operation with a start, an end and keys")
@@ -115,7 +115,7 @@ def _write_tables(spark: SparkSession, out: str, trials: list[Trial], replays: l
 
 
 def _replay_all(spark: SparkSession, tasks: list[tuple[Any, ...]], folder: str) -> list[tuple[str, Setting, "Replay"]]:
-    """For each task: the id of its run, its setting, and what was seen."""
+    """For each task: the id of its run, its setting, and the result."""
     rows = spark.createDataFrame(tasks, TASKS).repartition(len(tasks))
     results = rows.mapInArrow(partial(_replays, folder=folder), RESULTS).collect()
     found = (pickle.loads(row.replayed) for row in results)
@@ -123,7 +123,7 @@ def _replay_all(spark: SparkSession, tasks: list[tuple[Any, ...]], folder: str) 
 
 
 def _replays(batches: Iterator[pa.RecordBatch], folder: str) -> Iterator[pa.RecordBatch]:
-    """Does the tasks: one row of `RESULTS` for each. On a worker our code can be imported only from now on."""
+    """Runs the tasks; one row of `RESULTS` for each. On a worker our code cannot be imported earlier."""
     from purgatory.pipeline.simulate._replay import Recorded, Setting, replay  # noqa: PLC0415  (see above)
 
     def recorded(unit: Any) -> Iterator["Recorded"]:

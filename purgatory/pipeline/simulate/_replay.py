@@ -1,8 +1,8 @@
 """Replays the traffic of a journal on virtual time, through our own wheel and watch lists, with other settings.
 
-What is replayed is what the journal says of the world: when each operation started, under which keys, and when its condition
-came to hold or it was cancelled. What the purgatory did is not replayed: when it let an operation expire, and how late. The
-condition of an operation that expired in the journal never holds here, because nobody saw when it would have.
+The input is what happened outside of the purgatory: when each operation started, under which keys, and when its condition began
+to hold or it was cancelled. When the purgatory let operations expire, and how late, is computed anew. The condition of an
+operation that expired in the journal never holds here, because it is unknown when it would have held.
 
     journal                                           replayed with a timeout of 0.1 s, and a tick of 0.01 s
     started 0 s, timeout 1 s, completed at 0.25 s     expired at 0.1 s
@@ -26,8 +26,8 @@ from purgatory._wheel.buckets import Bucket
 from purgatory._wheel.loop_wheel import LoopTimingWheel
 from purgatory.pipeline.simulate._timeline import Timeline
 
-MOST_DIFFERENCES: Final = 1000
-"""How many differences a replay describes. It counts all of them."""
+MAX_DIFFERENCES: Final = 1000
+"""That a replay describes. It counts all of them."""
 
 
 class Recorded(NamedTuple):
@@ -65,15 +65,15 @@ class Difference(NamedTuple):
 
 @dataclass(slots=True)
 class Replay:
-    """What was seen in the replay of a wheel, or of several."""
+    """The results of replaying one wheel or several."""
 
     operations: int = 0
     callbacks: int = 0
-    """How often the loop called the wheel."""
+    """Calls of the wheel by the loop."""
     empty_callbacks: int = 0
-    """How many of these calls were for a bucket that had become empty."""
+    """Those for a bucket that had become empty."""
     moves: int = 0
-    """How often an operation moved to a bucket of a finer level."""
+    """Moves of an operation to a bucket of a finer level."""
     largest_bucket: int = field(default=0, metadata={"merge": max})
     """The most operations in a bucket when its time came."""
     largest_burst: int = field(default=0, metadata={"merge": max})
@@ -83,14 +83,14 @@ class Replay:
     """The greatest lateness of an expiry, in seconds."""
     cpu_seconds: float = 0.0
     different: int = 0
-    """How many operations ended in another way than in the journal."""
+    """Operations that ended in another way than in the journal."""
     lateness: Counter[int] = field(default_factory=Counter)
-    """How many operations expired how long after their deadline, in hundredths of a tick, rounded up."""
+    """The number of expiries by lateness, in hundredths of a tick, rounded up."""
     differences: list[Difference] = field(default_factory=list)
-    """The first of those that are different, at most `MOST_DIFFERENCES`."""
+    """The first `MAX_DIFFERENCES` of the `different` operations."""
 
     def merge(self, other: "Replay") -> None:
-        """Adds what was seen in the replay of another wheel, except for its differences."""
+        """Adds the results of another wheel, except for `differences`."""
         for each in fields(self):
             if each.name != "differences":
                 merge = each.metadata.get("merge", add)
@@ -130,7 +130,7 @@ class Replayed(DelayedOperation[None]):
 
 
 class Replayer:
-    """Does one replay, on a timeline that is the running loop."""
+    """One replay, on a timeline that is the running loop."""
 
     def __init__(self, setting: Setting, timeline: Timeline) -> None:
         self.timeline = timeline
@@ -140,13 +140,13 @@ class Replayer:
         self.wheel = CountingWheel(setting.tick, setting.wheel_size)
         self.wheel.seen = self.seen
         self.purgatory: Purgatory[Replayed] = Purgatory("replay")
-        self.purgatory._engine = Engine("replay", self.wheel)  # the same, but on a wheel that counts
+        self.purgatory._engine = Engine("replay", self.wheel)  # with a wheel that counts
         self.last_deadline = 0.0
         self._burst_tick = -1
         self._burst = 0
 
     def replay(self, recorded: Iterable[Recorded]) -> Replay:
-        """Replays operations, which must come in the order of their starts."""
+        """Replays operations, which must be sorted by start."""
         ends: list[tuple[float, int, Replayed]] = []
         began, first = process_time(), None
         for each in recorded:
@@ -169,7 +169,7 @@ class Replayer:
         timeout = each.timeout_s if self.setting.timeout is None else self.setting.timeout
         holds_at = ended if each.outcome == "completed" else inf
         if each.missed_trigger and each.timeout_s is not None:
-            holds_at = min(holds_at, self.timeline.now + each.timeout_s)  # at the latest: it was seen to hold then
+            holds_at = min(holds_at, self.timeline.now + each.timeout_s)  # it held then at the latest
         operation = Replayed(each, holds_at, timeout, self)
         self.seen.operations += 1
         if timeout is not None:
@@ -178,12 +178,12 @@ class Replayer:
         return operation
 
     def _end(self, at: float, _: int, operation: Replayed) -> None:
-        """If an operation still waits, ends it as the journal says that something outside the purgatory did."""
+        """Ends an operation that still waits, in the way that the journal says."""
         self.move_to(at)
         each = operation.recorded
         if operation.is_completed:
             if operation.state.value != each.outcome:
-                self._differs(each, operation.state.value)
+                self._add_difference(each, operation.state.value)
         elif each.outcome == "cancelled":
             operation.cancel()
         elif each.ended_by is not None and each.ended_by in each.keys:
@@ -203,11 +203,11 @@ class Replayer:
         self._burst_tick = tick
         seen.largest_burst = max(seen.largest_burst, self._burst)
         if operation.recorded.missed_trigger:
-            self._differs(operation.recorded, "expired")
+            self._add_difference(operation.recorded, "expired")
 
-    def _differs(self, each: Recorded, outcome: str) -> None:
+    def _add_difference(self, each: Recorded, outcome: str) -> None:
         self.seen.different += 1
-        if len(self.seen.differences) < MOST_DIFFERENCES:
+        if len(self.seen.differences) < MAX_DIFFERENCES:
             if self.setting.timeout is not None:
                 why = f"the timeout of {self.setting.timeout:g} s came first"
             else:
@@ -217,7 +217,7 @@ class Replayer:
 
 
 def replay(recorded: Iterable[Recorded], setting: Setting) -> Replay:
-    """Replays operations, which must come in the order of their starts.
+    """Replays operations, which must be sorted by start.
 
     Memory: the operations that wait at the same time.
     """

@@ -1,8 +1,8 @@
-"""An event loop that has timers and nothing else, and whose time is moved on by hand.
+"""An event loop that has only timers, and whose time is advanced by calls.
 
-`purgatory.testing.VirtualTimeLoop` runs everything that a real loop runs, and one of its turns costs as much as a real one. A
-replay has no tasks, futures or files, but for every operation it must come to a certain instant. Here that is a call, not a
-turn.
+`purgatory.testing.VirtualTimeLoop` runs everything that a real loop runs, and an iteration of it costs as much as a real one. A
+replay has no tasks, futures or files, but has to advance time to an instant for each operation. Here that costs a call, not an
+iteration.
 
     with Timeline().running() as loop:
         loop.call_at(7.0, print, "seven")
@@ -19,10 +19,10 @@ from typing import Any, NoReturn, cast
 
 
 class Timeline:
-    """The part of a loop that a wheel needs. Its time begins at zero. An exception of a callback comes out of `move_to`."""
+    """The part of a loop that a wheel needs. Its time starts at zero. Exceptions of callbacks propagate out of `move_to`."""
 
     def __init__(self) -> None:
-        self._as_loop = cast(asyncio.AbstractEventLoop, self)  # it has all that is asked of it here
+        self._as_loop = cast(asyncio.AbstractEventLoop, self)  # it has all methods that are called here
         self.now = 0.0
         """What `time` returns, without a call."""
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -39,7 +39,7 @@ class Timeline:
             asyncio._set_running_loop(None)
 
     def move_to(self, at: float) -> None:
-        """Calls everything that is due up to the instant `at`, inclusive, in order and each at its time; then moves to `at`."""
+        """Calls everything that is due up to `at`, inclusive, in order and each at its time; then sets the time to `at`."""
         timers, soon = self._timers, self._soon
         while True:
             if soon:
@@ -50,7 +50,7 @@ class Timeline:
             else:
                 break
             if not handle.cancelled():
-                handle._callback(*handle._args)  # type: ignore[attr-defined]  # as `_run` does, but errors are not caught
+                handle._callback(*handle._args)  # type: ignore[attr-defined]  # like `_run`, but errors propagate
         self.now = max(at, self.now)
 
     def time(self) -> float:
@@ -82,4 +82,4 @@ class Timeline:
         return False
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Does nothing: `move_to` passes over a cancelled handle when its time comes."""
+        """Does nothing: `move_to` skips cancelled handles."""

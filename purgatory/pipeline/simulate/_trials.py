@@ -1,4 +1,4 @@
-"""Compares the settings that were tried: a table, a plot, and advice in words with its reason."""
+"""Compares the settings: a table, a plot, and a recommendation with its reason."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -28,14 +28,14 @@ def columns_of(row: type, names: Iterable[str] | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A setting, and what was seen of all wheels with it."""
+    """A setting, and the results of all wheels with it."""
 
     setting: Setting
     seen: Replay
 
     @classmethod
     def of(cls, setting: Setting, replays: Iterable[Replay]) -> "Trial":
-        """Puts together what was seen of each wheel."""
+        """Merges the results of each wheel."""
         merged = Replay()
         for seen in replays:
             merged.merge(seen)
@@ -52,7 +52,7 @@ class Trial:
         return (*self.setting, *(getattr(self.seen, name) for name in COUNTED), *map(self.late, PERCENTILES.values()))
 
     def late(self, share: float) -> float:
-        """How late an operation expires at most, for this share of those that expire; in seconds."""
+        """A quantile of the lateness of expiries, in seconds."""
         return min(self.seen.late_max, _quantile(self.seen.lateness, share) * self.setting.tick / 100)
 
     def per_operation(self, count: float) -> float:
@@ -61,7 +61,7 @@ class Trial:
 
     @property
     def work(self) -> float:
-        """What the loop and the wheel do for an operation: callbacks and moves."""
+        """Callbacks and moves for each operation."""
         return self.per_operation(self.seen.callbacks + self.seen.moves)
 
     @property
@@ -72,7 +72,7 @@ class Trial:
 
 
 def _quantile(counts: Counter[int], share: float) -> int:
-    """The least value that is not exceeded in at least `share` of all cases; 0 if there are none."""
+    """The lowest value that is not exceeded in `share` of all cases; 0 if there are none."""
     wanted, seen = share * counts.total(), 0
     for value in sorted(counts):
         seen += counts[value]
@@ -99,16 +99,16 @@ def table(trials: Sequence[Trial]) -> str:
 
 
 def recommendation(trials: Sequence[Trial], lateness: float) -> str:
-    """Whether the replay can be trusted; which setting to choose, and why; and what other timeouts would have done."""
+    """Says whether the replay agrees with the journal, which setting to choose and why, and the effect of other timeouts."""
     own = [trial for trial in trials if trial.setting.timeout is None]
-    said = [_trust(own), _choice(own, lateness)]
+    sentences = [_trust(own), _choice(own, lateness)]
     for timeout in dict.fromkeys(trial.setting.timeout for trial in trials if trial.setting.timeout is not None):
         finest = min((trial for trial in trials if trial.setting.timeout == timeout), key=lambda trial: trial.seen.late_max)
-        said.append(
+        sentences.append(
             f"A timeout of {timeout:g} s would have ended {finest.per_operation(finest.seen.expired):.2%} of the operations, "
             "counting those that did expire."
         )
-    return "\n".join(said)
+    return "\n".join(sentences)
 
 
 def _trust(own: Sequence[Trial]) -> str:

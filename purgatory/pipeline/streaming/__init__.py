@@ -15,15 +15,16 @@ the watermark has come so far. So outcomes depend on event time alone, not on th
 
 Rows may arrive out of order by less than the delay; that makes no difference. For rows at the watermark or behind it:
 
-- an operation whose deadline is still ahead begins to wait at the watermark; otherwise it is `late`, and the row says why;
+- an operation whose deadline is still ahead begins to wait at the watermark; otherwise it is `late`, with the reason in its
+row;
 - a signal is `late`, and counts from the watermark on for whatever is still to be decided;
 - a copy of an operation (the same id, before the deadline of the first) is `late`, and the first one counts; an id may be used
   again when its deadline has passed;
 - a row that lacks a column is `late`.
 
-Operations are divided into shards by their id. Each has one owner, so that no two shards have to agree; every signal goes to
-every shard. So a hot key is no bottleneck: the operations that wait for it are spread over all shards. This is `DelayedProduce`
-(all partitions have reached the offset) and `DelayedFetch` (any has data) of Kafka's purgatory.
+Operations are divided into shards by their id, and each is decided in one shard; every signal goes to every shard. So a hot key
+is no bottleneck: the operations that wait for it are distributed over all shards. This is `DelayedProduce` (all partitions have
+reached the offset) and `DelayedFetch` (any has data) of Kafka's purgatory.
 
 `outcomes` is for your own streaming DataFrames; ``python -m purgatory.pipeline stream`` runs it on files or Kafka topics.
 """

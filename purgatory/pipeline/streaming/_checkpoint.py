@@ -1,5 +1,4 @@
-"""What can be read from the checkpoint of a query on `outcomes`: its shards, its account of all operations, its newest
-event."""
+"""Reads the checkpoint of a query on `outcomes`: its shards, the reconciliation of its operations, its newest event."""
 
 import re
 import tempfile
@@ -21,24 +20,24 @@ from purgatory.pipeline.streaming._processor import ShardsChanged
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 NO_BATCH: Final = ("STDS_COMMITTED_BATCH_UNAVAILABLE",)
-"""What Spark calls the error if there is no checkpoint, or if no batch was committed to it."""
+"""The errors of Spark if there is no checkpoint, or if no batch was committed to it."""
 ESCAPED: Final = re.compile(r'[\x00-\x20"#%<>?\[\\\]^`{|}\x7f]')
-"""What Spark 4.3 writes as a code (a space as %20) in the name of a checkpoint whose state it is to read. Then it looks for a
-folder that has this code in its name, and says that no batch was committed to it."""
+"""Characters that Spark 4.3 percent-encodes in the name of a checkpoint whose state it is to read. It then looks for a folder
+with the encoded name, and reports that no batch was committed."""
 
 
 def check_shards(spark: SparkSession, checkpoint: str, shards: int) -> None:
-    """Makes sure that a query can go on from a checkpoint. Call it before you start the query again.
+    """Checks that a query can continue from a checkpoint. Call it before you start the query again.
 
-    With another number of shards, operations would have other owners, who know nothing of what happened before. A checkpoint
-    that does not exist yet, or that no batch was committed to, fits any number.
+    With another number of shards, operations would have other owners, which have no state of them. A checkpoint that does not
+    exist yet, or that no batch was committed to, fits any number.
 
     Raises:
         ShardsChanged: `checkpoint` was written with another number of shards. The query would fail with the same error, but
             only when a shard notices it.
     """
-    with _readable(spark, checkpoint) as place:
-        state = _state(spark, place, "shard")
+    with _readable(spark, checkpoint) as path:
+        state = _state(spark, path, "shard")
         if state is None:
             return
         row = state.select(F.col("value.shards").alias("shards")).head()
@@ -50,14 +49,14 @@ def check_shards(spark: SparkSession, checkpoint: str, shards: int) -> None:
 
 
 def check_out(out: str, checkpoint: str) -> None:
-    """Makes sure that a folder of outcomes knows of no batch that the query of a checkpoint has yet to begin.
+    """Checks that a folder of outcomes has no batch that the query of a checkpoint has not begun yet.
 
-    Spark numbers the batches of a checkpoint, and passes over those whose number a folder knows. So in a folder that another
-    checkpoint has written to, the first batches of a new one would not be decided, and the next would fail for want of their
-    state. Places that only Spark can read are not looked at.
+    Spark numbers the batches of a checkpoint, and skips those whose number is in the folder already. So in a folder that
+    another checkpoint has written to, the first batches of a new one would not be decided, and the next would fail without
+    their state. File systems that only Spark can read are not checked.
 
     Raises:
-        ValueError: it knows of one.
+        ValueError: it has one.
     """
     try:
         written, begun = (_last_batch(log) for log in (f"{out}/_spark_metadata", f"{checkpoint}/offsets"))
@@ -71,17 +70,17 @@ def check_out(out: str, checkpoint: str) -> None:
 
 
 def _last_batch(log: str) -> int:
-    """The number of the last batch in a folder where Spark takes note of them; -1 if there is none."""
+    """The number of the last batch in one of Spark's logs; -1 if there is none."""
     names = [name.removesuffix(".compact") for name in names_in(log)]
     return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """What became of all operations that a query has heard of, by its state after the last batch."""
+    """The counts of all operations that a query has received, from its state after the last batch."""
 
     registered: int
-    """Operations that the query has heard of, with copies."""
+    """Operations that the query has received, copies included."""
     completed: int
     expired: int
     late: int
@@ -103,7 +102,7 @@ class Reconciliation:
 
 
 def reconcile(checkpoint: str, spark: SparkSession | None = None) -> Reconciliation:
-    """Accounts for every operation that the query of `checkpoint` has heard of: registered = decided + pending + late.
+    """Accounts for every operation that the query of `checkpoint` has received: registered = decided + pending + late.
 
     Args:
         checkpoint: of a query on `outcomes`; it may be running.
@@ -114,21 +113,21 @@ def reconcile(checkpoint: str, spark: SparkSession | None = None) -> Reconciliat
     """
     spark = spark or SparkSession.active()
     names = ["registered", "completed", "expired", "late", "late_signals"]
-    with _readable(spark, checkpoint) as place:
-        shards = _state(spark, place, "shard")
+    with _readable(spark, checkpoint) as path:
+        shards = _state(spark, path, "shard")
         if shards is None:
             raise ValueError(f"cannot reconcile {checkpoint}: no batch was committed to it")
         counted = shards.agg(*(F.coalesce(F.sum(f"value.{name}"), F.lit(0)).alias(name) for name in names)).first()
-        waiting = _sum(spark, place, "operations", "waiting")
-        ahead = _sum(spark, place, "agenda", "registrations")
+        waiting = _sum(spark, path, "operations", "waiting")
+        ahead = _sum(spark, path, "agenda", "registrations")
     assert counted is not None
     return Reconciliation(**counted.asDict(), pending=waiting + ahead)
 
 
 def newest_event(spark: SparkSession, checkpoint: str) -> datetime | None:
-    """The instant of the latest registration or signal that the query of `checkpoint` has heard of; `None` if there is none."""
-    with _readable(spark, checkpoint) as place:
-        shards = _state(spark, place, "shard")
+    """The instant of the latest registration or signal that the query of `checkpoint` has received; `None` if there is none."""
+    with _readable(spark, checkpoint) as path:
+        shards = _state(spark, path, "shard")
         if shards is None:
             return None
         newest = shards.agg(F.max("value.newest")).collect()[0][0]
@@ -146,7 +145,7 @@ def write_ticks(spark: SparkSession, folder: str, *instants: datetime) -> None:
 
 @contextmanager
 def _readable(spark: SparkSession, checkpoint: str) -> Iterator[str]:
-    """A name of the checkpoint by which Spark can read its state: where `ESCAPED` is in the way, a link to it."""
+    """A name by which Spark can read the state of the checkpoint: if it contains `ESCAPED`, that of a symbolic link to it."""
     if not ESCAPED.search(checkpoint):
         yield checkpoint
         return
@@ -161,7 +160,7 @@ def _readable(spark: SparkSession, checkpoint: str) -> Iterator[str]:
 
 
 def _state(spark: SparkSession, checkpoint: str, name: str) -> DataFrame | None:
-    """A variable of the state after the last committed batch; `None` if there is no such batch."""
+    """A variable of the state after the last committed batch; `None` if no batch was committed."""
     state = spark.read.format("statestore").option("stateVarName", name)
     try:
         found = state.load(checkpoint)

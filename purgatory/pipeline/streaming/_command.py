@@ -1,8 +1,7 @@
 """``python -m purgatory.pipeline stream``: decides on operations and signals as they come in, or on all that are there.
 
-If SIGTERM or SIGINT asks it to stop, it first ends the batch at hand. If it is killed in the middle of a batch, it goes on
-from its checkpoint and does that batch again; whoever reads the outcomes with Spark does not see what was written the first
-time.
+On SIGTERM or SIGINT it first ends the current batch. If it is killed in the middle of a batch, it later continues from its
+checkpoint and repeats that batch; readers of the outcomes that use Spark do not see what was written the first time.
 """
 
 import argparse
@@ -25,12 +24,12 @@ SETTINGS: Final = {
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    "spark.python.authenticate.socketTimeout": "120s",  # a busy machine takes its time
+    "spark.python.authenticate.socketTimeout": "120s",  # for a busy machine
 }
 
 
 FRAME: Final = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: |( SQLSTATE: \w+)+$")
-"""What Spark puts around the message of what ended a query."""
+"""What Spark adds around the message of an error that ended a query."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +98,7 @@ def run(options: argparse.Namespace) -> int:
         settings["spark.jars"] = options.jars
     stop = threading.Event()
     with spark_session("purgatory stream", options.master, settings, verbose=options.verbose) as spark:
-        for number in (signal.SIGTERM, signal.SIGINT):  # only now, as Spark handles SIGINT itself when it has started
+        for number in (signal.SIGTERM, signal.SIGINT):  # only now: Spark sets a handler of SIGINT when it starts
             signal.signal(number, lambda *_: stop.set())
         try:
             return Job(spark, options, stop).run()

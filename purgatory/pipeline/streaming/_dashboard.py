@@ -1,8 +1,7 @@
-"""What a running stream does, for whoever looks on this machine: metrics for Prometheus, and the page of `purgatory.asgi`.
+"""Shows what a running stream does, on this machine: metrics for Prometheus, and the page of `purgatory.asgi`.
 
-Spark tells of each batch when it has ended: rows, watermark and state, and what `outcomes` has counted in it (see
-`COUNTED_AS`). A `StreamMeter` adds that up, to what the checkpoint says at the beginning. The server runs in a thread with an
-event loop of its own.
+After each batch Spark reports rows, watermark and state, and the counts of `outcomes` (see `OBSERVATION`). A `StreamMeter` adds
+them to those of the checkpoint at the start. The server runs in a thread with an event loop of its own.
 
     GET /metrics    for Prometheus
     GET /           the page
@@ -21,14 +20,14 @@ from pyspark.sql import SparkSession
 
 from purgatory.metrics import Meter, StreamMeter
 from purgatory.pipeline.streaming._checkpoint import reconcile
-from purgatory.pipeline.streaming._outcomes import COUNTED_AS
+from purgatory.pipeline.streaming._outcomes import OBSERVATION
 
-PATIENCE: Final = 5.0
-"""Seconds that the server has to end."""
+SHUTDOWN_TIMEOUT: Final = 5.0
+"""Seconds for the server to stop."""
 
 
 def meter_of(name: str, spark: SparkSession, checkpoint: str) -> StreamMeter:
-    """A meter of a stream that goes on from a checkpoint, or begins one."""
+    """A meter of a stream that continues from a checkpoint, or begins one."""
     try:
         known = reconcile(checkpoint, spark)
     except ValueError:
@@ -36,10 +35,10 @@ def meter_of(name: str, spark: SparkSession, checkpoint: str) -> StreamMeter:
     return StreamMeter(name, registered=known.registered, completed=known.completed, expired=known.expired, late=known.late)
 
 
-def tell(meter: StreamMeter, progress: Any) -> None:
-    """Tells `meter` of a batch, by Spark's progress of the query."""
+def update_meter(meter: StreamMeter, progress: Any) -> None:
+    """Adds a batch to `meter`, from Spark's progress of the query."""
     state = progress["stateOperators"][0]
-    counted = progress["observedMetrics"].get(COUNTED_AS)
+    counted = progress["observedMetrics"].get(OBSERVATION)
     watermark = progress["eventTime"].get("watermark")
     instant = datetime.fromisoformat(watermark).timestamp() if watermark else 0.0
     meter.batch_ended(
@@ -83,7 +82,7 @@ def dashboard(meter: StreamMeter, where: tuple[str, int]) -> Iterator[str]:
     Raises:
         OSError: the port is taken.
     """
-    # Here, because other programs need none of these, and start sooner without them.
+    # Imported here, since other programs start sooner without them.
     import uvicorn  # noqa: PLC0415
     from prometheus_client import CollectorRegistry, make_asgi_app  # noqa: PLC0415
 
@@ -113,5 +112,5 @@ def dashboard(meter: StreamMeter, where: tuple[str, int]) -> Iterator[str]:
     finally:
         meter.ended()
         server.should_exit = True
-        thread.join(PATIENCE)
+        thread.join(SHUTDOWN_TIMEOUT)
         listening.close()

@@ -1,6 +1,6 @@
-"""What shards hear of and what they decide, as rows and as Arrow batches.
+"""What shards receive and what they decide, as rows and as Arrow batches.
 
-Nearly all rows stay in batches until they are due. Only what is late, or cannot be decided on, is looked at row by row before.
+Nearly all rows stay in batches until they are due. Only late and invalid ones become rows before.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ LATE: Final = "late"
 MODES: Final = ("all", "any")
 
 Origin = tuple[str, int, int]
-"""The topic, partition and offset of the record that something came in."""
+"""The topic, partition and offset of a record."""
 NOWHERE: Final = (None, None, None)
 
 SIGNALS: Final = pa.schema({"at": pa.int64(), "key": pa.string(), "value": pa.int64()})
@@ -54,22 +54,22 @@ DECISIONS: Final = pa.schema(
 
 
 class Operation(NamedTuple):
-    """An operation, as a shard hears of it. Instants are in microseconds."""
+    """An operation, as a shard receives it. Instants are in microseconds."""
 
     operation_id: str
     requirements: tuple[tuple[str, int], ...]
-    """Pairs of a key and a threshold. Each key is there once."""
+    """Pairs of a key and a threshold, with distinct keys."""
     mode: str
-    """`all` or `any`: for how many of the requirements it waits."""
+    """`all` or `any` of the requirements."""
     registered_at: int
     deadline: int
     origin: Origin | None = None
     problem: str | None = None
-    """Why the record it came in could not be read; `None` if it could. Then the other fields are what could be read."""
+    """Why its record could not be read; `None` if it could. The other fields are then what could be read."""
 
 
 class Decision(NamedTuple):
-    """What became of an operation; or, if `outcome` is `late`, of which operation or signal nothing was decided, and why."""
+    """The outcome of an operation; or, if `outcome` is `late`, an operation or signal without a decision, and the reason."""
 
     outcome: str
     operation_id: str | None = None
@@ -80,7 +80,7 @@ class Decision(NamedTuple):
     key: str | None = None
     """The key of a late signal."""
     at: int | None = None
-    """If late: the instant that the operation gives for its registration, or the signal for itself."""
+    """If late: the instant of the registration or of the signal."""
     topic: str | None = None
     """If late, and read from Kafka: where the record is."""
     partition: int | None = None
@@ -88,7 +88,7 @@ class Decision(NamedTuple):
 
 
 def refusal(operation: Operation, now: int) -> str | None:
-    """Why nothing can be decided on `operation` when the watermark is at `now`; `None` if something can."""
+    """Why `operation` cannot be decided on when the watermark is at `now`; `None` if it can."""
     if operation.problem:
         return operation.problem
     if operation.operation_id is None or operation.registered_at is None or operation.deadline is None:
@@ -112,7 +112,7 @@ def requirements_of(pairs: Iterable[tuple[str, int]] | None, mode: str) -> tuple
     decides = min if mode == "any" else max
     for key, threshold in pairs or ():
         if key is None or threshold is None:
-            return ((key, threshold),)  # which is refused
+            return ((key, threshold),)  # which has a `refusal`
         required[key] = decides(required.get(key, threshold), threshold)
     return tuple(required.items())
 
@@ -158,7 +158,7 @@ def to_bytes(batch: pa.RecordBatch) -> bytes:
 
 
 def from_bytes(data: bytes, schema: pa.Schema) -> pa.RecordBatch:
-    """From what `to_bytes` made of a batch of `schema`."""
+    """The inverse of `to_bytes`."""
     return pa.ipc.read_record_batch(pa.py_buffer(data), schema)
 
 
@@ -171,6 +171,6 @@ def to_stream(batch: pa.RecordBatch) -> bytes:
 
 
 def from_stream(data: bytes) -> pa.RecordBatch:
-    """From what `to_stream` made."""
+    """The inverse of `to_stream`."""
     with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
         return reader.read_next_batch()

@@ -1,4 +1,4 @@
-"""The types of Parquet files, before the first batch: what can be cast without loss is read as it is, the rest is refused.
+"""Checks the types of Parquet files before the first batch: types that can be cast without loss are read, others are refused.
 
     expected    may be in the files
     string      strings; any integers
@@ -24,10 +24,10 @@ from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
 from purgatory.pipeline._session import literal
 
-FILES: Final = 1000
-"""We look at so many files at most, the newest. What Spark then finds in others ends the query, with a line as well."""
-FOUND: Final = "file string, place int, found string, reads string"
-"""For each file and column: its type, and as what Spark shall read it. `reads` is null if it cannot be cast."""
+MAX_FILES: Final = 1000
+"""Files to check, the newest ones. A wrong type in another file ends the query later, also with one line."""
+FOUND_SCHEMA: Final = "file string, position int, found string, reads string"
+"""For each file and column: its type, and the type that Spark shall read it as; null if it cannot be cast."""
 
 
 def types_of(spark: SparkSession, folder: str, kind: str, schema: StructType) -> StructType:
@@ -41,13 +41,13 @@ def types_of(spark: SparkSession, folder: str, kind: str, schema: StructType) ->
     """
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
     files = spark.read.format("binaryFile").load(literal(folder)).select("path", "modificationTime")
-    newest = files.orderBy(F.desc("modificationTime"), "path").limit(FILES).select("path")
+    newest = files.orderBy(F.desc("modificationTime"), "path").limit(MAX_FILES).select("path")
     wanted = [(field.name, _plain(field.dataType)) for field in schema]
-    seen = newest.mapInArrow(partial(look_at, wanted=wanted), FOUND)
-    kinds = seen.groupBy("place", "found", "reads").agg(F.min("file").alias("file")).orderBy("place", "file").collect()
+    seen = newest.mapInArrow(partial(inspect_files, wanted=wanted), FOUND_SCHEMA)
+    kinds = seen.groupBy("position", "found", "reads").agg(F.min("file").alias("file")).orderBy("position", "file").collect()
     fields = []
-    for place, field in enumerate(schema):
-        types = [row for row in kinds if row.place == place]
+    for position, field in enumerate(schema):
+        types = [row for row in kinds if row.position == position]
         for row in types:
             if row.reads is None:
                 expected = field.dataType.simpleString()
@@ -83,9 +83,9 @@ def _of_plain(reads: str, expected: DataType) -> DataType:
 # -- on the executors
 
 
-def look_at(batches: Iterator[pa.RecordBatch], wanted: list[tuple[str, Any]]) -> Iterator[pa.RecordBatch]:
-    """Reads the footer of each file of the column `path`; returns the rows of `FOUND`."""
-    names = ("file", "place", "found", "reads")
+def inspect_files(batches: Iterator[pa.RecordBatch], wanted: list[tuple[str, Any]]) -> Iterator[pa.RecordBatch]:
+    """Reads the footer of each file of the column `path`; returns the rows of `FOUND_SCHEMA`."""
+    names = ("file", "position", "found", "reads")
     types = (pa.string(), pa.int32(), pa.string(), pa.string())
     for batch in batches:
         rows = [row for path in batch.column("path").to_pylist() for row in _columns_of(path, wanted)]
@@ -99,14 +99,14 @@ def _columns_of(path: str, wanted: list[tuple[str, Any]]) -> Iterator[tuple[str,
         with _opened(file) as source:
             types = {field.name: field.type for field in pq.ParquetFile(source).schema_arrow}
     except Exception as error:
-        for place in range(len(wanted)):
-            yield file, place, f"unreadable ({str(error).splitlines()[0]})", None
+        for position in range(len(wanted)):
+            yield file, position, f"unreadable ({str(error).splitlines()[0]})", None
         return
-    for place, (name, expected) in enumerate(wanted):
+    for position, (name, expected) in enumerate(wanted):
         if name in types:
-            yield file, place, str(types[name]), reads(types[name], expected)
+            yield file, position, str(types[name]), readable_as(types[name], expected)
         else:
-            yield file, place, "missing", None
+            yield file, position, "missing", None
 
 
 def _opened(path: str) -> Any:
@@ -116,8 +116,8 @@ def _opened(path: str) -> Any:
     return filesystem.open_input_file(name)
 
 
-def reads(found: pa.DataType, expected: Any) -> str | None:
-    """As what Spark shall read a column to lose nothing, in its words; `None` if it cannot become what is expected.
+def readable_as(found: pa.DataType, expected: Any) -> str | None:
+    """The type of Spark as which a column is read without loss; `None` if it cannot be cast to what is expected.
 
     Args:
         expected: a name, or a dictionary of the fields in the structures of a list.
@@ -125,7 +125,7 @@ def reads(found: pa.DataType, expected: Any) -> str | None:
     if pa.types.is_dictionary(found):
         found = found.value_type
     if isinstance(expected, dict):
-        return _reads_list(found, expected)
+        return _list_readable_as(found, expected)
     if expected == "timestamp":
         return "timestamp" if pa.types.is_timestamp(found) and found.unit != "ns" else None
     if pa.types.is_integer(found):
@@ -136,11 +136,11 @@ def reads(found: pa.DataType, expected: Any) -> str | None:
     return "string" if is_text and expected == "string" else None
 
 
-def _reads_list(found: pa.DataType, expected: dict[str, Any]) -> str | None:
+def _list_readable_as(found: pa.DataType, expected: dict[str, Any]) -> str | None:
     if not (pa.types.is_list(found) or pa.types.is_large_list(found)) or not pa.types.is_struct(found.value_type):
         return None
     types = {field.name: field.type for field in found.value_type}
-    fields = {name: reads(types[name], type_) if name in types else None for name, type_ in expected.items()}
+    fields = {name: readable_as(types[name], type_) if name in types else None for name, type_ in expected.items()}
     if None in fields.values():
         return None
     return f"array<struct<{','.join(f'{name}:{type_}' for name, type_ in fields.items())}>>"

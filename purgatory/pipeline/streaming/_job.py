@@ -25,20 +25,20 @@ from purgatory.pipeline.streaming._checkpoint import (
     reconcile,
     write_ticks,
 )
-from purgatory.pipeline.streaming._dashboard import dashboard, meter_of, tell
+from purgatory.pipeline.streaming._dashboard import dashboard, meter_of, update_meter
 from purgatory.pipeline.streaming._folders import types_of
 from purgatory.pipeline.streaming._outcomes import OPERATIONS, OUTCOMES, SIGNALS, TICKS, outcomes
 from purgatory.pipeline.streaming._topics import Kafka
 
-NOTHING: Final = Reconciliation(0, 0, 0, 0, 0, 0)
-STOP_PATIENCE: Final = 60.0
-"""How long we wait for the batch at hand, in seconds, when the program is asked to stop."""
-SENDING: Final = 1.0
-"""How often we look for outcomes to send to a topic at most, in seconds: each time, Spark reads the list of all files."""
-ANY_AGE: Final = "36500d"
-"""How much older than the newest file a file may be. Spark would pass over those that are a week older, and not say so."""
-STARTS: Final = 5
-"""How often we start a query at most, if the machine is too busy to start a worker in time."""
+EMPTY: Final = Reconciliation(0, 0, 0, 0, 0, 0)
+STOP_TIMEOUT: Final = 60.0
+"""Seconds to wait for the current batch when the program is asked to stop."""
+SEND_INTERVAL: Final = 1.0
+"""Seconds between two batches of sending to a topic, at least: for each batch Spark lists all files."""
+MAX_FILE_AGE: Final = "36500d"
+"""How much older than the newest file a file may be. By default Spark silently ignores those that are a week older."""
+MAX_STARTS: Final = 5
+"""Of a query, if the machine is too busy to start a Python worker in time."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Job:
     options: argparse.Namespace
     stop: threading.Event
     meter: StreamMeter | None = None
-    """Is told of each batch, if somebody may look."""
+    """Updated after each batch, if the dashboard is served."""
 
     def run(self) -> int:
         """Decides until nothing is left or until it is asked to stop; returns the exit status."""
@@ -72,7 +72,7 @@ class Job:
         operations = self._read("operations", options.operations, OPERATIONS)
         signals = self._read("signals", options.signals, SIGNALS)
         ticks = f"{options.checkpoint.rstrip('/')}/ticks"
-        last = self._last(ticks)
+        last_tick = self._last_tick(ticks)
         decided = outcomes(
             operations,
             signals,
@@ -85,25 +85,25 @@ class Job:
         if newest is not None and options.available_now and not self.stop.is_set():
             # The watermark is behind the newest event: a tick takes it there.
             tick = newest + timedelta(seconds=options.delay, milliseconds=1)
-            if last is None or last < tick:
+            if last_tick is None or last_tick < tick:
                 write_ticks(spark, ticks, tick)
                 self._decide(decided)
-        account = self._account()
-        if account == NOTHING:
+        account = self._reconcile()
+        if account == EMPTY:
             print("nothing has come in yet")
             return 0
         print(account)
         print(f"stopped; start again to go on from {options.checkpoint}" if self.stop.is_set() else f"done: {options.out}")
         return 0
 
-    def _account(self) -> Reconciliation:
+    def _reconcile(self) -> Reconciliation:
         try:
             return reconcile(self.options.checkpoint, self.spark)
         except ValueError:
-            return NOTHING  # it was asked to stop before the first batch was committed
+            return EMPTY  # it was asked to stop before the first batch was committed
 
-    def _last(self, ticks: str) -> datetime | None:
-        """The last tick that was written, if any. Makes the folder of ticks if it does not exist."""
+    def _last_tick(self, ticks: str) -> datetime | None:
+        """The last tick that was written, if any. Creates the folder of ticks if it does not exist."""
         try:
             written = self.spark.read.schema(TICKS).parquet(literal(ticks))
             latest = written.agg(F.unix_micros(F.max("at"))).collect()[0][0]
@@ -119,9 +119,9 @@ class Job:
         if options.format == "parquet":
             schema = types_of(self.spark, where, kind, schema)
         elif literal(where) != where:
-            # A stream of a pattern may begin without any file; by this we see whether the folder is there.
+            # A stream of an escaped name starts without any file; this fails if the folder does not exist.
             self.spark.read.format("binaryFile").load(literal(where)).isEmpty()
-        reader = self.spark.readStream.option("maxFileAge", ANY_AGE)
+        reader = self.spark.readStream.option("maxFileAge", MAX_FILE_AGE)
         if options.files_per_batch is not None:
             reader = reader.option("maxFilesPerTrigger", options.files_per_batch)
         return reader.schema(schema).format(options.format).load(literal(where))
@@ -134,47 +134,47 @@ class Job:
 
     def _decide(self, decided: DataFrame) -> None:
         """Runs the query; runs it again if a Python worker needed more than the ten seconds that Spark allows for its start."""
-        for left in reversed(range(STARTS)):
+        for start in range(1, MAX_STARTS + 1):
             try:
-                return self._follow(decided)
+                self._follow(decided)
+                break
             except StreamingQueryException as error:
-                if "failed to connect back" not in str(error) or self.stop.is_set() or not left:
+                if "failed to connect back" not in str(error) or self.stop.is_set() or start == MAX_STARTS:
                     raise
                 print("a Python worker was too slow to start; once more, from the checkpoint", flush=True)
-        return None
 
     def _follow(self, decided: DataFrame) -> None:
         """Reports each batch until the query ends. If asked to stop, ends the query between two batches."""
-        options, told = self.options, -1
+        options, reported = self.options, -1
         writer = decided.writeStream.format("parquet").partitionBy("outcome").outputMode("append")
         query = self._start(writer.option("path", options.out), options.checkpoint, options.every)
         sending = self._send() if options.out_topic and not options.available_now else None
         try:
             while not query.awaitTermination(0.2):  # type: ignore[arg-type]  # it takes fractions of a second
-                told = self._report(query, told)
+                reported = self._report(query, reported)
                 if sending is not None and not sending.isActive:
                     query.stop()
-                    sending.awaitTermination()  # raises what it failed with
+                    sending.awaitTermination()  # raises its error
                 if self.stop.is_set():
                     _await_batch(query)
                     query.stop()
                     break
         finally:
-            self._report(query, told)
+            self._report(query, reported)
             if sending is not None:
-                sending.stop()  # also if the query has failed: it may be started again, and this one with it
+                sending.stop()  # even if the query has failed: both may be started again
         if options.out_topic and options.available_now and not self.stop.is_set():
             self._send().awaitTermination()
 
     def _send(self) -> StreamingQuery:
-        """Begins to send to the topic what has been committed to the files."""
+        """Starts to send committed outcomes from the files to the topic."""
         options = self.options
-        # The column of folders comes last, as Spark finds it: in another place it would be taken for another column, as long as
-        # there is no folder.
+        # The partition column comes last, where Spark puts it. Elsewhere it would be confused with another one while there is
+        # no folder.
         outcome, *others = OUTCOMES
         committed = self.spark.readStream.schema(StructType([*others, outcome])).parquet(options.out)
         writer = self._kafka().writer(committed, options.out_topic)
-        return self._start(writer, f"{options.checkpoint.rstrip('/')}/sent", max(options.every, SENDING))
+        return self._start(writer, f"{options.checkpoint.rstrip('/')}/sent", max(options.every, SEND_INTERVAL))
 
     def _start(self, writer: DataStreamWriter, checkpoint: str, every: float) -> StreamingQuery:
         writer = writer.option("checkpointLocation", checkpoint)
@@ -182,28 +182,28 @@ class Job:
             return writer.trigger(availableNow=True).start()
         return writer.trigger(processingTime=f"{round(every * 1000)} milliseconds").start()
 
-    def _report(self, query: StreamingQuery, told: int) -> int:
-        """Prints a line for each batch after the batch `told`; returns the number of the last batch."""
+    def _report(self, query: StreamingQuery, reported: int) -> int:
+        """Prints a line for each batch after the batch `reported`; returns the number of the last batch."""
         for progress in query.recentProgress:
-            if progress["batchId"] > told and "addBatch" in progress["durationMs"]:
-                told = progress["batchId"]
-                print(_in_words(progress), flush=True)
+            if progress["batchId"] > reported and "addBatch" in progress["durationMs"]:
+                reported = progress["batchId"]
+                print(_describe(progress), flush=True)
                 if self.meter is not None:
-                    tell(self.meter, progress)
-        return told
+                    update_meter(self.meter, progress)
+        return reported
 
 
 def _await_batch(query: StreamingQuery) -> None:
     """Waits for the end of the batch at hand, if there is one."""
-    patience, before = time.monotonic() + STOP_PATIENCE, query.lastProgress
+    deadline, before = time.monotonic() + STOP_TIMEOUT, query.lastProgress
     batch = before and before["batchId"]
-    while query.status["isTriggerActive"] and time.monotonic() < patience:
+    while query.status["isTriggerActive"] and time.monotonic() < deadline:
         if (now := query.lastProgress) and now["batchId"] != batch:
             break
         time.sleep(0.05)
 
 
-def _in_words(progress: Any) -> str:
+def _describe(progress: Any) -> str:
     rows = sum(source["numInputRows"] for source in progress["sources"])  # Spark Connect does not give the sum
     seconds = progress["durationMs"]["triggerExecution"] / 1000
     state = progress["stateOperators"][0]

@@ -63,7 +63,7 @@ def _string(text: str) -> bytes:
     return struct.pack(">h", len(encoded)) + encoded
 
 
-def read(batches: Iterator[pa.RecordBatch], kind: str) -> Iterator[pa.RecordBatch]:
+def decode_batches(batches: Iterator[pa.RecordBatch], kind: str) -> Iterator[pa.RecordBatch]:
     """Replaces the column `value` of each batch by the columns of the messages in it, and by `problem`.
 
     Args:
@@ -97,26 +97,26 @@ def _column(values: tuple[Any, ...], type_: pa.DataType) -> pa.Array:
 
 
 def _operation(message: bytes) -> tuple[Any, ...]:
-    place = _begin(message)
-    operation_id, place = _text(message, place)
-    (count,) = struct.unpack_from(">i", message, place)
-    place += 4
+    offset = _begin(message)
+    operation_id, offset = _text(message, offset)
+    (count,) = struct.unpack_from(">i", message, offset)
+    offset += 4
     requirements = []
     for _ in range(count):
-        key, place = _text(message, place)
-        (threshold,) = struct.unpack_from(">q", message, place)
-        place += 8
+        key, offset = _text(message, offset)
+        (threshold,) = struct.unpack_from(">q", message, offset)
+        offset += 8
         requirements.append({"key": key, "threshold": threshold})
-    mode, place = _text(message, place)
-    registered_at, deadline = struct.unpack_from(">qq", message, place)
-    _end(message, place + 16)
+    mode, offset = _text(message, offset)
+    registered_at, deadline = struct.unpack_from(">qq", message, offset)
+    _end(message, offset + 16)
     return operation_id, requirements, mode, registered_at, deadline
 
 
 def _signal(message: bytes) -> tuple[Any, ...]:
-    key, place = _text(message, _begin(message))
-    value, at = struct.unpack_from(">qq", message, place)
-    _end(message, place + 16)
+    key, offset = _text(message, _begin(message))
+    value, at = struct.unpack_from(">qq", message, offset)
+    _end(message, offset + 16)
     return key, value, at
 
 
@@ -127,14 +127,14 @@ def _begin(message: bytes) -> int:
     return 1
 
 
-def _text(message: bytes, place: int) -> tuple[str, int]:
-    (length,) = struct.unpack_from(">h", message, place)
-    end = place + 2 + length
+def _text(message: bytes, offset: int) -> tuple[str, int]:
+    (length,) = struct.unpack_from(">h", message, offset)
+    end = offset + 2 + length
     if length < 0 or end > len(message):
         raise ValueError(f"a string of {length} bytes does not fit into {len(message)}")
-    return message[place + 2 : end].decode(), end
+    return message[offset + 2 : end].decode(), end
 
 
-def _end(message: bytes, place: int) -> None:
-    if place != len(message):
-        raise ValueError(f"it goes on after its end, for {len(message) - place} bytes")
+def _end(message: bytes, offset: int) -> None:
+    if offset != len(message):
+        raise ValueError(f"it goes on after its end, for {len(message) - offset} bytes")

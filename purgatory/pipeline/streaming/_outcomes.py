@@ -18,9 +18,9 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from purgatory.pipeline._rules import END_OF_TIME
+from purgatory.pipeline._validation import END_OF_TIME
 from purgatory.pipeline.streaming._packing import (
-    ADDED,
+    COUNTS,
     OUTPUT,
     PACKED,
     PACKED_OUTPUT,
@@ -29,7 +29,7 @@ from purgatory.pipeline.streaming._packing import (
     pack_signals,
     unpack_decisions,
 )
-from purgatory.pipeline.streaming._processor import Deciding, ship
+from purgatory.pipeline.streaming._processor import ShardProcessor, send_code_to_workers
 
 OPERATIONS: Final = StructType(
     [
@@ -69,20 +69,20 @@ OUTCOMES: Final = StructType(
 )
 """`outcome` is `completed`, `expired` or `late`. If it is `late`, then `reason` says why nothing was decided; `at` is the
 instant of the registration or of the signal, `key` is that of the signal, and of a record of Kafka it says where it is."""
-COUNTED_AS: Final = "purgatory_outcomes"
-"""The name of what a query counts in each batch, in its progress: `registered`, `completed`, `expired`, `late`, and
-`late_signals`. Null if nothing has happened."""
+OBSERVATION: Final = "purgatory_outcomes"
+"""The observed metrics in the progress of a query: `registered`, `completed`, `expired`, `late` and `late_signals` of a batch.
+Null if nothing has happened."""
 LONG_DIGITS: Final = 18
-"""Decimals of so many digits fit into a `bigint`."""
+"""A decimal of so many digits fits into a `bigint`."""
 YEAR_1: Final = -62_135_596_800_000_000
-"""When it begins, in microseconds since 1970."""
-FROM_TOPICS: Final = (*ORIGIN.names, "problem")
+"""Its beginning, in microseconds since 1970."""
+TOPIC_COLUMNS: Final = (*ORIGIN.names, "problem")
 
 
 def outcomes(
     operations: DataFrame, signals: DataFrame, *, shards: int = 4, delay: float = 10.0, ticks: DataFrame | None = None
 ) -> DataFrame:
-    """What becomes of `operations`: in the end each has one row.
+    """Decides on `operations`: in the end each has one outcome.
 
     Write it in append mode, with a checkpoint, to a sink that keeps each batch once, such as Spark's files: see `check_out` for
     those. The state must be kept in RocksDB: set `spark.sql.streaming.stateStore.providerClass` in the session. It holds the
@@ -91,7 +91,7 @@ def outcomes(
     Args:
         operations: a stream of `OPERATIONS`.
         signals: a stream of `SIGNALS`.
-        shards: how many owners there are, at least 1. Each uses one core at most and hears of every signal, so more shards
+        shards: how many owners there are, at least 1. Each uses one core at most and receives every signal, so more shards
             than cores only cost. It is best to have as many shards as `spark.sql.shuffle.partitions`: then each has its own
             partition. The number stays the same for the life of a checkpoint: see `check_shards`.
         delay: how far out of order rows may be in event time, in seconds, zero or more. The watermark is so far behind the
@@ -108,21 +108,21 @@ def outcomes(
         raise ValueError(f"shards must be at least 1, not {shards!r}")
     if not 0 <= delay < float("inf"):
         raise ValueError(f"delay must be zero or more seconds, not {delay!r}")
-    ship()
+    send_code_to_workers()
     waits = _events(_columns("operations", operations, OPERATIONS), "registered_at")
     events = _events(_columns("signals", signals, SIGNALS), "at")
     if ticks is not None:
         times = _columns("ticks", ticks, TICKS).withColumnRenamed("at", "event_time").withColumn("is_tick", F.lit(True))
         waits = waits.unionByName(times, allowMissingColumns=True)
         events = events.unionByName(times, allowMissingColumns=True)
-    labels = _labels(operations.sparkSession, shards)
+    labels = _shard_labels(operations.sparkSession, shards)
     watermark = f"{round(delay * 1000)} milliseconds"
     rows = _operation_rows(waits.withWatermark("event_time", watermark), labels).unionByName(
         _signal_rows(events.withWatermark("event_time", watermark), labels)
     )
     owners = rows.select("shard", "are_signals", "events").groupBy("shard")
-    decided = owners.transformWithState(Deciding(shards), PACKED_OUTPUT, "append", "eventTime")
-    decided = decided.observe(COUNTED_AS, *(F.sum(name).alias(name) for name in ADDED))
+    decided = owners.transformWithState(ShardProcessor(shards), PACKED_OUTPUT, "append", "eventTime")
+    decided = decided.observe(OBSERVATION, *(F.sum(name).alias(name) for name in COUNTS))
     return decided.mapInArrow(unpack_decisions, OUTPUT).select(
         "outcome",
         "operation_id",
@@ -136,9 +136,9 @@ def outcomes(
 
 
 def _columns(name: str, stream: DataFrame, schema: StructType) -> DataFrame:
-    """The columns of `schema`, cast if nothing can be lost; or a `ValueError` that says what is wrong.
+    """The columns of `schema`, cast if that is lossless; otherwise raises a `ValueError` that says what is wrong.
 
-    An instant that is not between the years 1 and 9999 is none.
+    Instants outside the years 1 to 9999 become null.
     """
     if not stream.isStreaming:
         raise ValueError(f"{name} must be a streaming DataFrame, from readStream")
@@ -147,34 +147,34 @@ def _columns(name: str, stream: DataFrame, schema: StructType) -> DataFrame:
         if field.name not in stream.columns:
             raise ValueError(f"{name} lacks the column {field.name!r}: it has {stream.columns}")
         found = stream.schema[field.name].dataType
-        if not _loses_nothing(found, field.dataType):
+        if not _is_lossless(found, field.dataType):
             expected = field.dataType.simpleString()
             raise ValueError(f"{name}: the column {field.name!r} must be {expected}, not {found.simpleString()}")
         column = F.col(field.name)
         column = column if found == field.dataType else _cast(column, field.dataType)
         if field.dataType == TimestampType():
-            # Beyond them no Python could show an instant, and after the last no watermark could come.
+            # Python has no instants beyond these years, and no watermark could follow the last one.
             micros = F.unix_micros(column)
             column = F.when((micros >= YEAR_1) & (micros < END_OF_TIME), column)
         columns.append(column.alias(field.name))
-    return stream.select(*columns, *_from_topics(stream))
+    return stream.select(*columns, *_topic_columns(stream))
 
 
 def _cast(column: Column, expected: DataType) -> Column:
-    """Cast by the names of fields, not by their places."""
+    """Casts by the names of fields, not by their positions."""
     if isinstance(expected, ArrayType) and isinstance(fields := expected.elementType, StructType):
         return F.transform(column, lambda each: F.struct(*(each[f.name].cast(f.dataType).alias(f.name) for f in fields)))
     return column.cast(expected)
 
 
-def _loses_nothing(found: DataType, expected: DataType) -> bool:
-    """Whether each value of a type can be cast to another one, and tells as much there."""
+def _is_lossless(found: DataType, expected: DataType) -> bool:
+    """Whether each value of a type can be cast to another type without loss."""
     if isinstance(expected, StructType):
         return isinstance(found, StructType) and all(
-            field.name in found.names and _loses_nothing(found[field.name].dataType, field.dataType) for field in expected
+            field.name in found.names and _is_lossless(found[field.name].dataType, field.dataType) for field in expected
         )
     if isinstance(expected, ArrayType):
-        return isinstance(found, ArrayType) and _loses_nothing(found.elementType, expected.elementType)
+        return isinstance(found, ArrayType) and _is_lossless(found.elementType, expected.elementType)
     whole = isinstance(found, IntegralType) or (isinstance(found, DecimalType) and found.scale == 0)
     if isinstance(expected, StringType):
         return whole or isinstance(found, StringType)
@@ -184,12 +184,12 @@ def _loses_nothing(found: DataType, expected: DataType) -> bool:
 
 
 def _events(stream: DataFrame, instant: str) -> DataFrame:
-    """Adds the event time of each row. What could not be read moves no watermark."""
-    event_time = F.when(F.col("problem").isNull(), F.col(instant)) if _from_topics(stream) else F.col(instant)
+    """Adds the event time of each row. A row that could not be read does not move the watermark."""
+    event_time = F.when(F.col("problem").isNull(), F.col(instant)) if _topic_columns(stream) else F.col(instant)
     return stream.withColumns({"event_time": event_time, "is_tick": F.lit(False)})
 
 
-def _labels(spark: SparkSession, shards: int) -> list[int]:
+def _shard_labels(spark: SparkSession, shards: int) -> list[int]:
     """The names of the shards: numbers that Spark hashes into different partitions, if there are as many partitions as
     shards."""
     numbers = spark.range(32 * shards + 32).select(F.col("id").cast("int").alias("label"))
@@ -208,19 +208,25 @@ def _operation_rows(operations: DataFrame, labels: list[int]) -> DataFrame:
         "mode",
         F.unix_micros("registered_at").alias("registered_at"),
         F.unix_micros("deadline").alias("deadline"),
-        *_from_topics(operations),
+        *_topic_columns(operations),
     )
     return rows.mapInArrow(pack_operations, PACKED)
 
 
 def _signal_rows(signals: DataFrame, labels: list[int]) -> DataFrame:
-    columns = ("key", "value", F.unix_micros("at").alias("at"), _owner("key", labels).alias("home"), *_from_topics(signals))
+    columns = (
+        "key",
+        "value",
+        F.unix_micros("at").alias("at"),
+        _owner("key", labels).alias("reporter"),
+        *_topic_columns(signals),
+    )
     rows = signals.select("is_tick", *columns)
     return rows.mapInArrow(pack_signals, PACKED_SIGNALS).select("*", F.explode(F.lit(labels)).alias("shard"))
 
 
-def _from_topics(stream: DataFrame) -> tuple[str, ...]:
-    return FROM_TOPICS if set(FROM_TOPICS) <= set(stream.columns) else ()
+def _topic_columns(stream: DataFrame) -> tuple[str, ...]:
+    return TOPIC_COLUMNS if set(TOPIC_COLUMNS) <= set(stream.columns) else ()
 
 
 def _owner(column: str, labels: list[int]) -> Column:

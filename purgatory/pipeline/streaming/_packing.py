@@ -1,5 +1,7 @@
-"""Rows packed for Spark: some ten thousand of them as one binary value, because each value that Spark hands to Python, or takes
-from it, costs more than the decision about it. In the value is an Arrow batch, so that nothing is done row by row."""
+"""Packs rows for Spark: some ten thousand rows as one binary value, an Arrow batch.
+
+Each value that Spark hands to Python, or takes from it, costs more than the decision about it. So nothing is done row by row.
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
@@ -15,21 +17,21 @@ pc: Final[Any] = pyarrow.compute  # its functions are made when it is imported, 
 PACKED: Final = "are_signals boolean, events binary, shard int"
 """Many rows in one value."""
 PACKED_SIGNALS: Final = "are_signals boolean, events binary"
-ADDED: Final = ("registered", "completed", "expired", "late", "late_signals")
-"""What the call of a shard adds to its counts."""
-PACKED_OUTPUT: Final = ", ".join(["decisions binary", *(f"{name} bigint" for name in ADDED)])
-"""Many decisions in one value; or what the call of a shard has added to its counts, without decisions."""
+COUNTS: Final = ("registered", "completed", "expired", "late", "late_signals")
+"""The counts of a shard; Spark adds up what each call adds to them."""
+PACKED_OUTPUT: Final = ", ".join(["decisions binary", *(f"{name} bigint" for name in COUNTS)])
+"""Rows with many decisions in one value, and rows with only what a call has added to the counts."""
 OUTPUT: Final = (
     "outcome string, operation_id string, decided_at bigint, satisfied_keys array<string>, reason string, key string, "
     "at bigint, topic string, partition int, offset bigint"
 )
 """The columns of `DECISIONS`, as Spark knows them. Instants are in microseconds."""
-MOST: Final = 10_000
-"""So many decisions are packed into one value at most."""
+MAX_DECISIONS_PER_VALUE: Final = 10_000
+"""In `PACKED_OUTPUT`."""
 
 
 def pack_operations(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Packs rows by shard. Leaves out ticks: they are only there for the watermark, which has seen them by now."""
+    """Packs rows by shard. Drops ticks, which have moved the watermark by now."""
     for batch in batches:
         rows = _without_ticks(batch)
         shards = rows.column("shard").to_numpy()
@@ -41,7 +43,7 @@ def pack_operations(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
 
 
 def pack_signals(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Packs rows for all shards. Leaves out ticks."""
+    """Packs rows for all shards. Drops ticks."""
     for batch in batches:
         rows = _without_ticks(batch)
         yield pa.RecordBatch.from_pydict({"are_signals": [True], "events": [to_stream(rows)]})
@@ -56,12 +58,12 @@ def _without_ticks(batch: pa.RecordBatch) -> pa.RecordBatch:
 def pack_decisions(decisions: Iterable[pa.RecordBatch]) -> Iterable[bytes]:
     """Batches of `DECISIONS` as values of `PACKED_OUTPUT`."""
     for batch in decisions:
-        for start in range(0, batch.num_rows, MOST):
-            yield to_bytes(batch.slice(start, MOST))
+        for start in range(0, batch.num_rows, MAX_DECISIONS_PER_VALUE):
+            yield to_bytes(batch.slice(start, MAX_DECISIONS_PER_VALUE))
 
 
 def unpack_decisions(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What `pack_decisions` has packed, as rows."""
+    """The inverse of `pack_decisions`."""
     for batch in batches:
         for value in batch.column(0).drop_null():
             yield from_bytes(value.as_buffer(), DECISIONS)

@@ -1,15 +1,16 @@
-"""Where the shards of a stream meet Spark: rows in, state in RocksDB, rows out. The decisions are made in `_decisions`.
+"""Connects shards to Spark: rows in, state in RocksDB, rows out. The decisions are made in `_decisions`.
 
-Rows come and go packed, see `_packing`, because each value that Spark hands to Python costs more than the decision about it.
-State is kept in pages for the same reason, see `_state`. What a call reads of the state is remembered until the end of the
-call; then each page that has changed is written once.
+Each value that Spark hands to Python costs more than the decision about it. So rows come and go packed, see `_packing`, and
+state is kept in pages, see `_state`. A call reads each page once at most, and at its end writes those that have changed.
 
-    shard        counts, the slices of the agenda, the instant for which Spark was asked to call
-    operations   by id, in pages: those that wait, and the ids of those that have ended before their deadline
-    lines        by key, in pages: its value, and who waits for it
-    agenda       chunks of events, by slice
+    variable     what is in it
+    shard        counts, the slices of the event queue, the instant of the timer
+    operations   by id, in pages: operations that wait, and the ids of those that have ended before their deadline
+    lines        by key, in pages: the value and the queue of a key
+    agenda       the event queue: chunks of events, by slice
 
-Spark calls once for each shard and micro-batch, with the rows for this shard, and once more if its timer has expired.
+The names of the variables are those of existing checkpoints. Spark calls once for each shard and micro-batch, with the rows for
+this shard, and once more if its timer has expired.
 """
 
 import pickle
@@ -29,20 +30,30 @@ from pyspark.sql.streaming.stateful_processor import (
 
 from purgatory import _arguments
 from purgatory._thresholds import queue
-from purgatory.pipeline.streaming import _agenda, _course, _decisions, _events, _messages, _packing, _state, _together, _waiting
-from purgatory.pipeline.streaming._agenda import Agenda
+from purgatory.pipeline.streaming import (
+    _batch_decisions,
+    _decisions,
+    _event_queue,
+    _events,
+    _messages,
+    _packing,
+    _pending,
+    _state,
+    _value_history,
+)
 from purgatory.pipeline.streaming._decisions import Counts, Shard
+from purgatory.pipeline.streaming._event_queue import EventQueue
 from purgatory.pipeline.streaming._events import from_stream
-from purgatory.pipeline.streaming._packing import ADDED, pack_decisions
+from purgatory.pipeline.streaming._packing import COUNTS, pack_decisions
 from purgatory.pipeline.streaming._state import (
-    PAGES,
-    Chunks,
-    Paged,
+    INITIAL_PAGES,
+    ChunkStore,
+    PagedStore,
     Size,
-    dump_line,
     dump_operation,
-    load_line,
+    dump_queue,
     load_operation,
+    load_queue,
 )
 
 SHARD: Final = (
@@ -53,22 +64,23 @@ PAGE: Final = "waiting int, entries binary"
 CHUNK: Final = "registrations int, events binary"
 
 OLD_PAGES: Final = 4096
-"""How many pages each store has in checkpoints that were written when their number was fixed."""
+"""How many pages each store has in checkpoints from when the number was fixed."""
 
 
 class ShardsChanged(Exception):
     """A checkpoint was written with another number of shards. The message says with which."""
 
 
-def ship() -> None:
-    """Makes Spark send the code that decides to its workers, as it is here. They need not have this package installed."""
-    ours = (_arguments, queue, _agenda, _course, _decisions, _events, _messages, _packing, _state, _together, _waiting)
-    for module in (*ours, sys.modules[__name__]):
+def send_code_to_workers() -> None:
+    """Makes Spark send our code to its workers, which need not have this package installed."""
+    core = (_arguments, queue)
+    ours = (_batch_decisions, _decisions, _event_queue, _events, _messages, _packing, _pending, _state, _value_history)
+    for module in (*core, *ours, sys.modules[__name__]):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
-class Deciding(StatefulProcessor):
-    """What Spark runs: for each shard it makes a `Shard` of the state, and lets it decide.
+class ShardProcessor(StatefulProcessor):
+    """What Spark runs: for each shard it makes a `Shard` of the state, and has it decide.
 
     Args:
         shards: how many there are. State that was written with another number is refused.
@@ -82,8 +94,8 @@ class Deciding(StatefulProcessor):
         self._handle = handle
         self._shard = handle.getValueState("shard", SHARD)
         self._operations = handle.getMapState("operations", "page int", PAGE)
-        self._lines = handle.getMapState("lines", "page int", PAGE)
-        self._agenda = handle.getMapState("agenda", "width bigint, number bigint, serial int", CHUNK)
+        self._queues = handle.getMapState("lines", "page int", PAGE)
+        self._event_queue = handle.getMapState("agenda", "width bigint, number bigint, serial int", CHUNK)
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803
         """Takes in the rows of a shard, and decides what they and the watermark allow."""
@@ -104,34 +116,34 @@ class Deciding(StatefulProcessor):
     def _run(self, label: int, rows: Iterator[Row], times: TimerValues) -> Iterator[Row]:
         now = max(times.getCurrentWatermarkInMs(), 0) * 1000
         counts, slices, timer, sizes = self._load()
-        known = [getattr(counts, name) for name in ADDED]
-        operations = Paged(self._operations, load_operation, dump_operation, sizes[0])
-        lines = Paged(self._lines, load_line, dump_line, sizes[1])
-        shard = Shard(operations, lines, Agenda(Chunks(self._agenda), slices), counts)
+        before = [getattr(counts, name) for name in COUNTS]
+        operations = PagedStore(self._operations, load_operation, dump_operation, sizes[0])
+        queues = PagedStore(self._queues, load_queue, dump_queue, sizes[1])
+        shard = Shard(operations, queues, EventQueue(ChunkStore(self._event_queue), slices), counts)
         for _, are_signals, events in rows:
             if are_signals:
                 shard.signal(from_stream(events), now, label)
             else:
                 shard.register(from_stream(events), now)
         shard.advance_to(now)
-        shard.agenda.save()
+        shard.event_queue.save()
         decisions = shard.take()
         operations.save()
-        lines.save()
-        due = shard.agenda.next()
+        queues.save()
+        due = shard.event_queue.next_at()
         expiry = None if due is None else -(-due // 1000)
         if expiry is not None and expiry != timer:
             self._handle.registerTimer(expiry)
-        sizes = (operations.size, lines.size)
+        sizes = (operations.size, queues.size)
         self._shard.update((self.shards, *astuple(counts), pickle.dumps((slices, sizes)), expiry))
-        added = [getattr(counts, name) - before for name, before in zip(ADDED, known, strict=True)]
-        rows_out = [_row(packed, *(0 for _ in ADDED)) for packed in pack_decisions(decisions)]
-        return iter([_row(None, *added), *rows_out] if any(added) else rows_out)
+        added = [getattr(counts, name) - count for name, count in zip(COUNTS, before, strict=True)]
+        counted = [_row(None, *added)] if any(added) else []
+        return iter(counted + [_row(packed, *(0 for _ in COUNTS)) for packed in pack_decisions(decisions)])
 
     def _load(self) -> tuple[Counts, dict[tuple[int, int], tuple[int, int]], int | None, tuple[Size, Size]]:
         stored = self._shard.get()
         if stored is None:
-            return Counts(), {}, None, ((PAGES, 0), (PAGES, 0))
+            return Counts(), {}, None, ((INITIAL_PAGES, 0), (INITIAL_PAGES, 0))
         shards, *counts, slices, timer = stored
         if shards != self.shards:
             raise ShardsChanged(f"cannot go on with {self.shards} shards: the checkpoint was written with {shards}")
@@ -141,4 +153,4 @@ class Deciding(StatefulProcessor):
         return Counts(*counts), kept[0], timer, kept[1]
 
 
-_row = Row("decisions", *ADDED)
+_row = Row("decisions", *COUNTS)

@@ -1,4 +1,4 @@
-"""How a shard is kept in Spark's state: operations and lines in pages, the agenda in chunks."""
+"""How a shard is kept in Spark's state: operations and queues in pages, the event queue in chunks."""
 
 import pickle
 from collections.abc import Callable, Iterable
@@ -9,34 +9,34 @@ import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import MapState
 
 from purgatory._thresholds.queue import UNKNOWN
-from purgatory.pipeline.streaming._agenda import Events
+from purgatory.pipeline.streaming._event_queue import Events
 from purgatory.pipeline.streaming._events import NOWHERE, REGISTRATIONS, SIGNALS, from_bytes, to_bytes
-from purgatory.pipeline.streaming._waiting import Pending, Watched
+from purgatory.pipeline.streaming._pending import Pending, StreamQueue
 
-PAGES: Final = 16
-"""How many pages a store has at first."""
-FULL: Final = 64
-"""How many entries a page has on average at most: reading these takes as long as asking Spark for them."""
-GROWTH: Final = 8
-"""How many times as many pages a store has after it was full."""
+INITIAL_PAGES: Final = 16
+"""Of a new store."""
+MAX_ENTRIES_PER_PAGE: Final = 64
+"""On average. Reading these takes as long as asking Spark for them."""
+GROWTH_FACTOR: Final = 8
+"""By which the number of pages grows when a store is full."""
 
 Size = tuple[int, int]
-"""Of a store: how many pages it has, and how many entries."""
+"""The numbers of pages and of entries of a store."""
 V = TypeVar("V")
 
 
-class Paged(Generic[V]):
+class PagedStore(Generic[V]):
     """A store in pages, which are dictionaries in a `MapState`.
 
     Args:
         state: of this shard.
-        load: makes a value from a key and the key's entry in the page.
+        load: makes a value of a key and its entry in the page.
         dump: makes the entry of a value. Its first element says whether the value counts as `waiting`, for readers of the
             state.
-        size: what `size` was when it was last saved.
+        size: `size` when it was last saved.
 
-    Each page that Spark is asked for costs some 50 µs, and each entry in it one. So a store begins with few pages; when they
-    are full, their entries are divided among more. Cost of that: O(1) for each entry that was ever added.
+    A page that is asked of Spark costs some 50 µs, and each entry in it one. So a store begins with few pages; when they are
+    full, the entries are rehashed into more, which costs amortised O(1) for each entry.
     """
 
     __slots__ = ("_changed", "_dump", "_load", "_pages", "_state", "_values", "size")
@@ -46,7 +46,7 @@ class Paged(Generic[V]):
         state: MapState,
         load: Callable[[str, Any], V],
         dump: Callable[[V], tuple[bool, *tuple[Any, ...]]],
-        size: Size = (PAGES, 0),
+        size: Size = (INITIAL_PAGES, 0),
     ) -> None:
         self.size = size
         self._state = state
@@ -61,9 +61,7 @@ class Paged(Generic[V]):
         try:
             return self._values[key]
         except KeyError:
-            number = _page_of(key, self.size[0])
-            page = self._pages.get(number)
-            entry = (self._page(number) if page is None else page).get(key)
+            entry = self._page(_page_of(key, self.size[0])).get(key)
             value = self._values[key] = None if entry is None else self._load(key, entry)
             return value
 
@@ -76,9 +74,10 @@ class Paged(Generic[V]):
         self._changed.add(key)
 
     def _page(self, number: int) -> dict[str, Any]:
-        """Reads a page that was not read before."""
-        stored = self._state.getValue((number,))
-        page = self._pages[number] = {} if stored is None else pickle.loads(stored[1])
+        page = self._pages.get(number)
+        if page is None:
+            stored = self._state.getValue((number,))
+            page = self._pages[number] = {} if stored is None else pickle.loads(stored[1])
         return page
 
     def save(self) -> None:
@@ -87,9 +86,7 @@ class Paged(Generic[V]):
         changed: set[int] = set()
         for key in self._changed:
             number = _page_of(key, pages)
-            page, value = self._pages.get(number), self._values[key]
-            if page is None:
-                page = self._page(number)
+            page, value = self._page(number), self._values[key]
             if value is not None:
                 entries += key not in page
                 page[key] = self._dump(value)
@@ -98,9 +95,9 @@ class Paged(Generic[V]):
                 entries -= 1
                 changed.add(number)
         self._changed = set()
-        if entries > FULL * pages:
-            changed.update(self._divide(pages, pages * GROWTH))
-            pages *= GROWTH
+        if entries > MAX_ENTRIES_PER_PAGE * pages:
+            changed.update(self._rehash(pages, pages * GROWTH_FACTOR))
+            pages *= GROWTH_FACTOR
         self.size = (pages, entries)
         for number in changed:
             if page := self._pages.get(number, {}):
@@ -109,11 +106,11 @@ class Paged(Generic[V]):
             else:
                 self._state.removeKey((number,))
 
-    def _divide(self, pages: int, more: int) -> Iterable[int]:
-        """Divides all entries among more pages; returns the numbers of those that have changed."""
-        everything = [self._page(number) if number not in self._pages else self._pages[number] for number in range(pages)]
+    def _rehash(self, pages: int, more: int) -> Iterable[int]:
+        """Rehashes all entries into more pages; returns the numbers of the pages that have changed."""
+        before = [self._page(number) for number in range(pages)]
         self._pages = {}
-        for page in everything:
+        for page in before:
             for key, entry in page.items():
                 self._pages.setdefault(_page_of(key, more), {})[key] = entry
         return {*range(pages), *self._pages}
@@ -123,8 +120,8 @@ def _page_of(key: str, pages: int) -> int:
     return crc32(key.encode()) % pages
 
 
-class Chunks:
-    """The store of an agenda. Each chunk is written once and read once."""
+class ChunkStore:
+    """The store of an event queue. Each chunk is written once and read once."""
 
     __slots__ = ("_state",)
 
@@ -145,7 +142,7 @@ class Chunks:
 
 
 def load_events(data: bytes) -> Events:
-    """From what `dump_events` made, or from a list of tuples, as they are in older checkpoints."""
+    """The inverse of `dump_events`. Older checkpoints have a list of tuples instead."""
     kept = pickle.loads(data)
     if isinstance(kept, list):
         return _events_of(kept)
@@ -156,13 +153,13 @@ def load_events(data: bytes) -> Events:
 
 
 def dump_events(events: Events) -> bytes:
-    """Batches as Arrow writes them, deadlines as they are."""
+    """Batches in Arrow's format, and deadlines, pickled."""
     signals, registrations = ([to_bytes(each) for each in batches] for batches in (events.signals, events.registrations))
     return pickle.dumps((signals, registrations, events.deadlines))
 
 
 def _events_of(rows: list[tuple[Any, ...]]) -> Events:
-    """Rows of the form (instant, 0, key, value), (instant, 1, operation), or (instant, 2, operation_id)."""
+    """Of rows (instant, 0, key, value), (instant, 1, operation) and (instant, 2, operation_id)."""
     signals = [{"at": at, "key": rest[0], "value": rest[1]} for at, kind, *rest in rows if kind == 0]
     registrations = []
     for at, kind, *rest in rows:
@@ -180,27 +177,27 @@ def _events_of(rows: list[tuple[Any, ...]]) -> Events:
 
 
 def load_operation(_: str, entry: Any) -> Pending:
-    """From what `dump_operation` made."""
+    """The inverse of `dump_operation`."""
     _, deadline, mode, requirements, satisfied = entry
     return Pending(deadline, mode, requirements, set(satisfied))
 
 
 def dump_operation(operation: Pending) -> tuple[bool, int, str, tuple[tuple[str, int], ...], tuple[str, ...]]:
-    """Plain values."""
+    """Its page entry."""
     return (not operation.has_ended, operation.deadline, operation.mode, operation.requirements, tuple(operation.satisfied))
 
 
-def load_line(key: str, entry: Any) -> Watched:
-    """From what `dump_line` made."""
+def load_queue(key: str, entry: Any) -> StreamQueue:
+    """The inverse of `dump_queue`."""
     _, value, waiting = entry
-    line = Watched(key)
-    line.value = UNKNOWN if value is None else value
+    queue = StreamQueue(key)
+    queue.value = UNKNOWN if value is None else value
     for operation_id, threshold in waiting:
-        line.watch(operation_id, threshold)
-    return line
+        queue.watch(operation_id, threshold)
+    return queue
 
 
-def dump_line(line: Watched) -> tuple[bool, int | None, tuple[tuple[str, int], ...]]:
-    """Plain values."""
-    waiting = tuple((operation_id, waiter.threshold) for operation_id, waiter in line.waiters.items())
-    return (bool(waiting), None if line.value is UNKNOWN else line.value, waiting)
+def dump_queue(queue: StreamQueue) -> tuple[bool, int | None, tuple[tuple[str, int], ...]]:
+    """Its page entry."""
+    waiting = tuple((operation_id, waiter.threshold) for operation_id, waiter in queue.waiters.items())
+    return (bool(waiting), None if queue.value is UNKNOWN else queue.value, waiting)

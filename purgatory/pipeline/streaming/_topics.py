@@ -1,11 +1,11 @@
-"""Topics of Kafka: operations and signals come from them, outcomes go to one.
+"""Reads operations and signals from topics of Kafka, and writes outcomes to one.
 
-Offsets are kept in the checkpoint, so each record counts once. A record that cannot be read is not lost: its row has a
-`problem` and becomes `late`, with its topic, partition and offset.
+Offsets are kept in the checkpoint, so each record counts once. A record that cannot be read gets a row with a `problem`, which
+becomes `late`, with its topic, partition and offset.
 
-Outcomes go to the topic from the files, by a query of its own with its own checkpoint. The files have each outcome once. The
-sink for Kafka has no transactions, so after a kill or an error the topic may have some of them again: the same record, under
-the same key.
+Outcomes are sent to the topic from the files, by a second query with its own checkpoint. The files have each outcome once.
+Spark's sink for Kafka has no transactions, so after a kill or an error the topic may have duplicates: the same record under the
+same key.
 """
 
 from collections.abc import Mapping
@@ -20,12 +20,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StringType, StructField, StructType
 
-from purgatory.pipeline.streaming._messages import PROBLEM, read
+from purgatory.pipeline.streaming._messages import PROBLEM, decode_batches
 from purgatory.pipeline.streaming._outcomes import ORIGIN, OUTCOMES
 
 BROKEN: Final = "_broken"
 INSTANT: Final = "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"
-"""To the microsecond, which Spark would otherwise cut."""
+"""To the microsecond; Spark would truncate it."""
 
 
 @dataclass(frozen=True)
@@ -53,23 +53,23 @@ class Kafka:
         Raises:
             ValueError: this Spark has no connector, there is no such topic, or Kafka does not answer.
         """
-        self._look_for(spark, topic)
+        self._check_topic(spark, topic)
         reader = spark.readStream.format("kafka").options(**self._options()).option("subscribe", topic)
         reader = reader.option("startingOffsets", self.options.get("startingOffsets", "earliest"))
         if self.per_batch is not None:
             reader = reader.option("maxOffsetsPerTrigger", self.per_batch)
         records = reader.load().select("value", *ORIGIN.names)
-        return _of_json(records, schema) if self.values == "json" else _of_binary(records, kind, schema)
+        return _parse_json(records, schema) if self.values == "json" else _parse_binary(records, kind, schema)
 
-    def _look_for(self, spark: SparkSession, topic: str) -> None:
-        """Reads a record at most: a query that finds out by itself ends in a trace of Java."""
+    def _check_topic(self, spark: SparkSession, topic: str) -> None:
+        """Reads one record at most, since a query that fails later ends with a stack trace of Java."""
         wanted = {"subscribe": topic, "startingOffsets": "earliest"}
         try:
             spark.read.format("kafka").options(**{**self._options(), **wanted}).load().isEmpty()
         except (PySparkException, Py4JError) as error:
-            raise ValueError(self._in_words(spark, topic, str(error))) from None
+            raise ValueError(self._describe_error(spark, topic, str(error))) from None
 
-    def _in_words(self, spark: SparkSession, topic: str, error: str) -> str:
+    def _describe_error(self, spark: SparkSession, topic: str, error: str) -> str:
         if "data source: kafka" in error:
             name = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}"
             return f"this Spark has no connector to Kafka: add --packages {name}, or --jars with its files"
@@ -90,7 +90,7 @@ class Kafka:
         return {"kafka.bootstrap.servers": self.servers, **self.options}
 
 
-def _of_json(records: DataFrame, schema: StructType) -> DataFrame:
+def _parse_json(records: DataFrame, schema: StructType) -> DataFrame:
     wanted = StructType([*schema, StructField(BROKEN, StringType())])
     row = F.from_json(F.col("value").cast("string"), wanted, {"columnNameOfCorruptRecord": BROKEN})
     parsed = records.select(row.alias("row"), F.col("value").isNull().alias("is_empty"), *ORIGIN.names)
@@ -104,6 +104,6 @@ def _problem(unreadable: str) -> Column:
     return F.when(F.col("is_empty"), F.lit("it has no value")).when(broken, F.lit(unreadable))
 
 
-def _of_binary(records: DataFrame, kind: str, schema: StructType) -> DataFrame:
+def _parse_binary(records: DataFrame, kind: str, schema: StructType) -> DataFrame:
     made = StructType([*schema, *ORIGIN, StructField(PROBLEM, StringType())])
-    return records.mapInArrow(partial(read, kind=kind), made)
+    return records.mapInArrow(partial(decode_batches, kind=kind), made)

@@ -1,4 +1,4 @@
-"""Who waits in a shard: operations, and the lines of their keys."""
+"""The pending operations of a shard, and the queues of their keys."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -7,8 +7,8 @@ from typing import Any
 from purgatory._thresholds.queue import UNKNOWN, ThresholdQueue, Waiters, has_reached
 
 
-class Waiter:
-    """An operation in the line of one of its keys."""
+class StreamWaiter:
+    """An operation in the queue of one of its keys."""
 
     __slots__ = ("operation_id", "threshold")
 
@@ -17,22 +17,22 @@ class Waiter:
         self.threshold = threshold
 
 
-class Watched(ThresholdQueue):
-    """The line of a key, in which waiters can be found by their operation."""
+class StreamQueue(ThresholdQueue):
+    """The queue of a key, with its waiters by operation id."""
 
     __slots__ = ("waiters",)
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
-        self.waiters: dict[str, Waiter] = {}
+        self.waiters: dict[str, StreamWaiter] = {}
 
     def watch(self, operation_id: str, threshold: int) -> None:
-        """Puts an operation into the line."""
-        waiter = self.waiters[operation_id] = Waiter(operation_id, threshold)
+        """Adds an operation."""
+        waiter = self.waiters[operation_id] = StreamWaiter(operation_id, threshold)
         self.add(waiter)
 
     def unwatch(self, operation_id: str) -> None:
-        """Takes an operation out of the line."""
+        """Removes an operation."""
         self.discard(self.waiters.pop(operation_id))
 
     @property
@@ -40,23 +40,22 @@ class Watched(ThresholdQueue):
         """Its value; `None` if it has none."""
         return None if self.value is UNKNOWN else int(self.value)
 
-    def rise(self, value: int) -> Iterator[str]:
-        """Raises the value of the key to `value`, and takes out the operations that waited for it. A lower value changes
-        nothing."""
+    def reach(self, value: int) -> Iterator[str]:
+        """Raises the value of the key to `value`, and removes the operations that waited for it. A lower one has no effect."""
         if not has_reached(self.key, self.value, value):
             for waiters in self.advance(value)[1]:
-                for waiter in _several(waiters):
+                for waiter in _as_iterable(waiters):
                     del self.waiters[waiter.operation_id]
                     yield waiter.operation_id
 
 
-def _several(waiters: Waiters) -> Iterable[Any]:
+def _as_iterable(waiters: Waiters) -> Iterable[Any]:
     return waiters if isinstance(waiters, dict) else (waiters,)
 
 
 @dataclass(slots=True)
 class Pending:
-    """An operation that waits, or that has ended and is remembered until its deadline."""
+    """An operation that waits; or one that has ended, which is kept until its deadline to recognise copies."""
 
     deadline: int
     mode: str = ""

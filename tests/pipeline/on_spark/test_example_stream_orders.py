@@ -7,6 +7,8 @@ from textwrap import dedent
 import pytest
 from pyspark.sql import SparkSession
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "stream_orders.py"
 
 
@@ -17,7 +19,7 @@ def test_it_prints_what_its_docstring_shows(
     example = runpy.run_path(str(EXAMPLE))
     shown = example["__doc__"].partition("    after the first")
 
-    example["tell"](spark)
+    example["show"](spark)
 
     expected = dedent((shown[1] + shown[2]).partition("\n\n")[0])
     assert capsys.readouterr().out.strip() == expected.strip()

@@ -1,4 +1,4 @@
-"""Which rows of a journal can be trusted: every other one is rejected, with the first reason that holds."""
+"""Validates the rows of a journal: an invalid row is rejected, with the first reason that applies."""
 
 from typing import Any, Final
 
@@ -15,18 +15,18 @@ END_OF_TIME: Final = 253_402_300_800_000_000
 """The end of the year 9999, in microseconds. Beyond that neither Python nor Spark can show an instant."""
 
 
-def reasons(rows: pa.Table, folder: str) -> tuple[npt.NDArray[np.int8], list[str]]:
-    """Why each row is rejected, as a place in the list of reasons; -1 if it is accepted.
+def rejections(rows: pa.Table, folder: str) -> tuple[npt.NDArray[np.int8], list[str]]:
+    """For each row the index of the reason for which it is rejected, or -1; and the list of reasons.
 
     Args:
         rows: with the columns and types that `_rows.TYPES` has for the folder.
     """
     rules = _operation_rules(rows) if folder == "operations" else _check_rules(rows)
     found = np.full(rows.num_rows, -1, np.int8)
-    for place, (_, broken) in enumerate(rules):
+    for number, (_, broken) in enumerate(rules):
         is_broken = np.asarray(pc.fill_null(broken, False))
         if is_broken.any():
-            found[is_broken & (found < 0)] = place
+            found[is_broken & (found < 0)] = number
     return found, [reason for reason, _ in rules]
 
 
@@ -76,7 +76,7 @@ def _beyond(micros: Any) -> Any:
 
 
 def _has_null(lists: pa.ChunkedArray) -> pa.Array:
-    """Whether each list has a null in it."""
+    """Whether each list contains a null."""
     has = np.zeros(len(lists), bool)
     items = pc.list_flatten(lists)
     if items.null_count:

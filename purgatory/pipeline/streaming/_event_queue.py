@@ -1,17 +1,18 @@
-"""What a shard still has to do, by instant: a timing wheel whose buckets are kept in a store, in chunks.
+"""A shard's events, by event time: a hierarchical timing wheel whose buckets are in a store, as chunks.
 
-Three kinds of events lie in *slices* of time; the farther ahead, the wider the slice. Signals and registrations are Arrow
-batches, deadlines are tuples of an instant, in microseconds, and an id. When the time of a slice has come, all of its events
-are taken out; those that are not yet due go to narrower slices.
+There are three kinds of events. Signals and registrations are Arrow batches, deadlines are tuples of an instant in microseconds
+and an id. They are in *slices* of time; the farther ahead, the wider the slice. When a slice begins, all of its events are
+taken out, and those that are not yet due move to narrower slices.
 
     it is 10:00:00, and events come for     10:00:07     slices of 1 s      as the wheel's first level
                                             10:03:20     slices of 64 s
                                             14:00:00     slices of 4096 s   and so on
 
-So there are never many slices, however far ahead deadlines lie. Each call of `save` adds a chunk to a slice and reads none.
-Adding events therefore costs the store one write for each slice, whatever waits in the slice already.
+So there are few slices, however far ahead deadlines are. Each call of `save` adds a chunk to a slice and reads none: adding
+events costs the store one write for each slice, whatever is in the slice already.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
@@ -23,18 +24,18 @@ Deadline = tuple[int, str]
 Slice = tuple[int, int]
 """The width of a slice in microseconds, and its number. The slice begins at their product."""
 
-NARROWEST: Final = 1_000_000
-REACH: Final = 64
-"""How many slices of each width are in use at most."""
-LONGEST_CHUNK: Final = 10_000
-"""So many events of a kind are in a chunk at most."""
+MIN_WIDTH: Final = 1_000_000
+SLICES_PER_WIDTH: Final = 64
+"""At most so many slices of each width are in use."""
+MAX_EVENTS_PER_CHUNK: Final = 10_000
+"""Of each kind."""
 
 K_contra = TypeVar("K_contra", contravariant=True)
 V = TypeVar("V")
 
 
 class Store(Protocol[K_contra, V]):
-    """What a shard remembers. A value that was changed must be set again. A `dict` is such a store."""
+    """A part of the state of a shard. Changed values must be set again. A `dict` is a store."""
 
     def get(self, key: K_contra, /) -> V | None: ...
     def __setitem__(self, key: K_contra, value: V, /) -> None: ...
@@ -54,9 +55,9 @@ class Events:
         self.registrations += others.registrations
         self.deadlines += others.deadlines
 
-    def first(self) -> int:
+    def first_at(self) -> int:
         """The earliest instant. There is at least one event."""
-        firsts = [min(batch.column(0).to_numpy()) for batch in (*self.signals, *self.registrations)]
+        firsts = [batch.column("at").to_numpy().min() for batch in (*self.signals, *self.registrations)]
         if self.deadlines:
             firsts.append(min(self.deadlines)[0])
         return int(min(firsts))
@@ -64,21 +65,21 @@ class Events:
     def chunks(self) -> Iterator["Events"]:
         """The same in chunks, in each of which a kind has one batch at most."""
         parts = _cut(self.signals), _cut(self.registrations)
-        starts = range(0, len(self.deadlines), LONGEST_CHUNK)
+        starts = range(0, len(self.deadlines), MAX_EVENTS_PER_CHUNK)
         for number in range(max(len(parts[0]), len(parts[1]), len(starts))):
             signals, registrations = (part[number : number + 1] for part in parts)
-            start = number * LONGEST_CHUNK
-            yield Events(signals, registrations, self.deadlines[start : start + LONGEST_CHUNK])
+            start = number * MAX_EVENTS_PER_CHUNK
+            yield Events(signals, registrations, self.deadlines[start : start + MAX_EVENTS_PER_CHUNK])
 
 
 def _cut(batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
     if not batches:
         return []
     whole = pa.concat_batches(batches) if len(batches) > 1 else batches[0]
-    return [whole.slice(start, LONGEST_CHUNK) for start in range(0, whole.num_rows, LONGEST_CHUNK)]
+    return [whole.slice(start, MAX_EVENTS_PER_CHUNK) for start in range(0, whole.num_rows, MAX_EVENTS_PER_CHUNK)]
 
 
-class Agenda:
+class EventQueue:
     """Events in slices of time.
 
     Args:
@@ -93,53 +94,51 @@ class Agenda:
     ) -> None:
         self._chunks = chunks
         self.open_slices = {} if open_slices is None else open_slices
-        self._new: dict[Slice, Events] = {}
+        self._new: defaultdict[Slice, Events] = defaultdict(Events)
         """The events that `save` will write."""
 
-    def add(self, deadline: Deadline, now: int) -> None:
-        """Adds a deadline, which `take` will return when it is due. Cost: O(1), with one step for each width."""
+    def add_deadline(self, deadline: Deadline, now: int) -> None:
+        """Adds a deadline. Cost: O(1), with one step for each width."""
         at = deadline[0]
-        reach = (at - now) // REACH
-        width = NARROWEST
-        while reach >= width:
-            width *= REACH
-        self._slice((width, at // width)).deadlines.append(deadline)
+        min_width = (at - now) // SLICES_PER_WIDTH
+        width = MIN_WIDTH
+        while min_width >= width:
+            width *= SLICES_PER_WIDTH
+        self._new[width, at // width].deadlines.append(deadline)
 
     def add_signals(self, signals: pa.RecordBatch, now: int) -> None:
         """Adds signals. Cost: O(n log n) in numpy, and one step for each slice."""
         for where, part in _by_slice(signals, now):
-            self._slice(where).signals.append(part)
+            self._new[where].signals.append(part)
 
     def add_registrations(self, registrations: pa.RecordBatch, now: int) -> None:
         """Adds registrations. Cost: the same."""
         for where, part in _by_slice(registrations, now):
-            self._slice(where).registrations.append(part)
+            self._new[where].registrations.append(part)
 
-    def _slice(self, where: Slice) -> Events:
-        events = self._new.get(where)
-        if events is None:
-            events = self._new[where] = Events()
-        return events
-
-    def take(self, now: int) -> Events:
-        """Takes out the events that are due at `now`, in no order. Cost: the events of the slices that have begun."""
+    def pop_due(self, now: int) -> Events:
+        """Takes out the events that are due at `now`, unordered. Cost: the events of the slices that have begun."""
         due = Events()
         for begun in [each for each in {*self.open_slices, *self._new} if each[0] * each[1] <= now]:
-            events = self._pop(begun)
-            for batch in events.signals:
-                due.signals += (later := _Split(batch, now)).due
-                self.add_signals(later.rest, now)
-            for batch in events.registrations:
-                due.registrations += (later := _Split(batch, now)).due
-                self.add_registrations(later.rest, now)
+            events = self._pop_slice(begun)
+            for batches, due_batches, add in (
+                (events.signals, due.signals, self.add_signals),
+                (events.registrations, due.registrations, self.add_registrations),
+            ):
+                for batch in batches:
+                    is_due = batch.column("at").to_numpy() <= now
+                    if is_due.any():
+                        due_batches.append(batch if is_due.all() else batch.filter(pa.array(is_due)))
+                    if not is_due.all():
+                        add(batch.filter(pa.array(~is_due)), now)
             for deadline in events.deadlines:
                 if deadline[0] <= now:
                     due.deadlines.append(deadline)
                 else:
-                    self.add(deadline, now)
+                    self.add_deadline(deadline, now)
         return due
 
-    def _pop(self, begun: Slice) -> Events:
+    def _pop_slice(self, begun: Slice) -> Events:
         events = Events()
         for serial in range(self.open_slices.pop(begun, (0, 0))[0]):
             key = (*begun, serial)
@@ -151,40 +150,27 @@ class Agenda:
     def save(self) -> None:
         """Writes the added events to the store. Cost: one write for each slice that has new events, and each 10,000 of them."""
         for where, events in self._new.items():
-            first = events.first()
+            first = events.first_at()
             serial, earlier = self.open_slices.get(where, (0, first))
             for chunk in events.chunks():
                 self._chunks[(*where, serial)] = chunk
                 serial += 1
             self.open_slices[where] = (serial, min(first, earlier))
-        self._new = {}
+        self._new.clear()
 
-    def next(self) -> int | None:
-        """The instant of the next event; `None` if there is none. Call `save` before. Cost: the slices in use."""
+    def next_at(self) -> int | None:
+        """The instant of the next event; `None` if there is none. Call `save` before. Cost: the number of slices."""
         return min((first for _, first in self.open_slices.values()), default=None)
 
 
-class _Split:
-    """A batch in two: what is due at `now`, and the rest."""
-
-    def __init__(self, batch: pa.RecordBatch, now: int) -> None:
-        is_due = batch.column(0).to_numpy() <= now
-        if is_due.all():
-            self.due, self.rest = [batch], batch.slice(0, 0)
-        elif is_due.any():
-            self.due, self.rest = [batch.filter(pa.array(is_due))], batch.filter(pa.array(~is_due))
-        else:
-            self.due, self.rest = [], batch
-
-
 def _by_slice(batch: pa.RecordBatch, now: int) -> Iterable[tuple[Slice, pa.RecordBatch]]:
-    """The slices that the rows of a batch belong to, and their rows."""
+    """Divides a batch by the slices that its rows belong to."""
     if not batch.num_rows:
         return
-    at = batch.column(0).to_numpy()
-    reach, widths, width = (at - now) // REACH, np.full(len(at), NARROWEST), NARROWEST
-    while (is_wider := reach >= width).any():
-        width *= REACH
+    at = batch.column("at").to_numpy()
+    min_widths, widths, width = (at - now) // SLICES_PER_WIDTH, np.full(len(at), MIN_WIDTH), MIN_WIDTH
+    while (is_wider := min_widths >= width).any():
+        width *= SLICES_PER_WIDTH
         widths[is_wider] = width
     numbers = at // widths
     order = np.lexsort((numbers, widths))

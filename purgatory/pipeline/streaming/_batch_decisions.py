@@ -1,9 +1,9 @@
-"""New operations, decided all at once: when each of their thresholds was reached is known, and the rest is arithmetic.
+"""Decides on new operations all at once: given when each of their thresholds was reached, the rest is arithmetic.
 
     order 7 waits from 12:00:05 to 12:01:00    for all of    "paid" reached at 12:00:20, "stock" reached before
                                                completed     at 12:00:20, the later one
 
-It holds for operations of which no other of the same id is known, and whose keys differ.
+This works for operations whose ids are new and whose keys are distinct.
 """
 
 from dataclasses import dataclass
@@ -13,44 +13,46 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from purgatory.pipeline.streaming._course import NEVER, Course, Numbers
 from purgatory.pipeline.streaming._events import COMPLETED, DECISIONS, EXPIRED
+from purgatory.pipeline.streaming._value_history import NEVER, Int64Array, ValueHistory
 
 pc: Final[Any] = pyarrow.compute  # its functions are made when it is imported, unseen by type checkers
 
 BEFORE = np.iinfo(np.int64).min
-"""When a threshold was reached that the key had reached before this stretch of time."""
+"""In place of an instant: the threshold was reached before the last watermark."""
 
 
 @dataclass(slots=True)
-class Together:
-    """What becomes of new operations, up to an instant.
+class BatchDecisions:
+    """The decisions on new operations, up to a watermark.
 
     Attributes:
         decisions: with the columns of `DECISIONS`.
-        ended: places of those that have completed, and whose deadline is ahead.
-        waiting: places of those that wait on.
-        is_satisfied: for each requirement, in their order.
-        starts: for each operation the place of its first requirement, and in the end that after the last.
+        ended: indexes of operations that have completed, with a deadline after the watermark.
+        waiting: indexes of operations that go on waiting.
+        is_satisfied: of all requirements of all operations.
+        starts: for each operation the index of its first requirement; at the end the number of requirements.
     """
 
     operations: pa.RecordBatch
     decisions: pa.RecordBatch
     completed: int
     expired: int
-    ended: Numbers
-    waiting: Numbers
+    ended: Int64Array
+    waiting: Int64Array
     is_satisfied: Any
-    starts: Numbers
+    starts: Int64Array
 
 
-def decide_together(operations: pa.RecordBatch, course: Course | None, known: dict[str, int | None], now: int) -> Together:
-    """What becomes of operations by the watermark `now`.
+def decide_batch(
+    operations: pa.RecordBatch, history: ValueHistory | None, known: dict[str, int | None], now: int
+) -> BatchDecisions:
+    """Decides on operations up to the watermark `now`.
 
     Args:
-        operations: a batch with the columns of `REGISTRATIONS`, sound, due at `now`, each id once, each with different keys.
-        course: the signals since the last watermark; `None` if there are none.
-        known: the values that all their keys had then; `None` for those that had none.
+        operations: a batch with the columns of `REGISTRATIONS`, valid, due at `now`, with different ids, each with distinct
+        keys. history: the signals since the last watermark; `None` if there are none. known: the value that each of their keys
+        had then, or `None`.
 
     Cost: O(n log n) in numpy, about a microsecond for each.
     """
@@ -58,7 +60,7 @@ def decide_together(operations: pa.RecordBatch, course: Course | None, known: di
     lengths = operations.column("keys").value_lengths().to_numpy()
     starts = np.concatenate(([0], np.cumsum(lengths)))
     at, deadline = operations.column("at").to_numpy(), operations.column("deadline").to_numpy()
-    instants = _reached(keys, thresholds, course, known)
+    instants = _reached(keys, thresholds, history, known)
     needs_all = pc.equal(operations.column("mode"), "all").to_numpy(zero_copy_only=False)
     first, last = np.minimum.reduceat(instants, starts[:-1]), np.maximum.reduceat(instants, starts[:-1])
     holds_at = np.maximum(np.where(needs_all, last, first), at)
@@ -75,7 +77,7 @@ def decide_together(operations: pa.RecordBatch, course: Course | None, known: di
     }
     made = [columns[field.name] if field.name in columns else pa.nulls(len(at), field.type) for field in DECISIONS]
     decisions = pa.RecordBatch.from_arrays(made, schema=DECISIONS)
-    return Together(
+    return BatchDecisions(
         operations,
         decisions if is_decided.all() else decisions.filter(pa.array(is_decided)),
         int(is_completed.sum()),
@@ -87,31 +89,31 @@ def decide_together(operations: pa.RecordBatch, course: Course | None, known: di
     )
 
 
-def _reached(keys: pa.Array, thresholds: Numbers, course: Course | None, known: dict[str, int | None]) -> Numbers:
-    """When each threshold was reached."""
+def _reached(keys: pa.Array, thresholds: Int64Array, history: ValueHistory | None, known: dict[str, int | None]) -> Int64Array:
+    """The instant at which each threshold was reached, or `BEFORE` or `NEVER`."""
     coded = keys.dictionary_encode()
     names, codes = coded.dictionary.to_pylist(), coded.indices.to_numpy()
     is_known = np.array([known[name] is not None for name in names])
     values = np.array([known[name] or 0 for name in names], np.int64)
-    if course is None:
+    if history is None:
         instants = np.full(len(thresholds), NEVER)
     else:
-        instants = course.reached(course.places(coded.dictionary)[codes], thresholds)
+        instants = history.reached_at(history.key_indexes(coded.dictionary)[codes], thresholds)
     instants[is_known[codes] & (thresholds <= values[codes])] = BEFORE
     return instants
 
 
-def _satisfied(keys: pa.Array, is_satisfied: Any, starts: Numbers) -> pa.Array:
-    """For each operation a list of its satisfied keys."""
+def _satisfied(keys: pa.Array, is_satisfied: Any, starts: Int64Array) -> pa.Array:
+    """For each operation the list of its satisfied keys."""
     ends = np.concatenate(([0], np.cumsum(is_satisfied)))[starts]
     return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), keys.filter(pa.array(is_satisfied)))
 
 
-def have_different_keys(operations: pa.RecordBatch) -> Any:
-    """For each operation, whether none of its keys is there twice."""
+def have_distinct_keys(operations: pa.RecordBatch) -> Any:
+    """For each operation, whether its keys are distinct."""
     keys = operations.column("keys").flatten().dictionary_encode()
     owners = np.repeat(np.arange(operations.num_rows), operations.column("keys").value_lengths().to_numpy())
     pairs = np.sort(owners * max(len(keys.dictionary), 1) + keys.indices.to_numpy())
-    differ = np.ones(operations.num_rows, bool)
-    differ[pairs[1:][np.diff(pairs) == 0] // max(len(keys.dictionary), 1)] = False
-    return differ
+    is_distinct = np.ones(operations.num_rows, bool)
+    is_distinct[pairs[1:][np.diff(pairs) == 0] // max(len(keys.dictionary), 1)] = False
+    return is_distinct

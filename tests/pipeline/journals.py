@@ -1,0 +1,206 @@
+"""Journals for tests: rows, files of them, what a report makes of them, and how that is compared with `oracle`."""
+
+import random
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import oracle
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from purgatory.journal import FOLDERS
+from purgatory.pipeline.report import _make
+
+START = datetime(2026, 3, 1, 11, 59, 50, tzinfo=UTC)
+
+
+Row = dict[str, Any]
+
+
+def operation(number: int, **columns: Any) -> Row:
+    return {
+        "run_id": "run",
+        "purgatory": "letters",
+        "kind": "Poll",
+        "operation_id": number,
+        "keys": ["key"],
+        "started_at": START,
+        "ended_at": START + timedelta(seconds=1),
+        "timeout_s": 1.0,
+        "outcome": "completed",
+        "attempts": 2,
+        "ended_by": "key",
+        "missed_trigger": False,
+    } | columns
+
+
+def check(second: int, **columns: Any) -> Row:
+    return {
+        "run_id": "run",
+        "purgatory": "letters",
+        "key": "key",
+        "second": START + timedelta(seconds=second),
+        "checks": 1,
+        "tried": 3,
+        "completed": 1,
+        "part": 0,
+    } | columns
+
+
+def write(journal: Path, folder: str, name: str, rows: list[Row]) -> Path:
+    file = journal / folder / f"{name}.parquet"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    nullable = pa.schema([field.with_nullable(True) for field in FOLDERS[folder]])
+    pq.write_table(pa.Table.from_pylist(rows, nullable), file)
+    return file
+
+
+def random_operations(rng: random.Random, count: int) -> list[Row]:
+    """With ties, since all times are multiples of 100 ms in two of three runs, and what may be missing missing."""
+    rows = []
+    for number in range(count):
+        run = rng.choice(["coarse", "coarser", "fine"])
+        grain = {"coarse": 100_000, "coarser": 1_000_000, "fine": 1}[run]
+        start = rng.randrange(90_000_000) // grain * grain
+        timeout = rng.choice([200_000, 1_000_000, 30_000_000])
+        wait = min(int(rng.lognormvariate(12.5, 1.5)) // grain * grain, timeout)
+        outcome = "expired" if wait == timeout else rng.choices(["completed", "cancelled"], [20, 1])[0]
+        ends = rng.random() > 0.002
+        begins = not ends or rng.random() > 0.002
+        rows.append(
+            operation(
+                number,
+                run_id=run,
+                purgatory=rng.choice(["letters", "parcels"]),
+                kind=rng.choice(["Poll", "Join", "Fetch"]),
+                keys=[f"key-{rng.randrange(20)}" for _ in range(rng.randrange(1, 4))],
+                started_at=START + timedelta(microseconds=start) if begins else None,
+                ended_at=START + timedelta(microseconds=start + wait) if ends else None,
+                outcome=outcome if ends else None,
+                timeout_s=timeout / 1e6,
+                missed_trigger=rng.random() < 0.01,
+            )
+        )
+    return rows
+
+
+def random_checks(rng: random.Random) -> list[Row]:
+    return [
+        check(
+            second,
+            purgatory=purgatory,
+            key=f"key-{key}",
+            checks=3,
+            tried=(tried := rng.randrange(9)),
+            completed=rng.randint(0, tried),
+        )
+        for second in range(60)
+        for purgatory in ("letters", "parcels")
+        for key in range(18, 23)
+    ]
+
+
+class Found(dict):
+    """A row of a table; its columns are attributes, too."""
+
+    __getattr__ = dict.__getitem__
+
+
+def table(out: Path, name: str) -> list[Any]:
+    return [Found(row) for row in pq.read_table(out / "tables" / name).to_pylist()]
+
+
+def tables(out: Path) -> dict[str, list[Any]]:
+    return {name: table(out, name) for name in _make.TABLES}
+
+
+def account(rows: list[Any]) -> dict[tuple[str, str], int]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        counts[row.folder, row.what] += row["count"]
+    return counts
+
+
+def assert_tables_equal(found: dict[str, list[Any]], rows: list[Row], checks: list[Row]) -> None:
+    """To the last row and, where a number is a quotient, to the last bits."""
+    rows = oracle.with_times(rows)
+    outcomes = {
+        (row.purgatory, row.kind, oracle.micros(row.minute) // 60_000_000): (
+            row.started, row.completed, row.expired, row.cancelled, row.expiry_rate,
+            row.wait_p50, row.wait_p90, row.wait_p99, row.wait_p999, row.wait_max,
+        )
+        for row in found["outcomes"]
+    }  # fmt: skip
+    assert_close(outcomes, oracle.outcomes(rows))
+    keys = {
+        (row.purgatory, row.key): (row.operations, row.checks, row.tried, row.completed, row.false_wakeups, row.missed_triggers)
+        for row in found["keys"]
+    }
+    assert keys == oracle.keys(rows, checks)
+    pending = {
+        (row.purgatory, oracle.micros(row.second) // 1_000_000 + later): (row.pending_max, row.pending_mean)
+        for row in found["pending"]
+        for later in range(row.seconds)
+    }
+    assert_close(pending, oracle.pending(rows))
+    expected = oracle.curves(rows)
+    assert_survival_equals(found["survival"], expected)
+    assert_timeouts_equal(found["timeouts"], expected, rows)
+
+
+def assert_close(found: dict, expected: dict) -> None:
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        for is_, should_be in zip(found[name], values, strict=True):
+            assert is_ == (None if should_be is None else pytest.approx(should_be, rel=1e-12, abs=1e-12)), name
+
+
+def three_digits_up(wait: int) -> int:
+    step = 10 ** max(len(str(wait)) - 3, 0)
+    return -(-wait // step) * step
+
+
+def assert_survival_equals(found: list[Any], expected: dict) -> None:
+    points = {
+        (row.purgatory, row.kind, round(row.timeout_s * 1e6)): (row.at_risk, row.expiry_rate, row.standard_error)
+        for row in found
+    }
+    last = {
+        (*name, three_digits_up(wait)): (at_risk, float(rate), error)
+        for name, curve in expected.items()
+        for wait, at_risk, rate, error in curve
+    }
+    assert points.keys() == last.keys()
+    for name, (at_risk, rate, error) in last.items():
+        found_at_risk, found_rate, found_error = points[name]
+        assert found_at_risk == at_risk, name
+        assert found_rate == pytest.approx(rate, rel=1e-9, abs=1e-12), name
+        assert found_error == (None if error is None else pytest.approx(error, rel=1e-9)), name
+
+
+def assert_timeouts_equal(found: list[Any], expected: dict, rows: list[Row]) -> None:
+    counts = Counter((row["purgatory"], row["kind"], row["outcome"]) for row in rows)
+    assert {(row.purgatory, row.kind) for row in found} == {(row["purgatory"], row["kind"]) for row in rows}
+    for row in found:
+        name = (row.purgatory, row.kind)
+        assert (row.completed, row.expired, row.cancelled, row.without_end) == tuple(
+            counts[*name, outcome] for outcome in ("completed", "expired", "cancelled", None)
+        )
+        for answer, words, rate in (
+            (row.timeout_1_percent, row.answer_1_percent, 0.01),
+            (row.timeout_01_percent, row.answer_01_percent, 0.001),
+        ):
+            waits = [wait / 1e6 for wait, _, left, _ in expected.get(name, []) if left <= rate]
+            assert answer == (waits[0] if waits else None)
+            assert words == ("answered" if waits else "not answerable from this data")
+
+
+def damage(file: Path, how: str) -> None:
+    """Overwrites a third of the file's middle; its beginning and its footer stay."""
+    content = bytearray(file.read_bytes())
+    first, last = len(content) // 3, 2 * len(content) // 3
+    content[first:last] = bytes(last - first) if how == "zeroed" else random.Random(3).randbytes(last - first)
+    file.write_bytes(content)

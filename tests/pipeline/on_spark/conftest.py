@@ -1,0 +1,51 @@
+"""`spark` is the one Spark session of these tests. It starts with the first test that asks for it.
+
+Everything in this folder needs Java, and runs in one process, one test after another: see `tests/conftest.py`.
+"""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+import pytest
+from pyspark.sql import SparkSession
+from requirements import unavailable
+
+from purgatory.pipeline import synth
+from purgatory.pipeline._session import SparkUnavailable, check_java, spark_session
+from purgatory.pipeline.report import _command as report
+from purgatory.pipeline.simulate import _command as simulate
+
+SETTINGS = {
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.driver.memory": "1g",
+    "spark.sql.codegen.wholeStage": "false",  # compiling takes longer than so few rows
+    "spark.python.authenticate.socketTimeout": "120s",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def java() -> None:
+    """The tests are skipped where it is missing."""
+    try:
+        check_java()
+    except SparkUnavailable as error:
+        unavailable(str(error))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """Spark on two threads of this process."""
+    with spark_session("purgatory tests", "local[2]", SETTINGS) as session:
+        yield session
+
+
+@pytest.fixture
+def programs_on_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    """`report`, `simulate` and `synth` run on `spark` where they would start one."""
+    for program in (report, simulate, synth):
+        monkeypatch.setattr(program, "spark_session", lambda *_, **__: nullcontext(spark))
+    return spark

@@ -1,0 +1,81 @@
+"""Ctrl-C in programs as processes: one line and the exit status 130, whenever it comes, and nothing is left running."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from journals import operation, write
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+TIMEOUT = 600.0
+"""Seconds in which a program that was interrupted has to be gone, on however busy a machine."""
+MOMENTS = ("pyspark", "pyarrow.lib", "purgatory.pipeline.synth")
+"""Modules whose import has just ended."""
+
+
+@contextmanager
+def started(*arguments: str, python: tuple[str, ...] = ()) -> "Iterator[subprocess.Popen[str]]":
+    """A program in a process group of its own, as a terminal starts it. At the end nothing of it is left."""
+    command = [sys.executable, *python, "-m", "purgatory.pipeline", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            yield process
+            deadline = time.monotonic() + TIMEOUT
+            process.wait(TIMEOUT)
+            while left := processes(process.pid):
+                assert time.monotonic() < deadline, left
+                time.sleep(0.05)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def processes(session: int) -> str:
+    """The commands that run in a session."""
+    return subprocess.run(["ps", "-s", str(session), "-o", "args="], capture_output=True, text=True, check=False).stdout
+
+
+def arguments(program: str, folder: Path) -> list[str]:
+    for name in ("operations", "signals"):
+        (folder / name).mkdir(exist_ok=True)
+    return {
+        "compact": ["compact", f"{folder}"],
+        "simulate": ["simulate", f"{folder}", "--out", f"{folder}/out", "--master", "local[1]"],
+        "stream": [
+            *("stream", "--operations", f"{folder}/operations", "--signals", f"{folder}/signals", "--format", "json"),
+            *("--out", f"{folder}/out", "--checkpoint", f"{folder}/checkpoint", "--master", "local[1]"),
+        ],
+        "synth": ["synth", "--operations", "1000", "--out", f"{folder}/synth", "--master", "local[1]"],
+    }[program]
+
+
+@pytest.mark.parametrize("module", MOMENTS)
+def test_ctrl_c_during_the_imports_ends_it_with_one_line(module: str, tmp_path: Path) -> None:
+    with started(*arguments("compact", tmp_path), python=("-X", "importtime")) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.split("|")[-1].strip() == module:
+                os.killpg(process.pid, signal.SIGINT)
+                break
+        said = [line for line in process.stderr if not line.startswith("import time:")]
+
+    assert (process.returncode, said) == (130, ["interrupted\n"])
+
+
+@pytest.mark.parametrize(("program", "seconds"), [("synth", 0.0), ("simulate", 1.0), ("stream", 2.0)])
+def test_ctrl_c_while_spark_starts_ends_it_with_one_line(program: str, seconds: float, tmp_path: Path) -> None:
+    write(tmp_path, "operations", "x", [operation(0)])
+    with started(*arguments(program, tmp_path)) as process:
+        while process.poll() is None and "java" not in processes(process.pid):
+            time.sleep(0.02)
+        time.sleep(seconds)
+        os.killpg(process.pid, signal.SIGINT)
+        said = process.communicate(timeout=TIMEOUT)[1]
+
+    assert (process.returncode, said) == (130, "interrupted\n")

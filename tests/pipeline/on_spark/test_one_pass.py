@@ -1,0 +1,129 @@
+"""One pass through Spark: each program once, on one session. The other modules of this folder are slow."""
+
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from journals import table
+from pyspark.sql import SparkSession
+from runs import run_of_a_server, write
+from streams import NOON, decided, happens, late, put, run, waits
+
+from purgatory.pipeline._command_line import main
+from purgatory.pipeline.simulate._replay import Setting, replay
+from purgatory.pipeline.streaming import ShardsChanged, check_shards, reconcile
+
+
+def test_the_session_counts_and_its_workers_run_this_python(spark: SparkSession) -> None:
+    def version(batches):
+        import pyarrow as pa
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"executable": [sys.executable]})
+
+    rows = spark.range(1, numPartitions=1).mapInArrow(version, "executable string").collect()
+
+    assert [row.executable for row in rows] == [sys.executable]
+
+
+class Page(HTMLParser):
+    """What a page would load, and its text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loads += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_report_finds_what_was_planted_and_opens_without_a_network(
+    programs_on_spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal, out = str(tmp_path / "journal"), tmp_path / "out"
+
+    assert main(["synth", "--operations", "20000", "--out", journal]) == 0
+    assert main(["report", journal, "--out", str(out), "--master", "local[2]"]) == 0
+
+    page = Page()
+    page.feed((out / "report.html").read_text("utf-8"))
+    text = " ".join(page.text)
+    assert all(each.startswith(("data:", "#")) for each in page.loads)
+    printed = " ".join(capsys.readouterr().out.split())
+    for said in (
+        "Of 'Join' in 'synth'",
+        "not answerable from this data",
+        "Nobody had called check_and_complete for 'forgotten' in 'synth'",
+        "The hottest key is 'key-0' in 'synth'",
+        "operations were pending in 'synth'",
+    ):
+        assert said in text and said in printed
+    assert "Of 'Fetch'" not in text and "Of 'Produce'" not in text
+    assert [row.key for row in table(out, "keys") if row.missed_triggers > 0] == ["forgotten"]
+
+
+def test_each_setting_does_on_spark_what_it_does_here_and_all_is_reported_and_drawn(
+    programs_on_spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = {"a": run_of_a_server(1), "b": run_of_a_server(2)}
+    write(tmp_path / "journal", runs)
+    settings = [Setting(tick, 20, timeout) for timeout in (None, 1.0) for tick in (0.001, 0.1)]
+
+    out = str(tmp_path / "out")
+    options = ["--tick", "0.001,0.1", "--wheel-size", "20", "--timeout", "1", "--lateness", "0.2"]
+    assert main(["simulate", str(tmp_path / "journal"), "--out", out, *options]) == 0
+
+    here = {setting: [replay(iter(run), setting) for run in runs.values()] for setting in settings}
+    found = pq.read_table(f"{out}/settings").to_pylist()
+    assert [(row["tick"], row["wheel_size"], row["operations"]) for row in found] == [
+        (setting.tick, setting.wheel_size, 600) for setting in settings
+    ]
+    for row, seen in zip(found, here.values(), strict=True):
+        for name in ("callbacks", "empty_callbacks", "moves", "expired", "different"):
+            assert row[name] == sum(getattr(each, name) for each in seen), name
+        assert row["largest_bucket"] == max(each.largest_bucket for each in seen)
+        assert row["largest_burst"] == max(each.largest_burst for each in seen)
+        assert row["late_max"] == max(each.late_max for each in seen)
+        assert 0 < row["late_p50"] <= row["late_p99"] <= row["late_max"] <= row["tick"]
+    differences = pq.read_table(f"{out}/differences").to_pylist()
+    assert len(differences) == found[2]["different"] + found[3]["different"] > 0
+    assert {row["why"] for row in differences} == {"the timeout of 1 s came first"}
+    said = capsys.readouterr().out
+    assert "2 rows of the journal are not replayed" in said
+    assert "ends as the journal says for all 600 operations" in said
+    assert "Recommended: tick 0.1 s, wheel size 20" in said
+    assert f"A timeout of 1 s would have ended {found[2]['expired'] / 600:.2%}" in said
+    assert (tmp_path / "out" / "settings.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_late_has_a_row_that_says_why_and_everything_is_accounted_for(spark: SparkSession, tmp_path: Path) -> None:
+    tmp_path /= "a folder 100 %"  # whose state Spark does not find by itself
+    tmp_path.mkdir()
+    put(tmp_path, "operations", waits("paid", 1, 20, "x"), waits("unpaid", 1, 20, "y"), waits("patient", 1, 500, "y"))
+    put(tmp_path, "signals", happens("x", 5), happens("z", 60))
+    assert run(spark, tmp_path, "--format", "json") == 0
+    assert [row[:2] for row in decided(spark, tmp_path)] == [("paid", "completed"), ("unpaid", "expired")]
+
+    put(tmp_path, "operations", waits("tardy", 2, 50, "x"), waits("patient", 100, 600, "x"), {"operation_id": "broken"})
+    put(tmp_path, "signals", happens("y", 30), happens("z", 160))
+    assert run(spark, tmp_path, "--format", "json") == 0
+
+    reasons = late(spark, tmp_path)
+    assert [name for name, _ in reasons] == ["broken", "patient", "tardy", "y"]
+    assert ["lacks" in reasons[0][1], "copy" in reasons[1][1], "deadline" in reasons[2][1], "watermark" in reasons[3][1]]
+    noon = int(NOON.timestamp())
+    ((_, outcome, at, keys),) = [row for row in decided(spark, tmp_path) if row[0] == "patient"]
+    assert (outcome, at // 1_000_000, keys) == ("completed", noon + 60, ("y",))  # when the late signal was received
+    account = reconcile(str(tmp_path / "checkpoint"), spark)
+    assert (account.registered, account.completed, account.expired, account.late) == (6, 2, 1, 3)
+    assert (account.pending, account.missing, account.late_signals) == (0, 0, 1)
+
+    with pytest.raises(ShardsChanged, match=r"4 shards.*written with 2"):
+        run(spark, tmp_path, "--format", "json", "--shards", "4")
+    check_shards(spark, str(tmp_path / "checkpoint"), 2)

@@ -1,0 +1,210 @@
+"""The stream job: what it writes equals what tasks in a `ThresholdPurgatory` make of the same events, whatever befalls it."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from check_stream import by_thresholds
+from orders import traffic, write
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from streams import DELAY, NOON, arguments, as_parquet, decided, happens, late, line_with, put, run, started, waits
+
+from purgatory.pipeline import streaming
+from purgatory.pipeline._command_line import main
+from purgatory.pipeline.streaming import OPERATIONS, SIGNALS, _command, _job, check_out, check_shards, outcomes, reconcile
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def test_killed_in_the_middle_it_goes_on_and_every_outcome_is_that_of_a_threshold_purgatory(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    made = traffic(400, 1200, seconds=120, keys=30)
+    write(made, tmp_path, files=4, disorder=DELAY - 1)
+    more = ("--delay", str(DELAY), "--files-per-batch", "1")
+    with started(tmp_path, *more) as job:
+        assert "batch 0" in line_with(job, "batch")
+        os.killpg(job.pid, signal.SIGKILL)
+
+    assert run(spark, tmp_path, *more) == 0
+
+    newest = max(made.operations[-1][3], made.signals[-1][2])
+    assert decided(spark, tmp_path) == [row for row in by_thresholds(made) if row[2] <= newest]
+    account = reconcile(str(tmp_path / "checkpoint"), spark)
+    assert (account.missing, account.late, account.late_signals) == (0, 0, 0)
+    assert account.registered == len(made.operations)
+    assert account.pending == len(made.operations) - len(decided(spark, tmp_path))
+
+
+def test_told_to_stop_it_ends_between_two_batches_and_says_how_to_go_on(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(tmp_path, "operations", waits("paid", 1, 20, "x"))
+    put(tmp_path, "signals", happens("x", 5))
+
+    @contextmanager
+    def session(*_: Any, **__: Any) -> Iterator[SparkSession]:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as Spark when it starts
+        yield spark
+
+    monkeypatch.setattr(_command, "spark_session", session)
+    monkeypatch.setattr(_job, "_describe", lambda _: str(os.kill(os.getpid(), signal.SIGINT)))
+    handlers = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        assert main(["stream", *arguments(tmp_path, "--format", "json")]) == 0
+    finally:
+        for number, handler in handlers:
+            signal.signal(number, handler)
+
+    assert "1 operations = 0 completed + 0 expired + 1 pending + 0 late: nothing is missing" in (
+        said := capsys.readouterr().out
+    )
+    assert f"go on from {tmp_path / 'checkpoint'}" in said
+    assert spark.streams.active == []
+
+
+def test_an_instant_that_nobody_can_show_is_reported_and_moves_no_watermark(spark: SparkSession, tmp_path: Path) -> None:
+    far, old = (F.timestamp_micros(F.lit(sign * 300_000_000_000_000_000)) for sign in (1, -1))  # in 11476, and long before 1
+    at = [NOON + timedelta(seconds=number) for number in (1, 5, 20, 60)]
+    sound = spark.createDataFrame([("paid", [("x", 1)], "all", at[0], at[2])], OPERATIONS)
+    sound.write.parquet(str(tmp_path / "operations"))
+    impossible = sound.withColumns({"operation_id": F.lit("impossible"), "registered_at": far, "deadline": far})
+    ancient = impossible.withColumns({"operation_id": F.lit("ancient"), "registered_at": old})
+    impossible.union(ancient).write.mode("append").parquet(str(tmp_path / "operations"))
+    signals = spark.createDataFrame([("x", 1, at[1]), ("z", 1, at[3])], SIGNALS)
+    signals.write.parquet(str(tmp_path / "signals"))
+    signals.limit(1).withColumns({"key": F.lit("y"), "at": far}).write.mode("append").parquet(str(tmp_path / "signals"))
+
+    assert run(spark, tmp_path) == 0
+
+    assert [row[:2] for row in decided(spark, tmp_path)] == [("paid", "completed")]
+    told = late(spark, tmp_path)
+    assert [name for name, _ in told] == ["ancient", "impossible", "y"]
+    assert all(reason.endswith("is not between the years 1 and 9999") for _, reason in told)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (("--format", "kafka"), "topics need --bootstrap-servers"),
+        (("--format", "kafka", "--bootstrap-servers", "localhost:9"), "add --packages org.apache.spark:spark-sql-kafka-0-10"),
+        ((), "PATH_NOT_FOUND"),
+    ],
+)
+def test_an_input_that_cannot_be_read_is_refused_and_leaves_no_checkpoint(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    complaint: str,
+) -> None:
+    monkeypatch.setattr(_command, "spark_session", lambda *_, **__: nullcontext(spark))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+
+    assert main(["stream", *arguments(tmp_path, *options)]) == 1
+
+    said = capsys.readouterr().err
+    assert said.startswith("cannot stream: ") and complaint in said
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("rows_are_in", ["json", "parquet"])
+def test_the_name_of_a_folder_is_no_pattern(spark: SparkSession, tmp_path: Path, rows_are_in: str) -> None:
+    folder, decoy = tmp_path / "a[1] {x,y}*?", tmp_path / "a1 xyz"
+    for each, name in ((folder, "mine"), (decoy, "another")):
+        each.mkdir()
+        put(each, "operations", waits(name, 1, 20, "x"), waits(f"{name}, unpaid", 2, 30, "y"))
+        put(each, "signals", happens("x", 5), happens("z", 40))
+        if rows_are_in == "parquet":
+            as_parquet(each, {"operations": OPERATIONS, "signals": SIGNALS})
+
+    assert run(spark, folder, "--format", rows_are_in) == 0
+
+    assert [row[:2] for row in decided(spark, folder)] == [("mine", "completed"), ("mine, unpaid", "expired")]
+    assert reconcile(str(folder / "checkpoint"), spark).registered == 2
+
+
+def test_folders_that_a_pattern_would_not_find_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    folder = tmp_path / "a[1]"
+    with pytest.raises(AnalysisException, match="PATH_NOT_FOUND"):
+        run(spark, folder, "--format", "json")
+    with pytest.raises(ValueError, match=r"with --out-topic, the name of --out must have none of \* \? \[ \] \{ \} and \\"):
+        run(spark, folder, "--format", "json", "--out-topic", "outcomes")
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_outcomes_is_refused_to_another_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, "operations", waits("first", 1, 20, "x"))
+    put(tmp_path, "signals", happens("z", 40))
+    assert run(spark, tmp_path, "--format", "json") == run(spark, tmp_path, "--format", "json") == 0
+    out, checkpoint, another = (str(tmp_path / name) for name in ("out", "checkpoint", "another"))
+
+    with pytest.raises(ValueError, match=f"^the outcomes in {out} are of another checkpoint than {another}: go on"):
+        run(spark, tmp_path, "--format", "json", "--checkpoint", another)
+
+    assert not Path(another).exists()
+    check_out(another, checkpoint)
+    check_out(out, "hdfs://nobody/knows")
+
+
+def test_a_file_counts_however_old_it_is_and_what_is_broken_is_reported(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("operations", "signals"):
+        (tmp_path / name).mkdir()
+    assert run(spark, tmp_path, "--format", "json") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "nothing has come in yet"
+
+    put(tmp_path, "operations", {"operation_id": "broken"})
+    assert run(spark, tmp_path, "--format", "json") == 0
+    assert "1 operations = 0 completed + 0 expired + 0 pending + 1 late: nothing is missing" in capsys.readouterr().out
+
+    put(tmp_path, "operations", waits("restored", 1, 20, "x"))
+    put(tmp_path, "signals", happens("x", 5))
+    for name in ("operations/1.json", "signals/0.json"):
+        os.utime(tmp_path / name, (1_000_000_000, 1_000_000_000))  # years before the file that was read
+    assert run(spark, tmp_path, "--format", "json") == 0
+    assert [row[:2] for row in decided(spark, tmp_path)] == [("restored", "completed")]
+
+
+def test_a_missing_checkpoint_fits_any_number_of_shards_and_has_nothing_to_reconcile(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    check_shards(spark, str(tmp_path / "none"), 3)
+
+    with pytest.raises(ValueError, match="no batch was committed"):
+        reconcile(str(tmp_path / "none"), spark)
+
+
+def test_a_checkpoint_whose_state_cannot_be_read_elsewhere_is_refused_with_what_is_wrong(
+    spark: SparkSession,
+) -> None:
+    with pytest.raises(ValueError, match=r"'hdfs://host/a #b': choose a name without ' ' '#'"):
+        reconcile("hdfs://host/a #b", spark)
+
+
+def test_a_stream_without_what_is_needed_is_refused_by_the_name_of_the_column(spark: SparkSession, tmp_path: Path) -> None:
+    read = spark.readStream
+    operations, signals = read.schema(OPERATIONS).json(str(tmp_path)), read.schema(SIGNALS).json(str(tmp_path))
+
+    with pytest.raises(ValueError, match="signals lacks the column 'value'"):
+        outcomes(operations, signals.drop("value"))
+    with pytest.raises(ValueError, match="'value' must be bigint, not string"):
+        outcomes(operations, signals.selectExpr("key", "string(value) AS value", "at"))
+    with pytest.raises(ValueError, match="operations must be a streaming DataFrame"):
+        outcomes(spark.createDataFrame([], OPERATIONS), signals)
+    with pytest.raises(ValueError, match="shards must be at least 1, not 0"):
+        outcomes(operations, signals, shards=0)
+    with pytest.raises(ValueError, match="delay must be zero or more seconds, not nan"):
+        outcomes(operations, signals, delay=float("nan"))
+    narrow = outcomes(operations, signals.selectExpr("key", "int(value) AS value", "at"))
+    assert narrow.schema == streaming.OUTCOMES and narrow.isStreaming

@@ -1,0 +1,108 @@
+"""`stream` for tests: its folders, rows and processes, and what it has decided."""
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType, TimestampType
+
+from purgatory.pipeline.streaming._command import add_arguments
+from purgatory.pipeline.streaming._job import Job
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+DELAY = 6.0
+"""Seconds by which events may be out of order, as an option of `stream`."""
+
+
+def arguments(folder: Path, *more: str) -> list[str]:
+    pairs = {name: folder / name for name in ("operations", "signals", "out", "checkpoint")}
+    return [*(part for name, path in pairs.items() for part in (f"--{name}", str(path))), "--shards", "2", *more]
+
+
+def run(spark: SparkSession, folder: Path, *more: str) -> int:
+    """The job in this process, until nothing is left to decide."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    options = parser.parse_args(arguments(folder, "--available-now", *more))
+    return Job(spark, options, threading.Event()).run()
+
+
+def decided(spark: SparkSession, folder: Path) -> list[tuple[Any, ...]]:
+    rows = spark.read.parquet(str(folder / "out")).selectExpr("*", "unix_micros(decided_at) AS micros").collect()
+    return sorted(
+        (row.operation_id, row.outcome, row.micros, tuple(row.satisfied_keys)) for row in rows if row.outcome != "late"
+    )
+
+
+def late(spark: SparkSession, folder: Path) -> list[tuple[Any, ...]]:
+    rows = spark.read.parquet(str(folder / "out")).where("outcome = 'late'").collect()
+    return sorted((str(row.operation_id or row.key), row.reason) for row in rows)
+
+
+def second(number: float) -> str:
+    return (NOON + timedelta(seconds=number)).isoformat()
+
+
+def put(folder: Path, name: str, *rows: dict[str, Any]) -> None:
+    (folder / name).mkdir(exist_ok=True)
+    file = folder / name / f"{len(list((folder / name).iterdir()))}.json"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def waits(operation_id: str, at: float, until: float, *keys: str) -> dict[str, Any]:
+    requirements = [{"key": key, "threshold": 1} for key in keys]
+    return {
+        "operation_id": operation_id,
+        "requirements": requirements,
+        "mode": "all",
+        "registered_at": second(at),
+        "deadline": second(until),
+    }
+
+
+def happens(key: str, at: float, value: int = 1) -> dict[str, Any]:
+    return {"key": key, "value": value, "at": second(at)}
+
+
+def started(folder: Path, *more: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "purgatory.pipeline", "stream", *arguments(folder, *more), "--master", "local[2]"]
+    # From elsewhere: the workers get our code from us.
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def line_with(job: "subprocess.Popen[str]", word: str) -> str:
+    assert job.stdout is not None
+    for line in job.stdout:
+        if word in line:
+            return line
+    raise AssertionError(f"it ended with {job.wait()}, and did not say {word!r}")
+
+
+def until(condition: Callable[[], Any]) -> None:
+    """Waits for a condition. The timeout of the test is the limit."""
+    while not condition():
+        time.sleep(0.2)
+
+
+def as_parquet(folder: Path, schemas: dict[str, StructType]) -> None:
+    """Writes the rows that were put there as Parquet instead."""
+    for name, schema in schemas.items():
+        (file,) = (folder / name).iterdir()
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        instants = {field.name for field in schema if field.dataType == TimestampType()}
+        columns = {
+            field.name: [datetime.fromisoformat(row[field.name]) if field.name in instants else row[field.name] for row in rows]
+            for field in schema
+        }
+        pq.write_table(pa.table(columns), file.with_suffix(".parquet"), coerce_timestamps="us")
+        file.unlink()
