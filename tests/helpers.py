@@ -1,9 +1,9 @@
 """What tests of every folder use.
 
 `Probe` is the operation that most tests use; `watch_all` has many of them wait, `start_waits` has tasks wait for thresholds.
-`outcome` gives what an awaitable returned or raised, `iterations` lets the loop go on, `raiser` makes hooks that fail. `counts` reads
-statistics, `Spy` counts what is asked of a loop, `Pulse` what is done in each iteration of it, `profiled` what is called. With
-`collector` garbage is that of the test alone.
+`outcome` gives what an awaitable returned or raised, `iterations` lets the loop go on, `raiser` makes hooks that fail. `counts`
+reads statistics, `Spy` counts what is asked of a loop, `Pulse` what is done in each iteration of it, `profiled` what is called.
+With `collector` garbage is that of the test alone.
 """
 
 import asyncio

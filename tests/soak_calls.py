@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from asgi_requests import Request, lifespan
+from helpers import iterations
 
 import purgatory as library
 from purgatory import (
@@ -65,11 +66,6 @@ def check(is_so: object) -> None:
         raise AssertionError("a call of the soak did not do what it should")
 
 
-async def turns(count: int) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
-
-
 def soon(function: Callable[..., object], *args: Any) -> None:
     """Has a function called from the loop, if a hook in it raises: called here, the exception would hold a cycle's task."""
     asyncio.get_running_loop().call_soon(function, *args)
@@ -89,7 +85,7 @@ async def in_task(wait: Coroutine[Any, Any, Any], kind: type = WELL) -> None:
 async def cancelled(wait: Coroutine[Any, Any, Any]) -> None:
     """Cancels a task that waits."""
     task = asyncio.create_task(wait)
-    await turns(2)
+    await iterations(2)
     task.cancel()
     await end(task, CANCELLED)
 
@@ -151,7 +147,7 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
             return await operation
 
         tasks = [asyncio.create_task(awaiting()) for _ in range(2)]
-        await turns(1)
+        await iterations(1)
         check(operation.cancel())
         for task in tasks:
             await end(task, OperationCancelled)
@@ -183,7 +179,7 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
     async def cycle(number: int) -> None:
         operation = Broken()
         task = asyncio.create_task(purgatory.wait(operation, [number]))
-        await turns(1)
+        await iterations(1)
         soon(operation.force_complete)
         await end(task, LookupError)
 
@@ -249,7 +245,7 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
     return cycle
 
 
-@call("check_and_complete, in portions")
+@call("check_and_complete, in several iterations")
 def _(stack: contextlib.AsyncExitStack) -> Cycle:
     purgatory: Purgatory[Flag] = Purgatory()
     others = [Flag() for _ in range(600)]
@@ -353,7 +349,7 @@ def _completed(predicate: Callable[[list[int]], Callable[[], Any]], kind: type =
         async def cycle(number: int) -> None:
             is_ready: list[int] = []
             task = asyncio.create_task(purgatory.wait_for(predicate(is_ready), [number, "all"], 30.0))
-            await turns(3)
+            await iterations(3)
             is_ready.append(number)
             soon(purgatory.check_and_complete, number)
             await end(task, kind)
@@ -405,7 +401,7 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
 
     async def cycle(number: int) -> None:
         task = asyncio.create_task(purgatory.receive(number, 30.0))
-        await turns(1)
+        await iterations(1)
         check(purgatory.deliver(number, "news") == 1 and purgatory.deliver(number, "too late") == 0)
         await end(task, WELL)
 
@@ -438,7 +434,7 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
 
     async def cycle(number: int) -> None:
         task = asyncio.create_task(purgatory.wait(Flag(30.0), [number, "all"]))
-        await turns(1)
+        await iterations(1)
         check(len(purgatory.cancel_for_key(number)) == 1 and purgatory.cancel_for_key(number) == [])
         await end(task, OperationCancelled)
 
@@ -451,7 +447,7 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
 
     async def cycle(number: int) -> None:
         task = asyncio.create_task(purgatory.wait(Flag(30.0), [number, "all"]))
-        await turns(1)
+        await iterations(1)
         check(len(await purgatory.acancel_for_key(number)) == 1)
         await end(task, OperationCancelled)
 
@@ -473,7 +469,7 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
     async def cycle(number: int) -> None:
         async with Purgatory[Flag](max_pending=8) as purgatory:
             task = asyncio.create_task(purgatory.wait(Flag(30.0), [number, "all"]))
-            await turns(1)
+            await iterations(1)
         await end(task, OperationCancelled)
 
     return cycle
@@ -484,7 +480,7 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
     async def cycle(number: int) -> None:
         purgatory = Purgatory[Flag]()
         task = asyncio.create_task(purgatory.wait(Flag(0.01), [number]))
-        await turns(1)
+        await iterations(1)
         check(await purgatory.aclose(drain=1.0) == [])
         await end(task, WELL)
 
@@ -500,7 +496,7 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
 
     async def cycle(number: int) -> None:
         task = asyncio.create_task(thresholds.wait(number, 2, 30.0))
-        await turns(1)
+        await iterations(1)
         check(thresholds.advance(number, 1) == 0 and thresholds.advance(number, 2) == 1)
         await end(task, WELL)
         check(await thresholds.wait(number, 1) == 2 and thresholds.forget(number))
@@ -515,7 +511,7 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
 
     async def cycle(number: int) -> None:
         task = asyncio.create_task(thresholds.wait(number, 1))
-        await turns(1)
+        await iterations(1)
         await asyncio.get_running_loop().run_in_executor(threads, thresholds.advance_threadsafe, number, 1)
         await end(task, WELL)
         check(thresholds.forget(number))
@@ -549,7 +545,7 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
 
     async def cycle(number: int) -> None:
         task = asyncio.create_task(thresholds.wait(number, 1, 30.0))
-        await turns(1)
+        await iterations(1)
         check(thresholds.fail(number, LookupError("as it should")) == 1)
         await end(task, LookupError)
 
@@ -561,7 +557,7 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
     async def cycle(number: int) -> None:
         async with ThresholdPurgatory[int, int]() as thresholds:
             task = asyncio.create_task(thresholds.wait(number, 1, 30.0))
-            await turns(1)
+            await iterations(1)
         await end(task, OperationCancelled)
 
     return cycle
@@ -714,10 +710,10 @@ def _poll(ending: Ending, status: int) -> Make:
             if ending is Ending.REFUSED:
                 first = Request(app, path=f"/{number}")
                 second = Request(app, path=f"/{number}")
-                await turns(3)
+                await iterations(3)
             request = Request(app, b"wait=0.01" if ending is Ending.DEADLINE else b"wait=1000", path=f"/{number}")
             request.body()
-            await turns(3)
+            await iterations(3)
             if ending in (Ending.SATISFIED, Ending.REFUSED):
                 results[number] = number
                 purgatory.check_and_complete(number)

@@ -257,7 +257,7 @@ async def test_a_wait_that_expires_or_fails_asks_the_loop_for_no_callback_of_its
         loop.call_soon = counted
         await asyncio.wait(tasks)
         loop.call_soon = call_soon
-        # What the loop is asked for in all is for the turn, not for each.
+        # What the loop is asked for in all is for the iteration, not for each.
         assert asked["own"] <= 110  # each task tells `asyncio.wait` that it is done
         purgatory.cancel_for_key("other")
         other.cancel()

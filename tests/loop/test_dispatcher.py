@@ -107,7 +107,7 @@ async def test_a_bounded_amount_is_done_in_each_iteration_and_the_rest_follows_i
     dispatcher._check()
 
 
-async def test_kinds_of_work_take_turns_in_slices_and_who_is_alone_has_the_whole_budget():
+async def test_kinds_of_work_alternate_in_slices_and_who_is_alone_has_the_whole_budget():
     dispatcher = running_dispatcher()
     log = busy(dispatcher, finished=SLICE, checks=[2 * SLICE, SLICE], threadsafe=[SLICE])
     assert dispatcher.run_backlog() == 3 * SLICE  # those of checks

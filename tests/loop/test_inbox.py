@@ -50,7 +50,7 @@ async def test_what_comes_before_the_loop_wakes_is_received_at_once_in_order_and
     assert mailbox.times == [["a", "b"], ["c"]] and spy.calls["call_soon_threadsafe"] == 2
 
 
-async def test_what_is_put_while_others_are_received_is_received_in_the_next_turn():
+async def test_what_is_put_while_others_are_received_is_received_in_the_next_iteration():
     def receive(items):
         times.append([*items])
         if more:

@@ -72,7 +72,7 @@ async def test_a_burst_of_signals_wakes_the_loop_once_and_checks_each_key_once_i
                 purgatory.check_and_complete_threadsafe(number % keys)
 
         for round_ in range(3):
-            # The loop does not turn while the thread is waited for.
+            # The loop stands still while the thread is waited for.
             in_thread(burst)
             burst()
             assert spy.calls["call_soon_threadsafe"] == round_ + 1 and len(log) == round_ * keys

@@ -91,14 +91,21 @@ ENDS = {
 }
 
 
+LIMITS = [
+    ("timeout", ["key"]),
+    ("deadline", ["other", "key", "other"]),
+    ("long timeout", ["other", "key"]),
+    ("no limit", ["key"]),
+]
+
+
 @on_virtual_time
-@pytest.mark.parametrize("way", ENDS)
-@pytest.mark.parametrize("keys", [["key"], ["other", "key", "other"]], ids=["one key", "two keys"])
-@pytest.mark.parametrize("timed", ["timeout", "long timeout", "deadline", "no limit"])
+@pytest.mark.parametrize(
+    ("way", "timed", "keys"),
+    [(way, *limit) for way in ENDS for limit in (LIMITS if way in ("a check", "cancel", "aclose") else LIMITS[:2])],
+)
 async def test_however_an_operation_ends_one_event_says_all(way, keys, timed, reports):
     end, state, cause, key, failed_tries = ENDS[way]
-    if timed != "timeout" and cause is Cause.DEADLINE:
-        timed = "deadline"
     listener, loop = Listener(), asyncio.get_running_loop()
     async with Purgatory("orders", observer=listener) as purgatory:
         await asyncio.sleep(3)

@@ -206,7 +206,7 @@ async def test_a_value_is_delivered_to_everyone_who_receives_and_to_nobody_else(
 
 
 @on_virtual_time
-async def test_what_is_delivered_to_a_crowd_comes_in_portions_and_to_those_alone_who_had_come():
+async def test_what_is_delivered_to_a_crowd_comes_in_several_iterations_and_to_those_alone_who_had_come():
     async with Purgatory() as replies:
         crowd = [asyncio.create_task(replies.receive("key", 30)) for _ in range(2000)]
         await iterations(2)

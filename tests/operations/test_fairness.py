@@ -87,22 +87,22 @@ async def test_a_key_that_a_thread_names_is_answered_whatever_else_goes_on(busy)
         quiet = watch_all(purgatory, [Probe(None)], ["quiet"])[0]
         quiet.ready = True
         waited = 0
-        for turn in range(200):
+        for number in range(200):
             for key in keys:
                 purgatory.check_and_complete(key)
-            if turn == 20:
+            if number == 20:
                 thread = threading.Thread(target=purgatory.check_and_complete_threadsafe, args=("quiet",))
                 thread.start()
                 thread.join()
             await iterations(1)
-            waited += turn >= 20 and not quiet.is_completed
+            waited += number >= 20 and not quiet.is_completed
         goes_on = False
         assert quiet.is_completed and waited <= 4
         await iterations(300)
 
 
 @on_virtual_time
-async def test_the_three_kinds_of_put_off_work_take_turns():
+async def test_the_three_kinds_of_deferred_work_alternate():
     async with Purgatory() as purgatory:
         log = []
         for kind in ("check", "named"):
@@ -127,7 +127,7 @@ async def test_the_three_kinds_of_put_off_work_take_turns():
 
 
 @on_virtual_time
-async def test_a_crowd_can_be_cancelled_a_portion_per_turn():
+async def test_a_crowd_can_be_cancelled_a_budget_in_each_iteration():
     async with Purgatory() as purgatory:
         waiting = watch_all(purgatory, [Probe(30) for _ in range(5 * MAX_PER_ITERATION)], ["hot", "other"])
         left = [purgatory.pending]
@@ -240,7 +240,7 @@ async def test_force_complete_has_its_result_at_once_while_a_burst_is_worked_off
         log.clear()
         for other in others:
             assert other.force_complete() and other.result() == other.name
-        assert log == []  # the burst has its own turns
+        assert log == []  # the burst has iterations of its own
         await iterations(5)
         assert [name for _, name in log].count("complete") >= 3 * MAX_PER_ITERATION
 
@@ -257,7 +257,7 @@ async def test_a_first_try_that_sets_off_a_burst_has_its_own_result_at_once():
 
 
 @on_virtual_time
-async def test_what_a_portion_leaves_is_done_also_if_a_hook_exits(reports):
+async def test_what_a_budget_leaves_is_done_also_if_a_hook_exits(reports):
     purgatory = Purgatory()
     operations = [Probe(None) for _ in range(3 * MAX_PER_ITERATION)]
 

@@ -362,7 +362,7 @@ async def test_a_finalizer_that_checks_a_key_while_an_operation_joins_its_list_c
 
 
 @on_virtual_time
-async def test_a_finalizer_that_advances_a_key_while_a_wait_joins_its_line_loses_neither(collecting):
+async def test_a_finalizer_that_advances_a_key_while_a_wait_joins_its_queue_loses_neither(collecting):
     thresholds = ThresholdPurgatory()
     for threshold in THRESHOLDS:
         key = f"key {threshold}"
@@ -515,8 +515,10 @@ async def test_an_operation_that_has_every_attribute_has_no_result_before_it_has
 
 
 @on_virtual_time
-@pytest.mark.parametrize("before", [by_check, by_deadline, by_first_try])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("before", "way"),
+    [(by_check, way) for way in WAYS] + [(before, by_check) for before in (by_deadline, by_first_try, by_force_unwatched)],
+)
 async def test_an_operation_that_is_initialised_again_serves_again(way, before):
     loop = asyncio.get_running_loop()
     async with Purgatory() as purgatory:

@@ -37,7 +37,7 @@ async def test_check_returns_how_many_it_completed_also_by_checks_that_its_hooks
         assert forced.state is COMPLETED and purgatory.pending == 1
 
 
-async def test_a_check_does_not_count_what_an_earlier_one_left_for_the_next_turns():
+async def test_a_check_does_not_count_what_an_earlier_one_left_for_the_next_iterations():
     async with Purgatory() as purgatory:
         hot = watch_all(purgatory, [Probe(30) for _ in range(5 * MAX_PER_ITERATION)], ["hot"])
         cold = watch_all(purgatory, [Probe(30)], ["cold"])
@@ -53,7 +53,7 @@ async def test_a_check_does_not_count_what_an_earlier_one_left_for_the_next_turn
 
 @on_virtual_time
 @pytest.mark.parametrize("by", ["calls", "threads", "hooks"])
-async def test_a_key_that_is_checked_all_the_time_is_in_line_once(by):
+async def test_a_key_that_is_checked_all_the_time_is_queued_once(by):
     async with Purgatory() as purgatory:
         waiting = watch_all(purgatory, [Probe(None) for _ in range(10 * MAX_PER_ITERATION)], ["hot"])
         log = waiting[0].log
@@ -84,7 +84,7 @@ async def test_a_check_that_is_asked_for_while_it_is_in_progress_runs_once_more(
         waiting = watch_all(purgatory, [Probe(None) for _ in range(3 * MAX_PER_ITERATION)], ["hot"])
         assert purgatory.check_and_complete("hot") == 0
         waiting[0].ready = True
-        assert purgatory.check_and_complete("hot") == 0  # its turn in this check has passed
+        assert purgatory.check_and_complete("hot") == 0  # this check has tried it already
         await iterations(10)
         assert waiting[0].state is COMPLETED
         assert {len(operation.calls) for operation in waiting[1:]} == {3}
@@ -114,7 +114,7 @@ async def test_the_first_iteration_of_a_check_costs_its_budget_whatever_waits():
 
 
 @pytest.mark.parametrize("ready", [True, False], ids=["completing", "only tried"])
-async def test_a_check_with_very_many_waiters_is_spread_over_turns_in_order(ready):
+async def test_a_check_with_very_many_waiters_is_spread_over_iterations_in_order(ready):
     async with Purgatory() as purgatory:
         log = []
         operations = watch_all(purgatory, [Probe(30, name=number, log=log) for number in range(BURST)])
@@ -130,7 +130,7 @@ async def test_a_check_with_very_many_waiters_is_spread_over_turns_in_order(read
         purgatory._check()
 
 
-async def test_two_large_checks_take_turns():
+async def test_two_large_checks_alternate():
     async with Purgatory() as purgatory:
         log = []
         for key in "ab":
@@ -244,7 +244,7 @@ async def test_who_cannot_wait_is_tried_at_once_also_at_a_key_under_check():
 
 
 @on_virtual_time
-async def test_who_comes_to_a_key_whose_check_is_in_line_is_tried_once_when_that_begins():
+async def test_who_comes_to_a_key_whose_check_is_queued_is_tried_once_when_that_begins():
     async with Purgatory() as purgatory:
         newcomers = [Probe(30), Probe(30)]
 

@@ -38,8 +38,7 @@ def test_of_an_unwatched_operation_claim_makes_the_moves_of_the_table_and_no_oth
 
 
 @on_virtual_time
-@pytest.mark.parametrize("keys", [["key"], ["key", "second"]])
-@pytest.mark.parametrize("timeout", [5, None])
+@pytest.mark.parametrize(("timeout", "keys"), [(5, ["key"]), (None, ["key", "second"])])
 @pytest.mark.parametrize(("before", "after"), PAIRS, ids=[f"{a.value} to {b.value}" for a, b in PAIRS])
 async def test_of_a_watched_operation_claim_makes_the_moves_of_the_table_and_no_other(before, after, timeout, keys):
     async with Purgatory() as purgatory:

@@ -1,4 +1,4 @@
-"""A missed trigger is one that somebody forgot: what completes at its deadline while a check of its key is in line, in progress
+"""A missed trigger is one that somebody forgot: what completes at its deadline while a check of its key is queued, in progress
 or asked for by another thread is none."""
 
 import asyncio
@@ -104,8 +104,8 @@ async def test_what_is_due_in_the_iteration_in_which_the_hooks_of_another_one_ch
 
 
 @on_virtual_time
-async def test_what_is_due_while_a_check_of_its_key_is_in_line_is_no_missed_trigger(listener):
-    async with Purgatory("in line", observer=listener) as purgatory:
+async def test_what_is_due_while_a_check_of_its_key_is_queued_is_no_missed_trigger(listener):
+    async with Purgatory("queued", observer=listener) as purgatory:
         for number in range(3):
             watch_all(purgatory, [Probe() for _ in range(MANY)], [f"crowd {number}"])
         operations = watch_all(purgatory, [Probe(5) for _ in range(3)])

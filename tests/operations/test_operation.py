@@ -1,7 +1,7 @@
 """The operation by itself: its result, its time, its hooks and what goes wrong in them."""
 
 import asyncio
-from itertools import chain, combinations, pairwise, product
+from itertools import combinations, pairwise
 from math import inf, nan
 
 import pytest
@@ -139,7 +139,7 @@ def test_a_time_that_is_nan_is_refused_under_its_name(times):
         Probe(**times)
 
 
-@pytest.mark.parametrize(("timeout", "deadline"), list(product([1, 0, -1.5, inf, nan], [5.0, nan, inf])))
+@pytest.mark.parametrize(("timeout", "deadline"), [(1, 5.0), (0, nan), (-1.5, inf), (inf, 5.0), (nan, inf), (nan, nan)])
 def test_timeout_and_deadline_exclude_each_other(timeout, deadline):
     with pytest.raises(ValueError, match=rf"timeout \({timeout}\) and deadline \({deadline}\) exclude each other"):
         Probe(timeout, deadline=deadline)
@@ -160,9 +160,7 @@ async def test_without_a_deadline_an_operation_waits_for_ever(times, keys):
 
 
 @on_virtual_time
-@pytest.mark.parametrize(
-    "times", [{"timeout": 0}, {"timeout": -0.0}, {"timeout": -3}, {"timeout": -inf}, {"deadline": 7.0}, {"deadline": -inf}]
-)
+@pytest.mark.parametrize("times", [{"timeout": 0}, {"timeout": -inf}, {"deadline": 7.0}, {"deadline": -inf}])
 @pytest.mark.parametrize("keys", [["a"], ["a", "b"]])
 @pytest.mark.parametrize("ready", [False, True])
 @pytest.mark.parametrize("start", [7.0])
@@ -261,17 +259,25 @@ def test_a_hook_of_an_unwatched_operation_that_raises_an_exit_does_not_disturb_t
 
 # Hooks that raise
 
-HOOKS = ("try", "complete", "expire")
-SUBSETS = list(chain.from_iterable(combinations(HOOKS, size) for size in range(len(HOOKS) + 1)))
+HOOKS = {
+    "first try": ("try", "complete"),
+    "first try expires": ("try", "complete", "expire"),
+    "key": ("try", "complete"),
+    "force_complete": ("complete",),
+    "deadline": ("try", "complete", "expire"),
+    "missed trigger": ("try", "complete"),
+}
+"""The hooks that each end calls."""
+FAILING = [
+    (end, raising) for end, hooks in HOOKS.items() for size in range(len(hooks) + 1) for raising in combinations(hooks, size)
+]
 
 
 @on_virtual_time
-@pytest.mark.parametrize("awaited", [True, False], ids=["awaited", "unawaited"])
-@pytest.mark.parametrize("raising", SUBSETS, ids="+".join)
-@pytest.mark.parametrize("end", ["first try", "first try expires", "key", "force_complete", "deadline", "missed trigger"])
-@pytest.mark.parametrize("keys", [["a"], ["a", "b"]])
+@pytest.mark.parametrize(("awaited", "keys"), [(True, ["a"]), (False, ["a", "b"])], ids=["awaited", "unawaited"])
+@pytest.mark.parametrize(("end", "raising"), FAILING, ids=[f"{end}: {'+'.join(raising)}" for end, raising in FAILING])
 async def test_the_exception_of_a_hook_is_the_result_and_a_second_one_is_reported(reports, end, raising, awaited, keys):
-    errors = {hook: RuntimeError(hook) for hook in HOOKS}
+    errors = {hook: RuntimeError(hook) for hook in HOOKS[end]}
     at_first = end.startswith("first")
 
     def trying(operation):
@@ -327,7 +333,7 @@ async def test_the_exception_of_a_hook_is_the_result_and_a_second_one_is_reporte
 
 
 @pytest.mark.parametrize("late", [1, 2])
-async def test_an_exception_that_nobody_has_seen_two_turns_later_is_reported_once(reports, late):
+async def test_an_exception_that_nobody_has_seen_two_iterations_later_is_reported_once(reports, late):
     operation = Probe(completing=raiser(ZeroDivisionError()))
     operation.force_complete()
     await iterations(late)

@@ -76,7 +76,7 @@ async def test_a_scope_that_is_not_reached_changes_nothing(way):
 
 
 @on_every_wait
-async def test_the_answer_and_the_end_of_the_scope_in_one_turn(way):
+async def test_the_answer_and_the_end_of_the_scope_in_one_iteration(way):
     async with Purgatory() as purgatory:
         for answer_first in (True, False):
             operation = Probe(30, name="answer")

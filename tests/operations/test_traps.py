@@ -92,7 +92,7 @@ async def test_ending_an_operation_whose_awaiter_was_cancelled_is_no_invalid_sta
         assert [isinstance(result, asyncio.CancelledError) for result in results] == [True, False, True]
 
 
-async def test_a_waiter_woken_and_cancelled_in_one_turn_swallows_nobodys_wake_up():
+async def test_a_waiter_woken_and_cancelled_in_one_iteration_swallows_nobodys_wake_up():
     """cpython#112202: the wake-up of `asyncio.Condition` was lost with the task that had received it."""
 
     async with Purgatory() as purgatory:
@@ -148,8 +148,10 @@ class Crooked:
 
 @on_virtual_time
 @at_any_loop_time
-@pytest.mark.parametrize("late", [-0.0015, -0.001, -1e-6, -1e-9, 0.0, 1e-6, 0.0004, 3.0])
-@pytest.mark.parametrize("tick", [0.001, 0.01])
+@pytest.mark.parametrize(
+    ("late", "tick"),
+    [(-0.0015, 0.001), (-0.001, 0.01), (-1e-6, 0.001), (-1e-9, 0.01), (0.0, 0.001), (1e-6, 0.01), (0.0004, 0.001), (3.0, 0.01)],
+)
 async def test_deadlines_are_right_when_the_loop_calls_early_late_or_exactly_on_time(start, late, tick):
     """uvloop#233, uvloop#755: a timer of uvloop fires up to a millisecond before the monotonic clock says so."""
 
@@ -246,7 +248,7 @@ async def test_overflow_into_the_next_level_fires_neither_early_nor_late(start, 
 @at_any_loop_time
 @pytest.mark.parametrize("timeout", [1e-9, 1e-4, 0.001])
 async def test_watching_again_in_the_bucket_that_is_being_emptied_does_not_loop(start, timeout):
-    """A hook that watches anew with a tiny timeout, for ever, leaves the loop its turns."""
+    """A hook that watches anew with a tiny timeout, for ever, leaves the loop its other work."""
 
     loop = asyncio.get_running_loop()
     async with Purgatory() as purgatory:

@@ -136,9 +136,9 @@ def test_a_jump_lands_on_the_instant_itself_however_the_difference_is_rounded() 
 async def test_a_timer_for_this_very_instant_or_the_past_runs_at_once(start: float) -> None:
     loop = virtual_loop()
     for when in (start, start - 1, math.nextafter(start, -math.inf), -math.inf):
-        turn = loop.create_future()
-        loop.call_at(when, turn.set_result, None)
-        await turn
+        reached = loop.create_future()
+        loop.call_at(when, reached.set_result, None)
+        await reached
         assert loop.time() == start
     await asyncio.sleep(1e-9)  # far from zero this is the same instant
     assert loop.time() == start + 1e-9
@@ -282,10 +282,10 @@ InThread = Callable[[Callable[[], object]], Awaitable[object]]
 @in_any_thread
 @at_any_loop_time
 async def test_the_clock_does_not_jump_past_the_answer_of_a_thread(in_thread: InThread, start: float) -> None:
-    for turn in range(2):  # the second time, a pool has an idle thread to offer
+    for number in range(2):  # the second time, a pool has an idle thread to offer
         async with asyncio.timeout(1):
             assert await in_thread(lambda: answer_late("answer")) == "answer"
-        assert virtual_loop().time() == start + turn * 3600
+        assert virtual_loop().time() == start + number * 3600
         await asyncio.sleep(3600)  # and idle threads hold nobody up
 
 

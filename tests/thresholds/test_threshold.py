@@ -351,7 +351,7 @@ async def test_a_task_that_is_cancelled_leaves_no_trace():
         assert purgatory._engine.wheel.size == 0
 
 
-async def test_cancelled_and_then_reached_in_one_turn_is_a_cancellation_and_does_no_harm():
+async def test_cancelled_and_then_reached_in_one_iteration_is_a_cancellation_and_does_no_harm():
     async with ThresholdPurgatory() as purgatory:
         tasks = await start_waits(purgatory, ("key", 1, 30), ("key", 1, 30))
         tasks[0].cancel()
@@ -363,7 +363,7 @@ async def test_cancelled_and_then_reached_in_one_turn_is_a_cancellation_and_does
         purgatory._check()
 
 
-async def test_reached_and_then_cancelled_in_one_turn_is_a_cancellation_and_does_no_harm():
+async def test_reached_and_then_cancelled_in_one_iteration_is_a_cancellation_and_does_no_harm():
     async with ThresholdPurgatory() as purgatory:
         tasks = await start_waits(purgatory, ("key", 1, 30), ("key", 1, 30))
         assert purgatory.advance("key", 1) == 2
@@ -608,7 +608,7 @@ def test_it_serves_one_loop_and_one_thread(virtual):
     refused()
 
 
-def test_a_loop_that_is_closed_makes_room_for_another_one_if_nobody_waits(virtual):
+def test_a_loop_that_is_closed_gives_way_to_another_one_if_nobody_waits(virtual):
     purgatory = ThresholdPurgatory("bound")
 
     async def main(value):
@@ -667,7 +667,7 @@ ACTION = st.one_of(
     st.tuples(st.just("cancel"), st.integers(0, 100), st.just(0)),
 )
 WAIT = st.tuples(st.sampled_from(KEYS), st.integers(0, 12), st.sampled_from([None, 0, 0.5, 1.0, 2.0, inf]))
-TURN = st.tuples(st.lists(WAIT, max_size=6), st.lists(ACTION, max_size=4), st.sampled_from([0, 0, 0.25, 0.75, 1.25]))
+ITERATION = st.tuples(st.lists(WAIT, max_size=6), st.lists(ACTION, max_size=4), st.sampled_from([0, 0, 0.25, 0.75, 1.25]))
 
 
 class Model:
@@ -700,7 +700,7 @@ class Model:
 
 
 @settings(deadline=None, max_examples=300)
-@given(st.lists(TURN, max_size=12), st.sampled_from([0.0, 0.25]))
+@given(st.lists(ITERATION, max_size=12), st.sampled_from([0.0, 0.25]))
 def test_any_history_ends_as_in_the_model(history, drain):
     async def main():
         loop = asyncio.get_running_loop()

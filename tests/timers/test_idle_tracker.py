@@ -177,18 +177,18 @@ def test_an_exit_in_on_idle_ends_the_loop(error: type[BaseException]) -> None:
 
 
 @on_virtual_time
-async def test_a_crowd_that_falls_idle_at_once_is_told_in_portions() -> None:
+async def test_a_crowd_that_falls_idle_at_once_is_told_in_several_iterations() -> None:
     loop = asyncio.get_running_loop()
-    per_turn: list[int] = []
+    per_iteration: list[int] = []
     told = [0]
 
     def on_idle(_: int) -> None:
         told[0] += 1
 
     def watch() -> None:
-        per_turn.append(told[0])
+        per_iteration.append(told[0])
         told[0] = 0
-        if sum(per_turn) < 5000:
+        if sum(per_iteration) < 5000:
             loop.call_soon(watch)
 
     tracker = IdleTracker(5, on_idle, tick=1)
@@ -196,12 +196,12 @@ async def test_a_crowd_that_falls_idle_at_once_is_told_in_portions() -> None:
         tracker.touch(id_)
     loop.call_at(5, watch)
     await asyncio.sleep(10)
-    assert sum(per_turn) == 5000
-    assert max(per_turn) <= 512
+    assert sum(per_iteration) == 5000
+    assert max(per_iteration) <= 512
 
 
 @on_virtual_time
-async def test_while_a_crowd_is_told_in_portions_its_rest_may_speak_leave_and_come_back() -> None:
+async def test_while_a_crowd_is_told_in_several_iterations_its_rest_may_speak_leave_and_come_back() -> None:
     loop = asyncio.get_running_loop()
     told = Told()
     tracker = IdleTracker(5, told, tick=1)

@@ -251,7 +251,7 @@ class Script:
         task = asyncio.current_task()
         assert task is not None
         for _ in range(self.chance.randrange(1, 4)):
-            match self.chance.choice(["sleep", "turn", "limit", "limit", "move", "swallow", "fail"]):
+            match self.chance.choice(["sleep", "iterate", "limit", "limit", "move", "swallow", "fail"]):
                 case "limit" if depth < 5:
                     limit = self.timeout_at(self.chance.choice([self.whens.pop(), self.whens.pop(), None]))
                     self.active.append(limit)
@@ -277,7 +277,7 @@ class Script:
                         self.note("swallowed", task.cancelling())
                 case "fail" if self.chance.random() < 0.1:
                     raise KeyError(depth)
-                case "turn":
+                case "iterate":
                     await asyncio.sleep(0)
                 case _:
                     await asyncio.sleep(0.02 * self.chance.random())
@@ -543,7 +543,7 @@ async def test_a_deadline_can_be_moved_either_way_put_off_for_ever_and_set_again
 
 
 @pytest.mark.parametrize("ahead", [None, 30.0, 0.0, 0.001])
-async def test_a_deadline_moved_to_the_past_strikes_in_the_next_turn(ahead: float | None) -> None:
+async def test_a_deadline_moved_to_the_past_strikes_in_the_next_iteration(ahead: float | None) -> None:
     loop = asyncio.get_running_loop()
     with pytest.raises(TimeoutError):
         async with timeout(ahead) as limit:

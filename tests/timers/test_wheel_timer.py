@@ -102,7 +102,7 @@ async def test_a_rescheduled_callback_comes_once_and_not_before_its_last_time(wh
 
 
 @pytest.mark.parametrize("when", [-1.0, -math.inf, 0.0])
-async def test_a_callback_moved_into_the_past_comes_in_the_next_turn(when: float) -> None:
+async def test_a_callback_moved_into_the_past_comes_in_the_next_iteration(when: float) -> None:
     timer, seen = WheelTimer(), list[int]()
     timer.call_later(1000, seen.append, 1).reschedule(when)
     await iterations(3)

@@ -136,8 +136,7 @@ def nothing() -> None:
 
 
 @on_virtual_time
-@at_any_loop_time
-@pytest.mark.parametrize("tick", [0.001, 0.01, 0.25])
+@pytest.mark.parametrize(("start", "tick"), [(0.0, 0.01), (2e7, 0.25), (1e9, 0.001)])
 @pytest.mark.parametrize(
     ("shifts", "late"),
     [((0.0, 0.0), 0.0), ((-0.0009, 0.0), 0.001), ((-0.0009, -0.0009), 0.001), ((0.0, 0.3), 0.3)],
@@ -169,8 +168,7 @@ async def test_a_timer_never_fires_early_and_is_late_by_at_most_a_tick_and_what_
 
 
 @on_virtual_time
-@at_any_loop_time
-@pytest.mark.parametrize("tick", [0.001, 0.01, 0.25])
+@pytest.mark.parametrize(("start", "tick"), [(0.0, 0.001), (2e7, 0.01), (1e9, 0.25), (1e9, 0.001)])
 async def test_a_deadline_on_the_border_of_a_tick_is_met_exactly(spy: Spy, start: float, tick: float) -> None:
     timer = Timer(tick=tick)
     per_second = round(1 / tick)
@@ -319,7 +317,7 @@ async def test_entries_that_were_added_to_one_bucket_come_in_the_order_of_additi
     assert seen == list(range(100))
 
 
-@pytest.mark.parametrize("delay", [0, 0.0, -1, -1e9, -1e18, -math.inf])
+@pytest.mark.parametrize("delay", [0, -1, -math.inf])
 @pytest.mark.parametrize("method", ["call_later", "call_at"])
 async def test_a_delay_of_zero_or_less_means_the_next_iteration_of_the_loop(method: str, delay: float) -> None:
     timer, seen = Timer(tick=0.25), list[str]()
@@ -332,19 +330,6 @@ async def test_a_delay_of_zero_or_less_means_the_next_iteration_of_the_loop(meth
     else:
         await iterations(3)
     assert seen == ["called"]
-
-
-@pytest.mark.parametrize("method", ["call_later", "call_at"])
-async def test_nan_is_refused_and_nothing_is_scheduled(method: str) -> None:
-    timer = Timer()
-    with pytest.raises(ValueError, match="NaN"):
-        getattr(timer, method)(math.nan, nothing)
-    assert timer.size == 0
-    task = timer.call_later(5, nothing)
-    when = task.when()
-    with pytest.raises(ValueError, match="NaN"):
-        task.reschedule(math.nan)
-    assert (timer.size, task.when()) == (1, when)
 
 
 @on_virtual_time
@@ -397,10 +382,11 @@ async def test_the_loop_is_asked_once_for_each_bucket_in_whatever_order_they_ope
 async def test_delays_that_differ_find_their_buckets_and_come_in_time(spy: Spy) -> None:
     timer, late = Timer(), list[float]()
     randomly = random.Random(1)
-    for _ in range(2000):
+    for number in range(2000):
         when = spy.time() + randomly.choice([0.05, 1.0, 60.0, 1000.0]) * randomly.random()
         timer.call_later(when - spy.time(), lambda when=when: late.append(spy.time() - when))
-        timer.wheel._check()
+        if number % 20 == 0:
+            timer.wheel._check()
         if randomly.random() < 0.2:
             await asyncio.sleep(0.01 * randomly.random())
     await fired(timer, spy.time() + 1001)
@@ -492,8 +478,7 @@ async def test_a_bucket_whose_callback_comes_early_is_armed_again_be_it_empty_or
     assert len(seen) == 2 - is_empty and 1.0 <= min(seen) <= max(seen) <= 1.002
 
 
-@pytest.mark.parametrize("delay", [DAY - 1, DAY + 1, 1e6, 1e9, 1e12])
-@pytest.mark.parametrize("wheel_size", [2, 512])
+@pytest.mark.parametrize(("delay", "wheel_size"), [(DAY - 1, 2), (DAY + 1, 512), (1e6, 512), (1e12, 2)])
 async def test_the_loop_is_never_asked_for_more_than_a_day(spy: Spy, delay: float, wheel_size: int) -> None:
     timer = Timer(wheel_size=wheel_size)
     task = timer.call_later(delay, nothing)
@@ -515,7 +500,7 @@ async def test_a_callback_months_away_comes_on_time_after_one_wake_up_a_day(spy:
     assert len(spy.asked) <= 105
 
 
-@pytest.mark.parametrize("outcome", ["pending", "cancelled", "called", "fired in portions"])
+@pytest.mark.parametrize("outcome", ["pending", "cancelled", "called", "fired in iterations"])
 async def test_the_context_of_whoever_scheduled_a_callback_is_not_kept_alive(outcome: str) -> None:
     class Luggage:
         pass
@@ -539,7 +524,7 @@ async def test_the_context_of_whoever_scheduled_a_callback_is_not_kept_alive(out
     elif outcome == "called":
         while timer.size:
             await asyncio.sleep(0)
-    elif outcome == "fired in portions":
+    elif outcome == "fired in iterations":
         while not seen:
             await asyncio.sleep(0)
     del luggage, context
@@ -555,15 +540,15 @@ async def test_the_context_of_whoever_scheduled_a_callback_is_not_kept_alive(out
 
 
 @pytest.mark.parametrize("count", [100_000, 3 * MAX_PER_ITERATION, MAX_PER_ITERATION, MAX_PER_ITERATION - 1])
-async def test_a_burst_is_called_in_order_and_a_portion_at_most_in_each_iteration_of_the_loop(count: int) -> None:
+async def test_a_burst_is_called_in_order_and_a_budget_at_most_in_each_iteration_of_the_loop(count: int) -> None:
     loop = asyncio.get_running_loop()
     timer = Timer()
     seen: list[int] = []
-    seen_by_turn = [0]
+    seen_by_iteration = [0]
     done = loop.create_future()
 
     def probe() -> None:
-        seen_by_turn.append(len(seen))
+        seen_by_iteration.append(len(seen))
         if len(seen) < count:
             loop.call_soon(probe)
         else:
@@ -575,28 +560,28 @@ async def test_a_burst_is_called_in_order_and_a_portion_at_most_in_each_iteratio
         timer.call_at(when, seen.append, number)
     await done
     assert seen == list(range(count))
-    assert max(later - before for before, later in pairwise(seen_by_turn)) <= MAX_PER_ITERATION
+    assert max(later - before for before, later in pairwise(seen_by_iteration)) <= MAX_PER_ITERATION
     assert timer.size == 0
 
 
 async def test_a_callback_due_at_once_that_schedules_its_like_gets_one_an_iteration() -> None:
     loop = asyncio.get_running_loop()
     timer = Timer()
-    turn = 0
+    iteration = 0
     seen: list[int] = []
 
-    def count_turns() -> None:
-        nonlocal turn
-        turn += 1
+    def count_iterations() -> None:
+        nonlocal iteration
+        iteration += 1
         if len(seen) < 50:
-            loop.call_soon(count_turns)
+            loop.call_soon(count_iterations)
 
     def again() -> None:
-        seen.append(turn)
+        seen.append(iteration)
         if len(seen) < 50:
             timer.call_later(0 if len(seen) % 2 else -1, again)
 
-    loop.call_soon(count_turns)
+    loop.call_soon(count_iterations)
     timer.call_at(-1, again)
     while len(seen) < 50:
         await asyncio.sleep(0)
@@ -637,7 +622,7 @@ async def test_callbacks_cancel_and_move_others_of_their_own_tick() -> None:
     for name in ("cancelled", "postponed", "hastened", "last"):
         tasks[name] = timer.call_at(when, seen.append, name)
     await fired(timer, when + 0.01)
-    await iterations(2)  # on a busy machine all of this is due in one turn, and what was hastened has the next one
+    await iterations(2)  # on a busy machine all of this is due in one iteration, and what was hastened in the next
     assert seen == ["first", "last", "hastened"]
     assert timer.size == 1
 
@@ -709,7 +694,7 @@ def test_an_exit_leaves_the_loop_and_what_is_left_is_called_in_order_when_it_run
         task = loop.create_task(main())
         with pytest.raises(error):
             loop.run_until_complete(task)
-        assert 11 <= len(seen) < 2 * MAX_PER_ITERATION  # uvloop ends the turn in which it was left
+        assert 11 <= len(seen) < 2 * MAX_PER_ITERATION  # uvloop ends the iteration in which it was left
         while timer.size:
             loop.run_until_complete(asyncio.sleep(0))
         assert seen == list(range(2 * MAX_PER_ITERATION))

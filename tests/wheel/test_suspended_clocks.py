@@ -81,7 +81,7 @@ async def test_a_machine_that_sleeps_for_five_minutes_in_the_middle_of_a_cascade
     async with Ends(kind) as ends:
         for _ in range(3000):
             ends.begin(530.0 + 200.0 * chance.random())
-        await asyncio.sleep(262.144)  # when their bucket begins to be moved to narrower ones, in many turns
+        await asyncio.sleep(262.144)  # when their bucket begins to be moved to narrower ones, in many iterations
         await iterations(5)
         ends.loop._set_time(ends.loop.time() + 300.0)
         await ends.wait_for_all(3000)
