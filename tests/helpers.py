@@ -3,12 +3,13 @@
 `Probe` is the operation that most tests use; `watch_all` has many of them wait, `start_waits` has tasks wait for thresholds.
 `outcome` gives what an awaitable returned or raised, `iterations` lets the loop go on, `raiser` makes hooks that fail. `counts`
 reads statistics, `Spy` counts what is asked of a loop, `Pulse` what is done in each iteration of it, `profiled` what is called.
-With `collector` garbage is that of the test alone.
+With `collector` garbage is that of the test alone. `in_thread` calls something in another thread.
 """
 
 import asyncio
 import gc
 import sys
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
@@ -89,6 +90,25 @@ async def iterations(count: int = 1) -> None:
     """Lets `count` iterations of the loop pass."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls `function` in another thread while this one stands still, and returns or raises what it returned or raised."""
+    results: list[tuple[Any, BaseException | None]] = []
+
+    def call() -> None:
+        try:
+            results.append((function(*args), None))
+        except BaseException as error:
+            results.append((None, error))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    [(result, error)] = results
+    if error is not None:
+        raise error
+    return result
 
 
 def watch_all(purgatory: Purgatory[Any], operations: list[Probe], keys: Iterable[Hashable] = ("key",)) -> list[Probe]:

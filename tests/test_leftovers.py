@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 
 import pytest
-from helpers import Probe, collector, iterations, outcome, raiser
+from helpers import Broken, Probe, collector, iterations, outcome, raiser
 from loops import on_virtual_time
 
 import purgatory as library
@@ -30,10 +30,6 @@ class Observer:
 
     def key_checked(self, key, tried, completed):
         pass
-
-
-class Broken(Exception):
-    pass
 
 
 def fails(*_):
@@ -276,30 +272,28 @@ async def test_a_failure_that_nobody_sees_is_reported_though_somebody_had_waited
     assert [type(report["exception"]) for report in reports] == [Broken]
 
 
-@pytest.mark.parametrize("keys", ["own", "shared"])
-@pytest.mark.parametrize("timeout", [None, float("inf"), 30.0])
-async def test_after_very_many_have_left_their_table_is_given_back(keys, timeout):
-    purgatory = Purgatory()
+@on_virtual_time
+@pytest.mark.parametrize(("keys", "timeout"), [("own", None), ("own", 30.0), ("shared", 30.0), ("shared", float("inf"))])
+async def test_after_very_many_have_left_their_table_is_given_back(purgatory, keys, timeout):
     await purgatory.acancel_for_key("bind")
     await iterations(2)
-    gc.collect()
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        operations = [Probe(timeout) for _ in range(30_000)]
-        for number, operation in enumerate(operations):
-            purgatory.try_complete_else_watch(operation, [number if keys == "own" else number % 100])
-        full, _ = tracemalloc.get_traced_memory()
-        for operation in operations:
-            operation.cancel()
-        del operation, operations
-        await iterations(3)
-        gc.collect()
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    with collector(is_on=False):
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            operations = [Probe(timeout) for _ in range(10_000)]
+            for number, operation in enumerate(operations):
+                purgatory.try_complete_else_watch(operation, [number if keys == "own" else number % 100])
+            full, _ = tracemalloc.get_traced_memory()
+            for operation in operations:
+                operation.cancel()
+            del operation, operations
+            await iterations(3)
+            gc.collect()
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
     assert after - before < (full - before) / 50
-    await purgatory.aclose()
 
 
 @pytest.mark.parametrize("claim", ["complete", "cancel"])

@@ -1,11 +1,10 @@
 """One hook at a time, and a bounded amount in each iteration: the dispatcher alone, with work that only notes what was done."""
 
 import asyncio
-import threading
 from contextvars import copy_context
 
 import pytest
-from helpers import iterations
+from helpers import in_thread, iterations
 
 from purgatory._failure import Failure
 from purgatory._loop import MAX_PER_ITERATION
@@ -223,8 +222,6 @@ async def test_a_loop_has_one_and_a_thread_without_a_loop_has_one_of_its_own():
 
     found = []
     for _ in range(2):
-        thread = threading.Thread(target=look)
-        thread.start()
-        thread.join()
+        in_thread(look)
     look()
     assert found[2] is dispatcher_of(asyncio.get_running_loop()) and len({id(each) for each in found}) == 3

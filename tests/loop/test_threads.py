@@ -6,30 +6,14 @@ import threading
 import weakref
 
 import pytest
-from helpers import Probe, Spy, iterations, outcome
+from helpers import Probe, Spy, in_thread, iterations, outcome
+from loops import on_every_loop
 
 from purgatory import OperationState, Purgatory, WrongLoop
 
+pytestmark = on_every_loop
+
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
-
-
-def in_thread(function, *args):
-    """Calls `function` in another thread, and hands on what it returned or raised."""
-    results = []
-
-    def call():
-        try:
-            results.append((function(*args), None))
-        except BaseException as error:
-            results.append((None, error))
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    [(result, error)] = results
-    if error is not None:
-        raise error
-    return result
 
 
 async def until(condition):
@@ -211,36 +195,34 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("hook", [None, "trying", "completing"], ids=["outside hooks", "during a try", "during on_complete"])
-async def test_from_another_thread_everything_else_is_a_wrong_loop_and_nothing_has_changed(call, hook):
-    async with Purgatory() as purgatory:
-        operation = Probe(30)
-        purgatory.try_complete_else_watch(operation, ["key"])
-        errors = []
+async def test_from_another_thread_everything_else_is_a_wrong_loop_and_nothing_has_changed(purgatory, hook):
+    operation = Probe(30)
+    purgatory.try_complete_else_watch(operation, ["key"])
+    refused = []
 
-        def intrude(_=None):
-            if errors:
-                return
+    def intrude(_=None):
+        if not refused:
             before = purgatory.statistics()
-            with pytest.raises(WrongLoop, match="another thread") as caught:
-                in_thread(CALLS[call], purgatory, operation)
-            errors.append(caught.value)
-            assert purgatory.statistics() == before and operation.state is PENDING
+            for name, call in CALLS.items():
+                with pytest.raises(WrongLoop, match="another thread"):
+                    in_thread(call, purgatory, operation)
+                refused.append(name)
+                assert purgatory.statistics() == before and operation.state is PENDING
 
-        if hook is None:
-            intrude()
-        else:
-            host = Probe(30)
-            purgatory.try_complete_else_watch(host, ["host"])
-            setattr(host, hook, intrude)
-            host.ready = True
-            purgatory.check_and_complete("host")
-            await outcome(host)
-        assert len(errors) == 1
-        purgatory._check()
-        operation.ready = True
-        assert purgatory.check_and_complete("key") == 1
+    if hook is None:
+        intrude()
+    else:
+        host = Probe(30)
+        purgatory.try_complete_else_watch(host, ["host"])
+        setattr(host, hook, intrude)
+        host.ready = True
+        purgatory.check_and_complete("host")
+        await outcome(host)
+    assert refused == [*CALLS]
+    purgatory._check()
+    operation.ready = True
+    assert purgatory.check_and_complete("key") == 1
 
 
 def test_another_loop_in_another_thread_is_a_wrong_loop_too(run, loop_factory):

@@ -1,11 +1,10 @@
 """Wake-ups and fairness: nothing is lost, nobody barges in or starves, and an iteration of the loop keeps to its budget."""
 
 import asyncio
-import threading
 from itertools import pairwise
 
 import pytest
-from helpers import Probe, iterations, outcome, watch_all
+from helpers import Probe, in_thread, iterations, outcome, watch_all
 from loops import on_virtual_time
 
 from purgatory import OperationCancelled, OperationState, Purgatory
@@ -91,9 +90,7 @@ async def test_a_key_that_a_thread_names_is_answered_whatever_else_goes_on(busy)
             for key in keys:
                 purgatory.check_and_complete(key)
             if number == 20:
-                thread = threading.Thread(target=purgatory.check_and_complete_threadsafe, args=("quiet",))
-                thread.start()
-                thread.join()
+                in_thread(purgatory.check_and_complete_threadsafe, "quiet")
             await iterations(1)
             waited += number >= 20 and not quiet.is_completed
         goes_on = False

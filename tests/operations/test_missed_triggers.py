@@ -3,10 +3,9 @@ or asked for by another thread is none."""
 
 import asyncio
 import logging
-import threading
 
 import pytest
-from helpers import Probe, watch_all
+from helpers import Probe, in_thread, watch_all
 from loops import on_virtual_time
 
 from purgatory import OperationState, Purgatory
@@ -76,9 +75,7 @@ def complete(purgatory, others, *, by_thread=False):
         for other in others:
             other.ready = True
             if by_thread:
-                thread = threading.Thread(target=purgatory.check_and_complete_threadsafe, args=(other.name,))
-                thread.start()
-                thread.join()
+                in_thread(purgatory.check_and_complete_threadsafe, other.name)
             else:
                 purgatory.check_and_complete(other.name)
 
@@ -129,9 +126,7 @@ async def test_what_is_due_when_a_thread_has_asked_for_a_check_of_its_key_is_no_
         operations = watch_all(purgatory, [Probe(5) for _ in range(MANY)])
         for operation in operations:
             operation.ready = True
-        thread = threading.Thread(target=purgatory.check_and_complete_threadsafe, args=("key",))
-        thread.start()
-        thread.join()
+        in_thread(purgatory.check_and_complete_threadsafe, "key")
         let_time_pass(10)
         await asyncio.sleep(1)
         nothing_was_missed(purgatory, operations)

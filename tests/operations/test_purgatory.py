@@ -11,8 +11,8 @@ from math import inf, nan, ulp
 from sys import getsizeof
 
 import pytest
-from helpers import Probe, Pulse, Spy, counts, iterations, outcome, profiled, raiser, watch_all
-from loops import on_virtual_time
+from helpers import Probe, Pulse, Spy, collector, counts, iterations, outcome, profiled, raiser, watch_all
+from loops import on_every_loop, on_virtual_time
 
 from purgatory import (
     OperationCancelled,
@@ -154,6 +154,7 @@ async def test_what_the_first_try_completes_elsewhere_is_finished_before_the_cal
 # 3. Never early
 
 
+@on_every_loop
 async def test_nothing_expires_before_its_deadline_by_the_clock_of_the_loop():
     generator = random.Random(3)
     time = asyncio.get_running_loop().time
@@ -241,6 +242,7 @@ async def test_a_finished_operation_is_freed_at_once_without_the_garbage_collect
                 operation, key = Probe(1), Key()
                 watch_all(purgatory, [operation], [key, *list(keys)[1:]])
                 await end(purgatory, operation, how)
+                options.get("observer", Journal()).finished.clear()
                 references = [weakref.ref(operation), weakref.ref(key)]
                 assert counts(purgatory) == (0, 0, 0)
                 del operation, key
@@ -270,8 +272,7 @@ async def test_a_finished_operation_is_out_of_the_wheel_and_all_watch_lists_befo
 @on_virtual_time
 @on_every_end
 async def test_after_wait_nothing_keeps_the_operation(how):
-    with collector(is_on=True):
-      async with Purgatory() as purgatory:
+    async with Purgatory() as purgatory:
         operation = Probe(1)
         waiting = asyncio.create_task(outcome(purgatory.wait(operation, ["key", "second"])))
         await iterations()

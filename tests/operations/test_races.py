@@ -2,12 +2,11 @@
 
 import asyncio
 import gc
-import threading
 import weakref
 
 import pytest
-from helpers import Probe, Spy, collector, iterations, outcome
-from loops import on_virtual_time
+from helpers import Probe, Spy, collector, in_thread, iterations, outcome
+from loops import on_every_loop, on_virtual_time
 
 from purgatory import OperationCancelled, OperationState, Purgatory
 from purgatory.testing import VirtualTimeLoop
@@ -62,9 +61,7 @@ class Race:
 
     def signal(self):
         self.operation.ready = True
-        thread = threading.Thread(target=self.purgatory.check_and_complete_threadsafe, args=("key",))
-        thread.start()
-        thread.join()
+        in_thread(self.purgatory.check_and_complete_threadsafe, "key")
 
 
 AT_ONCE = {"check": COMPLETED, "force": COMPLETED, "cancel": CANCELLED, "cancel_key": CANCELLED}
@@ -124,6 +121,7 @@ async def test_of_two_ends_in_one_iteration_exactly_one_wins(first, few_to_colle
         await verify(race, first, second)
 
 
+@on_every_loop
 @pytest.mark.parametrize("ending", ENDS)
 @pytest.mark.parametrize("expiry_first", [True, False], ids=["after expiry", "before expiry"])
 async def test_of_an_end_and_the_deadline_in_one_iteration_exactly_one_wins(ending, expiry_first, few_to_collect):

@@ -8,7 +8,7 @@ from math import inf, nextafter
 
 import pytest
 from helpers import Probe, iterations, outcome
-from loops import on_virtual_time
+from loops import on_every_loop, on_virtual_time
 
 from purgatory import OperationReused, OperationState, Purgatory
 from purgatory._wheel.loop_wheel import MAX_TIMER_DELAY
@@ -269,7 +269,8 @@ async def test_watching_again_in_the_bucket_that_is_being_emptied_does_not_loop(
         assert purgatory.pending == 0 and loop.time() >= start + 0.06
 
 
-@pytest.mark.parametrize("timeout", [86_401.0, 1e7, 1e9, 1e12, 1e18, 1e300])
+@on_every_loop
+@pytest.mark.parametrize("timeout", [86_401.0, 1e9, 1e12, 1e300])
 async def test_very_far_deadlines_are_accepted_by_every_loop(timeout):
     """uvloop#259: a very far deadline was refused, or truncated to fire at once."""
 

@@ -207,7 +207,7 @@ def test_leaving_a_hot_key_looks_at_nobody_else(count, place):
     assert watchers.registrations == len(watchers) == count - 1
 
 
-@settings(derandomize=True, database=None, deadline=None, max_examples=150)
+@settings(derandomize=True, database=None, deadline=None, max_examples=100)
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.lists(st.integers(0, 4), min_size=1, max_size=4)), max_size=80),
     st.sampled_from([2, CHUNK_CAPACITY]),

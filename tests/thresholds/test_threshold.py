@@ -13,7 +13,7 @@ import pytest
 from helpers import Broken, Spy, counts, iterations, outcome, profiled, start_waits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loops import on_virtual_time
+from loops import on_every_loop, on_virtual_time
 
 from purgatory import (
     OperationCancelled,
@@ -260,6 +260,7 @@ async def test_a_wait_expires_at_its_deadline_and_at_most_a_tick_later(start):
         assert counts(purgatory, "expired", "completed", "cancelled") == (5, 0, 0)
 
 
+@on_every_loop
 async def test_a_wait_is_never_early_by_the_clock_of_the_loop():
     loop = asyncio.get_running_loop()
     async with ThresholdPurgatory() as purgatory:
@@ -699,7 +700,7 @@ class Model:
         return [waiter[1] for waiter in ended]
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(st.lists(ITERATION, max_size=12), st.sampled_from([0.0, 0.25]))
 def test_any_history_ends_as_in_the_model(history, drain):
     async def main():

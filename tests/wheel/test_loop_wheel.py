@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from helpers import Pulse, iterations
-from loops import Runner, on_virtual_time
+from loops import Runner, on_every_loop, on_virtual_time
 
 from purgatory import WrongLoop
 from purgatory._loop import MAX_PER_ITERATION
@@ -25,6 +25,8 @@ from purgatory._wheel.buckets import TimerEntry
 from purgatory._wheel.loop_wheel import BUSY_AFTER, BUSY_DELAY, BUSY_WINDOW, LoopTimingWheel
 from purgatory._wheel.wheel import DEFAULT_WHEEL_SIZE
 from purgatory.testing import VirtualTimeLoop
+
+pytestmark = on_every_loop
 
 DAY = 86_400.0
 STARTS = [0.0, 2e7, 1e9]
@@ -305,6 +307,7 @@ async def test_on_real_clocks_too_a_timer_never_fires_before_its_time(tick: floa
     assert (count, early) == (480, [])
 
 
+@on_virtual_time
 async def test_entries_that_were_added_to_one_bucket_come_in_the_order_of_addition() -> None:
     loop = asyncio.get_running_loop()
     timer, seen = Timer(tick=0.01), list[int]()
@@ -347,6 +350,7 @@ async def test_after_a_stall_everything_overdue_comes_once(spy: Spy, start: floa
 # What is asked of the loop
 
 
+@on_virtual_time
 async def test_the_loop_has_one_timer_for_each_bucket_and_none_for_each_callback(spy: Spy) -> None:
     timer = Timer(tick=1.0, wheel_size=10)
     now = math.floor(spy.time())
@@ -414,6 +418,7 @@ async def test_a_callback_far_away_wakes_the_loop_once_for_each_level_that_it_pa
     assert spy.asked == [0.4, 0.51, 0.521]
 
 
+@on_virtual_time
 @pytest.mark.parametrize("when", [math.inf, 1e18, 1e300])
 async def test_a_callback_that_is_never_due_is_not_asked_of_the_loop(spy: Spy, when: float) -> None:
     timer = Timer()
@@ -426,6 +431,7 @@ async def test_a_callback_that_is_never_due_is_not_asked_of_the_loop(spy: Spy, w
     assert (spy.asked, timer.size) == ([], 0)
 
 
+@on_virtual_time
 @pytest.mark.parametrize("wheel_size", [2, 20, 512])
 async def test_when_the_last_callback_was_cancelled_the_iteration_leaves_nothing_in_the_loop(spy: Spy, wheel_size: int) -> None:
     timer = Timer(wheel_size=wheel_size)
@@ -440,6 +446,7 @@ async def test_when_the_last_callback_was_cancelled_the_iteration_leaves_nothing
     assert timer.size == 1
 
 
+@on_virtual_time
 async def test_when_the_last_callback_was_called_the_loop_has_nothing_left(spy: Spy) -> None:
     timer = Timer(tick=0.01, wheel_size=2)
     cancelled = [timer.call_later(delay, nothing) for delay in (0.05, 1, 1000)]
@@ -450,6 +457,7 @@ async def test_when_the_last_callback_was_called_the_loop_has_nothing_left(spy: 
     assert spy.armed() == []
 
 
+@on_virtual_time
 async def test_an_emptied_bucket_stays_armed_while_others_wait_and_is_not_armed_again(spy: Spy) -> None:
     timer = Timer(tick=1.0)
     timer.call_later(100, nothing)
@@ -539,7 +547,7 @@ async def test_the_context_of_whoever_scheduled_a_callback_is_not_kept_alive(out
 # Bursts
 
 
-@pytest.mark.parametrize("count", [100_000, 3 * MAX_PER_ITERATION, MAX_PER_ITERATION, MAX_PER_ITERATION - 1])
+@pytest.mark.parametrize("count", [20_000, 3 * MAX_PER_ITERATION, MAX_PER_ITERATION - 1])
 async def test_a_burst_is_called_in_order_and_a_budget_at_most_in_each_iteration_of_the_loop(count: int) -> None:
     loop = asyncio.get_running_loop()
     timer = Timer()
@@ -726,6 +734,7 @@ async def test_an_entry_whose_repr_raises_is_reported_all_the_same(reports: list
 # Postponing
 
 
+@on_virtual_time
 async def test_postponing_does_not_touch_the_loop(spy: Spy) -> None:
     timer = Timer()
     tasks = [timer.call_later(5, nothing) for _ in range(100)]

@@ -56,13 +56,11 @@ class WatchedWheel(TimingWheel):
     def one_iteration(self, now: float, budget: int = 512) -> Iterator[object]:
         """One iteration of work: the names of what is due, each asked for when the one before has been dealt with."""
         self.begin_iteration(budget, now)
-        self._check()
         while (entry := self.next_due(now)) is not None:
             assert isinstance(entry, Named) and entry._timer_chunk is None
             assert entry._timer_deadline <= now
             self._check()
             yield entry.name
-            self._check()
         self._check()
 
     def all_due(self, now: float, budget: int = 512) -> list[object]:
