@@ -3,20 +3,12 @@
 import asyncio
 
 import pytest
-from helpers import Probe
+from helpers import Listener, Probe
 from loops import on_virtual_time
 
 from purgatory import Inspection, Purgatory, WatchedKey, WrongLoop, _inspect, inspect
 from purgatory._operations import watch_lists
 from purgatory._operations.watch_lists import CHUNK_CAPACITY
-
-
-class Listener:
-    def operation_ended(self, ended):
-        pass
-
-    def key_checked(self, key, tried, completed):
-        pass
 
 
 def waiting(seen: Inspection) -> int:

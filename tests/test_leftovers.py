@@ -11,7 +11,7 @@ import weakref
 from collections import Counter
 
 import pytest
-from helpers import Broken, Probe, collector, iterations, outcome, raiser
+from helpers import Broken, Listener, Probe, collector, iterations, outcome, raiser
 from loops import on_virtual_time
 
 import purgatory as library
@@ -19,17 +19,6 @@ from purgatory import OperationCancelled, OperationState, OperationTimeout, Purg
 from purgatory.testing import VirtualTimeLoop
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
-
-
-class Observer:
-    def __init__(self):
-        self.told = Counter()
-
-    def operation_ended(self, ended):
-        self.told[ended.operation_id] += 1
-
-    def key_checked(self, key, tried, completed):
-        pass
 
 
 def fails(*_):
@@ -299,7 +288,7 @@ async def test_after_very_many_have_left_their_table_is_given_back(purgatory, ke
 @pytest.mark.parametrize("claim", ["complete", "cancel"])
 @pytest.mark.parametrize("when", ["first", "check", "deadline"])
 def test_the_observer_is_told_once_also_of_one_that_exits_after_it_was_claimed(reports, claim, when):
-    observer = Observer()
+    observer = Listener()
     purgatory = Purgatory(observer=observer)
     tries = {"first": 1, "check": 2, "deadline": 2}[when]
 
@@ -325,6 +314,6 @@ def test_the_observer_is_told_once_also_of_one_that_exits_after_it_was_claimed(r
         loop.run_until_complete(begin())
     loop.run_until_complete(rest())
     loop.close()
-    assert observer.told == {id(operation): 1}
+    assert observer.ended_ids == [id(operation)]
     assert operation.state is (CANCELLED if claim == "cancel" else COMPLETED)
     assert operation.calls.count("complete") == (claim == "complete")

@@ -4,7 +4,7 @@ import asyncio
 from math import inf
 
 import pytest
-from helpers import Probe, raiser
+from helpers import Listener, Probe, raiser
 from loops import on_virtual_time
 from renamed import beside_a_renamed_core
 
@@ -14,22 +14,8 @@ from purgatory import Cause, Ended, OperationState, Purgatory
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 
 
-class Listener:
-    """Writes down what it hears."""
-
-    def __init__(self):
-        self.ended: list[Ended] = []
-        self.checks: list[tuple[object, int, int]] = []
-
-    def operation_ended(self, ended):
-        self.ended.append(ended)
-
-    def key_checked(self, key, tried, completed):
-        self.checks.append((key, tried, completed))
-
-
 class StartListener(Listener):
-    """Hears of starts as well."""
+    """Writes down starts as well."""
 
     def __init__(self):
         super().__init__()

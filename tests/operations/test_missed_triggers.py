@@ -5,7 +5,7 @@ import asyncio
 import logging
 
 import pytest
-from helpers import Probe, in_thread, watch_all
+from helpers import Listener, Probe, in_thread, watch_all
 from loops import on_virtual_time
 
 from purgatory import OperationState, Purgatory
@@ -14,25 +14,14 @@ MANY = 2000
 """So many operations under a key are tried in several iterations of the loop."""
 
 
-class Listener:
-    def __init__(self):
-        self.missed = []
-
-    def operation_ended(self, ended):
-        self.missed.append(ended.missed_trigger)
-
-    def key_checked(self, key, tried, completed):
-        pass
-
-
 @pytest.fixture
 def listener(caplog):
-    """An observer that is to hear of no missed trigger; nor is one to be logged."""
+    """An observer that is to be told of no missed trigger; nor is one to be logged."""
     listener = Listener()
     with caplog.at_level(logging.WARNING, "purgatory"):
         yield listener
-    assert listener.missed
-    assert not any(listener.missed)
+    assert listener.ended
+    assert not any(ended.missed_trigger for ended in listener.ended)
     assert not [record for record in caplog.records if "missed trigger" in record.getMessage()]
 
 
@@ -143,4 +132,4 @@ async def test_what_nobody_has_checked_is_still_a_missed_trigger():
         let_time_pass(10)
         await asyncio.sleep(1)
         assert operation.state is OperationState.COMPLETED
-        assert purgatory.statistics().missed_triggers == 1 and listener.missed == [True]
+        assert purgatory.statistics().missed_triggers == 1 and listener.ended[0].missed_trigger

@@ -11,7 +11,7 @@ from math import inf, nan, ulp
 from sys import getsizeof
 
 import pytest
-from helpers import Probe, Pulse, Spy, collector, counts, iterations, outcome, profiled, raiser, watch_all
+from helpers import Listener, Probe, Pulse, Spy, collector, counts, iterations, outcome, profiled, raiser, watch_all
 from loops import on_every_loop, on_virtual_time
 
 from purgatory import (
@@ -28,20 +28,6 @@ PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 DEEP = 10_000  # ten times the recursion limit
 
 
-class Journal:
-    """An observer that writes everything down."""
-
-    def __init__(self) -> None:
-        self.finished: list[int] = []
-        self.checks: list[tuple[object, int, int]] = []
-
-    def operation_ended(self, ended):
-        self.finished.append(ended.operation_id)
-
-    def key_checked(self, key, tried, completed):
-        self.checks.append((key, tried, completed))
-
-
 # The fast paths and the general ones must not differ: whatever takes one of them is tried on each.
 on_every_path = pytest.mark.parametrize(
     ("options", "keys"),
@@ -50,7 +36,7 @@ on_every_path = pytest.mark.parametrize(
         ({}, ["key"]),
         ({}, ("key", "second")),
         ({"max_pending": 100_000}, ["key"]),
-        ({"observer": Journal()}, {"key"}),
+        ({"observer": Listener()}, {"key"}),
     ],
     ids=["one key", "a list", "two keys", "limited", "observed"],
 )
@@ -242,7 +228,7 @@ async def test_a_finished_operation_is_freed_at_once_without_the_garbage_collect
                 operation, key = Probe(1), Key()
                 watch_all(purgatory, [operation], [key, *list(keys)[1:]])
                 await end(purgatory, operation, how)
-                options.get("observer", Journal()).finished.clear()
+                options.get("observer", Listener()).ended.clear()
                 references = [weakref.ref(operation), weakref.ref(key)]
                 assert counts(purgatory) == (0, 0, 0)
                 del operation, key
@@ -424,7 +410,7 @@ def chained_by_watch(purgatory, operations, number):
 @on_virtual_time
 @pytest.mark.parametrize("chained_by", [chained_by_check, chained_by_force, chained_by_watch])
 @pytest.mark.parametrize("hook", ["trying", "completing", "expiring"])
-@pytest.mark.parametrize("observer", [None, Journal()], ids=["unobserved", "observed"])
+@pytest.mark.parametrize("observer", [None, Listener()], ids=["unobserved", "observed"])
 async def test_a_chain_of_ten_thousand_completions_needs_no_stack(chained_by, hook, observer):
     async with Purgatory(observer=observer) as purgatory:
         log = []
@@ -517,7 +503,7 @@ async def test_checks_of_one_key_asked_for_in_one_hook_are_made_once():
 
 @on_virtual_time
 async def test_an_observer_may_set_off_a_chain_as_well():
-    class Domino(Journal):
+    class Domino(Listener):
         def operation_ended(self, ended):
             super().operation_ended(ended)
             [number] = ended.keys
@@ -531,7 +517,7 @@ async def test_an_observer_may_set_off_a_chain_as_well():
             purgatory.try_complete_else_watch(operation, [number])
         operations[0].cancel()
         await iterations(DEEP // MAX_PER_ITERATION + 5)
-        assert purgatory.pending == 0 and observer.finished == [*map(id, operations)]
+        assert purgatory.pending == 0 and observer.ended_ids == [*map(id, operations)]
 
 
 # 8. One bad operation hurts itself alone
@@ -569,7 +555,7 @@ async def test_a_raising_hook_does_not_disturb_those_before_and_after_it(options
 
 @pytest.mark.parametrize("method", ["operation_ended", "key_checked"])
 async def test_a_raising_observer_is_reported_and_hurts_nobody(reports, method):
-    observer = Journal()
+    observer = Listener()
     setattr(observer, method, lambda *_: 1 // 0)
     async with Purgatory("letters", observer=observer) as purgatory:
         operations = watch_all(purgatory, [Probe(30) for _ in range(3)])
@@ -751,7 +737,7 @@ async def test_an_operation_satisfiable_at_its_deadline_completes_and_is_a_misse
 @on_every_end
 @pytest.mark.parametrize("keys", [["key"], ["key", "second"]])
 async def test_the_observer_is_told_once_of_each_operation_that_has_ended_and_been_answered(how, keys):
-    class Witness(Journal):
+    class Witness(Listener):
         def operation_ended(self, ended):
             super().operation_ended(ended)
             assert operation.is_completed and ended.state is operation.state
@@ -761,28 +747,28 @@ async def test_the_observer_is_told_once_of_each_operation_that_has_ended_and_be
     observer = Witness()
     async with Purgatory(observer=observer) as purgatory:
         operation = watch_all(purgatory, [Probe(1)], keys)[0]
-        assert observer.finished == []
+        assert observer.ended == []
         await end(purgatory, operation, how)
-        assert observer.finished == [id(operation)]
+        assert observer.ended_ids == [id(operation)]
         await asyncio.sleep(3)
-    assert observer.finished == [id(operation)]
+    assert observer.ended_ids == [id(operation)]
     assert observer.checks == ([("key", 1, 1)] if how == "check" else [])
 
 
 async def test_the_observer_is_told_of_operations_that_never_waited():
-    observer = Journal()
+    observer = Listener()
     async with Purgatory(observer=observer) as purgatory:
         bad = Probe(30, trying=raiser(ZeroDivisionError()))
         quitter = Probe(30, trying=lambda operation: operation.cancel())
         operations = [Probe(ready=True), Probe(0), bad, quitter]
         for operation in operations:
             assert purgatory.try_complete_else_watch(operation, ["key"])
-        assert observer.finished == [*map(id, operations)] and observer.checks == []
+        assert observer.ended_ids == [*map(id, operations)] and observer.checks == []
         assert isinstance(await outcome(bad), ZeroDivisionError)
 
 
 async def test_the_observer_is_told_once_of_each_check_that_found_waiters():
-    observer = Journal()
+    observer = Listener()
     async with Purgatory(observer=observer) as purgatory:
         operations = watch_all(purgatory, [Probe(30) for _ in range(3 * MAX_PER_ITERATION)])
         nested = watch_all(purgatory, [Probe(30)], ["nested"])[0]

@@ -4,6 +4,7 @@ import asyncio
 from math import inf
 
 import pytest
+from helpers import Listener as Observer
 from helpers import outcome, raiser
 from loops import on_virtual_time
 
@@ -14,13 +15,12 @@ PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 ERROR = KeyError("no")
 
 
-class Listener:
-    def __init__(self):
-        self.ended: list[Ended] = []
-        self.started = []
+class Listener(Observer):
+    """Writes down starts as well."""
 
-    def operation_ended(self, ended):
-        self.ended.append(ended)
+    def __init__(self):
+        super().__init__()
+        self.started = []
 
     def operation_started(self, it):
         self.started.append(id(it))

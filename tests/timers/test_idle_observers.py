@@ -3,22 +3,12 @@
 import asyncio
 
 import pytest
-from helpers import raiser
+from helpers import Listener, raiser
 from loops import on_virtual_time
 
 from purgatory import Cause, IdleTracker, OperationState
 from purgatory.metrics import Meter
 from purgatory.relay import Relay
-
-
-class Listener:
-    def __init__(self):
-        self.ended = []
-
-    def operation_ended(self, ended):
-        self.ended.append(ended)
-
-    def key_checked(self, *_): ...
 
 
 @on_virtual_time

@@ -10,6 +10,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from helpers import Listener as Observer
 from helpers import in_thread, iterations, raiser
 from loops import on_virtual_time
 
@@ -282,21 +283,21 @@ def test_a_timer_that_was_refused_outside_of_any_loop_may_still_be_used_in_one(r
 # Observers
 
 
-class Listener:
+class Listener(Observer):
+    """Writes down starts as well."""
+
     def __init__(self):
-        self.started, self.ended = [], []
+        super().__init__()
+        self.started = []
 
     def operation_started(self, task):
         self.started.append(task)
-
-    def operation_ended(self, ended):
-        self.ended.append(ended)
 
     def key_checked(self, *_):
         raise AssertionError("there are no keys")
 
 
-def as_told(ended):
+def fields(ended):
     return ended.state, ended.cause, ended.started_at, round(ended.ended_at, 2), ended.timeout
 
 
@@ -326,7 +327,7 @@ async def test_each_timer_that_has_ended_is_told_of_once():
     for task in tasks:
         task.cancel()
     assert log == ["is overdue", "fires first", "fires", "is postponed"] and timer.size == 0 and loop.time() == 100
-    assert [as_told(ended) for ended in listener.ended] == [
+    assert [fields(ended) for ended in listener.ended] == [
         (*EXPIRED, 5, 5, 0),
         (*EXPIRED, 5, 8, 3),
         (*CANCELLED, 5, 12, 20),

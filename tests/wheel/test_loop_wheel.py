@@ -16,7 +16,7 @@ from itertools import cycle, pairwise
 from typing import Any
 
 import pytest
-from helpers import Pulse, iterations
+from helpers import Pulse, Spy, iterations
 from loops import Runner, on_every_loop, on_virtual_time
 
 from purgatory import WrongLoop
@@ -34,43 +34,10 @@ STARTS = [0.0, 2e7, 1e9]
 at_any_loop_time = pytest.mark.parametrize("start", STARTS)
 
 
-class Spy:
-    """Remembers what the running loop's `call_at` is asked, and has it fire `shift()` seconds late, or early if negative."""
-
-    def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.time = loop.time
-        self.asked: list[float] = []
-        self.longest_wait = 0.0
-        self.shift: Callable[[], float] = float
-        self._armed: dict[int, asyncio.TimerHandle] = {}
-        self._call_at = loop.call_at
-        loop.call_at = self.call_at  # type: ignore[method-assign]
-
-    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        number = len(self.asked)
-        self.asked.append(when)
-        self.longest_wait = max(self.longest_wait, when - self.time())
-
-        def fire() -> None:
-            del self._armed[number]
-            callback(*args)
-
-        shifted = when + self.shift()
-        if shifted <= self.time():
-            shifted = when  # early, but not over and over at one instant: every clock moves on
-        self._armed[number] = handle = self._call_at(shifted, fire, context=context)
-        return handle
-
-    def armed(self) -> list[float]:
-        """What the loop was asked for and neither has done nor was told to forget."""
-        return sorted(self.asked[number] for number, handle in self._armed.items() if not handle.cancelled())
-
-
 @pytest.fixture
 async def spy() -> Spy:
     """Spies on the loop of the test."""
-    return Spy()
+    return Spy(asyncio.get_running_loop())
 
 
 class Callback(TimerEntry):
@@ -166,7 +133,7 @@ async def test_a_timer_never_fires_early_and_is_late_by_at_most_a_tick_and_what_
     assert min(lateness) >= 0
     assert max(lateness) <= tick + late + 4 * math.ulp(spy.time())
     await asyncio.sleep(late)  # that of a bucket which was late itself, and dealt with before its callback came
-    assert spy.armed() == []
+    assert spy.armed_for == []
 
 
 @on_virtual_time
@@ -192,7 +159,7 @@ async def test_a_tick_too_short_for_the_clock_to_tell_apart_is_met_all_the_same(
         woken_at = await asyncio.wait_for(fired(timer, when), 200)
         assert when <= woken_at <= when + 2 * tick + 8 * math.ulp(when)
     assert timer.size == 0
-    assert len(spy.armed()) <= 1  # that of wait_for
+    assert spy.armed <= 1  # that of wait_for
 
 
 @on_virtual_time
@@ -227,10 +194,10 @@ async def test_a_wide_bucket_cascades_a_bounded_amount_in_each_iteration_and_not
         moved.append(timer.wheel.moves - moves)
     assert spy.time() == 7.0
     assert max(moved) <= MAX_PER_ITERATION
-    assert spy.armed() == [8.6]  # for the narrower bucket
+    assert spy.armed_for == [8.6]  # for the narrower bucket
     await asyncio.sleep(2)
     assert seen == [8.75] * count
-    assert spy.armed() == []
+    assert spy.armed_for == []
 
 
 @on_virtual_time
@@ -255,7 +222,7 @@ async def test_what_is_added_just_before_the_callback_of_a_wide_bucket_does_not_
     timer, seen = Timer(tick=1.0, wheel_size=wheel_size), list[float]()
     when = float(wheel_size**2 - 2)
     timer.call_at(when, lambda: seen.append(spy.time()))
-    [wakes_at] = spy.armed()
+    [wakes_at] = spy.armed_for
 
     def busy() -> None:
         loop._set_time(wakes_at + 0.5)
@@ -358,7 +325,7 @@ async def test_the_loop_has_one_timer_for_each_bucket_and_none_for_each_callback
     tasks = []
     for _ in range(1000):
         tasks += [timer.call_at(when, nothing) for when in (now + 5, now + 6, far + 55, far + 56, far + 57.5)]
-    assert len(spy.asked) == len(spy.armed()) == 3
+    assert len(spy.asked) == spy.armed == 3
     for task in tasks:
         task.reschedule(now + 3)
     assert len(spy.asked) == 4
@@ -372,7 +339,7 @@ async def test_the_loop_is_asked_once_for_each_bucket_in_whatever_order_they_ope
 
     def note() -> None:
         seen.append(spy.time())
-        armed.append(len(spy.armed()))
+        armed.append(spy.armed)
 
     for when in whens[::order]:
         timer.call_at(when, note)
@@ -405,9 +372,9 @@ async def test_a_wheel_that_falls_idle_keeps_no_bucket_and_no_alarm(spy: Spy) ->
     for _ in range(3):
         for number in range(50):
             timer.call_later(30 + number, nothing).cancel()
-        assert len(spy.armed()) == len([*timer.wheel.buckets()]) == 50
+        assert spy.armed == len([*timer.wheel.buckets()]) == 50
         await iterations(2)
-        assert spy.armed() == [] and not [*timer.wheel.buckets()]
+        assert spy.armed_for == [] and not [*timer.wheel.buckets()]
         timer.loop_wheel._check()
 
 
@@ -438,11 +405,11 @@ async def test_when_the_last_callback_was_cancelled_the_iteration_leaves_nothing
     timer.call_later(math.inf, nothing)
     for _ in range(3):
         tasks = [timer.call_later(delay, nothing) for delay in (1, 1, 10, 1000, 1e6)]
-        assert spy.armed()
+        assert spy.armed_for
         for task in tasks:
             task.cancel()
         await asyncio.sleep(0)
-        assert spy.armed() == []
+        assert spy.armed_for == []
     assert timer.size == 1
 
 
@@ -454,7 +421,7 @@ async def test_when_the_last_callback_was_called_the_loop_has_nothing_left(spy: 
     for task in cancelled:
         task.cancel()
     await asyncio.sleep(0)
-    assert spy.armed() == []
+    assert spy.armed_for == []
 
 
 @on_virtual_time
@@ -465,7 +432,7 @@ async def test_an_emptied_bucket_stays_armed_while_others_wait_and_is_not_armed_
     for _ in range(10):
         timer.call_at(when, nothing).cancel()
         await asyncio.sleep(0)
-    assert len(spy.asked) == len(spy.armed()) == 2
+    assert len(spy.asked) == spy.armed == 2
 
 
 @on_virtual_time
@@ -479,7 +446,7 @@ async def test_a_bucket_whose_callback_comes_early_is_armed_again_be_it_empty_or
         task.cancel()
     await asyncio.sleep(1.0002)  # which comes early as well, but later than the callback
     assert spy.time() < 1.0
-    assert timer.loop_wheel.wake_ups >= 1 and min(spy.armed()) >= 1.0
+    assert timer.loop_wheel.wake_ups >= 1 and min(spy.armed_for) >= 1.0
     timer.loop_wheel._check()
     timer.call_at(1.0, lambda: seen.append(spy.time()))
     await asyncio.sleep(1)
@@ -490,10 +457,10 @@ async def test_a_bucket_whose_callback_comes_early_is_armed_again_be_it_empty_or
 async def test_the_loop_is_never_asked_for_more_than_a_day(spy: Spy, delay: float, wheel_size: int) -> None:
     timer = Timer(wheel_size=wheel_size)
     task = timer.call_later(delay, nothing)
-    assert len(spy.armed()) == 1
+    assert spy.armed == 1
     assert spy.longest_wait <= DAY
     await iterations(3)
-    assert timer.size == len(spy.armed()) == 1
+    assert timer.size == spy.armed == 1
     assert spy.longest_wait <= DAY
     task.cancel()
 
@@ -765,10 +732,10 @@ async def test_a_callback_postponed_for_ever_leaves_nothing_in_the_loop_after_it
     task = timer.call_later(5, nothing)
     task.reschedule(math.inf)
     await asyncio.sleep(6)
-    assert spy.armed() == []
+    assert spy.armed_for == []
     assert timer.size == 1
     task.reschedule(10)
-    assert spy.armed()
+    assert spy.armed_for
     await asyncio.sleep(6)
     assert timer.size == 0
 
@@ -800,10 +767,10 @@ async def test_what_joins_before_the_look_keeps_its_bucket(spy: Spy) -> None:
     timer.call_later(10, nothing).cancel()
     task = timer.call_later(10, nothing)
     await iterations(3)
-    assert told == [] and len(spy.armed()) == len(spy.asked) == 1
+    assert told == [] and spy.armed == len(spy.asked) == 1
     task.cancel()
     await iterations(2)
-    assert told == [0] and spy.armed() == []
+    assert told == [0] and spy.armed_for == []
 
 
 @on_virtual_time
@@ -814,19 +781,19 @@ async def test_a_wheel_that_falls_empty_all_the_time_is_looked_at_after_a_while_
         timer.call_later(30, nothing).cancel()
         await iterations(2)
         assert len(told) == min(number + 1, BUSY_AFTER + 1)
-    assert len(spy.armed()) == 2  # the bucket, and the look
+    assert spy.armed == 2  # the bucket, and the look
     for _ in range(100):
         timer.call_later(30, nothing).cancel()
         await iterations(2)
     assert len(told) == BUSY_AFTER + 1 and len(spy.asked) == BUSY_AFTER + 3
     await asyncio.sleep(BUSY_DELAY)
-    assert spy.armed() == [] and len(told) == BUSY_AFTER + 2
+    assert spy.armed_for == [] and len(told) == BUSY_AFTER + 2
     await asyncio.sleep(BUSY_WINDOW)
     timer.call_later(30, nothing).cancel()
     await asyncio.sleep(BUSY_DELAY)  # the look that comes late finds that it was quiet
     timer.call_later(30, nothing).cancel()
     await iterations(2)
-    assert spy.armed() == []
+    assert spy.armed_for == []
     timer.loop_wheel._check()
 
 
