@@ -22,23 +22,21 @@ async def until(condition):
         await asyncio.to_thread(threading.Event().wait, 0.001)
 
 
-async def test_a_signal_from_another_thread_completes_and_wakes_a_loop_that_sleeps():
-    async with Purgatory() as purgatory:
-        operation = Probe(30, name="answer")
-        waiting = asyncio.create_task(purgatory.wait(operation, ["key"]))
-        await iterations()
-        operation.ready = True
-        assert await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key") is None
-        assert await waiting == "answer"
+async def test_a_signal_from_another_thread_completes_and_wakes_a_loop_that_sleeps(purgatory):
+    operation = Probe(30, name="answer")
+    waiting = asyncio.create_task(purgatory.wait(operation, ["key"]))
+    await iterations()
+    operation.ready = True
+    assert await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key") is None
+    assert await waiting == "answer"
 
 
-async def test_the_hooks_run_on_the_thread_of_the_loop():
-    async with Purgatory() as purgatory:
-        operation = Probe(30, completing=lambda _: threading.get_ident())
-        purgatory.try_complete_else_watch(operation, ["key"])
-        operation.ready = True
-        await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key")
-        assert await operation == threading.get_ident()
+async def test_the_hooks_run_on_the_thread_of_the_loop(purgatory):
+    operation = Probe(30, completing=lambda _: threading.get_ident())
+    purgatory.try_complete_else_watch(operation, ["key"])
+    operation.ready = True
+    await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key")
+    assert await operation == threading.get_ident()
 
 
 @pytest.mark.parametrize("keys", [1, 7])
@@ -92,22 +90,21 @@ async def test_no_signal_is_lost_under_load_from_many_threads():
         purgatory._check()
 
 
-async def test_a_signal_that_comes_while_signals_are_served_is_served_as_well():
-    async with Purgatory() as purgatory:
-        operations = [Probe(30, name=number) for number in range(5)]
-        for operation in operations:
-            purgatory.try_complete_else_watch(operation, [operation.name])
+async def test_a_signal_that_comes_while_signals_are_served_is_served_as_well(purgatory):
+    operations = [Probe(30, name=number) for number in range(5)]
+    for operation in operations:
+        purgatory.try_complete_else_watch(operation, [operation.name])
 
-        def completing(operation):
-            if operation.name + 1 < len(operations):
-                operations[operation.name + 1].ready = True
-                in_thread(purgatory.check_and_complete_threadsafe, operation.name + 1)
+    def completing(operation):
+        if operation.name + 1 < len(operations):
+            operations[operation.name + 1].ready = True
+            in_thread(purgatory.check_and_complete_threadsafe, operation.name + 1)
 
-        for operation in operations:
-            operation.completing = completing
-        operations[0].ready = True
-        in_thread(purgatory.check_and_complete_threadsafe, 0)
-        await until(lambda: purgatory.pending == 0)
+    for operation in operations:
+        operation.completing = completing
+    operations[0].ready = True
+    in_thread(purgatory.check_and_complete_threadsafe, 0)
+    await until(lambda: purgatory.pending == 0)
 
 
 # Where there is nothing to signal
@@ -176,12 +173,11 @@ def test_a_signal_to_a_closed_loop_has_no_effect_and_keeps_nothing(loop_factory)
         del purgatory
 
 
-async def test_a_key_that_is_not_hashable_is_refused_where_it_is_signalled():
-    async with Purgatory() as purgatory:
-        for _ in range(2):
-            with pytest.raises(TypeError, match="unhashable"):
-                in_thread(purgatory.check_and_complete_threadsafe, [])
-            purgatory.try_complete_else_watch(Probe(30), ["key"])
+async def test_a_key_that_is_not_hashable_is_refused_where_it_is_signalled(purgatory):
+    for _ in range(2):
+        with pytest.raises(TypeError, match="unhashable"):
+            in_thread(purgatory.check_and_complete_threadsafe, [])
+        purgatory.try_complete_else_watch(Probe(30), ["key"])
 
 
 # Everything else belongs on the loop's thread

@@ -167,17 +167,16 @@ async def test_a_key_whose_hash_has_changed_can_be_watched_by_others_by_the_one_
     assert reports
 
 
-async def test_a_key_that_cannot_be_found_among_those_of_its_operation_is_refused_to_others():
-    async with Purgatory() as purgatory:
-        key = Fickle(1)
-        first, second = Probe(30), Probe(30)
-        purgatory.try_complete_else_watch(first, ["other", key])
-        with pytest.raises(RuntimeError, match="what it equals has changed"):
-            purgatory.try_complete_else_watch(second, [Fickle(1)])
-        assert counts(purgatory) == (1, 2, 2) and second.state is PENDING
-        purgatory._check()
-        second.ready = True
-        assert purgatory.try_complete_else_watch(second, ["other"])
+async def test_a_key_that_cannot_be_found_among_those_of_its_operation_is_refused_to_others(purgatory):
+    key = Fickle(1)
+    first, second = Probe(30), Probe(30)
+    purgatory.try_complete_else_watch(first, ["other", key])
+    with pytest.raises(RuntimeError, match="what it equals has changed"):
+        purgatory.try_complete_else_watch(second, [Fickle(1)])
+    assert counts(purgatory) == (1, 2, 2) and second.state is PENDING
+    purgatory._check()
+    second.ready = True
+    assert purgatory.try_complete_else_watch(second, ["other"])
 
 
 @pytest.mark.parametrize("others", [0, 1, 2])
