@@ -66,7 +66,7 @@ class Probe(DelayedOperation[Any]):
 
 
 class Listener:
-    """An observer that writes down what it is told."""
+    """An observer that writes down what it is notified of."""
 
     def __init__(self) -> None:
         self.ended: list[Ended] = []

@@ -1,4 +1,4 @@
-"""Nothing lingers: what has ended leaves no garbage, no callback and no table behind; and an observer is told once.
+"""Nothing lingers: what has ended leaves no garbage, no callback and no table behind; and an observer is notified once.
 
 Of an operation one of whose hooks has raised, the traceback of its exception leads back to it, as everywhere in Python: what is
 asked then is only that the collector can take it away.
@@ -243,7 +243,7 @@ async def test_a_wait_that_expires_or_fails_asks_the_loop_for_no_callback_of_its
         await asyncio.wait(tasks)
         loop.call_soon = call_soon
         # What the loop is asked for in all is for the iteration, not for each.
-        assert asked["own"] <= 110  # each task tells `asyncio.wait` that it is done
+        assert asked["own"] <= 110  # each task notifies `asyncio.wait` that it is done
         purgatory.cancel_for_key("other")
         other.cancel()
 
@@ -287,7 +287,7 @@ async def test_after_very_many_have_left_their_table_is_given_back(purgatory, ke
 
 @pytest.mark.parametrize("claim", ["complete", "cancel"])
 @pytest.mark.parametrize("when", ["first", "check", "deadline"])
-def test_the_observer_is_told_once_also_of_one_that_exits_after_it_was_claimed(reports, claim, when):
+def test_the_observer_is_notified_once_also_of_one_that_exits_after_it_was_claimed(reports, claim, when):
     observer = Listener()
     purgatory = Purgatory(observer=observer)
     tries = {"first": 1, "check": 2, "deadline": 2}[when]

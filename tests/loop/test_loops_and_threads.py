@@ -289,7 +289,7 @@ def test_what_is_empty_serves_the_next_loop_when_its_own_is_closed(loop_factory)
         purgatory._check()
 
 
-def test_what_waits_on_a_closed_loop_is_told_of_and_not_lost_silently(virtual):
+def test_what_waits_on_a_closed_loop_is_reported_and_not_lost_silently(virtual):
     purgatory, timer = Purgatory("left"), WheelTimer()
     operation = Probe(30)
 

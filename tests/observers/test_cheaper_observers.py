@@ -9,7 +9,7 @@ from purgatory import Cause, Ended, Observer, Purgatory
 
 
 class Fields(Listener):
-    """Is told the fields of events."""
+    """Is notified of the fields of events."""
 
     def __init__(self):
         super().__init__()
@@ -18,7 +18,7 @@ class Fields(Listener):
 
 
 class Waits:
-    """Is told of most operations only how long they have waited, and of no checks."""
+    """Is notified of most operations only by how long they have waited, and of no checks."""
 
     key_checked = Observer.key_checked
 
@@ -78,7 +78,7 @@ async def test_who_asks_for_durations_gets_them_of_what_a_key_completes_at_once_
 
 
 @on_virtual_time
-async def test_without_anybody_to_tell_of_checks_they_go_on_as_ever():
+async def test_without_anybody_subscribed_to_checks_they_go_on_as_ever():
     waits = Waits()
     async with Purgatory("orders", observer=waits) as purgatory:
         operations = [Probe(60, ready=False) for _ in range(1500)]

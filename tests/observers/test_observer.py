@@ -1,4 +1,4 @@
-"""The public door for observers: what each end of an operation is told as, to whom, when, and by public names alone."""
+"""The public door for observers: what each end of an operation is notified as, to whom, when, and by public names alone."""
 
 import asyncio
 from math import inf
@@ -19,14 +19,14 @@ class StartListener(Listener):
 
     def __init__(self):
         super().__init__()
-        self.told = []
+        self.notified = []
 
     def operation_ended(self, ended):
         super().operation_ended(ended)
-        self.told.append(("ended", ended.operation_id))
+        self.notified.append(("ended", ended.operation_id))
 
     def operation_started(self, operation):
-        self.told.append(("started", id(operation)))
+        self.notified.append(("started", id(operation)))
 
 
 async def check(purgatory, operation):
@@ -135,7 +135,7 @@ async def test_however_an_operation_ends_one_event_says_all(way, keys, timed, re
         (40, {"trying": lambda operation: operation.cancel() and False}, CANCELLED, Cause.CANCELLED, 1),
     ],
 )
-async def test_of_one_that_never_waits_is_told_as_well(timeout, attributes, state, cause, failed_tries, reports):
+async def test_one_that_never_waits_is_notified_as_well(timeout, attributes, state, cause, failed_tries, reports):
     listener, loop = StartListener(), asyncio.get_running_loop()
     async with Purgatory(observer=listener) as purgatory:
         operation = Probe(timeout)
@@ -146,11 +146,11 @@ async def test_of_one_that_never_waits_is_told_as_well(timeout, attributes, stat
     assert (ended.state, ended.cause, ended.key, ended.failed_tries) == (state, cause, None, failed_tries)
     assert ended.keys == ("key",) and ended.timeout == timeout
     assert ended.started_at == ended.ended_at == loop.time()
-    assert listener.told == [("started", id(operation)), ("ended", id(operation))]
+    assert listener.notified == [("started", id(operation)), ("ended", id(operation))]
 
 
 @on_virtual_time
-async def test_starts_are_told_in_the_context_of_who_brings_the_operation_and_in_order():
+async def test_starts_are_notified_in_the_context_of_who_brings_the_operation_and_in_order():
     listener = StartListener()
     async with Purgatory(observer=[Listener(), listener]) as purgatory:
         timed, endless, refused = Probe(5), Probe(), Probe(5)
@@ -161,11 +161,11 @@ async def test_starts_are_told_in_the_context_of_who_brings_the_operation_and_in
     with pytest.raises(package.PurgatoryClosed):
         purgatory.try_complete_else_watch(refused, ["key"])
     one, other = id(timed), id(endless)
-    assert listener.told == [("started", one), ("started", other), ("ended", one), ("ended", other)]
+    assert listener.notified == [("started", one), ("started", other), ("ended", one), ("ended", other)]
 
 
 @on_virtual_time
-async def test_several_observers_hear_the_same_and_one_that_raises_keeps_nothing_from_the_others(reports):
+async def test_several_observers_are_notified_of_the_same_and_one_that_raises_keeps_nothing_from_the_others(reports):
     class Bad(Listener):
         def operation_ended(self, ended):
             raise ZeroDivisionError
@@ -185,8 +185,8 @@ async def test_several_observers_hear_the_same_and_one_that_raises_keeps_nothing
         forced.force_complete()
     assert first.ended == last.ended and [ended.cause for ended in last.ended] == [Cause.KEY, Cause.FORCED]
     assert first.checks == last.checks == [("key", 1, 1)]
-    told = [report["message"].split(" ")[1] for report in reports]
-    assert told == ["operation_started", "operation_ended", "key_checked", "operation_started", "operation_ended"]
+    notified = [report["message"].split(" ")[1] for report in reports]
+    assert notified == ["operation_started", "operation_ended", "key_checked", "operation_started", "operation_ended"]
 
 
 @pytest.mark.parametrize("observer", [object(), [Listener(), "journal"], [None], Listener])

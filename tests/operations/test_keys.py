@@ -284,7 +284,7 @@ async def test_a_wait_for_a_key_whose_hash_raises_is_answered(reports):
 
 
 @on_virtual_time
-async def test_an_id_that_changes_is_told_once_and_the_others_as_well(reports):
+async def test_an_id_that_changes_is_reported_once_and_the_others_as_well(reports):
     idle, key = [], Changeable(1)
     with IdleTracker(5, idle.append) as tracker:
         tracker.touch(key)

@@ -16,7 +16,7 @@ MANY = 2000
 
 @pytest.fixture
 def listener(caplog):
-    """An observer that is to be told of no missed trigger; nor is one to be logged."""
+    """An observer that is to see no missed trigger; nor is one to be logged."""
     listener = Listener()
     with caplog.at_level(logging.WARNING, "purgatory"):
         yield listener

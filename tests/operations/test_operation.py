@@ -57,7 +57,7 @@ async def test_awaiting_a_cancelled_operation_raises_before_and_after(purgatory)
         assert isinstance(error, OperationCancelled) and not isinstance(error, asyncio.CancelledError)
     with pytest.raises(OperationCancelled, match=r"Probe cancelled.*was cancelled") as caught:
         operation.result()
-    assert caught.value.__context__ is None, "the traceback tells of our insides"
+    assert caught.value.__context__ is None, "the traceback shows our insides"
     assert operation.calls == ["try"]
 
 
@@ -319,8 +319,8 @@ async def test_the_exception_of_a_hook_is_the_result_and_a_second_one_is_reporte
         assert operation.result() == "answer"
     if awaited:
         assert result is (errors[failures[0]] if failures else "answer")
-    unheard = sorted(failures[1:] if awaited else failures)
-    assert sorted(str(report["exception"]) for report in reports) == unheard
+    unretrieved = sorted(failures[1:] if awaited else failures)
+    assert sorted(str(report["exception"]) for report in reports) == unretrieved
     assert all(repr(operation) in report["message"] for report in reports)
 
 

@@ -724,7 +724,7 @@ async def test_an_operation_satisfiable_at_its_deadline_completes_and_is_a_misse
 @on_virtual_time
 @on_every_end
 @pytest.mark.parametrize("keys", [["key"], ["key", "second"]])
-async def test_the_observer_is_told_once_of_each_operation_that_has_ended_and_been_answered(how, keys):
+async def test_the_observer_is_notified_once_of_each_operation_that_has_ended_and_been_answered(how, keys):
     class Witness(Listener):
         def operation_ended(self, ended):
             super().operation_ended(ended)
@@ -743,7 +743,7 @@ async def test_the_observer_is_told_once_of_each_operation_that_has_ended_and_be
     assert observer.checks == ([("key", 1, 1)] if how == "check" else [])
 
 
-async def test_the_observer_is_told_of_operations_that_never_waited():
+async def test_the_observer_is_notified_of_operations_that_never_waited():
     observer = Listener()
     async with Purgatory(observer=observer) as purgatory:
         bad = Probe(30, trying=raiser(ZeroDivisionError()))
@@ -755,7 +755,7 @@ async def test_the_observer_is_told_of_operations_that_never_waited():
         assert isinstance(await outcome(bad), ZeroDivisionError)
 
 
-async def test_the_observer_is_told_once_of_each_check_that_found_waiters():
+async def test_the_observer_is_notified_once_of_each_check_that_found_waiters():
     observer = Listener()
     async with Purgatory(observer=observer) as purgatory:
         operations = watch_all(purgatory, [Probe(30) for _ in range(3 * MAX_PER_ITERATION)])

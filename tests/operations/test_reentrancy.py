@@ -73,12 +73,12 @@ class Waits(DelayedOperation):
 
 class Observer:
     def __init__(self):
-        self.told = {}
+        self.notified = {}
         self.count = 0
 
     def operation_ended(self, ended):
         assert ended.state is not PENDING
-        self.told[ended.operation_id] = ended.state
+        self.notified[ended.operation_id] = ended.state
         self.count += 1
 
     def key_checked(self, key, tried, completed):
@@ -210,9 +210,9 @@ class World:
             elif operation.state is EXPIRED:
                 assert hooks[0] == 1 and hooks[1] <= 1
         states = Counter(operation.state for operation in self.watched_by_observed)
-        told = Counter(self.observer.told.values())
-        assert self.observer.count == len(self.observer.told), "told twice"
-        assert {state: told[state] for state in (COMPLETED, EXPIRED, CANCELLED)} == {
+        notified = Counter(self.observer.notified.values())
+        assert self.observer.count == len(self.observer.notified), "notified twice"
+        assert {state: notified[state] for state in (COMPLETED, EXPIRED, CANCELLED)} == {
             state: states[state] for state in (COMPLETED, EXPIRED, CANCELLED)
         }
         pending = sum(purgatory.pending for purgatory in self.purgatories)

@@ -93,7 +93,7 @@ def test_adding_and_discarding_cost_the_logarithm_of_what_waits():
 # Against a list that is sorted
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from(["add", "discard", "advance", "clear"]), st.integers(0, 30)), max_size=80))
 def test_a_queue_does_what_a_sorted_list_does(steps):
     queue, waiting, value = ThresholdQueue("key"), [], None

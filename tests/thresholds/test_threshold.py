@@ -700,9 +700,23 @@ class Model:
         return [waiter[1] for waiter in ended]
 
 
+HISTORIES = given(st.lists(ITERATION, max_size=12), st.sampled_from([0.0, 0.25]))
+
+
 @settings(deadline=None, max_examples=100)
-@given(st.lists(ITERATION, max_size=12), st.sampled_from([0.0, 0.25]))
+@HISTORIES
 def test_any_history_ends_as_in_the_model(history, drain):
+    ends_as_in_the_model(history, drain)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=1000)
+@HISTORIES
+def test_any_of_many_histories_ends_as_in_the_model(history, drain):
+    ends_as_in_the_model(history, drain)
+
+
+def ends_as_in_the_model(history, drain):
     async def main():
         loop = asyncio.get_running_loop()
         model, purgatory, tasks, woken, expected = Model(), ThresholdPurgatory(), [], [], []

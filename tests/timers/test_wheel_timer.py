@@ -1,5 +1,5 @@
-"""`WheelTimer` and `TimerTask`: what each of them does, and what observers are told of it. When the callbacks come is told in
-`tests/wheel/test_loop_wheel.py`."""
+"""`WheelTimer` and `TimerTask`: what each of them does, and what observers are notified of. When the callbacks come is tested
+in `tests/wheel/test_loop_wheel.py`."""
 
 import asyncio
 import gc
@@ -306,7 +306,7 @@ CANCELLED = OperationState.CANCELLED, Cause.CANCELLED
 
 
 @on_virtual_time
-async def test_each_timer_that_has_ended_is_told_of_once():
+async def test_each_timer_that_has_ended_is_notified_once():
     listener, meter, log, loop = Listener(), Meter(), [], asyncio.get_running_loop()
     timer = WheelTimer(name="retries", observer=[listener, meter])
     await asyncio.sleep(5)
@@ -343,7 +343,7 @@ async def test_each_timer_that_has_ended_is_told_of_once():
 
 
 @on_virtual_time
-async def test_what_a_callback_raises_is_told_and_reported_and_what_it_cancels_has_ended_already(reports):
+async def test_what_a_callback_raises_is_in_the_event_and_reported_and_what_it_cancels_has_ended_already(reports):
     listener = Listener()
     timer = WheelTimer(observer=listener)
     error = ZeroDivisionError("no")
@@ -403,11 +403,11 @@ async def test_a_time_that_has_always_passed_is_a_deadline_all_the_same():
 
 
 class Canceller(Listener):
-    """Cancels the next timer whenever it hears of one."""
+    """Cancels the next timer whenever it is notified of one."""
 
-    def __init__(self, heard):
+    def __init__(self, trigger):
         super().__init__()
-        self.heard, self.tasks, self.depth = heard, [], 0
+        self.trigger, self.tasks, self.depth = trigger, [], 0
 
     def cancel_next(self):
         self.depth += 1
@@ -418,26 +418,26 @@ class Canceller(Listener):
 
     def operation_started(self, task):
         super().operation_started(task)
-        if self.heard == "start":
+        if self.trigger == "start":
             self.tasks.append(task)
             self.cancel_next()
 
     def operation_ended(self, ended):
         super().operation_ended(ended)
-        if self.heard == "end":
+        if self.trigger == "end":
             self.cancel_next()
 
 
 @on_virtual_time
-@pytest.mark.parametrize("heard", ["start", "end"])
-async def test_what_an_observer_sets_off_is_told_when_it_has_returned(heard, reports):
-    first, second = Canceller(heard), Canceller(None)
+@pytest.mark.parametrize("trigger", ["start", "end"])
+async def test_what_an_observer_sets_off_is_notified_when_it_has_returned(trigger, reports):
+    first, second = Canceller(trigger), Canceller(None)
     order = []
     second.operation_started = lambda task: order.append(("started", id(task)))
     second.operation_ended = lambda ended: order.append(("ended", ended.operation_id))
     timer = WheelTimer(observer=[first, second])
     tasks = [timer.call_later(30, print) for _ in range(1000)]
-    if heard == "end":
+    if trigger == "end":
         first.tasks = tasks[:-1]
         tasks[-1].cancel()
     assert timer.size == 0 and reports == [] and len(first.ended) == 1000

@@ -31,12 +31,25 @@ def test_the_instant_at_which_a_tick_begins_lies_in_it_and_is_due_in_it(tick: fl
         assert clock.due_tick(math.nextafter(begin, math.inf)) == clock.due_tick(begin + tick / 2) == number + 1
 
 
-@given(st.sampled_from(TICKS), st.sampled_from([0.0, 2e7, 1e9]), st.floats(-1e4, 1e7, allow_nan=False))
-@settings(max_examples=300, derandomize=True, deadline=None)
+MOMENTS = given(st.sampled_from(TICKS), st.sampled_from([0.0, 2e7, 1e9]), st.floats(-1e4, 1e7, allow_nan=False))
+
+
+@MOMENTS
+@settings(max_examples=200, derandomize=True, deadline=None)
 def test_a_moment_lies_in_its_tick_and_a_deadline_is_rounded_up_by_less_than_a_tick(
     tick: float, start: float, offset: float
 ) -> None:
-    clock, when = TickClock(tick), start + offset
+    lies_in_its_tick(TickClock(tick), start + offset)
+
+
+@pytest.mark.slow
+@MOMENTS
+@settings(max_examples=5000, derandomize=True, deadline=None)
+def test_any_of_many_moments_lies_in_its_tick(tick: float, start: float, offset: float) -> None:
+    lies_in_its_tick(TickClock(tick), start + offset)
+
+
+def lies_in_its_tick(clock: TickClock, when: float) -> None:
     assert clock.instant(clock.tick_at(when)) <= when < clock.instant(clock.tick_at(when) + 1)
     due_tick = clock.due_tick(when)
     assert clock.instant(due_tick) >= when

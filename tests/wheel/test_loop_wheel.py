@@ -217,7 +217,7 @@ async def test_a_timer_whose_time_comes_while_its_early_callback_runs_is_not_los
 async def test_what_is_added_just_before_the_callback_of_a_wide_bucket_does_not_take_its_work_from_it(
     spy: Spy, wheel_size: int
 ) -> None:
-    """The addition tells the wheel what time it is, and so that the bucket is to cascade."""
+    """The addition gives the wheel the time, which says that the bucket is to cascade."""
     loop: Any = asyncio.get_running_loop()
     timer, seen = Timer(tick=1.0, wheel_size=wheel_size), list[float]()
     when = float(wheel_size**2 - 2)
@@ -744,50 +744,50 @@ async def test_a_callback_postponed_for_ever_leaves_nothing_in_the_loop_after_it
 
 
 @on_virtual_time
-async def test_the_owner_is_told_once_when_nothing_waits_any_more(spy: Spy) -> None:
-    timer, told = Timer(), list[int]()
-    timer.loop_wheel.on_idle = lambda: told.append(timer.size)
+async def test_the_owner_is_notified_once_when_nothing_waits_any_more(spy: Spy) -> None:
+    timer, notified = Timer(), list[int]()
+    timer.loop_wheel.on_idle = lambda: notified.append(timer.size)
     first, second = timer.call_later(10, nothing), timer.call_later(20, nothing)
     first.cancel()
     await iterations(2)
-    assert told == []
+    assert notified == []
     second.cancel()
-    assert told == []
+    assert notified == []
     await iterations(2)
-    assert told == [0]
+    assert notified == [0]
     await fired(timer, spy.time() + 0.001)
     await iterations(2)
-    assert told == [0, 0]
+    assert notified == [0, 0]
 
 
 @on_virtual_time
 async def test_what_joins_before_the_look_keeps_its_bucket(spy: Spy) -> None:
-    timer, told = Timer(), list[int]()
-    timer.loop_wheel.on_idle = lambda: told.append(timer.size)
+    timer, notified = Timer(), list[int]()
+    timer.loop_wheel.on_idle = lambda: notified.append(timer.size)
     timer.call_later(10, nothing).cancel()
     task = timer.call_later(10, nothing)
     await iterations(3)
-    assert told == [] and spy.armed == len(spy.asked) == 1
+    assert notified == [] and spy.armed == len(spy.asked) == 1
     task.cancel()
     await iterations(2)
-    assert told == [0] and spy.armed_for == []
+    assert notified == [0] and spy.armed_for == []
 
 
 @on_virtual_time
 async def test_a_wheel_that_falls_empty_all_the_time_is_looked_at_after_a_while_until_it_was_quiet(spy: Spy) -> None:
-    timer, told = Timer(), list[float]()
-    timer.loop_wheel.on_idle = lambda: told.append(spy.time())
+    timer, notified = Timer(), list[float]()
+    timer.loop_wheel.on_idle = lambda: notified.append(spy.time())
     for number in range(BUSY_AFTER + 2):
         timer.call_later(30, nothing).cancel()
         await iterations(2)
-        assert len(told) == min(number + 1, BUSY_AFTER + 1)
+        assert len(notified) == min(number + 1, BUSY_AFTER + 1)
     assert spy.armed == 2  # the bucket, and the look
     for _ in range(100):
         timer.call_later(30, nothing).cancel()
         await iterations(2)
-    assert len(told) == BUSY_AFTER + 1 and len(spy.asked) == BUSY_AFTER + 3
+    assert len(notified) == BUSY_AFTER + 1 and len(spy.asked) == BUSY_AFTER + 3
     await asyncio.sleep(BUSY_DELAY)
-    assert spy.armed_for == [] and len(told) == BUSY_AFTER + 2
+    assert spy.armed_for == [] and len(notified) == BUSY_AFTER + 2
     await asyncio.sleep(BUSY_WINDOW)
     timer.call_later(30, nothing).cancel()
     await asyncio.sleep(BUSY_DELAY)  # the look that comes late finds that it was quiet

@@ -102,7 +102,7 @@ async def test_a_busy_loop_loses_nothing_of_a_small_wheel(kind):
 
 
 @on_virtual_time
-async def test_whoever_begins_to_wait_on_a_busy_loop_is_not_told_of_the_wheels_troubles():
+async def test_whoever_begins_to_wait_on_a_busy_loop_does_not_see_the_wheels_troubles():
     chance, loop = random.Random(2), asyncio.get_running_loop()
     async with Purgatory(wheel_size=8) as purgatory:
         for _ in range(200):

@@ -28,7 +28,7 @@ class Named(TimerEntry):
 
 
 class WatchedWheel(TimingWheel):
-    """Remembers what its owner is told, and does what an owner does.
+    """Remembers what its owner is notified of, and does what an owner does.
 
     Attributes:
         armed: the starts of the buckets that were to be armed.
@@ -85,7 +85,7 @@ class WatchedWheel(TimingWheel):
 
 
 @at_any_time
-def test_the_worked_example_lands_and_cascades_as_told_and_is_never_early(start: int) -> None:
+def test_the_worked_example_lands_and_cascades_as_written_and_is_never_early(start: int) -> None:
     wheel = WatchedWheel(wheel_size=10)
     for name in (9, 88, 222, 520, 521, 522):
         wheel.put(name, start + name, now=start)
@@ -642,7 +642,7 @@ def test_a_wheel_emptied_and_cleared_in_the_middle_of_a_cascade_goes_on_working(
     assert wheel.all_due(88, budget=6) == ["next"]
 
 
-def test_the_owner_is_told_when_a_chunk_is_emptied_unless_it_does_not_want_to_know() -> None:
+def test_the_owner_is_notified_when_a_chunk_is_emptied_unless_it_does_not_want_to_know() -> None:
     wheel = WatchedWheel()
     first, second, third = (wheel.put(name, when) for name, when in (("first", 5), ("second", 5), ("third", 77)))
     assert not wheel.is_empty()
