@@ -2,20 +2,21 @@
 
 `Probe` is the operation that most tests use; `watch_all` has many of them wait, `start_waits` has tasks wait for thresholds.
 `outcome` gives what an awaitable returned or raised, `iterations` lets the loop go on, `raiser` makes hooks that fail. `counts`
-reads statistics, `Spy` counts what is asked of a loop, `Pulse` what is done in each iteration of it, `profiled` what is called.
-With `collector` garbage is that of the test alone.
+reads statistics, `Listener` observes, `Spy` counts what is asked of a loop, `Pulse` what is done in each iteration of it,
+`profiled` what is called. With `collector` garbage is that of the test alone. `in_thread` calls something in another thread.
 """
 
 import asyncio
 import gc
 import sys
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory
+from purgatory import DelayedOperation, Ended, Purgatory, ThresholdPurgatory
 
 
 class Probe(DelayedOperation[Any]):
@@ -64,6 +65,25 @@ class Probe(DelayedOperation[Any]):
         return [hook for name, hook in self.log if name is self.name]
 
 
+class Listener:
+    """An observer that writes down what it is notified of."""
+
+    def __init__(self) -> None:
+        self.ended: list[Ended] = []
+        self.checks: list[tuple[object, int, int]] = []
+
+    def operation_ended(self, ended: Ended) -> None:
+        self.ended.append(ended)
+
+    def key_checked(self, key: object, tried: int, completed: int) -> None:
+        self.checks.append((key, tried, completed))
+
+    @property
+    def ended_ids(self) -> list[int]:
+        """`id` of each operation that has ended, in order."""
+        return [ended.operation_id for ended in self.ended]
+
+
 class Broken(Exception):
     """What hooks and conditions raise that are to fail."""
 
@@ -89,6 +109,25 @@ async def iterations(count: int = 1) -> None:
     """Lets `count` iterations of the loop pass."""
     for _ in range(count):
         await asyncio.sleep(0)
+
+
+def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls `function` in another thread while this one stands still, and returns or raises what it returned or raised."""
+    results: list[tuple[Any, BaseException | None]] = []
+
+    def call() -> None:
+        try:
+            results.append((function(*args), None))
+        except BaseException as error:
+            results.append((None, error))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    [(result, error)] = results
+    if error is not None:
+        raise error
+    return result
 
 
 def watch_all(purgatory: Purgatory[Any], operations: list[Probe], keys: Iterable[Hashable] = ("key",)) -> list[Probe]:
@@ -145,11 +184,21 @@ class Pulse:
 
 
 class Spy:
-    """Counts what is asked of a loop, by wrapping its methods."""
+    """Counts what is asked of a loop, by wrapping its methods, and may have its timers fire early or late.
+
+    Attributes:
+        asked: the instants for which there was to be a timer, in order.
+        longest_wait: the seconds until the furthest of them, when it was asked for.
+        shift: gives the seconds by which the next timer is to fire late, or early if negative.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.time = loop.time
         self.calls: Counter[str] = Counter()
-        self._handles: list[tuple[asyncio.Handle, list[bool]]] = []
+        self.asked: list[float] = []
+        self.longest_wait = 0.0
+        self.shift: Callable[[], float] = float
+        self._handles: dict[int, asyncio.Handle] = {}
         for name in ("call_at", "call_soon_threadsafe"):
             setattr(loop, name, partial(self._call, name, getattr(loop, name)))
 
@@ -158,21 +207,30 @@ class Spy:
         if name != "call_at":
             return method(*args, context=context)
         when, callback, *rest = args
-        called = [False]
+        number = len(self.asked)
+        self.asked.append(when)
+        self.longest_wait = max(self.longest_wait, when - self.time())
 
-        def call() -> None:
-            called[0] = True
+        def fire() -> None:
+            del self._handles[number]
             callback(*rest)
 
-        handle = method(when, call, context=context)
-        self._handles.append((handle, called))
+        shifted = when + self.shift()
+        if shifted <= self.time():
+            shifted = when  # early, but not over and over at one instant: every clock moves on
+        self._handles[number] = handle = method(shifted, fire, context=context)
         return handle
+
+    @property
+    def armed_for(self) -> list[float]:
+        """The instants of the timers that wait on the loop, sorted."""
+        self._handles = {number: handle for number, handle in self._handles.items() if not handle.cancelled()}
+        return sorted(self.asked[number] for number in self._handles)
 
     @property
     def armed(self) -> int:
         """How many timers wait on the loop."""
-        self._handles = [(handle, called) for handle, called in self._handles if not (called[0] or handle.cancelled())]
-        return len(self._handles)
+        return len(self.armed_for)
 
 
 def profiled(function: Callable[[], object]) -> int:

@@ -80,7 +80,7 @@ class Current:
     """Makes the loop of a test that pytest-asyncio runs.
 
     Attributes:
-        reports: what the loop's exception handler is told.
+        reports: what the loop's exception handler is called with.
         start: when the time of a virtual loop begins.
     """
 
@@ -109,7 +109,7 @@ CURRENT = Current()
 class Runner:
     """Runs a coroutine, or a coroutine function without arguments, on a new loop, and closes the loop.
 
-    What the loop's exception handler is told goes to `reports`; if there are none, `__call__` fails on it. What hangs is ended:
+    What the loop's exception handler is called with goes to `reports`; if there are none, `__call__` fails on it. What hangs is ended:
     by the loop on virtual time, elsewhere after `TIMEOUT`.
     """
 

@@ -28,15 +28,13 @@ from soak_calls import BUFFERED, CALLS, COLLECTED, Cycle
 
 from purgatory.testing import VirtualTimeLoop
 
-FLAT_BLOCKS, FLAT_RSS = 0.001, 1.0
-"""For each cycle, at most: blocks, and bytes of the process ..."""
-FEW_BLOCKS, SLACK = 1_000, 1_000_000
+MAX_BLOCKS_PER_CYCLE, MAX_BYTES_PER_CYCLE = 0.001, 1.0
+"""Blocks of Python's allocator, and bytes of the process ..."""
+MAX_TRANSIENT_BLOCKS, MAX_TRANSIENT_BYTES = 1_000, 1_000_000
 """... beyond so many, which come and go."""
 
-STEP = 8
-"""After so many cycles time moves on ..."""
-STEP_SECONDS = 0.01
-"""... by so much."""
+STEP_CYCLES, STEP_SECONDS = 8, 0.01
+"""After so many cycles time moves on by so many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +92,7 @@ def _in_use() -> tuple[int, int, int]:
 async def _run(cycle: Cycle, first: int, cycles: int) -> None:
     for number in range(first, first + cycles):
         await cycle(number)
-        if number % STEP == 0:
+        if number % STEP_CYCLES == 0:
             await asyncio.sleep(STEP_SECONDS)
     await asyncio.sleep(2 * STEP_SECONDS)
 
@@ -114,8 +112,8 @@ def main() -> int:
         with processes.Pool(1) as pool:
             warm_up = options.cycles if name in BUFFERED else options.cycles // 10
             [grown] = pool.apply(soak, (name, warm_up, options.cycles))
-        is_flat = grown.rss < SLACK + FLAT_RSS * grown.cycles
-        is_flat &= grown.blocks < FEW_BLOCKS + FLAT_BLOCKS * grown.cycles or name in BUFFERED
+        is_flat = grown.rss < MAX_TRANSIENT_BYTES + MAX_BYTES_PER_CYCLE * grown.cycles
+        is_flat &= grown.blocks < MAX_TRANSIENT_BLOCKS + MAX_BLOCKS_PER_CYCLE * grown.cycles or name in BUFFERED
         is_flat &= not grown.cyclic or name in COLLECTED
         are_flat &= is_flat
         microseconds = grown.seconds / grown.cycles * 1e6

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from asgi_requests import Request, lifespan
+from helpers import iterations
 
 import purgatory as library
 from purgatory import (
@@ -59,15 +60,23 @@ def call(name: str) -> Callable[[Make], Make]:
     return enter
 
 
+def cycle(name: str, kind: Callable[[], Any] = Purgatory) -> Callable[[Callable[[int, Any], Coroutine[Any, Any, None]]], None]:
+    """Enters a cycle into `CALLS`, which gets beside its number one object that `kind` has made for all cycles."""
+
+    def enter(function: Callable[[int, Any], Coroutine[Any, Any, None]]) -> None:
+        def make(stack: contextlib.AsyncExitStack) -> Cycle:
+            made = kind()
+            return lambda number: function(number, made)
+
+        CALLS[name] = make
+
+    return enter
+
+
 def check(is_so: object) -> None:
     """An assertion that holds under ``-O`` as well."""
     if not is_so:
         raise AssertionError("a call of the soak did not do what it should")
-
-
-async def turns(count: int) -> None:
-    for _ in range(count):
-        await asyncio.sleep(0)
 
 
 def soon(function: Callable[..., object], *args: Any) -> None:
@@ -89,7 +98,7 @@ async def in_task(wait: Coroutine[Any, Any, Any], kind: type = WELL) -> None:
 async def cancelled(wait: Coroutine[Any, Any, Any]) -> None:
     """Cancels a task that waits."""
     task = asyncio.create_task(wait)
-    await turns(2)
+    await iterations(2)
     task.cancel()
     await end(task, CANCELLED)
 
@@ -118,103 +127,70 @@ class Broken(Flag):
 # -- operations
 
 
-@call("operation: force_complete, result")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    purgatory: Purgatory[Flag] = Purgatory()
-
-    async def cycle(number: int) -> None:
-        operation = Flag(30.0)
-        check(not purgatory.try_complete_else_watch(operation, [number, -number, "all"]))
-        check(operation.force_complete() and operation.result() is False and not purgatory.watched)
-
-    return cycle
+@cycle("operation: force_complete, result")
+async def _(number: int, purgatory: Purgatory[Flag]) -> None:
+    operation = Flag(30.0)
+    check(not purgatory.try_complete_else_watch(operation, [number, -number, "all"]))
+    check(operation.force_complete() and operation.result() is False and not purgatory.watched)
 
 
-@call("operation: force_complete, never watched")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    async def cycle(number: int) -> None:
-        operation = Flag()
-        check(operation.force_complete() and not operation.cancel() and not await operation)
-
-    return cycle
+@cycle("operation: force_complete, never watched")
+async def _(number: int, _: Purgatory[Any]) -> None:
+    operation = Flag()
+    check(operation.force_complete() and not operation.cancel() and not await operation)
 
 
-@call("operation: cancel, awaited by two")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    purgatory: Purgatory[Flag] = Purgatory()
+@cycle("operation: cancel, awaited by two")
+async def _(number: int, purgatory: Purgatory[Flag]) -> None:
+    operation = Flag()
+    purgatory.try_complete_else_watch(operation, [number])
 
-    async def cycle(number: int) -> None:
-        operation = Flag()
-        purgatory.try_complete_else_watch(operation, [number])
+    async def awaiting() -> bool:
+        return await operation
 
-        async def awaiting() -> bool:
-            return await operation
-
-        tasks = [asyncio.create_task(awaiting()) for _ in range(2)]
-        await turns(1)
-        check(operation.cancel())
-        for task in tasks:
-            await end(task, OperationCancelled)
-
-    return cycle
+    tasks = [asyncio.create_task(awaiting()) for _ in range(2)]
+    await iterations(1)
+    check(operation.cancel())
+    for task in tasks:
+        await end(task, OperationCancelled)
 
 
-@call("operation: await cancelled, then completed")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    purgatory: Purgatory[Flag] = Purgatory()
+@cycle("operation: await cancelled, then completed")
+async def _(number: int, purgatory: Purgatory[Flag]) -> None:
+    operation = Flag()
+    purgatory.try_complete_else_watch(operation, [number])
 
-    async def cycle(number: int) -> None:
-        operation = Flag()
-        purgatory.try_complete_else_watch(operation, [number])
+    async def awaiting() -> bool:
+        return await operation
 
-        async def awaiting() -> bool:
-            return await operation
-
-        await cancelled(awaiting())
-        check(operation.force_complete())
-
-    return cycle
+    await cancelled(awaiting())
+    check(operation.force_complete())
 
 
-@call("operation: a hook raises")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    purgatory: Purgatory[Any] = Purgatory()
-
-    async def cycle(number: int) -> None:
-        operation = Broken()
-        task = asyncio.create_task(purgatory.wait(operation, [number]))
-        await turns(1)
-        soon(operation.force_complete)
-        await end(task, LookupError)
-
-    return cycle
+@cycle("operation: a hook raises")
+async def _(number: int, purgatory: Purgatory[Any]) -> None:
+    operation = Broken()
+    task = asyncio.create_task(purgatory.wait(operation, [number]))
+    await iterations(1)
+    soon(operation.force_complete)
+    await end(task, LookupError)
 
 
 # -- the purgatory
 
 
-@call("try_complete_else_watch, true at once")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    purgatory: Purgatory[Flag] = Purgatory()
-
-    async def cycle(number: int) -> None:
-        operation = Flag(30.0)
-        operation.is_ready = True
-        check(purgatory.try_complete_else_watch(operation, [number]))
-
-    return cycle
+@cycle("try_complete_else_watch, true at once")
+async def _(number: int, purgatory: Purgatory[Flag]) -> None:
+    operation = Flag(30.0)
+    operation.is_ready = True
+    check(purgatory.try_complete_else_watch(operation, [number]))
 
 
-@call("try_complete_else_watch, expired")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    purgatory: Purgatory[Flag] = Purgatory()
-
-    async def cycle(number: int) -> None:
-        operation = Flag(0.01)
-        purgatory.try_complete_else_watch(operation, [number, "all"])
-        check(not await operation)
-
-    return cycle
+@cycle("try_complete_else_watch, expired")
+async def _(number: int, purgatory: Purgatory[Flag]) -> None:
+    operation = Flag(0.01)
+    purgatory.try_complete_else_watch(operation, [number, "all"])
+    check(not await operation)
 
 
 @call("try_complete_else_watch, full")
@@ -235,21 +211,16 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
     return cycle
 
 
-@call("check_and_complete")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    purgatory: Purgatory[Flag] = Purgatory()
-
-    async def cycle(number: int) -> None:
-        operation = Flag(30.0)
-        purgatory.try_complete_else_watch(operation, [number, "all"])
-        check(purgatory.check_and_complete(number) == 0 == purgatory.check_and_complete(-1))
-        operation.is_ready = True
-        check(purgatory.check_and_complete(number) == 1)
-
-    return cycle
+@cycle("check_and_complete")
+async def _(number: int, purgatory: Purgatory[Flag]) -> None:
+    operation = Flag(30.0)
+    purgatory.try_complete_else_watch(operation, [number, "all"])
+    check(purgatory.check_and_complete(number) == 0 == purgatory.check_and_complete(-1))
+    operation.is_ready = True
+    check(purgatory.check_and_complete(number) == 1)
 
 
-@call("check_and_complete, in portions")
+@call("check_and_complete, in several iterations")
 def _(stack: contextlib.AsyncExitStack) -> Cycle:
     purgatory: Purgatory[Flag] = Purgatory()
     others = [Flag() for _ in range(600)]
@@ -269,19 +240,14 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
     return cycle
 
 
-@call("check_and_complete_threadsafe")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    purgatory: Purgatory[Flag] = Purgatory()
-
-    async def cycle(number: int) -> None:
-        operation = Flag()
-        purgatory.try_complete_else_watch(operation, [number])
-        operation.is_ready = True
-        for _ in range(2):
-            purgatory.check_and_complete_threadsafe(number)
-        check(await operation)
-
-    return cycle
+@cycle("check_and_complete_threadsafe")
+async def _(number: int, purgatory: Purgatory[Flag]) -> None:
+    operation = Flag()
+    purgatory.try_complete_else_watch(operation, [number])
+    operation.is_ready = True
+    for _ in range(2):
+        purgatory.check_and_complete_threadsafe(number)
+    check(await operation)
 
 
 @call("check_and_complete_threadsafe, thread")
@@ -299,24 +265,14 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
     return cycle
 
 
-@call("wait, expired")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    purgatory: Purgatory[Flag] = Purgatory()
-
-    async def cycle(number: int) -> None:
-        check(not await purgatory.wait(Flag(0.01), [number]))
-
-    return cycle
+@cycle("wait, expired")
+async def _(number: int, purgatory: Purgatory[Flag]) -> None:
+    check(not await purgatory.wait(Flag(0.01), [number]))
 
 
-@call("wait, its task cancelled")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    purgatory: Purgatory[Flag] = Purgatory()
-
-    async def cycle(number: int) -> None:
-        await cancelled(purgatory.wait(Flag(30.0), [number]))
-
-    return cycle
+@cycle("wait, its task cancelled")
+async def _(number: int, purgatory: Purgatory[Flag]) -> None:
+    await cancelled(purgatory.wait(Flag(30.0), [number]))
 
 
 def _sync(is_ready: list[int]) -> Callable[[], Any]:
@@ -353,7 +309,7 @@ def _completed(predicate: Callable[[list[int]], Callable[[], Any]], kind: type =
         async def cycle(number: int) -> None:
             is_ready: list[int] = []
             task = asyncio.create_task(purgatory.wait_for(predicate(is_ready), [number, "all"], 30.0))
-            await turns(3)
+            await iterations(3)
             is_ready.append(number)
             soon(purgatory.check_and_complete, number)
             await end(task, kind)
@@ -399,113 +355,72 @@ CALLS |= {
 }
 
 
-@call("receive and deliver")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    purgatory: Purgatory[Any] = Purgatory()
-
-    async def cycle(number: int) -> None:
-        task = asyncio.create_task(purgatory.receive(number, 30.0))
-        await turns(1)
-        check(purgatory.deliver(number, "news") == 1 and purgatory.deliver(number, "too late") == 0)
-        await end(task, WELL)
-
-    return cycle
+@cycle("receive and deliver")
+async def _(number: int, purgatory: Purgatory[Any]) -> None:
+    task = asyncio.create_task(purgatory.receive(number, 30.0))
+    await iterations(1)
+    check(purgatory.deliver(number, "news") == 1 and purgatory.deliver(number, "too late") == 0)
+    await end(task, WELL)
 
 
-@call("receive, expired")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    purgatory: Purgatory[Any] = Purgatory()
-
-    async def cycle(number: int) -> None:
-        await in_task(purgatory.receive(number, 0.01), OperationTimeout)
-
-    return cycle
+@cycle("receive, expired")
+async def _(number: int, purgatory: Purgatory[Any]) -> None:
+    await in_task(purgatory.receive(number, 0.01), OperationTimeout)
 
 
-@call("receive, its task cancelled")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    purgatory: Purgatory[Any] = Purgatory()
-
-    async def cycle(number: int) -> None:
-        await cancelled(purgatory.receive(number, 30.0))
-
-    return cycle
+@cycle("receive, its task cancelled")
+async def _(number: int, purgatory: Purgatory[Any]) -> None:
+    await cancelled(purgatory.receive(number, 30.0))
 
 
-@call("cancel_for_key")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    purgatory: Purgatory[Any] = Purgatory()
+@cycle("cancel_for_key")
+async def _(number: int, purgatory: Purgatory[Any]) -> None:
+    task = asyncio.create_task(purgatory.wait(Flag(30.0), [number, "all"]))
+    await iterations(1)
+    check(len(purgatory.cancel_for_key(number)) == 1 and purgatory.cancel_for_key(number) == [])
+    await end(task, OperationCancelled)
 
-    async def cycle(number: int) -> None:
+
+@cycle("acancel_for_key")
+async def _(number: int, purgatory: Purgatory[Any]) -> None:
+    task = asyncio.create_task(purgatory.wait(Flag(30.0), [number, "all"]))
+    await iterations(1)
+    check(len(await purgatory.acancel_for_key(number)) == 1)
+    await end(task, OperationCancelled)
+
+
+@cycle("statistics, pending, watched")
+async def _(number: int, purgatory: Purgatory[Any]) -> None:
+    check(purgatory.statistics().pending == purgatory.pending == purgatory.watched == 0 and repr(purgatory))
+
+
+@cycle("aclose, a new purgatory each time")
+async def _(number: int, _: Purgatory[Any]) -> None:
+    async with Purgatory[Flag](max_pending=8) as purgatory:
         task = asyncio.create_task(purgatory.wait(Flag(30.0), [number, "all"]))
-        await turns(1)
-        check(len(purgatory.cancel_for_key(number)) == 1 and purgatory.cancel_for_key(number) == [])
-        await end(task, OperationCancelled)
-
-    return cycle
+        await iterations(1)
+    await end(task, OperationCancelled)
 
 
-@call("acancel_for_key")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    purgatory: Purgatory[Any] = Purgatory()
-
-    async def cycle(number: int) -> None:
-        task = asyncio.create_task(purgatory.wait(Flag(30.0), [number, "all"]))
-        await turns(1)
-        check(len(await purgatory.acancel_for_key(number)) == 1)
-        await end(task, OperationCancelled)
-
-    return cycle
-
-
-@call("statistics, pending, watched")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    purgatory: Purgatory[Any] = Purgatory()
-
-    async def cycle(number: int) -> None:
-        check(purgatory.statistics().pending == purgatory.pending == purgatory.watched == 0 and repr(purgatory))
-
-    return cycle
-
-
-@call("aclose, a new purgatory each time")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    async def cycle(number: int) -> None:
-        async with Purgatory[Flag](max_pending=8) as purgatory:
-            task = asyncio.create_task(purgatory.wait(Flag(30.0), [number, "all"]))
-            await turns(1)
-        await end(task, OperationCancelled)
-
-    return cycle
-
-
-@call("aclose, drained")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    async def cycle(number: int) -> None:
-        purgatory = Purgatory[Flag]()
-        task = asyncio.create_task(purgatory.wait(Flag(0.01), [number]))
-        await turns(1)
-        check(await purgatory.aclose(drain=1.0) == [])
-        await end(task, WELL)
-
-    return cycle
+@cycle("aclose, drained")
+async def _(number: int, _: Purgatory[Any]) -> None:
+    purgatory = Purgatory[Flag]()
+    task = asyncio.create_task(purgatory.wait(Flag(0.01), [number]))
+    await iterations(1)
+    check(await purgatory.aclose(drain=1.0) == [])
+    await end(task, WELL)
 
 
 # -- thresholds
 
 
-@call("ThresholdPurgatory: wait, advance, forget")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    thresholds: ThresholdPurgatory[int, int] = ThresholdPurgatory()
-
-    async def cycle(number: int) -> None:
-        task = asyncio.create_task(thresholds.wait(number, 2, 30.0))
-        await turns(1)
-        check(thresholds.advance(number, 1) == 0 and thresholds.advance(number, 2) == 1)
-        await end(task, WELL)
-        check(await thresholds.wait(number, 1) == 2 and thresholds.forget(number))
-
-    return cycle
+@cycle("ThresholdPurgatory: wait, advance, forget", ThresholdPurgatory)
+async def _(number: int, thresholds: ThresholdPurgatory[int, int]) -> None:
+    task = asyncio.create_task(thresholds.wait(number, 2, 30.0))
+    await iterations(1)
+    check(thresholds.advance(number, 1) == 0 and thresholds.advance(number, 2) == 1)
+    await end(task, WELL)
+    check(await thresholds.wait(number, 1) == 2 and thresholds.forget(number))
 
 
 @call("ThresholdPurgatory: advance_threadsafe")
@@ -515,7 +430,7 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
 
     async def cycle(number: int) -> None:
         task = asyncio.create_task(thresholds.wait(number, 1))
-        await turns(1)
+        await iterations(1)
         await asyncio.get_running_loop().run_in_executor(threads, thresholds.advance_threadsafe, number, 1)
         await end(task, WELL)
         check(thresholds.forget(number))
@@ -523,78 +438,50 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
     return cycle
 
 
-@call("ThresholdPurgatory: wait, expired")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    thresholds: ThresholdPurgatory[int, int] = ThresholdPurgatory()
-
-    async def cycle(number: int) -> None:
-        await in_task(thresholds.wait(number, 1, 0.01), OperationTimeout)
-
-    return cycle
+@cycle("ThresholdPurgatory: wait, expired", ThresholdPurgatory)
+async def _(number: int, thresholds: ThresholdPurgatory[int, int]) -> None:
+    await in_task(thresholds.wait(number, 1, 0.01), OperationTimeout)
 
 
-@call("ThresholdPurgatory: wait, its task cancelled")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    thresholds: ThresholdPurgatory[int, int] = ThresholdPurgatory()
-
-    async def cycle(number: int) -> None:
-        await cancelled(thresholds.wait(number, 1, 30.0))
-
-    return cycle
+@cycle("ThresholdPurgatory: wait, its task cancelled", ThresholdPurgatory)
+async def _(number: int, thresholds: ThresholdPurgatory[int, int]) -> None:
+    await cancelled(thresholds.wait(number, 1, 30.0))
 
 
-@call("ThresholdPurgatory: fail")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    thresholds: ThresholdPurgatory[int, int] = ThresholdPurgatory()
+@cycle("ThresholdPurgatory: fail", ThresholdPurgatory)
+async def _(number: int, thresholds: ThresholdPurgatory[int, int]) -> None:
+    task = asyncio.create_task(thresholds.wait(number, 1, 30.0))
+    await iterations(1)
+    check(thresholds.fail(number, LookupError("as it should")) == 1)
+    await end(task, LookupError)
 
-    async def cycle(number: int) -> None:
+
+@cycle("ThresholdPurgatory: aclose, a new one each time")
+async def _(number: int, _: Purgatory[Any]) -> None:
+    async with ThresholdPurgatory[int, int]() as thresholds:
         task = asyncio.create_task(thresholds.wait(number, 1, 30.0))
-        await turns(1)
-        check(thresholds.fail(number, LookupError("as it should")) == 1)
-        await end(task, LookupError)
-
-    return cycle
-
-
-@call("ThresholdPurgatory: aclose, a new one each time")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    async def cycle(number: int) -> None:
-        async with ThresholdPurgatory[int, int]() as thresholds:
-            task = asyncio.create_task(thresholds.wait(number, 1, 30.0))
-            await turns(1)
-        await end(task, OperationCancelled)
-
-    return cycle
+        await iterations(1)
+    await end(task, OperationCancelled)
 
 
 # -- the timer and the timeouts
 
 
-@call("WheelTimer: call_later, call_at, fired")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    timer = WheelTimer()
-
-    async def cycle(number: int) -> None:
-        loop = asyncio.get_running_loop()
-        fired = loop.create_future()
-        timer.call_later(0.002, str)
-        timer.call_at(loop.time() + 0.005, fired.set_result, None)
-        await fired
-
-    return cycle
+@cycle("WheelTimer: call_later, call_at, fired", WheelTimer)
+async def _(number: int, timer: WheelTimer) -> None:
+    loop = asyncio.get_running_loop()
+    fired = loop.create_future()
+    timer.call_later(0.002, str)
+    timer.call_at(loop.time() + 0.005, fired.set_result, None)
+    await fired
 
 
-@call("WheelTimer: cancel")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    timer = WheelTimer()
-
-    async def cycle(number: int) -> None:
-        for delay in (0.01, 30.0, 1e9, float("inf")):
-            task = timer.call_later(delay, str)
-            task.cancel()
-            check(task.cancelled() and not timer.size)
-
-    return cycle
+@cycle("WheelTimer: cancel", WheelTimer)
+async def _(number: int, timer: WheelTimer) -> None:
+    for delay in (0.01, 30.0, 1e9, float("inf")):
+        task = timer.call_later(delay, str)
+        task.cancel()
+        check(task.cancelled() and not timer.size)
 
 
 @call("WheelTimer: reschedule")
@@ -616,15 +503,12 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
     return cycle
 
 
-@call("timeout, timeout_at, left in time")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    async def cycle(number: int) -> None:
-        now = asyncio.get_running_loop().time()
-        async with library.timeout(30.0), library.timeout_at(now + 5.0) as inner:
-            inner.reschedule(now + 10.0)
-        check(not inner.expired())
-
-    return cycle
+@cycle("timeout, timeout_at, left in time")
+async def _(number: int, _: Purgatory[Any]) -> None:
+    now = asyncio.get_running_loop().time()
+    async with library.timeout(30.0), library.timeout_at(now + 5.0) as inner:
+        inner.reschedule(now + 10.0)
+    check(not inner.expired())
 
 
 @call("timeout, expired")
@@ -639,20 +523,14 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
     return cycle
 
 
-@call("wait_for of the library, in time")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    async def cycle(number: int) -> None:
-        await in_task(library.wait_for(asyncio.sleep(0), 30.0))
-
-    return cycle
+@cycle("wait_for of the library, in time")
+async def _(number: int, _: Purgatory[Any]) -> None:
+    await in_task(library.wait_for(asyncio.sleep(0), 30.0))
 
 
-@call("wait_for of the library, expired")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    async def cycle(number: int) -> None:
-        await in_task(library.wait_for(asyncio.sleep(30), 0.01), TimeoutError)
-
-    return cycle
+@cycle("wait_for of the library, expired")
+async def _(number: int, _: Purgatory[Any]) -> None:
+    await in_task(library.wait_for(asyncio.sleep(30), 0.01), TimeoutError)
 
 
 @call("IdleTracker: touch, fallen idle")
@@ -679,13 +557,10 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
     return cycle
 
 
-@call("IdleTracker: close, a new one each time")
-def _(stack: contextlib.AsyncExitStack) -> Cycle:
-    async def cycle(number: int) -> None:
-        with IdleTracker[int](30.0, check) as tracker:
-            tracker.touch(number)
-
-    return cycle
+@cycle("IdleTracker: close, a new one each time")
+async def _(number: int, _: Purgatory[Any]) -> None:
+    with IdleTracker[int](30.0, check) as tracker:
+        tracker.touch(number)
 
 
 # -- long polls
@@ -714,10 +589,10 @@ def _poll(ending: Ending, status: int) -> Make:
             if ending is Ending.REFUSED:
                 first = Request(app, path=f"/{number}")
                 second = Request(app, path=f"/{number}")
-                await turns(3)
+                await iterations(3)
             request = Request(app, b"wait=0.01" if ending is Ending.DEADLINE else b"wait=1000", path=f"/{number}")
             request.body()
-            await turns(3)
+            await iterations(3)
             if ending in (Ending.SATISFIED, Ending.REFUSED):
                 results[number] = number
                 purgatory.check_and_complete(number)

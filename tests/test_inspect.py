@@ -3,20 +3,12 @@
 import asyncio
 
 import pytest
-from helpers import Probe
+from helpers import Listener, Probe
 from loops import on_virtual_time
 
 from purgatory import Inspection, Purgatory, WatchedKey, WrongLoop, _inspect, inspect
 from purgatory._operations import watch_lists
 from purgatory._operations.watch_lists import CHUNK_CAPACITY
-
-
-class Listener:
-    def operation_ended(self, ended):
-        pass
-
-    def key_checked(self, key, tried, completed):
-        pass
 
 
 def waiting(seen: Inspection) -> int:
@@ -35,13 +27,13 @@ async def test_of_few_everything_is_seen():
         assert seen.statistics == jobs.statistics()
         assert (seen.now, seen.tick, seen.max_pending, seen.is_closed) == (0.25, 0.001, 9, False)
         assert seen.looked_at == waiting(seen) == 4 and seen.without_deadline == 1
-        told = [(each.keys, each.more_keys, each.started_at, each.deadline) for each in seen.oldest]
-        assert told[:3] == [
+        shown = [(each.keys, each.more_keys, each.started_at, each.deadline) for each in seen.oldest]
+        assert shown[:3] == [
             (("a", "b"), 0, 0.0, 0.5),
             (("b", "c", "d", "e"), 2, 0.25, 100.25),
             (("b",), 0, 0.25, 100000.25),
         ]
-        assert told[3] == ((("h", 1),), 0, None, None)
+        assert shown[3] == ((("h", 1),), 0, None, None)
         assert seen.hottest[0] == WatchedKey("b", 3, False)
         assert {each.key for each in seen.hottest} == {"a", "b", "c", "d", "e", "f", "g", ("h", 1)}
         assert [each.kind for each in seen.oldest] == ["Probe"] * 4
@@ -55,7 +47,7 @@ async def test_of_few_everything_is_seen():
 
 
 @on_virtual_time
-async def test_it_is_told_how_many_operations_and_keys_are_wanted():
+async def test_it_is_asked_how_many_operations_and_keys_are_wanted():
     async with Purgatory() as jobs:
         for number in range(20):
             jobs.try_complete_else_watch(Probe(50), [number % 4, "all"])
@@ -69,17 +61,17 @@ async def test_it_is_told_how_many_operations_and_keys_are_wanted():
 
 
 @on_virtual_time
-async def test_a_start_that_no_timeout_tells_is_known_to_observers():
+async def test_a_start_that_no_timeout_shows_is_known_to_observers():
     async with Purgatory(observer=Listener()) as jobs:
         await asyncio.sleep(3)
         jobs.try_complete_else_watch(Probe(), ["a"])
-        [told] = inspect(jobs).oldest
-        assert (told.started_at, told.deadline) == (3.0, None)
+        [shown] = inspect(jobs).oldest
+        assert (shown.started_at, shown.deadline) == (3.0, None)
 
 
 @on_virtual_time
 @pytest.mark.parametrize("observer", [None, Listener()])
-async def test_missed_triggers_are_told_with_their_keys_the_latest_first(observer):
+async def test_missed_triggers_are_shown_with_their_keys_the_latest_first(observer):
     async with Purgatory(observer=observer) as jobs:
         for number in range(20):
             operation = Probe(number + 1)
@@ -171,7 +163,7 @@ async def test_more_chunks_than_are_counted_make_it_at_least(monkeypatch):
 
 
 @on_virtual_time
-async def test_a_key_whose_first_chunk_has_been_left_is_told_once(monkeypatch):
+async def test_a_key_whose_first_chunk_has_been_left_is_shown_once(monkeypatch):
     monkeypatch.setattr(watch_lists, "CHUNK_CAPACITY", 4)
     async with Purgatory() as jobs:
         operations = [Probe(10 + number) for number in range(11)]

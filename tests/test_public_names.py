@@ -67,33 +67,6 @@ def test_only_the_delayed_operation_is_made_to_be_subclassed(value):
     assert getattr(value, "__final__", False), f"{value.__name__} is not @final"
 
 
-def test_the_errors_form_the_tree_that_is_promised():
-    from purgatory import (
-        OperationCancelled,
-        OperationReused,
-        OperationTimeout,
-        PurgatoryClosed,
-        PurgatoryError,
-        PurgatoryFull,
-        RelayUnavailable,
-        WrongLoop,
-    )
-
-    for error in (
-        OperationCancelled,
-        OperationReused,
-        OperationTimeout,
-        PurgatoryClosed,
-        PurgatoryFull,
-        RelayUnavailable,
-        WrongLoop,
-    ):
-        assert issubclass(error, PurgatoryError)
-    assert issubclass(RelayUnavailable, ConnectionError)
-    assert issubclass(OperationTimeout, TimeoutError)
-    assert not issubclass(OperationCancelled, TimeoutError)
-
-
 def test_importing_purgatory_imports_no_extra():
     program = f"import purgatory, sys; print([name for name in {EXTRAS!r} if name in sys.modules])"
     root = Path(purgatory.__file__).parent.parent

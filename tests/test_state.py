@@ -33,20 +33,19 @@ async def move(purgatory: Purgatory[Probe], operation: Probe, state: OperationSt
 
 @on_virtual_time
 @pytest.mark.parametrize(("source", "target"), list(product(OperationState, OperationState)))
-async def test_every_move_is_made_if_it_is_legal_and_refused_if_not(source, target):
-    async with Purgatory() as purgatory:
-        operation = Probe(5)
-        purgatory.try_complete_else_watch(operation, ["key"])
-        if source is not PENDING:
-            assert await move(purgatory, operation, source)
-        calls = operation.calls[:]
-        legal = target in LEGAL_MOVES[source]
-        assert await move(purgatory, operation, target) is legal
-        assert operation.state is (target if legal else source)
-        assert operation.is_completed is (operation.state is not PENDING)
-        assert legal or operation.calls == calls
-        assert operation.calls.count("complete") == (operation.state in (COMPLETED, EXPIRED))
-        assert operation.calls.count("expire") == (operation.state is EXPIRED)
+async def test_every_move_is_made_if_it_is_legal_and_refused_if_not(purgatory, source, target):
+    operation = Probe(5)
+    purgatory.try_complete_else_watch(operation, ["key"])
+    if source is not PENDING:
+        assert await move(purgatory, operation, source)
+    calls = operation.calls[:]
+    legal = target in LEGAL_MOVES[source]
+    assert await move(purgatory, operation, target) is legal
+    assert operation.state is (target if legal else source)
+    assert operation.is_completed is (operation.state is not PENDING)
+    assert legal or operation.calls == calls
+    assert operation.calls.count("complete") == (operation.state in (COMPLETED, EXPIRED))
+    assert operation.calls.count("expire") == (operation.state is EXPIRED)
 
 
 @on_virtual_time

@@ -9,13 +9,12 @@ from loops import on_virtual_time
 from purgatory import OperationTimeout, Purgatory, PurgatoryStatistics, ThresholdPurgatory, ThresholdStatistics
 
 
-async def test_a_repeated_key_counts_once():
-    async with Purgatory() as purgatory:
-        operation = Probe(30)
-        purgatory.try_complete_else_watch(operation, ["a", "b", "a", "a", "b"])
-        assert counts(purgatory) == (1, 2, 2)
-        assert purgatory.check_and_complete("a") == 0 and operation.calls == ["try", "try"]
-        assert purgatory.cancel_for_key("a") == [operation] and counts(purgatory) == (0, 0, 0)
+async def test_a_repeated_key_counts_once(purgatory):
+    operation = Probe(30)
+    purgatory.try_complete_else_watch(operation, ["a", "b", "a", "a", "b"])
+    assert counts(purgatory) == (1, 2, 2)
+    assert purgatory.check_and_complete("a") == 0 and operation.calls == ["try", "try"]
+    assert purgatory.cancel_for_key("a") == [operation] and counts(purgatory) == (0, 0, 0)
 
 
 @on_virtual_time
@@ -51,32 +50,31 @@ async def test_the_statistics_are_exact_and_frozen():
 
 
 @on_virtual_time
-async def test_pending_watched_and_keys_are_exact_inside_every_hook():
-    async with Purgatory() as purgatory:
-        seen = {}
+async def test_pending_watched_and_keys_are_exact_inside_every_hook(purgatory):
+    seen = {}
 
-        def look(when):
-            return lambda operation: seen.setdefault((operation.name, when), counts(purgatory))
+    def look(when):
+        return lambda operation: seen.setdefault((operation.name, when), counts(purgatory))
 
-        def make(name, timeout):
-            return Probe(timeout, name=name, trying=look("try"), completing=look("complete"), expiring=look("expire"))
+    def make(name, timeout):
+        return Probe(timeout, name=name, trying=look("try"), completing=look("complete"), expiring=look("expire"))
 
-        watch_all(purgatory, [Probe(90)], ["other"])
-        for name, timeout in [("expires", 1), ("completes", 2), ("twin", 2)]:
-            purgatory.try_complete_else_watch(operation := make(name, timeout), ["key", name])
-        assert seen == {("expires", "try"): (1, 1, 1), ("completes", "try"): (2, 3, 3), ("twin", "try"): (3, 5, 4)}
-        seen.clear()
-        await asyncio.sleep(1.5)
-        operation.ready = True
-        purgatory.check_and_complete("key")
-        assert seen == {
-            ("expires", "try"): (4, 7, 5),
-            ("expires", "complete"): (3, 5, 4),
-            ("expires", "expire"): (3, 5, 4),
-            ("completes", "try"): (3, 5, 4),
-            ("twin", "try"): (3, 5, 4),
-            ("twin", "complete"): (2, 3, 3),
-        }
+    watch_all(purgatory, [Probe(90)], ["other"])
+    for name, timeout in [("expires", 1), ("completes", 2), ("twin", 2)]:
+        purgatory.try_complete_else_watch(operation := make(name, timeout), ["key", name])
+    assert seen == {("expires", "try"): (1, 1, 1), ("completes", "try"): (2, 3, 3), ("twin", "try"): (3, 5, 4)}
+    seen.clear()
+    await asyncio.sleep(1.5)
+    operation.ready = True
+    purgatory.check_and_complete("key")
+    assert seen == {
+        ("expires", "try"): (4, 7, 5),
+        ("expires", "complete"): (3, 5, 4),
+        ("expires", "expire"): (3, 5, 4),
+        ("completes", "try"): (3, 5, 4),
+        ("twin", "try"): (3, 5, 4),
+        ("twin", "complete"): (2, 3, 3),
+    }
 
 
 @on_virtual_time
@@ -102,11 +100,10 @@ async def test_a_snapshot_counts_what_has_happened_to_each_and_knows_nothing_of_
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_what_the_wheel_has_done_is_counted():
-    async with Purgatory() as purgatory:
-        before = purgatory.statistics()
-        assert isinstance(before, PurgatoryStatistics) and (before.wake_ups, before.moves) == (0, 0)
-        with pytest.raises(OperationTimeout):
-            await purgatory.wait_for(lambda: False, ["key"], timeout=0.05)
-        after = purgatory.statistics()
-        assert after.wake_ups >= 1 and after.moves <= 2 and (after.expired, after.pending) == (1, 0)
+async def test_what_the_wheel_has_done_is_counted(purgatory):
+    before = purgatory.statistics()
+    assert isinstance(before, PurgatoryStatistics) and (before.wake_ups, before.moves) == (0, 0)
+    with pytest.raises(OperationTimeout):
+        await purgatory.wait_for(lambda: False, ["key"], timeout=0.05)
+    after = purgatory.statistics()
+    assert after.wake_ups >= 1 and after.moves <= 2 and (after.expired, after.pending) == (1, 0)

@@ -5,10 +5,14 @@ import threading
 import time
 
 import pytest
+from helpers import in_thread
+from loops import on_every_loop
 
 from purgatory import WrongLoop
 from purgatory._loop.binding import UNBOUND, LoopBinding, clock_of
 from purgatory.testing import VirtualTimeLoop
+
+pytestmark = on_every_loop
 
 
 async def bind(binding, *args):
@@ -60,25 +64,27 @@ def test_without_a_running_loop_nothing_is_bound():
     assert binding.is_bound
 
 
-@pytest.mark.parametrize("round_", range(20))
-def test_of_two_threads_that_use_it_first_at_once_one_is_refused(round_):
-    binding, barrier, results = LoopBinding(), threading.Barrier(2), []
+def test_of_two_threads_that_use_it_first_at_once_one_is_refused():
+    barrier, bindings = threading.Barrier(2), [LoopBinding() for _ in range(20)]
+    results = [[] for _ in bindings]
 
     async def use():
-        barrier.wait(20)
-        try:
-            results.append(binding.bind("use it"))
-        except WrongLoop as error:
-            results.append(str(error))
-        barrier.wait(20)  # both loops run until both are done
+        for binding, said in zip(bindings, results, strict=True):
+            barrier.wait(60)
+            try:
+                said.append(binding.bind("use it"))
+            except WrongLoop as error:
+                said.append(str(error))
+        barrier.wait(60)  # both loops run until both are done
 
     threads = [threading.Thread(target=asyncio.run, args=(use(),)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
-    [refused] = [result for result in results if result is not True]
-    assert len(results) == 2 and "this is another thread" in refused
+        thread.join()
+    for said in results:
+        [refused] = [result for result in said if result is not True]
+        assert len(said) == 2 and "this is another thread" in refused
 
 
 # Another loop
@@ -107,14 +113,10 @@ def test_another_loop_another_thread_and_no_loop_are_each_refused_in_their_own_w
 
 
 def test_a_loop_that_is_run_by_another_thread_tomorrow_is_still_its_own(loop_factory):
-    binding, results = LoopBinding(), []
-    loop = loop_factory()
+    binding, loop = LoopBinding(), loop_factory()
     loop.run_until_complete(bind(binding, "use it"))
-    thread = threading.Thread(target=lambda: results.append(loop.run_until_complete(bind(binding, "use it"))))
-    thread.start()
-    thread.join(20)
+    assert in_thread(loop.run_until_complete, bind(binding, "use it")) is False
     loop.close()
-    assert results == [False]
 
 
 # After the loop was closed

@@ -1,11 +1,10 @@
 """One hook at a time, and a bounded amount in each iteration: the dispatcher alone, with work that only notes what was done."""
 
 import asyncio
-import threading
 from contextvars import copy_context
 
 import pytest
-from helpers import iterations
+from helpers import in_thread, iterations
 
 from purgatory._failure import Failure
 from purgatory._loop import MAX_PER_ITERATION
@@ -107,7 +106,7 @@ async def test_a_bounded_amount_is_done_in_each_iteration_and_the_rest_follows_i
     dispatcher._check()
 
 
-async def test_kinds_of_work_take_turns_in_slices_and_who_is_alone_has_the_whole_budget():
+async def test_kinds_of_work_alternate_in_slices_and_who_is_alone_has_the_whole_budget():
     dispatcher = running_dispatcher()
     log = busy(dispatcher, finished=SLICE, checks=[2 * SLICE, SLICE], threadsafe=[SLICE])
     assert dispatcher.run_backlog() == 3 * SLICE  # those of checks
@@ -223,8 +222,6 @@ async def test_a_loop_has_one_and_a_thread_without_a_loop_has_one_of_its_own():
 
     found = []
     for _ in range(2):
-        thread = threading.Thread(target=look)
-        thread.start()
-        thread.join()
+        in_thread(look)
     look()
     assert found[2] is dispatcher_of(asyncio.get_running_loop()) and len({id(each) for each in found}) == 3

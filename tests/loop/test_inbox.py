@@ -1,14 +1,16 @@
 """The way from other threads to the loop, by itself."""
 
 import asyncio
-import threading
 
 import pytest
-from helpers import Spy, iterations
+from helpers import Spy, in_thread, iterations
+from loops import on_every_loop
 
 from purgatory._loop import inbox as inbox_module
 from purgatory._loop.inbox import ThreadsafeInbox
 from purgatory._wheel.loop_wheel import LoopTimingWheel
+
+pytestmark = on_every_loop
 
 
 class Mailbox:
@@ -31,12 +33,6 @@ class Mailbox:
         return self
 
 
-def in_thread(function, *arguments):
-    thread = threading.Thread(target=function, args=arguments)
-    thread.start()
-    thread.join()
-
-
 async def test_what_comes_before_the_loop_wakes_is_received_at_once_in_order_and_once():
     spy = Spy(asyncio.get_running_loop())
     mailbox = Mailbox().bound()
@@ -50,7 +46,7 @@ async def test_what_comes_before_the_loop_wakes_is_received_at_once_in_order_and
     assert mailbox.times == [["a", "b"], ["c"]] and spy.calls["call_soon_threadsafe"] == 2
 
 
-async def test_what_is_put_while_others_are_received_is_received_in_the_next_turn():
+async def test_what_is_put_while_others_are_received_is_received_in_the_next_iteration():
     def receive(items):
         times.append([*items])
         if more:

@@ -8,22 +8,14 @@ from contextlib import contextmanager
 
 import pytest
 from helpers import Probe, iterations, outcome
-from loops import on_asyncio, on_virtual_time
+from loops import on_asyncio, on_every_loop, on_virtual_time
 
 from purgatory import IdleTracker, OperationState, OperationTimeout, Purgatory, ThresholdPurgatory, WheelTimer, WrongLoop
 from purgatory._operations.lifecycle import claim
 
+pytestmark = on_every_loop
+
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
-
-
-def in_thread(work, *args):
-    """Calls `work` in a thread, and gives up after a while on what hangs."""
-    result = []
-    thread = threading.Thread(target=lambda: result.append(work(*args)), daemon=True)
-    thread.start()
-    thread.join(20)
-    assert not thread.is_alive(), "it hangs"
-    return result
 
 
 @contextmanager
@@ -32,10 +24,10 @@ def in_loop_of_a_thread(loop):
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
-        yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result(20)
+        yield lambda coroutine: asyncio.run_coroutine_threadsafe(coroutine, loop).result(60)
     finally:
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(20)
+        thread.join()
         loop.close()
 
 
@@ -63,9 +55,9 @@ async def test_a_call_from_a_thread_may_be_interrupted_by_another_one(kind, by):
 
     async def waits(purgatory, thresholds, kind, key):
         if kind == "thresholds":
-            return await thresholds.wait(key, 1, 20)
+            return await thresholds.wait(key, 1, 60)
         seen = []
-        return await purgatory.wait_for(lambda: seen.append(1) or len(seen) - 1, [key], 20)
+        return await purgatory.wait_for(lambda: seen.append(1) or len(seen) - 1, [key], 60)
 
     async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
         put = purgatory.check_and_complete_threadsafe if kind == "keys" else lambda key: thresholds.advance_threadsafe(key, 1)
@@ -214,7 +206,7 @@ def test_a_first_use_from_two_threads_at_once_binds_to_one_of_them(make):
             results["one"] = runner.run(use())
 
     def other():
-        one_is_binding.wait(5)
+        one_is_binding.wait(60)
         with asyncio.Runner() as runner:
             results["other"] = runner.run(use())
         other_is_done.set()
@@ -223,7 +215,7 @@ def test_a_first_use_from_two_threads_at_once_binds_to_one_of_them(make):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join()
     assert sorted(results.values()) in (["bound", "refused"], ["bound", "bound"])
     if results == {"one": "bound", "other": "bound"}:
         # One of them came after the other's loop was closed, which nothing waited on any more.
@@ -258,33 +250,33 @@ def test_an_operation_that_is_awaited_on_one_loop_is_not_watched_on_another():
             return operation.force_complete()
 
         assert run(here()) is True
-        assert waiting.result(20) == ""
+        assert waiting.result(60) == ""
 
 
 # A loop is closed, and another one comes
 
 
 def test_what_is_empty_serves_the_next_loop_when_its_own_is_closed(loop_factory):
-    told = []
+    idle_ids = []
     purgatory, thresholds, timer = Purgatory(), ThresholdPurgatory(), WheelTimer()
-    idle = IdleTracker(0.01, told.append)
+    idle = IdleTracker(0.01, idle_ids.append)
 
     async def use():
         with pytest.raises(OperationTimeout):
             await purgatory.wait_for(lambda: False, ["key"], 0.01)
         with pytest.raises(OperationTimeout):
             await thresholds.wait("key", 2, 0.01)
-        waiting = asyncio.create_task(purgatory.wait_for(lambda: told, ["told"], 30))
+        waiting = asyncio.create_task(purgatory.wait_for(lambda: idle_ids, ["idle"], 30))
         await iterations(2)
         future = asyncio.get_running_loop().create_future()
         timer.call_later(0.01, future.set_result, 1)
         idle.touch("id")
         await future
-        while not told:
+        while not idle_ids:
             await asyncio.sleep(0.005)
-        purgatory.check_and_complete_threadsafe("told")
+        purgatory.check_and_complete_threadsafe("idle")
         assert await waiting == ["id"]
-        told.clear()
+        idle_ids.clear()
         # Buckets are left open, and their callbacks with the loop.
         timer.call_later(30, print).cancel()
         operation = Probe(30)
@@ -297,7 +289,7 @@ def test_what_is_empty_serves_the_next_loop_when_its_own_is_closed(loop_factory)
         purgatory._check()
 
 
-def test_what_waits_on_a_closed_loop_is_told_of_and_not_lost_silently(virtual):
+def test_what_waits_on_a_closed_loop_is_reported_and_not_lost_silently(virtual):
     purgatory, timer = Purgatory("left"), WheelTimer()
     operation = Probe(30)
 

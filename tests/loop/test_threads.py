@@ -6,30 +6,14 @@ import threading
 import weakref
 
 import pytest
-from helpers import Probe, Spy, iterations, outcome
+from helpers import Probe, Spy, in_thread, iterations, outcome
+from loops import on_every_loop
 
 from purgatory import OperationState, Purgatory, WrongLoop
 
+pytestmark = on_every_loop
+
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
-
-
-def in_thread(function, *args):
-    """Calls `function` in another thread, and hands on what it returned or raised."""
-    results = []
-
-    def call():
-        try:
-            results.append((function(*args), None))
-        except BaseException as error:
-            results.append((None, error))
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    [(result, error)] = results
-    if error is not None:
-        raise error
-    return result
 
 
 async def until(condition):
@@ -38,23 +22,21 @@ async def until(condition):
         await asyncio.to_thread(threading.Event().wait, 0.001)
 
 
-async def test_a_signal_from_another_thread_completes_and_wakes_a_loop_that_sleeps():
-    async with Purgatory() as purgatory:
-        operation = Probe(30, name="answer")
-        waiting = asyncio.create_task(purgatory.wait(operation, ["key"]))
-        await iterations()
-        operation.ready = True
-        assert await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key") is None
-        assert await waiting == "answer"
+async def test_a_signal_from_another_thread_completes_and_wakes_a_loop_that_sleeps(purgatory):
+    operation = Probe(30, name="answer")
+    waiting = asyncio.create_task(purgatory.wait(operation, ["key"]))
+    await iterations()
+    operation.ready = True
+    assert await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key") is None
+    assert await waiting == "answer"
 
 
-async def test_the_hooks_run_on_the_thread_of_the_loop():
-    async with Purgatory() as purgatory:
-        operation = Probe(30, completing=lambda _: threading.get_ident())
-        purgatory.try_complete_else_watch(operation, ["key"])
-        operation.ready = True
-        await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key")
-        assert await operation == threading.get_ident()
+async def test_the_hooks_run_on_the_thread_of_the_loop(purgatory):
+    operation = Probe(30, completing=lambda _: threading.get_ident())
+    purgatory.try_complete_else_watch(operation, ["key"])
+    operation.ready = True
+    await asyncio.to_thread(purgatory.check_and_complete_threadsafe, "key")
+    assert await operation == threading.get_ident()
 
 
 @pytest.mark.parametrize("keys", [1, 7])
@@ -72,7 +54,7 @@ async def test_a_burst_of_signals_wakes_the_loop_once_and_checks_each_key_once_i
                 purgatory.check_and_complete_threadsafe(number % keys)
 
         for round_ in range(3):
-            # The loop does not turn while the thread is waited for.
+            # The loop stands still while the thread is waited for.
             in_thread(burst)
             burst()
             assert spy.calls["call_soon_threadsafe"] == round_ + 1 and len(log) == round_ * keys
@@ -108,22 +90,21 @@ async def test_no_signal_is_lost_under_load_from_many_threads():
         purgatory._check()
 
 
-async def test_a_signal_that_comes_while_signals_are_served_is_served_as_well():
-    async with Purgatory() as purgatory:
-        operations = [Probe(30, name=number) for number in range(5)]
-        for operation in operations:
-            purgatory.try_complete_else_watch(operation, [operation.name])
+async def test_a_signal_that_comes_while_signals_are_served_is_served_as_well(purgatory):
+    operations = [Probe(30, name=number) for number in range(5)]
+    for operation in operations:
+        purgatory.try_complete_else_watch(operation, [operation.name])
 
-        def completing(operation):
-            if operation.name + 1 < len(operations):
-                operations[operation.name + 1].ready = True
-                in_thread(purgatory.check_and_complete_threadsafe, operation.name + 1)
+    def completing(operation):
+        if operation.name + 1 < len(operations):
+            operations[operation.name + 1].ready = True
+            in_thread(purgatory.check_and_complete_threadsafe, operation.name + 1)
 
-        for operation in operations:
-            operation.completing = completing
-        operations[0].ready = True
-        in_thread(purgatory.check_and_complete_threadsafe, 0)
-        await until(lambda: purgatory.pending == 0)
+    for operation in operations:
+        operation.completing = completing
+    operations[0].ready = True
+    in_thread(purgatory.check_and_complete_threadsafe, 0)
+    await until(lambda: purgatory.pending == 0)
 
 
 # Where there is nothing to signal
@@ -192,12 +173,11 @@ def test_a_signal_to_a_closed_loop_has_no_effect_and_keeps_nothing(loop_factory)
         del purgatory
 
 
-async def test_a_key_that_is_not_hashable_is_refused_where_it_is_signalled():
-    async with Purgatory() as purgatory:
-        for _ in range(2):
-            with pytest.raises(TypeError, match="unhashable"):
-                in_thread(purgatory.check_and_complete_threadsafe, [])
-            purgatory.try_complete_else_watch(Probe(30), ["key"])
+async def test_a_key_that_is_not_hashable_is_refused_where_it_is_signalled(purgatory):
+    for _ in range(2):
+        with pytest.raises(TypeError, match="unhashable"):
+            in_thread(purgatory.check_and_complete_threadsafe, [])
+        purgatory.try_complete_else_watch(Probe(30), ["key"])
 
 
 # Everything else belongs on the loop's thread
@@ -211,36 +191,34 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("hook", [None, "trying", "completing"], ids=["outside hooks", "during a try", "during on_complete"])
-async def test_from_another_thread_everything_else_is_a_wrong_loop_and_nothing_has_changed(call, hook):
-    async with Purgatory() as purgatory:
-        operation = Probe(30)
-        purgatory.try_complete_else_watch(operation, ["key"])
-        errors = []
+async def test_from_another_thread_everything_else_is_a_wrong_loop_and_nothing_has_changed(purgatory, hook):
+    operation = Probe(30)
+    purgatory.try_complete_else_watch(operation, ["key"])
+    refused = []
 
-        def intrude(_=None):
-            if errors:
-                return
+    def intrude(_=None):
+        if not refused:
             before = purgatory.statistics()
-            with pytest.raises(WrongLoop, match="another thread") as caught:
-                in_thread(CALLS[call], purgatory, operation)
-            errors.append(caught.value)
-            assert purgatory.statistics() == before and operation.state is PENDING
+            for name, call in CALLS.items():
+                with pytest.raises(WrongLoop, match="another thread"):
+                    in_thread(call, purgatory, operation)
+                refused.append(name)
+                assert purgatory.statistics() == before and operation.state is PENDING
 
-        if hook is None:
-            intrude()
-        else:
-            host = Probe(30)
-            purgatory.try_complete_else_watch(host, ["host"])
-            setattr(host, hook, intrude)
-            host.ready = True
-            purgatory.check_and_complete("host")
-            await outcome(host)
-        assert len(errors) == 1
-        purgatory._check()
-        operation.ready = True
-        assert purgatory.check_and_complete("key") == 1
+    if hook is None:
+        intrude()
+    else:
+        host = Probe(30)
+        purgatory.try_complete_else_watch(host, ["host"])
+        setattr(host, hook, intrude)
+        host.ready = True
+        purgatory.check_and_complete("host")
+        await outcome(host)
+    assert refused == [*CALLS]
+    purgatory._check()
+    operation.ready = True
+    assert purgatory.check_and_complete("key") == 1
 
 
 def test_another_loop_in_another_thread_is_a_wrong_loop_too(run, loop_factory):

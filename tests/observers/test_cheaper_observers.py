@@ -2,28 +2,14 @@
 
 import asyncio
 
-from helpers import Probe, raiser
+from helpers import Listener, Probe, raiser
 from loops import on_virtual_time
 
 from purgatory import Cause, Ended, Observer, Purgatory
 
 
-class Whole:
-    """Is told of events and checks."""
-
-    def __init__(self):
-        self.ended: list[Ended] = []
-        self.checks = []
-
-    def operation_ended(self, ended):
-        self.ended.append(ended)
-
-    def key_checked(self, *check):
-        self.checks.append(check)
-
-
-class Fields(Whole):
-    """Is told the fields of events."""
+class Fields(Listener):
+    """Is notified of the fields of events."""
 
     def __init__(self):
         super().__init__()
@@ -32,7 +18,7 @@ class Fields(Whole):
 
 
 class Waits:
-    """Is told of most operations only how long they have waited, and of no checks."""
+    """Is notified of most operations only by how long they have waited, and of no checks."""
 
     key_checked = Observer.key_checked
 
@@ -71,7 +57,7 @@ async def several_ends(purgatory):
 
 @on_virtual_time
 async def test_who_asks_for_fields_gets_those_of_the_events_as_a_plain_tuple_and_no_events():
-    whole, fields = Whole(), Fields()
+    whole, fields = Listener(), Fields()
     async with Purgatory("orders", observer=[fields, whole]) as purgatory:
         await several_ends(purgatory)
     assert len(whole.ended) == 6 and fields.ended == []
@@ -82,7 +68,7 @@ async def test_who_asks_for_fields_gets_those_of_the_events_as_a_plain_tuple_and
 
 @on_virtual_time
 async def test_who_asks_for_durations_gets_them_of_what_a_key_completes_at_once_and_the_events_of_the_rest():
-    whole, first, second = Whole(), Waits(), Waits()
+    whole, first, second = Listener(), Waits(), Waits()
     async with Purgatory("orders", observer=[first, whole, second]) as purgatory:
         await several_ends(purgatory)
     for waits in (first, second):
@@ -92,7 +78,7 @@ async def test_who_asks_for_durations_gets_them_of_what_a_key_completes_at_once_
 
 
 @on_virtual_time
-async def test_without_anybody_to_tell_of_checks_they_go_on_as_ever():
+async def test_without_anybody_subscribed_to_checks_they_go_on_as_ever():
     waits = Waits()
     async with Purgatory("orders", observer=waits) as purgatory:
         operations = [Probe(60, ready=False) for _ in range(1500)]
@@ -121,7 +107,7 @@ async def test_one_retried_operation_does_not_make_the_others_slow():
 
 @on_virtual_time
 async def test_one_that_raises_keeps_nothing_from_the_others(reports):
-    fields, waits, bad, worse, worst, whole = Fields(), Waits(), Fields(), Waits(), Waits(), Whole()
+    fields, waits, bad, worse, worst, whole = Fields(), Waits(), Fields(), Waits(), Waits(), Listener()
     bad.ended_fields = raiser(ZeroDivisionError())
     worse.completed_by_key = lambda *_: raiser(ZeroDivisionError())
     worst.completed_by_key = lambda *_: raiser(ZeroDivisionError())(None)

@@ -1,10 +1,10 @@
-"""The public door for observers: what each end of an operation is told as, to whom, when, and by public names alone."""
+"""The public door for observers: what each end of an operation is notified as, to whom, when, and by public names alone."""
 
 import asyncio
 from math import inf
 
 import pytest
-from helpers import Probe, raiser
+from helpers import Listener, Probe, raiser
 from loops import on_virtual_time
 from renamed import beside_a_renamed_core
 
@@ -14,33 +14,19 @@ from purgatory import Cause, Ended, OperationState, Purgatory
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 
 
-class Listener:
-    """Writes down what it hears."""
-
-    def __init__(self):
-        self.ended: list[Ended] = []
-        self.checks: list[tuple[object, int, int]] = []
-
-    def operation_ended(self, ended):
-        self.ended.append(ended)
-
-    def key_checked(self, key, tried, completed):
-        self.checks.append((key, tried, completed))
-
-
 class StartListener(Listener):
-    """Hears of starts as well."""
+    """Writes down starts as well."""
 
     def __init__(self):
         super().__init__()
-        self.told = []
+        self.notified = []
 
     def operation_ended(self, ended):
         super().operation_ended(ended)
-        self.told.append(("ended", ended.operation_id))
+        self.notified.append(("ended", ended.operation_id))
 
     def operation_started(self, operation):
-        self.told.append(("started", id(operation)))
+        self.notified.append(("started", id(operation)))
 
 
 async def check(purgatory, operation):
@@ -91,14 +77,21 @@ ENDS = {
 }
 
 
+LIMITS = [
+    ("timeout", ["key"]),
+    ("deadline", ["other", "key", "other"]),
+    ("long timeout", ["other", "key"]),
+    ("no limit", ["key"]),
+]
+
+
 @on_virtual_time
-@pytest.mark.parametrize("way", ENDS)
-@pytest.mark.parametrize("keys", [["key"], ["other", "key", "other"]], ids=["one key", "two keys"])
-@pytest.mark.parametrize("timed", ["timeout", "long timeout", "deadline", "no limit"])
+@pytest.mark.parametrize(
+    ("way", "timed", "keys"),
+    [(way, *limit) for way in ENDS for limit in (LIMITS if way in ("a check", "cancel", "aclose") else LIMITS[:2])],
+)
 async def test_however_an_operation_ends_one_event_says_all(way, keys, timed, reports):
     end, state, cause, key, failed_tries = ENDS[way]
-    if timed != "timeout" and cause is Cause.DEADLINE:
-        timed = "deadline"
     listener, loop = Listener(), asyncio.get_running_loop()
     async with Purgatory("orders", observer=listener) as purgatory:
         await asyncio.sleep(3)
@@ -142,7 +135,7 @@ async def test_however_an_operation_ends_one_event_says_all(way, keys, timed, re
         (40, {"trying": lambda operation: operation.cancel() and False}, CANCELLED, Cause.CANCELLED, 1),
     ],
 )
-async def test_of_one_that_never_waits_is_told_as_well(timeout, attributes, state, cause, failed_tries, reports):
+async def test_one_that_never_waits_is_notified_as_well(timeout, attributes, state, cause, failed_tries, reports):
     listener, loop = StartListener(), asyncio.get_running_loop()
     async with Purgatory(observer=listener) as purgatory:
         operation = Probe(timeout)
@@ -153,11 +146,11 @@ async def test_of_one_that_never_waits_is_told_as_well(timeout, attributes, stat
     assert (ended.state, ended.cause, ended.key, ended.failed_tries) == (state, cause, None, failed_tries)
     assert ended.keys == ("key",) and ended.timeout == timeout
     assert ended.started_at == ended.ended_at == loop.time()
-    assert listener.told == [("started", id(operation)), ("ended", id(operation))]
+    assert listener.notified == [("started", id(operation)), ("ended", id(operation))]
 
 
 @on_virtual_time
-async def test_starts_are_told_in_the_context_of_who_brings_the_operation_and_in_order():
+async def test_starts_are_notified_in_the_context_of_who_brings_the_operation_and_in_order():
     listener = StartListener()
     async with Purgatory(observer=[Listener(), listener]) as purgatory:
         timed, endless, refused = Probe(5), Probe(), Probe(5)
@@ -168,11 +161,11 @@ async def test_starts_are_told_in_the_context_of_who_brings_the_operation_and_in
     with pytest.raises(package.PurgatoryClosed):
         purgatory.try_complete_else_watch(refused, ["key"])
     one, other = id(timed), id(endless)
-    assert listener.told == [("started", one), ("started", other), ("ended", one), ("ended", other)]
+    assert listener.notified == [("started", one), ("started", other), ("ended", one), ("ended", other)]
 
 
 @on_virtual_time
-async def test_several_observers_hear_the_same_and_one_that_raises_keeps_nothing_from_the_others(reports):
+async def test_several_observers_are_notified_of_the_same_and_one_that_raises_keeps_nothing_from_the_others(reports):
     class Bad(Listener):
         def operation_ended(self, ended):
             raise ZeroDivisionError
@@ -192,8 +185,8 @@ async def test_several_observers_hear_the_same_and_one_that_raises_keeps_nothing
         forced.force_complete()
     assert first.ended == last.ended and [ended.cause for ended in last.ended] == [Cause.KEY, Cause.FORCED]
     assert first.checks == last.checks == [("key", 1, 1)]
-    told = [report["message"].split(" ")[1] for report in reports]
-    assert told == ["operation_started", "operation_ended", "key_checked", "operation_started", "operation_ended"]
+    notified = [report["message"].split(" ")[1] for report in reports]
+    assert notified == ["operation_started", "operation_ended", "key_checked", "operation_started", "operation_ended"]
 
 
 @pytest.mark.parametrize("observer", [object(), [Listener(), "journal"], [None], Listener])

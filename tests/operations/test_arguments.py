@@ -29,23 +29,21 @@ def says(error, *words):
 @NUMBERS
 @pytest.mark.parametrize("argument", ["timeout", "deadline"])
 @pytest.mark.parametrize("keys", [["key"], ["key", "another"]], ids=["one key", "two keys"])
-async def test_the_times_of_an_operation_may_be_any_number(argument, seconds, keys):
-    async with Purgatory() as purgatory:
-        operation = Probe(**{argument: seconds})
-        assert purgatory.try_complete_else_watch(operation, keys) is False
-        assert operation.deadline == 2.5 and type(operation.deadline) is float
-        await operation
-        assert operation.state is OperationState.EXPIRED
-        assert 2.5 <= asyncio.get_running_loop().time() <= 2.502
+async def test_the_times_of_an_operation_may_be_any_number(purgatory, argument, seconds, keys):
+    operation = Probe(**{argument: seconds})
+    assert purgatory.try_complete_else_watch(operation, keys) is False
+    assert operation.deadline == 2.5 and type(operation.deadline) is float
+    await operation
+    assert operation.state is OperationState.EXPIRED
+    assert 2.5 <= asyncio.get_running_loop().time() <= 2.502
 
 
 @on_virtual_time
 @pytest.mark.parametrize("timeout", [0, -1, Decimal(0), Fraction(-1, 2), False])
-async def test_any_number_that_is_zero_or_less_means_to_try_once(timeout):
-    async with Purgatory() as purgatory:
-        operation = Probe(timeout)
-        assert purgatory.try_complete_else_watch(operation, ["key"]) is True
-        assert operation.calls == ["try", "complete", "expire"]
+async def test_any_number_that_is_zero_or_less_means_to_try_once(purgatory, timeout):
+    operation = Probe(timeout)
+    assert purgatory.try_complete_else_watch(operation, ["key"]) is True
+    assert operation.calls == ["try", "complete", "expire"]
 
 
 @pytest.mark.parametrize("argument", ["timeout", "deadline"])
@@ -78,14 +76,13 @@ async def test_an_operation_with_a_time_too_large_for_a_float_is_refused_or_wait
 
 @on_virtual_time
 @pytest.mark.parametrize("timeout", [1e300, 1.7e308, math.inf])
-async def test_an_operation_with_a_huge_timeout_waits(timeout):
-    async with Purgatory() as purgatory:
-        operation = Probe(timeout)
-        assert purgatory.try_complete_else_watch(operation, ["key"]) is False
-        await asyncio.sleep(1e9)
-        assert operation.state is OperationState.PENDING
-        operation.ready = True
-        assert purgatory.check_and_complete("key") == 1
+async def test_an_operation_with_a_huge_timeout_waits(purgatory, timeout):
+    operation = Probe(timeout)
+    assert purgatory.try_complete_else_watch(operation, ["key"]) is False
+    await asyncio.sleep(1e9)
+    assert operation.state is OperationState.PENDING
+    operation.ready = True
+    assert purgatory.check_and_complete("key") == 1
 
 
 # 22. and 26. Its siblings
@@ -203,22 +200,20 @@ def test_a_timeout_of_an_idle_tracker_that_is_too_large_for_a_float_is_refused_o
 
 
 @on_virtual_time
-async def test_keys_that_are_no_collection_are_refused_by_name():
-    async with Purgatory() as purgatory:
-        calls = []
-        says(await outcome(purgatory.wait_for(lambda: calls.append(True), 7)), "keys", "7")
-        says(await outcome(purgatory.wait(Probe(), 7)), "keys", "7")
-        with pytest.raises(TypeError, match=r"keys.*7"):
-            purgatory.try_complete_else_watch(Probe(), 7)
-        assert calls == [] and purgatory.pending == 0
+async def test_keys_that_are_no_collection_are_refused_by_name(purgatory):
+    calls = []
+    says(await outcome(purgatory.wait_for(lambda: calls.append(True), 7)), "keys", "7")
+    says(await outcome(purgatory.wait(Probe(), 7)), "keys", "7")
+    with pytest.raises(TypeError, match=r"keys.*7"):
+        purgatory.try_complete_else_watch(Probe(), 7)
+    assert calls == [] and purgatory.pending == 0
 
 
 @on_virtual_time
 @pytest.mark.parametrize("mistake", [True, None, "condition"])
-async def test_a_predicate_that_cannot_be_called_is_refused_by_name(mistake):
-    async with Purgatory() as purgatory:
-        says(await outcome(purgatory.wait_for(mistake, ["a"])), "predicate", repr(mistake))
-        assert purgatory.pending == 0
+async def test_a_predicate_that_cannot_be_called_is_refused_by_name(purgatory, mistake):
+    says(await outcome(purgatory.wait_for(mistake, ["a"])), "predicate", repr(mistake))
+    assert purgatory.pending == 0
 
 
 @on_virtual_time
@@ -235,13 +230,12 @@ async def test_a_coroutine_in_place_of_a_predicate_is_refused_by_name():
 @on_virtual_time
 @pytest.mark.parametrize("keys", [[["tea"]], (["tea"],), [["tea"], "coffee"], [{}]], ids=repr)
 @pytest.mark.parametrize("holds", [True, False])
-async def test_a_key_that_is_not_hashable_is_refused_whether_the_condition_holds_or_not(keys, holds):
-    async with Purgatory() as purgatory:
-        calls = []
+async def test_a_key_that_is_not_hashable_is_refused_whether_the_condition_holds_or_not(purgatory, keys, holds):
+    calls = []
 
-        def predicate():
-            calls.append(True)
-            return holds
+    def predicate():
+        calls.append(True)
+        return holds
 
-        assert type(await outcome(purgatory.wait_for(predicate, keys, 5))) is TypeError
-        assert calls == [] and purgatory.pending == purgatory.watched == 0
+    assert type(await outcome(purgatory.wait_for(predicate, keys, 5))) is TypeError
+    assert calls == [] and purgatory.pending == purgatory.watched == 0

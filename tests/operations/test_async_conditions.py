@@ -72,18 +72,17 @@ def make_busy(purgatory, ready=False):
 
 
 @on_virtual_time
-async def test_an_asynchronous_predicate_that_checks_its_own_key_lets_others_run_between_two_runs():
-    async with Purgatory() as purgatory:
-        counted, passed = Counted(), []
-        iterations = Iterations(20, lambda: passed.append(True))
+async def test_an_asynchronous_predicate_that_checks_its_own_key_lets_others_run_between_two_runs(purgatory):
+    counted, passed = Counted(), []
+    iterations = Iterations(20, lambda: passed.append(True))
 
-        async def checks_its_key():
-            counted()
-            purgatory.check_and_complete("key")
-            return bool(passed)
+    async def checks_its_key():
+        counted()
+        purgatory.check_and_complete("key")
+        return bool(passed)
 
-        assert await outcome(purgatory.wait_for(checks_its_key, ["key"], 60)) is True
-        assert counted.calls <= iterations.number + 2
+    assert await outcome(purgatory.wait_for(checks_its_key, ["key"], 60)) is True
+    assert counted.calls <= iterations.number + 2
 
 
 @on_virtual_time
@@ -142,18 +141,17 @@ async def test_a_predicate_that_swallows_its_cancellation_and_returns_something_
 
 
 @on_virtual_time
-async def test_a_predicate_may_wait_for_something_else_after_its_cancellation_and_the_wait_ends_with_it():
-    async with Purgatory() as purgatory:
+async def test_a_predicate_may_wait_for_something_else_after_its_cancellation_and_the_wait_ends_with_it(purgatory):
 
-        async def tidies_up():
-            try:
-                await asyncio.sleep(float("inf"))
-            except asyncio.CancelledError:
-                await asyncio.sleep(5)
-            return False
+    async def tidies_up():
+        try:
+            await asyncio.sleep(float("inf"))
+        except asyncio.CancelledError:
+            await asyncio.sleep(5)
+        return False
 
-        task = await begin(purgatory, tidies_up, 60)
-        assert type(await outcome_soon(task)) is OperationTimeout
+    task = await begin(purgatory, tidies_up, 60)
+    assert type(await outcome_soon(task)) is OperationTimeout
 
 
 # 5. What was begun by the call of the predicate has looked before it is awaited
@@ -192,20 +190,19 @@ async def test_a_check_after_an_awaitable_has_looked_is_not_lost_to_a_newcomer_o
 
 
 @on_virtual_time
-async def test_a_newcomer_of_a_busy_key_is_registered_when_its_predicate_is_called():
-    async with Purgatory() as purgatory:
-        registered = []
+async def test_a_newcomer_of_a_busy_key_is_registered_when_its_predicate_is_called(purgatory):
+    registered = []
 
-        async def predicate():
-            return True
+    async def predicate():
+        return True
 
-        def called():
-            asyncio.get_running_loop().call_soon(lambda: registered.append(purgatory.pending))
-            return predicate()
+    def called():
+        asyncio.get_running_loop().call_soon(lambda: registered.append(purgatory.pending))
+        return predicate()
 
-        make_busy(purgatory, ready=True)
-        assert await purgatory.wait_for(called, ["key"], 60) is True
-        assert registered == [1]
+    make_busy(purgatory, ready=True)
+    assert await purgatory.wait_for(called, ["key"], 60) is True
+    assert registered == [1]
 
 
 # 12. A tiny timeout
@@ -214,23 +211,21 @@ async def test_a_newcomer_of_a_busy_key_is_registered_when_its_predicate_is_call
 @on_virtual_time
 @pytest.mark.parametrize("start", [1e9])
 @pytest.mark.parametrize("timeout", [1e-12, 1e-300])
-async def test_what_comes_to_a_busy_key_with_a_tiny_timeout_is_tried_once(timeout, start):
-    async with Purgatory() as purgatory:
-        make_busy(purgatory)
-        operation = Probe(timeout, ready=True)
-        assert await outcome(purgatory.wait(operation, ["key"])) == ""
-        assert operation.calls == ["try", "complete"]
+async def test_what_comes_to_a_busy_key_with_a_tiny_timeout_is_tried_once(purgatory, timeout, start):
+    make_busy(purgatory)
+    operation = Probe(timeout, ready=True)
+    assert await outcome(purgatory.wait(operation, ["key"])) == ""
+    assert operation.calls == ["try", "complete"]
 
 
 @on_virtual_time
 @pytest.mark.parametrize("start", [1e9])
-async def test_a_wait_for_a_predicate_on_a_busy_key_ends_well_with_a_tiny_timeout(start):
-    async with Purgatory() as purgatory:
-        make_busy(purgatory)
-        holding = asyncio.create_task(outcome(purgatory.wait_for(lambda: "there", ["key"], 1e-12)))
-        failing = asyncio.create_task(outcome(purgatory.wait_for(lambda: None, ["key"], 1e-12)))
-        assert await holding == "there"
-        assert type(await failing) is OperationTimeout
+async def test_a_wait_for_a_predicate_on_a_busy_key_ends_well_with_a_tiny_timeout(purgatory, start):
+    make_busy(purgatory)
+    holding = asyncio.create_task(outcome(purgatory.wait_for(lambda: "there", ["key"], 1e-12)))
+    failing = asyncio.create_task(outcome(purgatory.wait_for(lambda: None, ["key"], 1e-12)))
+    assert await holding == "there"
+    assert type(await failing) is OperationTimeout
 
 
 # 14. When aclose returns, runs have ended
@@ -301,9 +296,8 @@ def empty_future():
 
 @on_virtual_time
 @pytest.mark.parametrize("predicate", [FalseAwaitable, empty_future, generator_based])
-async def test_whatever_is_awaitable_is_awaited(predicate):
-    async with Purgatory() as purgatory:
-        assert await outcome(purgatory.wait_for(predicate, ["key"], 60)) == "value"
+async def test_whatever_is_awaitable_is_awaited(purgatory, predicate):
+    assert await outcome(purgatory.wait_for(predicate, ["key"], 60)) == "value"
 
 
 @on_virtual_time
@@ -400,9 +394,8 @@ async def test_what_a_predicate_has_begun_in_a_check_does_not_go_on_after_the_wa
 
 
 @on_virtual_time
-async def test_the_work_of_a_predicate_that_is_awaited_ends_with_the_wait():
-    async with Purgatory() as purgatory:
-        begun = Begun("task")
-        task = await begin(purgatory, begun, 5)
-        assert type(await outcome_soon(task)) is OperationTimeout
-        assert await begun.is_over()
+async def test_the_work_of_a_predicate_that_is_awaited_ends_with_the_wait(purgatory):
+    begun = Begun("task")
+    task = await begin(purgatory, begun, 5)
+    assert type(await outcome_soon(task)) is OperationTimeout
+    assert await begun.is_over()

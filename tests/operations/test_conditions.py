@@ -43,49 +43,46 @@ class World:
 
 
 @pytest.mark.parametrize("takes", [0.0, 0.01])
-async def test_an_asynchronous_predicate_is_awaited_and_run_again_after_each_check(takes):
-    async with Purgatory() as purgatory:
-        world = World(purgatory, takes)
-        waiting = asyncio.create_task(purgatory.wait_for(world.holds, ["key"], 30))
-        await world.has_run(1)
-        assert world.runs == [0] and purgatory.pending == 1
-        world.set(0)
-        await world.has_run(2)
-        assert world.runs == [0, 0]
-        world.set("there")
-        assert await waiting == "there"
-        assert world.runs == [0, 0, "there"] and world.task is waiting
-        assert purgatory.pending == purgatory.watched == 0
-        assert purgatory.statistics().completed >= 1
+async def test_an_asynchronous_predicate_is_awaited_and_run_again_after_each_check(purgatory, takes):
+    world = World(purgatory, takes)
+    waiting = asyncio.create_task(purgatory.wait_for(world.holds, ["key"], 30))
+    await world.has_run(1)
+    assert world.runs == [0] and purgatory.pending == 1
+    world.set(0)
+    await world.has_run(2)
+    assert world.runs == [0, 0]
+    world.set("there")
+    assert await waiting == "there"
+    assert world.runs == [0, 0, "there"] and world.task is waiting
+    assert purgatory.pending == purgatory.watched == 0
+    assert purgatory.statistics().completed >= 1
 
 
 @on_virtual_time
-async def test_checks_during_a_run_count_as_one_more_run():
-    async with Purgatory() as purgatory:
-        world = World(purgatory, 1.0)
-        waiting = asyncio.create_task(purgatory.wait_for(world.holds, ["key"], 30))
-        await asyncio.sleep(0.5)
-        for _ in range(10):
-            world.set(0)
-        world.set(7)
-        await asyncio.sleep(0.4)
-        assert world.runs == [0]
-        assert await waiting == 7 and world.runs == [0, 7]
-        assert asyncio.get_running_loop().time() == pytest.approx(2.0)
+async def test_checks_during_a_run_count_as_one_more_run(purgatory):
+    world = World(purgatory, 1.0)
+    waiting = asyncio.create_task(purgatory.wait_for(world.holds, ["key"], 30))
+    await asyncio.sleep(0.5)
+    for _ in range(10):
+        world.set(0)
+    world.set(7)
+    await asyncio.sleep(0.4)
+    assert world.runs == [0]
+    assert await waiting == 7 and world.runs == [0, 7]
+    assert asyncio.get_running_loop().time() == pytest.approx(2.0)
 
 
-async def test_what_comes_to_hold_before_the_first_run_looks_is_not_missed():
-    async with Purgatory() as purgatory:
-        values = []
+async def test_what_comes_to_hold_before_the_first_run_looks_is_not_missed(purgatory):
+    values = []
 
-        async def slow():
-            seen = list(values)
-            values.append(1)
-            purgatory.check_and_complete("key")  # as another task would
-            await asyncio.sleep(0)
-            return seen
+    async def slow():
+        seen = list(values)
+        values.append(1)
+        purgatory.check_and_complete("key")  # as another task would
+        await asyncio.sleep(0)
+        return seen
 
-        assert await purgatory.wait_for(slow, ["key"], 5) == [1]
+    assert await purgatory.wait_for(slow, ["key"], 5) == [1]
 
 
 class Callable:
@@ -102,32 +99,29 @@ async def returns(value):
     [lambda: returns("called"), Callable(), lambda: asyncio.ensure_future(returns("called"))],
     ids=["lambda", "object", "future"],
 )
-async def test_whatever_returns_an_awaitable_is_asynchronous(predicate):
-    async with Purgatory() as purgatory:
-        assert await purgatory.wait_for(predicate, ["key"], 5) == "called"
+async def test_whatever_returns_an_awaitable_is_asynchronous(purgatory, predicate):
+    assert await purgatory.wait_for(predicate, ["key"], 5) == "called"
 
 
 @on_virtual_time
 @pytest.mark.parametrize("during", ["a run", "the sleep"])
-async def test_the_deadline_ends_a_run_in_progress_and_the_sleep_between_two(during):
-    async with Purgatory() as purgatory:
-        world = World(purgatory, 100 if during == "a run" else 0)
-        with pytest.raises(OperationTimeout, match=r"condition on \['key', 'other'\]"):
-            await purgatory.wait_for(world.holds, ["key", "other"], 5)
-        loop = asyncio.get_running_loop()
-        assert 5 <= loop.time() < 5.01 and world.running == 0
-        assert asyncio.current_task().cancelling() == 0
-        assert purgatory.pending == purgatory.watched == 0 and purgatory.statistics().expired == 1
+async def test_the_deadline_ends_a_run_in_progress_and_the_sleep_between_two(purgatory, during):
+    world = World(purgatory, 100 if during == "a run" else 0)
+    with pytest.raises(OperationTimeout, match=r"condition on \['key', 'other'\]"):
+        await purgatory.wait_for(world.holds, ["key", "other"], 5)
+    loop = asyncio.get_running_loop()
+    assert 5 <= loop.time() < 5.01 and world.running == 0
+    assert asyncio.current_task().cancelling() == 0
+    assert purgatory.pending == purgatory.watched == 0 and purgatory.statistics().expired == 1
 
 
 @on_virtual_time
 @pytest.mark.parametrize("timeout", [0, -1])
-async def test_without_time_an_asynchronous_predicate_has_one_run_that_may_not_wait(timeout):
-    async with Purgatory() as purgatory:
-        assert await purgatory.wait_for(lambda: returns("now"), ["key"], timeout) == "now"
-        with pytest.raises(OperationTimeout):
-            await purgatory.wait_for(lambda: asyncio.sleep(1, "later"), ["key"], timeout)
-        assert asyncio.get_running_loop().time() < 0.1
+async def test_without_time_an_asynchronous_predicate_has_one_run_that_may_not_wait(purgatory, timeout):
+    assert await purgatory.wait_for(lambda: returns("now"), ["key"], timeout) == "now"
+    with pytest.raises(OperationTimeout):
+        await purgatory.wait_for(lambda: asyncio.sleep(1, "later"), ["key"], timeout)
+    assert asyncio.get_running_loop().time() < 0.1
 
 
 @on_virtual_time
@@ -206,7 +200,7 @@ async def test_a_value_is_delivered_to_everyone_who_receives_and_to_nobody_else(
 
 
 @on_virtual_time
-async def test_what_is_delivered_to_a_crowd_comes_in_portions_and_to_those_alone_who_had_come():
+async def test_what_is_delivered_to_a_crowd_comes_in_several_iterations_and_to_those_alone_who_had_come():
     async with Purgatory() as replies:
         crowd = [asyncio.create_task(replies.receive("key", 30)) for _ in range(2000)]
         await iterations(2)

@@ -7,7 +7,7 @@ from contextvars import ContextVar, copy_context
 from helpers import Probe, iterations, watch_all
 from loops import on_virtual_time
 
-from purgatory import OperationState, Purgatory
+from purgatory import OperationState
 
 MANY = 2000
 """So many operations are tried, or completed, in several iterations of the loop."""
@@ -30,89 +30,83 @@ def who(_=None):
 
 
 @on_virtual_time
-async def test_all_hooks_of_a_check_run_in_the_context_of_the_checker():
-    async with Purgatory() as purgatory:
-        tried = []
-        operations = watch_all(purgatory, [Probe(completing=who, ready=False) for _ in range(MANY)])
-        for operation in operations:
-            operation.ready, operation.trying = True, lambda _: tried.append(who())
-        in_context_of("checker", purgatory.check_and_complete, "key")
-        await iterations(20)
-        assert {operation.state for operation in operations} == {OperationState.COMPLETED}
-        assert [operation.result() for operation in operations] == ["checker"] * MANY
-        assert tried == ["checker"] * MANY
+async def test_all_hooks_of_a_check_run_in_the_context_of_the_checker(purgatory):
+    tried = []
+    operations = watch_all(purgatory, [Probe(completing=who, ready=False) for _ in range(MANY)])
+    for operation in operations:
+        operation.ready, operation.trying = True, lambda _: tried.append(who())
+    in_context_of("checker", purgatory.check_and_complete, "key")
+    await iterations(20)
+    assert {operation.state for operation in operations} == {OperationState.COMPLETED}
+    assert [operation.result() for operation in operations] == ["checker"] * MANY
+    assert tried == ["checker"] * MANY
 
 
 @on_virtual_time
-async def test_checks_of_two_keys_in_progress_run_each_in_the_context_of_its_checker():
-    async with Purgatory() as purgatory:
-        groups = {}
-        for name in ("first", "second"):
-            groups[name] = watch_all(purgatory, [Probe(completing=who) for _ in range(MANY)], [name])
-            for operation in groups[name]:
-                operation.ready = True
-        for name in groups:
-            in_context_of(name, purgatory.check_and_complete, name)
-        await iterations(40)
-        for name, operations in groups.items():
-            assert {operation.result() for operation in operations} == {name}
-
-
-@on_virtual_time
-async def test_a_check_that_a_hook_asks_for_runs_in_the_context_of_the_hook():
-    async with Purgatory() as purgatory:
-        operations = watch_all(purgatory, [Probe(completing=who) for _ in range(MANY)])
-        for operation in operations:
+async def test_checks_of_two_keys_in_progress_run_each_in_the_context_of_its_checker(purgatory):
+    groups = {}
+    for name in ("first", "second"):
+        groups[name] = watch_all(purgatory, [Probe(completing=who) for _ in range(MANY)], [name])
+        for operation in groups[name]:
             operation.ready = True
-        first = Probe(completing=lambda _: purgatory.check_and_complete("key"))
-        watch_all(purgatory, [first], ["first"])
-        first.ready = True
-        in_context_of("checker", purgatory.check_and_complete, "first")
-        await iterations(20)
-        assert {operation.result() for operation in operations} == {"checker"}
+    for name in groups:
+        in_context_of(name, purgatory.check_and_complete, name)
+    await iterations(40)
+    for name, operations in groups.items():
+        assert {operation.result() for operation in operations} == {name}
 
 
 @on_virtual_time
-async def test_hooks_that_a_hook_sets_off_run_in_its_context_also_those_that_are_put_off():
-    async with Purgatory() as purgatory:
-        operations = watch_all(purgatory, [Probe(completing=who) for _ in range(MANY)])
-
-        def complete_all(_):
-            for operation in operations:
-                operation.force_complete()
-
-        first = Probe(ready=True, completing=complete_all)
-        assert in_context_of("caller", purgatory.try_complete_else_watch, first, ["first"]) is True
-        await iterations(20)
-        assert {operation.result() for operation in operations} == {"caller"}
+async def test_a_check_that_a_hook_asks_for_runs_in_the_context_of_the_hook(purgatory):
+    operations = watch_all(purgatory, [Probe(completing=who) for _ in range(MANY)])
+    for operation in operations:
+        operation.ready = True
+    first = Probe(completing=lambda _: purgatory.check_and_complete("key"))
+    watch_all(purgatory, [first], ["first"])
+    first.ready = True
+    in_context_of("checker", purgatory.check_and_complete, "first")
+    await iterations(20)
+    assert {operation.result() for operation in operations} == {"checker"}
 
 
 @on_virtual_time
-async def test_hooks_that_are_put_off_to_later_iterations_run_each_in_the_context_of_whoever_set_it_off():
-    async with Purgatory() as purgatory:
-        groups = {name: watch_all(purgatory, [Probe(completing=who) for _ in range(MANY)], [name]) for name in ("one", "two")}
+async def test_hooks_that_a_hook_sets_off_run_in_its_context_also_those_that_are_put_off(purgatory):
+    operations = watch_all(purgatory, [Probe(completing=who) for _ in range(MANY)])
 
-        def complete_all(_):
-            for name, operations in groups.items():
-                for operation in operations:
-                    in_context_of(name, operation.force_complete)
+    def complete_all(_):
+        for operation in operations:
+            operation.force_complete()
 
-        await purgatory.wait(Probe(ready=True, completing=complete_all), ["key"])
-        await iterations(40)
+    first = Probe(ready=True, completing=complete_all)
+    assert in_context_of("caller", purgatory.try_complete_else_watch, first, ["first"]) is True
+    await iterations(20)
+    assert {operation.result() for operation in operations} == {"caller"}
+
+
+@on_virtual_time
+async def test_hooks_that_are_put_off_to_later_iterations_run_each_in_the_context_of_whoever_set_it_off(purgatory):
+    groups = {name: watch_all(purgatory, [Probe(completing=who) for _ in range(MANY)], [name]) for name in ("one", "two")}
+
+    def complete_all(_):
         for name, operations in groups.items():
-            assert {operation.result() for operation in operations[MANY // 2 :]} == {name}
+            for operation in operations:
+                in_context_of(name, operation.force_complete)
+
+    await purgatory.wait(Probe(ready=True, completing=complete_all), ["key"])
+    await iterations(40)
+    for name, operations in groups.items():
+        assert {operation.result() for operation in operations[MANY // 2 :]} == {name}
 
 
 @on_virtual_time
-async def test_a_predicate_that_waits_with_many_others_is_called_in_the_context_of_the_checker():
-    async with Purgatory() as purgatory:
-        values = []
+async def test_a_predicate_that_waits_with_many_others_is_called_in_the_context_of_the_checker(purgatory):
+    values = []
 
-        def predicate():
-            return values and who()
+    def predicate():
+        return values and who()
 
-        tasks = [asyncio.create_task(purgatory.wait_for(predicate, ["key"])) for _ in range(MANY)]
-        await iterations(2)
-        values.append(True)
-        in_context_of("checker", purgatory.check_and_complete, "key")
-        assert set(await asyncio.gather(*tasks)) == {"checker"}
+    tasks = [asyncio.create_task(purgatory.wait_for(predicate, ["key"])) for _ in range(MANY)]
+    await iterations(2)
+    values.append(True)
+    in_context_of("checker", purgatory.check_and_complete, "key")
+    assert set(await asyncio.gather(*tasks)) == {"checker"}

@@ -21,42 +21,39 @@ WAYS = pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickled])
 
 @on_virtual_time
 @WAYS
-@pytest.mark.parametrize("keys", [["key"], ["key", "another"]], ids=["one key", "two keys"])
-@pytest.mark.parametrize("timeout", [None, 60])
-async def test_an_operation_that_waits_is_not_copied_and_waits_on(way, keys, timeout):
-    async with Purgatory() as purgatory:
-        [operation] = watch_all(purgatory, [Probe(timeout)], keys)
-        with pytest.raises(TypeError):
-            way(operation)
-        assert (purgatory.pending, purgatory.watched) == (1, len(keys))
-        operation.ready = True
-        assert purgatory.check_and_complete("key") == 1
-        assert purgatory.pending == purgatory.watched == 0
+@pytest.mark.parametrize(("keys", "timeout"), [(["key"], None), (["key", "another"], 60)], ids=["one key", "two keys"])
+async def test_an_operation_that_waits_is_not_copied_and_waits_on(purgatory, way, keys, timeout):
+    [operation] = watch_all(purgatory, [Probe(timeout)], keys)
+    with pytest.raises(TypeError):
+        way(operation)
+    assert (purgatory.pending, purgatory.watched) == (1, len(keys))
+    operation.ready = True
+    assert purgatory.check_and_complete("key") == 1
+    assert purgatory.pending == purgatory.watched == 0
 
 
 @on_virtual_time
 @WAYS
 @pytest.mark.parametrize("end", ["complete", "cancel", "expire", "unwatched"])
-async def test_an_operation_that_has_ended_is_not_copied(way, end):
-    async with Purgatory() as purgatory:
-        operation = Probe(5)
-        if end != "unwatched":
-            watch_all(purgatory, [operation])
-        if end == "expire":
-            await asyncio.sleep(10)
-        elif end == "cancel":
-            operation.cancel()
-        else:
-            operation.force_complete()
-        with pytest.raises(TypeError):
-            way(operation)
+async def test_an_operation_that_has_ended_is_not_copied(purgatory, way, end):
+    operation = Probe(5)
+    if end != "unwatched":
+        watch_all(purgatory, [operation])
+    if end == "expire":
+        await asyncio.sleep(10)
+    elif end == "cancel":
+        operation.cancel()
+    else:
+        operation.force_complete()
+    with pytest.raises(TypeError):
+        way(operation)
 
 
 @on_virtual_time
 @WAYS
-@pytest.mark.parametrize("keys", [["key"], ["key", "another"]], ids=["one key", "two keys"])
 @pytest.mark.parametrize("times", [{"timeout": 5}, {"deadline": 5}, {}], ids=["timeout", "deadline", "no limit"])
-async def test_a_copy_of_an_unwatched_operation_serves_as_well_as_the_original(way, keys, times):
+async def test_a_copy_of_an_unwatched_operation_serves_as_well_as_the_original(way, times):
+    keys = ["key", "another"] if times else ["key"]
     async with Purgatory() as purgatory:
         original = Probe(**times, name="name")
         copied = way(original)
@@ -74,17 +71,16 @@ async def test_a_copy_of_an_unwatched_operation_serves_as_well_as_the_original(w
 
 @on_virtual_time
 @WAYS
-async def test_a_copy_of_an_unwatched_operation_can_be_completed_or_expire(way):
-    async with Purgatory() as purgatory:
-        first, second = way(Probe(5)), way(Probe(5, name="forced"))
-        watch_all(purgatory, [first, second], ["key", "another"])
-        assert second.force_complete() is True
-        assert await second == "forced"
-        await first
-        assert first.state is OperationState.EXPIRED
-        unwatched = way(Probe(name="never watched"))
-        assert unwatched.force_complete() is True
-        assert unwatched.result() == "never watched"
+async def test_a_copy_of_an_unwatched_operation_can_be_completed_or_expire(purgatory, way):
+    first, second = way(Probe(5)), way(Probe(5, name="forced"))
+    watch_all(purgatory, [first, second], ["key", "another"])
+    assert second.force_complete() is True
+    assert await second == "forced"
+    await first
+    assert first.state is OperationState.EXPIRED
+    unwatched = way(Probe(name="never watched"))
+    assert unwatched.force_complete() is True
+    assert unwatched.result() == "never watched"
 
 
 @on_virtual_time

@@ -56,12 +56,11 @@ async def test_those_who_begin_to_receive_after_a_delivery_has_begun_are_cancell
 
 
 @on_virtual_time
-async def test_the_first_of_two_deliveries_counts():
-    async with Purgatory() as purgatory:
-        tasks = await begin_to_receive(purgatory, MANY)
-        assert purgatory.deliver("key", "first") == MANY
-        assert purgatory.deliver("key", "second") == 0
-        assert [await task for task in tasks] == ["first"] * MANY
+async def test_the_first_of_two_deliveries_counts(purgatory):
+    tasks = await begin_to_receive(purgatory, MANY)
+    assert purgatory.deliver("key", "first") == MANY
+    assert purgatory.deliver("key", "second") == 0
+    assert [await task for task in tasks] == ["first"] * MANY
 
 
 @on_virtual_time

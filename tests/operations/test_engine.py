@@ -65,8 +65,7 @@ async def test_an_operation_serves_once(unchanged, keys):
         (3, TypeError, "not 3: pass [3]"),
     ],
 )
-@pytest.mark.parametrize("timeout", [30, None])
-@pytest.mark.parametrize("options", [{}, {"max_pending": 5}])
+@pytest.mark.parametrize(("timeout", "options"), [(30, {}), (None, {"max_pending": 5})])
 async def test_wrong_keys_are_refused_and_the_operation_can_be_given_again(unchanged, keys, error, word, timeout, options):
     async with Purgatory(**options) as purgatory:
         for bystander in (False, True):
@@ -100,7 +99,7 @@ async def test_a_full_purgatory_refuses_who_would_have_to_wait_and_only_them(unc
         operations = watch_all(purgatory, [Probe(30) for _ in range(3)], keys)
         refused = Probe(30)
         give = partial(purgatory.try_complete_else_watch, refused, keys)
-        for _ in range(100):
+        for _ in range(10):
             unchanged(purgatory, give, PurgatoryFull, "cannot watch", "Probe pending", "3 operations wait in letters")
         assert isinstance(await outcome(purgatory.wait(Probe(30), keys)), PurgatoryFull)
         assert isinstance(await outcome(purgatory.wait_for(lambda: 0, keys, 30)), PurgatoryFull)

@@ -1,11 +1,10 @@
 """Wake-ups and fairness: nothing is lost, nobody barges in or starves, and an iteration of the loop keeps to its budget."""
 
 import asyncio
-import threading
 from itertools import pairwise
 
 import pytest
-from helpers import Probe, iterations, outcome, watch_all
+from helpers import Probe, in_thread, iterations, outcome, watch_all
 from loops import on_virtual_time
 
 from purgatory import OperationCancelled, OperationState, Purgatory
@@ -17,52 +16,49 @@ PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 # No wake-up is lost
 
 
-async def test_a_first_try_that_checks_its_own_key_is_tried_again():
-    async with Purgatory() as purgatory:
+async def test_a_first_try_that_checks_its_own_key_is_tried_again(purgatory):
 
-        def check_and_be_ready(operation):
-            if len(operation.calls) == 1:
-                purgatory.check_and_complete("key")
-                # Too late for this try, which has found it not ready.
-                asyncio.get_running_loop().call_soon(set)
-                first_ready.append(operation)
+    def check_and_be_ready(operation):
+        if len(operation.calls) == 1:
+            purgatory.check_and_complete("key")
+            # Too late for this try, which has found it not ready.
+            asyncio.get_running_loop().call_soon(set)
+            first_ready.append(operation)
 
-        class Late(Probe):
-            def try_complete(self):
-                was_ready = self.ready
-                super().try_complete()
-                self.ready = True
-                return was_ready and self.force_complete()
+    class Late(Probe):
+        def try_complete(self):
+            was_ready = self.ready
+            super().try_complete()
+            self.ready = True
+            return was_ready and self.force_complete()
 
-        first_ready = []
-        operation = Late(None, trying=check_and_be_ready)
-        # It has been completed by the time that the watch is over, by the check that its own try had asked for.
-        assert purgatory.try_complete_else_watch(operation, ["key"]) is True
-        assert operation.state is COMPLETED and purgatory.pending == 0
-
-
-async def test_a_first_try_within_a_hook_that_checks_its_own_key_is_tried_again():
-    async with Purgatory() as purgatory:
-        inner = Probe(None)
-        inner.trying = lambda one: (purgatory.check_and_complete("inner"), setattr(one, "ready", len(one.calls) > 1))
-        outer = Probe(None, completing=lambda _: purgatory.try_complete_else_watch(inner, ["inner"]))
-        watch_all(purgatory, [outer], ["outer"])
-        outer.ready = True
-        assert purgatory.check_and_complete("outer") == 2
-        assert inner.state is COMPLETED and inner.calls == ["try", "try", "complete"]
+    first_ready = []
+    operation = Late(None, trying=check_and_be_ready)
+    # It has been completed by the time that the watch is over, by the check that its own try had asked for.
+    assert purgatory.try_complete_else_watch(operation, ["key"]) is True
+    assert operation.state is COMPLETED and purgatory.pending == 0
 
 
-async def test_an_operation_watched_after_its_key_was_checked_in_the_same_hook_is_not_missed():
-    async with Purgatory() as purgatory:
-        inner = Probe(None, ready=True)
+async def test_a_first_try_within_a_hook_that_checks_its_own_key_is_tried_again(purgatory):
+    inner = Probe(None)
+    inner.trying = lambda one: (purgatory.check_and_complete("inner"), setattr(one, "ready", len(one.calls) > 1))
+    outer = Probe(None, completing=lambda _: purgatory.try_complete_else_watch(inner, ["inner"]))
+    watch_all(purgatory, [outer], ["outer"])
+    outer.ready = True
+    assert purgatory.check_and_complete("outer") == 2
+    assert inner.state is COMPLETED and inner.calls == ["try", "try", "complete"]
 
-        def check_then_watch(_):
-            purgatory.check_and_complete("inner")
-            purgatory.try_complete_else_watch(inner, ["inner"])
 
-        outer = Probe(None, ready=True, completing=check_then_watch)
-        assert purgatory.try_complete_else_watch(outer, ["outer"])
-        assert inner.state is COMPLETED
+async def test_an_operation_watched_after_its_key_was_checked_in_the_same_hook_is_not_missed(purgatory):
+    inner = Probe(None, ready=True)
+
+    def check_then_watch(_):
+        purgatory.check_and_complete("inner")
+        purgatory.try_complete_else_watch(inner, ["inner"])
+
+    outer = Probe(None, ready=True, completing=check_then_watch)
+    assert purgatory.try_complete_else_watch(outer, ["outer"])
+    assert inner.state is COMPLETED
 
 
 # Nobody starves
@@ -70,80 +66,73 @@ async def test_an_operation_watched_after_its_key_was_checked_in_the_same_hook_i
 
 @on_virtual_time
 @pytest.mark.parametrize("busy", ["one hot key", "many hot keys", "hooks that go on for ever"])
-async def test_a_key_that_a_thread_names_is_answered_whatever_else_goes_on(busy):
-    async with Purgatory() as purgatory:
-        goes_on = True
-        keys = range(20) if busy == "many hot keys" else [0]
-        if busy == "hooks that go on for ever":
+async def test_a_key_that_a_thread_names_is_answered_whatever_else_goes_on(purgatory, busy):
+    goes_on = True
+    keys = range(20) if busy == "many hot keys" else [0]
+    if busy == "hooks that go on for ever":
 
-            def another(_):
-                if goes_on:
-                    Probe(completing=another).force_complete()
+        def another(_):
+            if goes_on:
+                Probe(completing=another).force_complete()
 
-            Probe(completing=another).force_complete()
-        else:
-            for key in keys:
-                watch_all(purgatory, [Probe(None) for _ in range(5000 // len(keys))], [key])
-        quiet = watch_all(purgatory, [Probe(None)], ["quiet"])[0]
-        quiet.ready = True
-        waited = 0
-        for turn in range(200):
-            for key in keys:
-                purgatory.check_and_complete(key)
-            if turn == 20:
-                thread = threading.Thread(target=purgatory.check_and_complete_threadsafe, args=("quiet",))
-                thread.start()
-                thread.join()
-            await iterations(1)
-            waited += turn >= 20 and not quiet.is_completed
-        goes_on = False
-        assert quiet.is_completed and waited <= 4
-        await iterations(300)
+        Probe(completing=another).force_complete()
+    else:
+        for key in keys:
+            watch_all(purgatory, [Probe(None) for _ in range(5000 // len(keys))], [key])
+    quiet = watch_all(purgatory, [Probe(None)], ["quiet"])[0]
+    quiet.ready = True
+    waited = 0
+    for number in range(200):
+        for key in keys:
+            purgatory.check_and_complete(key)
+        if number == 20:
+            in_thread(purgatory.check_and_complete_threadsafe, "quiet")
+        await iterations(1)
+        waited += number >= 20 and not quiet.is_completed
+    goes_on = False
+    assert quiet.is_completed and waited <= 4
+    await iterations(300)
 
 
 @on_virtual_time
-async def test_the_three_kinds_of_put_off_work_take_turns():
-    async with Purgatory() as purgatory:
-        log = []
-        for kind in ("check", "named"):
-            watch_all(
-                purgatory, [Probe(None, log=[], trying=lambda _, kind=kind: log.append(kind)) for _ in range(5000)], [kind]
-            )
+async def test_the_three_kinds_of_deferred_work_alternate(purgatory):
+    log = []
+    for kind in ("check", "named"):
+        watch_all(purgatory, [Probe(None, log=[], trying=lambda _, kind=kind: log.append(kind)) for _ in range(5000)], [kind])
+    log.clear()
+    claimed = [Probe(completing=lambda _: log.append("hook")) for _ in range(5000)]
+    Probe(completing=lambda _: [operation.force_complete() for operation in claimed]).force_complete()
+    purgatory.check_and_complete("check")
+    purgatory.check_and_complete_threadsafe("named")
+    await iterations(2)
+    for _ in range(10):
         log.clear()
-        claimed = [Probe(completing=lambda _: log.append("hook")) for _ in range(5000)]
-        Probe(completing=lambda _: [operation.force_complete() for operation in claimed]).force_complete()
-        purgatory.check_and_complete("check")
-        purgatory.check_and_complete_threadsafe("named")
-        await iterations(2)
-        for _ in range(10):
-            log.clear()
-            await iterations(1)
-            assert len(log) <= MAX_PER_ITERATION
-            assert all(log.count(kind) >= MAX_PER_ITERATION // 5 for kind in ("hook", "check", "named"))
-        await iterations(100)
+        await iterations(1)
+        assert len(log) <= MAX_PER_ITERATION
+        assert all(log.count(kind) >= MAX_PER_ITERATION // 5 for kind in ("hook", "check", "named"))
+    await iterations(100)
 
 
 # No iteration costs more than its budget
 
 
 @on_virtual_time
-async def test_a_crowd_can_be_cancelled_a_portion_per_turn():
-    async with Purgatory() as purgatory:
-        waiting = watch_all(purgatory, [Probe(30) for _ in range(5 * MAX_PER_ITERATION)], ["hot", "other"])
-        left = [purgatory.pending]
+async def test_a_crowd_can_be_cancelled_a_budget_in_each_iteration(purgatory):
+    waiting = watch_all(purgatory, [Probe(30) for _ in range(5 * MAX_PER_ITERATION)], ["hot", "other"])
+    left = [purgatory.pending]
 
-        async def look():
-            while purgatory.pending:
-                await iterations(1)
-                left.append(purgatory.pending)
+    async def look():
+        while purgatory.pending:
+            await iterations(1)
+            left.append(purgatory.pending)
 
-        looking = asyncio.create_task(look())
-        await iterations(1)
-        assert await purgatory.acancel_for_key("hot") == waiting
-        await looking
-        assert max(before - after for before, after in pairwise(left)) <= MAX_PER_ITERATION
-        assert {operation.state for operation in waiting} == {CANCELLED} and purgatory.watched == 0
-        assert await purgatory.acancel_for_key("hot") == []
+    looking = asyncio.create_task(look())
+    await iterations(1)
+    assert await purgatory.acancel_for_key("hot") == waiting
+    await looking
+    assert max(before - after for before, after in pairwise(left)) <= MAX_PER_ITERATION
+    assert {operation.state for operation in waiting} == {CANCELLED} and purgatory.watched == 0
+    assert await purgatory.acancel_for_key("hot") == []
 
 
 # One hook at a time, whichever purgatory it belongs to
@@ -230,34 +219,32 @@ async def test_a_close_waits_for_its_own_hooks_and_not_for_those_that_go_on_for_
 
 
 @on_virtual_time
-async def test_force_complete_has_its_result_at_once_while_a_burst_is_worked_off():
-    async with Purgatory() as purgatory:
-        log = []
-        burst = watch_all(purgatory, [Probe(None, log=log) for _ in range(4 * MAX_PER_ITERATION)], ["burst"])
-        others = watch_all(purgatory, [Probe(None, name=number) for number in range(3)], ["others"])
-        starter = Probe(None, ready=True, completing=lambda _: [operation.force_complete() for operation in burst])
-        assert purgatory.try_complete_else_watch(starter, ["start"])
-        log.clear()
-        for other in others:
-            assert other.force_complete() and other.result() == other.name
-        assert log == []  # the burst has its own turns
-        await iterations(5)
-        assert [name for _, name in log].count("complete") >= 3 * MAX_PER_ITERATION
+async def test_force_complete_has_its_result_at_once_while_a_burst_is_worked_off(purgatory):
+    log = []
+    burst = watch_all(purgatory, [Probe(None, log=log) for _ in range(4 * MAX_PER_ITERATION)], ["burst"])
+    others = watch_all(purgatory, [Probe(None, name=number) for number in range(3)], ["others"])
+    starter = Probe(None, ready=True, completing=lambda _: [operation.force_complete() for operation in burst])
+    assert purgatory.try_complete_else_watch(starter, ["start"])
+    log.clear()
+    for other in others:
+        assert other.force_complete() and other.result() == other.name
+    assert log == []  # the burst has iterations of its own
+    await iterations(5)
+    assert [name for _, name in log].count("complete") >= 3 * MAX_PER_ITERATION
 
 
 @on_virtual_time
-async def test_a_first_try_that_sets_off_a_burst_has_its_own_result_at_once():
-    async with Purgatory() as purgatory:
-        burst = watch_all(purgatory, [Probe(None) for _ in range(4 * MAX_PER_ITERATION)], ["burst"])
-        first = Probe(None, name="first", ready=True)
-        first.trying = lambda _: [operation.force_complete() for operation in burst]
-        assert purgatory.try_complete_else_watch(first, ["key"]) and first.result() == "first"
-        await iterations(5)
-        assert all(operation.calls.count("complete") == 1 for operation in burst)
+async def test_a_first_try_that_sets_off_a_burst_has_its_own_result_at_once(purgatory):
+    burst = watch_all(purgatory, [Probe(None) for _ in range(4 * MAX_PER_ITERATION)], ["burst"])
+    first = Probe(None, name="first", ready=True)
+    first.trying = lambda _: [operation.force_complete() for operation in burst]
+    assert purgatory.try_complete_else_watch(first, ["key"]) and first.result() == "first"
+    await iterations(5)
+    assert all(operation.calls.count("complete") == 1 for operation in burst)
 
 
 @on_virtual_time
-async def test_what_a_portion_leaves_is_done_also_if_a_hook_exits(reports):
+async def test_what_a_budget_leaves_is_done_also_if_a_hook_exits(reports):
     purgatory = Purgatory()
     operations = [Probe(None) for _ in range(3 * MAX_PER_ITERATION)]
 

@@ -48,32 +48,30 @@ def complete_and_fail(operation):
 
 @on_virtual_time
 @pytest.mark.parametrize("number", [1, 2, 600])
-async def test_a_failure_of_an_operation_without_a_name_leaves_nobody_behind_it_waiting(number, reports):
-    async with Purgatory() as purgatory:
-        bad, *others = watch_all(purgatory, [Nameless(60), *(Probe(60) for _ in range(number))])
-        bad.trying = complete_and_fail
-        for other in others:
-            other.ready = True
-        purgatory.check_and_complete("key")
-        await iterations(5)
-        assert {operation.state for operation in [bad, *others]} == {COMPLETED}
-        [report] = reports
-        assert "Nameless" in report["message"] and isinstance(report["exception"], ValueError)
+async def test_a_failure_of_an_operation_without_a_name_leaves_nobody_behind_it_waiting(purgatory, number, reports):
+    bad, *others = watch_all(purgatory, [Nameless(60), *(Probe(60) for _ in range(number))])
+    bad.trying = complete_and_fail
+    for other in others:
+        other.ready = True
+    purgatory.check_and_complete("key")
+    await iterations(5)
+    assert {operation.state for operation in [bad, *others]} == {COMPLETED}
+    [report] = reports
+    assert "Nameless" in report["message"] and isinstance(report["exception"], ValueError)
 
 
 @on_virtual_time
-async def test_checks_of_a_key_go_on_after_the_failure_of_an_operation_without_a_name(reports):
-    async with Purgatory() as purgatory:
-        bad, other = watch_all(purgatory, [Nameless(60), Probe(60)])
-        bad.trying = complete_and_fail
-        with suppress(Broken):
-            purgatory.check_and_complete("key")
-        await iterations(5)
-        other.ready = True
+async def test_checks_of_a_key_go_on_after_the_failure_of_an_operation_without_a_name(purgatory, reports):
+    bad, other = watch_all(purgatory, [Nameless(60), Probe(60)])
+    bad.trying = complete_and_fail
+    with suppress(Broken):
         purgatory.check_and_complete("key")
-        await iterations(5)
-        assert other.state is COMPLETED
-        assert purgatory.pending == 0
+    await iterations(5)
+    other.ready = True
+    purgatory.check_and_complete("key")
+    await iterations(5)
+    assert other.state is COMPLETED
+    assert purgatory.pending == 0
 
 
 class SaysTrue(Nameless):
@@ -82,25 +80,23 @@ class SaysTrue(Nameless):
 
 
 @on_virtual_time
-async def test_a_try_that_returns_true_without_completing_is_explained_also_for_an_operation_without_a_name():
-    async with Purgatory() as purgatory:
-        with pytest.raises(TypeError, match="SaysTrue"):
-            await purgatory.wait(SaysTrue(60), ["key"])
+async def test_a_try_that_returns_true_without_completing_is_explained_also_for_an_operation_without_a_name(purgatory):
+    with pytest.raises(TypeError, match="SaysTrue"):
+        await purgatory.wait(SaysTrue(60), ["key"])
 
 
 @on_virtual_time
-async def test_a_hook_of_an_operation_without_a_name_that_nobody_awaits_is_reported(reports):
-    async with Purgatory() as purgatory:
+async def test_a_hook_of_an_operation_without_a_name_that_nobody_awaits_is_reported(purgatory, reports):
 
-        def failing(_):
-            raise ValueError("in a hook")
+    def failing(_):
+        raise ValueError("in a hook")
 
-        [bad, other] = watch_all(purgatory, [Nameless(60, completing=failing), Probe(60)])
-        bad.ready = other.ready = True
-        assert purgatory.check_and_complete("key") == 2
-        await iterations(5)
-        [report] = reports
-        assert "Nameless" in report["message"] and isinstance(report["exception"], ValueError)
+    [bad, other] = watch_all(purgatory, [Nameless(60, completing=failing), Probe(60)])
+    bad.ready = other.ready = True
+    assert purgatory.check_and_complete("key") == 2
+    await iterations(5)
+    [report] = reports
+    assert "Nameless" in report["message"] and isinstance(report["exception"], ValueError)
 
 
 @on_virtual_time
@@ -194,10 +190,9 @@ async def test_what_a_wait_for_a_threshold_ends_with_does_not_depend_on_names(ti
 
 
 @on_virtual_time
-async def test_waits_for_a_predicate_or_a_delivery_time_out_whatever_their_keys_say_of_themselves():
-    async with Purgatory() as purgatory:
-        for awaited in (purgatory.wait_for(lambda: None, [Key()], 1), purgatory.receive(Key(), 1)):
-            assert isinstance(await outcome(awaited), TimeoutError)
+async def test_waits_for_a_predicate_or_a_delivery_time_out_whatever_their_keys_say_of_themselves(purgatory):
+    for awaited in (purgatory.wait_for(lambda: None, [Key()], 1), purgatory.receive(Key(), 1)):
+        assert isinstance(await outcome(awaited), TimeoutError)
 
 
 def test_the_first_touch_of_a_run_counts_whatever_an_id_says_of_itself():
@@ -362,7 +357,7 @@ async def test_a_finalizer_that_checks_a_key_while_an_operation_joins_its_list_c
 
 
 @on_virtual_time
-async def test_a_finalizer_that_advances_a_key_while_a_wait_joins_its_line_loses_neither(collecting):
+async def test_a_finalizer_that_advances_a_key_while_a_wait_joins_its_queue_loses_neither(collecting):
     thresholds = ThresholdPurgatory()
     for threshold in THRESHOLDS:
         key = f"key {threshold}"
@@ -492,31 +487,31 @@ WAYS = [by_first_try, by_check, by_force, by_force_in_a_hook, by_force_unwatched
 
 @on_virtual_time
 @pytest.mark.parametrize("way", WAYS)
-async def test_hooks_run_once_for_an_operation_that_has_every_attribute(way):
-    async with Purgatory() as purgatory:
-        operation = Lenient(deadline=60, name="its name")
-        await way(purgatory, operation)
-        assert operation.calls.count("complete") == 1
-        assert await operation == "its name"
+async def test_hooks_run_once_for_an_operation_that_has_every_attribute(purgatory, way):
+    operation = Lenient(deadline=60, name="its name")
+    await way(purgatory, operation)
+    assert operation.calls.count("complete") == 1
+    assert await operation == "its name"
 
 
 @on_virtual_time
-async def test_an_operation_that_has_every_attribute_has_no_result_before_it_has_ended():
-    async with Purgatory() as purgatory:
-        operation = Lenient(60)
-        for _ in range(2):
-            with pytest.raises(asyncio.InvalidStateError):
-                operation.result()
-            if not purgatory.pending:
-                purgatory.try_complete_else_watch(operation, ["key"])
-        operation.cancel()
-        with pytest.raises(OperationCancelled):
+async def test_an_operation_that_has_every_attribute_has_no_result_before_it_has_ended(purgatory):
+    operation = Lenient(60)
+    for _ in range(2):
+        with pytest.raises(asyncio.InvalidStateError):
             operation.result()
+        if not purgatory.pending:
+            purgatory.try_complete_else_watch(operation, ["key"])
+    operation.cancel()
+    with pytest.raises(OperationCancelled):
+        operation.result()
 
 
 @on_virtual_time
-@pytest.mark.parametrize("before", [by_check, by_deadline, by_first_try])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("before", "way"),
+    [(by_check, way) for way in WAYS] + [(before, by_check) for before in (by_deadline, by_first_try, by_force_unwatched)],
+)
 async def test_an_operation_that_is_initialised_again_serves_again(way, before):
     loop = asyncio.get_running_loop()
     async with Purgatory() as purgatory:
@@ -536,17 +531,16 @@ async def test_an_operation_that_is_initialised_again_serves_again(way, before):
 
 
 @on_virtual_time
-async def test_an_operation_that_was_cancelled_and_is_initialised_again_may_be_awaited_while_it_waits():
-    async with Purgatory() as purgatory:
-        [operation] = watch_all(purgatory, [Probe(60)])
-        operation.cancel()
-        operation.__init__(60, name="again")
-        waiting = asyncio.create_task(outcome(purgatory.wait(operation, ["key"])))
-        await iterations(2)
-        operation.ready = True
-        assert purgatory.check_and_complete("key") == 1
-        assert await waiting == "again"
-        assert operation.result() == "again"
+async def test_an_operation_that_was_cancelled_and_is_initialised_again_may_be_awaited_while_it_waits(purgatory):
+    [operation] = watch_all(purgatory, [Probe(60)])
+    operation.cancel()
+    operation.__init__(60, name="again")
+    waiting = asyncio.create_task(outcome(purgatory.wait(operation, ["key"])))
+    await iterations(2)
+    operation.ready = True
+    assert purgatory.check_and_complete("key") == 1
+    assert await waiting == "again"
+    assert operation.result() == "again"
 
 
 def test_what_stands_in_the_way_of_a_call_from_outside_the_loop_is_told_whatever_a_key_says_of_itself():

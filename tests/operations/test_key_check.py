@@ -19,33 +19,31 @@ BURST = 8 * MAX_PER_ITERATION + 7
 # What a check counts
 
 
-async def test_check_returns_how_many_it_completed_also_by_checks_that_its_hooks_asked_for():
-    async with Purgatory() as purgatory:
-        a = watch_all(purgatory, [Probe(30, ready=False) for _ in range(3)], ["a"])
-        b = watch_all(purgatory, [Probe(30) for _ in range(2)], ["b"])
-        forced = watch_all(purgatory, [Probe(30)], ["c"])[0]
-        inner = []
+async def test_check_returns_how_many_it_completed_also_by_checks_that_its_hooks_asked_for(purgatory):
+    a = watch_all(purgatory, [Probe(30, ready=False) for _ in range(3)], ["a"])
+    b = watch_all(purgatory, [Probe(30) for _ in range(2)], ["b"])
+    forced = watch_all(purgatory, [Probe(30)], ["c"])[0]
+    inner = []
 
-        def completing(_):
-            inner.append(purgatory.check_and_complete("b"))
-            forced.force_complete()
+    def completing(_):
+        inner.append(purgatory.check_and_complete("b"))
+        forced.force_complete()
 
-        for operation in (a[0], a[2], *b):
-            operation.ready = True
-        a[0].completing = completing
-        assert purgatory.check_and_complete("a") == 4 and inner == [0]
-        assert forced.state is COMPLETED and purgatory.pending == 1
+    for operation in (a[0], a[2], *b):
+        operation.ready = True
+    a[0].completing = completing
+    assert purgatory.check_and_complete("a") == 4 and inner == [0]
+    assert forced.state is COMPLETED and purgatory.pending == 1
 
 
-async def test_a_check_does_not_count_what_an_earlier_one_left_for_the_next_turns():
-    async with Purgatory() as purgatory:
-        hot = watch_all(purgatory, [Probe(30) for _ in range(5 * MAX_PER_ITERATION)], ["hot"])
-        cold = watch_all(purgatory, [Probe(30)], ["cold"])
-        for operation in [*hot, *cold]:
-            operation.ready = True
-        assert purgatory.check_and_complete("hot") == MAX_PER_ITERATION
-        assert purgatory.check_and_complete("cold") == 1
-        assert cold[0].state is COMPLETED
+async def test_a_check_does_not_count_what_an_earlier_one_left_for_the_next_iterations(purgatory):
+    hot = watch_all(purgatory, [Probe(30) for _ in range(5 * MAX_PER_ITERATION)], ["hot"])
+    cold = watch_all(purgatory, [Probe(30)], ["cold"])
+    for operation in [*hot, *cold]:
+        operation.ready = True
+    assert purgatory.check_and_complete("hot") == MAX_PER_ITERATION
+    assert purgatory.check_and_complete("cold") == 1
+    assert cold[0].state is COMPLETED
 
 
 # Bursts coalesce
@@ -53,94 +51,89 @@ async def test_a_check_does_not_count_what_an_earlier_one_left_for_the_next_turn
 
 @on_virtual_time
 @pytest.mark.parametrize("by", ["calls", "threads", "hooks"])
-async def test_a_key_that_is_checked_all_the_time_is_in_line_once(by):
-    async with Purgatory() as purgatory:
-        waiting = watch_all(purgatory, [Probe(None) for _ in range(10 * MAX_PER_ITERATION)], ["hot"])
-        log = waiting[0].log
-        for operation in waiting:
-            operation.log = log
-        asked = 100
-        for _ in range(asked):
-            if by == "calls":
-                purgatory.check_and_complete("hot")
-            elif by == "threads":
-                purgatory.check_and_complete_threadsafe("hot")
-            else:
-                Probe(completing=lambda _: purgatory.check_and_complete("hot")).force_complete()
-            await iterations(1)
-        before = len(log)
-        assert before <= (asked + 1) * MAX_PER_ITERATION + len(waiting)
-        await iterations(asked * 10)
-        # What is left is the rest of the check in progress, and one more: not a check for each call.
-        assert len(log) - before <= 2 * len(waiting)
-        count = len(log)
-        await iterations(30)
-        assert len(log) == count
+async def test_a_key_that_is_checked_all_the_time_is_queued_once(purgatory, by):
+    waiting = watch_all(purgatory, [Probe(None) for _ in range(10 * MAX_PER_ITERATION)], ["hot"])
+    log = waiting[0].log
+    for operation in waiting:
+        operation.log = log
+    asked = 100
+    for _ in range(asked):
+        if by == "calls":
+            purgatory.check_and_complete("hot")
+        elif by == "threads":
+            purgatory.check_and_complete_threadsafe("hot")
+        else:
+            Probe(completing=lambda _: purgatory.check_and_complete("hot")).force_complete()
+        await iterations(1)
+    before = len(log)
+    assert before <= (asked + 1) * MAX_PER_ITERATION + len(waiting)
+    await iterations(asked * 10)
+    # What is left is the rest of the check in progress, and one more: not a check for each call.
+    assert len(log) - before <= 2 * len(waiting)
+    count = len(log)
+    await iterations(30)
+    assert len(log) == count
 
 
 @on_virtual_time
-async def test_a_check_that_is_asked_for_while_it_is_in_progress_runs_once_more():
-    async with Purgatory() as purgatory:
-        waiting = watch_all(purgatory, [Probe(None) for _ in range(3 * MAX_PER_ITERATION)], ["hot"])
-        assert purgatory.check_and_complete("hot") == 0
-        waiting[0].ready = True
-        assert purgatory.check_and_complete("hot") == 0  # its turn in this check has passed
-        await iterations(10)
-        assert waiting[0].state is COMPLETED
-        assert {len(operation.calls) for operation in waiting[1:]} == {3}
+async def test_a_check_that_is_asked_for_while_it_is_in_progress_runs_once_more(purgatory):
+    waiting = watch_all(purgatory, [Probe(None) for _ in range(3 * MAX_PER_ITERATION)], ["hot"])
+    assert purgatory.check_and_complete("hot") == 0
+    waiting[0].ready = True
+    assert purgatory.check_and_complete("hot") == 0  # this check has tried it already
+    await iterations(10)
+    assert waiting[0].state is COMPLETED
+    assert {len(operation.calls) for operation in waiting[1:]} == {3}
 
 
 # No iteration costs more than its budget
 
 
 @on_virtual_time
-async def test_the_first_iteration_of_a_check_costs_its_budget_whatever_waits():
-    async with Purgatory() as purgatory:
-        waiting = watch_all(purgatory, [Probe(None, log=[]) for _ in range(60 * MAX_PER_ITERATION)], ["hot"])
-        shared = []
-        for operation in waiting:
-            operation.log = shared
-        shared.extend([None] * len(waiting))
-        shared.clear()
-        tracemalloc.start()
-        try:
-            purgatory.check_and_complete("hot")
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert len(shared) <= MAX_PER_ITERATION
-        # A copy of the list would take 8 bytes for each that waits, some 240 kB; what is tried logs a tuple of 56.
-        assert peak < MAX_PER_ITERATION * 200
+async def test_the_first_iteration_of_a_check_costs_its_budget_whatever_waits(purgatory):
+    waiting = watch_all(purgatory, [Probe(None, log=[]) for _ in range(60 * MAX_PER_ITERATION)], ["hot"])
+    shared = []
+    for operation in waiting:
+        operation.log = shared
+    shared.extend([None] * len(waiting))
+    shared.clear()
+    tracemalloc.start()
+    try:
+        purgatory.check_and_complete("hot")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(shared) <= MAX_PER_ITERATION
+    # A copy of the list would take 8 bytes for each that waits, some 240 kB; what is tried logs a tuple of 56.
+    assert peak < MAX_PER_ITERATION * 200
 
 
 @pytest.mark.parametrize("ready", [True, False], ids=["completing", "only tried"])
-async def test_a_check_with_very_many_waiters_is_spread_over_turns_in_order(ready):
-    async with Purgatory() as purgatory:
-        log = []
-        operations = watch_all(purgatory, [Probe(30, name=number, log=log) for number in range(BURST)])
-        log.clear()
-        pulse = Pulse()
-        for operation in operations:
-            operation.ready, operation.trying = ready, pulse.mark
-        assert purgatory.check_and_complete("key") == (MAX_PER_ITERATION if ready else 0)
-        assert len(log) == (2 * MAX_PER_ITERATION if ready else MAX_PER_ITERATION), "a first budget is tried at once"
-        await iterations(20)
-        assert [name for name, hook in log if hook == "try"] == list(range(BURST))
-        assert pulse.busiest <= MAX_PER_ITERATION and purgatory.pending == (0 if ready else BURST)
-        purgatory._check()
+async def test_a_check_with_very_many_waiters_is_spread_over_iterations_in_order(purgatory, ready):
+    log = []
+    operations = watch_all(purgatory, [Probe(30, name=number, log=log) for number in range(BURST)])
+    log.clear()
+    pulse = Pulse()
+    for operation in operations:
+        operation.ready, operation.trying = ready, pulse.mark
+    assert purgatory.check_and_complete("key") == (MAX_PER_ITERATION if ready else 0)
+    assert len(log) == (2 * MAX_PER_ITERATION if ready else MAX_PER_ITERATION), "a first budget is tried at once"
+    await iterations(20)
+    assert [name for name, hook in log if hook == "try"] == list(range(BURST))
+    assert pulse.busiest <= MAX_PER_ITERATION and purgatory.pending == (0 if ready else BURST)
+    purgatory._check()
 
 
-async def test_two_large_checks_take_turns():
-    async with Purgatory() as purgatory:
-        log = []
-        for key in "ab":
-            watch_all(purgatory, [Probe(30, name=key, log=log) for _ in range(4 * MAX_PER_ITERATION)], [key])
-        log.clear()
-        purgatory.check_and_complete("a")
-        purgatory.check_and_complete("b")
-        await iterations(20)
-        rounds = [name for position, (name, _) in enumerate(log) if position % MAX_PER_ITERATION == 0]
-        assert sorted(rounds) == ["a"] * 4 + ["b"] * 4 and set(rounds[:4]) == {"a", "b"}
+async def test_two_large_checks_alternate(purgatory):
+    log = []
+    for key in "ab":
+        watch_all(purgatory, [Probe(30, name=key, log=log) for _ in range(4 * MAX_PER_ITERATION)], [key])
+    log.clear()
+    purgatory.check_and_complete("a")
+    purgatory.check_and_complete("b")
+    await iterations(20)
+    rounds = [name for position, (name, _) in enumerate(log) if position % MAX_PER_ITERATION == 0]
+    assert sorted(rounds) == ["a"] * 4 + ["b"] * 4 and set(rounds[:4]) == {"a", "b"}
 
 
 # First come, first served
@@ -165,21 +158,20 @@ class Takes(DelayedOperation[int]):
 
 @on_virtual_time
 @pytest.mark.parametrize("key", ["hot", ("hot", 1)])
-async def test_a_newcomer_to_a_key_under_check_takes_its_place_at_the_end(key):
-    async with Purgatory() as purgatory:
-        tokens, served = [], []
-        count = MAX_PER_ITERATION + 188
-        watch_all(purgatory, [Takes(number, tokens, served) for number in range(count)], [key])
-        tokens.extend(range(count))
-        assert purgatory.check_and_complete(key) == MAX_PER_ITERATION
-        newcomers = [Takes(count + number, tokens, served) for number in range(3)]
-        for newcomer in newcomers:
-            assert purgatory.try_complete_else_watch(newcomer, [key, "another"]) is False
-        tokens.append(None)
-        await iterations(5)
-        assert served == list(range(count + 1))
-        assert [newcomer.state for newcomer in newcomers] == [COMPLETED, PENDING, PENDING]
-        purgatory.cancel_for_key(key)
+async def test_a_newcomer_to_a_key_under_check_takes_its_place_at_the_end(purgatory, key):
+    tokens, served = [], []
+    count = MAX_PER_ITERATION + 188
+    watch_all(purgatory, [Takes(number, tokens, served) for number in range(count)], [key])
+    tokens.extend(range(count))
+    assert purgatory.check_and_complete(key) == MAX_PER_ITERATION
+    newcomers = [Takes(count + number, tokens, served) for number in range(3)]
+    for newcomer in newcomers:
+        assert purgatory.try_complete_else_watch(newcomer, [key, "another"]) is False
+    tokens.append(None)
+    await iterations(5)
+    assert served == list(range(count + 1))
+    assert [newcomer.state for newcomer in newcomers] == [COMPLETED, PENDING, PENDING]
+    purgatory.cancel_for_key(key)
 
 
 @on_virtual_time
@@ -205,58 +197,55 @@ async def test_a_newcomer_is_tried_once_by_a_check_in_progress_though_its_first_
     [(300, 0), (300, 299), (MAX_PER_ITERATION, 100), (2 * MAX_PER_ITERATION + 300, 2 * MAX_PER_ITERATION + 50)],
 )
 @pytest.mark.parametrize("leaving", ["all leave", "some leave", "nobody leaves"])
-async def test_newcomers_are_met_in_order_at_the_end_of_a_check(leaving, count, at):
-    async with Purgatory() as purgatory:
-        served, new = [], []
+async def test_newcomers_are_met_in_order_at_the_end_of_a_check(purgatory, leaving, count, at):
+    served, new = [], []
 
-        def newcomers(number):
-            for _ in range(number):
-                new.append(Probe(None, name=len(new), ready=True, completing=lambda one: served.append(one.name)))
-                watch_all(purgatory, new[-1:], ["hot"])
+    def newcomers(number):
+        for _ in range(number):
+            new.append(Probe(None, name=len(new), ready=True, completing=lambda one: served.append(one.name)))
+            watch_all(purgatory, new[-1:], ["hot"])
 
-        def come_and_go(_):
-            if not new:
-                newcomers(5)
-                for operation in old[:: {"all leave": 1, "some leave": 3, "nobody leaves": count}[leaving]]:
-                    operation.cancel()
-                newcomers(2 * MAX_PER_ITERATION)
+    def come_and_go(_):
+        if not new:
+            newcomers(5)
+            for operation in old[:: {"all leave": 1, "some leave": 3, "nobody leaves": count}[leaving]]:
+                operation.cancel()
+            newcomers(2 * MAX_PER_ITERATION)
 
-        old = watch_all(purgatory, [Probe(None) for _ in range(count)], ["hot"])
-        old[at].trying = come_and_go
-        purgatory.check_and_complete("hot")
-        await iterations(12)
-        assert [number for number, name in enumerate(served) if number != name] == [] and len(served) == len(new)
-        assert {len(operation.calls) for operation in new} == {2}
-        purgatory._check()
-        purgatory.cancel_for_key("hot")
-        assert purgatory.pending == purgatory.watched == 0
-
-
-@on_virtual_time
-async def test_who_cannot_wait_is_tried_at_once_also_at_a_key_under_check():
-    async with Purgatory() as purgatory:
-        watch_all(purgatory, [Probe(None) for _ in range(2 * MAX_PER_ITERATION)], ["hot"])
-        purgatory.check_and_complete("hot")
-        assert purgatory.try_complete_else_watch(Probe(0, ready=True, name="now"), ["hot"]) is True
-        assert purgatory.try_complete_else_watch(hopeless := Probe(-1), ["hot"]) is True
-        assert hopeless.calls == ["try", "complete", "expire"]
-        purgatory.cancel_for_key("hot")
+    old = watch_all(purgatory, [Probe(None) for _ in range(count)], ["hot"])
+    old[at].trying = come_and_go
+    purgatory.check_and_complete("hot")
+    await iterations(12)
+    assert [number for number, name in enumerate(served) if number != name] == [] and len(served) == len(new)
+    assert {len(operation.calls) for operation in new} == {2}
+    purgatory._check()
+    purgatory.cancel_for_key("hot")
+    assert purgatory.pending == purgatory.watched == 0
 
 
 @on_virtual_time
-async def test_who_comes_to_a_key_whose_check_is_in_line_is_tried_once_when_that_begins():
-    async with Purgatory() as purgatory:
-        newcomers = [Probe(30), Probe(30)]
+async def test_who_cannot_wait_is_tried_at_once_also_at_a_key_under_check(purgatory):
+    watch_all(purgatory, [Probe(None) for _ in range(2 * MAX_PER_ITERATION)], ["hot"])
+    purgatory.check_and_complete("hot")
+    assert purgatory.try_complete_else_watch(Probe(0, ready=True, name="now"), ["hot"]) is True
+    assert purgatory.try_complete_else_watch(hopeless := Probe(-1), ["hot"]) is True
+    assert hopeless.calls == ["try", "complete", "expire"]
+    purgatory.cancel_for_key("hot")
 
-        def ask_then_come(_):
-            purgatory.check_and_complete("key")
-            watch_all(purgatory, newcomers)
-            newcomers[0].ready = True
 
-        watch_all(purgatory, waiting := [Probe(30)])
-        Probe(completing=ask_then_come).force_complete()
-        assert newcomers[0].state is COMPLETED
-        assert [each.calls for each in (*waiting, *newcomers)] == [["try", "try"], ["try", "complete"], ["try"]]
+@on_virtual_time
+async def test_who_comes_to_a_key_whose_check_is_queued_is_tried_once_when_that_begins(purgatory):
+    newcomers = [Probe(30), Probe(30)]
+
+    def ask_then_come(_):
+        purgatory.check_and_complete("key")
+        watch_all(purgatory, newcomers)
+        newcomers[0].ready = True
+
+    watch_all(purgatory, waiting := [Probe(30)])
+    Probe(completing=ask_then_come).force_complete()
+    assert newcomers[0].state is COMPLETED
+    assert [each.calls for each in (*waiting, *newcomers)] == [["try", "try"], ["try", "complete"], ["try"]]
 
 
 # One that goes wrong

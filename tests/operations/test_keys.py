@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from unittest.mock import patch
 
 import pytest
-from helpers import Probe, iterations, outcome
+from helpers import Probe, counts, iterations, outcome
 from loops import on_virtual_time
 
 from purgatory import (
@@ -57,14 +57,7 @@ class Changeable:
         return isinstance(other, Changeable) and self.id == other.id
 
 
-def counts(purgatory):
-    return purgatory.pending, purgatory.watched, purgatory.statistics().keys
-
-
-TIMEOUTS = [{"timeout": 30.0}, {"timeout": None}, {"timeout": 1e9}]
-
-
-@pytest.mark.parametrize("timeout", TIMEOUTS, ids=["timeout", "none", "far"])
+@on_virtual_time
 @pytest.mark.parametrize(
     ("bad", "error"),
     [
@@ -76,34 +69,31 @@ TIMEOUTS = [{"timeout": 30.0}, {"timeout": None}, {"timeout": 1e9}]
     ],
     ids=["equality", "ValueError", "KeyError", "OverflowError", "list"],
 )
-@pytest.mark.parametrize("place", ["alone", "first", "last", "behind one that is shared"])
-async def test_what_a_key_raises_reaches_the_caller_and_changes_nothing(bad, error, place, timeout):
-    async with Purgatory() as purgatory:
-        other, crowd = Probe(0.01), [Probe(0.01), Probe(0.01)]
-        purgatory.try_complete_else_watch(other, [1, 2])  # the hash of 1 is that of Naive(1)
-        for one in crowd:
-            purgatory.try_complete_else_watch(one, ["shared", "more"])
-        before = counts(purgatory)
-        operation = Probe(**timeout)
-        keys = {
-            "alone": [bad()],
-            "first": [bad(), "a", "b"],
-            "last": ["a", "b", bad()],
-            "behind one that is shared": ["shared", "a", "more", bad()],
-        }[place]
-        for _ in range(3):
-            with pytest.raises(error):
-                purgatory.try_complete_else_watch(operation, keys)
-            assert counts(purgatory) == before and operation.state is PENDING
-            purgatory._check()
+@pytest.mark.parametrize(
+    ("others", "timeout"),
+    [([], 30.0), ([], None), (["a", "b"], 1e9), (["shared", "a", "more"], 30.0)],
+    ids=["alone", "alone, without a deadline", "with others", "with some that are shared"],
+)
+async def test_what_a_key_raises_reaches_the_caller_and_changes_nothing(purgatory, bad, error, others, timeout):
+    other, crowd = Probe(1), [Probe(1), Probe(1)]
+    purgatory.try_complete_else_watch(other, [1, 2])  # the hash of 1 is that of Naive(1)
+    for one in crowd:
+        purgatory.try_complete_else_watch(one, ["shared", "more"])
+    before = counts(purgatory)
+    operation = Probe(timeout)
+    for keys in ([*others, bad()], [bad(), *others]):
         with pytest.raises(error):
-            purgatory.check_and_complete(bad())
-        assert purgatory.try_complete_else_watch(operation, ["a", "b"]) is False
-        assert [await one for one in (other, *crowd)] == ["", "", ""]
-        assert {one.state for one in (other, *crowd)} == {EXPIRED}
-        assert all(one.calls.count("complete") == 1 for one in (other, *crowd))
-        operation.ready = True
-        assert purgatory.check_and_complete("b") == 1 and counts(purgatory) == (0, 0, 0)
+            purgatory.try_complete_else_watch(operation, keys)
+        assert counts(purgatory) == before and operation.state is PENDING
+        purgatory._check()
+    with pytest.raises(error):
+        purgatory.check_and_complete(bad())
+    assert purgatory.try_complete_else_watch(operation, ["a", "b"]) is False
+    assert [await one for one in (other, *crowd)] == ["", "", ""]
+    assert {one.state for one in (other, *crowd)} == {EXPIRED}
+    assert all(one.calls.count("complete") == 1 for one in (other, *crowd))
+    operation.ready = True
+    assert purgatory.check_and_complete("b") == 1 and counts(purgatory) == (0, 0, 0)
 
 
 @on_virtual_time
@@ -177,17 +167,16 @@ async def test_a_key_whose_hash_has_changed_can_be_watched_by_others_by_the_one_
     assert reports
 
 
-async def test_a_key_that_cannot_be_found_among_those_of_its_operation_is_refused_to_others():
-    async with Purgatory() as purgatory:
-        key = Fickle(1)
-        first, second = Probe(30), Probe(30)
-        purgatory.try_complete_else_watch(first, ["other", key])
-        with pytest.raises(RuntimeError, match="what it equals has changed"):
-            purgatory.try_complete_else_watch(second, [Fickle(1)])
-        assert counts(purgatory) == (1, 2, 2) and second.state is PENDING
-        purgatory._check()
-        second.ready = True
-        assert purgatory.try_complete_else_watch(second, ["other"])
+async def test_a_key_that_cannot_be_found_among_those_of_its_operation_is_refused_to_others(purgatory):
+    key = Fickle(1)
+    first, second = Probe(30), Probe(30)
+    purgatory.try_complete_else_watch(first, ["other", key])
+    with pytest.raises(RuntimeError, match="what it equals has changed"):
+        purgatory.try_complete_else_watch(second, [Fickle(1)])
+    assert counts(purgatory) == (1, 2, 2) and second.state is PENDING
+    purgatory._check()
+    second.ready = True
+    assert purgatory.try_complete_else_watch(second, ["other"])
 
 
 @pytest.mark.parametrize("others", [0, 1, 2])
@@ -295,7 +284,7 @@ async def test_a_wait_for_a_key_whose_hash_raises_is_answered(reports):
 
 
 @on_virtual_time
-async def test_an_id_that_changes_is_told_once_and_the_others_as_well(reports):
+async def test_an_id_that_changes_is_reported_once_and_the_others_as_well(reports):
     idle, key = [], Changeable(1)
     with IdleTracker(5, idle.append) as tracker:
         tracker.touch(key)
@@ -327,44 +316,35 @@ async def test_threads_that_name_bad_keys_hurt_nobody_else(reports):
 # Operations that are equal
 
 
-async def test_operations_that_a_decorator_makes_equal_are_refused():
-    @dataclass(unsafe_hash=True)
-    class Equal(DelayedOperation):
+@on_virtual_time
+async def test_operations_that_a_decorator_makes_equal_are_refused(purgatory):
+    class Numbered(DelayedOperation):
         number: int
 
         def __post_init__(self):
-            super().__init__(0.01)
+            super().__init__(1)
 
         def try_complete(self):
             return False
+
+    @dataclass(unsafe_hash=True)
+    class Equal(Numbered):
+        number: int
 
     @dataclass
-    class NotHashable(DelayedOperation):
+    class NotHashable(Numbered):
         number: int
-
-        def __post_init__(self):
-            super().__init__(0.01)
-
-        def try_complete(self):
-            return False
 
     @dataclass(eq=False)
-    class Right(DelayedOperation):
+    class Right(Numbered):
         number: int
 
-        def __post_init__(self):
-            super().__init__(0.01)
-
-        def try_complete(self):
-            return False
-
-    async with Purgatory() as purgatory:
-        for kind in (Equal, NotHashable):
-            for _ in range(2):
-                with pytest.raises(TypeError, match=f"{kind.__name__} defines __eq__ or __hash__"):
-                    purgatory.try_complete_else_watch(kind(1), ["key"])
-        assert counts(purgatory) == (0, 0, 0)
-        two = [Right(1), Right(1)]
-        for one in two:
-            purgatory.try_complete_else_watch(one, ["key"])
-        assert [await one for one in two] == [None, None] and {one.state for one in two} == {EXPIRED}
+    for kind in (Equal, NotHashable):
+        for _ in range(2):
+            with pytest.raises(TypeError, match=f"{kind.__name__} defines __eq__ or __hash__"):
+                purgatory.try_complete_else_watch(kind(1), ["key"])
+    assert counts(purgatory) == (0, 0, 0)
+    two = [Right(1), Right(1)]
+    for one in two:
+        purgatory.try_complete_else_watch(one, ["key"])
+    assert [await one for one in two] == [None, None] and {one.state for one in two} == {EXPIRED}

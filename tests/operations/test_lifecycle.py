@@ -7,7 +7,7 @@ import pytest
 from helpers import Probe, counts, watch_all
 from loops import on_virtual_time
 
-from purgatory import OperationCancelled, OperationState, Purgatory
+from purgatory import OperationCancelled, OperationState
 from purgatory._operations.lifecycle import MOVES, claim, has_result, no_result_error
 from purgatory._operations.watch_lists import UNWATCHED
 
@@ -38,27 +38,25 @@ def test_of_an_unwatched_operation_claim_makes_the_moves_of_the_table_and_no_oth
 
 
 @on_virtual_time
-@pytest.mark.parametrize("keys", [["key"], ["key", "second"]])
-@pytest.mark.parametrize("timeout", [5, None])
+@pytest.mark.parametrize(("timeout", "keys"), [(5, ["key"]), (None, ["key", "second"])])
 @pytest.mark.parametrize(("before", "after"), PAIRS, ids=[f"{a.value} to {b.value}" for a, b in PAIRS])
-async def test_of_a_watched_operation_claim_makes_the_moves_of_the_table_and_no_other(before, after, timeout, keys):
-    async with Purgatory() as purgatory:
-        watch_all(purgatory, [Probe(timeout)], keys)
-        [operation] = watch_all(purgatory, [Probe(timeout)], keys)
-        watch_all(purgatory, [Probe(timeout)], keys)
-        ended_as(before, operation)
-        moves = after in MOVES[before]
-        at_first = counts(purgatory, "completed", "expired", "cancelled")
-        assert claim(operation, after) is moves
-        assert operation.state is (after if moves else before)
-        assert operation.calls == ["try"], "a claim runs no hook"
-        added = [now - then for now, then in zip(counts(purgatory, "completed", "expired", "cancelled"), at_first, strict=True)]
-        assert added == [moves and after is state for state in (COMPLETED, EXPIRED, CANCELLED)]
-        waits = operation.state is PENDING
-        assert counts(purgatory) == (2 + waits, (2 + waits) * len(keys), len(keys))
-        assert (operation._op_links is not UNWATCHED) is waits
-        assert (operation._timer_chunk is not None) is (waits and timeout is not None)
-        purgatory._check()
+async def test_of_a_watched_operation_claim_makes_the_moves_of_the_table_and_no_other(purgatory, before, after, timeout, keys):
+    watch_all(purgatory, [Probe(timeout)], keys)
+    [operation] = watch_all(purgatory, [Probe(timeout)], keys)
+    watch_all(purgatory, [Probe(timeout)], keys)
+    ended_as(before, operation)
+    moves = after in MOVES[before]
+    at_first = counts(purgatory, "completed", "expired", "cancelled")
+    assert claim(operation, after) is moves
+    assert operation.state is (after if moves else before)
+    assert operation.calls == ["try"], "a claim runs no hook"
+    added = [now - then for now, then in zip(counts(purgatory, "completed", "expired", "cancelled"), at_first, strict=True)]
+    assert added == [moves and after is state for state in (COMPLETED, EXPIRED, CANCELLED)]
+    waits = operation.state is PENDING
+    assert counts(purgatory) == (2 + waits, (2 + waits) * len(keys), len(keys))
+    assert (operation._op_links is not UNWATCHED) is waits
+    assert (operation._timer_chunk is not None) is (waits and timeout is not None)
+    purgatory._check()
 
 
 @pytest.mark.parametrize("state", OperationState)

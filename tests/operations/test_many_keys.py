@@ -11,8 +11,8 @@ from purgatory import Purgatory
 
 OPERATIONS, KEYS = 128, 1000
 
-MOST = 10_000 + KEYS
-"""Registrations that an iteration may release: the last operation of a portion may go beyond it."""
+MAX_RELEASED = 10_000 + KEYS
+"""Registrations that an iteration may release: the last operation may go beyond the budget."""
 
 
 class Releases(Pulse):
@@ -71,7 +71,7 @@ async def test_what_an_iteration_of_the_loop_releases_is_bounded(end, shared):
     await iterations(100)
     assert sum(releases.marks.values()) == OPERATIONS * KEYS
     assert purgatory.pending == purgatory.watched == 0
-    assert releases.busiest <= MOST
+    assert releases.busiest <= MAX_RELEASED
 
 
 @on_virtual_time

@@ -1,12 +1,11 @@
-"""A missed trigger is one that somebody forgot: what completes at its deadline while a check of its key is in line, in progress
+"""A missed trigger is one that somebody forgot: what completes at its deadline while a check of its key is queued, in progress
 or asked for by another thread is none."""
 
 import asyncio
 import logging
-import threading
 
 import pytest
-from helpers import Probe, watch_all
+from helpers import Listener, Probe, in_thread, watch_all
 from loops import on_virtual_time
 
 from purgatory import OperationState, Purgatory
@@ -15,25 +14,14 @@ MANY = 2000
 """So many operations under a key are tried in several iterations of the loop."""
 
 
-class Listener:
-    def __init__(self):
-        self.missed = []
-
-    def operation_ended(self, ended):
-        self.missed.append(ended.missed_trigger)
-
-    def key_checked(self, key, tried, completed):
-        pass
-
-
 @pytest.fixture
 def listener(caplog):
-    """An observer that is to hear of no missed trigger; nor is one to be logged."""
+    """An observer that is to see no missed trigger; nor is one to be logged."""
     listener = Listener()
     with caplog.at_level(logging.WARNING, "purgatory"):
         yield listener
-    assert listener.missed
-    assert not any(listener.missed)
+    assert listener.ended
+    assert not any(ended.missed_trigger for ended in listener.ended)
     assert not [record for record in caplog.records if "missed trigger" in record.getMessage()]
 
 
@@ -76,9 +64,7 @@ def complete(purgatory, others, *, by_thread=False):
         for other in others:
             other.ready = True
             if by_thread:
-                thread = threading.Thread(target=purgatory.check_and_complete_threadsafe, args=(other.name,))
-                thread.start()
-                thread.join()
+                in_thread(purgatory.check_and_complete_threadsafe, other.name)
             else:
                 purgatory.check_and_complete(other.name)
 
@@ -104,8 +90,8 @@ async def test_what_is_due_in_the_iteration_in_which_the_hooks_of_another_one_ch
 
 
 @on_virtual_time
-async def test_what_is_due_while_a_check_of_its_key_is_in_line_is_no_missed_trigger(listener):
-    async with Purgatory("in line", observer=listener) as purgatory:
+async def test_what_is_due_while_a_check_of_its_key_is_queued_is_no_missed_trigger(listener):
+    async with Purgatory("queued", observer=listener) as purgatory:
         for number in range(3):
             watch_all(purgatory, [Probe() for _ in range(MANY)], [f"crowd {number}"])
         operations = watch_all(purgatory, [Probe(5) for _ in range(3)])
@@ -129,9 +115,7 @@ async def test_what_is_due_when_a_thread_has_asked_for_a_check_of_its_key_is_no_
         operations = watch_all(purgatory, [Probe(5) for _ in range(MANY)])
         for operation in operations:
             operation.ready = True
-        thread = threading.Thread(target=purgatory.check_and_complete_threadsafe, args=("key",))
-        thread.start()
-        thread.join()
+        in_thread(purgatory.check_and_complete_threadsafe, "key")
         let_time_pass(10)
         await asyncio.sleep(1)
         nothing_was_missed(purgatory, operations)
@@ -148,4 +132,4 @@ async def test_what_nobody_has_checked_is_still_a_missed_trigger():
         let_time_pass(10)
         await asyncio.sleep(1)
         assert operation.state is OperationState.COMPLETED
-        assert purgatory.statistics().missed_triggers == 1 and listener.missed == [True]
+        assert purgatory.statistics().missed_triggers == 1 and listener.ended[0].missed_trigger

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -469,12 +470,20 @@ class Comparison(RuleBasedStateMachine):
                 self.real.loop.close()
 
 
-TestThePurgatoryDoesWhatANaiveListWouldDo = Comparison.TestCase
-TestThePurgatoryDoesWhatANaiveListWouldDo.settings = settings(
-    max_examples=1000,
+IN_FEW_HISTORIES = settings(
+    max_examples=100,
     stateful_step_count=50,
     derandomize=True,
     database=None,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
+
+
+class TestThePurgatoryDoesWhatANaiveListWouldDo(Comparison.TestCase):  # type: ignore[misc,name-defined]
+    settings = IN_FEW_HISTORIES
+
+
+@pytest.mark.slow
+class TestThePurgatoryDoesWhatANaiveListWouldDoAThousandTimes(Comparison.TestCase):  # type: ignore[misc,name-defined]
+    settings = settings(IN_FEW_HISTORIES, max_examples=1000)

@@ -11,8 +11,8 @@ from math import inf, nan, ulp
 from sys import getsizeof
 
 import pytest
-from helpers import Probe, Pulse, Spy, counts, iterations, outcome, profiled, raiser, watch_all
-from loops import on_virtual_time
+from helpers import Listener, Probe, Pulse, Spy, collector, counts, iterations, outcome, profiled, raiser, watch_all
+from loops import on_every_loop, on_virtual_time
 
 from purgatory import (
     OperationCancelled,
@@ -28,20 +28,6 @@ PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 DEEP = 10_000  # ten times the recursion limit
 
 
-class Journal:
-    """An observer that writes everything down."""
-
-    def __init__(self) -> None:
-        self.finished: list[int] = []
-        self.checks: list[tuple[object, int, int]] = []
-
-    def operation_ended(self, ended):
-        self.finished.append(ended.operation_id)
-
-    def key_checked(self, key, tried, completed):
-        self.checks.append((key, tried, completed))
-
-
 # The fast paths and the general ones must not differ: whatever takes one of them is tried on each.
 on_every_path = pytest.mark.parametrize(
     ("options", "keys"),
@@ -50,7 +36,7 @@ on_every_path = pytest.mark.parametrize(
         ({}, ["key"]),
         ({}, ("key", "second")),
         ({"max_pending": 100_000}, ["key"]),
-        ({"observer": Journal()}, {"key"}),
+        ({"observer": Listener()}, {"key"}),
     ],
     ids=["one key", "a list", "two keys", "limited", "observed"],
 )
@@ -143,17 +129,17 @@ async def test_a_check_that_the_first_try_asks_for_is_made_even_if_the_operation
 
 
 @pytest.mark.parametrize("keys", [["key"], ["key", "second"]])
-async def test_what_the_first_try_completes_elsewhere_is_finished_before_the_call_returns(keys):
-    async with Purgatory() as purgatory:
-        other = watch_all(purgatory, [Probe(30)], ["other"])[0]
-        operation = Probe(30, trying=lambda _: other.force_complete())
-        assert not purgatory.try_complete_else_watch(operation, keys)
-        assert other.calls == ["try", "complete"]
+async def test_what_the_first_try_completes_elsewhere_is_finished_before_the_call_returns(purgatory, keys):
+    other = watch_all(purgatory, [Probe(30)], ["other"])[0]
+    operation = Probe(30, trying=lambda _: other.force_complete())
+    assert not purgatory.try_complete_else_watch(operation, keys)
+    assert other.calls == ["try", "complete"]
 
 
 # 3. Never early
 
 
+@on_every_loop
 async def test_nothing_expires_before_its_deadline_by_the_clock_of_the_loop():
     generator = random.Random(3)
     time = asyncio.get_running_loop().time
@@ -173,8 +159,7 @@ async def test_nothing_expires_before_its_deadline_by_the_clock_of_the_loop():
 
 @on_virtual_time
 @pytest.mark.parametrize("start", [0.0, 2e7, 1e9])
-@pytest.mark.parametrize("tick", [0.001, 0.01, 0.25])
-@pytest.mark.parametrize("wheel_size", [2, 20, 512])
+@pytest.mark.parametrize(("tick", "wheel_size"), [(0.001, 2), (0.01, 512), (0.25, 20)])
 async def test_an_expiry_is_late_by_one_tick_at_most(start, tick, wheel_size):
     generator = random.Random(4)
     time = asyncio.get_running_loop().time
@@ -227,9 +212,8 @@ on_every_end = pytest.mark.parametrize("how", ENDS)
 
 
 @on_virtual_time
-@on_every_end
 @on_every_path
-async def test_a_finished_operation_is_freed_at_once_without_the_garbage_collector(how, options, keys):
+async def test_a_finished_operation_is_freed_at_once_without_the_garbage_collector(options, keys):
     class Key:
         def __hash__(self):
             return hash("key")
@@ -237,21 +221,17 @@ async def test_a_finished_operation_is_freed_at_once_without_the_garbage_collect
         def __eq__(self, other):
             return other == "key" or self is other
 
-    gc.collect()
-    gc.disable()
-    try:
-        options.get("observer", Journal()).finished.clear()
-        async with Purgatory(**options) as purgatory:
-            operation, key = Probe(1), Key()
-            watch_all(purgatory, [operation], [key, *list(keys)[1:]])
-            await end(purgatory, operation, how)
-            options.get("observer", Journal()).finished.clear()
-            references = [weakref.ref(operation), weakref.ref(key)]
-            assert counts(purgatory) == (0, 0, 0)
-            del operation, key
-            assert [reference() for reference in references] == [None, None]
-    finally:
-        gc.enable()
+    with collector(is_on=False):
+        for how in ENDS:
+            async with Purgatory(**options) as purgatory:
+                operation, key = Probe(1), Key()
+                watch_all(purgatory, [operation], [key, *list(keys)[1:]])
+                await end(purgatory, operation, how)
+                options.get("observer", Listener()).ended.clear()
+                references = [weakref.ref(operation), weakref.ref(key)]
+                assert counts(purgatory) == (0, 0, 0)
+                del operation, key
+                assert [reference() for reference in references] == [None, None], how
 
 
 @on_virtual_time
@@ -329,16 +309,15 @@ async def test_a_thousand_cycles_in_one_tick_arm_the_loop_once():
 # 6. First come, first served
 
 
-async def test_waiters_of_a_key_are_tried_and_completed_in_the_order_in_which_they_came():
-    async with Purgatory() as purgatory:
-        log = []
-        operations = watch_all(purgatory, [Probe(30, name=number, log=log) for number in range(6)])
-        operations[1].cancel()
-        log.clear()
-        for operation in operations[2:]:
-            operation.ready = True
-        assert purgatory.check_and_complete("key") == 4
-        assert log == [(0, "try"), *((number, hook) for number in (2, 3, 4, 5) for hook in ("try", "complete"))]
+async def test_waiters_of_a_key_are_tried_and_completed_in_the_order_in_which_they_came(purgatory):
+    log = []
+    operations = watch_all(purgatory, [Probe(30, name=number, log=log) for number in range(6)])
+    operations[1].cancel()
+    log.clear()
+    for operation in operations[2:]:
+        operation.ready = True
+    assert purgatory.check_and_complete("key") == 4
+    assert log == [(0, "try"), *((number, hook) for number in (2, 3, 4, 5) for hook in ("try", "complete"))]
 
 
 class Take(Probe):
@@ -358,31 +337,29 @@ class Take(Probe):
         return item
 
 
-async def test_first_come_order_holds_when_completions_nest():
-    async with Purgatory() as purgatory:
-        items, log = deque(), []
+async def test_first_come_order_holds_when_completions_nest(purgatory):
+    items, log = deque(), []
 
-        def give_back(operation):
-            items.append(operation.name)
-            purgatory.check_and_complete("items")
+    def give_back(operation):
+        items.append(operation.name)
+        purgatory.check_and_complete("items")
 
-        operations = [Take(items, name=number, log=log, completing=give_back) for number in range(100)]
-        watch_all(purgatory, operations, ["items"])
-        items.append("first")
-        assert purgatory.check_and_complete("items") == 100
-        assert [name for name, hook in log if hook == "complete"] == list(range(100))
-        assert [operation.result() for operation in operations] == ["first", *range(99)]
+    operations = [Take(items, name=number, log=log, completing=give_back) for number in range(100)]
+    watch_all(purgatory, operations, ["items"])
+    items.append("first")
+    assert purgatory.check_and_complete("items") == 100
+    assert [name for name, hook in log if hook == "complete"] == list(range(100))
+    assert [operation.result() for operation in operations] == ["first", *range(99)]
 
 
-async def test_a_waiter_forced_by_the_hook_of_another_runs_before_the_next_is_tried():
-    async with Purgatory() as purgatory:
-        log = []
-        a, b, c = watch_all(purgatory, [Probe(30, name=name, log=log) for name in "abc"])
-        log.clear()
-        a.completing = lambda _: (c.force_complete(), log.append(("a", "left")))
-        a.ready = b.ready = True
-        assert purgatory.check_and_complete("key") == 2
-        assert log == [("a", "try"), ("a", "complete"), ("a", "left"), ("c", "complete"), ("b", "try"), ("b", "complete")]
+async def test_a_waiter_forced_by_the_hook_of_another_runs_before_the_next_is_tried(purgatory):
+    log = []
+    a, b, c = watch_all(purgatory, [Probe(30, name=name, log=log) for name in "abc"])
+    log.clear()
+    a.completing = lambda _: (c.force_complete(), log.append(("a", "left")))
+    a.ready = b.ready = True
+    assert purgatory.check_and_complete("key") == 2
+    assert log == [("a", "try"), ("a", "complete"), ("a", "left"), ("c", "complete"), ("b", "try"), ("b", "complete")]
 
 
 @on_virtual_time
@@ -429,7 +406,7 @@ def chained_by_watch(purgatory, operations, number):
 @on_virtual_time
 @pytest.mark.parametrize("chained_by", [chained_by_check, chained_by_force, chained_by_watch])
 @pytest.mark.parametrize("hook", ["trying", "completing", "expiring"])
-@pytest.mark.parametrize("observer", [None, Journal()], ids=["unobserved", "observed"])
+@pytest.mark.parametrize("observer", [None, Listener()], ids=["unobserved", "observed"])
 async def test_a_chain_of_ten_thousand_completions_needs_no_stack(chained_by, hook, observer):
     async with Purgatory(observer=observer) as purgatory:
         log = []
@@ -457,72 +434,67 @@ async def test_a_chain_of_ten_thousand_completions_needs_no_stack(chained_by, ho
         purgatory._check()
 
 
-async def test_hooks_may_add_and_remove_waiters_of_the_key_that_is_being_walked():
-    async with Purgatory() as purgatory:
-        log, added = [], []
+async def test_hooks_may_add_and_remove_waiters_of_the_key_that_is_being_walked(purgatory):
+    log, added = [], []
 
-        def shuffle(operation):
-            operations[operation.name + 1].cancel()
-            operations[operation.name + 2].force_complete()
-            added.append(Probe(30, name=operation.name + 100, log=log))
-            purgatory.try_complete_else_watch(added[-1], ["key"])
+    def shuffle(operation):
+        operations[operation.name + 1].cancel()
+        operations[operation.name + 2].force_complete()
+        added.append(Probe(30, name=operation.name + 100, log=log))
+        purgatory.try_complete_else_watch(added[-1], ["key"])
 
-        operations = watch_all(purgatory, [Probe(30, name=number, log=log) for number in range(9)])
-        log.clear()
-        for number in (0, 3, 6):
-            operations[number].ready = True
-            operations[number].completing = shuffle
-        assert purgatory.check_and_complete("key") == 3
-        assert [entry for entry in log if entry[1] == "complete"] == [(n, "complete") for n in (0, 2, 3, 5, 6, 8)]
-        assert [operations[number].state for number in (1, 4, 7)] == [CANCELLED] * 3
-        assert [operation.calls for operation in added] == [["try"]] * 3, "who comes during a check waits for the next"
-        assert counts(purgatory) == (3, 3, 1)
-        purgatory._check()
-        for operation in added:
-            operation.ready = True
-        assert purgatory.check_and_complete("key") == 3
-        assert [name for name, hook in log if hook == "complete"][-3:] == [100, 103, 106]
-
-
-async def test_no_hook_runs_inside_another_one():
-    async with Purgatory() as purgatory:
-        inside = []
-
-        def enter(operation):
-            assert not inside
-            inside.append(operation)
-            forced.force_complete()
-            for key in ("key", "other"):
-                purgatory.check_and_complete(key)
-            assert inside.pop() is operation
-
-        forced, *operations = [Probe(30, completing=enter) for _ in range(6)]
-        watch_all(purgatory, [forced, *operations[:3]])
-        watch_all(purgatory, operations[3:], ["other"])
-        for number in (1, 4):
-            operations[number].ready = True
-        for operation in operations:
-            operation.trying = lambda operation: len(operation.calls) < 4 and enter(operation)
-        assert purgatory.check_and_complete("key") == 2
-        assert forced.state is COMPLETED and purgatory.pending == 3
-        results = [await outcome(one) for one in (forced, operations[1], operations[4])]
-        assert results == [None] * 3, "a hook was entered inside another one"
-        purgatory._check()
+    operations = watch_all(purgatory, [Probe(30, name=number, log=log) for number in range(9)])
+    log.clear()
+    for number in (0, 3, 6):
+        operations[number].ready = True
+        operations[number].completing = shuffle
+    assert purgatory.check_and_complete("key") == 3
+    assert [entry for entry in log if entry[1] == "complete"] == [(n, "complete") for n in (0, 2, 3, 5, 6, 8)]
+    assert [operations[number].state for number in (1, 4, 7)] == [CANCELLED] * 3
+    assert [operation.calls for operation in added] == [["try"]] * 3, "who comes during a check waits for the next"
+    assert counts(purgatory) == (3, 3, 1)
+    purgatory._check()
+    for operation in added:
+        operation.ready = True
+    assert purgatory.check_and_complete("key") == 3
+    assert [name for name, hook in log if hook == "complete"][-3:] == [100, 103, 106]
 
 
-async def test_checks_of_one_key_asked_for_in_one_hook_are_made_once():
-    async with Purgatory() as purgatory:
-        other = watch_all(purgatory, [Probe(30)], ["other"])[0]
-        first = watch_all(
-            purgatory, [Probe(30, completing=lambda _: [purgatory.check_and_complete("other") for _ in range(50)])]
-        )
-        first[0].force_complete()
-        assert other.calls == ["try", "try"]
+async def test_no_hook_runs_inside_another_one(purgatory):
+    inside = []
+
+    def enter(operation):
+        assert not inside
+        inside.append(operation)
+        forced.force_complete()
+        for key in ("key", "other"):
+            purgatory.check_and_complete(key)
+        assert inside.pop() is operation
+
+    forced, *operations = [Probe(30, completing=enter) for _ in range(6)]
+    watch_all(purgatory, [forced, *operations[:3]])
+    watch_all(purgatory, operations[3:], ["other"])
+    for number in (1, 4):
+        operations[number].ready = True
+    for operation in operations:
+        operation.trying = lambda operation: len(operation.calls) < 4 and enter(operation)
+    assert purgatory.check_and_complete("key") == 2
+    assert forced.state is COMPLETED and purgatory.pending == 3
+    results = [await outcome(one) for one in (forced, operations[1], operations[4])]
+    assert results == [None] * 3, "a hook was entered inside another one"
+    purgatory._check()
+
+
+async def test_checks_of_one_key_asked_for_in_one_hook_are_made_once(purgatory):
+    other = watch_all(purgatory, [Probe(30)], ["other"])[0]
+    first = watch_all(purgatory, [Probe(30, completing=lambda _: [purgatory.check_and_complete("other") for _ in range(50)])])
+    first[0].force_complete()
+    assert other.calls == ["try", "try"]
 
 
 @on_virtual_time
 async def test_an_observer_may_set_off_a_chain_as_well():
-    class Domino(Journal):
+    class Domino(Listener):
         def operation_ended(self, ended):
             super().operation_ended(ended)
             [number] = ended.keys
@@ -536,7 +508,7 @@ async def test_an_observer_may_set_off_a_chain_as_well():
             purgatory.try_complete_else_watch(operation, [number])
         operations[0].cancel()
         await iterations(DEEP // MAX_PER_ITERATION + 5)
-        assert purgatory.pending == 0 and observer.finished == [*map(id, operations)]
+        assert purgatory.pending == 0 and observer.ended_ids == [*map(id, operations)]
 
 
 # 8. One bad operation hurts itself alone
@@ -544,9 +516,15 @@ async def test_an_observer_may_set_off_a_chain_as_well():
 
 @on_virtual_time
 @on_every_path
-@pytest.mark.parametrize("error_type", [ZeroDivisionError, asyncio.CancelledError, GeneratorExit])
-@pytest.mark.parametrize("hook", ["trying", "completing"])
-@pytest.mark.parametrize("end", ["check", "expiry"])
+@pytest.mark.parametrize(
+    ("hook", "end", "error_type"),
+    [
+        ("trying", "check", ZeroDivisionError),
+        ("trying", "expiry", asyncio.CancelledError),
+        ("completing", "check", asyncio.CancelledError),
+        ("completing", "expiry", GeneratorExit),
+    ],
+)
 async def test_a_raising_hook_does_not_disturb_those_before_and_after_it(options, keys, error_type, hook, end):
     async with Purgatory(**options) as purgatory:
         operations = watch_all(purgatory, [Probe(1, name=number) for number in range(3)], keys)
@@ -568,7 +546,7 @@ async def test_a_raising_hook_does_not_disturb_those_before_and_after_it(options
 
 @pytest.mark.parametrize("method", ["operation_ended", "key_checked"])
 async def test_a_raising_observer_is_reported_and_hurts_nobody(reports, method):
-    observer = Journal()
+    observer = Listener()
     setattr(observer, method, lambda *_: 1 // 0)
     async with Purgatory("letters", observer=observer) as purgatory:
         operations = watch_all(purgatory, [Probe(30) for _ in range(3)])
@@ -603,68 +581,65 @@ BURST = 8 * MAX_PER_ITERATION + 7
 @on_virtual_time
 @pytest.mark.parametrize("start", [0.0, 1e9])
 @pytest.mark.parametrize("keys", [1, 10_000], ids=["one key", "own keys"])
-async def test_a_burst_of_expiries_is_spread_over_turns_in_order(start, keys):
-    async with Purgatory() as purgatory:
-        log, pulses = [], []
+async def test_a_burst_of_expiries_is_spread_over_iterations_in_order(purgatory, start, keys):
+    log, pulses = [], []
 
-        def completing(_):
-            if not pulses:
-                pulses.append(Pulse())
-            pulses[0].mark()
+    def completing(_):
+        if not pulses:
+            pulses.append(Pulse())
+        pulses[0].mark()
 
-        for number in range(BURST):
-            operation = Probe(1, name=number, log=log, completing=completing)
-            purgatory.try_complete_else_watch(operation, [number % keys])
-        await asyncio.sleep(1.01)
-        assert [name for name, hook in log if hook == "expire"] == list(range(BURST))
-        assert pulses[0].busiest <= MAX_PER_ITERATION and len(pulses[0].marks) <= BURST / MAX_PER_ITERATION + 2
+    for number in range(BURST):
+        operation = Probe(1, name=number, log=log, completing=completing)
+        purgatory.try_complete_else_watch(operation, [number % keys])
+    await asyncio.sleep(1.01)
+    assert [name for name, hook in log if hook == "expire"] == list(range(BURST))
+    assert pulses[0].busiest <= MAX_PER_ITERATION and len(pulses[0].marks) <= BURST / MAX_PER_ITERATION + 2
 
 
 @on_virtual_time
-async def test_a_burst_of_expiries_beside_an_unfinished_check_stays_within_bounds():
-    async with Purgatory() as purgatory:
-        pulses = []
+async def test_a_burst_of_expiries_beside_an_unfinished_check_stays_within_bounds(purgatory):
+    pulses = []
 
-        def begin(_=None):
-            if not pulses:
-                pulses.append(Pulse())
-                purgatory.check_and_complete("hot")
+    def begin(_=None):
+        if not pulses:
+            pulses.append(Pulse())
+            purgatory.check_and_complete("hot")
 
-        hot = watch_all(purgatory, [Probe(30) for _ in range(40 * MAX_PER_ITERATION)], ["hot"])
-        for operation in hot:
-            operation.trying = lambda _: pulses[0].mark()
-        for number in range(MAX_PER_ITERATION):
-            purgatory.try_complete_else_watch(Probe(1, completing=begin), [number])
-        await asyncio.sleep(1.5)
-        assert pulses[0].busiest <= 2 * MAX_PER_ITERATION
-        assert sum(pulses[0].marks.values()) == len(hot)
+    hot = watch_all(purgatory, [Probe(30) for _ in range(40 * MAX_PER_ITERATION)], ["hot"])
+    for operation in hot:
+        operation.trying = lambda _: pulses[0].mark()
+    for number in range(MAX_PER_ITERATION):
+        purgatory.try_complete_else_watch(Probe(1, completing=begin), [number])
+    await asyncio.sleep(1.5)
+    assert pulses[0].busiest <= 2 * MAX_PER_ITERATION
+    assert sum(pulses[0].marks.values()) == len(hot)
 
 
 @on_virtual_time
 @pytest.mark.parametrize("end", ["check", "expiry"])
-async def test_chains_that_fan_out_in_hooks_stay_within_bounds(end):
-    async with Purgatory() as purgatory:
-        pulses = []
+async def test_chains_that_fan_out_in_hooks_stay_within_bounds(purgatory, end):
+    pulses = []
 
-        def link(length):
-            def completing(_):
-                if not pulses:
-                    pulses.append(Pulse())
-                pulses[0].mark()
-                if length:
-                    following = Probe(completing=link(length - 1))
-                    purgatory.try_complete_else_watch(following, [following])
-                    following.force_complete()
+    def link(length):
+        def completing(_):
+            if not pulses:
+                pulses.append(Pulse())
+            pulses[0].mark()
+            if length:
+                following = Probe(completing=link(length - 1))
+                purgatory.try_complete_else_watch(following, [following])
+                following.force_complete()
 
-            return completing
+        return completing
 
-        for operation in watch_all(purgatory, [Probe(1, completing=link(MAX_PER_ITERATION)) for _ in range(20)]):
-            operation.ready = True
-        if end == "check":
-            purgatory.check_and_complete("key")
-        await asyncio.sleep(2)
-        assert sum(pulses[0].marks.values()) == 20 * (MAX_PER_ITERATION + 1)
-        assert pulses[0].busiest <= 3 * MAX_PER_ITERATION
+    for operation in watch_all(purgatory, [Probe(1, completing=link(MAX_PER_ITERATION)) for _ in range(20)]):
+        operation.ready = True
+    if end == "check":
+        purgatory.check_and_complete("key")
+    await asyncio.sleep(2)
+    assert sum(pulses[0].marks.values()) == 20 * (MAX_PER_ITERATION + 1)
+    assert pulses[0].busiest <= 3 * MAX_PER_ITERATION
 
 
 # 10. O(1), counted in calls
@@ -749,8 +724,8 @@ async def test_an_operation_satisfiable_at_its_deadline_completes_and_is_a_misse
 @on_virtual_time
 @on_every_end
 @pytest.mark.parametrize("keys", [["key"], ["key", "second"]])
-async def test_the_observer_is_told_once_of_each_operation_that_has_ended_and_been_answered(how, keys):
-    class Witness(Journal):
+async def test_the_observer_is_notified_once_of_each_operation_that_has_ended_and_been_answered(how, keys):
+    class Witness(Listener):
         def operation_ended(self, ended):
             super().operation_ended(ended)
             assert operation.is_completed and ended.state is operation.state
@@ -760,28 +735,28 @@ async def test_the_observer_is_told_once_of_each_operation_that_has_ended_and_be
     observer = Witness()
     async with Purgatory(observer=observer) as purgatory:
         operation = watch_all(purgatory, [Probe(1)], keys)[0]
-        assert observer.finished == []
+        assert observer.ended == []
         await end(purgatory, operation, how)
-        assert observer.finished == [id(operation)]
+        assert observer.ended_ids == [id(operation)]
         await asyncio.sleep(3)
-    assert observer.finished == [id(operation)]
+    assert observer.ended_ids == [id(operation)]
     assert observer.checks == ([("key", 1, 1)] if how == "check" else [])
 
 
-async def test_the_observer_is_told_of_operations_that_never_waited():
-    observer = Journal()
+async def test_the_observer_is_notified_of_operations_that_never_waited():
+    observer = Listener()
     async with Purgatory(observer=observer) as purgatory:
         bad = Probe(30, trying=raiser(ZeroDivisionError()))
         quitter = Probe(30, trying=lambda operation: operation.cancel())
         operations = [Probe(ready=True), Probe(0), bad, quitter]
         for operation in operations:
             assert purgatory.try_complete_else_watch(operation, ["key"])
-        assert observer.finished == [*map(id, operations)] and observer.checks == []
+        assert observer.ended_ids == [*map(id, operations)] and observer.checks == []
         assert isinstance(await outcome(bad), ZeroDivisionError)
 
 
-async def test_the_observer_is_told_once_of_each_check_that_found_waiters():
-    observer = Journal()
+async def test_the_observer_is_notified_once_of_each_check_that_found_waiters():
+    observer = Listener()
     async with Purgatory(observer=observer) as purgatory:
         operations = watch_all(purgatory, [Probe(30) for _ in range(3 * MAX_PER_ITERATION)])
         nested = watch_all(purgatory, [Probe(30)], ["nested"])[0]
@@ -802,76 +777,71 @@ async def test_the_observer_is_told_once_of_each_check_that_found_waiters():
 # wait and wait_for
 
 
-async def test_wait_gives_the_result_and_cancelling_its_task_cancels_the_operation():
-    async with Purgatory() as purgatory:
-        operation, doomed = Probe(30, name="answer"), Probe(30)
-        tasks = [asyncio.create_task(purgatory.wait(one, ["key"])) for one in (operation, doomed)]
-        await iterations()
-        tasks[1].cancel()
-        assert isinstance(await outcome(tasks[1]), asyncio.CancelledError)
-        assert doomed.state is CANCELLED and purgatory.pending == 1 and doomed.calls == ["try"]
-        operation.ready = True
-        purgatory.check_and_complete("key")
-        assert await tasks[0] == "answer"
-        assert await purgatory.wait(Probe(ready=True, name=1), ["key"]) == 1
-        assert await purgatory.wait(Probe(0.001, name=2), ["key"]) == 2
-        bad = Probe(0.001, completing=raiser(KeyError("bad")))
-        assert isinstance(await outcome(purgatory.wait(bad, ["key"])), KeyError)
+async def test_wait_gives_the_result_and_cancelling_its_task_cancels_the_operation(purgatory):
+    operation, doomed = Probe(30, name="answer"), Probe(30)
+    tasks = [asyncio.create_task(purgatory.wait(one, ["key"])) for one in (operation, doomed)]
+    await iterations()
+    tasks[1].cancel()
+    assert isinstance(await outcome(tasks[1]), asyncio.CancelledError)
+    assert doomed.state is CANCELLED and purgatory.pending == 1 and doomed.calls == ["try"]
+    operation.ready = True
+    purgatory.check_and_complete("key")
+    assert await tasks[0] == "answer"
+    assert await purgatory.wait(Probe(ready=True, name=1), ["key"]) == 1
+    assert await purgatory.wait(Probe(0.001, name=2), ["key"]) == 2
+    bad = Probe(0.001, completing=raiser(KeyError("bad")))
+    assert isinstance(await outcome(purgatory.wait(bad, ["key"])), KeyError)
 
 
-async def test_wait_for_gives_the_first_true_value():
-    async with Purgatory() as purgatory:
-        values = iter([None, 0, "", [], "true", "never asked for"])
-        waiting = asyncio.create_task(purgatory.wait_for(lambda: next(values), ["key", "second"], 30))
-        await iterations()
-        for key in ["key", "second", "key", "second"]:
-            assert not waiting.done()
-            purgatory.check_and_complete(key)
-        assert await waiting == "true" and next(values) == "never asked for"
-        assert await purgatory.wait_for(lambda: 5, ["key"], 0) == 5
+async def test_wait_for_gives_the_first_true_value(purgatory):
+    values = iter([None, 0, "", [], "true", "never asked for"])
+    waiting = asyncio.create_task(purgatory.wait_for(lambda: next(values), ["key", "second"], 30))
+    await iterations()
+    for key in ["key", "second", "key", "second"]:
+        assert not waiting.done()
+        purgatory.check_and_complete(key)
+    assert await waiting == "true" and next(values) == "never asked for"
+    assert await purgatory.wait_for(lambda: 5, ["key"], 0) == 5
 
 
 @pytest.mark.parametrize("timeout", [0, -1.5, 0.002])
-async def test_wait_for_asks_once_more_and_then_raises_a_timeout_that_says_how_long(timeout):
-    async with Purgatory() as purgatory:
-        asked = []
+async def test_wait_for_asks_once_more_and_then_raises_a_timeout_that_says_how_long(purgatory, timeout):
+    asked = []
 
-        def predicate():
-            asked.append(True)
+    def predicate():
+        asked.append(True)
 
-        with pytest.raises(TimeoutError) as caught:
-            await purgatory.wait_for(predicate, ["key"], timeout)
-        assert type(caught.value) is OperationTimeout
-        assert str(caught.value) == f"the condition on ['key'] did not hold within {timeout} s"
-        assert len(asked) == (2 if timeout > 0 else 1)
-        assert purgatory.statistics().expired == 1
-
-
-async def test_wait_for_raises_what_the_predicate_raised_at_first_or_later():
-    async with Purgatory() as purgatory:
-        assert isinstance(await outcome(purgatory.wait_for(lambda: 1 // 0, ["key"])), ZeroDivisionError)
-        number = 0
-        waiting = asyncio.create_task(outcome(purgatory.wait_for(lambda: number and 1 // (number - 1), ["key"])))
-        await iterations()
-        number = 1
-        assert purgatory.check_and_complete("key") == 0
-        assert isinstance(await waiting, ZeroDivisionError) and purgatory.pending == 0
-        with pytest.raises(ValueError, match="NaN"):
-            await purgatory.wait_for(lambda: True, ["key"], nan)
+    with pytest.raises(TimeoutError) as caught:
+        await purgatory.wait_for(predicate, ["key"], timeout)
+    assert type(caught.value) is OperationTimeout
+    assert str(caught.value) == f"the condition on ['key'] did not hold within {timeout} s"
+    assert len(asked) == (2 if timeout > 0 else 1)
+    assert purgatory.statistics().expired == 1
 
 
-async def test_cancel_for_key_answers_everybody_and_says_whom():
-    async with Purgatory() as purgatory:
-        a = watch_all(purgatory, [Probe(30) for _ in range(3)], ["a", "b"])
-        b = watch_all(purgatory, [Probe(30)], ["b"])
-        waiting = [asyncio.create_task(outcome(operation)) for operation in a]
-        predicate = asyncio.create_task(outcome(purgatory.wait_for(lambda: False, ["a"])))
-        await iterations()
-        cancelled = purgatory.cancel_for_key("a")
-        assert cancelled[:3] == a and len(cancelled) == 4 and purgatory.cancel_for_key("a") == []
-        for result in await asyncio.gather(*waiting, predicate):
-            assert isinstance(result, OperationCancelled)
-        assert counts(purgatory) == (1, 1, 1) and not b[0].is_completed
+async def test_wait_for_raises_what_the_predicate_raised_at_first_or_later(purgatory):
+    assert isinstance(await outcome(purgatory.wait_for(lambda: 1 // 0, ["key"])), ZeroDivisionError)
+    number = 0
+    waiting = asyncio.create_task(outcome(purgatory.wait_for(lambda: number and 1 // (number - 1), ["key"])))
+    await iterations()
+    number = 1
+    assert purgatory.check_and_complete("key") == 0
+    assert isinstance(await waiting, ZeroDivisionError) and purgatory.pending == 0
+    with pytest.raises(ValueError, match="NaN"):
+        await purgatory.wait_for(lambda: True, ["key"], nan)
+
+
+async def test_cancel_for_key_answers_everybody_and_says_whom(purgatory):
+    a = watch_all(purgatory, [Probe(30) for _ in range(3)], ["a", "b"])
+    b = watch_all(purgatory, [Probe(30)], ["b"])
+    waiting = [asyncio.create_task(outcome(operation)) for operation in a]
+    predicate = asyncio.create_task(outcome(purgatory.wait_for(lambda: False, ["a"])))
+    await iterations()
+    cancelled = purgatory.cancel_for_key("a")
+    assert cancelled[:3] == a and len(cancelled) == 4 and purgatory.cancel_for_key("a") == []
+    for result in await asyncio.gather(*waiting, predicate):
+        assert isinstance(result, OperationCancelled)
+    assert counts(purgatory) == (1, 1, 1) and not b[0].is_completed
 
 
 # Left behind

@@ -6,11 +6,11 @@ Hooks check, complete, cancel, watch, close, and raise, ordinary exceptions and 
 """
 
 import asyncio
-import threading
 from collections import Counter
 from random import Random
 
 import pytest
+from helpers import in_thread
 
 from purgatory import DelayedOperation, OperationState, Purgatory, PurgatoryClosed
 from purgatory.testing import VirtualTimeLoop
@@ -19,8 +19,8 @@ PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 
 KEYS = "abc"
 EXITS = (SystemExit, KeyboardInterrupt)
-MOST = 60
-"""Operations in a run; after that hooks watch no more."""
+MAX_OPERATIONS = 60
+"""In a run; after that hooks watch no more."""
 
 
 class Refusal(Exception):
@@ -73,12 +73,12 @@ class Waits(DelayedOperation):
 
 class Observer:
     def __init__(self):
-        self.told = {}
+        self.notified = {}
         self.count = 0
 
     def operation_ended(self, ended):
         assert ended.state is not PENDING
-        self.told[ended.operation_id] = ended.state
+        self.notified[ended.operation_id] = ended.state
         self.count += 1
 
     def key_checked(self, key, tried, completed):
@@ -134,7 +134,7 @@ class World:
         self.purgatories[number < 0.5].cancel_for_key(key)
 
     def watch(self, number, key):
-        if len(self.operations) >= MOST:
+        if len(self.operations) >= MAX_OPERATIONS:
             return
         purgatory = self.purgatories[number < 0.5]
         keys = [key] if number % 0.1 < 0.05 else [key, *sorted({"other", "more", key} - {key})]
@@ -159,9 +159,7 @@ class World:
 
     def by_thread(self, number, key):
         self.values[key] += 1
-        thread = threading.Thread(target=lambda: [one.check_and_complete_threadsafe(key) for one in self.purgatories])
-        thread.start()
-        thread.join()
+        in_thread(lambda: [one.check_and_complete_threadsafe(key) for one in self.purgatories])
 
     # -- from outside
 
@@ -212,9 +210,9 @@ class World:
             elif operation.state is EXPIRED:
                 assert hooks[0] == 1 and hooks[1] <= 1
         states = Counter(operation.state for operation in self.watched_by_observed)
-        told = Counter(self.observer.told.values())
-        assert self.observer.count == len(self.observer.told), "told twice"
-        assert {state: told[state] for state in (COMPLETED, EXPIRED, CANCELLED)} == {
+        notified = Counter(self.observer.notified.values())
+        assert self.observer.count == len(self.observer.notified), "notified twice"
+        assert {state: notified[state] for state in (COMPLETED, EXPIRED, CANCELLED)} == {
             state: states[state] for state in (COMPLETED, EXPIRED, CANCELLED)
         }
         pending = sum(purgatory.pending for purgatory in self.purgatories)
@@ -222,9 +220,9 @@ class World:
 
 
 @pytest.mark.parametrize("exits", [False, True], ids=["ordinary exceptions", "exits as well"])
-@pytest.mark.parametrize("part", range(4))
-def test_whatever_hooks_do_nothing_is_lost_nor_done_twice(part, exits):
-    for seed in range(part * 250, part * 250 + 250):
+@pytest.mark.parametrize("seeds", [range(100), pytest.param(range(100, 1000), marks=pytest.mark.slow)], ids=["few", "many"])
+def test_whatever_hooks_do_nothing_is_lost_nor_done_twice(seeds, exits):
+    for seed in seeds:
         world = World(seed, exits)
         try:
             for _ in range(12):

@@ -35,154 +35,144 @@ on_every_wait = pytest.mark.parametrize("way", ["wait", "wait_for", "await"])
 
 
 @on_every_wait
-async def test_move_on_after_ends_a_wait_and_only_await_leaves_the_operation_pending(way):
-    async with Purgatory() as purgatory:
-        operation = Probe(30)
-        wait, owns = waits(purgatory, operation)[way]
-        with anyio.move_on_after(0.005) as scope:
+async def test_move_on_after_ends_a_wait_and_only_await_leaves_the_operation_pending(purgatory, way):
+    operation = Probe(30)
+    wait, owns = waits(purgatory, operation)[way]
+    with anyio.move_on_after(0.005) as scope:
+        await wait()
+    assert scope.cancelled_caught and purgatory.pending == (not owns)
+    assert operation.is_completed is (way == "wait")
+    assert asyncio.current_task().cancelling() == 0
+    await checkpoint()
+
+
+@on_every_wait
+async def test_fail_after_raises_a_timeout_that_is_not_ours(purgatory, way):
+    wait, _ = waits(purgatory, Probe(30))[way]
+    with pytest.raises(TimeoutError) as caught:
+        with anyio.fail_after(0.005):
             await wait()
-        assert scope.cancelled_caught and purgatory.pending == (not owns)
-        assert operation.is_completed is (way == "wait")
-        assert asyncio.current_task().cancelling() == 0
-        await checkpoint()
+    assert not isinstance(caught.value, OperationTimeout)
 
 
 @on_every_wait
-async def test_fail_after_raises_a_timeout_that_is_not_ours(way):
-    async with Purgatory() as purgatory:
-        wait, _ = waits(purgatory, Probe(30))[way]
-        with pytest.raises(TimeoutError) as caught:
-            with anyio.fail_after(0.005):
-                await wait()
-        assert not isinstance(caught.value, OperationTimeout)
+async def test_a_scope_that_is_not_reached_changes_nothing(purgatory, way):
+    operation = Probe(30, name="answer")
+    wait, _ = waits(purgatory, operation)[way]
+
+    async def complete():
+        await iterations(3)
+        operation.ready = True
+        assert purgatory.check_and_complete("key") == 1
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(complete)
+        with anyio.move_on_after(20) as scope:
+            assert await wait() == "answer"
+    assert not scope.cancelled_caught and not scope.cancel_called
 
 
 @on_every_wait
-async def test_a_scope_that_is_not_reached_changes_nothing(way):
-    async with Purgatory() as purgatory:
-        operation = Probe(30, name="answer")
-        wait, _ = waits(purgatory, operation)[way]
-
-        async def complete():
-            await iterations(3)
-            operation.ready = True
-            assert purgatory.check_and_complete("key") == 1
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(complete)
-            with anyio.move_on_after(20) as scope:
-                assert await wait() == "answer"
-        assert not scope.cancelled_caught and not scope.cancel_called
-
-
-@on_every_wait
-async def test_the_answer_and_the_end_of_the_scope_in_one_turn(way):
-    async with Purgatory() as purgatory:
-        for answer_first in (True, False):
-            operation = Probe(30, name="answer")
-            wait, _ = waits(purgatory, operation)[way]
-            results = []
-
-            async def waiter():
-                with scope:
-                    results.append(await wait())
-
-            scope = anyio.CancelScope()
-            task = asyncio.create_task(waiter())
-            await iterations(3)
-            operation.ready = True
-            for first in (answer_first, not answer_first):
-                if first:
-                    purgatory.check_and_complete("key")
-                else:
-                    scope.cancel()
-            await task
-            assert results in (["answer"], []) and purgatory.pending == 0
-            assert task.cancelling() == 0
-
-
-async def test_cancelling_a_task_group_cancels_every_wait_in_it():
-    async with Purgatory() as purgatory:
-        operations = [Probe(30) for _ in range(50)]
-        async with anyio.create_task_group() as group:
-            for operation in operations:
-                group.start_soon(purgatory.wait, operation, ["key"])
-            await iterations(2)
-            assert purgatory.pending == 50
-            group.cancel_scope.cancel()
-        assert purgatory.pending == 0
-        assert all(operation.state is CANCELLED for operation in operations)
-
-
-async def test_a_failing_sibling_ends_the_wait_of_the_others():
-    async with Purgatory() as purgatory:
-
-        async def fail():
-            await iterations(2)
-            raise ZeroDivisionError
-
-        with pytest.raises(ExceptionGroup) as caught:
-            async with anyio.create_task_group() as group:
-                group.start_soon(purgatory.wait, Probe(30), ["key"])
-                group.start_soon(fail)
-        assert caught.group_contains(ZeroDivisionError) and len(caught.value.exceptions) == 1
-        assert purgatory.pending == 0
-
-
-async def test_a_cancelled_operation_is_an_error_to_the_task_group_and_not_a_cancellation():
-    async with Purgatory() as purgatory:
-        with pytest.raises(ExceptionGroup) as caught:
-            async with anyio.create_task_group() as group:
-                group.start_soon(purgatory.wait, Probe(30), ["key"])
-                await iterations(2)
-                purgatory.cancel_for_key("key")
-        assert caught.group_contains(OperationCancelled)
-
-
-@on_every_wait
-async def test_a_shielded_wait_outlasts_the_scope_around_it(way):
-    async with Purgatory() as purgatory:
+async def test_the_answer_and_the_end_of_the_scope_in_one_iteration(purgatory, way):
+    for answer_first in (True, False):
         operation = Probe(30, name="answer")
         wait, _ = waits(purgatory, operation)[way]
         results = []
 
         async def waiter():
-            with anyio.CancelScope(shield=True):
+            with scope:
                 results.append(await wait())
 
-        async with anyio.create_task_group() as group:
-            group.start_soon(waiter)
-            await iterations(2)
-            group.cancel_scope.cancel()
-            with anyio.CancelScope(shield=True):
-                await iterations(5)
-                assert purgatory.pending == 1
-                operation.ready = True
+        scope = anyio.CancelScope()
+        task = asyncio.create_task(waiter())
+        await iterations(3)
+        operation.ready = True
+        for first in (answer_first, not answer_first):
+            if first:
                 purgatory.check_and_complete("key")
-        assert results == ["answer"]
+            else:
+                scope.cancel()
+        await task
+        assert results in (["answer"], []) and purgatory.pending == 0
+        assert task.cancelling() == 0
+
+
+async def test_cancelling_a_task_group_cancels_every_wait_in_it(purgatory):
+    operations = [Probe(30) for _ in range(50)]
+    async with anyio.create_task_group() as group:
+        for operation in operations:
+            group.start_soon(purgatory.wait, operation, ["key"])
+        await iterations(2)
+        assert purgatory.pending == 50
+        group.cancel_scope.cancel()
+    assert purgatory.pending == 0
+    assert all(operation.state is CANCELLED for operation in operations)
+
+
+async def test_a_failing_sibling_ends_the_wait_of_the_others(purgatory):
+
+    async def fail():
+        await iterations(2)
+        raise ZeroDivisionError
+
+    with pytest.raises(ExceptionGroup) as caught:
+        async with anyio.create_task_group() as group:
+            group.start_soon(purgatory.wait, Probe(30), ["key"])
+            group.start_soon(fail)
+    assert caught.group_contains(ZeroDivisionError) and len(caught.value.exceptions) == 1
+    assert purgatory.pending == 0
+
+
+async def test_a_cancelled_operation_is_an_error_to_the_task_group_and_not_a_cancellation(purgatory):
+    with pytest.raises(ExceptionGroup) as caught:
+        async with anyio.create_task_group() as group:
+            group.start_soon(purgatory.wait, Probe(30), ["key"])
+            await iterations(2)
+            purgatory.cancel_for_key("key")
+    assert caught.group_contains(OperationCancelled)
 
 
 @on_every_wait
-async def test_a_wait_inside_a_cancelled_scope_ends_at_once_though_cancelled_again_and_again(way):
-    async with Purgatory() as purgatory:
-        ended = 0
-        with anyio.CancelScope() as scope:
-            scope.cancel()
-            for _ in range(3):
-                operation = Probe(30)
-                wait, owns = waits(purgatory, operation)[way]
-                assert isinstance(await outcome(wait()), asyncio.CancelledError)
-                assert not owns or purgatory.pending == 0
-                ended += 1
-        assert ended == 3 and asyncio.current_task().cancelling() == 0
+async def test_a_shielded_wait_outlasts_the_scope_around_it(purgatory, way):
+    operation = Probe(30, name="answer")
+    wait, _ = waits(purgatory, operation)[way]
+    results = []
+
+    async def waiter():
+        with anyio.CancelScope(shield=True):
+            results.append(await wait())
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(waiter)
+        await iterations(2)
+        group.cancel_scope.cancel()
+        with anyio.CancelScope(shield=True):
+            await iterations(5)
+            assert purgatory.pending == 1
+            operation.ready = True
+            purgatory.check_and_complete("key")
+    assert results == ["answer"]
 
 
-async def test_a_wait_that_does_not_have_to_wait_succeeds_inside_a_cancelled_scope():
-    async with Purgatory() as purgatory:
-        with anyio.CancelScope() as scope:
-            scope.cancel()
-            assert await purgatory.wait(Probe(name="answer", ready=True), ["key"]) == "answer"
-            assert await purgatory.wait_for(lambda: 3, ["key"]) == 3
+@on_every_wait
+async def test_a_wait_inside_a_cancelled_scope_ends_at_once_though_cancelled_again_and_again(purgatory, way):
+    ended = 0
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        for _ in range(3):
+            operation = Probe(30)
+            wait, owns = waits(purgatory, operation)[way]
+            assert isinstance(await outcome(wait()), asyncio.CancelledError)
+            assert not owns or purgatory.pending == 0
+            ended += 1
+    assert ended == 3 and asyncio.current_task().cancelling() == 0
+
+
+async def test_a_wait_that_does_not_have_to_wait_succeeds_inside_a_cancelled_scope(purgatory):
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        assert await purgatory.wait(Probe(name="answer", ready=True), ["key"]) == "answer"
+        assert await purgatory.wait_for(lambda: 3, ["key"]) == 3
 
 
 # aclose
@@ -226,24 +216,22 @@ async def test_the_context_manager_inside_a_cancelled_scope_closes():
 # Hooks
 
 
-async def test_a_hook_may_cancel_the_scope_in_which_its_operation_is_awaited():
-    async with Purgatory() as purgatory:
-        with anyio.CancelScope() as scope:
-            operation = Probe(0.005, completing=lambda _: scope.cancel())
-            await purgatory.wait(operation, ["key"])
-            raise AssertionError("not reached: the scope was cancelled before the answer arrived")
-        assert scope.cancelled_caught and operation.state is EXPIRED
+async def test_a_hook_may_cancel_the_scope_in_which_its_operation_is_awaited(purgatory):
+    with anyio.CancelScope() as scope:
+        operation = Probe(0.005, completing=lambda _: scope.cancel())
+        await purgatory.wait(operation, ["key"])
+        raise AssertionError("not reached: the scope was cancelled before the answer arrived")
+    assert scope.cancelled_caught and operation.state is EXPIRED
 
 
 @pytest.mark.parametrize("how", ["asyncio.timeout", "asyncio.wait_for"])
-async def test_the_timeouts_of_asyncio_around_a_wait_behave_as_around_a_future(how):
-    async with Purgatory() as purgatory:
-        operation = Probe(30)
-        with pytest.raises(TimeoutError):
-            if how == "asyncio.timeout":
-                async with asyncio.timeout(0.005):
-                    await purgatory.wait(operation, ["key"])
-            else:
-                await asyncio.wait_for(purgatory.wait(operation, ["key"]), 0.005)
-        assert operation.state is CANCELLED and purgatory.pending == 0
-        assert asyncio.current_task().cancelling() == 0
+async def test_the_timeouts_of_asyncio_around_a_wait_behave_as_around_a_future(purgatory, how):
+    operation = Probe(30)
+    with pytest.raises(TimeoutError):
+        if how == "asyncio.timeout":
+            async with asyncio.timeout(0.005):
+                await purgatory.wait(operation, ["key"])
+        else:
+            await asyncio.wait_for(purgatory.wait(operation, ["key"]), 0.005)
+    assert operation.state is CANCELLED and purgatory.pending == 0
+    assert asyncio.current_task().cancelling() == 0

@@ -119,12 +119,12 @@ def test_of_an_operation_that_could_not_watch_all_its_keys_nothing_stays(crowded
 
 @pytest.mark.parametrize("change", ["hash", "error"])
 def test_a_key_that_is_not_found_again_is_reported_and_stands_for_nobody_until_all_have_left(change):
-    told = []
-    watchers, bad = Watchers(lambda message, error: told.append((message, error))), Changing()
+    reported = []
+    watchers, bad = Watchers(lambda message, error: reported.append((message, error))), Changing()
     operation, other = watch(watchers, bad), watch(watchers, "other")
     setattr(bad, change, ZeroDivisionError() if change == "error" else 2)
     unwatch(watchers, operation)
-    [(message, error)] = told
+    [(message, error)] = reported
     assert message.startswith("cannot find a key again that ") and error is bad.error
     assert (len(watchers), watchers.registrations, watchers.keys) == (1, 1, 1)
     unwatch(watchers, other)
@@ -136,8 +136,8 @@ def test_a_key_that_is_not_found_again_is_reported_and_stands_for_nobody_until_a
 @pytest.mark.parametrize("change", ["hash", "error"])
 @pytest.mark.parametrize("others", [0, 1, CHUNK_CAPACITY])
 def test_of_several_keys_one_that_is_not_found_again_is_left_all_the_same(change, others):
-    told = []
-    watchers, bad = Watchers(lambda message, error: told.append((message, error))), Changing()
+    reported = []
+    watchers, bad = Watchers(lambda message, error: reported.append((message, error))), Changing()
     staying = [watch(watchers, "a", bad, "b") for _ in range(others)]
     leaving, good = watch(watchers, "a", bad, "b"), watch(watchers, "b")
     setattr(bad, change, ZeroDivisionError() if change == "error" else 2)
@@ -146,7 +146,7 @@ def test_of_several_keys_one_that_is_not_found_again_is_left_all_the_same(change
     assert (len(watchers), watchers.registrations) == (others + 1, 3 * others + 1)
     assert not any(leaving in watchers.operations(key) for key in watchers.by_key if key is not bad)
     if others < CHUNK_CAPACITY:  # else it was in a chunk of its own, which needs no key to be found
-        [(message, error)] = told
+        [(message, error)] = reported
         assert message.startswith("cannot find a key again that ") and error is bad.error
     for operation in (*staying, good):
         unwatch(watchers, operation)

@@ -15,7 +15,7 @@ MANY = 1200
 
 
 class Meddler:
-    """Calls something the first time that it is told of an end for which `when` is true."""
+    """Calls something the first time that it is notified of an end for which `when` is true."""
 
     def __init__(self, when=lambda ended: True):
         self.when, self.what, self.ended = when, None, []
@@ -67,7 +67,7 @@ async def test_waits_of_one_key_are_answered_in_the_order_of_the_advances_if_an_
 
 
 @on_virtual_time
-async def test_advances_of_an_observer_that_is_told_of_an_advance_of_an_observer_stay_in_order():
+async def test_advances_of_an_observer_that_is_notified_of_an_advance_of_an_observer_stay_in_order():
     answered, keys = [], "abcdef"
     meddlers = [Meddler(lambda ended, key=key: ended.keys == (key,)) for key in keys[:-1]]
     thresholds = ThresholdPurgatory(observer=meddlers)

@@ -4,6 +4,7 @@ import asyncio
 from math import inf
 
 import pytest
+from helpers import Listener as Observer
 from helpers import outcome, raiser
 from loops import on_virtual_time
 
@@ -14,13 +15,12 @@ PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
 ERROR = KeyError("no")
 
 
-class Listener:
-    def __init__(self):
-        self.ended: list[Ended] = []
-        self.started = []
+class Listener(Observer):
+    """Writes down starts as well."""
 
-    def operation_ended(self, ended):
-        self.ended.append(ended)
+    def __init__(self):
+        super().__init__()
+        self.started = []
 
     def operation_started(self, it):
         self.started.append(id(it))
@@ -75,7 +75,7 @@ async def test_however_a_wait_ends_one_event_says_all(way, timeout):
 
 @on_virtual_time
 @pytest.mark.parametrize("timeout", [0, -5])
-async def test_of_one_that_never_waits_is_told_as_well(timeout):
+async def test_one_that_never_waits_is_notified_as_well(timeout):
     listener = Listener()
     async with ThresholdPurgatory(observer=[listener]) as purgatory:
         purgatory.advance("key", 7)
@@ -149,7 +149,7 @@ class Chain(Listener):
 
 
 @on_virtual_time
-async def test_what_an_observer_sets_off_is_told_when_it_has_returned_and_all_are_answered(reports):
+async def test_what_an_observer_sets_off_is_notified_when_it_has_returned_and_all_are_answered(reports):
     chain, listener = Chain(), Listener()
     chain.purgatory = purgatory = ThresholdPurgatory(observer=[chain, listener])
     waiting = [asyncio.create_task(purgatory.wait(number, 1)) for number in range(500) for _ in range(2)]

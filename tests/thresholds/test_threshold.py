@@ -13,7 +13,7 @@ import pytest
 from helpers import Broken, Spy, counts, iterations, outcome, profiled, start_waits
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loops import on_virtual_time
+from loops import on_every_loop, on_virtual_time
 
 from purgatory import (
     OperationCancelled,
@@ -260,6 +260,7 @@ async def test_a_wait_expires_at_its_deadline_and_at_most_a_tick_later(start):
         assert counts(purgatory, "expired", "completed", "cancelled") == (5, 0, 0)
 
 
+@on_every_loop
 async def test_a_wait_is_never_early_by_the_clock_of_the_loop():
     loop = asyncio.get_running_loop()
     async with ThresholdPurgatory() as purgatory:
@@ -351,7 +352,7 @@ async def test_a_task_that_is_cancelled_leaves_no_trace():
         assert purgatory._engine.wheel.size == 0
 
 
-async def test_cancelled_and_then_reached_in_one_turn_is_a_cancellation_and_does_no_harm():
+async def test_cancelled_and_then_reached_in_one_iteration_is_a_cancellation_and_does_no_harm():
     async with ThresholdPurgatory() as purgatory:
         tasks = await start_waits(purgatory, ("key", 1, 30), ("key", 1, 30))
         tasks[0].cancel()
@@ -363,7 +364,7 @@ async def test_cancelled_and_then_reached_in_one_turn_is_a_cancellation_and_does
         purgatory._check()
 
 
-async def test_reached_and_then_cancelled_in_one_turn_is_a_cancellation_and_does_no_harm():
+async def test_reached_and_then_cancelled_in_one_iteration_is_a_cancellation_and_does_no_harm():
     async with ThresholdPurgatory() as purgatory:
         tasks = await start_waits(purgatory, ("key", 1, 30), ("key", 1, 30))
         assert purgatory.advance("key", 1) == 2
@@ -608,7 +609,7 @@ def test_it_serves_one_loop_and_one_thread(virtual):
     refused()
 
 
-def test_a_loop_that_is_closed_makes_room_for_another_one_if_nobody_waits(virtual):
+def test_a_loop_that_is_closed_gives_way_to_another_one_if_nobody_waits(virtual):
     purgatory = ThresholdPurgatory("bound")
 
     async def main(value):
@@ -667,7 +668,7 @@ ACTION = st.one_of(
     st.tuples(st.just("cancel"), st.integers(0, 100), st.just(0)),
 )
 WAIT = st.tuples(st.sampled_from(KEYS), st.integers(0, 12), st.sampled_from([None, 0, 0.5, 1.0, 2.0, inf]))
-TURN = st.tuples(st.lists(WAIT, max_size=6), st.lists(ACTION, max_size=4), st.sampled_from([0, 0, 0.25, 0.75, 1.25]))
+ITERATION = st.tuples(st.lists(WAIT, max_size=6), st.lists(ACTION, max_size=4), st.sampled_from([0, 0, 0.25, 0.75, 1.25]))
 
 
 class Model:
@@ -699,9 +700,23 @@ class Model:
         return [waiter[1] for waiter in ended]
 
 
-@settings(deadline=None, max_examples=300)
-@given(st.lists(TURN, max_size=12), st.sampled_from([0.0, 0.25]))
+HISTORIES = given(st.lists(ITERATION, max_size=12), st.sampled_from([0.0, 0.25]))
+
+
+@settings(deadline=None, max_examples=100)
+@HISTORIES
 def test_any_history_ends_as_in_the_model(history, drain):
+    ends_as_in_the_model(history, drain)
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=1000)
+@HISTORIES
+def test_any_of_many_histories_ends_as_in_the_model(history, drain):
+    ends_as_in_the_model(history, drain)
+
+
+def ends_as_in_the_model(history, drain):
     async def main():
         loop = asyncio.get_running_loop()
         model, purgatory, tasks, woken, expected = Model(), ThresholdPurgatory(), [], [], []

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from helpers import raiser
+from helpers import Listener, raiser
 from loops import on_virtual_time
 
 from purgatory import Cause, IdleTracker, OperationState
@@ -11,18 +11,8 @@ from purgatory.metrics import Meter
 from purgatory.relay import Relay
 
 
-class Listener:
-    def __init__(self):
-        self.ended = []
-
-    def operation_ended(self, ended):
-        self.ended.append(ended)
-
-    def key_checked(self, *_): ...
-
-
 @on_virtual_time
-async def test_an_id_that_falls_idle_is_told_of_after_on_idle_and_one_that_is_removed_is_not():
+async def test_an_id_that_falls_idle_is_notified_after_on_idle_and_one_that_is_removed_is_not():
     listener, meter, log, loop = Listener(), Meter(), [], asyncio.get_running_loop()
     with IdleTracker(30, log.append, name="connections", observer=[listener, meter]) as tracker:
         await asyncio.sleep(5)
@@ -59,7 +49,7 @@ async def test_an_observer_that_raises_is_reported_and_the_others_fall_idle_all_
         IdleTracker(30, print, observer=object())
 
 
-async def test_a_relay_tells_of_its_waits(tmp_path):
+async def test_a_relay_notifies_of_its_waits(tmp_path):
     listener = Listener()
     async with Relay(f"file://{tmp_path}", observer=listener) as relay:
         waiting = asyncio.create_task(relay.wait("orders", 0, 30))

@@ -1,4 +1,4 @@
-"""`IdleTracker`: the ids that fell silent are told once and on time, and the others cost next to nothing."""
+"""`IdleTracker`: the ids that fell silent are log once and on time, and the others cost next to nothing."""
 
 import asyncio
 import gc
@@ -12,13 +12,13 @@ from helpers import Spy, iterations, profiled, raiser
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from loops import Runner, on_virtual_time
+from loops import Runner, on_every_loop, on_virtual_time
 
 from purgatory import IdleTracker, PurgatoryClosed, WrongLoop
 from purgatory.testing import VirtualTimeLoop
 
 
-class Told:
+class IdleLog:
     """An `on_idle` that writes down whom it was called for, and when."""
 
     def __init__(self) -> None:
@@ -36,15 +36,16 @@ class Told:
 
 
 @on_virtual_time
-@pytest.mark.parametrize("start", [0.0, 0.1, 2e7, 1e9])
-@pytest.mark.parametrize("timeout", [0.001, 0.25, 30.0, 7200.0, 1e6])
-async def test_a_silent_id_is_told_once_at_its_timeout_or_within_a_tick_of_it(timeout: float, start: float) -> None:
-    told = Told()
-    tracker = IdleTracker(timeout, told)
+@pytest.mark.parametrize(
+    ("start", "timeout"), [(0.0, 0.001), (0.1, 7200.0), (2e7, 0.001), (2e7, 30.0), (1e9, 0.001), (1e9, 0.25), (1e9, 1e6)]
+)
+async def test_a_silent_id_is_reported_once_at_its_timeout_or_within_a_tick_of_it(timeout: float, start: float) -> None:
+    log = IdleLog()
+    tracker = IdleTracker(timeout, log)
     tracker.touch("a")
     touched = asyncio.get_running_loop().time()
     await asyncio.sleep(3 * timeout + 3)
-    [(id_, at)] = told.at
+    [(id_, at)] = log.at
     assert id_ == "a"
     tick = tracker._loop_wheel.wheel.clock.tick
     assert touched + timeout <= at <= touched + timeout + tick + 2 * math.ulp(at)
@@ -52,9 +53,10 @@ async def test_a_silent_id_is_told_once_at_its_timeout_or_within_a_tick_of_it(ti
     assert len(tracker) == 0
 
 
-async def test_on_a_real_clock_nobody_is_told_early() -> None:
-    told = Told()
-    with IdleTracker(0.02, told, tick=0.001) as tracker:
+@on_every_loop
+async def test_on_a_real_clock_nobody_is_reported_early() -> None:
+    log = IdleLog()
+    with IdleTracker(0.02, log, tick=0.001) as tracker:
         last: dict[int, float] = {}
         loop = asyncio.get_running_loop()
         for id_ in range(200):
@@ -62,40 +64,40 @@ async def test_on_a_real_clock_nobody_is_told_early() -> None:
             tracker.touch(id_)
             if id_ % 10 == 0:
                 await asyncio.sleep(0.001)
-        while len(told.at) < 200:
+        while len(log.at) < 200:
             await asyncio.sleep(0.005)
-        assert sorted(told.ids) == list(range(200))
-        assert all(at >= last[id_] + 0.02 for id_, at in told.at)
+        assert sorted(log.ids) == list(range(200))
+        assert all(at >= last[id_] + 0.02 for id_, at in log.at)
 
 
 @on_virtual_time
-async def test_an_id_that_is_touched_in_time_is_never_told() -> None:
-    told = Told()
-    tracker = IdleTracker(10, told, tick=0.01)
+async def test_an_id_that_is_touched_in_time_is_never_reported() -> None:
+    log = IdleLog()
+    tracker = IdleTracker(10, log, tick=0.01)
     for _ in range(50):
         tracker.touch("talks")
         await asyncio.sleep(9.999)
-    assert told.at == []
+    assert log.at == []
     await asyncio.sleep(0.02)
-    assert told.ids == ["talks"]
+    assert log.ids == ["talks"]
 
 
 @on_virtual_time
 async def test_the_last_touch_counts_and_not_the_first() -> None:
-    told = Told()
-    tracker = IdleTracker(30, told, tick=1)
+    log = IdleLog()
+    tracker = IdleTracker(30, log, tick=1)
     for at in (0, 12, 29):
         await asyncio.sleep(at - asyncio.get_running_loop().time())
         tracker.touch("a")
     await asyncio.sleep(100)
-    assert told.at == [("a", 59)]
+    assert log.at == [("a", 59)]
 
 
 @on_virtual_time
 async def test_with_an_infinite_timeout_nobody_falls_idle_and_the_loop_has_no_timer() -> None:
-    told = Told()
+    log = IdleLog()
     spy = Spy(asyncio.get_running_loop())
-    tracker = IdleTracker(math.inf, told)
+    tracker = IdleTracker(math.inf, log)
     tracker.touch("a")
     tracker.touch("a")
     assert spy.calls["call_at"] == 0
@@ -124,10 +126,10 @@ async def test_on_idle_may_touch_the_id_again_which_starts_anew() -> None:
 
 @on_virtual_time
 async def test_on_idle_may_save_remove_and_add_others_that_are_due_in_the_same_moment() -> None:
-    told = Told()
+    log = IdleLog()
 
     def on_idle(id_: str) -> None:
-        told(id_)
+        log(id_)
         if id_ == "first":
             tracker.touch("saved")
             assert tracker.remove("removed")
@@ -139,18 +141,18 @@ async def test_on_idle_may_save_remove_and_add_others_that_are_due_in_the_same_m
     for id_ in ("first", "saved", "removed", "other"):
         tracker.touch(id_)
     await asyncio.sleep(5)
-    assert told.at == [("first", 5), ("other", 5)]
+    assert log.at == [("first", 5), ("other", 5)]
     assert sorted(tracker) == ["new", "saved"]
     await asyncio.sleep(10)
-    assert sorted(told.at[2:]) == [("new", 10), ("saved", 10)]
+    assert sorted(log.at[2:]) == [("new", 10), ("saved", 10)]
 
 
 async def test_an_exception_of_on_idle_is_reported_and_touches_no_other_id(reports: list[dict[str, Any]]) -> None:
-    told = Told()
+    log = IdleLog()
     errors = {"bad": ValueError("bad"), "cancelled": asyncio.CancelledError()}
 
     def on_idle(id_: str) -> None:
-        told(id_)
+        log(id_)
         if id_ in errors:
             raise errors[id_]
 
@@ -160,7 +162,7 @@ async def test_an_exception_of_on_idle_is_reported_and_touches_no_other_id(repor
     while len(tracker):
         await asyncio.sleep(0.01)
     await iterations(2)
-    assert sorted(told.ids) == ["a", "b", "bad", "c", "cancelled"]
+    assert sorted(log.ids) == ["a", "b", "bad", "c", "cancelled"]
     assert [report["exception"] for report in reports] == [errors["bad"], errors["cancelled"]]
     assert reports[0]["message"] == "exception in on_idle('bad') of an idle tracker"
 
@@ -177,18 +179,18 @@ def test_an_exit_in_on_idle_ends_the_loop(error: type[BaseException]) -> None:
 
 
 @on_virtual_time
-async def test_a_crowd_that_falls_idle_at_once_is_told_in_portions() -> None:
+async def test_a_crowd_that_falls_idle_at_once_is_reported_in_several_iterations() -> None:
     loop = asyncio.get_running_loop()
-    per_turn: list[int] = []
-    told = [0]
+    per_iteration: list[int] = []
+    log = [0]
 
     def on_idle(_: int) -> None:
-        told[0] += 1
+        log[0] += 1
 
     def watch() -> None:
-        per_turn.append(told[0])
-        told[0] = 0
-        if sum(per_turn) < 5000:
+        per_iteration.append(log[0])
+        log[0] = 0
+        if sum(per_iteration) < 5000:
             loop.call_soon(watch)
 
     tracker = IdleTracker(5, on_idle, tick=1)
@@ -196,15 +198,15 @@ async def test_a_crowd_that_falls_idle_at_once_is_told_in_portions() -> None:
         tracker.touch(id_)
     loop.call_at(5, watch)
     await asyncio.sleep(10)
-    assert sum(per_turn) == 5000
-    assert max(per_turn) <= 512
+    assert sum(per_iteration) == 5000
+    assert max(per_iteration) <= 512
 
 
 @on_virtual_time
-async def test_while_a_crowd_is_told_in_portions_its_rest_may_speak_leave_and_come_back() -> None:
+async def test_while_a_crowd_is_reported_in_several_iterations_its_rest_may_speak_leave_and_come_back() -> None:
     loop = asyncio.get_running_loop()
-    told = Told()
-    tracker = IdleTracker(5, told, tick=1)
+    log = IdleLog()
+    tracker = IdleTracker(5, log, tick=1)
     for id_ in range(5000):
         tracker.touch(id_)
     fate: dict[int, str] = {}
@@ -227,17 +229,17 @@ async def test_while_a_crowd_is_told_in_portions_its_rest_may_speak_leave_and_co
     loop.call_at(5, meddle)
     await asyncio.sleep(8)
     assert len(fate) >= 10
-    assert set(told.ids) == set(range(5000)) - set(fate)
+    assert set(log.ids) == set(range(5000)) - set(fate)
     assert set(tracker) == {id_ for id_, kind in fate.items() if not kind.endswith("left")}
     await asyncio.sleep(10)
-    assert len(told.ids) == 5000 - sum(kind.endswith("left") for kind in fate.values())
-    assert all(at == 10 for id_, at in told.at if id_ in fate)
+    assert len(log.ids) == 5000 - sum(kind.endswith("left") for kind in fate.values())
+    assert all(at == 10 for id_, at in log.at if id_ in fate)
 
 
 @on_virtual_time
-async def test_after_a_stall_those_who_spoke_at_its_end_are_not_told() -> None:
-    told = Told()
-    tracker = IdleTracker(5, told, tick=0.5)
+async def test_after_a_stall_those_who_spoke_at_its_end_are_not_reported() -> None:
+    log = IdleLog()
+    tracker = IdleTracker(5, log, tick=0.5)
     for id_ in range(100):
         tracker.touch(id_)
     loop: Any = asyncio.get_running_loop()
@@ -245,10 +247,10 @@ async def test_after_a_stall_those_who_spoke_at_its_end_are_not_told() -> None:
     for id_ in range(0, 100, 2):
         tracker.touch(id_)
     await iterations(3)
-    assert sorted(told.ids) == list(range(1, 100, 2))
+    assert sorted(log.ids) == list(range(1, 100, 2))
     tracker._check()
     await asyncio.sleep(6)
-    assert len(told.at) == 100
+    assert len(log.at) == 100
 
 
 # What is tracked
@@ -256,7 +258,7 @@ async def test_after_a_stall_those_who_spoke_at_its_end_are_not_told() -> None:
 
 @on_virtual_time
 async def test_ids_can_be_counted_looked_for_and_iterated_in_the_order_of_their_first_touches() -> None:
-    tracker = IdleTracker(5, Told())
+    tracker = IdleTracker(5, IdleLog())
     for id_ in ("b", "a", "c", "b"):
         tracker.touch(id_)
     assert list(tracker) == ["b", "a", "c"]
@@ -270,8 +272,8 @@ async def test_ids_can_be_counted_looked_for_and_iterated_in_the_order_of_their_
 
 @on_virtual_time
 async def test_touching_and_removing_do_not_disturb_an_iteration() -> None:
-    told = Told()
-    tracker = IdleTracker(5, told, tick=1)
+    log = IdleLog()
+    tracker = IdleTracker(5, log, tick=1)
     for id_ in range(10):
         tracker.touch(id_)
     seen = []
@@ -289,10 +291,10 @@ async def test_nothing_lingers_of_what_was_removed() -> None:
     class Connection:
         pass
 
-    told = Told()
+    log = IdleLog()
     loop = asyncio.get_running_loop()
     spy = Spy(loop)
-    tracker: IdleTracker[Connection] = IdleTracker(3600, told)
+    tracker: IdleTracker[Connection] = IdleTracker(3600, log)
     connections = [Connection() for _ in range(100)]
     for connection in connections:
         tracker.touch(connection)
@@ -307,20 +309,20 @@ async def test_nothing_lingers_of_what_was_removed() -> None:
     assert [ref() for ref in gone] == [None] * 100
     await iterations(2)
     assert spy.armed == 0
-    assert told.at == []
+    assert log.at == []
 
 
 @on_virtual_time
 async def test_nothing_lingers_of_what_fell_idle() -> None:
-    told = Told()
+    log = IdleLog()
     spy = Spy(asyncio.get_running_loop())
-    tracker = IdleTracker(5, told)
+    tracker = IdleTracker(5, log)
     for id_ in range(1000):
         tracker.touch(id_)
         await asyncio.sleep(0.001)
     await asyncio.sleep(20)
-    assert told.ids == sorted(told.ids, key=dict(told.at).__getitem__)
-    assert len(told.at) == 1000
+    assert log.ids == sorted(log.ids, key=dict(log.at).__getitem__)
+    assert len(log.at) == 1000
     assert spy.armed == 0
     tracker._check()
     assert not list(tracker._loop_wheel.wheel.buckets())
@@ -328,7 +330,7 @@ async def test_nothing_lingers_of_what_fell_idle() -> None:
 
 @on_virtual_time
 async def test_to_remove_a_stranger_is_no_error() -> None:
-    tracker = IdleTracker(5, Told())
+    tracker = IdleTracker(5, IdleLog())
     assert tracker.remove("stranger") is False
     tracker.touch("a")
     assert tracker.remove("stranger") is False
@@ -340,7 +342,7 @@ async def test_to_remove_a_stranger_is_no_error() -> None:
 async def test_a_touch_never_touches_the_loop_and_makes_as_few_calls_whatever_is_tracked() -> None:
     spy = Spy(asyncio.get_running_loop())
     costs = []
-    with IdleTracker(3600, Told()) as tracker:
+    with IdleTracker(3600, IdleLog()) as tracker:
         for tracked in (1, 100, 10_000):
             for id_ in range(tracked):
                 tracker.touch(id_)
@@ -356,7 +358,7 @@ async def test_a_touch_never_touches_the_loop_and_makes_as_few_calls_whatever_is
 @on_virtual_time
 async def test_the_loop_has_one_timer_for_each_tick_in_which_an_id_is_to_be_looked_at() -> None:
     spy = Spy(asyncio.get_running_loop())
-    tracker = IdleTracker(64, Told(), tick=1)
+    tracker = IdleTracker(64, IdleLog(), tick=1)
     for _ in range(10):
         for id_ in range(100):
             tracker.touch(id_)
@@ -370,7 +372,7 @@ async def test_the_loop_has_one_timer_for_each_tick_in_which_an_id_is_to_be_look
 
 @on_virtual_time
 async def test_the_wheel_wakes_up_about_once_in_a_timeout_for_an_id_that_speaks_all_the_time() -> None:
-    tracker = IdleTracker(10, Told())
+    tracker = IdleTracker(10, IdleLog())
     for _ in range(1000):
         tracker.touch("a")
         await asyncio.sleep(0.1)
@@ -381,7 +383,7 @@ async def test_the_wheel_wakes_up_about_once_in_a_timeout_for_an_id_that_speaks_
 
 
 def test_outside_a_loop_in_another_thread_and_on_another_loop_it_says_so(loop_factory) -> None:
-    tracker: IdleTracker[str] = IdleTracker(5, Told())
+    tracker: IdleTracker[str] = IdleTracker(5, IdleLog())
     with pytest.raises(WrongLoop, match="cannot touch 'a': no event loop is running"):
         tracker.touch("a")
     assert len(tracker) == 0
@@ -419,10 +421,10 @@ def test_outside_a_loop_in_another_thread_and_on_another_loop_it_says_so(loop_fa
             tracker.touch("a")
 
 
-async def test_a_closed_tracker_tells_nobody_leaves_no_timer_and_accepts_nothing() -> None:
-    told = Told()
+async def test_a_closed_tracker_reports_nobody_leaves_no_timer_and_accepts_nothing() -> None:
+    log = IdleLog()
     spy = Spy(asyncio.get_running_loop())
-    with IdleTracker(0.005, told) as tracker:
+    with IdleTracker(0.005, log) as tracker:
         for id_ in range(100):
             tracker.touch(id_)
     tracker.close()
@@ -433,23 +435,23 @@ async def test_a_closed_tracker_tells_nobody_leaves_no_timer_and_accepts_nothing
     await iterations(2)
     assert spy.armed == 0
     await asyncio.sleep(0.02)
-    assert told.at == []
+    assert log.at == []
     tracker._check()
 
 
 @on_virtual_time
 async def test_closing_in_on_idle_spares_the_others() -> None:
-    told: list[int] = []
+    log: list[int] = []
 
     def on_idle(id_: int) -> None:
-        told.append(id_)
+        log.append(id_)
         tracker.close()
 
     tracker = IdleTracker(5, on_idle)
     for id_ in range(1000):
         tracker.touch(id_)
     await asyncio.sleep(20)
-    assert len(told) == 1
+    assert len(log) == 1
     assert len(tracker) == 0
 
 
@@ -457,11 +459,11 @@ def test_a_tracker_that_was_never_used_or_outlived_its_loop_can_be_closed() -> N
     async def main(tracker: IdleTracker[str]) -> None:
         tracker.touch("a")
 
-    with IdleTracker(5, Told()) as tracker:
+    with IdleTracker(5, IdleLog()) as tracker:
         pass
     with pytest.raises(PurgatoryClosed):
         tracker.touch("a")
-    with IdleTracker(5, Told()) as tracker:
+    with IdleTracker(5, IdleLog()) as tracker:
         asyncio.run(main(tracker))
     assert len(tracker) == 0
 
@@ -489,7 +491,7 @@ def test_a_tick_that_is_not_positive_and_finite_is_refused(tick: float) -> None:
 
 @on_virtual_time
 async def test_an_id_that_is_not_hashable_is_refused_and_nothing_has_changed() -> None:
-    tracker: IdleTracker[Any] = IdleTracker(5, Told())
+    tracker: IdleTracker[Any] = IdleTracker(5, IdleLog())
     with pytest.raises(TypeError, match="unhashable"):
         tracker.touch([])
     assert len(tracker) == 0
@@ -603,12 +605,12 @@ def test_many_ids_with_a_seed_end_as_the_dictionary_says_and_twice_the_same(virt
             rng = random.Random(seed)
             loop = asyncio.get_running_loop()
             last: dict[int, float] = {}
-            told: list[tuple[int, float]] = []
+            log: list[tuple[int, float]] = []
 
             def on_idle(id_: int) -> None:
                 now = loop.time()
                 assert last.pop(id_) + 10 <= now
-                told.append((id_, now))
+                log.append((id_, now))
 
             tracker = IdleTracker(10, on_idle, tick=0.01)
             for _ in range(3000):
@@ -619,7 +621,7 @@ def test_many_ids_with_a_seed_end_as_the_dictionary_says_and_twice_the_same(virt
             assert set(tracker) == set(last)
             await asyncio.sleep(20)
             assert not last
-            return told
+            return log
 
         return virtual(main)
 

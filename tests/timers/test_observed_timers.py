@@ -11,13 +11,13 @@ from purgatory import IdleTracker, WheelTimer
 
 
 class Listener:
-    """Counts what it is told, and keeps nothing of it."""
+    """Counts what it is notified, and keeps nothing of it."""
 
     def __init__(self):
-        self.told = 0
+        self.notified = 0
 
     def operation_ended(self, ended):
-        self.told += 1
+        self.notified += 1
 
     def key_checked(self, key, tried, completed):
         pass
@@ -25,7 +25,7 @@ class Listener:
 
 class WithFields(Listener):
     def ended_fields(self, fields):
-        self.told += 1
+        self.notified += 1
 
 
 def fails(*_):
@@ -56,7 +56,7 @@ async def test_an_observed_timer_whose_callback_raises_leaves_no_cycle(callback,
         await iterations(3)
         assert gc.collect() == 0
     assert errors == [Broken] * 20
-    assert observer.told == 20
+    assert observer.notified == 20
 
 
 @on_virtual_time
@@ -75,7 +75,7 @@ async def test_an_idle_tracker_whose_on_idle_raises_leaves_no_cycle(observed):
 
 
 @on_virtual_time
-async def test_observers_are_still_told_what_a_callback_raised(reports):
+async def test_observers_are_still_notified_of_what_a_callback_raised(reports):
     class Keeper(Listener):
         def operation_ended(self, ended):
             raised.append(ended.exception)

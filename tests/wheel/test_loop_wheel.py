@@ -16,8 +16,8 @@ from itertools import cycle, pairwise
 from typing import Any
 
 import pytest
-from helpers import Pulse, iterations
-from loops import Runner, on_virtual_time
+from helpers import Pulse, Spy, iterations
+from loops import Runner, on_every_loop, on_virtual_time
 
 from purgatory import WrongLoop
 from purgatory._loop import MAX_PER_ITERATION
@@ -26,49 +26,18 @@ from purgatory._wheel.loop_wheel import BUSY_AFTER, BUSY_DELAY, BUSY_WINDOW, Loo
 from purgatory._wheel.wheel import DEFAULT_WHEEL_SIZE
 from purgatory.testing import VirtualTimeLoop
 
+pytestmark = on_every_loop
+
 DAY = 86_400.0
 STARTS = [0.0, 2e7, 1e9]
 
 at_any_loop_time = pytest.mark.parametrize("start", STARTS)
 
 
-class Spy:
-    """Remembers what the running loop's `call_at` is asked, and has it fire `shift()` seconds late, or early if negative."""
-
-    def __init__(self) -> None:
-        loop = asyncio.get_running_loop()
-        self.time = loop.time
-        self.asked: list[float] = []
-        self.longest_wait = 0.0
-        self.shift: Callable[[], float] = float
-        self._armed: dict[int, asyncio.TimerHandle] = {}
-        self._call_at = loop.call_at
-        loop.call_at = self.call_at  # type: ignore[method-assign]
-
-    def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        number = len(self.asked)
-        self.asked.append(when)
-        self.longest_wait = max(self.longest_wait, when - self.time())
-
-        def fire() -> None:
-            del self._armed[number]
-            callback(*args)
-
-        shifted = when + self.shift()
-        if shifted <= self.time():
-            shifted = when  # early, but not over and over at one instant: every clock moves on
-        self._armed[number] = handle = self._call_at(shifted, fire, context=context)
-        return handle
-
-    def armed(self) -> list[float]:
-        """What the loop was asked for and neither has done nor was told to forget."""
-        return sorted(self.asked[number] for number, handle in self._armed.items() if not handle.cancelled())
-
-
 @pytest.fixture
 async def spy() -> Spy:
     """Spies on the loop of the test."""
-    return Spy()
+    return Spy(asyncio.get_running_loop())
 
 
 class Callback(TimerEntry):
@@ -136,8 +105,7 @@ def nothing() -> None:
 
 
 @on_virtual_time
-@at_any_loop_time
-@pytest.mark.parametrize("tick", [0.001, 0.01, 0.25])
+@pytest.mark.parametrize(("start", "tick"), [(0.0, 0.01), (2e7, 0.25), (1e9, 0.001)])
 @pytest.mark.parametrize(
     ("shifts", "late"),
     [((0.0, 0.0), 0.0), ((-0.0009, 0.0), 0.001), ((-0.0009, -0.0009), 0.001), ((0.0, 0.3), 0.3)],
@@ -165,12 +133,11 @@ async def test_a_timer_never_fires_early_and_is_late_by_at_most_a_tick_and_what_
     assert min(lateness) >= 0
     assert max(lateness) <= tick + late + 4 * math.ulp(spy.time())
     await asyncio.sleep(late)  # that of a bucket which was late itself, and dealt with before its callback came
-    assert spy.armed() == []
+    assert spy.armed_for == []
 
 
 @on_virtual_time
-@at_any_loop_time
-@pytest.mark.parametrize("tick", [0.001, 0.01, 0.25])
+@pytest.mark.parametrize(("start", "tick"), [(0.0, 0.001), (2e7, 0.01), (1e9, 0.25), (1e9, 0.001)])
 async def test_a_deadline_on_the_border_of_a_tick_is_met_exactly(spy: Spy, start: float, tick: float) -> None:
     timer = Timer(tick=tick)
     per_second = round(1 / tick)
@@ -192,7 +159,7 @@ async def test_a_tick_too_short_for_the_clock_to_tell_apart_is_met_all_the_same(
         woken_at = await asyncio.wait_for(fired(timer, when), 200)
         assert when <= woken_at <= when + 2 * tick + 8 * math.ulp(when)
     assert timer.size == 0
-    assert len(spy.armed()) <= 1  # that of wait_for
+    assert spy.armed <= 1  # that of wait_for
 
 
 @on_virtual_time
@@ -227,10 +194,10 @@ async def test_a_wide_bucket_cascades_a_bounded_amount_in_each_iteration_and_not
         moved.append(timer.wheel.moves - moves)
     assert spy.time() == 7.0
     assert max(moved) <= MAX_PER_ITERATION
-    assert spy.armed() == [8.6]  # for the narrower bucket
+    assert spy.armed_for == [8.6]  # for the narrower bucket
     await asyncio.sleep(2)
     assert seen == [8.75] * count
-    assert spy.armed() == []
+    assert spy.armed_for == []
 
 
 @on_virtual_time
@@ -250,12 +217,12 @@ async def test_a_timer_whose_time_comes_while_its_early_callback_runs_is_not_los
 async def test_what_is_added_just_before_the_callback_of_a_wide_bucket_does_not_take_its_work_from_it(
     spy: Spy, wheel_size: int
 ) -> None:
-    """The addition tells the wheel what time it is, and so that the bucket is to cascade."""
+    """The addition gives the wheel the time, which says that the bucket is to cascade."""
     loop: Any = asyncio.get_running_loop()
     timer, seen = Timer(tick=1.0, wheel_size=wheel_size), list[float]()
     when = float(wheel_size**2 - 2)
     timer.call_at(when, lambda: seen.append(spy.time()))
-    [wakes_at] = spy.armed()
+    [wakes_at] = spy.armed_for
 
     def busy() -> None:
         loop._set_time(wakes_at + 0.5)
@@ -307,6 +274,7 @@ async def test_on_real_clocks_too_a_timer_never_fires_before_its_time(tick: floa
     assert (count, early) == (480, [])
 
 
+@on_virtual_time
 async def test_entries_that_were_added_to_one_bucket_come_in_the_order_of_addition() -> None:
     loop = asyncio.get_running_loop()
     timer, seen = Timer(tick=0.01), list[int]()
@@ -319,7 +287,7 @@ async def test_entries_that_were_added_to_one_bucket_come_in_the_order_of_additi
     assert seen == list(range(100))
 
 
-@pytest.mark.parametrize("delay", [0, 0.0, -1, -1e9, -1e18, -math.inf])
+@pytest.mark.parametrize("delay", [0, -1, -math.inf])
 @pytest.mark.parametrize("method", ["call_later", "call_at"])
 async def test_a_delay_of_zero_or_less_means_the_next_iteration_of_the_loop(method: str, delay: float) -> None:
     timer, seen = Timer(tick=0.25), list[str]()
@@ -332,19 +300,6 @@ async def test_a_delay_of_zero_or_less_means_the_next_iteration_of_the_loop(meth
     else:
         await iterations(3)
     assert seen == ["called"]
-
-
-@pytest.mark.parametrize("method", ["call_later", "call_at"])
-async def test_nan_is_refused_and_nothing_is_scheduled(method: str) -> None:
-    timer = Timer()
-    with pytest.raises(ValueError, match="NaN"):
-        getattr(timer, method)(math.nan, nothing)
-    assert timer.size == 0
-    task = timer.call_later(5, nothing)
-    when = task.when()
-    with pytest.raises(ValueError, match="NaN"):
-        task.reschedule(math.nan)
-    assert (timer.size, task.when()) == (1, when)
 
 
 @on_virtual_time
@@ -362,6 +317,7 @@ async def test_after_a_stall_everything_overdue_comes_once(spy: Spy, start: floa
 # What is asked of the loop
 
 
+@on_virtual_time
 async def test_the_loop_has_one_timer_for_each_bucket_and_none_for_each_callback(spy: Spy) -> None:
     timer = Timer(tick=1.0, wheel_size=10)
     now = math.floor(spy.time())
@@ -369,7 +325,7 @@ async def test_the_loop_has_one_timer_for_each_bucket_and_none_for_each_callback
     tasks = []
     for _ in range(1000):
         tasks += [timer.call_at(when, nothing) for when in (now + 5, now + 6, far + 55, far + 56, far + 57.5)]
-    assert len(spy.asked) == len(spy.armed()) == 3
+    assert len(spy.asked) == spy.armed == 3
     for task in tasks:
         task.reschedule(now + 3)
     assert len(spy.asked) == 4
@@ -383,7 +339,7 @@ async def test_the_loop_is_asked_once_for_each_bucket_in_whatever_order_they_ope
 
     def note() -> None:
         seen.append(spy.time())
-        armed.append(len(spy.armed()))
+        armed.append(spy.armed)
 
     for when in whens[::order]:
         timer.call_at(when, note)
@@ -397,10 +353,11 @@ async def test_the_loop_is_asked_once_for_each_bucket_in_whatever_order_they_ope
 async def test_delays_that_differ_find_their_buckets_and_come_in_time(spy: Spy) -> None:
     timer, late = Timer(), list[float]()
     randomly = random.Random(1)
-    for _ in range(2000):
+    for number in range(2000):
         when = spy.time() + randomly.choice([0.05, 1.0, 60.0, 1000.0]) * randomly.random()
         timer.call_later(when - spy.time(), lambda when=when: late.append(spy.time() - when))
-        timer.wheel._check()
+        if number % 20 == 0:
+            timer.wheel._check()
         if randomly.random() < 0.2:
             await asyncio.sleep(0.01 * randomly.random())
     await fired(timer, spy.time() + 1001)
@@ -415,9 +372,9 @@ async def test_a_wheel_that_falls_idle_keeps_no_bucket_and_no_alarm(spy: Spy) ->
     for _ in range(3):
         for number in range(50):
             timer.call_later(30 + number, nothing).cancel()
-        assert len(spy.armed()) == len([*timer.wheel.buckets()]) == 50
+        assert spy.armed == len([*timer.wheel.buckets()]) == 50
         await iterations(2)
-        assert spy.armed() == [] and not [*timer.wheel.buckets()]
+        assert spy.armed_for == [] and not [*timer.wheel.buckets()]
         timer.loop_wheel._check()
 
 
@@ -428,6 +385,7 @@ async def test_a_callback_far_away_wakes_the_loop_once_for_each_level_that_it_pa
     assert spy.asked == [0.4, 0.51, 0.521]
 
 
+@on_virtual_time
 @pytest.mark.parametrize("when", [math.inf, 1e18, 1e300])
 async def test_a_callback_that_is_never_due_is_not_asked_of_the_loop(spy: Spy, when: float) -> None:
     timer = Timer()
@@ -440,20 +398,22 @@ async def test_a_callback_that_is_never_due_is_not_asked_of_the_loop(spy: Spy, w
     assert (spy.asked, timer.size) == ([], 0)
 
 
+@on_virtual_time
 @pytest.mark.parametrize("wheel_size", [2, 20, 512])
 async def test_when_the_last_callback_was_cancelled_the_iteration_leaves_nothing_in_the_loop(spy: Spy, wheel_size: int) -> None:
     timer = Timer(wheel_size=wheel_size)
     timer.call_later(math.inf, nothing)
     for _ in range(3):
         tasks = [timer.call_later(delay, nothing) for delay in (1, 1, 10, 1000, 1e6)]
-        assert spy.armed()
+        assert spy.armed_for
         for task in tasks:
             task.cancel()
         await asyncio.sleep(0)
-        assert spy.armed() == []
+        assert spy.armed_for == []
     assert timer.size == 1
 
 
+@on_virtual_time
 async def test_when_the_last_callback_was_called_the_loop_has_nothing_left(spy: Spy) -> None:
     timer = Timer(tick=0.01, wheel_size=2)
     cancelled = [timer.call_later(delay, nothing) for delay in (0.05, 1, 1000)]
@@ -461,9 +421,10 @@ async def test_when_the_last_callback_was_called_the_loop_has_nothing_left(spy: 
     for task in cancelled:
         task.cancel()
     await asyncio.sleep(0)
-    assert spy.armed() == []
+    assert spy.armed_for == []
 
 
+@on_virtual_time
 async def test_an_emptied_bucket_stays_armed_while_others_wait_and_is_not_armed_again(spy: Spy) -> None:
     timer = Timer(tick=1.0)
     timer.call_later(100, nothing)
@@ -471,7 +432,7 @@ async def test_an_emptied_bucket_stays_armed_while_others_wait_and_is_not_armed_
     for _ in range(10):
         timer.call_at(when, nothing).cancel()
         await asyncio.sleep(0)
-    assert len(spy.asked) == len(spy.armed()) == 2
+    assert len(spy.asked) == spy.armed == 2
 
 
 @on_virtual_time
@@ -485,22 +446,21 @@ async def test_a_bucket_whose_callback_comes_early_is_armed_again_be_it_empty_or
         task.cancel()
     await asyncio.sleep(1.0002)  # which comes early as well, but later than the callback
     assert spy.time() < 1.0
-    assert timer.loop_wheel.wake_ups >= 1 and min(spy.armed()) >= 1.0
+    assert timer.loop_wheel.wake_ups >= 1 and min(spy.armed_for) >= 1.0
     timer.loop_wheel._check()
     timer.call_at(1.0, lambda: seen.append(spy.time()))
     await asyncio.sleep(1)
     assert len(seen) == 2 - is_empty and 1.0 <= min(seen) <= max(seen) <= 1.002
 
 
-@pytest.mark.parametrize("delay", [DAY - 1, DAY + 1, 1e6, 1e9, 1e12])
-@pytest.mark.parametrize("wheel_size", [2, 512])
+@pytest.mark.parametrize(("delay", "wheel_size"), [(DAY - 1, 2), (DAY + 1, 512), (1e6, 512), (1e12, 2)])
 async def test_the_loop_is_never_asked_for_more_than_a_day(spy: Spy, delay: float, wheel_size: int) -> None:
     timer = Timer(wheel_size=wheel_size)
     task = timer.call_later(delay, nothing)
-    assert len(spy.armed()) == 1
+    assert spy.armed == 1
     assert spy.longest_wait <= DAY
     await iterations(3)
-    assert timer.size == len(spy.armed()) == 1
+    assert timer.size == spy.armed == 1
     assert spy.longest_wait <= DAY
     task.cancel()
 
@@ -515,7 +475,7 @@ async def test_a_callback_months_away_comes_on_time_after_one_wake_up_a_day(spy:
     assert len(spy.asked) <= 105
 
 
-@pytest.mark.parametrize("outcome", ["pending", "cancelled", "called", "fired in portions"])
+@pytest.mark.parametrize("outcome", ["pending", "cancelled", "called", "fired in iterations"])
 async def test_the_context_of_whoever_scheduled_a_callback_is_not_kept_alive(outcome: str) -> None:
     class Luggage:
         pass
@@ -539,7 +499,7 @@ async def test_the_context_of_whoever_scheduled_a_callback_is_not_kept_alive(out
     elif outcome == "called":
         while timer.size:
             await asyncio.sleep(0)
-    elif outcome == "fired in portions":
+    elif outcome == "fired in iterations":
         while not seen:
             await asyncio.sleep(0)
     del luggage, context
@@ -554,16 +514,16 @@ async def test_the_context_of_whoever_scheduled_a_callback_is_not_kept_alive(out
 # Bursts
 
 
-@pytest.mark.parametrize("count", [100_000, 3 * MAX_PER_ITERATION, MAX_PER_ITERATION, MAX_PER_ITERATION - 1])
-async def test_a_burst_is_called_in_order_and_a_portion_at_most_in_each_iteration_of_the_loop(count: int) -> None:
+@pytest.mark.parametrize("count", [20_000, 3 * MAX_PER_ITERATION, MAX_PER_ITERATION - 1])
+async def test_a_burst_is_called_in_order_and_a_budget_at_most_in_each_iteration_of_the_loop(count: int) -> None:
     loop = asyncio.get_running_loop()
     timer = Timer()
     seen: list[int] = []
-    seen_by_turn = [0]
+    seen_by_iteration = [0]
     done = loop.create_future()
 
     def probe() -> None:
-        seen_by_turn.append(len(seen))
+        seen_by_iteration.append(len(seen))
         if len(seen) < count:
             loop.call_soon(probe)
         else:
@@ -575,28 +535,28 @@ async def test_a_burst_is_called_in_order_and_a_portion_at_most_in_each_iteratio
         timer.call_at(when, seen.append, number)
     await done
     assert seen == list(range(count))
-    assert max(later - before for before, later in pairwise(seen_by_turn)) <= MAX_PER_ITERATION
+    assert max(later - before for before, later in pairwise(seen_by_iteration)) <= MAX_PER_ITERATION
     assert timer.size == 0
 
 
 async def test_a_callback_due_at_once_that_schedules_its_like_gets_one_an_iteration() -> None:
     loop = asyncio.get_running_loop()
     timer = Timer()
-    turn = 0
+    iteration = 0
     seen: list[int] = []
 
-    def count_turns() -> None:
-        nonlocal turn
-        turn += 1
+    def count_iterations() -> None:
+        nonlocal iteration
+        iteration += 1
         if len(seen) < 50:
-            loop.call_soon(count_turns)
+            loop.call_soon(count_iterations)
 
     def again() -> None:
-        seen.append(turn)
+        seen.append(iteration)
         if len(seen) < 50:
             timer.call_later(0 if len(seen) % 2 else -1, again)
 
-    loop.call_soon(count_turns)
+    loop.call_soon(count_iterations)
     timer.call_at(-1, again)
     while len(seen) < 50:
         await asyncio.sleep(0)
@@ -637,7 +597,7 @@ async def test_callbacks_cancel_and_move_others_of_their_own_tick() -> None:
     for name in ("cancelled", "postponed", "hastened", "last"):
         tasks[name] = timer.call_at(when, seen.append, name)
     await fired(timer, when + 0.01)
-    await iterations(2)  # on a busy machine all of this is due in one turn, and what was hastened has the next one
+    await iterations(2)  # on a busy machine all of this is due in one iteration, and what was hastened in the next
     assert seen == ["first", "last", "hastened"]
     assert timer.size == 1
 
@@ -709,7 +669,7 @@ def test_an_exit_leaves_the_loop_and_what_is_left_is_called_in_order_when_it_run
         task = loop.create_task(main())
         with pytest.raises(error):
             loop.run_until_complete(task)
-        assert 11 <= len(seen) < 2 * MAX_PER_ITERATION  # uvloop ends the turn in which it was left
+        assert 11 <= len(seen) < 2 * MAX_PER_ITERATION  # uvloop ends the iteration in which it was left
         while timer.size:
             loop.run_until_complete(asyncio.sleep(0))
         assert seen == list(range(2 * MAX_PER_ITERATION))
@@ -741,6 +701,7 @@ async def test_an_entry_whose_repr_raises_is_reported_all_the_same(reports: list
 # Postponing
 
 
+@on_virtual_time
 async def test_postponing_does_not_touch_the_loop(spy: Spy) -> None:
     timer = Timer()
     tasks = [timer.call_later(5, nothing) for _ in range(100)]
@@ -771,10 +732,10 @@ async def test_a_callback_postponed_for_ever_leaves_nothing_in_the_loop_after_it
     task = timer.call_later(5, nothing)
     task.reschedule(math.inf)
     await asyncio.sleep(6)
-    assert spy.armed() == []
+    assert spy.armed_for == []
     assert timer.size == 1
     task.reschedule(10)
-    assert spy.armed()
+    assert spy.armed_for
     await asyncio.sleep(6)
     assert timer.size == 0
 
@@ -783,56 +744,56 @@ async def test_a_callback_postponed_for_ever_leaves_nothing_in_the_loop_after_it
 
 
 @on_virtual_time
-async def test_the_owner_is_told_once_when_nothing_waits_any_more(spy: Spy) -> None:
-    timer, told = Timer(), list[int]()
-    timer.loop_wheel.on_idle = lambda: told.append(timer.size)
+async def test_the_owner_is_notified_once_when_nothing_waits_any_more(spy: Spy) -> None:
+    timer, notified = Timer(), list[int]()
+    timer.loop_wheel.on_idle = lambda: notified.append(timer.size)
     first, second = timer.call_later(10, nothing), timer.call_later(20, nothing)
     first.cancel()
     await iterations(2)
-    assert told == []
+    assert notified == []
     second.cancel()
-    assert told == []
+    assert notified == []
     await iterations(2)
-    assert told == [0]
+    assert notified == [0]
     await fired(timer, spy.time() + 0.001)
     await iterations(2)
-    assert told == [0, 0]
+    assert notified == [0, 0]
 
 
 @on_virtual_time
 async def test_what_joins_before_the_look_keeps_its_bucket(spy: Spy) -> None:
-    timer, told = Timer(), list[int]()
-    timer.loop_wheel.on_idle = lambda: told.append(timer.size)
+    timer, notified = Timer(), list[int]()
+    timer.loop_wheel.on_idle = lambda: notified.append(timer.size)
     timer.call_later(10, nothing).cancel()
     task = timer.call_later(10, nothing)
     await iterations(3)
-    assert told == [] and len(spy.armed()) == len(spy.asked) == 1
+    assert notified == [] and spy.armed == len(spy.asked) == 1
     task.cancel()
     await iterations(2)
-    assert told == [0] and spy.armed() == []
+    assert notified == [0] and spy.armed_for == []
 
 
 @on_virtual_time
 async def test_a_wheel_that_falls_empty_all_the_time_is_looked_at_after_a_while_until_it_was_quiet(spy: Spy) -> None:
-    timer, told = Timer(), list[float]()
-    timer.loop_wheel.on_idle = lambda: told.append(spy.time())
+    timer, notified = Timer(), list[float]()
+    timer.loop_wheel.on_idle = lambda: notified.append(spy.time())
     for number in range(BUSY_AFTER + 2):
         timer.call_later(30, nothing).cancel()
         await iterations(2)
-        assert len(told) == min(number + 1, BUSY_AFTER + 1)
-    assert len(spy.armed()) == 2  # the bucket, and the look
+        assert len(notified) == min(number + 1, BUSY_AFTER + 1)
+    assert spy.armed == 2  # the bucket, and the look
     for _ in range(100):
         timer.call_later(30, nothing).cancel()
         await iterations(2)
-    assert len(told) == BUSY_AFTER + 1 and len(spy.asked) == BUSY_AFTER + 3
+    assert len(notified) == BUSY_AFTER + 1 and len(spy.asked) == BUSY_AFTER + 3
     await asyncio.sleep(BUSY_DELAY)
-    assert spy.armed() == [] and len(told) == BUSY_AFTER + 2
+    assert spy.armed_for == [] and len(notified) == BUSY_AFTER + 2
     await asyncio.sleep(BUSY_WINDOW)
     timer.call_later(30, nothing).cancel()
     await asyncio.sleep(BUSY_DELAY)  # the look that comes late finds that it was quiet
     timer.call_later(30, nothing).cancel()
     await iterations(2)
-    assert spy.armed() == []
+    assert spy.armed_for == []
     timer.loop_wheel._check()
 
 

@@ -32,7 +32,7 @@ CHUNK_CAPACITY = 4
 MAX_PER_ITERATION = 8
 
 STEPS = 60
-FAST_SEEDS = range(200)
+FAST_SEEDS = range(50)
 SLOW_SEEDS = range(10_000)
 SLOW_BATCHES = 20
 
@@ -377,9 +377,8 @@ def run_histories(seeds: range) -> int:
     return count
 
 
-@pytest.mark.parametrize("batch", range(4))
-def test_the_wheel_does_what_a_list_does(batch: int) -> None:
-    assert run_histories(FAST_SEEDS[batch::4]) > 50 * 50
+def test_the_wheel_does_what_a_list_does() -> None:
+    assert run_histories(FAST_SEEDS) > 50 * 50
 
 
 @pytest.mark.slow
@@ -429,9 +428,7 @@ def trace(seed: int) -> list[tuple[float, int]]:
         return runner.run(main())
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_same_seed_gives_the_same_trace_twice(seed: int) -> None:
-    first = trace(seed)
+def test_the_same_seed_gives_the_same_trace_twice() -> None:
+    first = trace(1)
     assert len(first) > 1000
-    assert first == trace(seed)
-    assert first != trace(seed + 1)
+    assert first == trace(1) != trace(2)

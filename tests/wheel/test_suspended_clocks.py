@@ -81,7 +81,7 @@ async def test_a_machine_that_sleeps_for_five_minutes_in_the_middle_of_a_cascade
     async with Ends(kind) as ends:
         for _ in range(3000):
             ends.begin(530.0 + 200.0 * chance.random())
-        await asyncio.sleep(262.144)  # when their bucket begins to be moved to narrower ones, in many turns
+        await asyncio.sleep(262.144)  # when their bucket begins to be moved to narrower ones, in many iterations
         await iterations(5)
         ends.loop._set_time(ends.loop.time() + 300.0)
         await ends.wait_for_all(3000)
@@ -102,7 +102,7 @@ async def test_a_busy_loop_loses_nothing_of_a_small_wheel(kind):
 
 
 @on_virtual_time
-async def test_whoever_begins_to_wait_on_a_busy_loop_is_not_told_of_the_wheels_troubles():
+async def test_whoever_begins_to_wait_on_a_busy_loop_does_not_see_the_wheels_troubles():
     chance, loop = random.Random(2), asyncio.get_running_loop()
     async with Purgatory(wheel_size=8) as purgatory:
         for _ in range(200):
