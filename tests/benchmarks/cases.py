@@ -4,10 +4,11 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from benchmarks.measure import Measured
 
+T = TypeVar("T")
 LoopName = Literal["asyncio", "uvloop"]
 Unit = Literal["×", "µs", "ms", "s", "bytes"]
 Verdict = Literal["met", "missed", "no target", "not measured"]
@@ -106,3 +107,9 @@ def loop_factory(name: LoopName) -> Callable[[], asyncio.AbstractEventLoop]:
 def on_both(limit: float) -> dict[LoopName, float]:
     """The same target on both loops."""
     return {"asyncio": limit, "uvloop": limit}
+
+
+def run_on(name: LoopName, coroutine: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns on a new loop of this name."""
+    with asyncio.Runner(loop_factory=loop_factory(name)) as runner:
+        return runner.run(coroutine)

@@ -109,12 +109,7 @@ def plain_table(title: str, caption: str, texts: Sequence[str], numbers: Sequenc
     if quick:
         caption += f"\nQUICK: done with one {QUICK_DIVISOR}th of everything; these figures prove nothing."
     table = Table(
-        title=title,
-        caption=caption or None,
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        collapse_padding=True,
+        title=title, caption=caption or None, caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
     )
     for heading in texts:
         table.add_column(heading, no_wrap=True)

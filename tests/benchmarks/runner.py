@@ -1,13 +1,12 @@
 """Measures the cases of a program one after the other, and shows what was found."""
 
 import argparse
-import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.cases import Case, Result, Setting, loop_factory
+from benchmarks.cases import Case, Result, Setting, run_on
 from benchmarks.measure import Unmeasurable
 from benchmarks.report import RowProgress, as_json, legend_table, opened_console, result_line, results_table, write_report
 
@@ -45,8 +44,7 @@ def run_cases(
 
 def measure(case: Case, setting: Setting) -> Result:
     """Measures a case on a new loop of its kind."""
-    with asyncio.Runner(loop_factory=loop_factory(setting.loop_name)) as runner:
-        try:
-            return Result(case, setting.loop_name, runner.run(case.measure(setting)))
-        except Unmeasurable as error:
-            return Result(case, setting.loop_name, None, str(error))
+    try:
+        return Result(case, setting.loop_name, run_on(setting.loop_name, case.measure(setting)))
+    except Unmeasurable as error:
+        return Result(case, setting.loop_name, None, str(error))

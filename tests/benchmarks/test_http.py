@@ -1,9 +1,7 @@
-"""``python tests/benchmarks http``: that it runs, and tells what it should. How fast anything is, is not tested here."""
+"""``python tests/benchmarks http``: that it runs, and prints what it should. How fast anything is, is not tested here."""
 
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +9,14 @@ import pytest
 from asgi_requests import Request
 from helpers import iterations
 
-from benchmarks._main__ import main
-from benchmarks.cases import Judged
-from benchmarks.http import _rows
+from benchmarks.__main__ import main
+from benchmarks.cases import Result
+from benchmarks.http import command, rows
 from benchmarks.http.rows import Load, compared
 from benchmarks.http.service import Service
 from benchmarks.measure import Unmeasurable
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_quick_run_measures_every_row_prints_it_and_writes_it_as_json(
@@ -42,24 +42,24 @@ def test_a_quick_run_measures_every_row_prints_it_and_writes_it_as_json(
             assert row["cost_unit"] == ("µs" if row["name"] == "1000-cpu" else "ms")
             assert row["bare"]["ours"]["median"] > 0 and row["bare"]["theirs"]["median"] > 0
         assert f"{row['name']} on {row['loop']}" in printed
-    ours, theirs = report["turns"]
+    ours, theirs = report["runs"]
     assert (ours["path"], theirs["path"], ours["polls"]) == ("ours", "theirs", 1000)
     assert min(ours["answered"], theirs["answered"]) > 0
 
 
-def turn(number: int, path: str, p99: float, cpu: float) -> dict[str, Any]:
+def run_of(number: int, path: str, p99: float, cpu: float) -> dict[str, Any]:
     latencies = {"p50": p99 / 2, "p99": p99, "p99.9": p99 * 2}
     return {"round": number, "path": path, "cpu": cpu, "clients_busy": 0.5, **latencies}
 
 
-TURNS = [
-    *(turn(number, "ours", p99, 8e-6) for number, p99 in enumerate((0.002, 0.009, 0.004))),
-    *(turn(number, "theirs", p99, 1e-5) for number, p99 in enumerate((0.004, 0.010, 0.001))),
+RUNS = [
+    *(run_of(number, "ours", p99, 8e-6) for number, p99 in enumerate((0.002, 0.009, 0.004))),
+    *(run_of(number, "theirs", p99, 1e-5) for number, p99 in enumerate((0.004, 0.010, 0.001))),
 ]
 
 
-def test_ratios_are_of_paired_turns_and_judged_by_their_median() -> None:
-    p99, cpu = (compared(TURNS, figure).bare for figure in ("p99", "cpu"))
+def test_ratios_are_of_paired_runs_and_judged_by_their_median() -> None:
+    p99, cpu = (compared(RUNS, figure).bare for figure in ("p99", "cpu"))
 
     assert p99.theirs is not None and cpu.theirs is not None
     assert (p99.ours.median, p99.theirs.median, p99.figure.median) == pytest.approx((4.0, 4.0, 0.9))
@@ -68,23 +68,23 @@ def test_ratios_are_of_paired_turns_and_judged_by_their_median() -> None:
 
 @pytest.mark.parametrize(("count", "verdict"), [(1_000, "met"), (15_000, "missed"), (5_000, "no target")])
 def test_the_target_of_a_load_depends_on_its_polls(count: int, verdict: str) -> None:
-    cases = _command.load_cases(Load(count, rounds=3, seconds=1.0, look_every=1.0))
+    cases = command.load_cases(Load(count, rounds=3, seconds=1.0, check_interval=1.0))
 
-    measured = compared(TURNS, "p99")
+    measured = compared(RUNS, "p99")
 
-    verdicts = [Judged(case, "uvloop", measured).verdict for case in cases]
+    verdicts = [Result(case, "uvloop", measured).verdict for case in cases]
     assert verdicts == ["no target", verdict, "no target", verdict]
 
 
 def test_a_load_in_which_a_handler_has_answered_nothing_has_no_figure() -> None:
     with pytest.raises(Unmeasurable, match="no poll was answered"):
-        compared(TURNS[:3], "p99")
+        compared(RUNS[:3], "p99")
 
 
-def test_a_limit_of_open_files_that_is_too_low_is_told_before_anything_is_measured(
+def test_a_limit_of_open_files_that_is_too_low_is_reported_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(_command, "raise_file_limit", lambda: 1024)
+    monkeypatch.setattr(command, "raise_file_limit", lambda: 1024)
 
     assert main(["http"]) == 2
 
@@ -92,15 +92,15 @@ def test_a_limit_of_open_files_that_is_too_low_is_told_before_anything_is_measur
 
 
 def test_clients_that_fail_are_not_taken_for_a_figure(capfd: pytest.CaptureFixture[str]) -> None:
-    order = {"work": "load", "polls": 10, "loop": "asyncio", "seed": 1, "look_every": 1.0}  # which lacks the rest
+    job = {"work": "load", "polls": 10, "loop": "asyncio", "seed": 1, "check_interval": 1.0}  # which lacks the rest
     with pytest.raises(RuntimeError, match="the clients ended with status 1"):
-        asyncio.run(_rows.measured_once(order))
+        asyncio.run(rows.measured_once(job))
     assert "KeyError" in capfd.readouterr().err
 
 
 def test_every_handler_answers_the_same_question_alike(run) -> None:
     async def main_() -> None:
-        service = Service(look_every=1.0)
+        service = Service(check_interval=1.0)
         publish = Request(service.app, b"key=1", method="POST", path="/publish")
         assert (await publish.done()).status == 204
         answers = []
@@ -126,7 +126,7 @@ def test_every_handler_answers_the_same_question_alike(run) -> None:
 
 def test_their_handler_notices_its_deadline_and_its_client(virtual) -> None:
     async def main_() -> None:
-        service = Service(look_every=1.0)
+        service = Service(check_interval=1.0)
         patient, leaver = (Request(service.app, b"key=1&seen=0&wait=5", path="/theirs") for _ in range(2))
         for request in (patient, leaver):
             request.body()
@@ -138,10 +138,3 @@ def test_their_handler_notices_its_deadline_and_its_client(virtual) -> None:
         assert service.theirs_open == 0
 
     virtual(main_)
-
-
-def test_without_uvicorn_it_says_how_to_get_it() -> None:
-    program = "import sys; sys.modules['uvicorn'] = None; import benchmarks.http.command"
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert answer.returncode != 0
-    assert "pip install 'asyncio-purgatory[asgi,bench]'" in answer.stderr

@@ -1,4 +1,4 @@
-"""The designs that the benchmark compares: each gives the same answer as ours, or it would not be a comparison."""
+"""The implementations that the benchmarks compare: each gives the same answers as ours, or it would not be a comparison."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,12 +8,23 @@ import pytest
 from loops import on_virtual_time
 
 from benchmarks.baselines.driver import drive
-from benchmarks.baselines.implementations import BY_NAME, DESIGNS, EMPTY, NEVER_MS, Design, Listed, World
+from benchmarks.baselines.implementations import (
+    BY_NAME,
+    EMPTY,
+    IMPLEMENTATIONS,
+    NEVER_MS,
+    OURS,
+    Implementation,
+    Named,
+    RunState,
+)
 from benchmarks.baselines.workload import LATENCIES, TIMEOUT_MS, Latency, Workload
 from purgatory.testing import VirtualTimeLoop
 
-each_design = pytest.mark.parametrize("listed", DESIGNS, ids=lambda listed: listed.name)
-other_designs = pytest.mark.parametrize("listed", DESIGNS[1:], ids=lambda listed: listed.name)
+pytestmark = pytest.mark.slow
+
+each_implementation = pytest.mark.parametrize("named", IMPLEMENTATIONS, ids=lambda named: named.name)
+others = pytest.mark.parametrize("named", IMPLEMENTATIONS[1:], ids=lambda named: named.name)
 
 
 def run_virtually(main: Callable[[], Any]) -> Any:
@@ -22,59 +33,59 @@ def run_virtually(main: Callable[[], Any]) -> Any:
         return runner.run(main())
 
 
-class Watching:
-    """A design, and what became of each request that it was given."""
+class Recorder:
+    """An implementation, and what became of each request that it was given."""
 
-    def __init__(self, listed: Listed) -> None:
+    def __init__(self, named: Named) -> None:
         self.loop = asyncio.get_running_loop()
-        self.world = World()
-        self.design: Design = listed.make()
+        self.run_state = RunState()
+        self.implementation: Implementation = named.make()
         self.ended: dict[object, tuple[str, float]] = {}
 
     def watch(self, name: object, keys: tuple[str, ...], timeout: float = 0.2, latency_ms: int = NEVER_MS) -> Any:
-        watching, kind = self, self.design.new_request
+        recorder, kind = self, self.implementation.new_request
 
-        class Told(kind):  # type: ignore[misc,valid-type]
+        class Recorded(kind):  # type: ignore[misc,valid-type]
             __slots__ = ("__dict__",)
 
             def on_complete(self) -> None:
                 super().on_complete()
-                watching.ended[name] = ("completed", watching.loop.time())
+                recorder.ended[name] = ("completed", recorder.loop.time())
 
             def on_expiration(self) -> None:
                 super().on_expiration()
-                watching.ended[name] = ("expired", watching.loop.time())
+                recorder.ended[name] = ("expired", recorder.loop.time())
 
-        request = Told(self.world, timeout, latency_ms)
-        self.design.watch(request, keys)
+        request = Recorded(self.run_state, timeout, latency_ms)
+        self.implementation.watch(request, keys)
         return request
 
 
-def outcomes(listed: Listed, latency: Latency, seed: int) -> tuple[dict[int, str], dict[int, float]]:
+def outcomes(named: Named, latency: Latency, seed: int) -> tuple[dict[int, str], dict[int, float]]:
     """Whether each of 600 requests was completed or expired, and how late those were, in milliseconds."""
     workload = Workload(600, 2000.0, latency, seed)
 
-    async def main() -> Watching:
-        watching = Watching(listed)
+    async def main() -> Recorder:
+        recorder = Recorder(named)
         loop, start = asyncio.get_running_loop(), asyncio.get_running_loop().time()
         sets, latencies = workload.key_sets(), iter(workload.latencies_ms)
         due: dict[int, list[Any]] = {}
         number = 0
         for now_ms in range(len(workload.arrivals) + TIMEOUT_MS + 20):
-            watching.world.now_ms = now_ms
+            recorder.run_state.now_ms = now_ms
             for request in due.pop(now_ms, []):
-                watching.design.complete(request)
+                recorder.implementation.complete(request)
             for _ in range(workload.arrivals[now_ms] if now_ms < len(workload.arrivals) else 0):
                 latency_ms = next(latencies)
-                request = watching.watch(number, next(sets), TIMEOUT_MS / 1000, latency_ms)
+                request = recorder.watch(number, next(sets), TIMEOUT_MS / 1000, latency_ms)
                 if latency_ms < TIMEOUT_MS:
                     due.setdefault(now_ms + latency_ms, []).append(request)
                 arrived[number] = loop.time()
                 number += 1
             await asyncio.sleep(start + (now_ms + 1) / 1000 - loop.time())
-        assert watching.design.pending() == 0
-        watching.design.close()
-        return watching
+        assert recorder.implementation.pending() == 0
+        recorder.implementation.close()
+        return recorder
 
     arrived: dict[int, float] = {}
     ended = run_virtually(main).ended
@@ -85,110 +96,110 @@ def outcomes(listed: Listed, latency: Latency, seed: int) -> tuple[dict[int, str
 
 
 @pytest.mark.parametrize("latency", LATENCIES, ids=lambda latency: latency.name)
-@other_designs
-def test_the_same_requests_are_completed_and_expire_as_in_ours(listed: Listed, latency: Latency) -> None:
-    ours, _ = outcomes(DESIGNS[0], latency, seed=3)
-    theirs, _ = outcomes(listed, latency, seed=3)
+@others
+def test_the_same_requests_are_completed_and_expire_as_in_ours(named: Named, latency: Latency) -> None:
+    ours, _ = outcomes(OURS, latency, seed=3)
+    theirs, _ = outcomes(named, latency, seed=3)
 
     assert len(ours) == 600 and set(ours.values()) == {"completed", "expired"}
     assert theirs == ours
 
 
-@each_design
-def test_no_request_expires_early_nor_later_than_the_design_allows(listed: Listed) -> None:
-    _, late = outcomes(listed, LATENCIES[1], seed=4)
+@each_implementation
+def test_no_request_expires_early_nor_more_than_a_tick_late(named: Named) -> None:
+    _, late = outcomes(named, LATENCIES[1], seed=4)
 
     assert len(late) > 200
     assert min(late.values()) >= -1e-3
-    assert max(late.values()) <= listed.late_ms + 1e-6
+    assert max(late.values()) <= 1.0 + 1e-6
 
 
 @on_virtual_time
-@each_design
-@pytest.mark.parametrize("start", [0.0, 2e7, 1e9])
-@pytest.mark.parametrize("timeout", [0.0005, 0.001, 0.0634, 0.2, 0.511, 0.512, 0.75])
-async def test_a_request_expires_on_time_at_any_loop_time(listed: Listed, start: float, timeout: float) -> None:
-    watching = Watching(listed)
+@each_implementation
+@pytest.mark.parametrize("start", [0.0, 1e9])
+async def test_a_request_expires_on_time_at_any_loop_time(named: Named, start: float) -> None:
+    recorder = Recorder(named)
     await asyncio.sleep(0.0123)
-    request = watching.watch("it", ("a", "b"), timeout)
+    timeouts = (0.0005, 0.2, 0.75)  # less than a tick, the benchmark's, and beyond two levels of Kafka's wheel
+    requests = [recorder.watch(timeout, ("a", "b"), timeout) for timeout in timeouts]
     await asyncio.sleep(2.0)
-    assert watching.design.pending() == 0
-    watching.design.close()
-    outcome, at = watching.ended["it"]
-    assert outcome == "expired"
-    late_ms = 8 if listed.late_ms < 8 or timeout < 0.5 else 64
-    assert -1e-6 <= at - request.deadline <= (late_ms if listed.name == "linux" else listed.late_ms) / 1000 + 1e-6
+    assert recorder.implementation.pending() == 0
+    recorder.implementation.close()
+    for timeout, request in zip(timeouts, requests, strict=True):
+        outcome, at = recorder.ended[timeout]
+        assert outcome == "expired"
+        assert -1e-6 <= at - request.deadline <= 0.001 + 1e-6
 
 
 @on_virtual_time
-@each_design
-async def test_a_check_completes_whose_condition_holds_under_its_key_and_nobody_else(listed: Listed) -> None:
-    watching = Watching(listed)
-    watching.watch("ready", ("a", "b"), 1.0, latency_ms=5)
-    watching.watch("not yet", ("a", "c"), 1.0, latency_ms=50)
-    watching.watch("elsewhere", ("b", "c"), 1.0, latency_ms=5)
+@each_implementation
+async def test_a_check_completes_whose_condition_holds_under_its_key_and_nobody_else(named: Named) -> None:
+    recorder = Recorder(named)
+    recorder.watch("ready", ("a", "b"), 1.0, latency_ms=5)
+    recorder.watch("not yet", ("a", "c"), 1.0, latency_ms=50)
+    recorder.watch("elsewhere", ("b", "c"), 1.0, latency_ms=5)
     await asyncio.sleep(0.005)
-    watching.world.now_ms = 5
-    watching.design.check_and_complete("a")
-    watching.design.check_and_complete("nobody's")
+    recorder.run_state.now_ms = 5
+    recorder.implementation.check_and_complete("a")
+    recorder.implementation.check_and_complete("nobody's")
     await asyncio.sleep(0)
-    assert {name: outcome for name, (outcome, _) in watching.ended.items()} == {"ready": "completed"}
-    watching.world.now_ms = 50
+    assert {name: outcome for name, (outcome, _) in recorder.ended.items()} == {"ready": "completed"}
+    recorder.run_state.now_ms = 50
     for key in ("b", "c"):
-        watching.design.check_and_complete(key)
+        recorder.implementation.check_and_complete(key)
     await asyncio.sleep(0.01)
-    assert {name for name, (outcome, _) in watching.ended.items() if outcome == "completed"} == {
+    assert {name for name, (outcome, _) in recorder.ended.items() if outcome == "completed"} == {
         "ready",
         "not yet",
         "elsewhere",
     }
-    assert watching.design.pending() == 0 and watching.world.answered == 3
-    watching.design.close()
+    assert recorder.implementation.pending() == 0 and recorder.run_state.answered == 3
+    recorder.implementation.close()
 
 
 @on_virtual_time
-@each_design
-async def test_a_request_whose_condition_holds_is_completed_at_once_and_each_is_answered_once(listed: Listed) -> None:
-    watching = Watching(listed)
-    at_once = watching.watch("at once", ("a", "b", "c"), latency_ms=0)
-    completed = watching.watch("completed", ("a", "b", "c"))
-    assert list(watching.ended) == ["at once"]
+@each_implementation
+async def test_a_request_whose_condition_holds_is_completed_at_once_and_each_is_answered_once(named: Named) -> None:
+    recorder = Recorder(named)
+    at_once = recorder.watch("at once", ("a", "b", "c"), latency_ms=0)
+    completed = recorder.watch("completed", ("a", "b", "c"))
+    assert list(recorder.ended) == ["at once"]
     for request in (at_once, completed, completed):
-        watching.design.complete(request)
+        recorder.implementation.complete(request)
     await asyncio.sleep(1.0)
-    assert {name: outcome for name, (outcome, _) in watching.ended.items()} == {
+    assert {name: outcome for name, (outcome, _) in recorder.ended.items()} == {
         "at once": "completed",
         "completed": "completed",
     }
-    assert (watching.world.answered, len(watching.world.lateness), watching.design.pending()) == (2, 0, 0)
-    watching.design.close()
+    assert (recorder.run_state.answered, len(recorder.run_state.lateness), recorder.implementation.pending()) == (2, 0, 0)
+    recorder.implementation.close()
 
 
 @on_virtual_time
-async def test_kafkas_designs_purge_what_lingers_and_ours_has_nothing_to_purge() -> None:
+async def test_kafkas_purges_what_lingers_and_ours_has_nothing_to_purge() -> None:
     counted = {}
-    for name in ("ours", "old", "kafka"):
-        watching = Watching(BY_NAME[name])
+    for name in ("ours", "kafka"):
+        recorder = Recorder(BY_NAME[name])
         for round_ in range(30):
-            requests = [watching.watch((round_, number), (f"{number}",)) for number in range(100)]
+            requests = [recorder.watch((round_, number), (f"{number}",)) for number in range(100)]
             for request in requests:
-                watching.design.complete(request)
+                recorder.implementation.complete(request)
             await asyncio.sleep(0.02)
-        counted[name] = watching.design.counters()
-        watching.design.close()
+        counted[name] = recorder.implementation.counters()
+        recorder.implementation.close()
     assert "purges" not in counted["ours"]
-    assert counted["old"]["purges"] > 0 and counted["kafka"]["purges"] > 0
+    assert counted["kafka"]["purges"] > 0
 
 
 def test_the_generator_gets_every_request_answered_and_the_empty_purgatory_the_same_ones() -> None:
-    def driven(listed: Listed) -> Any:
-        return run_virtually(lambda: drive(listed.make, Workload(3000, 20_000.0, LATENCIES[0], seed=5)))
+    def driven(named: Named) -> Any:
+        return run_virtually(lambda: drive(named.make, Workload(3000, 20_000.0, LATENCIES[0], seed=5)))
 
-    ours, empty = driven(DESIGNS[0]), driven(EMPTY)
+    ours, empty = driven(OURS), driven(EMPTY)
     never = Workload(3000, 20_000.0, LATENCIES[0], seed=5).never
 
     assert (ours.answered, len(ours.lateness_s)) == (3000, never) and 0 < never < 600
-    assert ours.created_s == pytest.approx(0.15, rel=0.1) and ours.cpu_s > 0 and ours.hold_s > 0
+    assert ours.created_s == pytest.approx(0.15, rel=0.1) and ours.cpu_s > 0 and ours.max_stall_s > 0
     assert empty.answered <= 3000 - never  # nobody tries those whose time has come when they arrive
     assert empty.answered >= 0.95 * (3000 - never) and empty.lateness_s == []
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from benchmarks.baselines.implementations import BY_NAME, NEVER_MS, OURS, Implementation, Named, RunState
 from benchmarks.baselines.sizes import add_arguments, run_sizes
-from benchmarks.cases import LoopName, loop_factory
+from benchmarks.cases import LoopName, run_on
 from benchmarks.measure import LoopProbe, Unmeasurable
 from benchmarks.process import in_fresh_process
 from benchmarks.report import plain_table
@@ -67,8 +67,7 @@ def _draw(report: dict[str, Any], directory: Path) -> Path:
 
 def measure(loop_name: LoopName, kind: Kind, name: str, requests: int) -> Figures:
     """Measures one burst, on a loop of its own."""
-    with asyncio.Runner(loop_factory=loop_factory(loop_name)) as runner:
-        probe = runner.run(_expire(BY_NAME[name], requests) if kind == "expiry" else _check(BY_NAME[name], requests))
+    probe = run_on(loop_name, _expire(BY_NAME[name], requests) if kind == "expiry" else _check(BY_NAME[name], requests))
     busy = [length for length, ended in probe.iterations if ended]
     return Figures(loop_name, kind, name, requests, median(busy) * 1e3, probe.max_stall * 1e3, sum(busy) * 1e3)
 

@@ -1,4 +1,4 @@
-"""``python tests/benchmarks load``: the benchmark with which Kafka's new purgatory was compared with its old one.
+"""``python tests/benchmarks load``: the benchmark with which Kafka's purgatory was compared with the one before it.
 
 A million requests arrive at a given rate. Most are completed by somebody else when their time comes; the rest expire after 200
 ms. `workload` says what they are like, `driver` makes them, `implementations` keep them. For each rate the implementations are
@@ -8,7 +8,6 @@ of each figure counts, and the lowest and the highest are shown beside it.
 """
 
 import argparse
-import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import inf, isinf
@@ -21,7 +20,7 @@ from benchmarks.baselines import sizes
 from benchmarks.baselines.driver import DriveResult, drive
 from benchmarks.baselines.implementations import BY_NAME, EMPTY, OURS, Named
 from benchmarks.baselines.workload import LATENCIES, Latency, Workload
-from benchmarks.cases import QUICK_DIVISOR, LoopName, loop_factory
+from benchmarks.cases import QUICK_DIVISOR, LoopName, run_on
 from benchmarks.options import positive
 from benchmarks.process import in_fresh_process
 from benchmarks.report import RowProgress, opened_console, plain_table, write_report
@@ -155,9 +154,7 @@ def round_of(
 
 
 def _measure(loop_name: LoopName, name: str, requests: int, asked: float, latency: Latency, seed: int) -> DriveResult:
-    workload = Workload(requests, asked, latency, seed)
-    with asyncio.Runner(loop_factory=loop_factory(loop_name)) as runner:
-        return runner.run(drive(BY_NAME[name].make, workload))
+    return run_on(loop_name, drive(BY_NAME[name].make, Workload(requests, asked, latency, seed)))
 
 
 def figures_of(
@@ -266,7 +263,7 @@ def caption(requests: int, rounds: int, quick: bool) -> str:
 
 PROGRAM = Program(
     "load",
-    "A million requests at rates up to as fast as possible: this purgatory, Kafka's old and new one, and timers of the loop.",
+    "A million requests at rates up to as fast as possible: this purgatory, Kafka's, and timers of the loop.",
     add_arguments,
     run,
 )

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from benchmarks.baselines.implementations import BY_NAME, NEVER_MS, OURS, RunState
 from benchmarks.baselines.sizes import add_arguments, run_sizes
-from benchmarks.cases import LoopName, loop_factory
+from benchmarks.cases import LoopName, run_on
 from benchmarks.measure import Unmeasurable
 from benchmarks.process import in_fresh_process, resident_bytes
 from benchmarks.report import plain_table
@@ -73,8 +73,7 @@ def measure(loop_name: LoopName, name: str, requests: int, *, traced: bool = Fal
     Args:
         traced: measure what Python has allocated, not what the process has.
     """
-    with asyncio.Runner(loop_factory=loop_factory(loop_name)) as runner:
-        return runner.run(_grow_and_shrink(name, requests, _traced if traced else resident_bytes))
+    return run_on(loop_name, _grow_and_shrink(name, requests, _traced if traced else resident_bytes))
 
 
 def _traced() -> int:

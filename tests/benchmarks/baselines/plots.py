@@ -14,7 +14,6 @@ from matplotlib.lines import Line2D
 DPI = 100
 LOOKS: dict[str, tuple[str, str, str]] = {  # colour, marker, dashes
     "ours": ("#000000", "o", "-"),
-    "old": ("#c0392b", "s", "--"),
     "kafka": ("#e67e22", "D", "-."),
     "call-later": ("#8e44ad", "x", "-."),
 }

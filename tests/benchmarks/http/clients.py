@@ -18,7 +18,7 @@ import time
 from functools import partial
 from typing import Any, cast
 
-from benchmarks.cases import loop_factory
+from benchmarks.cases import run_on
 from benchmarks.process import raise_file_limit
 
 WAIT = 3000  # seconds; no poll of the benchmark ends at its deadline
@@ -185,8 +185,7 @@ def main() -> None:
     server, port, text = sys.argv[1:]
     job = json.loads(text)
     raise_file_limit()
-    with asyncio.Runner(loop_factory=loop_factory(job["loop"])) as runner:
-        runner.run(measure(Clients(int(server), int(port), job["seed"]), job))
+    run_on(job["loop"], measure(Clients(int(server), int(port), job["seed"]), job))
 
 
 if __name__ == "__main__":

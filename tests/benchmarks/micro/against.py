@@ -2,7 +2,8 @@
 
 Each checkout has a process of its own, in which the rows of this one are measured. A round of one is followed by a round of the
 other, so whatever else the machine does affects both. In each round a row also measures what it compares with, such as the
-loop's own timers: where two runs of that differ, so did the load of the machine, and the change of the figure is the fairer one.
+loop's own timers: where two runs of that differ, so did the load of the machine, and the figure is the fairer
+comparison.
 """
 
 import argparse

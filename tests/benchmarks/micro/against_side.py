@@ -4,7 +4,6 @@
 so before either is imported, and the processes that a row starts inherit it.
 """
 
-import asyncio
 import pickle
 import random
 import sys
@@ -33,12 +32,11 @@ def measure(loop_name: Any, seed: int, quick: bool, row: bytes) -> object:
     """What the row has measured, or why it could not."""
     try:
         import purgatory
-        from benchmarks.cases import Setting, loop_factory
+        from benchmarks.cases import Setting, run_on
 
         assert Path(str(purgatory.__file__)).parents[1] == CHECKOUT, purgatory.__file__
         setting = Setting(loop_name, random.Random(seed), quick, alternately)
-        with asyncio.Runner(loop_factory=loop_factory(loop_name)) as runner:
-            return runner.run(pickle.loads(row)(setting))
+        return run_on(loop_name, pickle.loads(row)(setting))
     except Exception as error:  # an older checkout may lack anything
         return f"{type(error).__name__}: {error}"
 

@@ -9,24 +9,15 @@ from itertools import count, islice, repeat
 from itertools import cycle as cycle_of
 from typing import Any
 
-from benchmarks.cases import LoopName, Setting, loop_factory
-from benchmarks.measure import (
-    BATCH,
-    Comparison,
-    Contender,
-    LoopProbe,
-    Measured,
-    Unmeasurable,
-    compare,
-    own_copy,
-)
+from benchmarks.cases import LoopName, Setting, run_on
+from benchmarks.measure import BATCH, Comparison, Contender, LoopProbe, Measured, Unmeasurable, compare, own_copy
 from benchmarks.micro.timer_rows import (
     LATEST,
+    SAME_DELAYS,
     SOONEST,
     TIMEOUT,
     differing,
     not_yet_due,
-    start_and_cancel_each,
     start_pending,
     starting_and_cancelling,
 )
@@ -72,34 +63,11 @@ class Never(DelayedOperation[None]):
 AnyPurgatory = Purgatory[DelayedOperation[Any]]
 
 
-async def cycle(setting: Setting) -> Measured:
-    """Construct a `Fetch`, watch it on its own key, make its condition true, complete the key.
+async def cycle(pending: int, spread: float, setting: Setting) -> Measured:
+    """Construct a `Fetch`, watch it on its own key, make its condition true, complete the key, while `pending` others wait.
 
-    Against the loop's `call_later` + `cancel`, which is the least that any timeout can cost on the loop.
-    """
-    async with AnyPurgatory() as purgatory:
-        theirs = starting_and_cancelling(asyncio.get_running_loop().call_later)
-        return await compare(cycling(purgatory), theirs, setting.rounds())
-
-
-def cycling(purgatory: AnyPurgatory) -> Contender:
-    log = Log()
-    for first in count(1, BATCH):
-        yield partial(_cycle, purgatory, log, range(first, first + BATCH))
-        assert not purgatory.pending
-
-
-async def _cycle(purgatory: AnyPurgatory, log: Log, offsets: Iterable[int]) -> None:
-    for offset in offsets:
-        purgatory.try_complete_else_watch(Fetch(log, offset, TIMEOUT), (offset,))
-        log.end = offset
-        purgatory.check_and_complete(offset)
-
-
-async def cycle_differing(pending: int, spread: float, setting: Setting) -> Measured:
-    """The same with timeouts that differ, while `pending` operations wait; see the rows of the timers.
-
-    Against the loop's `call_later` + `cancel` with the same delays and as many timers pending.
+    Against the loop's `call_later` + `cancel` with the same delays and as many timers pending, which is the least that any
+    timeout can cost on the loop. The delays are `TIMEOUT` and up to `spread` more.
     """
     call_later = asyncio.get_running_loop().call_later
     delays = differing(spread, setting)
@@ -110,18 +78,17 @@ async def cycle_differing(pending: int, spread: float, setting: Setting) -> Meas
             for number in range(pending):
                 operation = Never(SOONEST + (LATEST - SOONEST) * number / pending)
                 purgatory.try_complete_else_watch(operation, (-number - 1,))
-            theirs = repeat(partial(own_copy(start_and_cancel_each), call_later, delays))
-            return await compare(cycling_differently(purgatory, delays), theirs, setting.rounds())
+            return await compare(cycling(purgatory, delays), starting_and_cancelling(call_later, delays), setting.rounds())
 
 
-def cycling_differently(purgatory: AnyPurgatory, delays: Sequence[float]) -> Contender:
+def cycling(purgatory: AnyPurgatory, delays: Sequence[float] = SAME_DELAYS) -> Contender:
     log, pending = Log(), purgatory.pending
     for first in count(1, BATCH):
-        yield partial(_cycle_each, purgatory, log, zip(range(first, first + BATCH), delays, strict=True))
+        yield partial(_cycle, purgatory, log, zip(range(first, first + BATCH), delays, strict=True))
         assert purgatory.pending == pending
 
 
-async def _cycle_each(purgatory: AnyPurgatory, log: Log, offsets: Iterable[tuple[int, float]]) -> None:
+async def _cycle(purgatory: AnyPurgatory, log: Log, offsets: Iterable[tuple[int, float]]) -> None:
     for offset, delay in offsets:
         purgatory.try_complete_else_watch(Fetch(log, offset, delay), (offset,))
         log.end = offset
@@ -287,5 +254,4 @@ def _resident_growth(loop_name: LoopName, operations: int) -> int:
             assert purgatory.pending == operations
         return after - before
 
-    with asyncio.Runner(loop_factory=loop_factory(loop_name)) as runner:
-        return runner.run(grow())
+    return run_on(loop_name, grow())

@@ -15,23 +15,11 @@ Timeout = Callable[[float], AbstractAsyncContextManager[object]]
 WaitFor = Callable[[Awaitable[None], float], Awaitable[None]]
 
 
-async def enter_and_leave(setting: Setting) -> Measured:
-    """`async with timeout(30): pass`, one after another in one task and one iteration of the loop."""
-    return await compare(entering_and_leaving(purgatory.timeout), entering_and_leaving(asyncio.timeout), setting.rounds())
+async def enter_and_leave(pending: int, spread: float, setting: Setting) -> Measured:
+    """`async with timeout(30): pass`, one after another in one task and one iteration of the loop.
 
-
-def entering_and_leaving(timeout: Timeout) -> Contender:
-    return repeat(partial(own_copy(_enter_and_leave), timeout))
-
-
-async def _enter_and_leave(timeout: Timeout) -> None:
-    for _ in range(BATCH):
-        async with timeout(TIMEOUT):
-            pass
-
-
-async def enter_and_leave_differing(pending: int, spread: float, setting: Setting) -> Measured:
-    """The same with delays that differ, and `pending` others that were entered and not left; see the rows of the timers."""
+    The delays are `TIMEOUT` and up to `spread` more; `pending` others were entered and not left.
+    """
     delays = differing(spread, setting)
     pending = setting.size(pending)
     sides: tuple[Timeout, Timeout] = (purgatory.timeout, asyncio.timeout)
@@ -41,7 +29,7 @@ async def enter_and_leave_differing(pending: int, spread: float, setting: Settin
             for timeout in sides
             for number in range(pending)
         ]
-        ours, theirs = (repeat(partial(own_copy(_enter_and_leave_each), timeout, delays)) for timeout in sides)
+        ours, theirs = (repeat(partial(own_copy(_enter_and_leave), timeout, delays)) for timeout in sides)
         measured = await compare(ours, theirs, setting.rounds())
         for each in entered:
             await each.__aexit__(None, None, None)
@@ -53,7 +41,7 @@ async def enter(timeout: AbstractAsyncContextManager[object]) -> AbstractAsyncCo
     return timeout
 
 
-async def _enter_and_leave_each(timeout: Timeout, delays: Iterable[float]) -> None:
+async def _enter_and_leave(timeout: Timeout, delays: Iterable[float]) -> None:
     for delay in delays:
         async with timeout(delay):
             pass

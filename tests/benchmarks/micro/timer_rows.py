@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import repeat
@@ -13,6 +13,7 @@ from benchmarks.measure import BATCH, Contender, Measured, Unmeasurable, compare
 from purgatory import WheelTimer
 
 TIMEOUT = 30.0
+SAME_DELAYS = [TIMEOUT] * BATCH
 
 # The pending timers are due before and after the timeout, because the cost of a new timer in a heap depends on its place
 # among the others: the soonest costs most, the latest least. They are started in the order in which they are due, as in a
@@ -29,24 +30,17 @@ class Timer(Protocol):
 CallLater = Callable[[float, Callable[[], None]], Timer]
 
 
-async def start_and_cancel_among(pending: int, setting: Setting) -> Measured:
-    """`call_later` + `cancel`, the wheel's against the loop's own. Both have equally many timers pending, due at the same
-    times."""
-    call_later, own_call_later = WheelTimer().call_later, asyncio.get_running_loop().call_later
-    with not_yet_due():
-        start_pending(call_later, pending, setting)
-        start_pending(own_call_later, pending, setting)
-        return await compare(starting_and_cancelling(call_later), starting_and_cancelling(own_call_later), setting.rounds())
+async def start_and_cancel_among(pending: int, spread: float, setting: Setting) -> Measured:
+    """`call_later` + `cancel`, the wheel's against the loop's own, with equally many timers pending, due at the same times.
 
-
-async def start_and_cancel_differing(pending: int, spread: float, setting: Setting) -> Measured:
-    """The same with delays that differ: `TIMEOUT` and up to `spread` more, a thousand of them in random order."""
+    The delays are `TIMEOUT` and up to `spread` more.
+    """
     delays = differing(spread, setting)
     call_later, own_call_later = WheelTimer().call_later, asyncio.get_running_loop().call_later
     with not_yet_due():
         start_pending(call_later, pending, setting)
         start_pending(own_call_later, pending, setting)
-        ours, theirs = (repeat(partial(own_copy(start_and_cancel_each), each, delays)) for each in (call_later, own_call_later))
+        ours, theirs = (starting_and_cancelling(each, delays) for each in (call_later, own_call_later))
         return await compare(ours, theirs, setting.rounds())
 
 
@@ -57,7 +51,7 @@ def differing(spread: float, setting: Setting) -> list[float]:
     return delays
 
 
-async def start_and_cancel_full_against_empty(pending: int, setting: Setting) -> Measured:
+async def full_against_empty(pending: int, setting: Setting) -> Measured:
     """`call_later` + `cancel` of a wheel with many timers pending, against those of an empty wheel."""
     full, empty = WheelTimer().call_later, WheelTimer().call_later
     with not_yet_due():
@@ -78,17 +72,12 @@ async def replace_at_random_among(pending: int, delays: tuple[float, float], set
         return await compare(ours, theirs, setting.rounds())
 
 
-def starting_and_cancelling(call_later: CallLater) -> Contender:
-    """The contender whose batch is `BATCH` times `call_later` + `cancel`."""
-    return repeat(partial(own_copy(_start_and_cancel), call_later))
+def starting_and_cancelling(call_later: CallLater, delays: Sequence[float] = SAME_DELAYS) -> Contender:
+    """The contender whose batch is `call_later` + `cancel` for each delay."""
+    return repeat(partial(own_copy(_start_and_cancel), call_later, delays))
 
 
-async def _start_and_cancel(call_later: CallLater) -> None:
-    for _ in range(BATCH):
-        call_later(TIMEOUT, nothing).cancel()
-
-
-async def start_and_cancel_each(call_later: CallLater, delays: Iterable[float]) -> None:
+async def _start_and_cancel(call_later: CallLater, delays: Sequence[float]) -> None:
     for delay in delays:
         call_later(delay, nothing).cancel()
 

@@ -4,9 +4,9 @@ A completed request leaves the wheel at once, but stays in its watch lists. Each
 requests the lists hold. When the estimate exceeds the number of those in the wheel by 1,000, all lists are scanned, and the
 estimate starts again from the size of the wheel.
 
-The wheel has levels of 20 buckets of 1, 20, 400 ... ms. A bucket that is not empty waits in a queue of buckets by time, and stays
-there if it becomes empty. The reaper sleeps until the first bucket of the queue is due. Whenever it wakes up, it looks at the
-estimate.
+The wheel has levels of 20 buckets of 1, 20, 400 ... ms. A bucket that is not empty waits in a queue of buckets by time, and
+stays there if it becomes empty. The reaper sleeps until the first bucket of the queue is due. Whenever it wakes up, it compares
+the estimate.
 
 Source: Kafka, `DelayedOperationPurgatory`, `util/timer/TimingWheel.java`, `TimerTaskList.java` and `SystemTimer.java`. Where
 Kafka has a doubly linked list, a bucket here is a dictionary, which does the same in C.
@@ -18,10 +18,45 @@ from heapq import heappop, heappush
 from math import ceil
 
 from benchmarks.baselines.implementations.interface import Request
-from benchmarks.baselines.implementations.lingering_watch_lists import LingeringWatchLists
 
 PURGE_THRESHOLD = 1_000
 WHEEL_SIZE = 20
+
+
+class LingeringWatchLists:
+    """The requests that watch each key. Completed ones stay until the key is checked or all lists are purged."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[Hashable, list[Request]] = {}
+
+    def add(self, request: Request, keys: Sequence[Hashable]) -> None:
+        """Lets `request` watch `keys`."""
+        by_key = self._by_key
+        for key in keys:
+            waiting = by_key.get(key)
+            if waiting is None:
+                by_key[key] = [request]
+            else:
+                waiting.append(request)
+
+    def check(self, key: Hashable) -> int:
+        """Tries all requests that watch `key`, drops those that have ended, and returns how many completed."""
+        waiting = self._by_key.get(key, [])
+        completed = sum([not request.done and request.try_complete() for request in waiting])
+        self._keep(key, waiting)
+        return completed
+
+    def purge(self) -> None:
+        """Drops all requests that have ended. Cost: all entries."""
+        for key, waiting in list(self._by_key.items()):
+            self._keep(key, waiting)
+
+    def _keep(self, key: Hashable, waiting: list[Request]) -> None:
+        kept = [request for request in waiting if not request.done]
+        if kept:
+            self._by_key[key] = kept
+        else:
+            self._by_key.pop(key, None)
 
 
 class Bucket(dict["Task", None]):
@@ -65,7 +100,7 @@ class Level:
         self.overflow: Level | None = None
 
     def bucket_for(self, due_ms: int, queue: list[tuple[int, int, Bucket]]) -> Bucket | None:
-        """The bucket in which a task has to wait, which is put into the queue if it was not there; `None` if the task is due."""
+        """The bucket for a task, which is put into the queue if it was not there; `None` if the task is due."""
         level = self
         while due_ms >= level.now_ms + level.span_ms:
             if level.overflow is None:
