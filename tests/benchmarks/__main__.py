@@ -14,7 +14,7 @@ from benchmarks import cascade, relay
 from benchmarks.baselines import burst, load, memory
 from benchmarks.http import command as http
 from benchmarks.micro import command as micro
-from benchmarks.options import add_common_options, add_plot_option, choose_loop
+from benchmarks.options import add_common_options, add_plot_option
 from purgatory._programs import Program, run_program
 
 WITHOUT_SERVERS = (micro.PROGRAM, http.PROGRAM, load.PROGRAM, burst.PROGRAM, cascade.PROGRAM, memory.PROGRAM)
@@ -22,8 +22,7 @@ WITHOUT_SERVERS = (micro.PROGRAM, http.PROGRAM, load.PROGRAM, burst.PROGRAM, cas
 
 
 def add_arguments_of_all(parser: argparse.ArgumentParser) -> None:
-    add_common_options(parser)
-    choose_loop(parser)
+    add_common_options(parser, fastest_loop=True)
     add_plot_option(parser)
 
 

@@ -20,7 +20,7 @@ from benchmarks.cases import QUICK_DIVISOR
 from benchmarks.measure import LoopProbe, Unmeasurable
 from benchmarks.options import add_common_options
 from benchmarks.process import in_fresh_process
-from benchmarks.report import RowProgress, opened_console, plain_table, write_report
+from benchmarks.report import opened_console, plain_table, write_report
 from purgatory import WheelTimer
 from purgatory._programs import Program
 from purgatory._timers.wheel_timer import TimerTask
@@ -92,15 +92,12 @@ def run(options: argparse.Namespace) -> int:
     cases = CASES[-2:] if options.quick else CASES
     console = opened_console(f"cascade: {timers:,} timers in one wide bucket, {len(cases)} times, on asyncio")
     figures: list[Figures] = []
-    progress = RowProgress(console)
-    with progress.shown():
-        progress.start("cascade on asyncio")
-        for step in progress.track(len(cases)):
-            size, order = cases[step]
-            try:
-                figures.append(in_fresh_process(measure, size, order, timers, options.seed, options.quick))
-            except Unmeasurable as error:
-                console.print(f"{order}, wheel size {size}: {error}")
+    for size, order in cases:
+        console.print(f"{order}, wheel size {size}", style="dim")
+        try:
+            figures.append(in_fresh_process(measure, size, order, timers, options.seed, options.quick))
+        except Unmeasurable as error:
+            console.print(f"{order}, wheel size {size}: {error}")
     console.print(table(figures, options.quick))
     write_report(console, options, "cascade", runs=list(map(asdict, figures)))
     return 0

@@ -23,7 +23,7 @@ class Setting:
 
     Attributes:
         random: seeded anew for each row, so that a row does the same alone as among the others.
-        track: like `range`, but it also moves the progress bar.
+        track: like `range`; with ``--against`` it waits before each round for the other side.
     """
 
     loop_name: LoopName

@@ -8,30 +8,29 @@ from pathlib import Path
 from benchmarks.cases import LoopName
 
 
-def add_common_options(parser: argparse.ArgumentParser, random: bool = True, any_loop: bool = True) -> None:
-    """Adds ``--quick`` and ``--json``, ``--seed`` if anything is random, and ``--loop`` if it runs on any."""
+def add_common_options(
+    parser: argparse.ArgumentParser, random: bool = True, any_loop: bool = True, fastest_loop: bool = False
+) -> None:
+    """Adds ``--quick`` and ``--json``, ``--seed`` if anything is random, and ``--loop`` if it runs on any.
+
+    Args:
+        fastest_loop: the default is not to run on all loops, for programs that take too long for that.
+    """
     if any_loop:
+        available: tuple[LoopName, ...] = ("asyncio", "uvloop") if has_uvloop() else ("asyncio",)
+        default = available[-1:] if fastest_loop else available
         parser.add_argument(
             "--loop",
             dest="loops",
             type=loops,
-            default=("asyncio", "uvloop") if has_uvloop() else ("asyncio",),
+            default=default,
             metavar="{asyncio,uvloop,both}",
-            help="the event loop to run on (default: both, where uvloop is installed)",
+            help=f"the event loop to run on (default: {' and '.join(default)})",
         )
     if random:
         parser.add_argument("--seed", type=int, default=1, metavar="N", help="of everything random (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="do a small part: shows that it runs, and proves nothing")
     parser.add_argument("--json", type=writable_file, metavar="FILE", help="write the figures to FILE, too")
-
-
-def choose_loop(parser: argparse.ArgumentParser) -> None:
-    """Makes the fastest loop the default of ``--loop``, for programs that take too long to do everything on two loops."""
-    default = ("uvloop",) if has_uvloop() else ("asyncio",)
-    parser.set_defaults(loops=default)
-    for action in parser._actions:
-        if action.dest == "loops":
-            action.help = f"the event loop to run on (default: {default[0]})"
 
 
 def add_plot_option(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import ParamSpec, TypedDict, TypeVar
+from typing import ParamSpec, TypeVar
 
 from benchmarks.measure import Unmeasurable
 
@@ -18,17 +18,10 @@ TESTS = Path(__file__).resolve().parents[1]
 """The folder from which `benchmarks` is imported."""
 
 
-class Command(TypedDict):
-    """What starts a process, as `subprocess.Popen` takes it."""
-
-    args: list[str]
-    env: dict[str, str]
-
-
-def run_module(module: str, *arguments: str) -> Command:
-    """What runs a module of `benchmarks` in a process of its own."""
+def run_module(module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """The command line and the environment of a process that runs a module of `benchmarks`."""
     paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return {"args": [sys.executable, "-m", module, *arguments], "env": {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}}
+    return [sys.executable, "-m", module, *arguments], {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def in_fresh_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks.options import add_common_options, positive
 from benchmarks.process import run_module
 from benchmarks.relay_process import lines_of
-from benchmarks.report import opened_console, write_report
+from benchmarks.report import opened_console, plain_table, write_report
 from purgatory._programs import Program
 
 KEYS = 200
@@ -162,8 +162,8 @@ def own_redis(folder: str) -> Iterator[str | None]:
 
 @contextmanager
 def process(job: dict[str, Any]) -> Iterator[Child]:
-    command = run_module("benchmarks.relay_process", json.dumps(job))
-    with subprocess.Popen(**command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    command, env = run_module("benchmarks.relay_process", json.dumps(job))
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         try:
             yield child
         finally:
@@ -262,15 +262,6 @@ def memory_of(url: str, count: int) -> int:
         return int(json.loads(read_line(ours))["bytes"] - json.loads(read_line(plain))["bytes"])
 
 
-def new_table(title: str, caption: str, texts: Sequence[str], numbers: Sequence[str], options: argparse.Namespace) -> Table:
-    if options.quick:
-        caption += "\nQUICK: done with a tenth of everything; these figures prove nothing."
-    table = Table(title=title, title_justify="left", caption=caption, caption_justify="left")
-    for name in (*texts, *numbers):
-        table.add_column(name, justify="left" if name in texts else "right", no_wrap=True)
-    return table
-
-
 def milliseconds(value: float | None) -> str:
     return "" if value is None else f"{value:.2f} ms"
 
@@ -279,7 +270,7 @@ def table_of_stores(rows: list[Row], options: argparse.Namespace) -> Table:
     caption = f"{options.rate:,} writes a second to {KEYS} keys."
     caption += f" Lines of code around it: {lines_of('ours')} with a relay, {lines_of('theirs')} by hand."
     numbers = ("writes", "p50", "p99", "CPU/news", "CPU/answer", "lost", "healed")
-    table = new_table("purgatory, relay", caption, ("store", "way", "connections"), numbers, options)
+    table = plain_table("purgatory, relay", caption, ("store", "way", "connections"), numbers, options.quick)
     for row in rows:
         table.add_row(
             row["store"],
@@ -299,7 +290,7 @@ def table_of_stores(rows: list[Row], options: argparse.Namespace) -> Table:
 def table_of_channels(rows: list[Row], options: argparse.Namespace) -> Table:
     caption = f"{options.rate:,} writes a second; keys are waited for once each, {KEYS} at a time. CPU is for each write."
     numbers = ("writes", "p50", "p99", "CPU of who waits", "of who does not", "of Redis")
-    table = new_table("purgatory, relay: channels", caption, ("",), numbers, options)
+    table = plain_table("purgatory, relay: channels", caption, ("way",), numbers, options.quick)
     for row in rows:
         way = "one for all (relay)" if row["way"] == "ours" else "one for each key"
         costs = (f"{row[name]:.0f} µs" for name in ("cpu", "cpu_of_listener", "cpu_of_server"))

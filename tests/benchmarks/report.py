@@ -6,20 +6,16 @@ import importlib.metadata
 import json
 import os
 import platform
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.cases import QUICK_DIVISOR, Case, Result, Verdict
+from benchmarks.cases import Case, Result, Verdict
 
-REFRESH_INTERVAL = 0.2
 VERDICT_STYLES: dict[Verdict, str] = {"met": "green", "missed": "bold red", "no target": "dim", "not measured": "yellow"}
 
 
@@ -58,37 +54,6 @@ def opened_console(title: str) -> Console:
     return console
 
 
-class RowProgress:
-    """A progress bar for one row at a time. It is drawn only when a row asks for its next round.
-
-    rich would draw it from a thread of its own, whose work would count in what is measured.
-    """
-
-    def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=console, auto_refresh=False, transient=True)
-        self._row = self._progress.add_task("")
-        self._refreshed_at = 0.0
-
-    @contextmanager
-    def shown(self) -> Iterator[None]:
-        with self._progress:
-            yield
-
-    def start(self, description: str) -> None:
-        self._progress.reset(self._row, total=None, description=description)
-        self._progress.refresh()
-
-    def track(self, rounds: int) -> Iterator[int]:
-        """Yields 0 … `rounds` - 1, and moves the bar."""
-        for number in range(rounds):
-            self._progress.update(self._row, total=rounds, completed=number)
-            if time.monotonic() >= self._refreshed_at + REFRESH_INTERVAL:
-                self._progress.refresh()
-                self._refreshed_at = time.monotonic()
-            yield number
-
-
 def write_report(console: Console, options: argparse.Namespace, program: str, **figures: Any) -> dict[str, Any]:
     """The report of a program as plain data. It is written to the JSON file, if one was asked for."""
     report = {"program": program, "environment": environment(), "quick": options.quick, **figures}
@@ -107,7 +72,7 @@ def plain_table(title: str, caption: str, texts: Sequence[str], numbers: Sequenc
         numbers: ... of the others, which are aligned to the right.
     """
     if quick:
-        caption += f"\nQUICK: done with one {QUICK_DIVISOR}th of everything; these figures prove nothing."
+        caption += "\nQUICK: done with a small part of everything; these figures prove nothing."
     table = Table(
         title=title, caption=caption or None, caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
     )

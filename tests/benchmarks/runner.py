@@ -4,11 +4,12 @@ import argparse
 import random
 import time
 from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 from benchmarks.cases import Case, Result, Setting, run_on
 from benchmarks.measure import Unmeasurable
-from benchmarks.report import RowProgress, as_json, legend_table, opened_console, result_line, results_table, write_report
+from benchmarks.report import as_json, legend_table, opened_console, result_line, results_table, write_report
 
 
 def run_cases(
@@ -27,15 +28,11 @@ def run_cases(
     """
     console = opened_console(f"{program}: {len(cases)} rows on {' and '.join(options.loops)}")
     results: list[Result] = []
-    progress = RowProgress(console)
-    with progress.shown():
-        for case in cases:
-            for loop_name in options.loops:
-                progress.start(f"{case.name} on {loop_name}")
-                setting = Setting(loop_name, random.Random(options.seed), options.quick, progress.track)
-                start = time.monotonic()
-                results.append(measure(case, setting))
-                console.print(result_line(results[-1], time.monotonic() - start))
+    for case, loop_name in product(cases, options.loops):
+        setting = Setting(loop_name, random.Random(options.seed), options.quick, range)
+        start = time.monotonic()
+        results.append(measure(case, setting))
+        console.print(result_line(results[-1], time.monotonic() - start))
     console.print(legend_table(cases))
     console.print(results_table(results, f"purgatory, {program}", caption(), options.quick))
     write_report(console, options, program, seed=options.seed, **details(), rows=list(map(as_json, results)))

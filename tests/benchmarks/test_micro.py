@@ -52,14 +52,6 @@ def test_a_quick_run_measures_every_row_prints_it_and_writes_it_as_json(
         assert f"{case.name} on {loop_name}" in printed
 
 
-def test_only_the_rows_that_were_asked_for_are_measured(tmp_path: Path) -> None:
-    file = tmp_path / "micro.json"
-
-    main(["micro", "--quick", "--loop", "asyncio", "--only", "cycle", "--only", "timer-0", "--json", str(file)])
-
-    assert [row["name"] for row in json.loads(file.read_text())["rows"]] == ["cycle", "timer-0"]
-
-
 def test_an_older_checkout_is_measured_alternately_and_each_row_says_how_it_has_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

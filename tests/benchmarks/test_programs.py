@@ -61,7 +61,7 @@ def test_load_measures_each_implementation_at_each_rate_and_draws_it(
 def test_the_figures_of_several_rounds_are_their_medians() -> None:
     rounds = [
         load.Figures(
-            "uvloop", "low", 10.0, "ours", 5, rate, rate, 1.0, rate - 1, 0.5, [rate, 2 * rate], 1.0, 1.0, {"wake_ups": rate}, {}
+            "uvloop", "low", 10.0, "ours", 5, rate, rate, 1.0, rate - 1, 0.5, [rate, 2 * rate], 1.0, {"wake_ups": rate}, {}
         )
         for rate in (3.0, 9.0, 4.0)
     ]
@@ -77,7 +77,7 @@ def test_the_figures_of_several_rounds_are_their_medians() -> None:
 def test_the_table_for_a_page_shows_medians_and_their_spread() -> None:
     def figures(name: str, rate: float | None, net: float, low: float) -> load.Figures:
         spread = {"net_us": (low, 9.0), "actual_rate": (4000.0, 4000.0)}
-        return load.Figures("uvloop", "low", rate, name, 5, 4000.0, 8.0, 1.0, net, 0.5, [], 1.0, 1.0, {}, spread)
+        return load.Figures("uvloop", "low", rate, name, 5, 4000.0, 8.0, 1.0, net, 0.5, [], 1.0, {}, spread)
 
     runs = [figures("ours", 10_000.0, 7.0, 6.04), figures("kafka", 10_000.0, 8.0, 7.0)]
     runs += [figures("ours", None, 5.0, 5.0), figures("kafka", None, 5.0, 5.0)]

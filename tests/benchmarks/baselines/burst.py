@@ -7,8 +7,7 @@ callback that runs in every iteration of the loop measures how long the iteratio
 import argparse
 import asyncio
 import gc
-import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -29,7 +28,8 @@ KINDS: tuple["Kind", ...] = ("expiry", "check")
 LOOK_AHEAD = 0.6
 """Seconds before the expiry at which the measurement begins, because what is done ahead counts, too."""
 
-SAMPLE = 2_000
+SECONDS_TO_WATCH_ONE = 30e-6
+"""Several times what it takes."""
 
 Kind = Literal["expiry", "check"]
 
@@ -90,11 +90,10 @@ class IterationProbe(LoopProbe):
 
 async def _expire(named: Named, requests: int) -> IterationProbe:
     loop, run_state, implementation = asyncio.get_running_loop(), RunState(), named.make()
-    watch = _watcher(implementation, run_state)
-    lead = 0.5 + 3.0 * requests * await _seconds_to_watch_one(named)
+    lead = 0.5 + SECONDS_TO_WATCH_ONE * requests
     deadline = (int((loop.time() + lead) * 1000.0) + 0.5) / 1000.0  # in the middle of a tick
     for number in range(requests):
-        watch(deadline - loop.time(), (number,), NEVER_MS)
+        implementation.watch(implementation.new_request(run_state, deadline - loop.time(), NEVER_MS), (number,))
     await asyncio.sleep(0)
     gc.collect()  # garbage from making them is not the burst's
     ahead = deadline - LOOK_AHEAD - loop.time()
@@ -109,9 +108,8 @@ async def _expire(named: Named, requests: int) -> IterationProbe:
 
 async def _check(named: Named, requests: int) -> IterationProbe:
     run_state, implementation = RunState(), named.make()
-    watch = _watcher(implementation, run_state)
     for _ in range(requests):
-        watch(3600.0, ("the key",), 1)
+        implementation.watch(implementation.new_request(run_state, 3600.0, 1), ("the key",))
     await asyncio.sleep(0)
     gc.collect()
     run_state.now_ms = 1
@@ -127,34 +125,6 @@ def _ended(probe: IterationProbe, run_state: RunState, implementation: Implement
     implementation.close()
     assert run_state.answered == requests
     return probe
-
-
-def _watcher(implementation: Implementation, run_state: RunState) -> Callable[[float, tuple[Hashable, ...], int], Any]:
-    """A function that creates a request, lets it wait and returns it."""
-    new_request, watch = implementation.new_request, implementation.watch
-
-    def create(timeout: float, keys: tuple[Hashable, ...], latency_ms: int) -> Any:
-        request = new_request(run_state, timeout, latency_ms)
-        watch(request, keys)
-        return request
-
-    return create
-
-
-async def _seconds_to_watch_one(named: Named) -> float:
-    """How long it takes by the clock to watch a request, on this machine now."""
-    implementation = named.make()
-    watch = _watcher(implementation, RunState())
-    start = time.perf_counter()
-    requests = [watch(3600.0, (number,), NEVER_MS) for number in range(SAMPLE)]
-    await asyncio.sleep(0)
-    seconds = (time.perf_counter() - start) / SAMPLE
-    for request in requests:
-        implementation.complete(request)
-    while implementation.pending():
-        await asyncio.sleep(0)
-    implementation.close()
-    return seconds
 
 
 def table(figures: Sequence[Figures], quick: bool) -> Table:

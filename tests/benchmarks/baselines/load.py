@@ -8,7 +8,7 @@ of each figure counts, and the lowest and the highest are shown beside it.
 """
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import inf, isinf
 from statistics import median
@@ -23,7 +23,7 @@ from benchmarks.baselines.workload import LATENCIES, Latency, Workload
 from benchmarks.cases import QUICK_DIVISOR, LoopName, run_on
 from benchmarks.options import positive
 from benchmarks.process import in_fresh_process
-from benchmarks.report import RowProgress, opened_console, plain_table, write_report
+from benchmarks.report import opened_console, plain_table, write_report
 from purgatory._programs import Program
 
 REQUESTS = 1_000_000
@@ -58,7 +58,6 @@ class Figures:
     expired: float
     lateness_ms: list[float]
     max_stall_ms: float
-    peak_bytes: float
     per_second: dict[str, float]
     spread: dict[str, tuple[float, float]]
 
@@ -106,21 +105,15 @@ def run(options: argparse.Namespace) -> int:
     compared = sizes.chosen(options)
     console = opened_console(f"load: {requests:,} requests for each of {len(compared)} implementations at {len(rates)} rates")
     figures: list[Figures] = []
-    progress = RowProgress(console)
-    with progress.shown():
-        for loop_name in options.loops:
-            for latency in latencies:
-                progress.start(f"{latency.name} timeouts on {loop_name}")
-                steps = progress.track(len(rates) * options.rounds * (len(compared) + 1))
-                for asked in rates:
-                    rounds = []
-                    for number in range(options.rounds):
-                        workload = (requests, asked, latency, options.seed + number)
-                        rounds.append(round_of(loop_name, workload, compared, steps))
-                    medians = [medians_of(same) for same in zip(*rounds, strict=True)]
-                    for each in medians:
-                        console.print(line(each))
-                    figures += medians
+    for loop_name in options.loops:
+        for latency in latencies:
+            for asked in rates:
+                workloads = [(requests, asked, latency, options.seed + number) for number in range(options.rounds)]
+                rounds = [round_of(loop_name, workload, compared) for workload in workloads]
+                medians = [medians_of(same) for same in zip(*rounds, strict=True)]
+                for each in medians:
+                    console.print(line(each))
+                figures += medians
     for loop_name in options.loops:
         for latency in latencies:
             same = [each for each in figures if (each.loop, each.latency) == (loop_name, latency.name)]
@@ -139,15 +132,11 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def round_of(
-    loop_name: LoopName, workload: tuple[int, float, Latency, int], compared: Iterable[Named], steps: Iterator[int]
-) -> list[Figures]:
+def round_of(loop_name: LoopName, workload: tuple[int, float, Latency, int], compared: Iterable[Named]) -> list[Figures]:
     """The figures of each implementation with the same workload, after the generator alone."""
-    next(steps)
     own = in_fresh_process(_measure, loop_name, EMPTY.name, *workload)
     results = []
     for each in compared:
-        next(steps)
         driven = in_fresh_process(_measure, loop_name, each.name, *workload)
         results.append(figures_of(loop_name, each, workload, driven, own))
     return results
@@ -176,7 +165,6 @@ def figures_of(
         expired=len(late) / requests,
         lateness_ms=[late[round((len(late) - 1) * part / 100)] * 1e3 for part in PERCENTILES] if late else [],
         max_stall_ms=driven.max_stall_s * 1e3,
-        peak_bytes=driven.peak_bytes,
         per_second={name: count / driven.elapsed_s for name, count in driven.counters.items()},
         spread={},
     )
@@ -207,7 +195,7 @@ def line(each: Figures) -> str:
 
 def table(figures: Sequence[Figures], title: str) -> Table:
     """A line for each rate and implementation."""
-    numbers = ("asked/s", "had/s", "cpu µs", "net µs", "ours/", "expired", "late ms", "max stall ms", "peak MB", "calls/s")
+    numbers = ("asked/s", "had/s", "cpu µs", "net µs", "ours/", "expired", "late ms", "max stall ms", "calls/s")
     result = plain_table(title, "", ("implementation",), numbers)
     ours = {each.rate: each.net_us for each in figures if each.implementation == OURS.name}
     last_rate: float | None = -1.0
@@ -227,7 +215,6 @@ def table(figures: Sequence[Figures], title: str) -> Table:
             f"{each.expired:.1%}",
             "/".join(late),
             f"{each.max_stall_ms:.1f}",
-            f"{each.peak_bytes / 1e6:.1f}" if each.peak_bytes > 0 else "",
             f"{each.per_second.get('wake_ups', 0.0):,.0f}",
         )
     return result

@@ -1,9 +1,9 @@
 """``python tests/benchmarks memory``: the memory that a pending request takes, and what is left when all have ended.
 
 Each request waits for a key of its own. We measure by how much the resident memory of a new process grows. This includes the
-request itself with its 100 bytes of payload, about 300 bytes in all implementations. When all requests have been completed, we measure
-again. What is left then are some megabytes that the allocator keeps for the next requests, and what the implementation still holds. How
-much that is, is measured by `tracemalloc`, in another process.
+request itself with its 100 bytes of payload, about 300 bytes in all implementations. When all requests have been completed, we
+measure again. What is left then are some megabytes that the allocator keeps for the next requests, and what the implementation
+still holds, which is measured by `tracemalloc`, in another process.
 """
 
 import argparse

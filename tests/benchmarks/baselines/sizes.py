@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,13 @@ from rich.table import Table
 from benchmarks.baselines.implementations import BY_NAME, IMPLEMENTATIONS, Named
 from benchmarks.cases import QUICK_DIVISOR, LoopName
 from benchmarks.measure import Unmeasurable
-from benchmarks.options import add_common_options, add_plot_option, choose_loop
-from benchmarks.report import RowProgress, opened_console, write_report
+from benchmarks.options import add_common_options, add_plot_option
+from benchmarks.report import opened_console, write_report
 
 
 def add_arguments(parser: argparse.ArgumentParser, random: bool = False) -> None:
     """Adds ``--implementation``, which may be repeated, and what is common. By default all implementations are measured."""
-    add_common_options(parser, random=random)
-    choose_loop(parser)
+    add_common_options(parser, random=random, fastest_loop=True)
     add_plot_option(parser)
     parser.add_argument(
         "--implementation",
@@ -58,17 +58,13 @@ def run_sizes(
     todo = [(size, each.name) for size in sizes for each in chosen(options)]
     console = opened_console(f"{program}: {', '.join(f'{size:,}' for size in sizes)} requests in each implementation")
     figures: list[Any] = []
-    progress = RowProgress(console)
-    with progress.shown():
-        for loop_name in options.loops:
-            for part in parts:
-                progress.start(f"{part} on {loop_name}")
-                for step in progress.track(len(todo)):
-                    size, name = todo[step]
-                    try:
-                        figures.append(measured(loop_name, part, name, size))
-                    except Unmeasurable as error:
-                        console.print(f"{part} of {size:,} in {name}: {error}")
+    for loop_name, part in product(options.loops, parts):
+        for size, name in todo:
+            console.print(f"{part} of {size:,} in {name} on {loop_name}", style="dim")
+            try:
+                figures.append(measured(loop_name, part, name, size))
+            except Unmeasurable as error:
+                console.print(f"{part} of {size:,} in {name}: {error}")
     console.print(table(figures, options.quick))
     report = write_report(console, options, program, runs=list(map(asdict, figures)))
     if options.plot:

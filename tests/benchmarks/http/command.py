@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.cases import QUICK_DIVISOR, Case, on_both
 from benchmarks.http.rows import Load, Memory, stop, vanish
-from benchmarks.options import add_common_options, choose_loop, more_than_zero, positive
+from benchmarks.options import add_common_options, more_than_zero, positive
 from benchmarks.process import raise_file_limit
 from benchmarks.runner import run_cases
 from purgatory._programs import Program
@@ -27,8 +27,7 @@ THEIRS = "asyncio.wait_for on an asyncio.Event"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_common_options(parser)
-    choose_loop(parser)
+    add_common_options(parser, fastest_loop=True)
     parser.add_argument(
         "--polls", type=positive, action="append", metavar="N", help="open polls; may be repeated (default: 1000, 5000, 15000)"
     )
@@ -113,7 +112,8 @@ def caption(options: argparse.Namespace, runs: list[dict[str, Any]]) -> str:
     busiest = max((run["clients_busy"] for run in runs), default=0.0)
     text = (
         f"Medians of {rounds} rounds; ratios are of paired runs. Theirs checks for its client every"
-        f" {options.check_interval:g} s. uvicorn with httptools.\nThe process of the clients was busy for up to {busiest:.0%} of a run."
+        f" {options.check_interval:g} s. uvicorn with httptools."
+        f"\nThe process of the clients was busy for up to {busiest:.0%} of a run."
     )
     return text + (" That is too much: these latencies are also the clients' own." if busiest > 0.9 else "")
 

@@ -152,8 +152,8 @@ def common(setting: Setting, check_interval: float = 1.0) -> Json:
 
 async def started(module: str, *arguments: str) -> Process:
     """A process that runs a module."""
-    command = run_module(module, *arguments)
-    return await asyncio.create_subprocess_exec(*command["args"], env=command["env"], stdout=PIPE)
+    command, env = run_module(module, *arguments)
+    return await asyncio.create_subprocess_exec(*command, env=env, stdout=PIPE)
 
 
 @contextlib.asynccontextmanager
