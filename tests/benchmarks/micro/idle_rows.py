@@ -4,8 +4,12 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable
+from contextvars import Context
 from functools import partial
-from itertools import islice
+from heapq import heappop, heappush
+from itertools import count, islice
+from math import inf
+from typing import Any, Self
 
 from benchmarks.cases import Setting
 from benchmarks.measure import BATCH, SETTLING_ITERATIONS, Comparison, Contender, Measured, Unmeasurable, compare
@@ -83,12 +87,17 @@ async def tick_among(tracked: int, setting: Setting) -> Measured:
     tracked = setting.size(tracked)
     seed = setting.random.random()
     scan = Scan(Traffic(tracked, random.Random(seed)))
-    with not_yet_due(), WheelByHand(Traffic(tracked, random.Random(seed))) as wheel:
-        contenders = wheel.ticks(), scan.ticks()
+    fell_idle: list[int] = []
+    with (
+        not_yet_due(),
+        LoopByHand(Traffic(tracked, random.Random(seed))) as by_hand,
+        IdleTracker[int](TIMEOUT, fell_idle.append) as tracker,
+    ):
+        contenders = ticks_of_wheel(tracker, by_hand), scan.ticks()
         for contender in contenders:
             await run_of_ticks(contender)
         runs = [[await run_of_ticks(contender) for contender in contenders] for _ in setting.rounds(24)]
-        assert wheel.fell_idle == scan.fell_idle
+        assert sorted(fell_idle) == sorted(scan.fell_idle)
     bare, settled = (
         Comparison.paired([ours[kind] for ours, _ in runs], [theirs[kind] for _, theirs in runs]) for kind in (0, 1)
     )
@@ -154,38 +163,51 @@ class Traffic:
         self.next_tick()
 
 
-class WheelByHand:
-    """An `IdleTracker` on the clock of its traffic. Its buckets are woken by hand."""
+class LoopByHand:
+    """Has the running loop's clock show the time of a traffic, and its timers wait until they are run by hand."""
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: "Traffic") -> None:
         self.traffic = traffic
-        self.fell_idle: list[int] = []
-        self.tracker: IdleTracker[int] = IdleTracker(TIMEOUT, self.fell_idle.append)
+        self.loop = asyncio.get_running_loop()
+        self.timers: list[tuple[float, int, asyncio.Handle]] = []
+        self.numbers = count()
 
-    def __enter__(self) -> "WheelByHand":
-        self.tracker.touch(-1)
-        self.tracker.remove(-1)
-        self.tracker._time = self.tracker._loop_wheel.time = lambda: self.traffic.now
+    def __enter__(self) -> Self:
+        vars(self.loop).update(time=lambda: self.traffic.now, call_at=self.call_at)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.tracker.close()
+        del vars(self.loop)["time"], vars(self.loop)["call_at"]
 
-    def ticks(self) -> Contender:
-        traffic, touch = self.traffic, self.tracker.touch
-        traffic.begin(touch)
-        wheel = self.tracker._loop_wheel.wheel
-        while True:
-            traffic.go_on(touch)
-            # In this tick one bucket is due, and no other.
-            assert wheel._due[0][0] <= wheel.clock.tick_at(traffic.now) < wheel._due[1][0]
-            yield self._tick
+    def call_at(
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self.loop, context)
+        heappush(self.timers, (when, next(self.numbers), handle))
+        return handle
 
-    async def _tick(self) -> None:
-        loop_wheel = self.tracker._loop_wheel
-        loop_wheel._on_timer(loop_wheel.wheel._due[0][1])
-        while loop_wheel._continuation_scheduled:  # there was more than an iteration's work
-            await asyncio.sleep(0)
+    def run_due(self) -> None:
+        """Runs the timers that are due, and what they call soon: that is the rest of more than an iteration's work."""
+        vars(self.loop).update(call_soon=partial(self.call_at, -inf))
+        try:
+            while self.timers and self.timers[0][0] <= self.traffic.now:
+                _, _, handle = heappop(self.timers)
+                if not handle.cancelled():
+                    handle._run()
+        finally:
+            del vars(self.loop)["call_soon"]
+
+
+def ticks_of_wheel(tracker: IdleTracker[int], by_hand: LoopByHand) -> Contender:
+    traffic = by_hand.traffic
+    traffic.begin(tracker.touch)
+
+    async def tick() -> None:
+        by_hand.run_due()
+
+    while True:
+        traffic.go_on(tracker.touch)
+        yield tick
 
 
 class Scan:
