@@ -17,8 +17,8 @@ from benchmarks.micro import command as micro
 from benchmarks.options import add_common_options, add_plot_option
 from purgatory._programs import Program, run_program
 
-WITHOUT_SERVERS = (micro.PROGRAM, http.PROGRAM, load.PROGRAM, burst.PROGRAM, cascade.PROGRAM, memory.PROGRAM)
-"""What ``all`` runs: everything that needs no server but its own."""
+PROGRAMS_OF_ALL = (micro.PROGRAM, http.PROGRAM, load.PROGRAM, burst.PROGRAM, cascade.PROGRAM, memory.PROGRAM)
+"""What ``all`` runs."""
 
 
 def add_arguments_of_all(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def run_all(options: argparse.Namespace) -> int:
     reports = {}
     status = 0
     with tempfile.TemporaryDirectory() as directory:
-        for program in WITHOUT_SERVERS:
+        for program in PROGRAMS_OF_ALL:
             parser = argparse.ArgumentParser()
             program.add_arguments(parser)
             own = parser.parse_args([])
@@ -51,7 +51,7 @@ ALL = Program("all", "All of these but relay, one after the other: it takes hour
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the program that the arguments name, and returns its exit status."""
     description = "Measures the purgatory. The exit status says whether it was measured, not how it fared."
-    return run_program("python tests/benchmarks", description, (*WITHOUT_SERVERS, relay.PROGRAM, ALL), arguments)
+    return run_program("python tests/benchmarks", description, (*PROGRAMS_OF_ALL, relay.PROGRAM, ALL), arguments)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How the benchmark measures: contenders take turns, batch by batch, in one process and on one loop.
+"""How the benchmarks measure: contenders alternate, batch by batch, in one process and on one loop.
 
 One round is a batch of ours, then a batch of theirs (A B A B ...). So whatever else the machine does affects both in the same
 way. Each round gives a ratio. The figure of a row is the median of these paired ratios, shown with their quartiles.

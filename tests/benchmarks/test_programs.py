@@ -95,10 +95,10 @@ def test_burst_measures_both_kinds_and_every_request_ends(tmp_path: Path, capsys
 
     printed = capsys.readouterr().out
     measured = [(each["kind"], each["implementation"], each["requests"]) for each in report["runs"]]
-    for kind, size in product(("expiry", "check"), (100, 1000, 10_000)):
+    for kind, size in product(("expiry", "check"), (100, 10_000)):
         # A machine may be too busy for one; it then says so, and the others are there all the same.
         assert (kind, "ours", size) in measured or f"{kind} of {size:,} in ours: the machine was too busy" in printed
-    assert len(measured) == len(set(measured)) >= 3
+    assert len(measured) == len(set(measured)) >= 2
     for each in report["runs"]:
         assert 0 < each["median_ms"] <= each["max_stall_ms"] and each["median_ms"] <= each["total_ms"]
     assert "How long others wait in a burst" in printed
@@ -120,7 +120,7 @@ def test_cascade_measures_its_cases_and_what_was_due_has_fired(tmp_path: Path, c
 def test_memory_measures_what_pending_requests_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = report_of(tmp_path, "memory", "--implementation", "ours", "--plot", str(tmp_path))
 
-    assert [each["requests"] for each in report["runs"]] == [100, 300, 1000, 3000, 10_000]
+    assert [each["requests"] for each in report["runs"]] == [100, 10_000]
     assert report["runs"][-1]["bytes_each"] > 200
     assert 0.0 <= report["runs"][-1]["held"] < 0.02
     assert "What a pending request takes" in capsys.readouterr().out
@@ -135,7 +135,7 @@ def test_all_runs_every_program_and_gathers_what_they_found(tmp_path: Path, monk
 
         return Program(name, "", command_line.add_arguments_of_all, run)
 
-    monkeypatch.setattr(command_line, "WITHOUT_SERVERS", (program("one", 0), program("two", 3)))
+    monkeypatch.setattr(command_line, "PROGRAMS_OF_ALL", (program("one", 0), program("two", 3)))
     file = tmp_path / "all.json"
 
     assert main(["all", "--seed", "7", "--loop", "asyncio", "--json", str(file)]) == 3
@@ -192,7 +192,7 @@ def test_a_burst_that_cannot_be_measured_is_reported_and_the_others_are_there(
     monkeypatch.setattr(burst, "in_fresh_process", refuse)
     report = report_of(tmp_path, "burst", "--implementation", "ours")
 
-    assert len(report["runs"]) == 5
+    assert len(report["runs"]) == 3
     assert "expiry of 100 in ours: the moon is full" in capsys.readouterr().out
 
 
@@ -216,6 +216,8 @@ def test_relay_measures_a_folder_and_redis_against_the_hand_written_way(
     assert rows == [("file", "ours", False), *redis]
     for row in report["rows"]:
         assert row["writes"] > 0
+        if row["way"] == "theirs" and row["is_killed"]:
+            continue  # it may lose everything: that is what it is there to show
         assert row["answers"] > 0
         assert row["lost"] == 0 or row["way"] == "theirs"
     assert report["watched"] == 10_000

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from benchmarks.cases import Setting
 from benchmarks.measure import BATCH, SETTLING_ITERATIONS, Comparison, Contender, Measured, Unmeasurable, compare
-from benchmarks.micro.timer_rows import TIMEOUT, Timer, not_yet_due, nothing
+from benchmarks.micro.timer_rows import TIMEOUT, Timer, nothing
 from purgatory import IdleTracker
 
 FAR_TIMEOUT = 300.0
@@ -89,7 +89,6 @@ async def tick_among(tracked: int, setting: Setting) -> Measured:
     scan = Scan(Traffic(tracked, random.Random(seed)))
     fell_idle: list[int] = []
     with (
-        not_yet_due(),
         LoopByHand(Traffic(tracked, random.Random(seed))) as by_hand,
         IdleTracker[int](TIMEOUT, fell_idle.append) as tracker,
     ):

@@ -72,7 +72,7 @@ async def cycle(pending: int, spread: float, setting: Setting) -> Measured:
     call_later = asyncio.get_running_loop().call_later
     delays = differing(spread, setting)
     async with AnyPurgatory() as purgatory:
-        with not_yet_due():
+        with not_yet_due(pending):
             start_pending(call_later, pending, setting)
             pending = setting.size(pending)
             for number in range(pending):
@@ -104,7 +104,7 @@ async def cycle_shared(pending: int, setting: Setting) -> Measured:
     names = [f"key-{number}" for number in range(SHARED_KEYS)]
     key_sets = [tuple(setting.random.sample(names, KEYS_OF_EACH)) for _ in range(BATCH)]
     async with AnyPurgatory() as purgatory:
-        with not_yet_due():
+        with not_yet_due(pending):
             start_pending(call_later, pending, setting)
             for keys in islice(cycle_of(key_sets), setting.size(pending)):
                 purgatory.try_complete_else_watch(Never(SOONEST), keys)

@@ -23,7 +23,7 @@ async def enter_and_leave(pending: int, spread: float, setting: Setting) -> Meas
     delays = differing(spread, setting)
     pending = setting.size(pending)
     sides: tuple[Timeout, Timeout] = (purgatory.timeout, asyncio.timeout)
-    with not_yet_due():
+    with not_yet_due(pending):
         entered = [
             await enter(timeout(SOONEST + (LATEST - SOONEST) * number / pending))
             for timeout in sides
