@@ -7,11 +7,15 @@ from functools import partial
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from loops import CURRENT, LOOP_FACTORIES, LoopFactory, Report, Runner, fail_on
 from xdist.scheduler import LoadScopeScheduling
 
 from purgatory import Purgatory
 from purgatory.testing import VirtualTimeLoop
+
+settings.register_profile("tests", deadline=None)  # a busy machine takes longer than 200 ms for an example
+settings.load_profile("tests")
 
 LOOP_PARAMETERS = ("loop_factory", "_asyncio_loop_factory")
 """Which loop a test runs on, of our fixture and of pytest-asyncio's."""

@@ -9,11 +9,10 @@ from opentelemetry.metrics import Meter as OTelMeter
 
 from purgatory import Purgatory, ThresholdPurgatory
 from purgatory.metrics._meter import Meter
-from purgatory.metrics._purgatories import Statistics, as_tuple, sum_by_name
+from purgatory.metrics._purgatories import Polls, Statistics, as_tuple, sum_by_name
 from purgatory.metrics._snapshot import Histogram, KindMetrics
 
 if TYPE_CHECKING:
-    from purgatory.asgi import LongPolls
     from purgatory.relay import Relay
 
 Observations = Iterable[Observation]
@@ -24,7 +23,7 @@ def observe(
     *,
     purgatories: "Purgatory[Any] | Iterable[Purgatory[Any]]" = (),
     thresholds: "ThresholdPurgatory[Any, Any] | Iterable[ThresholdPurgatory[Any, Any]]" = (),
-    polls: "LongPolls | Iterable[LongPolls]" = (),
+    polls: "Polls | Iterable[Polls]" = (),
     relay: "Relay | None" = None,
     meter_provider: MeterProvider | None = None,
 ) -> None:
@@ -138,11 +137,11 @@ def _of_purgatories(purgatories: Iterable[Any], field: str, _: CallbackOptions) 
         yield Observation(number, {"purgatory": name})
 
 
-def _open(polls: "tuple[LongPolls, ...]", _: CallbackOptions) -> Iterator[Observation]:
+def _open(polls: tuple[Polls, ...], _: CallbackOptions) -> Iterator[Observation]:
     yield Observation(sum(each.open for each in polls))
 
 
-def _endings(polls: "tuple[LongPolls, ...]", _: CallbackOptions) -> Iterator[Observation]:
+def _endings(polls: tuple[Polls, ...], _: CallbackOptions) -> Iterator[Observation]:
     for ending in {ending for each in polls for ending in list(each.endings)}:
         yield Observation(sum(each.endings[ending] for each in polls), {"ending": ending.value})
 

@@ -2,12 +2,26 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from purgatory import PurgatoryStatistics, ThresholdStatistics
 
 T = TypeVar("T")
 Statistics = PurgatoryStatistics | ThresholdStatistics
+
+
+class Polls(Protocol):
+    """A `purgatory.asgi.LongPolls`. Its package stands above this one, since its page shows metrics."""
+
+    @property
+    def open(self) -> int:
+        """How many polls are open."""
+        ...
+
+    @property
+    def endings(self) -> "Counter[Any]":
+        """How many have ended, by their ending."""
+        ...
 
 
 def as_tuple(given: T | Iterable[T]) -> tuple[T, ...]:

@@ -19,12 +19,11 @@ from prometheus_client.registry import Collector
 
 from purgatory import Purgatory, PurgatoryStatistics, ThresholdPurgatory, ThresholdStatistics
 from purgatory.metrics._meter import Meter
-from purgatory.metrics._purgatories import Statistics, as_tuple, sum_by_name
+from purgatory.metrics._purgatories import Polls, Statistics, as_tuple, sum_by_name
 from purgatory.metrics._snapshot import Histogram, KindMetrics
 from purgatory.metrics._stream import StreamMeter, StreamStatistics
 
 if TYPE_CHECKING:
-    from purgatory.asgi import LongPolls
     from purgatory.relay import Relay
 
 KIND: Final = ("purgatory", "kind")
@@ -35,7 +34,7 @@ def collector(
     *,
     purgatories: "Purgatory[Any] | Iterable[Purgatory[Any]]" = (),
     thresholds: "ThresholdPurgatory[Any, Any] | Iterable[ThresholdPurgatory[Any, Any]]" = (),
-    polls: "LongPolls | Iterable[LongPolls]" = (),
+    polls: "Polls | Iterable[Polls]" = (),
     relay: "Relay | None" = None,
     stream: StreamMeter | None = None,
 ) -> Collector:
@@ -97,7 +96,7 @@ class _Collector(Collector):
         meter: Meter,
         purgatories: tuple[Purgatory[Any], ...],
         thresholds: tuple[ThresholdPurgatory[Any, Any], ...],
-        polls: "tuple[LongPolls, ...]",
+        polls: tuple[Polls, ...],
         relay: "Relay | None",
         stream: StreamMeter | None,
     ) -> None:
@@ -152,7 +151,7 @@ def _of_purgatories(purgatories: list[PurgatoryStatistics], thresholds: list[Thr
         yield metric
 
 
-def _of_polls(polls: "tuple[LongPolls, ...]") -> Iterator[Metric]:
+def _of_polls(polls: tuple[Polls, ...]) -> Iterator[Metric]:
     open_polls = _gauge("open_polls", "Long polls that are open now.")
     open_polls.add_metric((), sum(each.open for each in polls))
     ended = _counter("polls", "Long polls that have ended, by their ending.", "ending")
