@@ -163,6 +163,16 @@ async def test_a_client_that_leaves_an_unread_body_behind_is_noticed_up_to_the_b
     assert listener.notified == notified
 
 
+async def test_a_disconnect_after_the_end_of_the_body_is_noticed_whatever_the_bound():
+    client, request = client_and_request(0)
+    listener = Listener()
+    client.add_listener(listener)
+    request.body()
+    request.leave()
+    await iterations(20)
+    assert listener.notified == ["left"]
+
+
 @on_virtual_time
 async def test_single_bytes_are_not_kept_for_nothing():
     client, request = client_and_request(64 * 1024)
