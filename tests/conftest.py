@@ -28,10 +28,17 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> M
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the kinds of loop that a test runs on, those beside the first are slow tests, unless it is marked `on_every_loop`."""
+    """Of the kinds of loop that a test runs on, those beside the first are slow tests, unless it is marked `on_every_loop`.
+
+    Those on eager tasks, which only some Pythons have, are marked `eager`, too: `-m "not slow or eager"` runs them.
+    """
     for item in items:
-        indices: Mapping[str, int] = getattr(getattr(item, "callspec", None), "indices", {})
-        if any(indices.get(name) for name in LOOP_PARAMETERS) and not item.get_closest_marker("every_loop"):
+        callspec = getattr(item, "callspec", None)
+        indices: Mapping[str, int] = getattr(callspec, "indices", {})
+        is_other = any(indices.get(name) for name in LOOP_PARAMETERS) and not item.get_closest_marker("slow")
+        if is_other and callspec is not None and "eager" in callspec.id.split("-"):
+            item.add_marker("eager")
+        if is_other and not item.get_closest_marker("every_loop"):
             item.add_marker("slow")
 
 

@@ -1,5 +1,6 @@
 """aiohttp: no ASGI, so the handler uses the purgatory itself. With an option the server cancels the handlers of lost clients.
 
+pip install . aiohttp
 python examples/recipes/with_aiohttp.py
 curl -i 'http://127.0.0.1:8000/jobs/7?wait=20'                  # waits for the result of job 7
 curl -X PUT --data done http://127.0.0.1:8000/jobs/7            # brings the result

@@ -1,5 +1,6 @@
 """Django: the middleware goes around its ASGI application, the poll is made from the request's scope; the view is asynchronous.
 
+    pip install '.[asgi]' django uvicorn
     python examples/recipes/with_django.py
     curl -i 'http://127.0.0.1:8000/jobs/7?wait=20'                  # waits for the result of job 7
     curl -X PUT --data done http://127.0.0.1:8000/jobs/7            # brings the result

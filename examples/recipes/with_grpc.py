@@ -1,5 +1,6 @@
 """gRPC: the deadline of the call is that of the wait. A client that disconnects cancels its handler. Without `.proto` files.
 
+pip install . grpcio
 python examples/recipes/with_grpc.py          # serves /jobs/Result and /jobs/Finish, with bytes for messages
 """
 

@@ -1,5 +1,6 @@
 """Litestar: the middleware goes around the application, the poll is made from the request's scope.
 
+pip install '.[asgi]' litestar uvicorn
 python examples/recipes/with_litestar.py
 curl -i 'http://127.0.0.1:8000/jobs/7?wait=20'                  # waits for the result of job 7
 curl -X PUT --data done http://127.0.0.1:8000/jobs/7            # brings the result

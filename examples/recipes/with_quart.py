@@ -1,5 +1,6 @@
 """Quart: the middleware goes around its `asgi_app`, the poll is made from the request's scope.
 
+pip install '.[asgi]' quart uvicorn
 python examples/recipes/with_quart.py
 curl -i 'http://127.0.0.1:8000/jobs/7?wait=20'                  # waits for the result of job 7
 curl -X PUT --data done http://127.0.0.1:8000/jobs/7            # brings the result
