@@ -11,7 +11,6 @@ import uuid
 import weakref
 from collections.abc import Callable, Hashable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, final
 
 from purgatory import Ended
@@ -110,15 +109,13 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def __repr__(self) -> str:
@@ -184,15 +181,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _recorders(
-    purgatory: str, writer: Writer
-) -> tuple[Callable[[tuple[Any, ...]], None], Callable[[Hashable, int, int], None]]:
+def _recorders(purgatory: str, writer: Writer) -> tuple[Callable[[Fields], None], Callable[[Hashable, int, int], None]]:
     """The two methods of the observer, as closures, because they run on the loop for each event."""
     loop_time = asyncio.get_running_loop().time
     ended, checked = writer.ended, writer.checked
     record_ended, record_checked = ended.extend, checked.extend
     limit_ended, limit_checked = writer.queue_limit * len(ENDED_FIELDS), writer.queue_limit * len(CHECK_FIELDS)
-
     ended_at = loop_time()
 
     def ended_fields(fields: Fields) -> None:
@@ -200,8 +194,7 @@ def _recorders(
         ended_at = fields[ENDED_AT]
         if len(ended) >= limit_ended:
             writer.dropped += 1
-        elif fields[PURGATORY] != purgatory:
-            other = fields[PURGATORY]
+        elif (other := fields[PURGATORY]) != purgatory:
             raise ValueError(
                 f"cannot journal an operation of {other!r}: this journal belongs to another purgatory, {purgatory!r}"
             )
