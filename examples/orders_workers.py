@@ -130,7 +130,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             run_demo([sys.executable, __file__, "--workers", str(options.workers), "--folder", str(folder)], options)
         else:
             here = str(Path(__file__).parent)
-            uvicorn.run("orders_workers:app", host=options.host, port=options.port, workers=options.workers, app_dir=here)
+            # A new worker imports for some seconds on a busy machine, before it answers the supervisor's health check.
+            checks = {"timeout_worker_healthcheck": 60}
+            uvicorn.run(
+                "orders_workers:app", host=options.host, port=options.port, workers=options.workers, app_dir=here, **checks
+            )
 
 
 if __name__ == "__main__":

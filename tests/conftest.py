@@ -1,5 +1,7 @@
 """The fixtures of all tests, and how pytest-asyncio and pytest-xdist run them. `loops` explains on which loops tests run."""
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -107,11 +109,16 @@ def program() -> Callable[..., subprocess.CompletedProcess[str]]:
     """
 
     def run_program(*argv: object, status: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, *map(str, argv)]
-        options = {"capture_output": True, "text": True, "timeout": 240, **options}
-        done = subprocess.run(command, check=False, **options)
-        assert done.returncode == status, f"{command} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
-        return done
+        command, given, timeout = [sys.executable, *map(str, argv)], options.pop("input", None), options.pop("timeout", 240)
+        pipes = dict.fromkeys(("stdout", "stderr") if given is None else ("stdin", "stdout", "stderr"), subprocess.PIPE)
+        with subprocess.Popen(command, **{"text": True, "start_new_session": True, **pipes, **options}) as process:
+            try:
+                out, err = process.communicate(given, timeout)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)  # those that it has started, too
+                raise
+        assert process.returncode == status, f"{command} ended with {process.returncode}:\n{out}\n{err}"
+        return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     return run_program
 
