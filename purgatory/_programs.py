@@ -1,4 +1,4 @@
-"""Command lines with several programs: ``python -m purgatory.bench PROGRAM`` and ``python -m purgatory.pipeline PROGRAM``."""
+"""Command lines with several programs, as in ``python -m purgatory.pipeline PROGRAM``."""
 
 import argparse
 from collections.abc import Callable, Iterable, Sequence

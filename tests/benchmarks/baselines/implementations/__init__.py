@@ -1,0 +1,40 @@
+"""The purgatories that `load`, `burst` and `memory` compare, each with the interface of `interface`:
+
+- *ours*: this library;
+- *kafka*: Kafka's of today, which is the model of ours: the difference is what our promises cost;
+- *call-later*: what one writes on asyncio without a library: a timer of the loop for each request.
+
+The others are for comparison only, but made as faithfully and as well as we could. An event loop has one thread: where Kafka
+has a reaper thread, a callback of the loop does its work here. Kafka's old purgatory, wheels after Netty's and Linux's, and a
+task in `asyncio.timeout` for each request were measured once; the figures are on the page.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from benchmarks.baselines.implementations.call_later import CallLater
+from benchmarks.baselines.implementations.empty import EmptyPurgatory
+from benchmarks.baselines.implementations.interface import NEVER_MS, Implementation, Request, RunState
+from benchmarks.baselines.implementations.kafka import KafkaWheel
+from benchmarks.baselines.implementations.ours import Ours
+
+__all__ = ["BY_NAME", "EMPTY", "IMPLEMENTATIONS", "NEVER_MS", "OURS", "Implementation", "Named", "Request", "RunState"]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An implementation and its name."""
+
+    name: str
+    summary: str
+    make: Callable[[], Implementation]
+
+
+OURS = Named("ours", "this library", Ours)
+IMPLEMENTATIONS = (
+    OURS,
+    Named("kafka", "Kafka's purgatory: wheel of 20, watch lists purged by an estimate", KafkaWheel),
+    Named("call-later", "loop.call_later for each request; sets of watchers", CallLater),
+)
+EMPTY = Named("empty", "an empty purgatory: the generator's own share", EmptyPurgatory)
+BY_NAME = {each.name: each for each in (*IMPLEMENTATIONS, EMPTY)}

@@ -1,0 +1,256 @@
+"""``python tests/benchmarks load``: the benchmark with which Kafka's purgatory was compared with the one before it.
+
+A million requests arrive at a given rate. Most are completed by somebody else when their time comes; the rest expire after 200
+ms. `workload` says what they are like, `driver` makes them, `implementations` keep them. For each rate the implementations are
+measured one after the other, each in a process of its own. Before them comes the empty purgatory: what it costs is the
+generator's own share, and the *net* cost of an implementation is its cost without that share. With several rounds the median
+of each figure counts, and the lowest and the highest are shown beside it.
+"""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from math import inf, isinf
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.baselines import sizes
+from benchmarks.baselines.driver import DriveResult, drive
+from benchmarks.baselines.implementations import BY_NAME, EMPTY, OURS, Named
+from benchmarks.baselines.workload import LATENCIES, Latency, Workload
+from benchmarks.cases import QUICK_DIVISOR, LoopName, run_on
+from benchmarks.options import positive
+from benchmarks.process import in_fresh_process
+from benchmarks.report import opened_console, plain_table, write_report
+from purgatory._programs import Program
+
+REQUESTS = 1_000_000
+RATES = (10_000.0, 25_000.0, 40_000.0, 70_000.0, 105_000.0, 150_000.0, 200_000.0, 250_000.0, 300_000.0, inf)
+PERCENTILES = (50, 99, 99.9, 100)
+"""Of the lateness."""
+SPREAD = ("actual_rate", "cpu_us", "net_us")
+"""The figures whose lowest and highest are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was measured for an implementation with a workload. `rate` is `None` for as fast as possible.
+
+    Attributes:
+        own_us: the CPU time of the generator, per request; `net_us` is `cpu_us` without it.
+        lateness_ms: at each of `PERCENTILES`; empty if nothing expired.
+        max_stall_ms: the longest CPU time that the implementation took between two ticks of the generator.
+        per_second: what the implementation has counted of its own work.
+        spread: the lowest and the highest of some figures over the rounds.
+    """
+
+    loop: LoopName
+    latency: str
+    rate: float | None
+    implementation: str
+    requests: int
+    actual_rate: float
+    cpu_us: float
+    own_us: float
+    net_us: float
+    expired: float
+    lateness_ms: list[float]
+    max_stall_ms: float
+    per_second: dict[str, float]
+    spread: dict[str, tuple[float, float]]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    sizes.add_arguments(parser, random=True)
+    parser.add_argument("--requests", type=positive, default=REQUESTS, metavar="N", help="in each run (default: %(default)s)")
+    parser.add_argument(
+        "--rate",
+        dest="rates",
+        action="append",
+        type=rate,
+        metavar="R",
+        help="requests per second, or 'max' for as fast as it goes; may be repeated (default: 10,000 to 300,000, and max)",
+    )
+    parser.add_argument(
+        "--timeouts",
+        dest="latencies",
+        choices=[latency.name for latency in LATENCIES],
+        action="append",
+        help="the share of requests that expire; may be repeated (default: both)",
+    )
+    parser.add_argument(
+        "--rounds", type=positive, default=1, metavar="N", help="how often to measure; the median counts (default: %(default)s)"
+    )
+    parser.add_argument("--markdown", action="store_true", help="print the tables for a page, in Markdown")
+
+
+def rate(text: str) -> float:
+    """A rate of requests, `inf` for ``max``."""
+    try:
+        value = inf if text == "max" else float(text.replace(",", ""))
+    except ValueError:
+        value = 0.0
+    if not 1.0 <= value <= 1e7 and value != inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither 'max' nor a number of requests per second from 1 to 10,000,000")
+    return value
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures all rates, prints the tables, writes the JSON and draws the plots."""
+    requests = max(1, options.requests // QUICK_DIVISOR) if options.quick else options.requests
+    rates: Sequence[float] = options.rates or RATES
+    latencies = [latency for latency in LATENCIES if options.latencies is None or latency.name in options.latencies]
+    compared = sizes.chosen(options)
+    console = opened_console(f"load: {requests:,} requests for each of {len(compared)} implementations at {len(rates)} rates")
+    figures: list[Figures] = []
+    for loop_name in options.loops:
+        for latency in latencies:
+            for asked in rates:
+                workloads = [(requests, asked, latency, options.seed + number) for number in range(options.rounds)]
+                rounds = [round_of(loop_name, workload, compared) for workload in workloads]
+                medians = [medians_of(same) for same in zip(*rounds, strict=True)]
+                for each in medians:
+                    console.print(line(each))
+                figures += medians
+    for loop_name in options.loops:
+        for latency in latencies:
+            same = [each for each in figures if (each.loop, each.latency) == (loop_name, latency.name)]
+            console.print(table(same, f"{latency.name} timeouts on {loop_name}"))
+            if options.markdown:
+                lines = (f"\n{latency.name} timeouts on {loop_name}:\n", *markdown(same))
+                console.print(*lines, sep="\n", markup=False, soft_wrap=True)
+    console.print(caption(requests, options.rounds, options.quick))
+    details = {"seed": options.seed, "rounds": options.rounds, "percentiles": PERCENTILES}
+    report = write_report(console, options, "load", **details, runs=list(map(asdict, figures)))
+    if options.plot:
+        from benchmarks.baselines import plots  # matplotlib takes half a second to import
+
+        for file in plots.load(report, options.plot):
+            console.print(f"drawn: {file}")
+    return 0
+
+
+def round_of(loop_name: LoopName, workload: tuple[int, float, Latency, int], compared: Iterable[Named]) -> list[Figures]:
+    """The figures of each implementation with the same workload, after the generator alone."""
+    own = in_fresh_process(_measure, loop_name, EMPTY.name, *workload)
+    results = []
+    for each in compared:
+        driven = in_fresh_process(_measure, loop_name, each.name, *workload)
+        results.append(figures_of(loop_name, each, workload, driven, own))
+    return results
+
+
+def _measure(loop_name: LoopName, name: str, requests: int, asked: float, latency: Latency, seed: int) -> DriveResult:
+    return run_on(loop_name, drive(BY_NAME[name].make, Workload(requests, asked, latency, seed)))
+
+
+def figures_of(
+    loop_name: LoopName, named: Named, workload: tuple[int, float, Latency, int], driven: DriveResult, own: DriveResult
+) -> Figures:
+    """What was measured for an implementation, given what the generator alone has cost."""
+    requests, asked, latency, _ = workload
+    late = driven.lateness_s
+    return Figures(
+        loop=loop_name,
+        latency=latency.name,
+        rate=None if isinf(asked) else asked,
+        implementation=named.name,
+        requests=requests,
+        actual_rate=requests / driven.created_s,
+        cpu_us=driven.cpu_s / requests * 1e6,
+        own_us=own.cpu_s / requests * 1e6,
+        net_us=(driven.cpu_s - own.cpu_s) / requests * 1e6,
+        expired=len(late) / requests,
+        lateness_ms=[late[round((len(late) - 1) * part / 100)] * 1e3 for part in PERCENTILES] if late else [],
+        max_stall_ms=driven.max_stall_s * 1e3,
+        per_second={name: count / driven.elapsed_s for name, count in driven.counters.items()},
+        spread={},
+    )
+
+
+def medians_of(rounds: Sequence[Figures]) -> Figures:
+    """The median of each figure over the rounds, and the spread of some."""
+    merged: dict[str, Any] = asdict(rounds[0])
+    for name, value in merged.items():
+        values = [getattr(each, name) for each in rounds]
+        if isinstance(value, float) and name != "rate":
+            merged[name] = median(values)
+        elif isinstance(value, list):
+            merged[name] = [median(column) for column in zip(*values, strict=False)]
+        elif isinstance(value, dict):
+            merged[name] = {key: median(counted[key] for counted in values) for key in value}
+    for name in SPREAD:
+        values = [getattr(each, name) for each in rounds]
+        merged["spread"][name] = (min(values), max(values))
+    return Figures(**merged)
+
+
+def line(each: Figures) -> str:
+    """The line that is printed as soon as an implementation is measured."""
+    asked = "max" if each.rate is None else f"{each.rate:,.0f}"
+    return f"{each.latency:<5}{asked:>9}/s {each.implementation:<11}{each.actual_rate:>10,.0f}/s{each.cpu_us:>8.2f} µs"
+
+
+def table(figures: Sequence[Figures], title: str) -> Table:
+    """A line for each rate and implementation."""
+    numbers = ("asked/s", "had/s", "cpu µs", "net µs", "ours/", "expired", "late ms", "max stall ms", "calls/s")
+    result = plain_table(title, "", ("implementation",), numbers)
+    ours = {each.rate: each.net_us for each in figures if each.implementation == OURS.name}
+    last_rate: float | None = -1.0
+    for each in figures:
+        if each.rate != last_rate:
+            result.add_section()
+        last_rate = each.rate
+        comparable = each.rate in ours and each.implementation != OURS.name and each.net_us > 0.0
+        late = [f"{each.lateness_ms[PERCENTILES.index(part)]:.1f}" for part in (50, 99, 100)] if each.lateness_ms else []
+        result.add_row(
+            each.implementation,
+            "max" if each.rate is None else f"{each.rate:,.0f}",
+            with_spread(each, "actual_rate", ",.0f"),
+            f"{each.cpu_us:.2f}",
+            with_spread(each, "net_us", ".2f"),
+            f"{ours[each.rate] / each.net_us:.2f}" if comparable else "",
+            f"{each.expired:.1%}",
+            "/".join(late),
+            f"{each.max_stall_ms:.1f}",
+            f"{each.per_second.get('wake_ups', 0.0):,.0f}",
+        )
+    return result
+
+
+def with_spread(each: Figures, name: str, form: str) -> str:
+    """A figure, with its lowest and highest if these differ."""
+    low, high = each.spread[name]
+    text = format(getattr(each, name), form)
+    return text if low == high else f"{text} ({format(low, form)} to {format(high, form)})"
+
+
+def markdown(figures: Sequence[Figures]) -> list[str]:
+    """The lines of a table for a page: what each costs at each rate, net, and how many requests it takes at most."""
+    rates = list(dict.fromkeys(each.rate for each in figures))
+    asked = ["as fast as it goes: requests a second" if rate is None else f"net µs at {rate:,.0f}/s" for rate in rates]
+    lines = ["| | " + " | ".join(asked) + " |", "|---" * (len(rates) + 1) + "|"]
+    for name in dict.fromkeys(each.implementation for each in figures):
+        found = {each.rate: each for each in figures if each.implementation == name}
+        cells = [with_spread(found[rate], *(("actual_rate", ",.0f") if rate is None else ("net_us", ".1f"))) for rate in rates]
+        lines.append(f"| *{name}* | " + " | ".join(cells) + " |")
+    return lines
+
+
+def caption(requests: int, rounds: int, quick: bool) -> str:
+    text = (
+        f"{requests:,} requests a run, medians of {rounds}. cpu: CPU time per request; net: without the generator's own share."
+        "\nours/: our net cost divided by this one's. late: how long after the deadline requests expired, p50/p99/max."
+        "\nmax stall: longest CPU time between two ticks of the generator. calls: by the loop's timers."
+    )
+    return text + ("\nQUICK: far too few requests; these figures prove nothing." if quick else "")
+
+
+PROGRAM = Program(
+    "load",
+    "A million requests at rates up to as fast as possible: this purgatory, Kafka's, and timers of the loop.",
+    add_arguments,
+    run,
+)

@@ -1,0 +1,133 @@
+"""``python tests/benchmarks memory``: the memory that a pending request takes, and what is left when all have ended.
+
+Each request waits for a key of its own. We measure by how much the resident memory of a new process grows. This includes the
+request itself with its 100 bytes of payload, about 300 bytes in all implementations. When all requests have been completed, we
+measure again. What is left then are some megabytes that the allocator keeps for the next requests, and what the implementation
+still holds, which is measured by `tracemalloc`, in another process.
+"""
+
+import argparse
+import asyncio
+import gc
+import time
+import tracemalloc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.baselines.implementations import BY_NAME, NEVER_MS, OURS, RunState
+from benchmarks.baselines.sizes import add_arguments, run_sizes
+from benchmarks.cases import LoopName, run_on
+from benchmarks.measure import Unmeasurable
+from benchmarks.process import in_fresh_process, resident_bytes
+from benchmarks.report import plain_table
+from purgatory._programs import Program
+
+SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
+TIMEOUT = 300.0
+WARM_UP = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The memory that requests took, and what became of it when all had been completed.
+
+    Attributes:
+        left: the share that the process had not given back to the system.
+        held: the share that Python had not freed.
+    """
+
+    loop: LoopName
+    implementation: str
+    requests: int
+    bytes_each: float
+    left: float
+    held: float
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures each size, prints the table, writes the JSON and draws the plot."""
+    return run_sizes(options, "memory", ["memory"], SIZES, _measured, table, _draw)
+
+
+def _measured(loop_name: LoopName, _: str, name: str, size: int) -> Figures:
+    grown, left = in_fresh_process(measure, loop_name, name, size)
+    traced, held = in_fresh_process(measure, loop_name, name, size, traced=True)
+    return Figures(loop_name, name, size, grown / size, left / max(grown, 1), held / max(traced, 1))
+
+
+def _draw(report: dict[str, Any], directory: Path) -> Path:
+    from benchmarks.baselines import plots  # matplotlib takes half a second to import
+
+    return plots.memory(report, directory)
+
+
+def measure(loop_name: LoopName, name: str, requests: int, *, traced: bool = False) -> tuple[int, int]:
+    """By how many bytes pending requests make this process grow, and how many of these bytes are left in the end.
+
+    Call it in a new process.
+
+    Args:
+        traced: measure what Python has allocated, not what the process has.
+    """
+    return run_on(loop_name, _grow_and_shrink(name, requests, _traced if traced else resident_bytes))
+
+
+def _traced() -> int:
+    if not tracemalloc.is_tracing():
+        tracemalloc.start()
+    return tracemalloc.get_traced_memory()[0]
+
+
+async def _grow_and_shrink(name: str, requests: int, memory: Callable[[], int]) -> tuple[int, int]:
+    """By how much `memory` had grown when all requests were pending, and when all had been completed."""
+    run_state, implementation = RunState(), BY_NAME[name].make()
+    for number in range(WARM_UP):  # now everything exists that is made only once
+        request = implementation.new_request(run_state, TIMEOUT, NEVER_MS)
+        implementation.watch(request, (number,))
+        implementation.complete(request)
+    await asyncio.sleep(0.01)
+    keys = [(number,) for number in range(requests)]
+    waiting = [None] * requests
+    gc.collect()
+    before = memory()
+    start = time.monotonic()
+    for number in range(requests):
+        waiting[number] = implementation.new_request(run_state, TIMEOUT, NEVER_MS)
+        implementation.watch(waiting[number], keys[number])
+    await asyncio.sleep(0.01)
+    gc.collect()
+    grown = memory() - before
+    if time.monotonic() > start + TIMEOUT:
+        raise Unmeasurable(f"the machine was too busy: requests fell due within {TIMEOUT:.0f} s while others were watched")
+    for number in range(requests):
+        implementation.complete(waiting[number])
+        waiting[number] = None
+    while implementation.pending():
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(0.01)
+    gc.collect()
+    return grown, memory() - before
+
+
+def table(figures: Sequence[Figures], quick: bool) -> Table:
+    caption = (
+        "Resident memory of a new process. left: the share of it that was not given back when all had been completed;\n"
+        "held: the share of what Python had allocated that it had not freed."
+    )
+    numbers = ("requests", "bytes each", "left", "held")
+    result = plain_table("What a pending request takes", caption, ("loop", "implementation"), numbers, quick)
+    for each in figures:
+        if each.implementation == OURS.name:
+            result.add_section()
+        shares = f"{each.left:.1%}", f"{each.held:.1%}"
+        result.add_row(each.loop, each.implementation, f"{each.requests:,}", f"{each.bytes_each:,.0f}", *shares)
+    return result
+
+
+PROGRAM = Program(
+    "memory", "Bytes that a pending request takes, of up to a million, and what is left of them afterwards.", add_arguments, run
+)

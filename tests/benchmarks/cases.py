@@ -1,0 +1,115 @@
+"""What a row of a benchmark is: a `Case` says what is measured and which target it has, a `Result` what was found."""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from benchmarks.measure import Measured
+
+T = TypeVar("T")
+LoopName = Literal["asyncio", "uvloop"]
+Unit = Literal["×", "µs", "ms", "s", "bytes"]
+Verdict = Literal["met", "missed", "no target", "not measured"]
+
+QUICK_DIVISOR = 100
+"""A quick run does a hundredth of everything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a case gets to know: its loop, its randomness and how much to do.
+
+    Attributes:
+        random: seeded anew for each row, so that a row does the same alone as among the others.
+        track: like `range`; with ``--against`` it waits before each round for the other side.
+    """
+
+    loop_name: LoopName
+    random: random.Random
+    quick: bool
+    track: Callable[[int], Iterable[int]]
+
+    def size(self, full: int) -> int:
+        """How many to take where a full run takes `full`."""
+        return full // QUICK_DIVISOR if self.quick else full
+
+    def rounds(self, full: int = 200) -> Iterable[int]:
+        """The rounds to measure, of which a full run does `full`."""
+        return self.track(3 if self.quick else full)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row. To add one, write a function that measures, and list it with its target.
+
+    Attributes:
+        name: for `--only`.
+        work: the sentence in the table.
+        against: what ours is compared with; empty if ours is measured alone.
+        targets: the most that the figure should be on each loop. On a loop that is not named the row is for information.
+        unit: of the figure and of its target: a ratio (×), or what is measured.
+        measure: does the work, on the running loop.
+        compared_in: if the figure is a ratio, the unit of both sides.
+    """
+
+    name: str
+    work: str
+    against: str
+    targets: Mapping[LoopName, float]
+    unit: Unit
+    measure: Callable[[Setting], Coroutine[Any, Any, Measured]]
+    compared_in: Unit = "µs"
+
+    @property
+    def cost_unit(self) -> Unit:
+        """The unit of the figures of both sides."""
+        return self.compared_in if self.unit == "×" else self.unit
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What was measured for a case on a loop, or the reason why nothing was."""
+
+    case: Case
+    loop_name: LoopName
+    measured: Measured | None
+    reason: str = ""
+
+    @property
+    def target(self) -> float | None:
+        return self.case.targets.get(self.loop_name)
+
+    @property
+    def verdict(self) -> Verdict:
+        """By the median of the figure, without the iterations of the loop that clean up."""
+        if self.measured is None:
+            return "not measured"
+        if self.target is None:
+            return "no target"
+        return "met" if self.measured.bare.figure.median <= self.target else "missed"
+
+
+def loop_factory(name: LoopName) -> Callable[[], asyncio.AbstractEventLoop]:
+    """The function that makes a loop of this name.
+
+    Raises:
+        ImportError: uvloop is not installed.
+    """
+    if name == "uvloop":
+        import uvloop
+
+        return uvloop.new_event_loop
+    return asyncio.new_event_loop
+
+
+def on_both(limit: float) -> dict[LoopName, float]:
+    """The same target on both loops."""
+    return {"asyncio": limit, "uvloop": limit}
+
+
+def run_on(name: LoopName, coroutine: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns on a new loop of this name."""
+    with asyncio.Runner(loop_factory=loop_factory(name)) as runner:
+        return runner.run(coroutine)

@@ -1,0 +1,121 @@
+"""``python tests/benchmarks http``: long polls on a real server, against the handler that people write today.
+
+The server is uvicorn with httptools, in a process of its own; `benchmarks.http.service` has both handlers.
+"""
+
+import argparse
+import sys
+from functools import partial
+from typing import Any
+
+from benchmarks.cases import QUICK_DIVISOR, Case, on_both
+from benchmarks.http.rows import Load, Memory, stop, vanish
+from benchmarks.options import add_common_options, more_than_zero, positive
+from benchmarks.process import raise_file_limit
+from benchmarks.runner import run_cases
+from purgatory._programs import Program
+
+POLLS = (1_000, 5_000, 15_000)
+POLLS_IN_MEMORY = 5_000
+POLLS_THAT_VANISH = 10_000
+POLLS_AT_THE_STOP = 1_000
+LIMITS = {1_000: 1.0, 15_000: 0.7}
+"""The targets for the ratios of p99 and of CPU, by the number of open polls."""
+OTHER_CONNECTIONS = 100
+"""How many files a process may need besides one for each poll."""
+THEIRS = "asyncio.wait_for on an asyncio.Event"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_common_options(parser, fastest_loop=True)
+    parser.add_argument(
+        "--polls", type=positive, action="append", metavar="N", help="open polls; may be repeated (default: 1000, 5000, 15000)"
+    )
+    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="runs of each handler (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=more_than_zero, default=5.0, metavar="S", help="length of a run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--check-interval",
+        type=more_than_zero,
+        default=1.0,
+        metavar="S",
+        help="seconds after which their handler checks whether its client is still there (default: %(default)s)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures all rows; 2 if this process may not open enough connections."""
+    counts = options.polls or POLLS
+    connections = max(POLLS_THAT_VANISH, *counts)
+    needed = connections // QUICK_DIVISOR if options.quick else connections
+    if needed + OTHER_CONNECTIONS > (limit := raise_file_limit()):
+        print(f"cannot open {connections} connections: the limit of open files is {limit}", file=sys.stderr)
+        return 2
+    loads = [Load(count, options.rounds, options.seconds, options.check_interval) for count in counts]
+    cases = [case for load in loads for case in load_cases(load)] + other_cases(options.check_interval)
+
+    def runs() -> list[dict[str, Any]]:
+        return [
+            {"polls": load.polls, "loop": loop_name, **run}
+            for load in loads
+            for loop_name, measured in load.runs.items()
+            for run in measured
+        ]
+
+    def details() -> dict[str, Any]:
+        return {"check_interval": options.check_interval, "runs": runs()}
+
+    return run_cases(options, "http", cases, lambda: caption(options, runs()), details)
+
+
+def load_cases(load: Load) -> list[Case]:
+    """A row for each figure of a load."""
+    target = on_both(LIMITS[load.polls]) if load.polls in LIMITS else {}
+    polls = f"{load.polls:,} open polls"
+    return [
+        Case(f"{load.polls}-p50", f"{polls}: from event to answer, p50", THEIRS, {}, "×", partial(load.row, "p50"), "ms"),
+        Case(f"{load.polls}-p99", f"{polls}: from event to answer, p99", THEIRS, target, "×", partial(load.row, "p99"), "ms"),
+        Case(f"{load.polls}-p99.9", f"{polls}: from event to answer, p99.9", THEIRS, {}, "×", partial(load.row, "p99.9"), "ms"),
+        Case(f"{load.polls}-cpu", f"{polls}: CPU time per answer", THEIRS, target, "×", partial(load.row, "cpu")),
+    ]
+
+
+def other_cases(check_interval: float) -> list[Case]:
+    """The rows about memory, the stop of the server and clients that leave."""
+    memory = Memory(POLLS_IN_MEMORY, check_interval)
+    return [
+        Case("memory", "memory of an open poll, less that of a bare request", THEIRS, {}, "×", memory.whole, "bytes"),
+        Case("memory-share", "the purgatory's share of it", "", on_both(1024), "bytes", memory.share),
+        Case(
+            "stop",
+            f"SIGTERM with {POLLS_AT_THE_STOP:,} polls open, all of which are answered, until the process has ended",
+            "",
+            on_both(1.0),
+            "s",
+            partial(stop, POLLS_AT_THE_STOP),
+        ),
+        Case(
+            "vanish",
+            f"{POLLS_THAT_VANISH:,} clients vanish, until nothing is pending",
+            "",
+            on_both(1.0),
+            "s",
+            partial(vanish, POLLS_THAT_VANISH),
+        ),
+    ]
+
+
+def caption(options: argparse.Namespace, runs: list[dict[str, Any]]) -> str:
+    """The text below the table: how it was measured, and whether the clients kept up."""
+    rounds = 1 if options.quick else options.rounds
+    busiest = max((run["clients_busy"] for run in runs), default=0.0)
+    text = (
+        f"Medians of {rounds} rounds; ratios are of paired runs. Theirs checks for its client every"
+        f" {options.check_interval:g} s. uvicorn with httptools."
+        f"\nThe process of the clients was busy for up to {busiest:.0%} of a run."
+    )
+    return text + (" That is too much: these latencies are also the clients' own." if busiest > 0.9 else "")
+
+
+PROGRAM = Program("http", "Long polls on a real server, against the handler that people write today.", add_arguments, run)

@@ -1,0 +1,203 @@
+"""The rows about long polls: each starts a server and a process of clients, and reads what the clients measured."""
+
+import asyncio
+import contextlib
+import json
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from benchmarks.cases import LoopName, Setting
+from benchmarks.measure import Comparison, Measured, Unmeasurable
+from benchmarks.process import run_module
+
+ANSWERS_PER_SECOND = 500
+POLLS_PER_EVENT = 10
+FACTORS: Final = {"p50": 1e3, "p99": 1e3, "p99.9": 1e3, "cpu": 1e6}
+"""The figures of a run, and the factor from seconds to the unit of their row."""
+STOP_TIMEOUT = 60.0
+
+Json = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Load:
+    """Open polls under load: both handlers alternately, on the same server and the same connections.
+
+    In each run all polls are opened. Events come at random times under random keys; each answers ten polls, which are asked
+    again at once. At last all polls are ended. Latency is from the event in the server to the answer in the client; CPU is
+    that of the server process alone.
+
+    Args:
+        polls: how many are open.
+        rounds: how many runs each handler has.
+        seconds: the length of a run.
+        check_interval: seconds after which their handler checks whether its client is still there.
+
+    Attributes:
+        runs: what was measured on each loop. The first row of this load measures, the others use it again.
+    """
+
+    polls: int
+    rounds: int
+    seconds: float
+    check_interval: float
+    runs: dict[LoopName, list[Json]] = field(default_factory=dict)
+
+    async def row(self, figure: str, setting: Setting) -> Measured:
+        """One figure of the load, a key of `FACTORS`: ours against theirs."""
+        if setting.loop_name not in self.runs:
+            self.runs[setting.loop_name] = await self._measure(setting)
+        return compared(self.runs[setting.loop_name], figure)
+
+    async def _measure(self, setting: Setting) -> list[Json]:
+        rounds = 1 if setting.quick else self.rounds
+        job = {
+            "work": "load",
+            "polls": max(POLLS_PER_EVENT, setting.size(self.polls)),
+            "rate": ANSWERS_PER_SECOND / POLLS_PER_EVENT,
+            "rounds": rounds,
+            "seconds": 0.3 if setting.quick else self.seconds,
+            **common(setting, self.check_interval),
+        }
+        runs: list[Json] = []
+        async with contextlib.aclosing(measured(job)) as results:
+            for _ in setting.track(2 * rounds):
+                runs += [await anext(results)]
+        return runs
+
+
+def compared(runs: Sequence[Json], figure: str) -> Measured:
+    """A figure of both handlers, and the ratio of the two runs of each round.
+
+    Raises:
+        Unmeasurable: there is no round in which both have answered a poll.
+    """
+    factor = FACTORS[figure]
+    ours, theirs = (
+        {run["round"]: factor * run[figure] for run in runs if run["path"] == path and figure in run}
+        for path in ("ours", "theirs")
+    )
+    rounds = [number for number in ours if number in theirs]
+    if not rounds:
+        raise Unmeasurable("no poll was answered")
+    return Measured(Comparison.paired([ours[number] for number in rounds], [theirs[number] for number in rounds]))
+
+
+@dataclass(slots=True)
+class Memory:
+    """What an open poll adds to the memory of a server process, in each of four ways, each on a server of its own."""
+
+    polls: int
+    check_interval: float
+    costs: dict[LoopName, dict[str, float]] = field(default_factory=dict)
+
+    async def share(self, setting: Setting) -> Measured:
+        """What the purgatory alone adds to a request that waits for a bare future."""
+        cost = await self._cost(setting)
+        return Measured(Comparison.alone([cost["alone"] - cost["bare"]]))
+
+    async def whole(self, setting: Setting) -> Measured:
+        """What our handler adds to a request that waits for a bare future, against what theirs adds."""
+        cost = await self._cost(setting)
+        ours, theirs = cost["ours"] - cost["bare"], cost["theirs"] - cost["bare"]
+        if theirs <= 0.0:
+            raise Unmeasurable("so few polls make no difference to the memory of a process")
+        return Measured(Comparison.paired([ours], [theirs]))
+
+    async def _cost(self, setting: Setting) -> dict[str, float]:
+        if setting.loop_name not in self.costs:
+            paths = ("bare", "alone", "ours", "theirs")
+            job = {"work": "memory", "polls": setting.size(self.polls), **common(setting, self.check_interval)}
+            cost = {}
+            for number in setting.track(len(paths)):
+                result = await measured_once({**job, "path": paths[number]})
+                cost[paths[number]] = result["bytes"]
+            self.costs[setting.loop_name] = cost
+        return self.costs[setting.loop_name]
+
+
+async def stop(polls: int, setting: Setting) -> Measured:
+    """Seconds from SIGTERM to the end of the server process, with all polls open, each of which is answered."""
+    polls = setting.size(polls)
+    async with server(job := {"work": "stop", "polls": polls, **common(setting)}) as process:
+        async with contextlib.aclosing(clients(process, job)) as results:
+            result = await anext(results)
+        async with asyncio.timeout(STOP_TIMEOUT):
+            await process.wait()
+        # The clients' clock began with the signal; what came after their last answer is added here.
+        seconds = time.monotonic() - result["received_at"] + result["seconds"]
+    if result["answered"] != polls:
+        raise Unmeasurable(f"only {result['answered']:,} of {polls:,} polls were answered when the server stopped")
+    return Measured(Comparison.alone([seconds]))
+
+
+async def vanish(polls: int, setting: Setting) -> Measured:
+    """Seconds from the moment at which all clients reset their connections until nothing is pending."""
+    result = await measured_once({"work": "vanish", "polls": setting.size(polls), **common(setting)})
+    if result["pending"]:
+        raise Unmeasurable(f"{result['pending']:,} polls are still pending, whose clients have vanished")
+    return Measured(Comparison.alone([result["seconds"]]))
+
+
+# -- the processes
+
+
+def common(setting: Setting, check_interval: float = 1.0) -> Json:
+    """What the server and the clients need to know in every row."""
+    return {"loop": setting.loop_name, "seed": setting.random.randrange(2**32), "check_interval": check_interval}
+
+
+async def started(module: str, *arguments: str) -> Process:
+    """A process that runs a module."""
+    command, env = run_module(module, *arguments)
+    return await asyncio.create_subprocess_exec(*command, env=env, stdout=PIPE)
+
+
+@contextlib.asynccontextmanager
+async def server(job: Json) -> AsyncIterator[Process]:
+    """A server process, which is killed at the end of the block. Its first line of output is its port."""
+    options = ("--loop", job["loop"], "--check-interval", str(job["check_interval"]))
+    process = await started("benchmarks.http.service", *options)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def clients(process: Process, job: Json) -> AsyncGenerator[Json, None]:
+    """What the clients of a server have measured, each with the time at which it came.
+
+    Raises:
+        RuntimeError: the clients have failed.
+    """
+    assert process.stdout is not None
+    port = (await process.stdout.readline()).decode().strip()
+    load = await started("benchmarks.http.clients", str(process.pid), port, json.dumps(job))
+    try:
+        assert load.stdout is not None
+        async for line in load.stdout:
+            yield {**json.loads(line), "received_at": time.monotonic()}
+        if status := await load.wait():
+            raise RuntimeError(f"the clients ended with status {status}")
+    finally:
+        if load.returncode is None:
+            load.kill()
+            await load.wait()
+
+
+async def measured(job: Json) -> AsyncGenerator[Json, None]:
+    """The same, on a server of its own."""
+    async with server(job) as process, contextlib.aclosing(clients(process, job)) as results:
+        async for result in results:
+            yield result
+
+
+async def measured_once(job: Json) -> Json:
+    """The only thing that the clients measure, on a server of its own."""
+    [result] = [result async for result in measured(job)]
+    return result

@@ -1,0 +1,154 @@
+"""The server that ``python tests/benchmarks http`` measures, in a process of its own: two handlers of one question.
+
+``GET /ours?key=K&seen=V&wait=S`` and ``GET /theirs?...`` answer when key K has a later version than V, with that version and
+the time at which it came. Both are a Starlette endpoint, and their answers are the same:
+
+- ours waits in a `ThresholdPurgatory`, through `purgatory.asgi`;
+- theirs is what people write today: `asyncio.wait_for` on the `asyncio.Event` of the key, interrupted now and then to ask
+  Starlette whether the client has left.
+
+Two more are there for the memory, and do not check for their client. ``/alone`` waits in the `ThresholdPurgatory` without
+`purgatory.asgi`. ``/bare`` waits for a future: that is what an open request costs the server in any case.
+
+``POST /publish?key=K`` brings the next version of a key, for all handlers alike.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import socket
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from benchmarks.process import raise_file_limit, resident_bytes
+from purgatory import ThresholdPurgatory
+from purgatory.asgi import LongPolls
+
+
+class Service:
+    """The versions of the keys, and those who wait for the next one, in each of the four ways."""
+
+    def __init__(self, check_interval: float) -> None:
+        self.check_interval = check_interval  # seconds; see theirs
+        self.versions: defaultdict[int, int] = defaultdict(int)
+        self.stamps: dict[int, float] = {}
+        self.polls = LongPolls(max_wait=3600)
+        self.thresholds: ThresholdPurgatory[int, int] = ThresholdPurgatory()
+        self.events: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
+        self.futures: defaultdict[int, list[asyncio.Future[None]]] = defaultdict(list)
+        self.theirs_open = 0
+        routes = [
+            Route("/ours", self.ours),
+            Route("/theirs", self.theirs),
+            Route("/alone", self.alone),
+            Route("/bare", self.bare),
+            Route("/publish", self.publish, methods=["POST"]),
+            Route("/state", self.state),
+        ]
+        self.without = Starlette(routes=routes, lifespan=self.lifespan)
+        self.within = self.polls.middleware(self.without)
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends only our own requests through our middleware."""
+        is_theirs = scope["type"] == "http" and scope["path"] != "/ours"
+        await (self.without if is_theirs else self.within)(scope, receive, send)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
+        yield
+        await self.thresholds.aclose()
+
+    def answer(self, key: int, headers: dict[str, str] | None = None) -> Response:
+        return JSONResponse({"version": self.versions[key], "at": self.stamps[key]}, headers=headers)
+
+    async def ours(self, request: Request) -> Response:
+        key, seen = int(request.query_params["key"]), int(request.query_params["seen"])
+        outcome = await self.polls.poll(request.scope).reach(self.thresholds, key, seen + 1)
+        if not outcome.is_satisfied:
+            return Response(outcome.reason, outcome.status, outcome.headers)
+        return self.answer(key, outcome.headers)
+
+    async def theirs(self, request: Request) -> Response:
+        key, seen = int(request.query_params["key"]), int(request.query_params["seen"])
+        time_now = asyncio.get_running_loop().time
+        deadline = time_now() + float(request.query_params["wait"])
+        self.theirs_open += 1
+        try:
+            while self.versions[key] <= seen:
+                if await request.is_disconnected():
+                    return Response(status_code=499)
+                left = deadline - time_now()
+                if left <= 0:
+                    return Response(status_code=204)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.events[key].wait(), min(left, self.check_interval))
+            return self.answer(key)
+        finally:
+            self.theirs_open -= 1
+
+    async def alone(self, request: Request) -> Response:
+        key, seen = int(request.query_params["key"]), int(request.query_params["seen"])
+        await self.thresholds.wait(key, seen + 1, float(request.query_params["wait"]))
+        return self.answer(key)
+
+    async def bare(self, request: Request) -> Response:
+        key, seen = int(request.query_params["key"]), int(request.query_params["seen"])
+        while self.versions[key] <= seen:
+            future = asyncio.get_running_loop().create_future()
+            self.futures[key].append(future)
+            await future
+        return self.answer(key)
+
+    async def publish(self, request: Request) -> Response:
+        key = int(request.query_params["key"])
+        self.versions[key] += 1
+        self.stamps[key] = time.monotonic()
+        self.thresholds.advance(key, self.versions[key])
+        event = self.events.pop(key, None)
+        if event is not None:
+            event.set()
+        for future in self.futures.pop(key, ()):
+            future.set_result(None)
+        return Response(status_code=204)
+
+    async def state(self, request: Request) -> Response:
+        if "collect" in request.query_params:
+            gc.collect()
+        waiting = self.thresholds.pending + self.theirs_open + sum(map(len, self.futures.values()))
+        endings = {ending.value: count for ending, count in self.polls.endings.items()}
+        state = {"open": waiting, "pending": self.thresholds.pending, "cpu": time.process_time(), "endings": endings}
+        return JSONResponse({**state, "resident": resident_bytes()})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--loop", choices=["asyncio", "uvloop"], required=True)
+    parser.add_argument("--check-interval", type=float, required=True)
+    options = parser.parse_args()
+    raise_file_limit()
+    listener = socket.create_server(("127.0.0.1", 0), backlog=8192)
+    print(listener.getsockname()[1], flush=True)
+    config = uvicorn.Config(
+        Service(options.check_interval).app,
+        interface="asgi3",
+        loop=options.loop,
+        http="httptools",
+        log_level="error",
+        timeout_keep_alive=3600,
+        backlog=8192,
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()

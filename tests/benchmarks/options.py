@@ -1,0 +1,101 @@
+"""The options that several programs take. What is wrong is refused before the work, not after it."""
+
+import argparse
+import importlib.util
+from math import inf
+from pathlib import Path
+
+from benchmarks.cases import LoopName
+
+
+def add_common_options(
+    parser: argparse.ArgumentParser, random: bool = True, any_loop: bool = True, fastest_loop: bool = False
+) -> None:
+    """Adds ``--quick`` and ``--json``, ``--seed`` if anything is random, and ``--loop`` if it runs on any.
+
+    Args:
+        fastest_loop: the default is not to run on all loops, for programs that take too long for that.
+    """
+    if any_loop:
+        available: tuple[LoopName, ...] = ("asyncio", "uvloop") if has_uvloop() else ("asyncio",)
+        default = available[-1:] if fastest_loop else available
+        parser.add_argument(
+            "--loop",
+            dest="loops",
+            type=loops,
+            default=default,
+            metavar="{asyncio,uvloop,both}",
+            help=f"the event loop to run on (default: {' and '.join(default)})",
+        )
+    if random:
+        parser.add_argument("--seed", type=int, default=1, metavar="N", help="of everything random (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="do a small part: shows that it runs, and proves nothing")
+    parser.add_argument("--json", type=writable_file, metavar="FILE", help="write the figures to FILE, too")
+
+
+def add_plot_option(parser: argparse.ArgumentParser) -> None:
+    """Adds ``--plot``."""
+    parser.add_argument("--plot", type=writable_directory, metavar="DIR", help="draw the figures as PNG files in DIR, too")
+
+
+def writable_directory(name: str) -> Path:
+    """A directory to draw into, which is made if it does not exist."""
+    path = Path(name)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"cannot draw into {name!r}: {error.strerror}") from None
+    return path
+
+
+def writable_file(name: str) -> Path:
+    """A path to write to."""
+    path = Path(name)
+    if path.is_dir():
+        raise argparse.ArgumentTypeError(f"{name!r} is a directory")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"cannot write {name!r}: there is no directory {str(path.parent)!r}")
+    return path
+
+
+def checkout(text: str) -> Path:
+    """A directory that holds the package."""
+    path = Path(text).resolve()
+    if not (path / "purgatory" / "__init__.py").is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} is no checkout: it has no purgatory/__init__.py")
+    return path
+
+
+def positive(text: str) -> int:
+    """A whole number, at least one."""
+    number = int(text) if text.isdecimal() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return number
+
+
+def more_than_zero(text: str) -> float:
+    """A finite number of seconds, more than zero."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0.0 < number < inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, more than zero")
+    return number
+
+
+def loops(name: str) -> tuple[LoopName, ...]:
+    """The loops that a value of ``--loop`` stands for."""
+    if name == "asyncio":
+        return ("asyncio",)
+    if name not in ("uvloop", "both"):
+        raise argparse.ArgumentTypeError(f"{name!r} is not one of asyncio, uvloop, both")
+    if not has_uvloop():
+        raise argparse.ArgumentTypeError(f"{name!r} needs uvloop, which is not installed: pip install uvloop")
+    return ("uvloop",) if name == "uvloop" else ("asyncio", "uvloop")
+
+
+def has_uvloop() -> bool:
+    """Whether uvloop is installed, which Windows does not have."""
+    return importlib.util.find_spec("uvloop") is not None

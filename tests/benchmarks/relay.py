@@ -1,0 +1,301 @@
+"""``python tests/benchmarks relay``: waits that complete in another process, ours and what people write by hand.
+
+One process waits for the next version of each of 200 keys, another one writes them at a rate. Latency is from the call of the
+write in one to the answer of the wait in the other; CPU is the waiting process's for each answer, and for each message that of
+a third process, in which nobody waits. Then the same while all subscribers' connections are killed every 0.3 seconds: a wake-up
+is lost if a waiter has not been answered within a second. The stores: a folder; a Redis of its own, if ``redis-server`` is
+installed; any ``--store`` besides. All of it is repeated in several rounds; the figures are medians, what is counted are sums.
+
+``--channels`` measures instead why there is one channel for all keys: 10,000 keys come and go, each is waited for once, 200 at
+a time, with a relay and with a subscription for each key that somebody waits for.
+"""
+
+import argparse
+import json
+import shutil
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from ports import free_port
+from rich.table import Table
+
+from benchmarks.options import add_common_options, positive
+from benchmarks.process import run_module
+from benchmarks.relay_process import lines_of
+from benchmarks.report import opened_console, plain_table, write_report
+from purgatory._programs import Program
+
+KEYS = 200
+MANY_KEYS = 10_000
+WATCHED = 100_000
+QUICK_DIVISOR = 10
+KILL_INTERVAL = 0.3
+LOST_AFTER = 1.0
+"""Seconds after which an answer counts as lost."""
+SETTLE_TIMEOUTS = {"ours": 60.0, "theirs": 2.0, "channels": 60.0}
+"""For how many seconds after the last write those who wait may still be answered. Theirs may have lost it for ever."""
+SERVER_TIMEOUT = 60.0
+
+Row = dict[str, Any]
+Child = subprocess.Popen[str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--store", action="append", default=[], metavar="URL", help="a store besides; may be repeated")
+    parser.add_argument("--rate", type=positive, default=1_000, metavar="N", help="writes a second (default: %(default)s)")
+    parser.add_argument("--seconds", type=positive, default=10, metavar="S", help="of each row (default: %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=3, metavar="N", help="times that all is measured (default: 3)")
+    parser.add_argument(
+        "--channels", action="store_true", help="measure one channel against one for each key, on Redis, instead"
+    )
+    add_common_options(parser, any_loop=False)
+
+
+def run(options: argparse.Namespace) -> int:
+    console = opened_console(f"relay: {options.rate:,} writes a second")
+    head = {"seed": options.seed, "rate": options.rate}
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="relay-"))
+        redis = stack.enter_context(own_redis(folder))
+        if options.channels and redis is None:
+            console.print("--channels needs redis-server: apt-get install redis-server")
+            return 2
+        rounds = [
+            round_of_channels(redis, options) if options.channels and redis else round_of_stores(folder, redis, options)
+            for _ in range(1 if options.quick else options.rounds)
+        ]
+        rows = [medians_of(each) for each in zip(*rounds, strict=True)]
+        if options.channels:
+            console.print(table_of_channels(rows, options))
+            write_report(console, options, "relay", **head, rows=rows)
+            return 0
+        count = reduced(WATCHED, options)
+        memory = memory_of(f"file://{folder}/memory", count)
+    console.print(table_of_stores(rows, options))
+    console.print(f"{count:,} keys watched: {memory / 1e6:.1f} MB more than in a ThresholdPurgatory alone")
+    write_report(console, options, "relay", **head, rows=rows, watched=count, bytes=memory)
+    return 0
+
+
+def reduced(full: int, options: argparse.Namespace) -> int:
+    """How many to take where a full run takes `full`."""
+    return full // QUICK_DIVISOR if options.quick else full
+
+
+def round_of_stores(folder: str, redis: str | None, options: argparse.Namespace) -> list[Row]:
+    """A row for each way on each store."""
+    seconds = options.seconds / QUICK_DIVISOR if options.quick else options.seconds
+    contenders = [("ours", f"file://{folder}/app"), *(("ours", url) for url in options.store)]
+    if redis is not None:
+        contenders += [("ours", redis), ("theirs", redis)]
+    rows = []
+    for way, url in contenders:
+        job = {"way": way, "url": url, "keys": KEYS, "rate": options.rate, "seconds": seconds, "seed": options.seed}
+        for is_killed in [False, True] if url == redis else [False]:
+            if url == redis:
+                ask(url, "FLUSHALL")  # keys begin at 0
+            rows.append(measured({**job, "work": "wait"}, is_killed))
+    return rows
+
+
+def round_of_channels(redis: str, options: argparse.Namespace) -> list[Row]:
+    """A row with one channel, and one with a channel for each key."""
+    count = reduced(MANY_KEYS, options)
+    job = {
+        "work": "wait once",
+        "url": redis,
+        "keys": count,
+        "at_once": KEYS,
+        "in_order": True,
+        "rate": options.rate,
+        "seconds": count / options.rate,
+        "seed": options.seed,
+    }
+    rows = []
+    for way in ("ours", "channels"):
+        ask(redis, "FLUSHALL")
+        cpu = cpu_of_redis(redis)
+        row = measured({**job, "way": way}, is_killed=False)
+        rows.append({**row, "cpu_of_server": 1e6 * (cpu_of_redis(redis) - cpu) / row["writes"]})
+    return rows
+
+
+def medians_of(rows: Sequence[Row]) -> Row:
+    """One row of several rounds."""
+    result = dict(rows[0])
+    for name, value in rows[0].items():
+        values = [row[name] for row in rows if row[name] is not None]
+        if type(value) is float:
+            result[name] = statistics.median(values)
+        elif type(value) is int:
+            result[name] = sum(values)
+    return result
+
+
+@contextmanager
+def own_redis(folder: str) -> Iterator[str | None]:
+    """The address of a Redis of its own, or None where there is none."""
+    command = shutil.which("redis-server")
+    if command is None:
+        yield None
+        return
+    port = free_port()
+    words = [command, "--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", "", "--loglevel", "warning"]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as server:
+        try:
+            deadline = time.monotonic() + SERVER_TIMEOUT
+            while time.monotonic() < deadline:
+                with socket.socket() as client:
+                    if client.connect_ex(("127.0.0.1", port)) == 0:
+                        break
+                time.sleep(0.05)
+            yield f"redis://127.0.0.1:{port}/0"
+        finally:
+            server.kill()
+
+
+@contextmanager
+def process(job: dict[str, Any]) -> Iterator[Child]:
+    command, env = run_module("benchmarks.relay_process", json.dumps(job))
+    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def read_line(child: Child) -> str:
+    assert child.stdout is not None
+    text = child.stdout.readline()
+    if not text:
+        raise RuntimeError(f"a process of the benchmark ended with status {child.wait()}")
+    return text
+
+
+def go_on(child: Child, message: object = None) -> None:
+    """Sends a message to a process, and closes its standard input."""
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(message))
+    child.stdin.close()
+
+
+def measured(job: dict[str, Any], is_killed: bool) -> Row:
+    """One row: a process that waits, one that only listens, and one that writes."""
+    url, way = job["url"], job["way"]
+    job["settle_timeout"] = SETTLE_TIMEOUTS[way]
+    with (
+        process(job) as waiter,
+        process({**job, "work": "wait", "keys": 0}) as listener,
+        process({**job, "work": "write"}) as writer,
+    ):
+        for child in (waiter, listener, writer):
+            read_line(child)
+        go_on(writer)
+        until = time.monotonic() + job["seconds"]
+        while is_killed and time.monotonic() < until:
+            ask(url, "CLIENT KILL TYPE pubsub")
+            time.sleep(KILL_INTERVAL)
+        writes = json.loads(read_line(writer))["writes"]
+        last: dict[str, int] = {}
+        for key, version, _ in writes:
+            last[key] = max(version, last.get(key, 0))
+        go_on(waiter, last)
+        waited = json.loads(read_line(waiter))
+        go_on(listener, {})
+        listened = json.loads(read_line(listener))
+    return {
+        "way": way,
+        "store": url.partition(":")[0],
+        "is_killed": is_killed,
+        **compared(writes, waited),
+        "cpu_of_news": 1e6 * listened["cpu"] / max(1, listened["received"]),
+        "cpu_of_listener": 1e6 * listened["cpu"] / len(writes),
+    }
+
+
+def ask(url: str, command: str) -> str:
+    """What a Redis answers to a command."""
+    port = int(url.rpartition(":")[2].partition("/")[0])
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.sendall(command.encode() + b"\r\n")
+        return client.recv(1 << 16).decode()
+
+
+def cpu_of_redis(url: str) -> float:
+    """The seconds of CPU time that a Redis has used."""
+    pairs = (row.partition(":") for row in ask(url, "INFO cpu").splitlines())
+    return sum(float(value) for name, _, value in pairs if name in ("used_cpu_user", "used_cpu_sys"))
+
+
+def compared(writes: list[tuple[str, int, float]], waited: dict[str, Any]) -> Row:
+    """Latencies of the answers to each version that was written, and how many were lost."""
+    written_at = {(key, version): at for key, version, at in writes}
+    answered: dict[str, list[tuple[int, float]]] = {}
+    for key, version, at in waited["answers"]:
+        answered.setdefault(key, []).append((version, at))
+    latencies = sorted(at - written_at[key, version] for key, version, at in waited["answers"] if (key, version) in written_at)
+    in_time = sum(
+        any(answer >= version and when - at < LOST_AFTER for answer, when in answered.get(key, ()))
+        for key, version, at in writes
+    )
+    return {
+        "writes": len(writes),
+        "answers": len(waited["answers"]),
+        "p50": 1e3 * statistics.median(latencies) if latencies else None,
+        "p99": 1e3 * latencies[int(0.99 * len(latencies))] if latencies else None,
+        "cpu": 1e6 * waited["cpu"] / max(1, len(waited["answers"])),
+        "lost": len(writes) - in_time,
+        "healed": waited.get("healed"),
+    }
+
+
+def memory_of(url: str, count: int) -> int:
+    """What so many watched keys take, beyond what they take in a `ThresholdPurgatory`."""
+    job = {"work": "watch", "url": url, "keys": count}
+    with process({**job, "way": "ours"}) as ours, process({**job, "way": "plain"}) as plain:
+        return int(json.loads(read_line(ours))["bytes"] - json.loads(read_line(plain))["bytes"])
+
+
+def milliseconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f} ms"
+
+
+def table_of_stores(rows: list[Row], options: argparse.Namespace) -> Table:
+    caption = f"{options.rate:,} writes a second to {KEYS} keys."
+    caption += f" Lines of code around it: {lines_of('ours')} with a relay, {lines_of('theirs')} by hand."
+    numbers = ("writes", "p50", "p99", "CPU/news", "CPU/answer", "lost", "healed")
+    table = plain_table("purgatory, relay", caption, ("store", "way", "connections"), numbers, options.quick)
+    for row in rows:
+        table.add_row(
+            row["store"],
+            "relay" if row["way"] == "ours" else "by hand",
+            "killed" if row["is_killed"] else "left alone",
+            f"{row['writes']:,}",
+            milliseconds(row["p50"]),
+            milliseconds(row["p99"]),
+            f"{row['cpu_of_news']:.0f} µs",
+            f"{row['cpu']:.0f} µs",
+            str(row["lost"]),
+            "" if row["healed"] is None else str(row["healed"]),
+        )
+    return table
+
+
+def table_of_channels(rows: list[Row], options: argparse.Namespace) -> Table:
+    caption = f"{options.rate:,} writes a second; keys are waited for once each, {KEYS} at a time. CPU is for each write."
+    numbers = ("writes", "p50", "p99", "CPU of who waits", "of who does not", "of Redis")
+    table = plain_table("purgatory, relay: channels", caption, ("way",), numbers, options.quick)
+    for row in rows:
+        way = "one for all (relay)" if row["way"] == "ours" else "one for each key"
+        costs = (f"{row[name]:.0f} µs" for name in ("cpu", "cpu_of_listener", "cpu_of_server"))
+        table.add_row(way, f"{row['writes']:,}", milliseconds(row["p50"]), milliseconds(row["p99"]), *costs)
+    return table
+
+
+PROGRAM = Program("relay", "Waits that complete in another process, against what people write by hand.", add_arguments, run)

@@ -1,0 +1,262 @@
+"""One process of ``python tests/benchmarks relay``: waits for versions of keys, or writes them, our way or by hand.
+
+    python -m benchmarks.relay_process JSON
+
+By hand is what tutorials show: a message on a channel sets the `asyncio.Event` of its key. A channel for each key is the same,
+with a subscription for as long as somebody waits for the key.
+"""
+
+import asyncio
+import inspect
+import json
+import logging
+import random
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from benchmarks.process import resident_bytes
+from purgatory import RelayUnavailable, ThresholdPurgatory
+from purgatory.relay import Relay
+
+CLIENT_OPTIONS: dict[str, Any] = {"max_connections": 5_000, "socket_timeout": None, "socket_connect_timeout": None}
+"""Those who write by hand have as many connections, and as much time, as they need."""
+
+
+class Ours:
+    """A relay."""
+
+    def __init__(self, url: str) -> None:
+        self.relay = Relay(url)
+
+    async def begin(self) -> None:
+        await self.relay.__aenter__()
+
+    async def wait(self, key: str, seen: int) -> int:
+        return await self.relay.wait(key, seen)
+
+    async def write(self, key: str) -> int:
+        return await self.relay.bump(key)
+
+
+class Theirs:
+    """Publish/subscribe and an event for each key, by hand."""
+
+    def __init__(self, url: str) -> None:
+        self.client = Redis.from_url(url, **CLIENT_OPTIONS)
+        self.events: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        self.received = 0
+
+    async def begin(self) -> None:
+        self.listener = asyncio.create_task(self.listen())
+        await asyncio.sleep(0.2)
+
+    async def listen(self) -> None:
+        while True:
+            with suppress(RedisError):
+                pubsub = self.client.pubsub(ignore_subscribe_messages=True)
+                await pubsub.subscribe("news")
+                async for message in pubsub.listen():
+                    self.received += 1
+                    self.events.pop(message["data"].decode(), asyncio.Event()).set()
+
+    async def wait(self, key: str, seen: int) -> int:
+        while True:
+            event = self.events[key]
+            version = int(await self.client.get(key) or 0)
+            if version > seen:
+                return version
+            await event.wait()
+
+    async def write(self, key: str) -> int:
+        version = int(await self.client.incr(key))
+        await self.client.publish("news", key)
+        return version
+
+
+class Channels:
+    """Publish/subscribe with a channel for each key that somebody here waits for, one wait to a key, and an event for each."""
+
+    def __init__(self, url: str) -> None:
+        self.client = Redis.from_url(url, **CLIENT_OPTIONS)
+        self.pubsub = self.client.pubsub()
+        self.confirmed: dict[str, asyncio.Event] = {}
+        self.events: dict[str, asyncio.Event] = {}
+        self.received = 0
+
+    async def begin(self) -> None:
+        await self.pubsub.subscribe("nothing")
+        self.listener = asyncio.create_task(self.listen())
+
+    async def listen(self) -> None:
+        async for message in self.pubsub.listen():
+            events = self.confirmed if message["type"] == "subscribe" else self.events
+            event = events.get(message["channel"].decode())
+            if event is not None and message["type"] != "unsubscribe":
+                self.received += message["type"] == "message"
+                event.set()
+
+    async def wait(self, key: str, seen: int) -> int:
+        confirmed, event = self.confirmed[key], self.events[key] = asyncio.Event(), asyncio.Event()
+        await self.pubsub.subscribe(key)
+        await confirmed.wait()
+        try:
+            version = int(await self.client.get(key) or 0)
+            while version <= seen:
+                await event.wait()
+                event.clear()
+                version = int(await self.client.get(key) or 0)
+            return version
+        finally:
+            del self.confirmed[key], self.events[key]
+            await self.pubsub.unsubscribe(key)
+
+    async def write(self, key: str) -> int:
+        version = int(await self.client.incr(key))
+        await self.client.publish(key, version)
+        return version
+
+
+WAYS: dict[str, Callable[[str], Any]] = {"ours": Ours, "theirs": Theirs, "channels": Channels}
+
+
+def lines_of(way: str) -> int:
+    """How many lines it takes, without blank ones and what both have in common."""
+    lines = [line for line in inspect.getsource(WAYS[way]).splitlines()[2:] if line.strip()]
+    return len(lines)
+
+
+async def until_told_to_go_on() -> Any:
+    """Returns the message on standard input, when that is there."""
+    print("ready", flush=True)
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(sys.stdin, readable.set)
+    await readable.wait()
+    loop.remove_reader(sys.stdin)
+    return json.load(sys.stdin)
+
+
+class Waits:
+    """What tasks that wait have been answered."""
+
+    def __init__(self, way: Any) -> None:
+        self.way = way
+        self.answers: list[tuple[str, int, float]] = []
+        self.versions: defaultdict[str, int] = defaultdict(int)
+
+    async def wait(self, key: str) -> None:
+        """Waits for the next version of a key."""
+        version = await self.way.wait(key, self.versions[key])
+        self.answers.append((key, version, time.monotonic()))
+        self.versions[key] = version
+
+    async def until_answered(self, last: dict[str, int], timeout: float) -> None:
+        """Returns when each key has been answered with its last version, or the timeout has passed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                while any(self.versions[key] < version for key, version in last.items()):
+                    await asyncio.sleep(0.01)
+
+
+async def wait_for_keys(job: dict[str, Any]) -> dict[str, Any]:
+    """Waits for the next version of each key, again and again, or once for each with so many waits at a time."""
+    way = WAYS[job["way"]](job["url"])
+    await way.begin()
+    waits = Waits(way)
+
+    async def wait_again_and_again(key: str) -> None:
+        while True:
+            try:
+                await waits.wait(key)
+            except RedisError:
+                await asyncio.sleep(0.05)
+
+    async def wait_once_for_each() -> None:
+        for number in numbers:
+            await waits.wait(f"key{number}")
+
+    numbers = iter(range(job["keys"]))
+    if job["work"] == "wait once":
+        tasks = [asyncio.create_task(wait_once_for_each()) for _ in range(job["at_once"])]
+    else:
+        tasks = [asyncio.create_task(wait_again_and_again(f"key{number}")) for number in numbers]
+    await asyncio.sleep(0.3)
+    cpu = time.process_time()
+    last = await until_told_to_go_on()
+    await waits.until_answered(last, job["settle_timeout"])
+    result = {"answers": waits.answers, "cpu": time.process_time() - cpu}
+    if isinstance(way, Ours):
+        statistics = way.relay.statistics()
+        result |= {"received": statistics.received, "healed": statistics.healed}
+        await way.relay.aclose()
+    else:
+        result["received"] = way.received
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return result
+
+
+async def write_keys(job: dict[str, Any]) -> dict[str, Any]:
+    """Writes keys at a rate, at random or in order, as soon as it is told to: when each write began."""
+    way = WAYS[job["way"]](job["url"])
+    await way.begin()
+    writes: list[tuple[str, int, float]] = []
+    running: set[asyncio.Task[None]] = set()
+    rng = random.Random(job["seed"])
+
+    async def write(key: str) -> None:
+        start = time.monotonic()
+        with suppress(RedisError, RelayUnavailable):
+            writes.append((key, await way.write(key), start))
+
+    await until_told_to_go_on()
+    start, number = time.monotonic(), 0
+    count = int(job["seconds"] * job["rate"])
+    while number < count:
+        while number < min(count, (time.monotonic() - start) * job["rate"]):
+            chosen = number if job.get("in_order") else rng.randrange(job["keys"])
+            task = asyncio.create_task(write(f"key{chosen}"))
+            running.add(task)
+            task.add_done_callback(running.discard)
+            number += 1
+        await asyncio.sleep(0.001)
+    await asyncio.gather(*running)
+    if isinstance(way, Ours):
+        await way.relay.aclose()
+    return {"writes": writes}
+
+
+async def watch_many(job: dict[str, Any]) -> dict[str, Any]:
+    """The memory of so many keys that are waited for, in a relay or in a `ThresholdPurgatory` alone."""
+    count = job["keys"]
+    async with Relay(job["url"]) as relay, ThresholdPurgatory[str, int]() as plain:
+        keys = [f"key{number}" for number in range(count)]
+        before = resident_bytes()
+        wait: Callable[[str, int], Awaitable[int]] = relay.wait if job["way"] == "ours" else plain.wait
+        seen = 0 if job["way"] == "ours" else 1
+        tasks = [asyncio.ensure_future(wait(key, seen)) for key in keys]
+        while (relay.statistics().watched if seen == 0 else plain.pending) < count:
+            await asyncio.sleep(0.01)
+        await relay.version("last")  # after all that was asked before
+        await asyncio.sleep(0.5)
+        result = {"bytes": resident_bytes() - before}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return result
+
+
+WORKS = {"wait": wait_for_keys, "wait once": wait_for_keys, "write": write_keys, "watch": watch_many}
+
+if __name__ == "__main__":
+    logging.disable()
+    job = json.loads(sys.argv[1])
+    print(json.dumps(asyncio.run(WORKS[job["work"]](job))), flush=True)

@@ -1,0 +1,239 @@
+"""The programs of ``python tests/benchmarks`` but ``micro`` and ``http``: that they run, and print what they should.
+
+Also what these, and ``http``, refuse. How fast anything is, is not tested here.
+"""
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from requirements import need
+
+from benchmarks import __main__ as command_line
+from benchmarks import relay
+from benchmarks.__main__ import main
+from benchmarks.baselines import burst, load
+from benchmarks.measure import Unmeasurable
+from purgatory._programs import Program
+
+pytestmark = pytest.mark.slow
+
+PNG = b"\x89PNG"
+
+
+def report_of(tmp_path: Path, *arguments: str) -> Any:
+    file = tmp_path / "report.json"
+    assert main([*arguments, "--quick", "--json", str(file)]) == 0
+    return json.loads(file.read_text())
+
+
+def test_load_measures_each_implementation_at_each_rate_and_draws_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rates = ["--rate", "20000", "--rate", "max"]
+    implementations = ["--implementation", "call-later", "--implementation", "ours"]
+    chosen = ["--timeouts", "low", *rates, *implementations]
+    plots = ["--plot", str(tmp_path / "plots")]
+    report = report_of(tmp_path, "load", "--requests", "100000", "--rounds", "2", "--markdown", *chosen, *plots)
+
+    runs = report["runs"]
+    assert [(each["latency"], each["rate"], each["implementation"]) for each in runs] == [
+        ("low", rate, name) for rate in (20_000.0, None) for name in ("call-later", "ours")
+    ]
+    for each in runs:
+        assert each["requests"] == 1000
+        assert 0 < each["actual_rate"] < 1e7
+        assert each["net_us"] == pytest.approx(each["cpu_us"] - each["own_us"])
+        assert 0.03 < each["expired"] <= 1  # 8 %, and more on a busy machine
+        assert len(each["lateness_ms"]) == len(report["percentiles"]) and each["lateness_ms"] == sorted(each["lateness_ms"])
+        assert all(low <= each[name] <= high for name, (low, high) in each["spread"].items())
+        assert each["max_stall_ms"] >= 0 and each["per_second"]["wake_ups"] > 0
+    printed = capsys.readouterr().out
+    assert "prove nothing" in printed and "call-later" in printed and "20,000" in printed
+    assert "| *ours* | " in printed
+    files = sorted((tmp_path / "plots").iterdir())
+    assert [file.name for file in files] == ["load-cpu.png", "load-rate.png"]
+    assert all(file.read_bytes().startswith(PNG) for file in files)
+
+
+def test_the_figures_of_several_rounds_are_their_medians() -> None:
+    rounds = [
+        load.Figures(
+            "uvloop", "low", 10.0, "ours", 5, rate, rate, 1.0, rate - 1, 0.5, [rate, 2 * rate], 1.0, {"wake_ups": rate}, {}
+        )
+        for rate in (3.0, 9.0, 4.0)
+    ]
+
+    medians = load.medians_of(rounds)
+
+    assert (medians.rate, medians.requests, medians.implementation) == (10.0, 5, "ours")
+    assert (medians.actual_rate, medians.cpu_us, medians.net_us) == (4.0, 4.0, 3.0)
+    assert (medians.lateness_ms, medians.per_second) == ([4.0, 8.0], {"wake_ups": 4.0})
+    assert medians.spread == {"actual_rate": (3.0, 9.0), "cpu_us": (3.0, 9.0), "net_us": (2.0, 8.0)}
+
+
+def test_the_table_for_a_page_shows_medians_and_their_spread() -> None:
+    def figures(name: str, rate: float | None, net: float, low: float) -> load.Figures:
+        spread = {"net_us": (low, 9.0), "actual_rate": (4000.0, 4000.0)}
+        return load.Figures("uvloop", "low", rate, name, 5, 4000.0, 8.0, 1.0, net, 0.5, [], 1.0, {}, spread)
+
+    runs = [figures("ours", 10_000.0, 7.0, 6.04), figures("kafka", 10_000.0, 8.0, 7.0)]
+    runs += [figures("ours", None, 5.0, 5.0), figures("kafka", None, 5.0, 5.0)]
+
+    assert load.markdown(runs) == [
+        "| | net µs at 10,000/s | as fast as it goes: requests a second |",
+        "|---|---|---|",
+        "| *ours* | 7.0 (6.0 to 9.0) | 4,000 |",
+        "| *kafka* | 8.0 (7.0 to 9.0) | 4,000 |",
+    ]
+
+
+def test_burst_measures_both_kinds_and_every_request_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = report_of(tmp_path, "burst", "--implementation", "ours", "--plot", str(tmp_path))
+
+    printed = capsys.readouterr().out
+    measured = [(each["kind"], each["implementation"], each["requests"]) for each in report["runs"]]
+    for kind, size in product(("expiry", "check"), (100, 10_000)):
+        # A machine may be too busy for one; it then says so, and the others are there all the same.
+        assert (kind, "ours", size) in measured or f"{kind} of {size:,} in ours: the machine was too busy" in printed
+    assert len(measured) == len(set(measured)) >= 2
+    for each in report["runs"]:
+        assert 0 < each["median_ms"] <= each["max_stall_ms"] and each["median_ms"] <= each["total_ms"]
+    assert "How long others wait in a burst" in printed
+    assert (tmp_path / "burst.png").read_bytes().startswith(PNG)
+
+
+def test_cascade_measures_its_cases_and_what_was_due_has_fired(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = report_of(tmp_path, "cascade")
+
+    runs = report["runs"]
+    assert [(each["wheel_size"], each["order"]) for each in runs] == [(512, "changed meanwhile"), (128, "random")]
+    for each in runs:
+        assert each["timers"] == 10_000 and 0 < each["fired"] < 1000  # in half a second some 20, in a busy one a few more
+        assert 0 <= each["late_p99_ms"] <= each["late_max_ms"] and 0 <= each["short_p99_ms"] <= each["short_max_ms"]
+        assert each["max_stall_ms"] > 0
+    assert "How late a cascade makes anybody" in capsys.readouterr().out
+
+
+def test_memory_measures_what_pending_requests_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = report_of(tmp_path, "memory", "--implementation", "ours", "--plot", str(tmp_path))
+
+    assert [each["requests"] for each in report["runs"]] == [100, 10_000]
+    assert report["runs"][-1]["bytes_each"] > 200
+    assert 0.0 <= report["runs"][-1]["held"] < 0.02
+    assert "What a pending request takes" in capsys.readouterr().out
+    assert (tmp_path / "memory.png").read_bytes().startswith(PNG)
+
+
+def test_all_runs_every_program_and_gathers_what_they_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(name: str, status: int) -> Program:
+        def run(options: Any) -> int:
+            options.json.write_text(json.dumps({"seed": options.seed, "loops": options.loops, "quick": options.quick}))
+            return status
+
+        return Program(name, "", command_line.add_arguments_of_all, run)
+
+    monkeypatch.setattr(command_line, "PROGRAMS_OF_ALL", (program("one", 0), program("two", 3)))
+    file = tmp_path / "all.json"
+
+    assert main(["all", "--seed", "7", "--loop", "asyncio", "--json", str(file)]) == 3
+    assert json.loads(file.read_text()) == {name: {"seed": 7, "loops": ["asyncio"], "quick": False} for name in ("one", "two")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["load", "--rate", "fast"], "'fast' is neither 'max' nor a number of requests per second"),
+        (["load", "--rate", "nan"], "'nan' is neither"),
+        (["load", "--rate", "0"], "'0' is neither"),
+        (["load", "--requests", "0"], "'0' is not a positive whole number"),
+        (["load", "--implementation", "nonsense"], "invalid choice: 'nonsense'"),
+        (["load", "--timeouts", "none"], "invalid choice: 'none'"),
+        (["burst", "--plot", "/proc/nowhere"], "cannot draw into '/proc/nowhere'"),
+        (["memory", "--loop", "trio"], "'trio' is not one of"),
+        (["http", "--polls", "many"], "argument --polls: 'many' is not a positive whole number"),
+        (["http", "--polls", "0"], "argument --polls: '0' is not a positive whole number"),
+        (["http", "--rounds", "0"], "argument --rounds: '0' is not a positive whole number"),
+        (["http", "--seconds", "-1"], "argument --seconds: '-1' is not a number of seconds, more than zero"),
+        (["http", "--check-interval", "0"], "argument --check-interval: '0' is not a number of seconds, more than zero"),
+        (["http", "--loop", "trio"], "'trio' is not one of asyncio, uvloop, both"),
+        (["http", "--json", "/nowhere/at/all.json"], "there is no directory '/nowhere/at'"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_anything_is_measured(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+
+    assert exit_.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_help_explains_each_program_in_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+
+    printed = capsys.readouterr().out
+    for name in ("micro", "http", "load", "burst", "cascade", "memory", "all"):
+        assert f"\n    {name} " in printed
+
+
+def test_a_burst_that_cannot_be_measured_is_reported_and_the_others_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*arguments: Any) -> Any:
+        if arguments[2:] == ("expiry", "ours", 100):
+            raise Unmeasurable("the moon is full")
+        return burst.Figures("asyncio", arguments[2], arguments[3], arguments[4], 1.0, 2.0, 3.0)
+
+    monkeypatch.setattr(burst, "in_fresh_process", refuse)
+    report = report_of(tmp_path, "burst", "--implementation", "ours")
+
+    assert len(report["runs"]) == 3
+    assert "expiry of 100 in ours: the moon is full" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("program", ["burst", "memory"])
+def test_a_seed_is_not_asked_for_where_nothing_is_random(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([program, "--seed", "1"])
+
+    assert "unrecognized arguments: --seed 1" in capsys.readouterr().err
+
+
+def test_relay_measures_a_folder_and_redis_against_the_hand_written_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("redis-server", "needs redis-server: apt-get install redis-server")
+    monkeypatch.setattr(relay, "LOST_AFTER", 60.0)  # so that it counts what never came, and not what a busy machine held up
+    report = report_of(tmp_path, "relay", "--seconds", "3", "--rate", "200")
+
+    rows = [(row["store"], row["way"], row["is_killed"]) for row in report["rows"]]
+    redis = [("redis", way, is_killed) for way in ("ours", "theirs") for is_killed in (False, True)]
+    assert rows == [("file", "ours", False), *redis]
+    for row in report["rows"]:
+        assert row["writes"] > 0
+        if row["way"] == "theirs" and row["is_killed"]:
+            continue  # it may lose everything: that is what it is there to show
+        assert row["answers"] > 0
+        assert row["lost"] == 0 or row["way"] == "theirs"
+    assert report["watched"] == 10_000
+    assert "prove nothing" in capsys.readouterr().out
+
+
+def test_relay_measures_one_channel_against_one_for_each_key(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need("redis-server", "needs redis-server: apt-get install redis-server")
+    monkeypatch.setattr(relay, "LOST_AFTER", 60.0)
+    report = report_of(tmp_path, "relay", "--channels")
+
+    assert [row["way"] for row in report["rows"]] == ["ours", "channels"]
+    for row in report["rows"]:
+        assert row["answers"] == row["writes"] > 0
+        assert row["lost"] == 0
+        assert row["cpu_of_server"] > 0
+    assert "prove nothing" in capsys.readouterr().out
