@@ -46,8 +46,9 @@ def test_a_quick_run_measures_every_row_prints_it_and_writes_it_as_json(
             continue
         assert row["verdict"] in ("met", "missed") if loop_name in case.targets else row["verdict"] == "no target"
         assert row["target"] == case.targets.get(loop_name)
-        for spread in row["bare"].values():
-            assert spread is None or 0 < spread["low"] <= spread["median"] <= spread["high"]
+        for spread in filter(None, row["bare"].values()):
+            assert spread["low"] <= spread["median"] <= spread["high"]
+            assert spread["low"] > 0 or " add" in row["work"]  # on a busy machine a difference may be less than nothing
         assert (row["settled"] is None) == (row["unit"] != "×")
         assert f"{case.name} on {loop_name}" in printed
 

@@ -34,11 +34,13 @@ class Poller(asyncio.Protocol):
         self.transport: asyncio.Transport
         self.buffer = b""
         self.seen = 0
+        self.is_waiting = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
 
     def poll(self) -> None:
+        self.is_waiting = True
         self.transport.write(
             b"GET /%s?key=%d&seen=%d&wait=%d HTTP/1.1\r\nHost: bench\r\n\r\n" % (self.clients.path, self.key, self.seen, WAIT)
         )
@@ -50,6 +52,7 @@ class Poller(asyncio.Protocol):
             return
         now = time.monotonic()
         self.buffer = b""
+        self.is_waiting = False
         if head.startswith(b"HTTP/1.1 200"):
             answer = json.loads(body)
             self.seen = answer["version"]
@@ -112,7 +115,8 @@ class Clients:
         for start in range(0, len(keys), BATCH_OF_CONNECTIONS):
             batch = keys[start : start + BATCH_OF_CONNECTIONS]
             await asyncio.gather(*(self.ask("POST", f"/publish?key={key}") for key in batch))
-        await self.until_open(0)
+        while any(poller.is_waiting for poller in self.pollers):  # the server may have ended a poll whose answer is on its way
+            await asyncio.sleep(0.01)
 
     async def publish(self, rate: float, seconds: float) -> None:
         """Publishes under random keys at random times, whether or not the server keeps up."""
