@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "stream_orders.py"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "stream_orders.py"
 
 
 def test_it_prints_what_its_docstring_shows(
