@@ -109,8 +109,8 @@ CURRENT = Current()
 class Runner:
     """Runs a coroutine, or a coroutine function without arguments, on a new loop, and closes the loop.
 
-    What the loop's exception handler is called with goes to `reports`; if there are none, `__call__` fails on it. What hangs is ended:
-    by the loop on virtual time, elsewhere after `TIMEOUT`.
+    What the loop's exception handler is called with goes to `reports`; if there are none, `__call__` fails on it. What hangs is
+    ended: by the loop on virtual time, elsewhere after `TIMEOUT`.
     """
 
     def __init__(self, loop_factory: LoopFactory, reports: list[Report] | None) -> None:
