@@ -41,7 +41,7 @@ async def expired_wait_for(purgatory, thresholds):
 
 async def cancelled_operation(purgatory, thresholds):
     asyncio.get_running_loop().call_soon(purgatory.cancel_for_key, "key")
-    await purgatory.wait(Probe(0.01), ["key"])
+    await purgatory.wait(Probe(30), ["key"])
 
 
 async def expired_threshold(purgatory, thresholds):
@@ -50,7 +50,7 @@ async def expired_threshold(purgatory, thresholds):
 
 async def failed_threshold(purgatory, thresholds):
     asyncio.get_running_loop().call_soon(thresholds.fail, "key", Broken())
-    await thresholds.wait("key", 1, 0.01)
+    await thresholds.wait("key", 1, 30)
 
 
 async def expired_timeout(purgatory, thresholds):
@@ -63,11 +63,11 @@ async def expired_library_wait_for(purgatory, thresholds):
 
 
 async def completed_at_once(purgatory, thresholds):
-    assert await purgatory.wait(Probe(0.01, ready=True, name="value"), ["key"]) == "value"
+    assert await purgatory.wait(Probe(30, ready=True, name="value"), ["key"]) == "value"
 
 
 async def completed_operation(purgatory, thresholds):
-    operation = Probe(0.01, name="value")
+    operation = Probe(30, name="value")
     asyncio.get_running_loop().call_soon(operation.force_complete)
     assert await purgatory.wait(operation, ["key"]) == "value"
 
@@ -75,7 +75,7 @@ async def completed_operation(purgatory, thresholds):
 async def completed_wait_for(purgatory, thresholds):
     values = iter([False, "value"])
     asyncio.get_running_loop().call_soon(purgatory.check_and_complete, "key")
-    assert await purgatory.wait_for(lambda: next(values), ["key"], 0.01) == "value"
+    assert await purgatory.wait_for(lambda: next(values), ["key"], 30) == "value"
 
 
 async def completed_asynchronous_wait_for(purgatory, thresholds):
@@ -86,18 +86,18 @@ async def completed_asynchronous_wait_for(purgatory, thresholds):
         return next(values)
 
     asyncio.get_running_loop().call_soon(purgatory.check_and_complete, "key")
-    assert await purgatory.wait_for(is_true, ["key"], 0.01) == "value"
+    assert await purgatory.wait_for(is_true, ["key"], 30) == "value"
 
 
 async def received(purgatory, thresholds):
     asyncio.get_running_loop().call_soon(purgatory.deliver, "key", "value")
-    assert await purgatory.receive("key", 0.01) == "value"
+    assert await purgatory.receive("key", 30) == "value"
 
 
 async def reached_threshold(purgatory, thresholds):
     key = object()
     asyncio.get_running_loop().call_soon(thresholds.advance, key, 1)
-    assert await thresholds.wait(key, 1, 0.01) == 1
+    assert await thresholds.wait(key, 1, 30) == 1
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ async def cancelled_asynchronous_wait_for(purgatory, thresholds):
         asyncio.get_running_loop().call_soon(asyncio.current_task().cancel)
         return False
 
-    await purgatory.wait_for(is_true, ["key"], 0.01)
+    await purgatory.wait_for(is_true, ["key"], 30)
 
 
 async def timeout_left_before_a_failure(purgatory, thresholds):
@@ -198,7 +198,7 @@ async def failed_wait_for(purgatory, thresholds):
 async def wait_for_that_fails_later(purgatory, thresholds):
     tries = []
     asyncio.get_running_loop().call_soon(purgatory.check_and_complete, "key")
-    await purgatory.wait_for(lambda: fails() if tries else tries.append(1), ["key"], 0.01)
+    await purgatory.wait_for(lambda: fails() if tries else tries.append(1), ["key"], 30)
 
 
 async def failed_hook(purgatory, thresholds):
