@@ -34,7 +34,7 @@ LINK = re.compile(r"\]\(([^)#]+)[^)]*\)|(?:src|srcset)=\"([^\"]+)\"")
 
 
 def commands() -> dict[str, set[str]]:
-    """Each program that the pages call, for instance `-m purgatory.bench micro`, with the options of these calls."""
+    """Each program that the pages call, for instance `tests/benchmarks micro`, with the options of these calls."""
     found: dict[str, set[str]] = {}
     for page in PAGES:
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")

@@ -10,8 +10,7 @@ import numpy as np
 import oracle
 import pytest
 from journals import check, random_operations, write
-from requirements import need
-from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select
 from selenium.webdriver.support.wait import WebDriverWait
@@ -20,7 +19,7 @@ from purgatory.pipeline._command_line import main
 from purgatory.pipeline.report._durations import steps_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-ADVICE = "needs a browser: apt-get install chromium chromium-driver"
+pytest_plugins = ["browser"]
 ROWS = random_operations(random.Random(13), 3000)
 RUNS = {row["run_id"] for row in ROWS}
 MICROSECOND = timedelta(microseconds=1)
@@ -41,20 +40,15 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def browser(request: pytest.FixtureRequest) -> Iterator[Chrome]:
-    """Chromium without a network, of the size that the test asks for."""
-    service = ChromeService(need("chromedriver", ADVICE))
-    options = ChromeOptions()
-    options.binary_location = need("chromium", ADVICE)
-    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+def sized(browser: Chrome, request: pytest.FixtureRequest) -> Iterator[Chrome]:
+    """Chromium, of the size that the test asks for."""
     width, height = SIZES[getattr(request, "param", "desk")]
-    with Chrome(options, service) as chrome:
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-        chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        yield chrome
-        assert chrome.get_log("browser") == []
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    yield browser
+    assert browser.get_log("browser") == []
+    browser.execute_script("localStorage.clear()")
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 def opened(browser: Chrome, page: Path) -> None:
@@ -76,50 +70,50 @@ def cells(browser: Chrome, section: str) -> list[list[str]]:
     return rows
 
 
-@pytest.mark.parametrize("browser", SIZES, indirect=True)
-def test_the_page_fits_every_size_and_complains_of_nothing(browser: Chrome, report: Path) -> None:
-    opened(browser, report)
+@pytest.mark.parametrize("sized", SIZES, indirect=True)
+def test_the_page_fits_every_size_and_complains_of_nothing(sized: Chrome, report: Path) -> None:
+    opened(sized, report)
 
-    assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth")
-    for picture in browser.find_elements(By.CSS_SELECTOR, ".picture"):
-        browser.execute_script("arguments[0].scrollIntoView()", picture)
+    assert sized.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+    for picture in sized.find_elements(By.CSS_SELECTOR, ".picture"):
+        sized.execute_script("arguments[0].scrollIntoView()", picture)
         drawn: Any = lambda chrome, each=picture: each.find_elements(By.CSS_SELECTOR, ".main-svg")  # noqa: E731
-        WebDriverWait(browser, 30).until(drawn)
+        WebDriverWait(sized, 30).until(drawn)
         assert picture.find_element(By.CSS_SELECTOR, ".main-svg").size["width"] <= SIZES["desk"][0]
 
 
-def test_one_choice_of_purgatory_kind_and_run_is_for_the_whole_page(browser: Chrome, report: Path) -> None:
-    opened(browser, report)
-    assert tiles(browser)["started"] > "2,9" and len(cells(browser, "timeouts")) == 6
+def test_one_choice_of_purgatory_kind_and_run_is_for_the_whole_page(sized: Chrome, report: Path) -> None:
+    opened(sized, report)
+    assert tiles(sized)["started"] > "2,9" and len(cells(sized, "timeouts")) == 6
 
-    Select(browser.find_element(By.ID, "purgatory")).select_by_value("letters")
-    assert {row[0] for row in cells(browser, "timeouts")} == {row[0] for row in cells(browser, "keys")} == {"letters"}
-    Select(browser.find_element(By.ID, "kind")).select_by_value("Join")
-    [of_all_runs] = cells(browser, "timeouts")
-    Select(browser.find_element(By.ID, "run")).select_by_visible_text("fine")
-    [of_fine] = cells(browser, "timeouts")
+    Select(sized.find_element(By.ID, "purgatory")).select_by_value("letters")
+    assert {row[0] for row in cells(sized, "timeouts")} == {row[0] for row in cells(sized, "keys")} == {"letters"}
+    Select(sized.find_element(By.ID, "kind")).select_by_value("Join")
+    [of_all_runs] = cells(sized, "timeouts")
+    Select(sized.find_element(By.ID, "run")).select_by_visible_text("fine")
+    [of_fine] = cells(sized, "timeouts")
     assert int(of_fine[2]) < int(of_all_runs[2])
-    assert tiles(browser)["completed"] == of_fine[3]
+    assert tiles(sized)["completed"] == of_fine[3]
 
 
-def test_a_zoom_on_time_filters_the_figures_and_the_tables(browser: Chrome, report: Path) -> None:
-    opened(browser, report)
-    before, keys = tiles(browser), cells(browser, "keys")
+def test_a_zoom_on_time_filters_the_figures_and_the_tables(sized: Chrome, report: Path) -> None:
+    opened(sized, report)
+    before, keys = tiles(sized), cells(sized, "keys")
 
     script = """
         const from = data.window.start + 20000, text = time => new Date(time).toISOString().slice(0, 23);
         return Plotly.relayout("ends", {"xaxis.range[0]": text(from), "xaxis.range[1]": text(from + 20000)}).then(() => 0);
     """
-    browser.execute_script(script)
+    sized.execute_script(script)
 
-    assert int(tiles(browser)["started"].replace(",", "")) < int(before["started"].replace(",", "")) / 2
-    assert sum(int(row[3]) for row in cells(browser, "keys")) < sum(int(row[3]) for row in keys)
-    browser.find_element(By.ID, "whole").click()
-    assert tiles(browser) == before
+    assert int(tiles(sized)["started"].replace(",", "")) < int(before["started"].replace(",", "")) / 2
+    assert sum(int(row[3]) for row in cells(sized, "keys")) < sum(int(row[3]) for row in keys)
+    sized.find_element(By.ID, "whole").click()
+    assert tiles(sized) == before
 
 
-def test_waits_and_the_curve_follow_the_zoom_and_the_page_says_of_what_they_are(browser: Chrome, report: Path) -> None:
-    opened(browser, report)
+def test_waits_and_the_curve_follow_the_zoom_and_the_page_says_of_what_they_are(sized: Chrome, report: Path) -> None:
+    opened(sized, report)
     rows = [row for row in ROWS if (row["purgatory"], row["kind"]) == ("letters", "Join") and row["started_at"]]
     last = {run: max(filter(None, (row["ended_at"] for row in ROWS if row["run_id"] == run))) for run in RUNS}
     script = """
@@ -131,7 +125,7 @@ def test_waits_and_the_curve_follow_the_zoom_and_the_page_says_of_what_they_are(
                 data.window.start + arguments[1] * data.window.width, data.waits.width];
     """
     for first, end in ((20, 60), (100, 101)):
-        points, said, drawn, since, until, width = browser.execute_script(script, first, end)
+        points, said, drawn, since, until, width = sized.execute_script(script, first, end)
 
         assert width == 1
         mine = [row for row in rows if since <= row["started_at"].timestamp() * 1000 < until]
@@ -145,17 +139,17 @@ def test_waits_and_the_curve_follow_the_zoom_and_the_page_says_of_what_they_are(
         assert points["expiry_rate"] == [pytest.approx(float(rate), abs=1e-9) for _, _, rate, _ in expected]
         assert points["standard_error"] == [None if error is None else pytest.approx(error) for *_, error in expected]
         steps = [[step, step + 1] for step, *_ in expected]
-        bounds = [browser.execute_script("return arguments[0].map(edgeOf)", step) for step in steps]
+        bounds = [sized.execute_script("return arguments[0].map(edgeOf)", step) for step in steps]
         assert points["timeout_s"] == [upper for _, upper in bounds] and all(lower < upper for lower, upper in bounds)
         assert all(each.startswith("Of the operations that began from 2026-03-01 ") for each in said) and len(said) == 2
-    browser.find_element(By.ID, "whole").click()
-    assert [each.text for each in browser.find_elements(By.CSS_SELECTOR, ".covers")] == ["Of the whole time."] * 2
+    sized.find_element(By.ID, "whole").click()
+    assert [each.text for each in sized.find_elements(By.CSS_SELECTOR, ".covers")] == ["Of the whole time."] * 2
 
 
-def test_the_timeout_that_is_tried_is_read_off_the_curve(browser: Chrome, report: Path) -> None:
-    opened(browser, report)
-    Select(browser.find_element(By.ID, "purgatory")).select_by_value("letters")
-    Select(browser.find_element(By.ID, "kind")).select_by_value("Join")
+def test_the_timeout_that_is_tried_is_read_off_the_curve(sized: Chrome, report: Path) -> None:
+    opened(sized, report)
+    Select(sized.find_element(By.ID, "purgatory")).select_by_value("letters")
+    Select(sized.find_element(By.ID, "kind")).select_by_value("Join")
     script = """
         const mover = document.getElementById("timeout");
         mover.value = arguments[0];
@@ -164,36 +158,36 @@ def test_the_timeout_that_is_tried_is_read_off_the_curve(browser: Chrome, report
         return [document.getElementById("answer").textContent, expiryRate(curve(group), state.timeout)];
     """
 
-    answers = [browser.execute_script(script, place) for place in (500, 700)]
+    answers = [sized.execute_script(script, place) for place in (500, 700)]
 
     (said, first), (_, second) = answers
     assert first[0] > second[0] > 0 and first[1] < first[0] < first[2]
     assert "would expire (95 %: " in said
 
 
-def test_a_finding_leads_to_its_picture_and_names_cannot_break_the_page(browser: Chrome, report: Path) -> None:
-    opened(browser, report)
+def test_a_finding_leads_to_its_picture_and_names_cannot_break_the_page(sized: Chrome, report: Path) -> None:
+    opened(sized, report)
 
-    link = next(each for each in browser.find_elements(By.CSS_SELECTOR, ".findings a") if "Nobody had called" in each.text)
+    link = next(each for each in sized.find_elements(By.CSS_SELECTOR, ".findings a") if "Nobody had called" in each.text)
     link.click()
 
-    assert browser.current_url.endswith("#missed")
-    keys = {row[1] for row in cells(browser, "missed")}
-    assert any(key.startswith("</script>") for key in keys) or browser.execute_script("return state.purgatory") != ""
-    assert len(browser.find_elements(By.CSS_SELECTOR, "script")) < 7
+    assert sized.current_url.endswith("#missed")
+    keys = {row[1] for row in cells(sized, "missed")}
+    assert any(key.startswith("</script>") for key in keys) or sized.execute_script("return state.purgatory") != ""
+    assert len(sized.find_elements(By.CSS_SELECTOR, "script")) < 7
 
 
-def test_dark_is_dark_and_paper_is_light(browser: Chrome, report: Path) -> None:
+def test_dark_is_dark_and_paper_is_light(sized: Chrome, report: Path) -> None:
     dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
-    opened(browser, report)
+    sized.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
+    opened(sized, report)
     ground = "return getComputedStyle(document.body).backgroundColor"
-    assert browser.execute_script(ground) == "rgb(22, 24, 28)"
+    assert sized.execute_script(ground) == "rgb(22, 24, 28)"
 
-    browser.execute_script("dispatchEvent(new Event('beforeprint'))")
-    assert browser.execute_script(ground) == "rgb(255, 255, 255)"
-    assert browser.execute_script("return document.querySelectorAll('.js-plotly-plot').length") == 7
-    browser.execute_script("dispatchEvent(new Event('afterprint'))")
-    assert browser.execute_script(ground) == "rgb(22, 24, 28)"
-    browser.find_element(By.ID, "theme").click()
-    assert browser.execute_script(ground) == "rgb(255, 255, 255)"
+    sized.execute_script("dispatchEvent(new Event('beforeprint'))")
+    assert sized.execute_script(ground) == "rgb(255, 255, 255)"
+    assert sized.execute_script("return document.querySelectorAll('.js-plotly-plot').length") == 7
+    sized.execute_script("dispatchEvent(new Event('afterprint'))")
+    assert sized.execute_script(ground) == "rgb(22, 24, 28)"
+    sized.find_element(By.ID, "theme").click()
+    assert sized.execute_script(ground) == "rgb(255, 255, 255)"
