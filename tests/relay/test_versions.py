@@ -128,7 +128,7 @@ def test_events_are_sent_for_versions_of_the_relay(run: Runner, tmp_path: Path) 
 def test_a_relay_brings_its_own_thresholds_and_epoch(tmp_path: Path) -> None:
     relay = Relay(f"file://{tmp_path}")
     for options in ({"epoch": "e"}, {"thresholds": ThresholdPurgatory()}):
-        with pytest.raises(TypeError, match="name none beside it"):
+        with pytest.raises(TypeError, match="give neither with it"):
             Versions(relay=relay, **options)
     with pytest.raises(RuntimeError, match="cannot bump 'news' here"):
         Versions(relay=relay).bump("news")
