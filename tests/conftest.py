@@ -135,12 +135,16 @@ def no_watcher_of_sse_starlettes() -> Iterator[None]:
     AppStatus.enable_automatic_graceful_drain_mode()
 
 
-class OneProcessForSpark(LoadScopeScheduling):
-    """Hands out tests one by one, but those on Spark as one; pytest-xdist's groups do not get through to pytest 9.2."""
+class SparkInTwoProcesses(LoadScopeScheduling):
+    """Hands out tests one by one, but those on Spark as two: one for those that share a session, one for those that start Spark
+    as processes of their own. (pytest-xdist's groups do not get through to pytest 9.2.)"""
 
     def _split_scope(self, nodeid: str) -> str:
-        return "spark" if nodeid.startswith("tests/pipeline/on_spark/") else nodeid
+        _, folder, name = nodeid.partition("tests/pipeline/on_spark/")
+        if not folder:
+            return nodeid
+        return "processes of Spark" if name.startswith(("test_interrupts", "test_session", "test_topics")) else "Spark"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    return OneProcessForSpark(config, log)
+    return SparkInTwoProcesses(config, log)

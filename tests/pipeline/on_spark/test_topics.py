@@ -1,4 +1,4 @@
-"""`stream` on topics of Kafka itself and of the broker in `examples/broker`, filled and read by confluent-kafka."""
+"""`stream` on topics of Kafka, filled and read by confluent-kafka."""
 
 import os
 import signal
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from brokers import running
 from check_stream import by_thresholds
 from kafka_server import KafkaServer, connector, kafka_server
 from maven import Unavailable
@@ -55,20 +54,10 @@ def where(rows: list[Any]) -> list[tuple[Any, ...]]:
     return sorted((row.topic, row.partition, row.offset, row.reason.split(":")[0]) for row in rows)
 
 
-@pytest.fixture
-def address(request: pytest.FixtureRequest) -> Iterator[str]:
-    try:
-        connector()
-        with running(request.param) as broker:
-            yield broker.address
-    except Unavailable as error:
-        unavailable(str(error))
-
-
-@pytest.mark.parametrize(("address", "values"), [("Kafka", "json"), ("ours", "binary")], indirect=["address"])
 def test_killed_in_the_middle_it_has_each_outcome_once_in_files_and_at_least_once_in_the_topic(
-    spark: SparkSession, address: str, tmp_path: Path, values: str
+    spark: SparkSession, kafka: KafkaServer, tmp_path: Path
 ) -> None:
+    address, values = kafka.address, "json"
     made = traffic(400, 1200, seconds=120, keys=30)
     make_topics(address, 2, "operations", "signals", "outcomes")
     (tombstone,) = send(address, "operations", [(1, None)])
@@ -88,7 +77,7 @@ def test_killed_in_the_middle_it_has_each_outcome_once_in_files_and_at_least_onc
     assert decided(spark, tmp_path) == expected
     assert decisions(records_of(address, "outcomes")) == set(expected)
     late = spark.read.parquet(str(tmp_path / "out")).where("outcome = 'late'").collect()
-    what = "it is not JSON with key string, value bigint, at timestamp" if values == "json" else "it is no message"
+    what = "it is not JSON with key string, value bigint, at timestamp"
     assert where(late) == [("operations", 1, tombstone, "it has no value"), ("signals", 0, garbage, what)]
     account = reconcile(str(tmp_path / "checkpoint"), spark)
     assert (account.missing, account.late, account.late_signals) == (0, 1, 1)
@@ -99,19 +88,19 @@ def test_it_goes_on_over_a_restart_of_the_broker_and_reads_partitions_that_are_a
     spark: SparkSession, kafka: KafkaServer, tmp_path: Path
 ) -> None:
     make_topics(kafka.address, 1, "operations", "signals", "outcomes")
-    send(kafka.address, "operations", [(0, operation("json", "first", [("x", 1)], "all", at(1), at(500)))])
-    send(kafka.address, "signals", [(0, happening("json", "x", 1, at(5))), (0, happening("json", "z", 1, at(60)))])
+    send(kafka.address, "operations", [(0, operation("binary", "first", [("x", 1)], "all", at(1), at(500)))])
+    send(kafka.address, "signals", [(0, happening("binary", "x", 1, at(5))), (0, happening("binary", "z", 1, at(60)))])
     # Both streams have to move for the watermark to move.
-    send(kafka.address, "operations", [(0, operation("json", "second", [("y", 1)], "all", at(61), at(62)))])
-    with streaming(tmp_path, kafka.address, "--delay", "1", "--verbose") as job:
+    send(kafka.address, "operations", [(0, operation("binary", "second", [("y", 1)], "all", at(61), at(62)))])
+    with streaming(tmp_path, kafka.address, "--values", "binary", "--delay", "1", "--verbose") as job:
         until(lambda: job.poll() is not None or [row[0] for row in in_topic(kafka)] == ["first"])
         kafka.stop()
         until(lambda: job.poll() is not None or CANNOT_CONNECT in (tmp_path / "log").read_text())
         kafka.start()
         add_partitions(kafka.address, 3, "operations", "signals")
-        send(kafka.address, "operations", [(2, operation("json", "third", [("y", 2)], "all", at(70), at(300)))])
-        send(kafka.address, "signals", [(1, happening("json", "y", 2, at(90))), (2, happening("json", "z", 2, at(120)))])
-        send(kafka.address, "operations", [(1, operation("json", "fourth", [("y", 3)], "all", at(121), at(300)))])
+        send(kafka.address, "operations", [(2, operation("binary", "third", [("y", 2)], "all", at(70), at(300)))])
+        send(kafka.address, "signals", [(1, happening("binary", "y", 2, at(90))), (2, happening("binary", "z", 2, at(120)))])
+        send(kafka.address, "operations", [(1, operation("binary", "fourth", [("y", 3)], "all", at(121), at(300)))])
         until(lambda: job.poll() is not None or len(in_topic(kafka)) == 3)
         job.terminate()
         said = job.communicate(timeout=TIMEOUT)[0]
