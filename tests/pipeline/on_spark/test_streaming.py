@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 def test_killed_in_the_middle_it_goes_on_and_every_outcome_is_that_of_a_threshold_purgatory(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    made = traffic(400, 1200, seconds=120, keys=30)
-    write(made, tmp_path, files=4, disorder=DELAY - 1)
+    made = traffic(200, 600, seconds=90, keys=20)
+    write(made, tmp_path, files=3, disorder=DELAY - 1)
     more = ("--delay", str(DELAY), "--files-per-batch", "1")
     with started(tmp_path, *more) as job:
         assert "batch 0" in line_with(job, "batch")

@@ -58,12 +58,12 @@ def test_killed_in_the_middle_it_has_each_outcome_once_in_files_and_at_least_onc
     spark: SparkSession, kafka: KafkaServer, tmp_path: Path
 ) -> None:
     address, values = kafka.address, "json"
-    made = traffic(400, 1200, seconds=120, keys=30)
+    made = traffic(200, 600, seconds=90, keys=20)
     make_topics(address, 2, "operations", "signals", "outcomes")
     (tombstone,) = send(address, "operations", [(1, None)])
     (garbage,) = send(address, "signals", [(0, b'{"key": "k1", "value": "much"}')])
     send_traffic(address, made, values, partitions=2)
-    more = ("--values", values, "--delay", "6", "--records-per-batch", "500", "--available-now")
+    more = ("--values", values, "--delay", "6", "--records-per-batch", "300", "--available-now")
     with streaming(tmp_path, address, *more) as job:
         assert "batch 0" in line_with(job, "batch")
         os.killpg(job.pid, signal.SIGKILL)
