@@ -91,31 +91,6 @@ def test_a_row_that_an_older_checkout_cannot_run_says_so(tmp_path: Path, capsys:
     assert "timer-1s-0 on asyncio: not measured before: ImportError: cannot import name 'WheelTimer'" in printed
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["micro", "--against", "/nowhere"], "'/nowhere' is no checkout: it has no purgatory/__init__.py"),
-        (["micro", "--only", "nonsense"], "no row is named 'nonsense'; rows: timer-0, "),
-        (["micro", "--loop", "trio"], "'trio' is not one of asyncio, uvloop, both"),
-        (["micro", "--seed", "x"], "argument --seed: invalid int value: 'x'"),
-        (["micro", "--json", "/nowhere/at/all.json"], "there is no directory '/nowhere/at'"),
-        (["micro", "--json", "/"], "'/' is a directory"),
-        ([], "required: PROGRAM"),
-        (["nonsense"], "invalid choice: 'nonsense'"),
-    ],
-)
-def test_a_wrong_option_is_refused_before_anything_is_measured(
-    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(arguments)
-
-    assert exit_.value.code == 2
-    captured = capsys.readouterr()
-    assert complaint in captured.err
-    assert captured.out == ""
-
-
 @pytest.mark.parametrize("name", ["uvloop", "both"])
 def test_asking_for_uvloop_where_there_is_none_says_how_to_get_it(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

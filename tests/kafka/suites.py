@@ -99,18 +99,11 @@ class PythonSuite:
         command += [*(f"--ignore={each}" for each in self.left_out), *(["-k", chosen] if chosen else [])]
         variables = {name: text.format(address=address, scratch=scratch) for name, text in self.variables.items()}
         variables |= {"KAFKA_VERSION": self.versions.get(kind, ""), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-        with (scratch / "output").open("w") as output:
-            subprocess.run(
-                command,
-                cwd=source,
-                env={**os.environ, **variables},
-                stdout=output,
-                stderr=output,
-                check=False,
-                timeout=SUITE_TIMEOUT,
-            )
+        _run(command, source, variables, scratch / "output")
         if not report.exists():
-            raise subprocess.SubprocessError(f"the suite of {self.name} did not run: {(scratch / 'said').read_text()[-2000:]}")
+            raise subprocess.SubprocessError(
+                f"the suite of {self.name} did not run: {(scratch / 'output').read_text()[-2000:]}"
+            )
         return list(self.results(ET.parse(report)))
 
     def results(self, report: ET.ElementTree) -> Iterator[Result]:
@@ -196,20 +189,13 @@ class GoSuite:
         command = [str(source.parent / "suite.test"), "-test.v=test2json", f"-test.run=^({'|'.join(begun)})$"]
         command.append(f"-test.timeout={SUITE_TIMEOUT - 60:.0f}s")
         variables = {name: text.format(address=address) for name, text in self.variables.items()}
-        with (scratch / "output").open("w") as output:
-            subprocess.run(
-                command,
-                cwd=source,
-                env={**os.environ, **variables},
-                stdout=output,
-                stderr=output,
-                check=False,
-                timeout=SUITE_TIMEOUT,
-            )
+        _run(command, source, variables, scratch / "output")
         events = self._go("tool", "test2json", "cat", str(scratch / "output"), cwd=scratch)
         found = list(self.results(events.splitlines()))
         if not found:
-            raise subprocess.SubprocessError(f"the suite of {self.name} did not run: {(scratch / 'said').read_text()[-2000:]}")
+            raise subprocess.SubprocessError(
+                f"the suite of {self.name} did not run: {(scratch / 'output').read_text()[-2000:]}"
+            )
         return found + [Result(name, "out of scope", never[name]) for name in names if name in never]
 
     def results(self, events: list[str]) -> Iterator[Result]:
@@ -239,3 +225,10 @@ class GoSuite:
 
 
 Suite = PythonSuite | GoSuite
+
+
+def _run(command: list[str], folder: Path, variables: dict[str, str], output: Path) -> None:
+    """Runs a suite in `folder`; what it prints goes to a file."""
+    with output.open("w") as file:
+        environment = {**os.environ, **variables}
+        subprocess.run(command, cwd=folder, env=environment, stdout=file, stderr=file, check=False, timeout=SUITE_TIMEOUT)
