@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from kafka_server import connector
 from orders import SECOND, Traffic
+from streams import JAVA_FOR_TESTS
 
 from purgatory.pipeline.streaming import encode_operation, encode_signal
 
@@ -135,8 +136,8 @@ def command(folder: Path, address: str, *more: str) -> list[str]:
 def streaming(folder: Path, address: str, *more: str) -> Iterator["subprocess.Popen[str]"]:
     """`stream` as a process of its own, with a log; it is killed at the end of the block if it still runs."""
     with (folder / "log").open("a") as log:
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": log, "text": True}
-        job = subprocess.Popen(command(folder, address, *more), cwd=folder, start_new_session=True, **pipes)
+        options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": log, "text": True, "env": {**os.environ, **JAVA_FOR_TESTS}}
+        job = subprocess.Popen(command(folder, address, *more), cwd=folder, start_new_session=True, **options)
     try:
         yield job
     finally:
