@@ -136,7 +136,8 @@ def command(folder: Path, address: str, *more: str) -> list[str]:
 def streaming(folder: Path, address: str, *more: str) -> Iterator["subprocess.Popen[str]"]:
     """`stream` as a process of its own, with a log; it is killed at the end of the block if it still runs."""
     with (folder / "log").open("a") as log:
-        options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": log, "text": True, "env": {**os.environ, **JAVA_FOR_TESTS}}
+        environment = {**os.environ, **JAVA_FOR_TESTS}
+        options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": log, "text": True, "env": environment}
         job = subprocess.Popen(command(folder, address, *more), cwd=folder, start_new_session=True, **options)
     try:
         yield job
