@@ -79,7 +79,8 @@ class Purgatory(Generic[Op]):
             PurgatoryFull: it would have to wait, and `max_pending` operations do already.
             ValueError, TypeError: there are no keys, or one is not hashable, or `keys` is no collection, or a string.
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
-            In each case nothing has changed, and the operation can be given to a purgatory again.
+
+        In each of these cases nothing has changed, and the operation can be given to a purgatory again.
         """
         engine = self._engine
         if running_loop() is not engine.loop:

@@ -268,7 +268,7 @@ class Relay:
             The version of `key` after that.
 
         Raises:
-            As `bump`.
+            RelayUnavailable, OperationCancelled, PurgatoryClosed, ValueError, TypeError, WrongLoop: as with `bump`.
         """
         return await self._change("advance", Change(key, check_version(version), 0), connection)
 
