@@ -25,6 +25,7 @@ PAGES = [
     README,
     TESTING,
     *(page for folder in ("purgatory", "examples", "tests") for page in sorted((ROOT / folder).rglob("README.md"))),
+    *sorted((ROOT / ".docs" / "cookbook").glob("*.md")),
 ]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 SESSIONS = ["README.md", "purgatory/README.md", "purgatory/TESTING.md", "purgatory/journal/README.md"]
