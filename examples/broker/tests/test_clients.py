@@ -11,9 +11,9 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin import NewTopic as AIONewTopic
-from broker.testing import BrokerThread
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, OffsetSpec
+from purgatory_broker.testing import BrokerThread
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python reads its schemas by importlib.resources.read_text
@@ -71,11 +71,11 @@ def admin_of(address: str) -> Iterator[KafkaAdminClient]:
     ("codec", "is_idempotent"),
     [("none", False), ("none", True), ("gzip", False), ("snappy", True), ("lz4", False), ("zstd", True)],
 )
-def test_librdkafka_gets_back_what_it_has_sent(kafka_broker: str, codec: str, is_idempotent: bool) -> None:
+def test_librdkafka_gets_back_what_it_has_sent(kafka_broker: BrokerThread, codec: str, is_idempotent: bool) -> None:
     values = [f"{number} ".encode() * 20 for number in range(500)]
-    delivered = produce(kafka_broker, "topic", values, compression_type=codec, enable_idempotence=is_idempotent)
+    delivered = produce(kafka_broker.address, "topic", values, compression_type=codec, enable_idempotence=is_idempotent)
     assert [message.offset() for message in delivered] == list(range(500))
-    consumer = librdkafka_consumer(kafka_broker, "group")
+    consumer = librdkafka_consumer(kafka_broker.address, "group")
     consumer.subscribe(["topic"])
     messages = poll(consumer, 500)
     assert [message.value() for message in messages] == values
@@ -83,12 +83,12 @@ def test_librdkafka_gets_back_what_it_has_sent(kafka_broker: str, codec: str, is
     consumer.close()
 
 
-def test_kafka_python_gets_back_what_it_has_sent(kafka_broker: str) -> None:
-    producer = KafkaProducer(bootstrap_servers=kafka_broker, compression_type="gzip")
+def test_kafka_python_gets_back_what_it_has_sent(kafka_broker: BrokerThread) -> None:
+    producer = KafkaProducer(bootstrap_servers=kafka_broker.address, compression_type="gzip")
     sent = [producer.send("topic", str(number).encode(), key=b"k", headers=[("h", b"1")]) for number in range(200)]
     assert [future.get(TIMEOUT).offset for future in sent] == list(range(200))
     producer.close()
-    consumer = KafkaConsumer("topic", bootstrap_servers=kafka_broker, group_id="group", auto_offset_reset="earliest")
+    consumer = KafkaConsumer("topic", bootstrap_servers=kafka_broker.address, group_id="group", auto_offset_reset="earliest")
     messages = [next(consumer) for _ in range(200)]
     assert [message.value for message in messages] == [str(number).encode() for number in range(200)]
     assert {tuple(message.headers) for message in messages} == {(("h", b"1"),)}
@@ -97,24 +97,24 @@ def test_kafka_python_gets_back_what_it_has_sent(kafka_broker: str) -> None:
     consumer.close()
 
 
-def test_what_one_client_sends_every_other_one_reads(kafka_broker: str) -> None:
-    produce(kafka_broker, "topic", [b"from librdkafka"])
-    producer = KafkaProducer(bootstrap_servers=kafka_broker)
+def test_what_one_client_sends_every_other_one_reads(kafka_broker: BrokerThread) -> None:
+    produce(kafka_broker.address, "topic", [b"from librdkafka"])
+    producer = KafkaProducer(bootstrap_servers=kafka_broker.address)
     producer.send("topic", b"from kafka-python").get(TIMEOUT)
     producer.close()
 
     async def send_and_read() -> list[bytes]:
-        async with AIOKafkaProducer(bootstrap_servers=kafka_broker) as producer:
+        async with AIOKafkaProducer(bootstrap_servers=kafka_broker.address) as producer:
             await producer.send_and_wait("topic", b"from aiokafka")
-        async with AIOKafkaConsumer("topic", bootstrap_servers=kafka_broker, auto_offset_reset="earliest") as consumer:
+        async with AIOKafkaConsumer("topic", bootstrap_servers=kafka_broker.address, auto_offset_reset="earliest") as consumer:
             return [(await consumer.getone()).value for _ in range(3)]
 
     sent = [b"from librdkafka", b"from kafka-python", b"from aiokafka"]
     assert asyncio.run(send_and_read()) == sent
-    consumer = KafkaConsumer("topic", bootstrap_servers=kafka_broker, auto_offset_reset="earliest")
+    consumer = KafkaConsumer("topic", bootstrap_servers=kafka_broker.address, auto_offset_reset="earliest")
     assert [next(consumer).value for _ in range(3)] == sent
     consumer.close()
-    consumer = librdkafka_consumer(kafka_broker, "group")
+    consumer = librdkafka_consumer(kafka_broker.address, "group")
     consumer.subscribe(["topic"])
     assert [message.value() for message in poll(consumer, 3)] == sent
     consumer.close()
@@ -177,25 +177,25 @@ def test_a_static_member_that_restarts_causes_no_rebalance(start_broker: Callabl
     one.close(), two.close()
 
 
-def test_offsets_are_committed_and_found_again_by_any_client(kafka_broker: str) -> None:
-    produce(kafka_broker, "topic", [b"0", b"1", b"2", b"3"])
-    consumer = librdkafka_consumer(kafka_broker, "group")
+def test_offsets_are_committed_and_found_again_by_any_client(kafka_broker: BrokerThread) -> None:
+    produce(kafka_broker.address, "topic", [b"0", b"1", b"2", b"3"])
+    consumer = librdkafka_consumer(kafka_broker.address, "group")
     (committed,) = consumer.commit(offsets=[TopicPartition("topic", 0, 2)], asynchronous=False)
     assert committed.error is None
     consumer.close()
-    with admin_of(kafka_broker) as admin:
+    with admin_of(kafka_broker.address) as admin:
         assert admin.list_group_offsets("group")["group"][KPTopicPartition("topic", 0)].offset == 2
-    consumer = KafkaConsumer("topic", bootstrap_servers=kafka_broker, group_id="group")
+    consumer = KafkaConsumer("topic", bootstrap_servers=kafka_broker.address, group_id="group")
     assert next(consumer).value == b"2"
     consumer.close()
 
 
-def test_offsets_are_found_by_time(kafka_broker: str) -> None:
-    producer = Producer({"bootstrap.servers": kafka_broker, "linger.ms": 100})
+def test_offsets_are_found_by_time(kafka_broker: BrokerThread) -> None:
+    producer = Producer({"bootstrap.servers": kafka_broker.address, "linger.ms": 100})
     for number in range(10):
         producer.produce("topic", b"", timestamp=1_700_000_000_000 + 1000 * number, partition=0)
     assert producer.flush(TIMEOUT) == 0
-    consumer = librdkafka_consumer(kafka_broker, "group")
+    consumer = librdkafka_consumer(kafka_broker.address, "group")
 
     def offset_at(milliseconds: int) -> int:
         place = TopicPartition("topic", 0, 1_700_000_000_000 + milliseconds)
@@ -208,8 +208,8 @@ def test_offsets_are_found_by_time(kafka_broker: str) -> None:
     consumer.close()
 
 
-def test_topics_are_created_described_and_deleted(kafka_broker: str) -> None:
-    admin = AdminClient({"bootstrap.servers": kafka_broker})
+def test_topics_are_created_described_and_deleted(kafka_broker: BrokerThread) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka_broker.address})
     config = {"min.insync.replicas": "1", "retention.ms": "1000"}
     admin.create_topics([NewTopic("topic", 3, 1, config=config)])["topic"].result(TIMEOUT)
     assert sorted(admin.list_topics("topic", TIMEOUT).topics["topic"].partitions) == [0, 1, 2]
@@ -217,7 +217,7 @@ def test_topics_are_created_described_and_deleted(kafka_broker: str) -> None:
     described = admin.describe_configs([resource])[resource].result(TIMEOUT)
     assert (described["retention.ms"].value, described["retention.ms"].is_default) == ("1000", False)
     assert (described["cleanup.policy"].value, described["cleanup.policy"].is_default) == ("delete", True)
-    with admin_of(kafka_broker) as python_admin:
+    with admin_of(kafka_broker.address) as python_admin:
         shown = python_admin.describe_configs([KPConfigResource("TOPIC", "topic")], config_filter="all")["topic"]["topic"]
         names = ("retention.bytes", "min.insync.replicas", "preallocate", "min.cleanable.dirty.ratio", "cleanup.policy")
         assert [shown[name]["config_type"] for name in names] == ["LONG", "INT", "BOOLEAN", "DOUBLE", "LIST"]
@@ -240,9 +240,9 @@ def test_topics_are_created_described_and_deleted(kafka_broker: str) -> None:
     assert "topic" not in admin.list_topics(timeout=TIMEOUT).topics
 
 
-def test_kafka_python_and_aiokafka_administer_too(kafka_broker: str) -> None:
+def test_kafka_python_and_aiokafka_administer_too(kafka_broker: BrokerThread) -> None:
     async def administer() -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=kafka_broker)
+        admin = AIOKafkaAdminClient(bootstrap_servers=kafka_broker.address)
         await admin.start()
         await admin.create_topics([AIONewTopic("topic", 2, 1)])
         assert await admin.list_topics() == ["topic"]
@@ -251,19 +251,19 @@ def test_kafka_python_and_aiokafka_administer_too(kafka_broker: str) -> None:
         await admin.close()
 
     asyncio.run(administer())
-    with admin_of(kafka_broker) as admin:
+    with admin_of(kafka_broker.address) as admin:
         admin.create_topics({"topic": {"num_partitions": 2, "replication_factor": 1}})
         assert admin.list_topics() == ["topic"]
         admin.delete_topics(["topic"])
         assert admin.list_topics() == []
 
 
-def test_groups_are_listed_described_and_deleted(kafka_broker: str) -> None:
-    produce(kafka_broker, "topic", [b"0"])
-    consumer = librdkafka_consumer(kafka_broker, "group", client_id="me")
+def test_groups_are_listed_described_and_deleted(kafka_broker: BrokerThread) -> None:
+    produce(kafka_broker.address, "topic", [b"0"])
+    consumer = librdkafka_consumer(kafka_broker.address, "group", client_id="me")
     consumer.subscribe(["topic"])
     assert len(poll(consumer, 1)) == 1
-    admin = AdminClient({"bootstrap.servers": kafka_broker})
+    admin = AdminClient({"bootstrap.servers": kafka_broker.address})
     assert [group.group_id for group in admin.list_consumer_groups().result(TIMEOUT).valid] == ["group"]
     described = admin.describe_consumer_groups(["group"])["group"].result(TIMEOUT)
     assert described.state.name == "STABLE"
@@ -281,15 +281,15 @@ def test_groups_are_listed_described_and_deleted(kafka_broker: str) -> None:
     assert admin.list_consumer_groups().result(TIMEOUT).valid == []
 
 
-def test_records_are_deleted(kafka_broker: str) -> None:
+def test_records_are_deleted(kafka_broker: BrokerThread) -> None:
     for number in range(4):
-        produce(kafka_broker, "topic", [str(number).encode()])
-    admin = AdminClient({"bootstrap.servers": kafka_broker})
+        produce(kafka_broker.address, "topic", [str(number).encode()])
+    admin = AdminClient({"bootstrap.servers": kafka_broker.address})
     place = TopicPartition("topic", 0, 2)
     assert admin.delete_records([place])[place].result(TIMEOUT).low_watermark == 2
     found = admin.list_offsets({TopicPartition("topic", 0): OffsetSpec.earliest()})
     assert [result.result(TIMEOUT).offset for result in found.values()] == [2]
-    consumer = librdkafka_consumer(kafka_broker, "group")
+    consumer = librdkafka_consumer(kafka_broker.address, "group")
     consumer.subscribe(["topic"])
     assert [message.value() for message in poll(consumer, 2)] == [b"2", b"3"]
     consumer.close()
@@ -298,16 +298,16 @@ def test_records_are_deleted(kafka_broker: str) -> None:
         admin.delete_records([place])[place].result(TIMEOUT)
 
 
-def test_transactions_are_refused(kafka_broker: str) -> None:
-    producer = Producer({"bootstrap.servers": kafka_broker, "transactional.id": "mine"})
+def test_transactions_are_refused(kafka_broker: BrokerThread) -> None:
+    producer = Producer({"bootstrap.servers": kafka_broker.address, "transactional.id": "mine"})
     with pytest.raises(KafkaException, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
         producer.init_transactions(TIMEOUT)
 
 
-def test_a_message_that_is_too_large_for_its_topic_is_refused(kafka_broker: str) -> None:
-    admin = AdminClient({"bootstrap.servers": kafka_broker})
+def test_a_message_that_is_too_large_for_its_topic_is_refused(kafka_broker: BrokerThread) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka_broker.address})
     admin.create_topics([NewTopic("topic", 1, 1, config={"max.message.bytes": "1000"})])["topic"].result(TIMEOUT)
-    (error,) = produce(kafka_broker, "topic", [b"x" * 2000])
+    (error,) = produce(kafka_broker.address, "topic", [b"x" * 2000])
     assert error.name() == "MSG_SIZE_TOO_LARGE"
 
 

@@ -5,11 +5,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from broker.wire import read_request
-from loops import on_virtual_time
+from purgatory_broker.wire import read_request
 from raw import LOCAL, PEER, fetch_fields, fetched, framed, make_batch, produce_fields, produced, running_broker
-
-pytestmark = on_virtual_time
 
 ONE, TWO = make_batch(b"one"), make_batch(b"two", b"three")
 

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from broker.codec import COMMON_NAMES, Field, Malformed, fields_of, serde_of
-from broker.wire import APIS, Api
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
+from purgatory_broker.codec import COMMON_NAMES, Field, Malformed, fields_of, serde_of
+from purgatory_broker.wire import APIS, Api
 from raw import make
 
 BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}

@@ -1,33 +1,32 @@
 """The program as a whole, as a process: its command line, its end, and the demo with small numbers."""
 
-import ast
-import io
 import os
 import re
 import runpy
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-import tokenize
+import tomllib
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
-from broker.command import main
-from broker.wire import APIS
+from purgatory_broker.command import main
+from purgatory_broker.wire import APIS
 from raw import Raw, fetch_fields, make_batch, produce_fields, produced
 from readme_blocks import FENCED
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "broker"
+EXAMPLE = Path(__file__).parents[1]
 README = EXAMPLE / "README.md"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same purgatory as here
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same packages as here
+BROKER, DEMO = ("-m", "purgatory_broker"), (str(EXAMPLE / "demo.py"),)
 TIMEOUT = 120.0  # seconds; no test passes or fails by how much of it a busy machine takes
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(EXAMPLE), *arguments]
+    command = [sys.executable, *arguments]
     return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -41,7 +40,7 @@ def address_of(broker: "subprocess.Popen[str]") -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_at_once_with_requests_open(number: signal.Signals) -> None:
-    with start("--port", "0") as broker, Raw(address := address_of(broker)) as client:
+    with start(*BROKER, "--port", "0") as broker, Raw(address := address_of(broker)) as client:
         client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
         client.send("fetch", **fetch_fields("topic", 0, wait=3600))
         with Raw(address) as other:  # so that the fetch has arrived
@@ -55,7 +54,7 @@ def test_it_ends_at_once_with_requests_open(number: signal.Signals) -> None:
 
 @pytest.mark.slow
 def test_a_follower_is_stopped_and_started_by_a_signal() -> None:
-    with start("--port", "0", "--replicas", "2", "--replica-lag", "1ms", "--replica-patience", "2min") as broker:
+    with start(*BROKER, "--port", "0", "--replicas", "2", "--replica-lag", "1ms", "--replica-patience", "2min") as broker:
         try:
             with Raw(address_of(broker)) as client:
                 client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
@@ -77,7 +76,14 @@ def test_a_follower_is_stopped_and_started_by_a_signal() -> None:
 
 @pytest.mark.parametrize(
     ("argument", "value"),
-    [("--replica-lag", "soon"), ("--replica-lag", "-1s"), ("--replicas", "0"), ("--partitions", "0"), ("--port", "http")],
+    [
+        ("--replica-lag", "soon"),
+        ("--replica-lag", "-1s"),
+        ("--replicas", "0"),
+        ("--partitions", "0"),
+        ("--port", "http"),
+        ("--advertise", "host"),
+    ],
 )
 def test_invalid_options_are_refused(argument: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -88,23 +94,30 @@ def test_invalid_options_are_refused(argument: str, value: str, capsys: pytest.C
 
 @pytest.mark.slow
 def test_a_port_that_is_taken_is_an_error() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, start("--port", str(taken.getsockname()[1])) as broker:
+    with socket.create_server(("127.0.0.1", 0)) as taken, start(*BROKER, "--port", str(taken.getsockname()[1])) as broker:
         _, errors = broker.communicate(timeout=TIMEOUT)
     assert broker.returncode == 1
-    assert re.fullmatch(r"broker: cannot serve at 127\.0\.0\.1:\d+: .*address already in use.*\n", errors)
+    assert re.fullmatch(r"purgatory-broker: cannot serve at 127\.0\.0\.1:\d+: .*address already in use.*\n", errors)
 
 
 @pytest.mark.slow
-def test_the_recipe_of_the_readme_works_in_a_copy_of_the_folder(tmp_path: Path) -> None:
-    recipe, test = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    shutil.copytree(EXAMPLE, tmp_path / "broker")
-    (tmp_path / "conftest.py").write_text(recipe)
+@pytest.mark.parametrize("options", [["-p", "no:xdist", "-p", "no:asyncio"], ["-p", "no:asyncio", "-n", "2"]])
+def test_the_tests_of_the_readme_pass_where_they_are_pasted(tmp_path: Path, options: list[str]) -> None:
+    test, conftest = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[:2]
+    (tmp_path / "conftest.py").write_text(conftest)
     (tmp_path / "test_orders.py").write_text(test)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:asyncio"]
-    ran = subprocess.run([*command, str(tmp_path)], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    plugin = ["-p", "purgatory_broker.pytest_plugin"]  # which an installed distribution registers by itself
+    command = [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, *options]
+    ran = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "1 passed" in ran.stdout
+    assert "2 passed" in ran.stdout
+
+
+def test_what_the_distribution_registers_is_there() -> None:
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    for registered in (*project["scripts"].values(), *project["entry-points"]["pytest11"].values()):
+        resolve_name(registered)
 
 
 def test_the_readme_names_the_versions_that_are_offered() -> None:
@@ -114,31 +127,10 @@ def test_the_readme_names_the_versions_that_are_offered() -> None:
     assert stated == {api.name.title().replace("_", ""): f"{api.min_version}–{api.max_version}" for api in APIS.values()}
 
 
-def lines_of_code(path: Path) -> int:
-    """Lines with anything on them but comments and docstrings."""
-    text, lines = path.read_text(), set[int]()
-    nothing = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in nothing:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return len(lines)
-
-
-def test_the_readme_says_how_many_lines_there_are() -> None:
-    paths = [path for path in EXAMPLE.glob("*.py") if not path.name.startswith("demo")]
-    code, all_lines = sum(map(lines_of_code, paths)), sum(len(path.read_text().splitlines()) for path in paths)
-    stated = re.search(r"^([\d,]+) lines of code without the demo, ([\d,]+) with", README.read_text(), re.MULTILINE)
-    assert stated is not None
-    assert [int(number.replace(",", "")) for number in stated.groups()] == [code, all_lines]
-
-
 def test_every_link_of_the_readme_has_a_target() -> None:
     links = re.findall(r"\]\(([^)#]+)\)", README.read_text())
     assert len(links) > 10
-    assert [link for link in links if not (EXAMPLE / link).exists()] == []
+    assert [link for link in links if "//" not in link and not (EXAMPLE / link).exists()] == []
 
 
 def test_the_picture_is_what_its_program_draws() -> None:
@@ -153,7 +145,7 @@ def names_of(table: str) -> list[str]:
 
 @pytest.mark.slow
 def test_the_demo_loses_and_doubles_nothing_and_prints_the_tables_of_the_readme() -> None:
-    with start("--demo", "--messages", "400") as demo:
+    with start(*DEMO, "--messages", "400") as demo:
         output, errors = demo.communicate(timeout=280)
     assert (demo.returncode, errors) == (0, "")
     rows = {
@@ -178,7 +170,7 @@ def test_the_demo_loses_and_doubles_nothing_and_prints_the_tables_of_the_readme(
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_demo_that_is_interrupted_leaves_no_process_behind() -> None:
-    with start("--demo") as demo:
+    with start(*DEMO) as demo:
         children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children")
         until = time.monotonic() + TIMEOUT
         while len(pids := children.read_text().split()) < 9 and time.monotonic() < until:

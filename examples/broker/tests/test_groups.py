@@ -6,12 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker.broker import Broker
-from broker.settings import Settings
-from loops import on_virtual_time
+from purgatory_broker.broker import Broker
+from purgatory_broker.settings import Settings
 from raw import Direct, running_broker
-
-pytestmark = on_virtual_time
 
 SESSION, REBALANCE = 10.0, 60.0
 

@@ -11,12 +11,12 @@ from datetime import timedelta
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin
 
-from broker.broker import Broker
-from broker.settings import Settings
-from broker.wire import APIS, read_request, write_response
 from crc32c import crc32c
 from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader, entity_writer
+from purgatory_broker.broker import Broker
+from purgatory_broker.settings import Settings
+from purgatory_broker.wire import APIS, read_request, write_response
 
 BY_NAME = {api.name: api for api in APIS.values()}
 LOCAL, PEER = ("127.0.0.1", 9092), ("127.0.0.1", 50000)

@@ -70,7 +70,7 @@ class GroupRequests:
     def find_coordinator(self, request: Request) -> Response:
         """This broker coordinates all groups. Transactions have no coordinator."""
         raise_if_transactional(request.body.key if request.body.key_type else None)
-        return {"node_id": 0, "host": request.local[0], "port": request.local[1]}
+        return {"node_id": 0, "host": request.address[0], "port": request.address[1]}
 
     def describe_groups(self, request: Request) -> Response:
         """The members of groups; the state of an unknown group is Dead."""
@@ -90,8 +90,6 @@ class GroupRequests:
         def delete(name: str) -> None:
             raise_if(name not in self.groups, ErrorCode.group_id_not_found)
             raise_if(self.groups[name].state is not State.EMPTY, ErrorCode.non_empty_group)
-            del self.groups[name]
-            self.metadata_log.append(("groups", (name,), None))
-            self.coordinator.delete_offsets(lambda key: key[0] == name)
+            self.coordinator.delete_group(self.groups[name])
 
         return {"results": [{"group_id": name} | attempt(delete, name) for name in request.body.groups_names]}

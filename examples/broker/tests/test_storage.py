@@ -12,27 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from broker.batches import read_batch
-from broker.broker import Broker
-from broker.log import Log, Store
-from broker.settings import Settings
-from broker.testing import BrokerThread
 from confluent_kafka import Consumer, Producer, TopicPartition
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loops import Runner
 from ports import free_port
+from purgatory_broker.batches import read_batch
+from purgatory_broker.broker import Broker
+from purgatory_broker.log import Log, Store
+from purgatory_broker.settings import Settings
+from purgatory_broker.testing import BrokerThread
 from raw import Direct, Raw, fetch_fields, fetched, make_batch, produce_fields, produced
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "broker"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same purgatory as here
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same packages as here
 ONE, TWO = make_batch(b"one"), make_batch(b"two", b"three")
 
 
 @contextmanager
 def program(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A broker in a process of its own, and its address."""
-    command = [sys.executable, str(EXAMPLE), "--port", "0", *arguments]
+    command = [sys.executable, "-m", "purgatory_broker", "--port", "0", *arguments]
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -103,7 +101,7 @@ def test_an_incomplete_batch_at_the_end_is_truncated(tmp_path: Path, tail: bytes
     assert path.stat().st_size == len(ONE + TWO + ONE)
 
 
-def test_a_broker_continues_where_it_ended(virtual: Runner, tmp_path: Path) -> None:
+async def test_a_broker_continues_where_it_ended(tmp_path: Path) -> None:
     def batch(sequence: int) -> bytes:
         return make_batch(b"v", producer=0, epoch=0, sequence=sequence)
 
@@ -121,54 +119,45 @@ def test_a_broker_continues_where_it_ended(virtual: Runner, tmp_path: Path) -> N
         )
         await broker.aclose()
 
-    async def main() -> None:
-        for number in range(3):
-            await life(3 * number)
-        client = Direct(Broker(Settings(directory=tmp_path)))
-        response = await client.ask("fetch", **fetch_fields("topic", 0, 0))
-        assert fetched(response) == [("none", 9 * len(batch(0))), ("offset_out_of_range", 0)]
-        response = await client.ask("fetch", **fetch_fields("topic", 9, 8))
-        assert fetched(response) == [("none", 0), ("none", len(ONE))]
-        assert produced(await client.ask("produce", **produce_fields("topic", batch(8)))) == [("none", 8)]
-        await client.ask("delete_topics", topic_names=["topic"])
-        await client.broker.aclose()
-        assert list((tmp_path / "topics").iterdir()) == []
-
-    virtual(main)
+    for number in range(3):
+        await life(3 * number)
+    client = Direct(Broker(Settings(directory=tmp_path)))
+    response = await client.ask("fetch", **fetch_fields("topic", 0, 0))
+    assert fetched(response) == [("none", 9 * len(batch(0))), ("offset_out_of_range", 0)]
+    response = await client.ask("fetch", **fetch_fields("topic", 9, 8))
+    assert fetched(response) == [("none", 0), ("none", len(ONE))]
+    assert produced(await client.ask("produce", **produce_fields("topic", batch(8)))) == [("none", 8)]
+    await client.ask("delete_topics", topic_names=["topic"])
+    await client.broker.aclose()
+    assert list((tmp_path / "topics").iterdir()) == []
 
 
-def test_a_topic_of_the_same_name_begins_empty(virtual: Runner, tmp_path: Path) -> None:
-    async def main() -> None:
+async def test_a_topic_of_the_same_name_begins_empty(tmp_path: Path) -> None:
+    broker = Broker(Settings(directory=tmp_path))
+    client = Direct(broker)
+    wanted = {"name": "topic", "num_partitions": 1, "replication_factor": 1}
+    await client.ask("create_topics", topics=[wanted])
+    await client.ask("produce", **produce_fields("topic", ONE))
+    partitions = [{"partition_index": 0, "committed_offset": 1}]
+    await client.ask("offset_commit", group_id="group", topics=[{"name": "topic", "partitions": partitions}])
+    stale = tmp_path / "topics" / "topic" / "0.log"
+    data = stale.read_bytes()
+    await client.ask("delete_topics", topic_names=["topic"])
+    stale.parent.mkdir()
+    stale.write_bytes(data)  # as if the process had ended before the file was deleted
+    await client.ask("create_topics", topics=[wanted])
+    assert fetched(await client.ask("fetch", **fetch_fields("topic", 0))) == [("none", 0)]
+    assert (await client.ask("offset_fetch", group_id="group", topics=None)).topics == ()
+    await broker.aclose()
+
+
+async def test_producer_ids_are_unique_across_restarts(tmp_path: Path) -> None:
+    ids = []
+    for _ in range(3):
         broker = Broker(Settings(directory=tmp_path))
-        client = Direct(broker)
-        wanted = {"name": "topic", "num_partitions": 1, "replication_factor": 1}
-        await client.ask("create_topics", topics=[wanted])
-        await client.ask("produce", **produce_fields("topic", ONE))
-        partitions = [{"partition_index": 0, "committed_offset": 1}]
-        await client.ask("offset_commit", group_id="group", topics=[{"name": "topic", "partitions": partitions}])
-        stale = tmp_path / "topics" / "topic" / "0.log"
-        data = stale.read_bytes()
-        await client.ask("delete_topics", topic_names=["topic"])
-        stale.parent.mkdir()
-        stale.write_bytes(data)  # as if the process had ended before the file was deleted
-        await client.ask("create_topics", topics=[wanted])
-        assert fetched(await client.ask("fetch", **fetch_fields("topic", 0))) == [("none", 0)]
-        assert (await client.ask("offset_fetch", group_id="group", topics=None)).topics == ()
-        await broker.aclose()
-
-    virtual(main)
-
-
-def test_producer_ids_are_unique_across_restarts(virtual: Runner, tmp_path: Path) -> None:
-    async def main() -> None:
-        ids = []
-        for _ in range(3):
-            broker = Broker(Settings(directory=tmp_path))
-            ids += [(await Direct(broker).ask("init_producer_id")).producer_id for _ in range(2)]
-            broker.metadata_log.close()  # and nothing else, as if the process were killed
-        assert len(set(ids)) == 6
-
-    virtual(main)
+        ids += [(await Direct(broker).ask("init_producer_id")).producer_id for _ in range(2)]
+        broker.metadata_log.close()  # and nothing else, as if the process were killed
+    assert len(set(ids)) == 6
 
 
 @pytest.mark.slow
@@ -240,45 +229,39 @@ class Full:
         return getattr(self.file, name)
 
 
-def test_a_full_disk_is_an_error_and_changes_nothing(virtual: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        broker = Broker(Settings(directory=tmp_path))
-        client = Direct(broker)
-        await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
-        store = broker.topics.partition("topic", 0).log.store
-        with monkeypatch.context() as patch:
-            patch.setattr(store, "file", Full(store.file))
-            assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("kafka_storage_error", -1)]
-        assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("none", 0)]
-        response = await client.ask("fetch", **fetch_fields("topic", 0))
-        assert batches_of(response.responses[0].partitions[0].records) == [(0, 1)]
-        await broker.aclose()
-
-    virtual(main)
+async def test_a_full_disk_is_an_error_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker(Settings(directory=tmp_path))
+    client = Direct(broker)
+    await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+    store = broker.topics.partition("topic", 0).log.store
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "file", Full(store.file))
+        assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("kafka_storage_error", -1)]
+    assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("none", 0)]
+    response = await client.ask("fetch", **fetch_fields("topic", 0))
+    assert batches_of(response.responses[0].partitions[0].records) == [(0, 1)]
+    await broker.aclose()
 
 
-def test_a_full_disk_leaves_the_metadata_log_whole(virtual: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_leaves_the_metadata_log_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def commit(client: Direct, offset: int) -> "asyncio.Future[Any]":
         partitions = [{"partition_index": 0, "committed_offset": offset}]
         return client.send("offset_commit", group_id="group", topics=[{"name": "topic", "partitions": partitions}])
 
-    async def main() -> None:
-        broker = Broker(Settings(directory=tmp_path))
-        client = Direct(broker)
-        await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
-        await commit(client, 1)
-        with monkeypatch.context() as patch, pytest.raises(OSError, match="no room"):
-            patch.setattr(broker.metadata_log._store, "file", Full(broker.metadata_log._store.file))
-            commit(client, 2)
-        await client.ask("metadata", topics=[{"name": "other"}], allow_auto_topic_creation=True)
-        await broker.aclose()
-        client = Direct(Broker(Settings(directory=tmp_path)))
-        response = await client.ask("offset_fetch", group_id="group", topics=None)
-        assert [partition.committed_offset for partition in response.topics[0].partitions] == [1]
-        assert {topic.name for topic in (await client.ask("metadata", topics=None)).topics} == {"topic", "other"}
-        await client.broker.aclose()
-
-    virtual(main)
+    broker = Broker(Settings(directory=tmp_path))
+    client = Direct(broker)
+    await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+    await commit(client, 1)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="no room"):
+        patch.setattr(broker.metadata_log._store, "file", Full(broker.metadata_log._store.file))
+        commit(client, 2)
+    await client.ask("metadata", topics=[{"name": "other"}], allow_auto_topic_creation=True)
+    await broker.aclose()
+    client = Direct(Broker(Settings(directory=tmp_path)))
+    response = await client.ask("offset_fetch", group_id="group", topics=None)
+    assert [partition.committed_offset for partition in response.topics[0].partitions] == [1]
+    assert {topic.name for topic in (await client.ask("metadata", topics=None)).topics} == {"topic", "other"}
+    await client.broker.aclose()
 
 
 def test_a_port_that_is_taken_is_an_error(start_broker: Any) -> None:

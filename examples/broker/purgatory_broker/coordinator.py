@@ -59,6 +59,21 @@ class Coordinator:
         """Deletes committed offsets: those of a deleted group, or of a deleted topic, so that a new one starts without any."""
         self.metadata_log.append(*[("offsets", key, None) for key in self.metadata_log.tables["offsets"] if which(key)])
 
+    def delete_group(self, group: Group) -> None:
+        """Deletes a group and its offsets. Its members get no response."""
+        del self.groups[group.group_id]
+        self.metadata_log.append(("groups", (group.group_id,), None))
+        self.delete_offsets(lambda key: key[0] == group.group_id)
+        for member_id in list(group.heartbeats):
+            self.cancel_heartbeat(group, member_id)
+        for purgatory in (self.joins, self.syncs):
+            purgatory.cancel_for_key(group.group_id)
+
+    def clear(self) -> None:
+        """Deletes all groups and offsets."""
+        for group in list(self.groups.values()):
+            self.delete_group(group)
+
     def member(self, body: Any, generation: int | None = None) -> tuple[Group, Member]:
         """The group and the member that have sent a request, perhaps of a certain generation.
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from broker.testing import BrokerThread
+from purgatory_broker.testing import BrokerThread
 
 TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
 
@@ -25,8 +25,8 @@ async def run_aiokafka(address: str, codec: str | None) -> None:
 
 
 @pytest.mark.parametrize("codec", [None, pytest.param("gzip", marks=pytest.mark.slow)])
-def test_aiokafka_gets_back_what_it_has_sent(kafka_broker: str, codec: str | None) -> None:
-    asyncio.run(run_aiokafka(kafka_broker, codec))
+def test_aiokafka_gets_back_what_it_has_sent(kafka_broker: BrokerThread, codec: str | None) -> None:
+    asyncio.run(run_aiokafka(kafka_broker.address, codec))
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from .responses import Response
 from .settings import Settings
 from .wire import MAX_REQUEST_SIZE, Address, BadRequest, Request, read_request, write_response
 
-logger: Final = logging.getLogger("broker")
+logger: Final = logging.getLogger("purgatory_broker")
 
 MAX_CACHED_SIZE: Final = 1024  # bytes of a request or response that is kept for comparison
 BACKLOG: Final = 4096  # connections that may wait to be accepted: thousands may reconnect at the same time
@@ -42,16 +42,19 @@ class Server:
         print(server.address)
 
     Args:
-        host: address to listen on. Clients are told to connect to the one by which they came.
+        host: address to listen on.
         port: 0 takes a free one.
+        advertised: where clients are told to connect; by default to the address by which they came.
 
     Attributes:
         address: where it listens, in the form that clients take.
     """
 
-    def __init__(self, settings: Settings | None = None, host: str = "127.0.0.1", port: int = 9092) -> None:
+    def __init__(
+        self, settings: Settings | None = None, host: str = "127.0.0.1", port: int = 9092, *, advertised: Address | None = None
+    ) -> None:
         self.broker = Broker(settings)
-        self.host, self.port = host, port
+        self.host, self.port, self.advertised = host, port, advertised
         self.connections = set[Connection]()
         self.idle: IdleTracker[Connection] = IdleTracker(IDLE_TIMEOUT, lambda connection: connection.on_idle())
 
@@ -64,10 +67,19 @@ class Server:
 
     async def __aexit__(self, *_: object) -> None:
         self.listener.close()
-        for connection in list(self.connections):
-            connection.transport.abort()
+        self.abort_connections()
         self.idle.close()
         await self.broker.aclose()
+
+    def abort_connections(self) -> None:
+        """Closes all connections, without a response to what waits."""
+        for connection in list(self.connections):
+            connection.transport.abort()
+
+    def clear(self) -> None:
+        """Closes all connections, and deletes all topics, groups and offsets: as if the broker were new."""
+        self.abort_connections()
+        self.broker.clear()
 
 
 class Connection(asyncio.Protocol):
@@ -96,7 +108,7 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client has connected."""
         self.transport = cast(asyncio.Transport, transport)  # uvloop's has the methods, but not the base class
-        self.local: Address = transport.get_extra_info("sockname")[:2]
+        self.address: Address = self.server.advertised or transport.get_extra_info("sockname")[:2]
         self.peer: Address = transport.get_extra_info("peername")[:2]
         if not self.server.listener.is_serving():  # the server is stopping
             self.transport.abort()
@@ -167,7 +179,7 @@ class Connection(asyncio.Protocol):
             self.request.correlation_id = int.from_bytes(frame[4:8], "big", signed=True)
             return self.request
         self.last_request, self.last_response = frame if len(frame) <= MAX_CACHED_SIZE else b"", (None, b"")
-        return read_request(frame, self.local, self.peer, self._respond)
+        return read_request(frame, self.address, self.peer, self._respond)
 
     def _write(self, response: Response) -> bytes | bytearray:
         """A response that is repeated is sent as the same bytes, but for the correlation id."""

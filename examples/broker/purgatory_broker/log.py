@@ -16,7 +16,7 @@ from typing import Final
 from .batches import LENGTH_END, Batch, find_time, read_batch, with_base_offset
 from .responses import ApiError
 
-logger: Final = logging.getLogger("broker")
+logger: Final = logging.getLogger("purgatory_broker")
 
 
 class Store:

@@ -36,11 +36,11 @@ class Admin:
         return {"error_code": ErrorCode.unsupported_version if request.version < 0 else ErrorCode.none, "api_keys": keys}
 
     def metadata(self, request: Request) -> Response:
-        """Topics and partitions, all of them led by node 0, at the address to which the client has connected."""
+        """Topics and partitions, all of them led by node 0, at the address by which this client reaches it."""
         body = request.body
         wants_all = body.topics is None or (request.version == 0 and not body.topics)
         names = dict.fromkeys(self.topics.by_name if wants_all else [topic.name for topic in body.topics])
-        brokers = [{"node_id": 0, "host": request.local[0], "port": request.local[1]}]
+        brokers = [{"node_id": 0, "host": request.address[0], "port": request.address[1]}]
         topics = [{"name": name} | attempt(self._topic, name, body.allow_auto_topic_creation) for name in names]
         return {"brokers": brokers, "cluster_id": "purgatory", "controller_id": 0, "topics": topics}
 
@@ -95,11 +95,7 @@ class Admin:
         """Deletes topics; operations that wait for their partitions complete with an error."""
 
         def delete(name: str) -> None:
-            topic = self.topics.topic(name)
-            self.topics.delete(topic)
-            self.broker.coordinator.delete_offsets(lambda key: key[1] == name)
-            for partition in topic.partitions:
-                self.broker.on_watermark(partition.key)
+            self.broker.delete_topic(self.topics.topic(name))
 
         return {"topics": [{"name": name} | attempt(delete, name) for name in request.body.topic_names]}
 
@@ -120,7 +116,7 @@ class Admin:
 
     def _broker_configs(self, request: Request) -> dict[str, object]:
         return {
-            "advertised.listeners": f"PLAINTEXT://{request.local[0]}:{request.local[1]}",
+            "advertised.listeners": f"PLAINTEXT://{request.address[0]}:{request.address[1]}",
             "auto.create.topics.enable": str(self.settings.creates_topics).lower(),
             "broker.id": 0,
             "default.replication.factor": self.settings.replicas,

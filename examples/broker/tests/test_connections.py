@@ -7,11 +7,8 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
-from broker.server import IDLE_TIMEOUT, Connection, Server
-from loops import on_virtual_time
+from purgatory_broker.server import IDLE_TIMEOUT, Connection, Server
 from raw import LOCAL, PEER, fetch_fields, fetched, framed, make_batch, produce_fields, produced, unframed, with_length
-
-pytestmark = on_virtual_time
 
 ONE = make_batch(b"one")
 

@@ -1,4 +1,4 @@
-"""The command line: `python examples/broker`."""
+"""The command line: `purgatory-broker`."""
 
 import argparse
 import asyncio
@@ -6,11 +6,11 @@ import logging
 import re
 import signal
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from .server import Server, new_loop
 from .settings import Settings
+from .wire import Address
 
 UNITS = {"ms": 0.001, "s": 1.0, "min": 60.0}
 
@@ -31,13 +31,21 @@ def count(text: str) -> int:
     return value
 
 
-async def serve(settings: Settings, host: str, port: int) -> None:
+def address(text: str) -> Address:
+    """Parses HOST:PORT."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise argparse.ArgumentTypeError(f"must be HOST:PORT, not {text}")
+    return host.strip("[]"), int(port)
+
+
+async def serve(settings: Settings, host: str, port: int, advertised: Address | None) -> None:
     """Serves until SIGINT or SIGTERM; then prints how all operations have ended."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    async with Server(settings, host, port) as server:
+    async with Server(settings, host, port, advertised=advertised) as server:
         if settings.replicas > 1:
             loop.add_signal_handler(signal.SIGUSR1, server.broker.followers.toggle_last)
         print(f"listening on {server.address}", flush=True)
@@ -52,10 +60,13 @@ async def serve(settings: Settings, host: str, port: int) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="broker", description="A small broker that Kafka's clients can talk to.")
+    parser = argparse.ArgumentParser(
+        prog="purgatory-broker", description="A small broker for tests, which Kafka's own clients can talk to."
+    )
     add = parser.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: loopback only)")
     add("--port", type=int, default=9092, help="port to listen on; 0 takes a free one (default: 9092)")
+    add("--advertise", type=address, metavar="HOST:PORT", help="where clients are to connect (default: where they did)")
     add("--directory", type=Path, help="for all data (default: in memory)")
     add("--fsync", action="store_true", help="each append is on the disk before its response")
     add("--partitions", type=count, default=1, help="of topics that are created automatically (default: 1)")
@@ -64,20 +75,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--replica-lag", type=seconds, default=0.005, help="from an append until the followers have it (default: 5ms)")
     add("--replica-patience", type=seconds, default=30.0, help="until one that is stopped is out of sync (default: 30s)")
     add("--rebalance-delay", type=seconds, default=0.1, help="of an empty group, for more members to come (default: 0.1s)")
-    add("--demo", action="store_true", help="three clients with groups whose members join, leave and are killed, and a report")
-    add("--messages", type=count, default=4000, help="of each client in the demo (default: 4000)")
-    add("--rate", type=count, default=200, help="messages a second of each client in the demo (default: 200)")
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    if options.demo:
-        from .demo import run_demo  # noqa: PLC0415 - it needs the clients
-
-        with suppress(KeyboardInterrupt):
-            run_demo(options.messages, options.rate)
-        return
     settings = Settings(**{name: value for name, value in vars(options).items() if name in Settings.__dataclass_fields__})
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            runner.run(serve(settings, options.host, options.port))
+            runner.run(serve(settings, options.host, options.port, options.advertise))
     except OSError as error:
-        parser.exit(1, f"broker: cannot serve at {options.host}:{options.port}: {error}\n")
+        parser.exit(1, f"purgatory-broker: cannot serve at {options.host}:{options.port}: {error}\n")

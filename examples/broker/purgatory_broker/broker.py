@@ -15,7 +15,7 @@ from .records import Records
 from .replicas import Followers
 from .responses import ApiError, Response
 from .settings import Settings
-from .topics import Topics
+from .topics import Topic, Topics
 from .wire import APIS, Request
 
 Handler = Callable[[Request], Response | DelayedOperation[None] | None]
@@ -67,6 +67,19 @@ class Broker:
         while self.deferred:
             self.deferred.popleft()()
         return outcome
+
+    def delete_topic(self, topic: Topic) -> None:
+        """Deletes a topic and its committed offsets; operations that wait for its partitions complete with an error."""
+        self.topics.delete(topic)
+        self.coordinator.delete_offsets(lambda key: key[1] == topic.name)
+        for partition in topic.partitions:
+            self.on_watermark(partition.key)
+
+    def clear(self) -> None:
+        """Deletes all topics, groups and offsets."""
+        for topic in list(self.topics.by_name.values()):
+            self.delete_topic(topic)
+        self.coordinator.clear()
 
     async def aclose(self) -> None:
         """Cancels all operations without a response, and closes all files."""

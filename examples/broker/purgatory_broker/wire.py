@@ -54,7 +54,8 @@ class Request:
         version: in which the request came, -1 if it is not offered; `body` has the fields of the newest version all the same.
         correlation_id: the client's number for the request, which the response repeats.
         client_id: the client's name for itself.
-        local, peer: the two addresses of the connection, ours and the client's.
+        address: by which the client reaches this broker.
+        peer: the client's address.
         respond: sends the response.
     """
 
@@ -63,13 +64,13 @@ class Request:
     correlation_id: int
     client_id: str
     body: Any
-    local: Address
+    address: Address
     peer: Address
     respond: ResponseCallback
 
 
-def read_request(frame: bytes, local: Address, peer: Address, respond: ResponseCallback) -> Request:
-    """The request in a frame (without its length), which came to the address `local` from `peer`.
+def read_request(frame: bytes, address: Address, peer: Address, respond: ResponseCallback) -> Request:
+    """The request in a frame (without its length), of a client at `peer` that reaches this broker by `address`.
 
     Raises:
         BadRequest: the frame is not a request that is offered.
@@ -81,7 +82,7 @@ def read_request(frame: bytes, local: Address, peer: Address, respond: ResponseC
             raise BadRequest(f"API key {key} is not known here")
         if not api.min_version <= version <= api.max_version:
             if api.name == "api_versions":  # gets a response all the same, so that the client can choose another version
-                return Request(api, -1, correlation_id, "", None, local, peer, respond)
+                return Request(api, -1, correlation_id, "", None, address, peer, respond)
             offered = f"{api.min_version} to {api.max_version} are"
             raise BadRequest(f"version {version} of {api.name} is not offered ({offered})")
         has_tags, serde = _message(load_request_schema, api, version)
@@ -91,7 +92,7 @@ def read_request(frame: bytes, local: Address, peer: Address, respond: ResponseC
         body, _ = serde.read(frame, at)  # what comes after it is ignored: librdkafka sometimes sends more than it should
     except (Malformed, IndexError, struct.error, UnicodeDecodeError) as error:
         raise BadRequest(f"{frame[:16].hex(' ')}... is not a request: {error}") from error
-    return Request(api, version, correlation_id, client_id or "", body, local, peer, respond)
+    return Request(api, version, correlation_id, client_id or "", body, address, peer, respond)
 
 
 def write_response(request: Request, response: Response) -> bytes | bytearray:

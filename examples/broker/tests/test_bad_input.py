@@ -11,12 +11,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from broker import batches
-from broker.testing import BrokerThread
-from broker.wire import APIS, Api
 from crc32c import crc32c
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from purgatory_broker import batches
+from purgatory_broker.testing import BrokerThread
+from purgatory_broker.wire import APIS, Api
 from raw import Raw, fetch_fields, fetched, framed, make_batch, produce_fields, produced, with_length
 
 ONE = make_batch(b"one")
@@ -32,10 +32,10 @@ def shared() -> Iterator[BrokerThread]:
 @pytest.fixture
 def broker(shared: BrokerThread, caplog: pytest.LogCaptureFixture) -> Iterator[BrokerThread]:
     """The same; it may refuse what it is sent, but may not log an error of its own."""
-    with caplog.at_level(logging.WARNING, "broker"):
+    with caplog.at_level(logging.WARNING, "purgatory_broker"):
         yield shared
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
-    assert {record.name for record in caplog.records} <= {"broker"}
+    assert {record.name for record in caplog.records} <= {"purgatory_broker"}
 
 
 def assert_alive(broker: BrokerThread) -> None:
