@@ -14,6 +14,11 @@ TOPIC, BROKER = 2, 4  # types of resources that have a configuration
 DEFAULT_COUNT: Final = -1
 
 
+def _resource(wanted: Any) -> Response:
+    """The fields of a response that say which resource it is about."""
+    return {"resource_type": wanted.resource_type, "name": wanted.name}
+
+
 class Admin:
     """The handlers."""
 
@@ -45,7 +50,7 @@ class Admin:
         return {"brokers": brokers, "cluster_id": "purgatory", "controller_id": 0, "topics": topics}
 
     def _topic(self, name: str, may_create: bool) -> Response:
-        if may_create and self.settings.creates_topics and name not in self.topics.by_name:
+        if may_create and self.settings.auto_create_topics and name not in self.topics.by_name:
             self.topics.create(name, self.settings.partitions, self.settings.replicas, {})
         partitions = [
             {
@@ -112,12 +117,12 @@ class Admin:
             wanted = resource.configuration_keys
             return {"configs": [config for config in configs if wanted is None or config["name"] in wanted]}
 
-        return {"results": [vars(resource) | attempt(describe, resource) for resource in request.body.resources]}
+        return {"results": [_resource(wanted) | attempt(describe, wanted) for wanted in request.body.resources]}
 
     def _broker_configs(self, request: Request) -> dict[str, object]:
         return {
             "advertised.listeners": f"PLAINTEXT://{request.address[0]}:{request.address[1]}",
-            "auto.create.topics.enable": str(self.settings.creates_topics).lower(),
+            "auto.create.topics.enable": str(self.settings.auto_create_topics).lower(),
             "broker.id": 0,
             "default.replication.factor": self.settings.replicas,
             "num.partitions": self.settings.partitions,

@@ -70,10 +70,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--directory", type=Path, help="for all data (default: in memory)")
     add("--fsync", action="store_true", help="each append is on the disk before its response")
     add("--partitions", type=count, default=1, help="of topics that are created automatically (default: 1)")
-    add("--no-auto-create", dest="creates_topics", action="store_false", help="do not create topics when clients ask for them")
+    add(
+        "--no-auto-create",
+        dest="auto_create_topics",
+        action="store_false",
+        help="do not create topics when clients ask for them",
+    )
     add("--replicas", type=count, default=1, help="nodes, all but one simulated (default: 1); SIGUSR1 stops and starts one")
     add("--replica-lag", type=seconds, default=0.005, help="from an append until the followers have it (default: 5ms)")
-    add("--replica-patience", type=seconds, default=30.0, help="until one that is stopped is out of sync (default: 30s)")
+    add("--replica-timeout", type=seconds, default=30.0, help="until one that is stopped is out of sync (default: 30s)")
     add("--rebalance-delay", type=seconds, default=0.1, help="of an empty group, for more members to come (default: 0.1s)")
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")

@@ -42,7 +42,7 @@ class Coordinator:
         tables = metadata_log.tables
         self.groups = {str(name): Group.from_metadata(str(name), value) for (name,), value in tables["groups"].items()}
         for name in {str(key[0]) for key in tables["offsets"]} - set(self.groups):
-            self.groups[name] = Group(name)
+            self.groups[name] = Group(group_id=name)
         self.rebalances: deque[float] = deque(maxlen=MAX_REBALANCES)
 
     def start(self) -> None:
@@ -80,7 +80,7 @@ class Coordinator:
         Raises:
             ApiError: there is no such member, another one has its static name by now, or the generation is over.
         """
-        group = self.groups.get(body.group_id) or Group(body.group_id)
+        group = self.groups.get(body.group_id) or Group(group_id=body.group_id)
         member, instance = group.members.get(body.member_id), body.group_instance_id
         raise_if(group.static_member(instance) not in (None, member), ErrorCode.fenced_instance_id)
         if member is None or instance not in (None, member.group_instance_id):
@@ -104,13 +104,20 @@ class Coordinator:
         is_possible = self.settings.min_session_timeout <= body.session_timeout <= MAX_SESSION_TIMEOUT
         raise_if(not is_possible, ErrorCode.invalid_session_timeout)
         raise_if(body.member_id and body.group_id not in self.groups, ErrorCode.unknown_member_id)
-        group = self.groups.setdefault(body.group_id, Group(body.group_id))
+        group = self.groups.setdefault(body.group_id, Group(group_id=body.group_id))
         is_supported = protocols and body.protocol_type and group.supports(body.protocol_type, protocols, body.member_id)
         raise_if(not is_supported, ErrorCode.inconsistent_group_protocol)
         member_id = body.member_id or f"{body.group_instance_id or request.client_id}-{uuid4()}"
-        identity = member_id, body.group_instance_id, request.client_id, request.peer[0]
-        rebalance_timeout = body.rebalance_timeout if body.rebalance_timeout >= 0 else body.session_timeout
-        member = Member(*identity, body.session_timeout, rebalance_timeout, protocols, respond=request.respond)
+        member = Member(
+            member_id=member_id,
+            group_instance_id=body.group_instance_id,
+            client_id=request.client_id,
+            client_host=request.peer[0],
+            session_timeout=body.session_timeout,
+            rebalance_timeout=body.rebalance_timeout if body.rebalance_timeout >= 0 else body.session_timeout,
+            protocols=protocols,
+            respond=request.respond,
+        )
         response = self._join(group, member, request)
         self.joins.check_and_complete(group.group_id)
         return response
@@ -231,7 +238,7 @@ class Coordinator:
             self.save(group)
         if group.state is State.STABLE:
             for other in group.members.values():
-                self._respond(group, other, vars(group) | {"assignment": other.assignment})
+                self._respond(group, other, group.sync_response(other))
         self.syncs.check_and_complete(group.group_id)
 
     def remove_pending_sync(self, group: Group) -> None:
@@ -265,11 +272,15 @@ class Coordinator:
         body = request.body
         if request.version < 3:  # has fields for one member, and no list
             return attempt(self._leave, body.group_id, body.member_id, None)
-        left = [vars(who) | attempt(self._leave, body.group_id, who.member_id, who.group_instance_id) for who in body.members]
+        left = [
+            {"member_id": who.member_id, "group_instance_id": who.group_instance_id}
+            | attempt(self._leave, body.group_id, who.member_id, who.group_instance_id)
+            for who in body.members
+        ]
         return {"members": left}
 
     def _leave(self, group_id: str, member_id: str, instance: str | None) -> None:
-        group = self.groups.get(group_id) or Group(group_id)
+        group = self.groups.get(group_id) or Group(group_id=group_id)
         if not member_id and (static_member := group.static_member(instance)) is not None:
             member_id = static_member.member_id
         if member_id not in group.pending_members:

@@ -3,7 +3,7 @@
 Each waits under the keys of its partitions. Whoever moves a high watermark calls `check_and_complete` with that key.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from purgatory import DelayedOperation
@@ -14,7 +14,7 @@ from .wire import Request
 
 
 class Write(NamedTuple):
-    """One partition of a produce or delete request, for which the request still waits.
+    """What a produce or delete request has done to one partition, and what it waits for there.
 
     Attributes:
         entry: of the response.
@@ -30,27 +30,19 @@ class DelayedWrite(DelayedOperation[None]):
     """Completes when each partition has reached its required offset, or is deleted.
 
     Args:
-        write: does what the request asks of one partition of a topic. The constructor calls it for each.
+        response: with the entries of all partitions; those of `writes` may still become errors.
+        writes: what has been done, and is waited for.
 
     Attributes:
-        response: as it is so far.
-        pending: the partitions that are still waited for.
-        keys: of these partitions at the beginning.
+        pending: the writes that are still waited for.
         on_error: what the response has for a partition besides an error.
     """
 
     on_error: ClassVar[Response]
 
-    def __init__(self, request: Request, write: Callable[[str, Any], Write]) -> None:
+    def __init__(self, request: Request, response: Response, writes: Sequence[Write]) -> None:
         super().__init__(request.body.timeout)
-        self.request, self.pending = request, list[Write]()
-
-        def start(name: str, wanted: Any) -> Response:
-            self.pending.append(write(name, wanted))
-            return self.pending[-1].entry
-
-        self.response = for_partitions(request.body.topics, start, **self.on_error)
-        self.keys = [write.partition.key for write in self.pending]
+        self.request, self.response, self.pending = request, response, list(writes)
 
     def status(self, write: Write) -> ErrorCode | None:
         """The outcome for one partition; None while it is to be waited for."""

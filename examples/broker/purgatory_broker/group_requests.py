@@ -42,7 +42,7 @@ class GroupRequests:
         generation = body.generation_id_or_member_epoch
         if generation < 0 and not body.member_id:
             raise_if(not body.group_id, ErrorCode.invalid_group_id)
-            group = self.groups.setdefault(body.group_id, Group(body.group_id))
+            group = self.groups.setdefault(body.group_id, Group(group_id=body.group_id))
             raise_if(group.members, ErrorCode.unknown_member_id)
             return group
         raise_if(body.group_id not in self.groups, ErrorCode.illegal_generation)

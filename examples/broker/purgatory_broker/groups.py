@@ -11,9 +11,15 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from .responses import Response, ResponseCallback
+
+SAVED_OF_MEMBER: Final = (
+    *("member_id", "group_instance_id", "client_id", "client_host"),
+    *("session_timeout", "rebalance_timeout", "protocols", "assignment"),
+)
+SAVED_OF_GROUP: Final = ("generation_id", "protocol_type", "protocol_name", "leader")
 
 
 class State(Enum):
@@ -25,9 +31,9 @@ class State(Enum):
     STABLE = "Stable"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Member:
-    """One consumer. Attributes that have the name of one of kio's fields go into responses by it.
+    """One consumer.
 
     Attributes:
         group_instance_id: the name of a static member, which it keeps when it restarts.
@@ -46,13 +52,17 @@ class Member:
     assignment: bytes = b""
     respond: ResponseCallback | None = None
 
+    def to_metadata(self) -> Any:
+        """The member as a value for the metadata log."""
+        return {name: getattr(self, name) for name in SAVED_OF_MEMBER}
+
 
 def common_protocols(members: Iterable[Member]) -> set[str]:
     """The protocols that all members support."""
     return set.intersection(*(set(member.protocols) for member in members))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Group:
     """The members of a group, and its generation.
 
@@ -128,34 +138,59 @@ class Group:
     def join_response(self, member: Member) -> Response:
         """The response to a join when all have joined; only the leader's lists the members."""
         others = self.members.values() if member.member_id == self.leader else ()
-        members = [vars(other) | {"metadata": other.protocols[self.protocol_name or ""]} for other in others]
-        return vars(self) | {"member_id": member.member_id, "members": members}
+        members = [
+            {
+                "member_id": other.member_id,
+                "group_instance_id": other.group_instance_id,
+                "metadata": other.protocols[self.protocol_name or ""],
+            }
+            for other in others
+        ]
+        return {
+            "generation_id": self.generation_id,
+            "protocol_type": self.protocol_type,
+            "protocol_name": self.protocol_name,
+            "leader": self.leader,
+            "member_id": member.member_id,
+            "members": members,
+        }
+
+    def sync_response(self, member: Member) -> Response:
+        """The response to a sync: the member's assignment."""
+        return {"protocol_type": self.protocol_type, "protocol_name": self.protocol_name, "assignment": member.assignment}
 
     def description(self) -> Response:
         """The group in the response to those who describe or list groups."""
         protocol = (self.protocol_name or "") if self.state is State.STABLE else ""
         members = [
             {
-                **vars(member),
+                "member_id": member.member_id,
+                "group_instance_id": member.group_instance_id,
+                "client_id": member.client_id,
                 "client_host": f"/{member.client_host}",
                 "member_metadata": member.protocols.get(protocol, b""),
                 "member_assignment": member.assignment if protocol else b"",
             }
             for member in self.members.values()
         ]
-        return vars(self) | {"group_state": self.state.value, "protocol_data": protocol, "members": members}
+        return {
+            "group_id": self.group_id,
+            "group_state": self.state.value,
+            "protocol_type": self.protocol_type,
+            "protocol_data": protocol,
+            "members": members,
+        }
 
     # -- what survives a restart
 
     def to_metadata(self) -> Any:
         """The group as a value for the metadata log."""
-        members = [tuple(vars(member).values())[:-1] for member in self.members.values()]  # without the callback
-        return self.generation_id, self.protocol_type, self.protocol_name, self.leader, members
+        members = [member.to_metadata() for member in self.members.values()]
+        return {name: getattr(self, name) for name in SAVED_OF_GROUP} | {"members": members}
 
     @classmethod
     def from_metadata(cls, group_id: str, value: Any) -> "Group":
         """The group as it was when it was last stable, or empty."""
-        generation, protocol_type, protocol, leader, members = value
-        group = cls(group_id, State.STABLE if members else State.EMPTY, generation, protocol_type, protocol, leader)
-        group.members = {fields[0]: Member(*fields) for fields in members}
-        return group
+        members = {member["member_id"]: Member(**member) for member in value["members"]}
+        state = State.STABLE if members else State.EMPTY
+        return cls(group_id=group_id, state=state, members=members, **{name: value[name] for name in SAVED_OF_GROUP})

@@ -23,7 +23,8 @@ def _encode(change: Change) -> str:
 
 
 def _decode_object(value: dict[str, Any]) -> Any:
-    return value["bytes"].encode("latin-1") if "bytes" in value else value
+    text = value.get("bytes")
+    return text.encode("latin-1") if isinstance(text, str) and len(value) == 1 else value
 
 
 class MetadataLog:

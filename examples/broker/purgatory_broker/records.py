@@ -28,16 +28,23 @@ class Records:
 
     def produce(self, request: Request) -> Response | DelayedProduce | None:
         """Appends; the response comes when as many replicas have the records as `acks` says."""
-        acks, operation = request.body.acks, DelayedProduce(request, partial(self._append, request.body))
-        if acks == 0:
-            entries = [entry for topic in operation.response["topics"] for entry in topic["partitions"]]
+        body, writes = request.body, list[Write]()
+
+        def append(name: str, wanted: Any) -> Response:
+            writes.append(self._append(body, name, wanted))
+            return writes[-1].entry
+
+        response = for_partitions(body.topics, append, **DelayedProduce.on_error)
+        if body.acks == 0:
+            entries = [entry for topic in response["topics"] for entry in topic["partitions"]]
             errors = [entry["error_message"] for entry in entries if "error_code" in entry]
             # With acks=0 there is no response, so closing the connection is the only way to report an error.
             request.respond(ConnectionError(f"acks=0, and {errors[0]}") if errors else None)
             return None
-        if acks != ACKS_ALL or not operation.pending:
-            return operation.response
-        self.broker.produces.try_complete_else_watch(operation, operation.keys)
+        if body.acks != ACKS_ALL or not writes:
+            return response
+        operation = DelayedProduce(request, response, writes)
+        self.broker.produces.try_complete_else_watch(operation, [write.partition.key for write in writes])
         return operation
 
     def _append(self, body: Any, name: str, wanted: Any) -> Write:
@@ -81,10 +88,17 @@ class Records:
 
     def delete_records(self, request: Request) -> Response | DelayedDeleteRecords:
         """Deletes records; the response comes when all replicas have done so."""
-        operation = DelayedDeleteRecords(request, self._delete)
-        if not operation.pending:
-            return operation.response
-        self.broker.deletes.try_complete_else_watch(operation, operation.keys)
+        writes = list[Write]()
+
+        def delete(name: str, wanted: Any) -> Response:
+            writes.append(self._delete(name, wanted))
+            return writes[-1].entry
+
+        response = for_partitions(request.body.topics, delete, **DelayedDeleteRecords.on_error)
+        if not writes:
+            return response
+        operation = DelayedDeleteRecords(request, response, writes)
+        self.broker.deletes.try_complete_else_watch(operation, [write.partition.key for write in writes])
         return operation
 
     def _delete(self, name: str, wanted: Any) -> Write:

@@ -2,7 +2,7 @@
 
 This broker, node 0, leads every partition. The followers are simulated: an append reaches each of them after `replica_lag`, and
 whatever is appended meanwhile follows in one piece. A stopped follower holds the high watermark back until, after
-`replica_patience`, it is removed from the in-sync replicas. From then on `acks=all` waits for the others alone, and is refused
+`replica_timeout`, it is removed from the in-sync replicas. From then on `acks=all` waits for the others alone, and is refused
 if they are fewer than `min.insync.replicas`.
 """
 
@@ -51,7 +51,7 @@ class Followers:
 
     Args:
         settings: `replicas` is how many nodes there are, this one included; `replica_lag`, how long an append takes to reach a
-            follower; `replica_patience`, after which time a stopped one is out of sync (Kafka's replica.lag.time.max.ms).
+            follower; `replica_timeout`, after which time a stopped one is out of sync (Kafka's replica.lag.time.max.ms).
         partitions: the replicas of all partitions.
         on_watermark: called with the key of a partition when one of its watermarks or its in-sync replicas have changed.
 
@@ -83,7 +83,7 @@ class Followers:
         if not 0 < node < self.settings.replicas or node in self.stopped:
             running = sorted(set(range(1, self.settings.replicas)) - set(self.stopped))
             raise ValueError(f"node {node} cannot be stopped: {running} can")
-        self.stopped[node] = self._timer.call_later(self.settings.replica_patience, self._remove_from_in_sync, node)
+        self.stopped[node] = self._timer.call_later(self.settings.replica_timeout, self._remove_from_in_sync, node)
 
     def start(self, node: int) -> None:
         """A stopped follower receives again, and catches up.

@@ -12,8 +12,8 @@ class Settings:
         directory: for all data; None keeps it in memory.
         fsync: each append is on the disk before its response.
         partitions: of topics that are created automatically.
-        creates_topics: a topic is created when a client asks for it, as by Kafka's default.
-        replicas, replica_lag, replica_patience: see `Followers`.
+        auto_create_topics: a topic is created when a client asks for it, as by Kafka's default.
+        replicas, replica_lag, replica_timeout: see `Followers`.
         rebalance_delay: how long a group that was empty waits for more members; Kafka's is 3 s.
         min_session_timeout: shorter session timeouts are refused; Kafka's is 6 s.
     """
@@ -21,9 +21,9 @@ class Settings:
     directory: Path | None = None
     fsync: bool = False
     partitions: int = 1
-    creates_topics: bool = True
+    auto_create_topics: bool = True
     replicas: int = 1
     replica_lag: float = 0.005
-    replica_patience: float = 30.0
+    replica_timeout: float = 30.0
     rebalance_delay: float = 0.1
     min_session_timeout: float = 0.1

@@ -314,6 +314,6 @@ def test_a_message_that_is_too_large_for_its_topic_is_refused(kafka_broker: Brok
 def test_without_auto_create_a_client_that_asks_for_a_topic_does_not_create_it(
     start_broker: Callable[..., BrokerThread],
 ) -> None:
-    address = start_broker(creates_topics=False).address
+    address = start_broker(auto_create_topics=False).address
     assert Producer({"bootstrap.servers": address}).list_topics("topic", TIMEOUT).topics["topic"].error is not None
     assert AdminClient({"bootstrap.servers": address}).list_topics(timeout=TIMEOUT).topics == {}

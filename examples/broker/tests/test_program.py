@@ -54,7 +54,7 @@ def test_it_ends_at_once_with_requests_open(number: signal.Signals) -> None:
 
 @pytest.mark.slow
 def test_a_follower_is_stopped_and_started_by_a_signal() -> None:
-    with start(*BROKER, "--port", "0", "--replicas", "2", "--replica-lag", "1ms", "--replica-patience", "2min") as broker:
+    with start(*BROKER, "--port", "0", "--replicas", "2", "--replica-lag", "1ms", "--replica-timeout", "2min") as broker:
         try:
             with Raw(address_of(broker)) as client:
                 client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from ports import free_port
 from purgatory_broker.batches import read_batch
 from purgatory_broker.broker import Broker
+from purgatory_broker.groups import Group, Member, State
 from purgatory_broker.log import Log, Store
 from purgatory_broker.settings import Settings
 from purgatory_broker.testing import BrokerThread
@@ -268,3 +269,27 @@ def test_a_port_that_is_taken_is_an_error(start_broker: Any) -> None:
     taken = int(start_broker().address.split(":")[1])
     with pytest.raises(OSError, match="in use"), BrokerThread(port=taken):
         pass
+
+
+async def test_members_of_a_group_are_there_after_a_restart_whatever_their_protocols_are_called(tmp_path: Path) -> None:
+    broker = Broker(Settings(directory=tmp_path))
+    member = Member(
+        member_id="m",
+        group_instance_id=None,
+        client_id="c",
+        client_host="h",
+        session_timeout=9.5,
+        rebalance_timeout=60.0,
+        protocols={"bytes": b"\xff", "range": b""},
+        assignment=b"mine",
+    )
+    group = Group(
+        group_id="g", generation_id=3, protocol_type="consumer", protocol_name="bytes", leader="m", members={"m": member}
+    )
+    broker.coordinator.save(group)
+    await broker.aclose()
+    broker = Broker(Settings(directory=tmp_path))
+    again = broker.coordinator.groups["g"]
+    assert again.to_metadata() == group.to_metadata()
+    assert (again.state, again.members["m"].protocols) == (State.STABLE, member.protocols)
+    await broker.aclose()
