@@ -1,5 +1,6 @@
 """Requests about the cluster and its topics; none of them waits."""
 
+import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from .configs import DEFAULTS, config_entries
@@ -9,6 +10,8 @@ from .wire import APIS, Request
 
 if TYPE_CHECKING:
     from .broker import Broker
+
+logger: Final = logging.getLogger("purgatory_broker")
 
 TOPIC, BROKER = 2, 4  # types of resources that have a configuration
 DEFAULT_COUNT: Final = -1
@@ -39,6 +42,12 @@ class Admin:
             for api in APIS.values()
         ]
         return {"error_code": ErrorCode.unsupported_version if request.version < 0 else ErrorCode.none, "api_keys": keys}
+
+    def sasl_handshake(self, request: Request) -> Response:
+        """Nobody can authenticate here, as on a listener of Kafka's that is PLAINTEXT."""
+        message = "%s:%s asks for SASL/%s, and this port is PLAINTEXT: security.protocol is to be PLAINTEXT"
+        logger.warning(message, *request.peer, request.body.mechanism)
+        return {"error_code": ErrorCode.illegal_sasl_state}
 
     def metadata(self, request: Request) -> Response:
         """Topics and partitions, all of them led by node 0, at the address by which this client reaches it."""

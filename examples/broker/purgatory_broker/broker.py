@@ -2,18 +2,20 @@
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 from purgatory import DelayedOperation, Purgatory
 
 from .admin import Admin
+from .clock import Clock
 from .coordinator import Coordinator
 from .delayed_operations import DelayedDeleteRecords, DelayedFetch, DelayedProduce
+from .files import lock
 from .group_requests import GroupRequests
 from .metadata_log import MetadataLog
 from .records import Records
 from .replicas import Followers
-from .responses import ApiError, Response
+from .responses import ApiError, ErrorCode, Response
 from .settings import Settings
 from .topics import Topic, Topics
 from .wire import APIS, Request
@@ -30,13 +32,16 @@ class Broker:
 
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings = settings or Settings()
+        self._lock: IO[bytes] | None = None
         if settings.directory is not None:
             settings.directory.mkdir(parents=True, exist_ok=True)
+            self._lock = lock(settings.directory / "lock")
         self.produces: Purgatory[DelayedProduce] = Purgatory("produce")
         self.fetches: Purgatory[DelayedFetch] = Purgatory("fetch")
         self.deletes: Purgatory[DelayedDeleteRecords] = Purgatory("delete records")
         self.metadata_log = MetadataLog(settings)
-        self.topics = Topics(settings, self.metadata_log)
+        self.clock = Clock()
+        self.topics = Topics(settings, self.metadata_log, self.clock)
         self.followers = Followers(settings, self.topics, self.on_watermark)
         self.coordinator = Coordinator(settings, self.metadata_log)
         self.deferred: deque[Callable[[], object]] = deque()  # called when the handler has returned
@@ -61,6 +66,8 @@ class Broker:
             outcome = self._handlers[request.api.name](request)
         except ApiError as error:
             outcome = error.response
+        except OSError as error:
+            outcome = ApiError(ErrorCode.kafka_storage_error, str(error)).response
         if isinstance(outcome, dict):
             request.respond(outcome)
             outcome = None
@@ -87,6 +94,8 @@ class Broker:
             await purgatory.aclose()
         self.topics.close()
         self.metadata_log.close()
+        if self._lock is not None:
+            self._lock.close()
 
     # -- checks after a partition has changed
 

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
+from .files import raise_max_open_files
 from .server import Server, new_loop
 from .settings import Settings
 from .wire import Address
@@ -83,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     settings = Settings(**{name: value for name, value in vars(options).items() if name in Settings.__dataclass_fields__})
+    raise_max_open_files()
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
             runner.run(serve(settings, options.host, options.port, options.advertise))

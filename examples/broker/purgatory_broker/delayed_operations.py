@@ -4,7 +4,7 @@ Each waits under the keys of its partitions. Whoever moves a high watermark call
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from purgatory import DelayedOperation
 
@@ -90,14 +90,20 @@ class DelayedDeleteRecords(DelayedWrite):
         return ErrorCode.none if write.partition.low_watermark >= write.required_offset else None
 
 
+MAX_FETCH_SIZE: Final = 1024 * 1024
+"""Bytes of a response to a fetch, unless its first batch is larger: what a client that does not read costs, and how long
+others wait while a response is made. Kafka's fetch.max.bytes is 55 MiB, but it does not copy them."""
+
+
 class DelayedFetch(DelayedOperation[None]):
     """Completes when all partitions together have `min_bytes` to read; at the deadline it responds with what there is."""
 
-    __slots__ = ("remaining", "request", "topics")
+    __slots__ = ("has_read", "remaining", "request", "topics")
 
     def __init__(self, request: Request, topics: Topics) -> None:
         super().__init__(request.body.max_wait)
-        self.request, self.topics, self.remaining = request, topics, request.body.max_bytes
+        self.request, self.topics, self.remaining = request, topics, min(request.body.max_bytes, MAX_FETCH_SIZE)
+        self.has_read = False
 
     def try_complete(self) -> bool:
         """There is enough to read, or an error."""
@@ -110,7 +116,7 @@ class DelayedFetch(DelayedOperation[None]):
                     size += min(available, wanted.partition_max_bytes)
         except ApiError:
             return self.force_complete()
-        return size >= body.min_bytes and self.force_complete()
+        return size >= min(body.min_bytes, MAX_FETCH_SIZE) and self.force_complete()
 
     def on_complete(self) -> None:
         """Responds with whole batches, up to the limits."""
@@ -133,8 +139,9 @@ class DelayedFetch(DelayedOperation[None]):
 
     def _read(self, name: str, wanted: Any) -> Response:
         """Reads one partition. The first batch of the response may exceed the limits, so that a consumer makes progress."""
-        partition, is_first = self._partition(name, wanted), self.remaining == self.request.body.max_bytes
+        partition = self._partition(name, wanted)
         log, end, size = partition.log, partition.high_watermark, min(wanted.partition_max_bytes, self.remaining)
-        records = log.read(wanted.fetch_offset, end, size, at_least_one=is_first)
+        records = log.read(wanted.fetch_offset, end, size, at_least_one=not self.has_read)
         self.remaining -= len(records)
+        self.has_read = self.has_read or bool(records)
         return {"high_watermark": end, "last_stable_offset": end, "log_start_offset": log.start, "records": records}

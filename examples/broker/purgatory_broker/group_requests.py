@@ -35,7 +35,10 @@ class GroupRequests:
             changes.append(("offsets", (group.group_id, name, wanted.index), value))
 
         response = for_partitions(body.topics, commit)
-        self.metadata_log.append(*changes)
+        try:
+            self.metadata_log.append(*changes)
+        except OSError:  # as in Kafka, where clients find the coordinator anew and try again
+            return for_partitions(body.topics, lambda *_: {"error_code": ErrorCode.not_coordinator})
         return response
 
     def _committing_group(self, body: Any) -> Group:

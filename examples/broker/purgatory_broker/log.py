@@ -4,6 +4,7 @@ The bytes are in memory or in one append-only file. The index has 24 bytes for e
 end, and its latest time. It is not written to disk; a file is read when it is opened, and truncated after its last whole batch.
 """
 
+import errno
 import logging
 import os
 from array import array
@@ -13,7 +14,7 @@ from io import BytesIO, RawIOBase
 from pathlib import Path
 from typing import Final
 
-from .batches import LENGTH_END, Batch, find_time, read_batch, with_base_offset
+from .batches import LENGTH_END, Batch, appended, find_time, read_batch
 from .responses import ApiError
 
 logger: Final = logging.getLogger("purgatory_broker")
@@ -27,7 +28,7 @@ class Store:
     """
 
     def __init__(self, path: Path | None = None, fsync: bool = False) -> None:
-        self.path, self.fsync = path, fsync
+        self.path, self.fsync, self.is_failing = path, fsync, False
         self.file: RawIOBase | BytesIO = BytesIO() if path is None else path.open("a+b", buffering=0)
         self.start, self.size = 0, self.file.seek(0, os.SEEK_END)
 
@@ -36,12 +37,16 @@ class Store:
         try:
             self.file.seek(0, os.SEEK_END)
             if self.file.write(data) != len(data):
-                raise OSError(f"{self.path}: no room for {len(data)} bytes")
+                raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {len(data)} bytes")
             if self.fsync:
                 os.fsync(self.file.fileno())
-        except OSError:
+        except OSError as error:
+            if not self.is_failing:  # once, until it succeeds again
+                logger.error("%s cannot be written, requests that need it are refused: %s", self.path, error)
+            self.is_failing = True
             self.truncate(self.size)
             raise
+        self.is_failing = False
         self.size += len(data)
 
     def read(self, position: int, size: int) -> bytes:
@@ -79,7 +84,7 @@ class Log:
         Raises:
             OSError: the store could not take it; nothing has changed.
         """
-        self.store.append(with_base_offset(data, self.end))
+        self.store.append(appended(data, self.end))
         batch = batch._replace(base_offset=self.end)
         self._add(batch)
         return batch

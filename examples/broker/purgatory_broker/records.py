@@ -54,10 +54,7 @@ class Records:
             raise ApiError(ErrorCode.invalid_required_acks, f"acks={body.acks}")
         if body.acks == ACKS_ALL and not partition.has_enough_replicas:
             raise ApiError(ErrorCode.not_enough_replicas, f"in sync: {sorted(partition.in_sync)}")
-        try:
-            batch = partition.append(wanted.records or b"")
-        except OSError as error:
-            raise ApiError(ErrorCode.kafka_storage_error, str(error)) from error
+        batch = partition.append(wanted.records or b"", self.topics.clock.milliseconds())
         if self.followers.replicate(partition):
             self.broker.deferred.append(partial(self.broker.on_append, partition.key))
         entry = {"base_offset": batch.base_offset, "log_start_offset": partition.log.start}

@@ -47,11 +47,13 @@ def raise_if(condition: object, code: ErrorCode, message: str = "") -> None:
 
 
 def attempt(handle: Callable[..., Response | None], *arguments: Any, **on_error: Any) -> Response:
-    """Calls a function and returns its response; if it raises `ApiError`, that error and the fields `on_error`."""
+    """Calls a function and returns its response; if it raises `ApiError` or `OSError`, that error and the fields `on_error`."""
     try:
         return handle(*arguments) or {}
     except ApiError as error:
         return error.response | on_error
+    except OSError as error:  # the disk is full, or too many files are open
+        return ApiError(ErrorCode.kafka_storage_error, str(error)).response | on_error
 
 
 def for_partitions(topics: Iterable[Any], handle: Callable[[str, Any], Response | None], **on_error: Any) -> Response:

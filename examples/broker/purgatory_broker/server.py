@@ -8,12 +8,14 @@ and no other.
 
 import asyncio
 import logging
+import socket
 import struct
 from typing import Final, cast
 
 from purgatory import DelayedOperation, IdleTracker
 
 from .broker import Broker
+from .files import max_open_files
 from .responses import Response
 from .settings import Settings
 from .wire import MAX_REQUEST_SIZE, Address, BadRequest, Request, read_request, write_response
@@ -22,7 +24,10 @@ logger: Final = logging.getLogger("purgatory_broker")
 
 MAX_CACHED_SIZE: Final = 1024  # bytes of a request or response that is kept for comparison
 BACKLOG: Final = 4096  # connections that may wait to be accepted: thousands may reconnect at the same time
+ACCEPTS: Final = 16  # connections that asyncio accepts before it looks whether it could
+MAX_RESERVED_FILES: Final = 64  # open files that connections leave to what else needs some
 MAX_READ_AHEAD: Final = 1024 * 1024  # bytes of the next requests that are buffered while one waits
+TLS_HANDSHAKE: Final = b"\x16\x03"  # with which a client of TLS begins
 IDLE_TIMEOUT: Final = 600.0  # seconds without a request; Kafka's connections.max.idle.ms
 
 
@@ -55,13 +60,20 @@ class Server:
     ) -> None:
         self.broker = Broker(settings)
         self.host, self.port, self.advertised = host, port, advertised
-        self.connections = set[Connection]()
+        self.connections, self.is_full = set[Connection](), False
         self.idle: IdleTracker[Connection] = IdleTracker(IDLE_TIMEOUT, lambda connection: connection.on_idle())
 
     async def __aenter__(self) -> "Server":
         self.broker.coordinator.start()
         loop = asyncio.get_running_loop()
-        self.listener = await loop.create_server(lambda: Connection(self), self.host, self.port, backlog=BACKLOG)
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        try:
+            listening = socket.create_server((self.host, self.port), family=family)
+        except BaseException:
+            await self.broker.aclose()
+            raise
+        self.listener = await loop.create_server(lambda: Connection(self), sock=listening, backlog=ACCEPTS)
+        listening.listen(BACKLOG)
         self.address = f"{self.host}:{self.listener.sockets[0].getsockname()[1]}"
         return self
 
@@ -70,6 +82,16 @@ class Server:
         self.abort_connections()
         self.idle.close()
         await self.broker.aclose()
+
+    def has_files_left(self, newest: int) -> bool:
+        """Whether the process may open some more files, of which `newest` is the last one; the log has it when it may not."""
+        limit = max_open_files()
+        has_some = newest < limit - min(MAX_RESERVED_FILES, limit // 4)
+        if not has_some and not self.is_full:
+            message = "connections are refused: %d are open, and the limit of open files (ulimit -n) is %d"
+            logger.error(message, len(self.connections), limit)
+        self.is_full = not has_some
+        return has_some
 
     def abort_connections(self) -> None:
         """Closes all connections, without a response to what waits."""
@@ -113,6 +135,9 @@ class Connection(asyncio.Protocol):
         if not self.server.listener.is_serving():  # the server is stopping
             self.transport.abort()
             return
+        if not self.server.has_files_left(transport.get_extra_info("socket").fileno()):
+            self.transport.abort()
+            return
         self.server.connections.add(self)
         self.server.idle.touch(self)
 
@@ -152,7 +177,9 @@ class Connection(asyncio.Protocol):
         """Handles buffered requests, as long as none has to wait."""
         while not self.is_busy and not self.is_write_paused and not self.transport.is_closing() and len(self.buffer) >= 4:
             (length,) = struct.unpack_from(">i", self.buffer)
-            if not 8 <= length <= MAX_REQUEST_SIZE:
+            if self.buffer.startswith(TLS_HANDSHAKE):
+                self._fail(BadRequest("the client begins with TLS (security.protocol=SSL or SASL_SSL), this port is PLAINTEXT"))
+            elif not 8 <= length <= MAX_REQUEST_SIZE:
                 self._fail(BadRequest(f"a request of {length} bytes; 8 to {MAX_REQUEST_SIZE} are possible"))
             elif len(self.buffer) < 4 + length:
                 break

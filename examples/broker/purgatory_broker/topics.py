@@ -2,10 +2,11 @@
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from .batches import Batch, read_produced
+from .batches import Batch, check_records, read_produced
+from .clock import Clock
 from .configs import DEFAULTS, validate
 from .log import Log, Store
 from .metadata_log import MetadataLog
@@ -31,8 +32,11 @@ class Partition(Replicas):
         """Whether as many replicas are in sync as `acks=all` needs."""
         return len(self.in_sync) >= int(self.topic.config("min.insync.replicas"))
 
-    def append(self, data: bytes) -> Batch:
+    def append(self, data: bytes, now: int) -> Batch:
         """Appends a producer's batch to the log, unless it is a duplicate; returns it as the log has it.
+
+        Args:
+            now: the time in milliseconds.
 
         Raises:
             ApiError: the batch is refused; nothing has changed.
@@ -41,10 +45,12 @@ class Partition(Replicas):
         batch = read_produced(data)
         if batch.size > int(self.topic.config("max.message.bytes")):
             raise ApiError(ErrorCode.message_too_large, f"a batch of {batch.size} bytes")
+        check_records(data, batch)
+        self.producers.expire(now)
         appended = self.producers.find_duplicate(batch)
         if appended is None:
             appended = self.log.append(data, batch)
-            self.producers.add(appended)
+            self.producers.add(appended, now)
         return appended
 
 
@@ -60,15 +66,23 @@ class Topic:
         return self.configs.get(name) or DEFAULTS[name]
 
 
+def _close(partitions: Iterable[Partition]) -> None:
+    """Closes the files of partitions."""
+    for partition in partitions:
+        partition.log.store.file.close()
+
+
 class Topics:
     """All topics.
 
     Args:
         settings: the records are in its directory.
         metadata_log: everything else that survives a restart.
+        clock: the time of appends.
     """
 
-    def __init__(self, settings: Settings, metadata_log: MetadataLog) -> None:
+    def __init__(self, settings: Settings, metadata_log: MetadataLog, clock: Clock) -> None:
+        self.clock = clock
         self.directory, self.fsync, self.metadata_log = settings.directory, settings.fsync, metadata_log
         self.by_name: dict[str, Topic] = {}
         for (name,), value in metadata_log.tables["topics"].items():
@@ -109,16 +123,22 @@ class Topics:
 
     def extend(self, topic: Topic, count: int) -> None:
         """Adds partitions to a topic, up to `count`."""
+        before = len(topic.partitions)
         self._add_partitions(topic, count)
-        self.save(topic)
+        try:
+            self.save(topic)
+        except OSError:
+            _close(topic.partitions[before:])
+            del topic.partitions[before:]
+            raise
 
     def delete(self, topic: Topic) -> None:
         """Deletes a topic and its records."""
+        self.metadata_log.append(("topics", (topic.name,), None))
         del self.by_name[topic.name]
         for partition in topic.partitions:
             partition.is_deleted = True
-            partition.log.store.file.close()
-        self.metadata_log.append(("topics", (topic.name,), None))
+        _close(topic.partitions)
         if self.directory is not None:
             shutil.rmtree(self.directory / "topics" / topic.name, ignore_errors=True)
 
@@ -136,21 +156,30 @@ class Topics:
 
     def close(self) -> None:
         """Closes all files."""
-        for partition in self:
-            partition.log.store.file.close()
+        _close(self)
 
     def _add_partitions(self, topic: Topic, count: int, starts: Sequence[int] | None = None) -> None:
         """Adds partitions; with `starts`, those whose files exist."""
-        for index in range(len(topic.partitions), count):
-            log, producers = Log(), Producers()
-            if self.directory is not None:
-                path = self.directory / "topics" / topic.name / f"{index}.log"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                if starts is None:
-                    path.unlink(missing_ok=True)  # of a deleted topic, if the process ended before the file was deleted
-                log = Log(Store(path, self.fsync))
-                for batch in log.load():
-                    producers.add(batch)
-            if starts is not None:
-                log.delete_before(min(starts[index], log.end))
-            topic.partitions.append(Partition(topic, index, log, producers))
+        added: list[Partition] = []
+        try:
+            for index in range(len(topic.partitions), count):
+                added += [self._open(topic, index, None if starts is None else starts[index])]
+        except OSError:  # such as too many open files
+            _close(added)
+            raise
+        topic.partitions += added
+
+    def _open(self, topic: Topic, index: int, start: int | None) -> Partition:
+        """A new partition or, with `start`, one whose file exists."""
+        log, producers = Log(), Producers()
+        if self.directory is not None:
+            path = self.directory / "topics" / topic.name / f"{index}.log"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if start is None:
+                path.unlink(missing_ok=True)  # of a deleted topic, if the process ended before the file was deleted
+            log = Log(Store(path, self.fsync))
+            for batch in log.load():
+                producers.add(batch, batch.max_time)
+        if start is not None:
+            log.delete_before(min(start, log.end))
+        return Partition(topic, index, log, producers)

@@ -19,7 +19,7 @@ MAX_REQUEST_SIZE: Final = 100 * 1024 * 1024  # bytes; Kafka's socket.request.max
 
 # The versions of each: those without topic ids (so Fetch up to 12), and none that need what this broker lacks.
 OFFERED: Final = """
-    api_versions=0-3 metadata=0-9 init_producer_id=0-4
+    api_versions=0-3 metadata=0-9 init_producer_id=0-4 sasl_handshake=0-1
     produce=3-9 fetch=4-12 list_offsets=1-7 delete_records=0-2
     find_coordinator=0-3 join_group=0-7 sync_group=0-5 heartbeat=0-4 leave_group=0-5
     offset_commit=2-8 offset_fetch=1-7 describe_groups=0-5 list_groups=0-4 delete_groups=0-2

@@ -4,7 +4,7 @@ import asyncio
 import io
 import socket
 import struct
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import timedelta
@@ -158,15 +158,26 @@ def varint(value: int) -> bytes:
 
 
 def make_batch(
-    *values: bytes, time: int = 1000, producer: int = -1, epoch: int = -1, sequence: int = -1, attributes: int = 0
+    *values: bytes,
+    time: int = 1000,
+    producer: int = -1,
+    epoch: int = -1,
+    sequence: int = -1,
+    attributes: int = 0,
+    key: bytes | None = None,
+    count: int | None = None,
+    compress: Callable[[bytes], bytes] = bytes,
 ) -> bytes:
-    """A batch of records, the nth of them n ms later than the first."""
+    """A batch of records, the nth of them n ms later than the first; `count` is how many the header says there are."""
     records = b""
     for number, value in enumerate(values):
-        body = b"\0" + varint(number) + varint(number) + varint(-1) + varint(len(value)) + value + varint(0)
+        keyed = varint(-1) if key is None else varint(len(key)) + key
+        body = b"\0" + varint(number) + varint(number) + keyed + varint(len(value)) + value + varint(0)
         records += varint(len(body)) + body
-    last = len(values) - 1
-    tail = struct.pack(">hiqqqhii", attributes, last, time, time + last, producer, epoch, sequence, len(values)) + records
+    count = len(values) if count is None else count
+    last = count - 1
+    head = struct.pack(">hiqqqhii", attributes, last, time, time + len(values) - 1, producer, epoch, sequence, count)
+    tail = head + compress(records)
     return struct.pack(">qiibI", 0, 9 + len(tail), -1, 2, crc32c(tail)) + tail
 
 

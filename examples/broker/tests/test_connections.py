@@ -21,8 +21,8 @@ class Transport:
         self.connection = Connection(server)
         self.connection.connection_made(cast(asyncio.Transport, self))
 
-    def get_extra_info(self, name: str) -> tuple[str, int]:
-        return {"sockname": LOCAL, "peername": PEER}[name]
+    def get_extra_info(self, name: str) -> Any:
+        return {"sockname": LOCAL, "peername": PEER, "socket": SimpleNamespace(fileno=lambda: 3)}[name]
 
     def is_closing(self) -> bool:
         return self.is_aborted

@@ -60,6 +60,17 @@ async def test_limits_cut_at_whole_batches_and_the_first_comes_in_any_case() -> 
         assert await sizes(partition_bytes=1) == [size, 0]
 
 
+async def test_a_response_to_a_fetch_has_a_megabyte_at_most() -> None:
+    async with running_broker() as client:
+        waiting = client.send(
+            "fetch", **fetch_fields("topic", 0, wait=60, min_bytes=1 << 30, max_bytes=1 << 30, partition_bytes=1 << 30)
+        )
+        for _ in range(4):
+            assert not waiting.done()
+            await client.ask("produce", **produce_fields("topic", batch := make_batch(b"x" * 300_000)))
+        assert fetched(waiting.result()) == [("none", 3 * len(batch))]
+
+
 @pytest.mark.parametrize(("number", "epoch"), [(0, -1), (-1, -1), (0, 0), (7, -1), (7, 0)])
 async def test_a_fetch_that_begins_or_declines_a_session_is_answered_whatever_its_session_id(number: int, epoch: int) -> None:
     async with running_broker() as client:
@@ -230,7 +241,7 @@ CORRUPT[-1] ^= 1
         pytest.param(bytes(CORRUPT), "corrupt_message", id="changed on the way"),
         pytest.param(ONE[:16] + b"\1" + ONE[17:], "unsupported_for_message_format", id="older"),
         pytest.param(ONE + ONE, "invalid_record", id="two"),
-        pytest.param(make_batch(b"one", attributes=0x10), "invalid_record", id="of a transaction"),
+        pytest.param(make_batch(b"one", attributes=0x10), "transactional_id_authorization_failed", id="of a transaction"),
         pytest.param(make_batch(), "invalid_record", id="empty"),
         pytest.param(make_batch(b"x" * 2_000_000), "message_too_large", id="large"),
     ],
@@ -269,6 +280,23 @@ async def test_sequence_numbers_begin_again_after_the_last() -> None:
             batch = make_batch(*[b"v"] * count, producer=producer, epoch=0, sequence=sequence)
             ((error, _),) = produced(await client.ask("produce", **produce_fields("topic", batch)))
             assert error == "none"
+
+
+async def test_a_producer_that_has_sent_nothing_for_a_day_is_forgotten() -> None:
+    async with running_broker() as client:
+        producers = client.broker.topics.partition("topic", 0).producers
+
+        async def send(producer: int, sequence: int) -> str:
+            batch = make_batch(b"v", producer=producer, epoch=0, sequence=sequence)
+            ((error, _),) = produced(await client.ask("produce", **produce_fields("topic", batch)))
+            return error
+
+        assert [await send(7, 0), await send(8, 0)] == ["none", "none"]
+        client.broker.clock.offset += 86_000
+        assert [await send(7, 1), await send(8, 9), len(producers)] == ["none", "out_of_order_sequence_number", 2]
+        client.broker.clock.offset += 1_000
+        assert [await send(7, 2), len(producers)] == ["none", 1]
+        assert [await send(8, 9), len(producers)] == ["none", 2]  # whatever its number is, as in Kafka
 
 
 async def test_a_repeated_batch_waits_for_the_replicas_too() -> None:

@@ -97,7 +97,7 @@ def test_a_port_that_is_taken_is_an_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, start(*BROKER, "--port", str(taken.getsockname()[1])) as broker:
         _, errors = broker.communicate(timeout=TIMEOUT)
     assert broker.returncode == 1
-    assert re.fullmatch(r"purgatory-broker: cannot serve at 127\.0\.0\.1:\d+: .*address already in use.*\n", errors)
+    assert re.fullmatch(r"purgatory-broker: cannot serve at 127\.0\.0\.1:\d+: .*[Aa]ddress already in use.*\n", errors)
 
 
 @pytest.mark.slow

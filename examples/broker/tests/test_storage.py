@@ -1,6 +1,7 @@
 """Storage: the log against a list, and a broker that ends in all ways and is started again."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from time import time as time_of_day
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ports import free_port
+from purgatory_broker import topics
 from purgatory_broker.batches import read_batch
 from purgatory_broker.broker import Broker
 from purgatory_broker.groups import Group, Member, State
@@ -103,8 +106,10 @@ def test_an_incomplete_batch_at_the_end_is_truncated(tmp_path: Path, tail: bytes
 
 
 async def test_a_broker_continues_where_it_ended(tmp_path: Path) -> None:
+    now = int(time_of_day() * 1000)  # of older producers a restart knows nothing
+
     def batch(sequence: int) -> bytes:
-        return make_batch(b"v", producer=0, epoch=0, sequence=sequence)
+        return make_batch(b"v", producer=0, epoch=0, sequence=sequence, time=now)
 
     async def life(first: int) -> None:
         broker = Broker(Settings(directory=tmp_path, partitions=2))
@@ -157,7 +162,7 @@ async def test_producer_ids_are_unique_across_restarts(tmp_path: Path) -> None:
     for _ in range(3):
         broker = Broker(Settings(directory=tmp_path))
         ids += [(await Direct(broker).ask("init_producer_id")).producer_id for _ in range(2)]
-        broker.metadata_log.close()  # and nothing else, as if the process were killed
+        broker.metadata_log.close(), broker._lock.close()  # and nothing else, as if the process were killed
     assert len(set(ids)) == 6
 
 
@@ -244,7 +249,9 @@ async def test_a_full_disk_is_an_error_and_changes_nothing(tmp_path: Path, monke
     await broker.aclose()
 
 
-async def test_a_full_disk_leaves_the_metadata_log_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_leaves_the_metadata_log_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def commit(client: Direct, offset: int) -> "asyncio.Future[Any]":
         partitions = [{"partition_index": 0, "committed_offset": offset}]
         return client.send("offset_commit", group_id="group", topics=[{"name": "topic", "partitions": partitions}])
@@ -253,9 +260,16 @@ async def test_a_full_disk_leaves_the_metadata_log_whole(tmp_path: Path, monkeyp
     client = Direct(broker)
     await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
     await commit(client, 1)
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="no room"):
+    with monkeypatch.context() as patch:
         patch.setattr(broker.metadata_log._store, "file", Full(broker.metadata_log._store.file))
-        commit(client, 2)
+        response = await commit(client, 2)
+        assert response.topics[0].partitions[0].error_code.name == "not_coordinator"
+        wanted = {"name": "no", "num_partitions": 1, "replication_factor": 1}
+        response = await client.ask("create_topics", topics=[wanted])
+        assert response.topics[0].error_code.name == "kafka_storage_error"
+        assert (await client.ask("init_producer_id")).error_code.name == "kafka_storage_error"
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert "kept.jsonl cannot be written, requests that need it are refused: [Errno 28] No space left on device" in message
     await client.ask("metadata", topics=[{"name": "other"}], allow_auto_topic_creation=True)
     await broker.aclose()
     client = Direct(Broker(Settings(directory=tmp_path)))
@@ -292,4 +306,34 @@ async def test_members_of_a_group_are_there_after_a_restart_whatever_their_proto
     again = broker.coordinator.groups["g"]
     assert again.to_metadata() == group.to_metadata()
     assert (again.state, again.members["m"].protocols) == (State.STABLE, member.protocols)
+    await broker.aclose()
+
+
+async def test_a_second_broker_on_one_directory_is_refused(tmp_path: Path) -> None:
+    broker = Broker(Settings(directory=tmp_path))
+    with pytest.raises(OSError, match=f"another broker uses the directory {tmp_path}"):
+        Broker(Settings(directory=tmp_path))
+    await broker.aclose()
+    await Broker(Settings(directory=tmp_path)).aclose()
+
+
+async def test_a_topic_for_which_too_many_files_are_open_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker(Settings(directory=tmp_path))
+    client, opened = Direct(broker), list[Store]()
+
+    class Limited(Store):
+        def __init__(self, path: Path, fsync: bool) -> None:
+            if len(opened) == 2:
+                raise OSError(errno.EMFILE, "Too many open files", str(path))
+            super().__init__(path, fsync)
+            opened.append(self)
+
+    wanted = {"name": "topic", "num_partitions": 3, "replication_factor": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr(topics, "Store", Limited)
+        (refused,) = (await client.ask("create_topics", topics=[wanted])).topics
+    assert (refused.error_code.name, "Too many open files" in refused.error_message) == ("kafka_storage_error", True)
+    assert all(store.file.closed for store in opened)
+    (created,) = (await client.ask("create_topics", topics=[wanted])).topics
+    assert created.error_code.name == "none"
     await broker.aclose()
