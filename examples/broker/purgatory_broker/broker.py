@@ -10,18 +10,16 @@ from .admin import Admin
 from .clock import Clock
 from .coordinator import Coordinator
 from .delayed_operations import DelayedDeleteRecords, DelayedFetch, DelayedProduce
+from .faults import Faults, Handler
 from .files import lock
 from .group_requests import GroupRequests
 from .metadata_log import MetadataLog
 from .records import Records
 from .replicas import Followers
-from .responses import ApiError, ErrorCode, Response
+from .responses import ApiError, ErrorCode
 from .settings import Settings
 from .topics import Topic, Topics
 from .wire import APIS, Request
-
-Handler = Callable[[Request], Response | DelayedOperation[None] | None]
-"""Returns the response, or the operation that will respond, or None: the group will respond, or nobody."""
 
 
 class Broker:
@@ -44,6 +42,7 @@ class Broker:
         self.topics = Topics(settings, self.metadata_log, self.clock)
         self.followers = Followers(settings, self.topics, self.on_watermark)
         self.coordinator = Coordinator(settings, self.metadata_log)
+        self.faults = Faults(self)
         self.deferred: deque[Callable[[], object]] = deque()  # called when the handler has returned
         owners = (Records(self), self.coordinator, GroupRequests(self.coordinator, self.topics), Admin(self))
         self._handlers: dict[str, Handler] = {
@@ -63,7 +62,7 @@ class Broker:
             The operation that will respond; None if there is a response already, or somebody else will respond.
         """
         try:
-            outcome = self._handlers[request.api.name](request)
+            outcome = self.faults.handle(request, self._handlers[request.api.name])
         except ApiError as error:
             outcome = error.response
         except OSError as error:
@@ -83,10 +82,11 @@ class Broker:
             self.on_watermark(partition.key)
 
     def clear(self) -> None:
-        """Deletes all topics, groups and offsets."""
+        """Deletes all topics, groups, offsets and faults."""
         for topic in list(self.topics.by_name.values()):
             self.delete_topic(topic)
         self.coordinator.clear()
+        self.faults.clear()
 
     async def aclose(self) -> None:
         """Cancels all operations without a response, and closes all files."""

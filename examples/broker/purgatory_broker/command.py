@@ -6,8 +6,11 @@ import logging
 import re
 import signal
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
+from .control import Control
+from .faults import SteppedLoop
 from .files import raise_max_open_files
 from .server import Server, new_loop
 from .settings import Settings
@@ -40,17 +43,20 @@ def address(text: str) -> Address:
     return host.strip("[]"), int(port)
 
 
-async def serve(settings: Settings, host: str, port: int, advertised: Address | None) -> None:
+async def serve(settings: Settings, options: argparse.Namespace) -> None:
     """Serves until SIGINT or SIGTERM; then prints how all operations have ended."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
-    async with Server(settings, host, port, advertised=advertised) as server:
+    async with Server(settings, options.host, options.port, advertised=options.advertise) as server:
         if settings.replicas > 1:
             loop.add_signal_handler(signal.SIGUSR1, server.broker.followers.toggle_last)
         print(f"listening on {server.address}", flush=True)
-        await stop.wait()
+        with ExitStack() as stack:
+            if options.control is not None:
+                print(f"control at {stack.enter_context(Control(server, options.control)).address}", flush=True)
+            await stop.wait()
     for purgatory in server.broker.purgatories:
         counts = purgatory.statistics()
         outcomes = f"completed {counts.completed}, expired {counts.expired}, cancelled {counts.cancelled}"
@@ -69,6 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--port", type=int, default=9092, help="port to listen on; 0 takes a free one (default: 9092)")
     add("--advertise", type=address, metavar="HOST:PORT", help="where clients are to connect (default: where they did)")
     add("--directory", type=Path, help="for all data (default: in memory)")
+    add(
+        "--control",
+        type=int,
+        metavar="PORT",
+        help="where to ask for faults over HTTP; 0 takes a free port (default: nowhere)",
+    )
     add("--fsync", action="store_true", help="each append is on the disk before its response")
     add("--partitions", type=count, default=1, help="of topics that are created automatically (default: 1)")
     add(
@@ -86,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     settings = Settings(**{name: value for name, value in vars(options).items() if name in Settings.__dataclass_fields__})
     raise_max_open_files()
     try:
-        with asyncio.Runner(loop_factory=new_loop) as runner:
-            runner.run(serve(settings, options.host, options.port, options.advertise))
+        with asyncio.Runner(loop_factory=new_loop if options.control is None else SteppedLoop) as runner:
+            runner.run(serve(settings, options))
     except OSError as error:
         parser.exit(1, f"purgatory-broker: cannot serve at {options.host}:{options.port}: {error}\n")

@@ -98,6 +98,8 @@ others wait while a response is made. Kafka's fetch.max.bytes is 55 MiB, but it 
 class DelayedFetch(DelayedOperation[None]):
     """Completes when all partitions together have `min_bytes` to read; at the deadline it responds with what there is."""
 
+    on_error: ClassVar[Response] = {"high_watermark": -1, "records": b""}
+
     __slots__ = ("has_read", "remaining", "request", "topics")
 
     def __init__(self, request: Request, topics: Topics) -> None:
@@ -121,9 +123,7 @@ class DelayedFetch(DelayedOperation[None]):
     def on_complete(self) -> None:
         """Responds with whole batches, up to the limits."""
         try:
-            response: Response | Exception = for_partitions(
-                self.request.body.topics, self._read, high_watermark=-1, records=b""
-            )
+            response: Response | Exception = for_partitions(self.request.body.topics, self._read, **self.on_error)
         except OSError as error:  # the disk cannot be read
             response = error
         self.request.respond(response)

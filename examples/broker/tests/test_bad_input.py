@@ -194,7 +194,7 @@ def test_a_client_that_wants_tls_or_a_password_is_told_that_the_port_is_plain(
 def test_too_many_connections_are_refused_and_the_log_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, loop: str
 ) -> None:
-    monkeypatch.setattr(testing, "new_loop", asyncio.new_event_loop if loop == "asyncio" else uvloop.new_event_loop)
+    monkeypatch.setattr(testing, "SteppedLoop", asyncio.new_event_loop if loop == "asyncio" else uvloop.new_event_loop)
     with BrokerThread() as broker, Raw(broker.address) as first:
         assert first.ask("metadata", topics=None).brokers
         monkeypatch.setattr(server, "max_open_files", lambda: 8)

@@ -23,7 +23,7 @@ CODE = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", FENCED.sub("
 
 
 def test_a_new_block_of_the_page_needs_a_test() -> None:
-    assert [language for language, _ in BLOCKS] == ["sh", "python", "python", "python", ""]
+    assert [language for language, _ in BLOCKS] == ["sh", "python", "python", "python", "sh", "python", ""]
 
 
 @pytest.mark.slow

@@ -103,15 +103,16 @@ def test_a_port_that_is_taken_is_an_error() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [["-p", "no:xdist", "-p", "no:asyncio"], ["-p", "no:asyncio", "-n", "2"]])
 def test_the_tests_of_the_readme_pass_where_they_are_pasted(tmp_path: Path, options: list[str]) -> None:
-    test, conftest = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[:2]
+    test, conftest, fault = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[:3]
     (tmp_path / "conftest.py").write_text(conftest)
     (tmp_path / "test_orders.py").write_text(test)
+    (tmp_path / "test_fault.py").write_text(fault)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     plugin = ["-p", "purgatory_broker.pytest_plugin"]  # which an installed distribution registers by itself
     command = [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, *options]
     ran = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "2 passed" in ran.stdout
+    assert "3 passed" in ran.stdout
 
 
 def test_what_the_distribution_registers_is_there() -> None:
