@@ -1,11 +1,12 @@
 """Requests about the cluster and its topics; none of them waits."""
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from .configs import DEFAULTS, config_entries
+from .configs import DEFAULTS, altered, config_entries
 from .responses import ApiError, ErrorCode, Response, attempt, raise_if
-from .topics import MAX_PARTITIONS
+from .topics import MAX_PARTITIONS, Topic
 from .wire import APIS, Request
 
 if TYPE_CHECKING:
@@ -127,6 +128,36 @@ class Admin:
             return {"configs": [config for config in configs if wanted is None or config["name"] in wanted]}
 
         return {"results": [_resource(wanted) | attempt(describe, wanted) for wanted in request.body.resources]}
+
+    def alter_configs(self, request: Request) -> Response:
+        """Sets the configuration of topics: what is not named gets its default."""
+
+        def alter(resource: Any) -> None:
+            configs = {config.name: config.value or "" for config in resource.configs}
+            self.topics.alter(self._altered_topic(resource), configs, request.body.validate_only)
+
+        return self._alter_each(request, alter)
+
+    def incremental_alter_configs(self, request: Request) -> Response:
+        """Changes single values of the configuration of topics."""
+
+        def alter(resource: Any) -> None:
+            topic = self._altered_topic(resource)
+            configs = topic.configs
+            for config in resource.configs:
+                configs = altered(configs, config.name, config.config_operation, config.value)
+            self.topics.alter(topic, configs, request.body.validate_only)
+
+        return self._alter_each(request, alter)
+
+    def _altered_topic(self, resource: Any) -> Topic:
+        message = "only topics have a configuration that can be altered here"
+        raise_if(resource.resource_type != TOPIC, ErrorCode.invalid_request, message)
+        return self.topics.topic(resource.name)
+
+    def _alter_each(self, request: Request, alter: Callable[[Any], None]) -> Response:
+        # `COMMON_NAMES` has "topics" for the field `responses` of every message.
+        return {"topics": [_resource(resource) | attempt(alter, resource) for resource in request.body.resources]}
 
     def _broker_configs(self, request: Request) -> dict[str, object]:
         return {

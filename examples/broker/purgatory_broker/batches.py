@@ -8,7 +8,7 @@ find an offset by its time, and where the configuration of a topic asks for it.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -24,7 +24,7 @@ CRC_START: Final = 21  # the checksum covers the bytes from here on
 NO_PRODUCER: Final = -1
 ATTRIBUTES_START: Final = 21
 MAX_TIME_START: Final = 35
-COMPRESSION_MASK, APPEND_TIME_MASK, TRANSACTION_MASK = 7, 8, 0x30  # bits of the attributes
+COMPRESSION_MASK, APPEND_TIME_MASK, TRANSACTION_MASK, CONTROL_MASK = 7, 8, 0x30, 0x20  # bits of the attributes
 MIN_RECORD_SIZE: Final = 7  # bytes
 
 
@@ -96,7 +96,9 @@ def read_produced(data: bytes) -> Batch:
     if batch.record_count < 1 or batch.last_delta != batch.record_count - 1:
         raise ApiError(ErrorCode.invalid_record, f"{batch.record_count} records, the last of them at {batch.last_delta}")
     if batch.attributes & TRANSACTION_MASK:
-        raise ApiError(ErrorCode.transactional_id_authorization_failed, "transactions are not offered here")
+        is_control = batch.attributes & CONTROL_MASK
+        code = ErrorCode.invalid_record if is_control else ErrorCode.transactional_id_authorization_failed
+        raise ApiError(code, "transactions are not offered here")
     if batch.producer_id != NO_PRODUCER and (batch.base_sequence < 0 or batch.producer_epoch < 0):
         raise ApiError(ErrorCode.invalid_record, f"the sequence number {batch.base_sequence}")
     return batch
@@ -142,26 +144,45 @@ def read_payload(data: bytes, batch: Batch) -> bytes:
 
 
 class Record(NamedTuple):
-    """What a broker needs to know of a record."""
+    """What a broker needs to know of a record.
+
+    Attributes:
+        time: in milliseconds.
+        is_tombstone: it has no value: of a compacted topic it deletes its key.
+        data: the whole record.
+    """
 
     offset: int
     time: int
-    has_key: bool
+    key: bytes | None
+    is_tombstone: bool
+    data: bytes
 
 
 def iter_records(records: bytes, batch: Batch) -> Iterator[Record]:
-    """Parses the beginning of each record. Raises IndexError or ValueError where there is none."""
+    """Parses each record, but for its headers. Raises IndexError or ValueError where there is none."""
     at, is_append_time = 0, batch.attributes & APPEND_TIME_MASK
     for _ in range(batch.record_count):
+        begin = at
         length, at = _varint(records, at)
         if length < MIN_RECORD_SIZE - 1:
             raise ValueError(f"a record of {length} bytes")
         time_delta, delta_at = _varint(records, at + 1)  # after the attributes
         offset_delta, key_at = _varint(records, delta_at)
-        key_size, _ = _varint(records, key_at)
+        key_size, key_at = _varint(records, key_at)
+        key = records[key_at : key_at + key_size] if key_size >= 0 else None
+        value_size, _ = _varint(records, key_at + max(0, key_size))
         time = batch.max_time if is_append_time else batch.base_time + time_delta
-        yield Record(batch.base_offset + offset_delta, time, key_size >= 0)
         at += length
+        yield Record(batch.base_offset + offset_delta, time, key, value_size < 0, records[begin:at])
+
+
+def parse_records(records: bytes, batch: Batch) -> list[Record]:
+    """All records. Raises `ApiError` if one of them is invalid."""
+    try:
+        return list(iter_records(records, batch))
+    except (IndexError, ValueError) as error:
+        raise ApiError(ErrorCode.invalid_record, f"a record is invalid: {error}") from error
 
 
 def appended(data: bytes, base_offset: int, append_time: int | None = None) -> bytearray:
@@ -175,6 +196,18 @@ def appended(data: bytes, base_offset: int, append_time: int | None = None) -> b
     struct.pack_into(">q", batch, 0, base_offset)
     struct.pack_into(">i", batch, 12, 0)
     return batch
+
+
+def with_records(data: bytes, records: Sequence[Record]) -> bytes:
+    """The batch with some of its records alone, which keep their offsets; they are not compressed any more."""
+    payload = b"".join(record.data for record in records)
+    batch = bytearray(data[: HEADER.size]) + payload
+    (attributes,) = struct.unpack_from(">h", batch, ATTRIBUTES_START)
+    struct.pack_into(">h", batch, ATTRIBUTES_START, attributes & ~COMPRESSION_MASK)
+    struct.pack_into(">i", batch, HEADER.size - 4, len(records))
+    struct.pack_into(">i", batch, 8, len(batch) - LENGTH_END)
+    struct.pack_into(">I", batch, CRC_START - 4, crc32c(memoryview(batch)[CRC_START:]))
+    return bytes(batch)
 
 
 def find_time(data: bytes, time: int) -> tuple[int, int]:

@@ -2,11 +2,13 @@
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO, Any
 
 from purgatory import DelayedOperation, Purgatory
 
 from .admin import Admin
+from .cleaner import Cleaner
 from .clock import Clock
 from .coordinator import Coordinator
 from .delayed_operations import DelayedDeleteRecords, DelayedFetch, DelayedProduce
@@ -18,7 +20,7 @@ from .records import Records
 from .replicas import Followers
 from .responses import ApiError, ErrorCode
 from .settings import Settings
-from .topics import Topic, Topics
+from .topics import Partition, Topic, Topics
 from .wire import APIS, Request
 
 
@@ -41,6 +43,7 @@ class Broker:
         self.clock = Clock()
         self.topics = Topics(settings, self.metadata_log, self.clock)
         self.followers = Followers(settings, self.topics, self.on_watermark)
+        self.cleaner = Cleaner(settings, self.topics, self.clock, self.on_delete)
         self.coordinator = Coordinator(settings, self.metadata_log)
         self.faults = Faults(self)
         self.deferred: deque[Callable[[], object]] = deque()  # called when the handler has returned
@@ -88,8 +91,14 @@ class Broker:
         self.coordinator.clear()
         self.faults.clear()
 
+    def start(self) -> None:
+        """Begins what happens by itself: members without heartbeats expire, and old records are deleted."""
+        self.coordinator.start()
+        self.cleaner.start()
+
     async def aclose(self) -> None:
         """Cancels all operations without a response, and closes all files."""
+        self.cleaner.stop()
         for purgatory in self.purgatories:
             await purgatory.aclose()
         self.topics.close()
@@ -98,6 +107,13 @@ class Broker:
             self._lock.close()
 
     # -- checks after a partition has changed
+
+    def on_delete(self, partition: Partition) -> None:
+        """The first records of a partition were deleted."""
+        with suppress(OSError):  # after a restart they are there until the next time
+            self.topics.save(partition.topic)
+        self.followers.replicate(partition)
+        self.on_watermark(partition.key)
 
     def on_append(self, key: tuple[str, int]) -> None:
         """An append to this partition has moved its high watermark. The order of the checks is Kafka's."""

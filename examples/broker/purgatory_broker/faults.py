@@ -35,6 +35,8 @@ BY_ITEM: Final = {  # the list of the request, the list of the response, and the
     "create_partitions": ("topics", "results", "name"),
     "delete_topics": ("topic_names", "topics", "name"),
     "describe_configs": ("resources", "results", "name"),
+    "alter_configs": ("resources", "topics", "name"),
+    "incremental_alter_configs": ("resources", "topics", "name"),
     "describe_groups": ("groups", "groups", "group_id"),
     "delete_groups": ("groups_names", "results", "group_id"),
 }

@@ -57,7 +57,11 @@ class Records:
         batch = partition.append(wanted.records or b"", self.topics.clock.milliseconds())
         if self.followers.replicate(partition):
             self.broker.deferred.append(partial(self.broker.on_append, partition.key))
-        entry = {"base_offset": batch.base_offset, "log_start_offset": partition.log.start}
+        entry = {
+            "base_offset": batch.base_offset,
+            "log_append_time": batch.max_time if partition.topic.config.takes_append_time else None,
+            "log_start_offset": partition.log.start,
+        }
         return Write(entry, partition, batch.next_offset)
 
     def fetch(self, request: Request) -> Response | DelayedFetch:

@@ -64,7 +64,7 @@ class Server:
         self.idle: IdleTracker[Connection] = IdleTracker(IDLE_TIMEOUT, lambda connection: connection.on_idle())
 
     async def __aenter__(self) -> "Server":
-        self.broker.coordinator.start()
+        self.broker.start()
         loop = asyncio.get_running_loop()
         family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
         try:

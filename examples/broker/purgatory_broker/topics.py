@@ -5,9 +5,9 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from .batches import Batch, check_records, read_produced
+from .batches import Batch, check_records, parse_records, read_produced
 from .clock import Clock
-from .configs import DEFAULTS, validate
+from .configs import NEVER, TopicConfig, validate, warn_of_no_effect
 from .log import Log, Store
 from .metadata_log import MetadataLog
 from .producers import Producers
@@ -30,7 +30,7 @@ class Partition(Replicas):
     @property
     def has_enough_replicas(self) -> bool:
         """Whether as many replicas are in sync as `acks=all` needs."""
-        return len(self.in_sync) >= int(self.topic.config("min.insync.replicas"))
+        return len(self.in_sync) >= self.topic.config.min_insync_replicas
 
     def append(self, data: bytes, now: int) -> Batch:
         """Appends a producer's batch to the log, unless it is a duplicate; returns it as the log has it.
@@ -43,27 +43,46 @@ class Partition(Replicas):
             OSError: it could not be written; nothing has changed.
         """
         batch = read_produced(data)
-        if batch.size > int(self.topic.config("max.message.bytes")):
+        config = self.topic.config
+        if batch.size > config.max_message_size:
             raise ApiError(ErrorCode.message_too_large, f"a batch of {batch.size} bytes")
-        check_records(data, batch)
+        check_by_config(check_records(data, batch), batch, config, now)
         self.producers.expire(now)
         appended = self.producers.find_duplicate(batch)
         if appended is None:
-            appended = self.log.append(data, batch)
+            appended = self.log.append(data, batch, now if config.takes_append_time else None)
             self.producers.add(appended, now)
         return appended
 
 
+def check_by_config(records: bytes, batch: Batch, config: TopicConfig, now: int) -> None:
+    """Raises `ApiError` if records are not what the configuration of their topic asks for. Cost: parses them if it must."""
+    if not config.takes_append_time:
+        times = "One or more records have been rejected due to invalid timestamp"
+        raise_if(batch.max_time > now + config.max_time_after, ErrorCode.invalid_timestamp, times)
+        if config.max_time_before < NEVER:
+            earliest = min(record.time for record in parse_records(records, batch))
+            raise_if(earliest < now - config.max_time_before, ErrorCode.invalid_timestamp, times)
+    if config.compacts and not all(record.key is not None for record in parse_records(records, batch)):
+        raise ApiError(ErrorCode.invalid_record, "Compacted topic cannot accept message without key.")
+
+
 class Topic:
-    """A name, its partitions, and its configuration."""
+    """A name, its partitions, and its configuration.
+
+    Attributes:
+        configs: what was set of it.
+        config: what has an effect.
+    """
 
     def __init__(self, name: str, factor: int, configs: dict[str, str]) -> None:
-        self.name, self.factor, self.configs = name, factor, configs
+        self.name, self.factor = name, factor
         self.partitions: list[Partition] = []
+        self.set_configs(configs)
 
-    def config(self, name: str) -> str:
-        """One value of the configuration, or its default."""
-        return self.configs.get(name) or DEFAULTS[name]
+    def set_configs(self, configs: dict[str, str]) -> None:
+        """Sets the configuration, of which all values are valid."""
+        self.configs, self.config = configs, TopicConfig.parse(configs)
 
 
 def _close(partitions: Iterable[Partition]) -> None:
@@ -120,6 +139,24 @@ class Topics:
             topic = Topic(name, factor, configs)
             self.extend(topic, partitions)
             self.by_name[name] = topic
+            warn_of_no_effect(name, configs)
+
+    def alter(self, topic: Topic, configs: dict[str, str], validate_only: bool = False) -> None:
+        """Changes the configuration of a topic, or only checks whether it could be changed.
+
+        Raises:
+            ApiError: a value is invalid.
+        """
+        validate(configs)
+        if not validate_only:
+            before = topic.configs
+            topic.set_configs(configs)
+            try:
+                self.save(topic)
+            except OSError:
+                topic.set_configs(before)
+                raise
+            warn_of_no_effect(topic.name, {name: value for name, value in configs.items() if before.get(name) != value})
 
     def extend(self, topic: Topic, count: int) -> None:
         """Adds partitions to a topic, up to `count`."""

@@ -23,7 +23,8 @@ OFFERED: Final = """
     produce=3-9 fetch=4-12 list_offsets=1-7 delete_records=0-2
     find_coordinator=0-3 join_group=0-7 sync_group=0-5 heartbeat=0-4 leave_group=0-5
     offset_commit=2-8 offset_fetch=1-7 describe_groups=0-5 list_groups=0-4 delete_groups=0-2
-    create_topics=2-6 create_partitions=0-3 delete_topics=1-5 describe_configs=1-4
+    create_topics=2-6 create_partitions=0-3 delete_topics=1-5
+    describe_configs=1-4 alter_configs=0-2 incremental_alter_configs=0-1
 """
 
 

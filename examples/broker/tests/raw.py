@@ -158,7 +158,7 @@ def varint(value: int) -> bytes:
 
 
 def make_batch(
-    *values: bytes,
+    *values: bytes | None,
     time: int = 1000,
     producer: int = -1,
     epoch: int = -1,
@@ -172,7 +172,14 @@ def make_batch(
     records = b""
     for number, value in enumerate(values):
         keyed = varint(-1) if key is None else varint(len(key)) + key
-        body = b"\0" + varint(number) + varint(number) + keyed + varint(len(value)) + value + varint(0)
+        body = (
+            b"\0"
+            + varint(number)
+            + varint(number)
+            + keyed
+            + (varint(-1) if value is None else varint(len(value)) + value)
+            + varint(0)
+        )
         records += varint(len(body)) + body
     count = len(values) if count is None else count
     last = count - 1

@@ -64,6 +64,8 @@ FIELDS = REQUESTS | {
     "create_partitions": {"topics": [{"name": "topic", "count": 2}]},
     "delete_topics": {"topic_names": ["topic"]},
     "describe_configs": {"resources": [{"resource_type": 2, "resource_name": "topic"}]},
+    "alter_configs": {"resources": [{"resource_type": 2, "resource_name": "topic", "configs": []}]},
+    "incremental_alter_configs": {"resources": [{"resource_type": 2, "resource_name": "topic", "configs": []}]},
     "describe_groups": {"groups": ["g"]},
     "delete_groups": {"groups_names": ["g"]},
 }
@@ -111,7 +113,7 @@ async def test_what_cannot_be_asked_for_is_refused() -> None:
     async with running_broker() as client:
         faults = client.broker.faults
         for call, message in [
-            (lambda: faults.fail("no_such", "NONE"), "'no_such' is not offered here: api_versions, "),
+            (lambda: faults.fail("no_such", "NONE"), "'no_such' is not offered here: alter_configs, api_versions, "),
             (lambda: faults.fail("produce", "NO_SUCH"), "'NO_SUCH' is not the name of an error of Kafka's"),
             (lambda: faults.fail("produce", "NONE", times=0), "a fault cannot happen 0 times"),
             (lambda: faults.delay("produce", -1), "a response cannot be delayed by -1 s"),
