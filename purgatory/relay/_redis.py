@@ -29,13 +29,14 @@ try:
     from redis.asyncio import Redis
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
-    from redis.exceptions import RedisError, ResponseError
+    from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 except ImportError as error:
     raise ImportError("a relay over Redis needs its client: pip install 'asyncio-purgatory[redis]'") from error
 
 from purgatory import RelayUnavailable
 from purgatory.relay._address import without_password
 from purgatory.relay._messages import Change, ChangeMessage, ReadResult
+from purgatory.relay._store import NotWritten
 
 MAX_ROWS_PER_READ: Final = 5_000
 """How many changes one read returns."""
@@ -154,10 +155,14 @@ class RedisStore:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Redis]:
-        """A client of the server that has the keys. Translates its errors."""
+        """A client of the server that has the keys, which is connected. Translates its errors."""
+        kind: type[RelayUnavailable] = NotWritten
         try:
             if self._client is None:
                 self._client = await self._find_server()
+            pool: Any = self._client.connection_pool
+            await pool.release(await pool.get_connection())
+            kind = RelayUnavailable
             yield self._client
         except (RedisError, OSError) as error:
             if isinstance(error, ResponseError) and ("FOREIGN" in str(error) or "WRONGTYPE" in str(error)):
@@ -165,7 +170,9 @@ class RedisStore:
                 raise ValueError(f"cannot use {names} at {self.address}: it is something else, and was left alone") from error
             if isinstance(error, ResponseError) and self._client is not self._seed:
                 self._client = None  # on a cluster it may have moved
-            raise RelayUnavailable(f"cannot use {self.address}: {error}") from error
+            if isinstance(error, (ResponseError, BusyLoadingError)):  # the server has refused it
+                kind = NotWritten
+            raise kind(f"cannot use {self.address}: {error}") from error
 
     async def _find_server(self) -> Redis:
         info: dict[str, Any] = await self._seed.info("cluster")

@@ -96,7 +96,7 @@ class Relay:
         self._thresholds: ThresholdPurgatory[str, int] = ThresholdPurgatory("relay", observer=observer)
         self._follower = Follower(self._on_advance, self._on_epoch_change, self._on_change)
         self._membership = Membership()
-        self._batcher = WriteBatcher(self._write, lambda failures: backoff(min(failures, 2)))
+        self._batcher = WriteBatcher(self._write, backoff)
         self._store = open_store(store, prefix)
 
     async def __aenter__(self) -> "Relay":
@@ -199,7 +199,7 @@ class Relay:
             WrongLoop: called from another loop than the one that the relay was entered on.
         """
         sync = self._require_open("wait for", key)
-        check_version(seen, "seen")
+        check_version(seen, "seen", 53)
         follower = self._follower
         when = None if timeout is None else self._time() + timeout
         while True:
@@ -244,7 +244,7 @@ class Relay:
     async def bump(self, key: str, *, connection: Any = None) -> int:
         """Raises the version of `key` by one, for all processes. Several calls in one iteration of the loop are one write.
 
-        A write that fails is tried again until `timeout` is over. If its result was lost, it may be made twice.
+        What was surely not written is tried again until `timeout` is over; what was perhaps written is not.
 
         Args:
             key: need not have been written.
@@ -255,7 +255,8 @@ class Relay:
             The version that the store allotted to this call, and to no other.
 
         Raises:
-            RelayUnavailable: the store is away, or the relay not open. The version was perhaps raised.
+            RelayUnavailable: the store is away, others hold the key locked, or the relay is not open. If the message says so,
+                the version was perhaps raised.
             TypeError: the store takes no `connection`, or none of this type.
             OperationCancelled, PurgatoryClosed, ValueError, WrongLoop: as with `wait`.
         """
@@ -270,7 +271,7 @@ class Relay:
         Raises:
             As `bump`.
         """
-        return await self._change("advance", Change(key, check_version(version), 0), connection)
+        return await self._change("advance", Change(key, check_version(version, "version", 52), 0), connection)
 
     async def _change(self, action: str, change: Change, connection: Any) -> int:
         key = change.key
@@ -281,16 +282,19 @@ class Relay:
                     return (await self._store.write([change], connection)).versions[key]
                 return await self._batcher.submit(change)
         except TimeoutError:
+            if self._batcher.is_locked(key):
+                raise RelayUnavailable(f"cannot {action} {key!r}: others hold it locked at {self._store.address}") from None
             raise self._unavailable(action, key, self._batcher.last_error) from self._batcher.last_error
+        except RelayUnavailable as error:
+            raise RelayUnavailable(f"cannot {action} {key!r}: {error}, and it was perhaps written") from error
 
     async def _write(self, changes: Sequence[Change]) -> ChangeMessage:
         latest = self._follower.latest
-        seconds = self._timeout / 2.0  # which leaves time for a second attempt
         try:
-            async with timeout(seconds):
+            async with timeout(self._timeout):
                 message = await self._store.write(changes)
         except TimeoutError as error:
-            raise RelayUnavailable(f"{self._store.address} gave no answer within {seconds} s") from error
+            raise RelayUnavailable(f"{self._store.address} gave no answer within {self._timeout} s") from error
         self._follower.on_written(message, latest)
         if self._sync is not None:
             self._sync.poke()

@@ -18,7 +18,7 @@ from typing import Final, final
 from purgatory import OperationCancelled, RelayUnavailable, Timeout, timeout
 from purgatory.relay._follower import MAX_KEYS_PER_READ, Follower, ReadRequest
 from purgatory.relay._membership import Membership
-from purgatory.relay._messages import Announcement, decode, encode_announcement
+from purgatory.relay._messages import Announcement, Hint, decode, encode_announcement
 from purgatory.relay._store import Store
 
 REORDER_DELAY: Final = 0.02
@@ -51,6 +51,7 @@ class StoreSync:
     def __init__(self, store: Store, follower: Follower, membership: Membership, resync: float, timeout: float) -> None:
         self._store, self._follower, self._membership = store, follower, membership
         self._resync, self._timeout = resync, timeout
+        self._is_channel_trusted = getattr(store, "is_channel_trusted", True)
         self._loop: AbstractEventLoop = get_running_loop()
         self._has_work = Event()
         self._requested: dict[str, list[Future[int]]] = {}
@@ -146,7 +147,10 @@ class StoreSync:
             if is_own and self._follower.on_probe(int(number)) and self._listen_timeout is not None:
                 self._listen_timeout.reschedule(None)
         else:
-            self._follower.on_message(message)
+            if isinstance(message, Hint) or not self._is_channel_trusted:
+                self._follower.on_hint(Hint(message.keys if isinstance(message, Hint) else tuple(message.versions)))
+            else:
+                self._follower.on_message(message)
             self.poke()
 
     def announce(self, calls: bool) -> None:
@@ -214,7 +218,7 @@ class StoreSync:
             else:
                 failures = 0
                 self._update_connected()
-                if request.since is not None:
+                if request.since is not None and not follower.needs_changes:
                     self._schedule_resync()
                     await self._probe()
 

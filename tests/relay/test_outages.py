@@ -98,7 +98,7 @@ def test_while_the_store_is_away_reads_and_writes_fail_within_the_timeout(run: R
             assert not waiting.done()
             await asyncio.to_thread(server.start)
             await there.bump("b")
-            assert await waiting >= 1
+            assert await waiting in (0, 1)  # what was written, or what stood when the new epoch began
 
     run(main)
 
@@ -333,7 +333,7 @@ def test_a_table_that_was_restored_from_a_dump_has_a_new_epoch(
             assert await here.bump("b") == 2
             answer = await here._store.read((), None)
             assert (await here._store.read((), answer.position)).versions == {}
-            assert "neither a change message nor an announcement nor a probe" not in caplog.text
+            assert "not a message of a relay" not in caplog.text
         await connection.close()
 
     run(main)
@@ -432,7 +432,7 @@ def test_a_listener_that_is_ended_by_the_server_comes_back(run: Runner, postgres
                 await until(lambda: here.statistics().is_connected)
                 query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
                 await connection.execute(query)
-                assert await there.bump("a") > seen
+                assert await bumped(there, "a") > seen
                 assert await waiting > seen
         await connection.close()
 
