@@ -26,7 +26,7 @@ from typing import Final, NamedTuple, final
 
 from purgatory.relay._messages import ChangeMessage, Hint, ReadResult
 
-MAX_KEYS_PER_READ: Final = 1_000
+MAX_KEYS_PER_READ: Final = 300
 
 MAX_OUT_OF_ORDER: Final = 1_000
 """How many messages beyond a gap are remembered. With more, what is missing is read at once."""

@@ -37,7 +37,7 @@ except ImportError as error:
     raise ImportError("a relay over PostgreSQL needs its client: pip install 'asyncio-purgatory[postgresql]'") from error
 
 from purgatory import RelayUnavailable
-from purgatory.relay._address import without_password
+from purgatory.relay._address import check_address, without_password
 from purgatory.relay._messages import NO_POSITION, Change, ChangeMessage, Hint, ReadResult, encode_hint
 from purgatory.relay._store import NotWritten
 
@@ -158,7 +158,7 @@ class PostgresStore:
     is_channel_trusted = False
 
     def __init__(self, url: str, prefix: str) -> None:
-        self.address = without_password(url)
+        self.address = without_password(check_address(url))
         self._table = f'"{prefix}_versions"'
         self._prefix = prefix
         self._reader = PooledConnection(url)

@@ -34,7 +34,7 @@ except ImportError as error:
     raise ImportError("a relay over Redis needs its client: pip install 'asyncio-purgatory[redis]'") from error
 
 from purgatory import RelayUnavailable
-from purgatory.relay._address import without_password
+from purgatory.relay._address import check_address, without_password
 from purgatory.relay._messages import Change, ChangeMessage, ReadResult
 from purgatory.relay._store import NotWritten
 
@@ -93,7 +93,7 @@ return {epoch, position, changed, numbers}
 """
 
 WRITE: Final = """
--- then, for each key: its name, its name in JSON, floor, increment
+-- then, for each key: its name, its name in JSON, floor, increment; without keys it finds out whether anything can be written
 local after, numbers, changes, scores, fields = position, {}, {}, {}, {}
 for i = 4, #ARGV, 4 do
     local before = tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or '0')
@@ -111,6 +111,8 @@ if #changes > 0 then
     redis.call('HSET', KEYS[1], 'position', position, unpack(fields))
     redis.call('ZADD', KEYS[2], unpack(scores))
     publish(after, changes)
+elseif #ARGV == 3 then
+    redis.call('HSET', KEYS[1], 'position', position)
 end
 return {epoch, after, position, numbers}
 """
@@ -131,7 +133,7 @@ class RedisStore:
     """The store at `redis://host:port/database`, `rediss://...` or `unix:///socket?db=0`. See `purgatory.relay.Store`."""
 
     def __init__(self, url: str, prefix: str) -> None:
-        self.address = without_password(url)
+        self.address = without_password(check_address(url))
         self._url = url
         # All servers speak version 2 of the protocol. Time limits and retries are the caller's.
         self._options: dict[str, Any] = {"protocol": 2, "socket_timeout": None, "retry": Retry(NoBackoff(), 0)}

@@ -24,7 +24,8 @@ class RelayStatistics:
     """What a relay has done so far, and its current state."""
 
     is_connected: bool
-    """Whether it is subscribed, and everything that was written before is known."""
+    """Whether it is subscribed, everything that was written before is known, and its last write did not fail. After one that
+    did, it tries every `resync` seconds whether the store takes writes again."""
     since: float
     """The loop's time when that has last changed."""
     received: int
@@ -132,8 +133,8 @@ class Relay:
             if not isinstance(error, TimeoutError):
                 raise
             reason = f"{self._store.address} gave no answer within {self._timeout} s"
-            if self._sync is None and open_error is not None:
-                reason = f"tried for {self._timeout} s: {open_error}"
+            if last_error is not None:
+                reason = f"tried for {self._timeout} s: {last_error}"
             raise RelayUnavailable(f"cannot open the relay: {reason}") from last_error or error
         self._is_open = True
         return self
@@ -289,15 +290,21 @@ class Relay:
             raise RelayUnavailable(f"cannot {action} {key!r}: {error}, and it was perhaps written") from error
 
     async def _write(self, changes: Sequence[Change]) -> ChangeMessage:
-        latest = self._follower.latest
+        sync, latest = self._sync, self._follower.latest
+        assert sync is not None
         try:
             async with timeout(self._timeout):
                 message = await self._store.write(changes)
         except TimeoutError as error:
-            raise RelayUnavailable(f"{self._store.address} gave no answer within {self._timeout} s") from error
+            late = RelayUnavailable(f"{self._store.address} gave no answer within {self._timeout} s")
+            sync.on_write(late)
+            raise late from error
+        except RelayUnavailable as error:
+            sync.on_write(error)
+            raise
+        sync.on_write(None)
         self._follower.on_written(message, latest)
-        if self._sync is not None:
-            self._sync.poke()
+        sync.poke()
         return message
 
     # -- around it
@@ -362,7 +369,7 @@ class Relay:
         """A snapshot. Cost: O(1)."""
         follower, sync = self._follower, self._sync
         return RelayStatistics(
-            is_connected=follower.is_current,
+            is_connected=self._sync is not None and self._sync.is_current.is_set(),
             since=0.0 if sync is None else sync.since,
             received=follower.received,
             sent=self._batcher.sent,
@@ -373,7 +380,7 @@ class Relay:
         )
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else "connected" if self._follower.is_current else "not connected"
+        state = "closed" if self._is_closed else "connected" if self.statistics().is_connected else "not connected"
         return f"<Relay {self._store.address!r} {state} watched={len(self._follower.followed)}>"
 
     def _time(self) -> float:

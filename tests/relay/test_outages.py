@@ -162,6 +162,41 @@ def test_what_is_published_while_a_connection_is_cut_is_found_and_counted(run: R
     run(main)
 
 
+async def refuse_writes(server: Any, refuses: bool) -> None:
+    """Has Redis run out of memory, and PostgreSQL read only; or ends that."""
+    if isinstance(server, RedisServer):
+        server.ask("CONFIG", "SET", "maxmemory", "1" if refuses else "0")
+        return
+    import asyncpg
+
+    connection = await asyncpg.connect(server.url)
+    await connection.execute(f"ALTER SYSTEM SET default_transaction_read_only = {'on' if refuses else 'off'}")
+    await connection.execute("SELECT pg_reload_conf()")
+    await connection.close()
+
+
+def test_a_server_that_takes_no_writes_is_not_connected_until_it_takes_some(run: Runner, server: Any) -> None:
+    async def main() -> None:
+        async with pair(server.url, resync=0.3) as (here, there):
+            assert await here.bump("a") == 1
+            await refuse_writes(server, True)
+            try:
+                bumping = asyncio.create_task(here.bump("a"))
+                await until(lambda: not here.statistics().is_connected)
+                assert there.statistics().is_connected
+                resyncs = here.statistics().resyncs
+                await until(lambda: here.statistics().resyncs > resyncs + 1)
+                assert not here.statistics().is_connected
+                bumping.cancel()
+            finally:
+                await refuse_writes(server, False)
+            await until(lambda: here.statistics().is_connected)
+            assert here.statistics().epochs == 1
+            assert await here.bump("a") == 2
+
+    run(main)
+
+
 class Proxy:
     """Passes on data, until it drops all that comes on the present connections without closing them, as a firewall may."""
 

@@ -79,6 +79,18 @@ def test_a_version_that_is_there_already_is_answered_at_once(run: Runner, relay:
 
 
 @on_both_loops
+def test_a_version_of_any_height_that_bump_returns_can_be_waited_beyond(run: Runner, relay: Callable[..., Relay]) -> None:
+    async def main() -> None:
+        async with relay() as here:
+            assert await here.advance("a", 2**52) == 2**52
+            assert await here.bump("a") == 2**52 + 1
+            waiting = asyncio.create_task(here.wait("a", 2**52 + 1))
+            assert await here.bump("a") == 2**52 + 2
+            assert await waiting == 2**52 + 2
+
+    run(main)
+
+
 def test_each_bump_gets_a_number_of_its_own(run: Runner, relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         async with relay() as here, relay() as there:
@@ -292,6 +304,7 @@ def test_a_relay_is_used_on_the_loop_that_it_was_entered_on(run: Runner, file_re
         (lambda relay: relay.advance("a", True), TypeError, "version is a whole number, not True"),
         (lambda relay: relay.wait("a", "1"), TypeError, "seen is a whole number, not '1'"),
         (lambda relay: relay.wait("a", -1), ValueError, "seen is from 0"),
+        (lambda relay: relay.wait("a", 2**53 + 1), ValueError, r"seen is from 0 to 2\*\*53"),
         (lambda relay: relay.wait("a", 0, float("nan")), ValueError, "NaN"),
         (lambda relay: relay.bump("a", connection=object()), TypeError, "takes no connection"),
     ],
@@ -314,6 +327,13 @@ def test_bad_input_is_refused_and_changes_nothing(
     [
         ("mysql://user:secret@host/db", {}, ValueError, "'mysql://host/db': it is none of file://"),
         ("nonsense", {}, ValueError, "none of file://"),
+        ("user:secret@host:6379/0", {}, ValueError, "'host:6379/0': it is none of file://"),
+        ("redis://user:of/secret@host/0", {}, ValueError, "cannot use 'redis://host/0': its port is no number, or"),
+        ("redis://user:12/secret@host/0", {}, ValueError, "a character of its user or password is not written as %2F for /"),
+        ("postgresql://user:of?secret@host/db", {}, ValueError, "cannot use 'postgresql://host/db'"),
+        ("postgresql://user:of#secret@host/db", {}, ValueError, "cannot use 'postgresql://host/db'"),
+        ("postgresql://host:secret/db", {}, ValueError, "its port is no number"),
+        ("file://user:secret@/app", {}, ValueError, "file:///folder, with three slashes"),
         ("file://app", {}, ValueError, "file:///folder, with three slashes"),
         ("file:///", {}, ValueError, "file:///folder"),
         (7, {}, TypeError, "a store is an address or has the methods of purgatory.relay.Store, not 7"),
