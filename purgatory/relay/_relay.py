@@ -4,12 +4,13 @@ from asyncio import AbstractEventLoop, get_running_loop, sleep
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from math import isfinite
 from types import TracebackType
 from typing import Any, final
 
-from purgatory import Observer, Purgatory, PurgatoryClosed, RelayUnavailable, ThresholdPurgatory, WrongLoop, timeout
+from purgatory import Observer, Purgatory, PurgatoryClosed, RelayUnavailable, ThresholdPurgatory, WrongLoop, timeout, timeout_at
 from purgatory.relay._follower import Follower
 from purgatory.relay._membership import About, Membership, Worker
 from purgatory.relay._messages import Change, ChangeMessage, check_key, check_version
@@ -59,7 +60,8 @@ class Relay:
             await relay.wait("orders/7", seen=41, timeout=20)   # in another: 42
 
     A key is a `str` of at most 512 bytes. Its version is 0 until it is written, and rises within an epoch. One relay per
-    process and store is enough, for any number of keys and waits. Bound to the event loop that it is entered on.
+    process and store is enough, for any number of keys and waits. Bound to the event loop that it is entered on; when it was
+    closed it may be entered again, also on another.
 
     Args:
         store: an address, `file:///folder` (the workers of one machine, no server), `redis://host:port/db`, `rediss://`,
@@ -90,27 +92,38 @@ class Relay:
         if not (prefix.isascii() and prefix.replace("_", "a").isalnum() and len(prefix) <= 32):
             raise ValueError(f"prefix must consist of at most 32 letters, digits and underscores, not {prefix!r}")
         self._resync, self._timeout = resync, timeout
-        self._is_open = self._is_closed = False
+        self._is_open = self._is_closed = self._is_closing = False
+        self._attached: list[Purgatory[Any]] = []
+        self._membership = Membership()
+        self._make = partial(open_store, store, prefix), partial(ThresholdPurgatory[str, int], "relay", observer=observer)
+        self._renew()
+
+    def _renew(self) -> None:
+        """Makes everything that belongs to one time in which the relay is open."""
+        make_store, make_thresholds = self._make
         self._loop: AbstractEventLoop | None = None
         self._sync: StoreSync | None = None
-        self._attached: list[Purgatory[Any]] = []
-        self._thresholds: ThresholdPurgatory[str, int] = ThresholdPurgatory("relay", observer=observer)
+        self._store = make_store()
+        self._thresholds = make_thresholds()
         self._follower = Follower(self._on_advance, self._on_epoch_change, self._on_change)
-        self._membership = Membership()
+        self._follower.reports_all_keys = bool(self._attached)
         self._batcher = WriteBatcher(self._write, backoff)
-        self._store = open_store(store, prefix)
 
     async def __aenter__(self) -> "Relay":
         """Opens the store, and returns when it is subscribed. While the store is away it tries again, for `timeout`: a process
-        that is started again meanwhile need not fail.
+        that is started again meanwhile need not fail. A relay that was closed is opened anew, on any loop, with its attached
+        purgatories; its statistics begin at 0.
 
         Raises:
             RelayUnavailable: it could not be reached within `timeout`.
             ValueError: what is there is not a relay's.
-            PurgatoryClosed: the relay was closed.
+            RuntimeError: it is open, or being closed.
         """
+        if self._is_closing:
+            raise RuntimeError(f"the relay at {self._store.address} is being closed")
         if self._is_closed:
-            raise PurgatoryClosed(f"cannot open the relay at {self._store.address} again: it was closed")
+            self._renew()
+            self._is_closed = False
         if self._loop is not None:
             raise RuntimeError(f"the relay at {self._store.address} is open already")
         self._loop = get_running_loop()
@@ -155,7 +168,7 @@ class Relay:
             return
         if self._loop is not None and self._loop is not get_running_loop() and not self._loop.is_closed():
             raise WrongLoop(f"cannot close the relay at {self._store.address}: it was entered on another event loop")
-        self._is_closed, self._is_open = True, False
+        self._is_closed, self._is_open, self._is_closing = True, False, True
         self._batcher.close()
         try:
             await self._thresholds.aclose()
@@ -164,7 +177,10 @@ class Relay:
                 if self._sync is not None:
                     await self._sync.close()
             finally:
-                await self._close_store()
+                try:
+                    await self._close_store()
+                finally:
+                    self._is_closing = False
 
     async def _close_store(self) -> None:
         try:
@@ -175,7 +191,7 @@ class Relay:
 
     # -- waiting
 
-    async def wait(self, key: str, seen: int, timeout: float | None = None) -> int:
+    async def wait(self, key: str, seen: int, timeout: float | None = None, *, epoch: str | None = None) -> int:
         """Waits until the version of `key` is above `seen`, and goes on waiting while the store is away.
 
         If the epoch of the store changes meanwhile, or if `seen` is above the store's version, and so from another epoch, it
@@ -185,11 +201,14 @@ class Relay:
             key: need not have been written.
             seen: the version that the caller has seen, 0 for none.
             timeout: in seconds; `None` and `inf` for no limit.
+            epoch: the one of `seen`; if it is not that of the store, the current version is returned at once. For numbers that
+                come from elsewhere, as in a request. By default it is the one that this process knows.
 
         Returns:
             The first version above `seen` that this process receives; at once, if there is one already.
 
-        Cost: a read if nobody here waits for the key yet; many at once are one read.
+        Cost: a read if nobody here waits for the key yet, or if this process knows another epoch than `epoch`; many at once are
+        one read.
 
         Raises:
             OperationTimeout: a `TimeoutError`; nothing came in time.
@@ -202,7 +221,16 @@ class Relay:
         sync = self._require_open("wait for", key)
         check_version(seen, "seen", 53)
         follower = self._follower
+        if not isinstance(epoch, str | None):
+            raise TypeError(f"epoch is a str, not {epoch!r}")
         when = None if timeout is None else self._time() + timeout
+        if epoch is not None and epoch != follower.epoch:  # perhaps this process does not know of it yet
+            with suppress(TimeoutError):
+                async with timeout_at(when):
+                    version = await sync.read(key)
+                if epoch != follower.epoch:
+                    return version
+            timeout = None if when is None else when - self._time()
         while True:
             epoch = follower.epoch
             follower.add_waiter(key, seen)
@@ -323,7 +351,16 @@ class Relay:
     def attach(self, purgatory: Purgatory[Any]) -> None:
         """Calls `purgatory.check_and_complete(key)` for each change from now on, for operations with conditions of their own.
         Each write counts at least once; after a change of epoch so does each key that the store has then.
+
+        Raises:
+            TypeError: the purgatory watches a key now that is no `str`, and so would never be checked.
         """
+        for key in purgatory._engine.by_key:
+            if not isinstance(key, str):
+                raise TypeError(
+                    f"cannot attach the purgatory {purgatory._engine.name!r} to the relay at {self._store.address}: "
+                    f"it watches {key!r}, and a key of a relay is a str"
+                )
         if purgatory not in self._attached:
             self._attached.append(purgatory)
         self._follower.reports_all_keys = True

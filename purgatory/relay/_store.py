@@ -49,7 +49,7 @@ class Store(Protocol):
         ...
 
     async def close(self) -> None:
-        """Closes all connections. Nothing is called after that."""
+        """Closes all connections. Nothing is called after that, unless it is opened again."""
         ...
 
     async def listen(self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]) -> None:
