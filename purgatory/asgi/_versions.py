@@ -167,6 +167,7 @@ class Versions(Generic[K]):
     async def _changed_in(self, relay: "Relay", poll: Poll, key: str) -> Outcome[int]:
         """`changed` with a relay. A client that has seen a version of its epoch waits, even while the store is unreachable. One
         that has seen none has to get the current version, and is refused with 503 then."""
+        thresholds = cast(Any, _RelayThresholds(relay, relay.epoch))
         seen, version = self.seen(poll.scope), 0
         if seen is None:
             try:
@@ -177,7 +178,7 @@ class Versions(Generic[K]):
             if self.has_seen(poll.scope, version):  # as `*` has any
                 seen = version
         outcome: Outcome[int]
-        outcome = poll.at_once(version) if seen is None else await poll.reach(cast(Any, self.thresholds), key, seen + 1)
+        outcome = poll.at_once(version) if seen is None else await poll.reach(thresholds, key, seen + 1)
         if outcome.ending is Ending.SATISFIED and outcome.value is not None:
             return replace(outcome, headers={**outcome.headers, "ETag": f'"{self.tag(outcome.value)}"'})
         if outcome.ending is Ending.DEADLINE and seen is not None:
@@ -189,14 +190,14 @@ class Versions(Generic[K]):
 class _RelayThresholds:
     """The versions of a relay: the two methods of a `ThresholdPurgatory` that a poll calls."""
 
-    __slots__ = ("_relay",)
+    __slots__ = ("_epoch", "_relay")
 
-    def __init__(self, relay: "Relay") -> None:
-        self._relay = relay
+    def __init__(self, relay: "Relay", epoch: str | None = None) -> None:
+        self._relay, self._epoch = relay, epoch
 
     async def wait(self, key: str, threshold: int, timeout: float | None = None) -> int:
         """As `Relay.wait`, which may return a lower version if the epoch has changed."""
-        return await self._relay.wait(key, threshold - 1, timeout)
+        return await self._relay.wait(key, threshold - 1, timeout, epoch=self._epoch)
 
     def value(self, _key: str) -> int | None:
         """Unknown: it is in the store, which may be unreachable."""
