@@ -12,7 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from purgatory.journal import FOLDERS
-from purgatory.pipeline.report import _make
+from purgatory.pipeline.report._duckdb import DuckDB
+from purgatory.pipeline.report._make import make_tables
+from purgatory.pipeline.report._queries import TABLES
+from purgatory.pipeline.report._summary import Summary
 
 START = datetime(2026, 3, 1, 11, 59, 50, tzinfo=UTC)
 
@@ -56,6 +59,12 @@ def write(journal: Path, folder: str, name: str, rows: list[Row]) -> Path:
     nullable = pa.schema([field.with_nullable(True) for field in FOLDERS[folder]])
     pq.write_table(pa.Table.from_pylist(rows, nullable), file)
     return file
+
+
+def report(journal: Path, out: Path) -> Summary:
+    """Makes the tables of a journal, on DuckDB."""
+    with DuckDB.opened() as engine:
+        return make_tables(engine, [str(journal)], str(out))
 
 
 def random_operations(rng: random.Random, count: int) -> list[Row]:
@@ -114,7 +123,7 @@ def table(out: Path, name: str) -> list[Any]:
 
 
 def tables(out: Path) -> dict[str, list[Any]]:
-    return {name: table(out, name) for name in _make.TABLES}
+    return {name: table(out, name) for name in TABLES}
 
 
 def account(rows: list[Any]) -> dict[tuple[str, str], int]:

@@ -6,7 +6,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import oracle
 import pytest
 from journals import check, random_operations, write
@@ -16,7 +15,6 @@ from selenium.webdriver.support.ui import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
 from purgatory.pipeline._command_line import main
-from purgatory.pipeline.report._durations import steps_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 pytest_plugins = ["browser"]
@@ -34,7 +32,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows[0] |= {"keys": ['</script><script>alert("x")</script>'], "missed_trigger": True}
     write(folder / "journal", "operations", "x", rows)
     write(folder / "journal", "checks", "x", [check(s, key=f"key-{s % 9}", run_id="fine") for s in range(60)])
-    assert main(["report", str(folder / "journal"), "--out", str(folder), "--master", "here"]) == 0
+    assert main(["report", str(folder / "journal"), "--out", str(folder), "--engine", "duckdb"]) == 0
     assert (folder / "report.html").stat().st_size < 5_000_000
     return folder / "report.html"
 
@@ -131,7 +129,7 @@ def test_waits_and_the_curve_follow_the_zoom_and_the_page_says_of_what_they_are(
         mine = [row for row in rows if since <= row["started_at"].timestamp() * 1000 < until]
         assert drawn == sum(row["ended_at"] is not None for row in mine) > 0
         expected = oracle.curve(
-            (steps_of(np.array([((row["ended_at"] or last[row["run_id"]]) - row["started_at"]) // MICROSECOND])).item(),
+            (oracle.step_of(((row["ended_at"] or last[row["run_id"]]) - row["started_at"]) // MICROSECOND),
              row["outcome"] == "completed")
             for row in mine
         )  # fmt: skip

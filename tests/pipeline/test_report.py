@@ -4,7 +4,6 @@ import random
 from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,13 +16,13 @@ from journals import (
     operation,
     random_checks,
     random_operations,
+    report,
+    table,
     tables,
     write,
 )
 
 from purgatory.pipeline._command_line import main
-from purgatory.pipeline._executor import local
-from purgatory.pipeline.report import _make, _survival
 
 
 @pytest.mark.parametrize("count", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
@@ -60,7 +59,7 @@ def test_the_tables_equal_those_of_a_simple_program(count: int, tmp_path: Path) 
     (journal / "runs").mkdir()
     (journal / "runs" / "fine").write_text(f"{count + 7:020}\n")  # it was killed; most of its operations are in files
 
-    _make.make_tables(local, [str(journal)], str(tmp_path / "out"))
+    report(journal, tmp_path / "out")
 
     found = tables(tmp_path / "out")
     assert_tables_equal(found, rows, checks)
@@ -127,12 +126,17 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_survival_curves_are_those_of_the_literature(name: str) -> None:
+def test_survival_curves_are_those_of_the_literature(name: str, tmp_path: Path) -> None:
     weeks, printed = KNOWN[name]
-    wait, is_end = np.abs(weeks) * 1_000_000, (np.array(weeks) > 0).astype(int)
+    ends = [{"ended_at": START + timedelta(seconds=abs(week)), "outcome": "completed"} for week in weeks]
+    rows = [
+        operation(number, **(end if week > 0 else end | {"outcome": "cancelled"}))
+        for number, (week, end) in enumerate(zip(weeks, ends, strict=True))
+    ]
+    write(tmp_path / "journal", "operations", "x", rows)
 
-    curve = _survival.thinned(_survival.curve(wait, np.ones(len(weeks), int), is_end))
-    found = {row["timeout_s"]: row for row in pa.table(curve).to_pylist()}
+    report(tmp_path / "journal", tmp_path / "out")
+    found = {row.timeout_s: row for row in table(tmp_path / "out", "survival")}
 
     assert found.keys() == set(map(abs, weeks))
     for week, (share, error) in printed.items():

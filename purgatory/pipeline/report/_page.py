@@ -19,6 +19,17 @@ from purgatory.pipeline.report._findings import Finding
 from purgatory.pipeline.report._summary import Summary
 
 HERE: Final = Path(__file__).parent
+
+
+def _folder_of(package: str) -> Path:
+    """Where a package is, without the time that importing it takes."""
+    found = find_spec(package)
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+    return Path(found.origin).parent
+
+
+PLOTLY: Final = _folder_of("plotly") / "package_data" / "plotly.min.js"
 SCRIPTS: Final = ("page.js", "pictures.js", "choices.js")
 """Together they are one."""
 SECTIONS: Final = {
@@ -94,8 +105,4 @@ def _file(name: str) -> str:
 
 def _plotly() -> str:
     """Plotly's script, a third as long as it is."""
-    found = find_spec("plotly")
-    if found is None or not found.submodule_search_locations:
-        raise ImportError("the page of a report is drawn by Plotly: pip install 'asyncio-purgatory[spark]'")
-    script = Path(found.submodule_search_locations[0], "package_data", "plotly.min.js").read_bytes()
-    return b64encode(gzip.compress(script, 6)).decode("ascii")
+    return b64encode(gzip.compress(PLOTLY.read_bytes(), 6)).decode("ascii")
