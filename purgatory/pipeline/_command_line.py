@@ -67,7 +67,8 @@ def _programs(given: list[str]) -> list[Program]:
 
 def _loaded(name: str, entry: Entry) -> Program:
     try:
-        module = import_module(f"purgatory.pipeline.{entry.module}")
+        with _interrupts.during_imports():
+            module = import_module(f"purgatory.pipeline.{entry.module}")
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing == "purgatory":

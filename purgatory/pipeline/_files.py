@@ -137,13 +137,13 @@ def list_files(storage: Storage, journal: str, folder: str) -> dict[str, int]:
     return {f"{journal}/{folder}/{name}": size for name, size in sorted((found or {}).items()) if name.endswith(".parquet")}
 
 
-def size(journals: Iterable[str]) -> int:
-    """How many bytes the files of journals on this machine have.
+def size(storage: Storage, journals: Iterable[str]) -> int:
+    """How many bytes the files of journals have.
 
     Raises:
         NoJournal: a journal has no folder ``operations``.
     """
-    return sum(sum(list_files(Local(), name, folder).values()) for name in journals for folder in ("operations", "checks"))
+    return sum(sum(list_files(storage, name, folder).values()) for name in journals for folder in ("operations", "checks"))
 
 
 def replaced_by(file: str) -> list[str]:

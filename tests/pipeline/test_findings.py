@@ -63,7 +63,7 @@ def test_what_was_left_out_is_said():
         {"folder": "operations", "what": "rows rejected", "reason": reason, "count": 2} for reason in ("one", "another")
     ] + [{"folder": "checks", "what": "duplicates dropped", "reason": None, "count": 0}]
 
-    assert said(account=lines) == ["Not in these figures: rows rejected (operations): 4."]
+    assert said(account=lines) == ["Not in these figures, of operations: 4 rows that cannot be right."]
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.0123, "12.3 ms"), (1.2345, "1.23 s"), (4000.0, "4,000 s")])

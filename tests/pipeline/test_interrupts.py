@@ -1,6 +1,5 @@
 """Ctrl-C: one line and the exit status 130, whenever it comes, and nothing is left running."""
 
-
 import pytest
 from py4j.protocol import Py4JNetworkError
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import oracle
 import pytest
-from journals import check, random_operations, write
+from journals import START, check, operation, random_operations, write
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select
@@ -30,6 +30,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     rows = [dict(row) for row in ROWS]
     rows[0] |= {"keys": ['</script><script>alert("x")</script>'], "missed_trigger": True}
+    rows += [
+        operation(
+            10_000 + number, run_id="fine", kind="Forgotten", keys=["forgotten"], timeout_s=0.2, missed_trigger=True,
+            started_at=START + timedelta(seconds=number), ended_at=START + timedelta(seconds=number + 0.2),
+        )
+        for number in range(20)
+    ]  # fmt: skip
     write(folder / "journal", "operations", "x", rows)
     write(folder / "journal", "checks", "x", [check(s, key=f"key-{s % 9}", run_id="fine") for s in range(60)])
     assert main(["report", str(folder / "journal"), "--out", str(folder), "--engine", "duckdb"]) == 0
@@ -82,7 +89,7 @@ def test_the_page_fits_every_size_and_complains_of_nothing(sized: Chrome, report
 
 def test_one_choice_of_purgatory_kind_and_run_is_for_the_whole_page(sized: Chrome, report: Path) -> None:
     opened(sized, report)
-    assert tiles(sized)["started"] > "2,9" and len(cells(sized, "timeouts")) == 6
+    assert tiles(sized)["started"] > "2,9" and len(cells(sized, "timeouts")) == 7
 
     Select(sized.find_element(By.ID, "purgatory")).select_by_value("letters")
     assert {row[0] for row in cells(sized, "timeouts")} == {row[0] for row in cells(sized, "keys")} == {"letters"}
@@ -161,6 +168,19 @@ def test_the_timeout_that_is_tried_is_read_off_the_curve(sized: Chrome, report: 
     (said, first), (_, second) = answers
     assert first[0] > second[0] > 0 and first[1] < first[0] < first[2]
     assert "would expire (95 %: " in said
+
+
+def test_what_completed_only_at_its_deadline_does_not_tell_what_a_timeout_is_good_for(sized: Chrome, report: Path) -> None:
+    opened(sized, report)
+    assert "`" not in sized.find_element(By.TAG_NAME, "body").text
+
+    Select(sized.find_element(By.ID, "purgatory")).select_by_value("letters")
+    Select(sized.find_element(By.ID, "kind")).select_by_value("Forgotten")
+
+    answer = sized.find_element(By.ID, "answer").text
+    assert answer == "Forgotten: not answerable, every one completed by the try at its deadline."
+    [row] = cells(sized, "timeouts")
+    assert row[-3:] == ["not answerable"] * 3
 
 
 def test_a_finding_leads_to_its_picture_and_names_cannot_break_the_page(sized: Chrome, report: Path) -> None:

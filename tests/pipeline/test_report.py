@@ -144,6 +144,22 @@ def test_survival_curves_are_those_of_the_literature(name: str, tmp_path: Path) 
         assert found[week]["standard_error"] == pytest.approx(error, abs=6e-5)
 
 
+def test_nothing_is_cut_in_a_terminal_of_eighty_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    long = {"purgatory": "orders of the northern warehouse", "kind": "WaitForPaymentAndStock"}
+    rows = [operation(number, outcome="expired", ended_by=None, **long) for number in range(1_000_000, 1_000_009)]
+    write(tmp_path / "journal", "operations", "x", rows)
+
+    assert main(["report", str(tmp_path / "journal"), "--out", str(tmp_path / "out")]) == 0
+
+    printed = capsys.readouterr().out
+    assert "…" not in printed and "? is not answerable from this data" in printed
+    assert max(map(len, printed.split("\n\n")[0].splitlines())) <= 80
+    assert "of operations: 1,000,000 operations that were numbered, and are in no row" in " ".join(printed.split())
+
+
 def test_a_directory_without_a_journal_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
 

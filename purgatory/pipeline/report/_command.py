@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from purgatory.pipeline._files import distinct, is_uri, size
+from purgatory.pipeline._files import Local, distinct, is_uri, size
 from purgatory.pipeline._options import add_master_option
 from purgatory.pipeline.report._duckdb import DuckDB
 from purgatory.pipeline.report._findings import findings, seconds, set_apart, share
@@ -28,10 +29,14 @@ SMALL: Final = 64 * 1024**2
 """Up to so many bytes, what would make Spark fast takes longer than it saves."""
 SET_APART: Final = 3
 """The exit status if files or rows could not be read: 2 means that the arguments are wrong."""
-SETTINGS: Final = {"spark.driver.memory": "2g", "spark.sql.shuffle.partitions": "64"}
-SETTINGS_OF_SMALL: Final = {
+UNKNOWN: Final = "?"
+JAVA: Final = {"spark.driver.memory": "2g"}
+JAVA_OF_SMALL: Final = {
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     "spark.driver.memory": "1g",
+}
+SQL: Final = {"spark.sql.shuffle.partitions": "64"}
+SQL_OF_SMALL: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.shuffle.partitions": "2",
@@ -76,10 +81,11 @@ def run(options: argparse.Namespace) -> int:
 @contextmanager
 def _engine(options: argparse.Namespace) -> Iterator[Engine]:
     """What runs the queries."""
+    journals = distinct(options.journals)
     needs_spark = options.master is not None or "SPARK_REMOTE" in os.environ
-    needs_spark = needs_spark or any(map(is_uri, [*options.journals, options.out]))
-    bytes_ = None if any(map(is_uri, options.journals)) else size(distinct(options.journals))
-    if options.engine == "duckdb" or (options.engine is None and not needs_spark and (bytes_ or 0) <= LARGE):
+    needs_spark = needs_spark or any(map(is_uri, [*journals, options.out]))
+    is_here = not any(map(is_uri, journals))
+    if options.engine == "duckdb" or (options.engine is None and not needs_spark and size(Local(), journals) <= LARGE):
         if options.master is not None:
             raise OSError(f"cannot use --master {options.master} with --engine duckdb, which runs in this process")
         with DuckDB.opened() as engine:
@@ -93,10 +99,12 @@ def _engine(options: argparse.Namespace) -> Iterator[Engine]:
             f"cannot run 'report' on Spark: {error.name} is not installed. pip install 'asyncio-purgatory[spark]' brings it, "
             "or in a clone pip install '.[spark]'"
         ) from error
-    is_small = bytes_ is not None and bytes_ <= SMALL and not (options.master or "").startswith("spark:")
-    settings = SETTINGS_OF_SMALL if is_small else SETTINGS
-    session = spark_session("purgatory report", options.master, settings, verbose=options.verbose)
+    java = JAVA_OF_SMALL if is_here and size(Local(), journals) <= SMALL else JAVA
+    session = spark_session("purgatory report", options.master, java, verbose=options.verbose)
     with session as spark, Spark.on(spark) as on_spark:
+        bytes_ = sum(size(on_spark.storage(journal), [journal]) for journal in journals)
+        for name, value in (SQL_OF_SMALL if 0 < bytes_ <= SMALL else SQL).items():
+            spark.conf.set(name, value)
         yield on_spark
 
 
@@ -126,15 +134,15 @@ def _steps(console: Console, verbose: bool) -> Iterator[_Steps]:
 
 
 def _print(console: Console, summary: Summary, said: list[str]) -> None:
-    table = Table(title="Timeouts", title_justify="left")
+    caption = f"{UNKNOWN} is not answerable from this data"
+    table = Table(title="Timeouts", title_justify="left", caption=caption, caption_justify="left", box=SIMPLE, pad_edge=False)
     for name in ("purgatory", "kind"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for name in ("operations", "expired", "timeout", "for 1 %", "for 0.1 %"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", min_width=len(name))
     for line in summary.timeouts_in_order[:20]:
         answers = [
-            "not answerable" if line[name] is None else seconds(line[name])
-            for name in ("timeout_1_percent", "timeout_01_percent")
+            UNKNOWN if line[name] is None else seconds(line[name]) for name in ("timeout_1_percent", "timeout_01_percent")
         ]
         rate = "" if line["expiry_rate"] is None else share(line["expiry_rate"])
         timeout = "" if line["timeout_max_s"] is None else seconds(line["timeout_max_s"])

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from purgatory.pipeline.report._durations import EDGES, LATENESS, WAITS, packed
-from purgatory.pipeline.report._findings import Finding
+from purgatory.pipeline.report._findings import LEFT_OUT, Finding
 from purgatory.pipeline.report._queries import Line
 from purgatory.pipeline.report._summary import Summary
 from purgatory.pipeline.report._window import SECOND
@@ -60,7 +60,10 @@ def data(findings: list[Finding], summary: Summary) -> dict[str, Any]:
         "keys": _keys(summary.hot_keys_in_order, summary.hot_times),
         "missed": _keys(summary.missed_keys_in_order, summary.missed_times),
         "minutes": [_shown(line) for line in summary.worst_minutes],
-        "read": [{name: line[name] for name in ("folder", "what", "reason", "count")} for line in summary.account],
+        "read": [
+            {**{name: line[name] for name in ("folder", "reason", "count")}, "what": LEFT_OUT.get(line["what"], line["what"])}
+            for line in summary.account
+        ],
     }
 
 

@@ -1,6 +1,8 @@
 """What an operator wants to know first, in words. Plain Python on what `_summary` has collected."""
 
+from collections import Counter
 from dataclasses import dataclass
+from typing import Final
 
 from purgatory.pipeline.report._queries import Line
 from purgatory.pipeline.report._summary import Summary
@@ -115,15 +117,25 @@ def _pending(summary: Summary) -> list[Finding]:
     ]
 
 
+LEFT_OUT: Final = {
+    "files unreadable": "files that cannot be read",
+    "rows rejected": "rows that cannot be right",
+    "duplicates dropped": "further copies of rows",
+    "ids missing": "operations that were numbered, and are in no row",
+}
+"""What the figures do not have, in words, by the name that it has in the table ``reconciliation``."""
+
+
 def _left_out(summary: Summary) -> list[str]:
-    counted = [(line["what"], line["count"], line["folder"]) for line in summary.account]
-    names = ("files unreadable", "rows rejected", "duplicates dropped", "ids missing")
     unreadable = [line["reason"] for line in summary.account if line["what"] == "files unreadable"]
+    counts: Counter[tuple[str, str]] = Counter()
+    for line in summary.account:
+        counts[line["what"], line["folder"]] += line["count"]
     return [f"Cannot be read: {reason}." for reason in unreadable[:WORTH_SAYING]] + [
-        f"Not in these figures: {what} ({folder}): {sum(count for w, count, f in counted if (w, f) == (what, folder)):,}."
-        for what in names
+        f"Not in these figures, of {folder}: {counts[what, folder]:,} {words}."
+        for what, words in LEFT_OUT.items()
         for folder in ("operations", "checks")
-        if sum(count for w, count, f in counted if (w, f) == (what, folder))
+        if counts[what, folder]
     ]
 
 

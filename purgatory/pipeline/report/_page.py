@@ -7,6 +7,7 @@ and how it is printed.
 
 import gzip
 import json
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
@@ -76,7 +77,7 @@ def page(title: str, findings: Sequence[Finding], summary: Summary) -> str:
         '<label id="runs">run <select id="run"></select></label> <button id="whole" hidden>whole time</button>'
         '<output id="range"></output></nav>\n<div id="tiles"></div>\n'
         f"{''.join(_section(name) for name in SECTIONS)}"
-        "<noscript>Pictures and tables need JavaScript. The folder `tables` has the tables, too, as Parquet.</noscript>\n"
+        "<noscript>Pictures and tables need JavaScript. The tables are in the folder <code>tables</code>, too.</noscript>\n"
         f'<script type="application/json" id="data">{shown}</script>\n'
         f'<script type="text/plain" id="plotly">{_plotly()}</script>\n'
         f"<script>{''.join(map(_file, SCRIPTS))}</script></body></html>\n"
@@ -94,9 +95,14 @@ def _section(name: str) -> str:
     )
     covers = '<p class="covers"></p>' if name in ("timeouts", "late") else ""
     return (
-        f'<section id="{name}"><h2>{escape(heading)}</h2><p class="note">{escape(note)}</p>{covers}'
+        f'<section id="{name}"><h2>{escape(heading)}</h2><p class="note">{_with_code(note)}</p>{covers}'
         f'<div class="pictures">{pictures}</div>{mover}<div class="table"></div></section>\n'
     )
+
+
+def _with_code(text: str) -> str:
+    """As HTML; what is between backticks is code."""
+    return re.sub("`(.*?)`", r"<code>\1</code>", escape(text))
 
 
 def _file(name: str) -> str:

@@ -192,25 +192,34 @@ SELECT t.* FROM thinned t JOIN (
   SELECT purgatory, kind FROM waits WHERE run >= 0 GROUP BY purgatory, kind HAVING count(DISTINCT run) > 1
 ) s ON t.purgatory = s.purgatory AND t.kind = s.kind WHERE run >= 0 ORDER BY t.purgatory, t.kind, run, timeout_s
 
+--- view kinds
+SELECT purgatory, kind, count(*) AS operations, count(CASE WHEN outcome = 'completed' THEN 1 END) AS completed,
+  count(CASE WHEN outcome = 'expired' THEN 1 END) AS expired, count(CASE WHEN outcome = 'cancelled' THEN 1 END) AS cancelled,
+  count(CASE WHEN ended IS NULL THEN 1 END) AS without_end, count(CASE WHEN started IS NULL THEN 1 END) AS without_start,
+  count(CASE WHEN missed_trigger THEN 1 END) AS missed_triggers, min(timeout_s) AS timeout_min_s, max(timeout_s) AS timeout_max_s
+FROM spans GROUP BY purgatory, kind
+
+--- view answers
+-- The least timeouts that would have let 1 % and 0.1 % expire, and how far the curve reaches.
+SELECT purgatory, kind, max(wait) / 1000000 AS longest_wait_s, min(expiry_rate) AS least_expiry_rate,
+  max(CASE WHEN last THEN standard_error END) AS its_standard_error,
+  min(CASE WHEN expiry_rate <= 0.01 + 1e-12 THEN wait END) / 1000000 AS one_percent,
+  min(CASE WHEN expiry_rate <= 0.001 + 1e-12 THEN wait END) / 1000000 AS one_per_mille
+FROM (SELECT *, wait = max(wait) OVER (PARTITION BY purgatory, kind) AS last FROM curve WHERE run < 0) GROUP BY purgatory, kind
+
 --- write timeouts
-SELECT c.purgatory, c.kind, operations, completed, expired, cancelled, without_end, without_start, missed_triggers, timeout_min_s, timeout_max_s,
-  longest_wait_s, least_expiry_rate, its_standard_error, timeout_1_percent, timeout_01_percent,
+-- Operations that completed by nothing but the try at their deadline do not tell what a timeout is good for.
+SELECT purgatory, kind, operations, completed, expired, cancelled, without_end, without_start, missed_triggers, timeout_min_s, timeout_max_s,
+  longest_wait_s, least_expiry_rate, its_standard_error, one_percent AS timeout_1_percent, one_per_mille AS timeout_01_percent,
   expired / nullif(completed + expired + cancelled, 0) AS expiry_rate,
-  CASE WHEN timeout_1_percent IS NULL THEN 'not answerable from this data' ELSE 'answered' END AS answer_1_percent,
-  CASE WHEN timeout_01_percent IS NULL THEN 'not answerable from this data' ELSE 'answered' END AS answer_01_percent
+  CASE WHEN one_percent IS NULL THEN 'not answerable from this data' ELSE 'answered' END AS answer_1_percent,
+  CASE WHEN one_per_mille IS NULL THEN 'not answerable from this data' ELSE 'answered' END AS answer_01_percent
 FROM (
-  SELECT purgatory, kind, count(*) AS operations, count(CASE WHEN outcome = 'completed' THEN 1 END) AS completed,
-    count(CASE WHEN outcome = 'expired' THEN 1 END) AS expired, count(CASE WHEN outcome = 'cancelled' THEN 1 END) AS cancelled,
-    count(CASE WHEN ended IS NULL THEN 1 END) AS without_end, count(CASE WHEN started IS NULL THEN 1 END) AS without_start,
-    count(CASE WHEN missed_trigger THEN 1 END) AS missed_triggers, min(timeout_s) AS timeout_min_s, max(timeout_s) AS timeout_max_s
-  FROM spans GROUP BY purgatory, kind
-) c LEFT JOIN (
-  SELECT purgatory, kind, max(wait) / 1000000 AS longest_wait_s, min(expiry_rate) AS least_expiry_rate,
-    max(CASE WHEN last THEN standard_error END) AS its_standard_error,
-    min(CASE WHEN expiry_rate <= 0.01 + 1e-12 THEN wait END) / 1000000 AS timeout_1_percent,
-    min(CASE WHEN expiry_rate <= 0.001 + 1e-12 THEN wait END) / 1000000 AS timeout_01_percent
-  FROM (SELECT *, wait = max(wait) OVER (PARTITION BY purgatory, kind) AS last FROM curve WHERE run < 0) GROUP BY purgatory, kind
-) a ON c.purgatory = a.purgatory AND c.kind = a.kind
+  SELECT k.*, longest_wait_s, least_expiry_rate, its_standard_error,
+    CASE WHEN completed > missed_triggers THEN one_percent END AS one_percent,
+    CASE WHEN completed > missed_triggers THEN one_per_mille END AS one_per_mille
+  FROM kinds k LEFT JOIN answers a ON k.purgatory = a.purgatory AND k.kind = a.kind
+)
 
 --- reject rejected_operations
 SELECT run_id, purgatory, kind, operation_id, `keys`, started_at, ended_at, timeout_s, outcome, attempts, ended_by, missed_trigger, reason, file

@@ -21,6 +21,8 @@ from purgatory.pipeline.report._spark import Spark
 from purgatory.pipeline.simulate._replay import Difference, Recorded, Replay, Setting, replay
 from purgatory.pipeline.simulate._trials import Trial, columns_of, draw
 
+NEEDED: Final = ("judged_operations", "copied", "accepted_operations")
+"""The queries of the report that say which operations there are."""
 RESULTS: Final = "run_id string, setting int, replayed binary"
 """`setting` is a place in the list of settings, `replayed` a pickled `Replay`."""
 DIFFERENCES: Final = f"{columns_of(Setting)}, run_id string, {columns_of(Difference)}"
@@ -42,9 +44,9 @@ def simulate(spark: SparkSession, journal: str, out: str, settings: list[Setting
     [out] = distinct([out])
     with Spark.on(spark) as engine:
         damaged = read_journals(engine, distinct([journal]), ["operations"])["operations"]
-        names = [query.name for query in QUERIES]
-        for query in QUERIES[: names.index("accepted_operations") + 1]:
-            engine.run(query, out)
+        for query in QUERIES:
+            if query.name in NEEDED:
+                engine.run(query, out)
         operations = _operations(spark.table("accepted_operations"), shards)
         units = operations.select("unit").distinct().count()
         if not units:
