@@ -3,10 +3,13 @@
 import random
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import generated
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
 from journals import (
     START,
     Found,
@@ -88,6 +91,23 @@ def test_the_tables_equal_those_of_a_simple_program(count: int, tmp_path: Path) 
         "timeout_s is no number of seconds", "purgatory is missing", "neither start nor end",
     }  # fmt: skip
     assert all(row.file.endswith("wrong.parquet") for row in rejected)
+
+
+@given(generated.journals())
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_tables_of_any_journal_equal_those_of_a_simple_program(tmp_path: Path, made: generated.Journal) -> None:
+    rows, files = made
+    with TemporaryDirectory(dir=tmp_path) as folder:
+        for number, some in enumerate(files):
+            write(Path(folder, "journal"), "operations", f"{number}", some)
+
+        report(Path(folder, "journal"), Path(folder, "out"))
+
+        found = tables(Path(folder, "out"))
+        assert_tables_equal(found, rows, [])
+        counts = account(found["reconciliation"])
+    assert counts["operations", "rows accepted"] == len(rows)
+    assert counts["operations", "rows read"] == sum(map(len, files))
 
 
 FREIREICH = [6, 6, 6, -6, 7, -9, 10, -10, -11, 13, 16, -17, -19, -20, 22, 23, -25, -32, -32, -34, -35]

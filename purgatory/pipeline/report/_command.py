@@ -25,7 +25,7 @@ from purgatory.pipeline.report._summary import Summary
 
 LARGE: Final = 2 * 1024**3
 """More bytes of Parquet are read by Spark, if nothing else is said."""
-SMALL: Final = 64 * 1024**2
+SMALL: Final = 4 * 1024**2
 """Up to so many bytes, what would make Spark fast takes longer than it saves."""
 SET_APART: Final = 3
 """The exit status if files or rows could not be read: 2 means that the arguments are wrong."""

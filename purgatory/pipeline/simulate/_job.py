@@ -9,7 +9,6 @@ keys in other shards.
 import pickle
 from typing import Final
 
-import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -18,13 +17,13 @@ from purgatory.pipeline._workers import for_workers
 from purgatory.pipeline.report._make import read_journals
 from purgatory.pipeline.report._queries import QUERIES
 from purgatory.pipeline.report._spark import Spark
-from purgatory.pipeline.simulate._replay import Difference, Recorded, Replay, Setting, replay
+from purgatory.pipeline.simulate._replay import Difference, Replay, Setting, replayed
 from purgatory.pipeline.simulate._trials import Trial, columns_of, draw
 
 NEEDED: Final = ("judged_operations", "copied", "accepted_operations")
 """The queries of the report that say which operations there are."""
 RESULTS: Final = "run_id string, setting int, replayed binary"
-"""`setting` is a place in the list of settings, `replayed` a pickled `Replay`."""
+"""The columns of `replayed`."""
 DIFFERENCES: Final = f"{columns_of(Setting)}, run_id string, {columns_of(Difference)}"
 Results = list[tuple[str, Setting, Replay]]
 """The id of a run, a setting, and what came of it."""
@@ -101,17 +100,3 @@ def _write_tables(spark: SparkSession, out: str, trials: list[Trial], results: R
     different = [(*setting, run_id, *each) for run_id, setting, seen in results for each in seen.differences]
     table = spark.createDataFrame(different, DIFFERENCES)
     table.coalesce(1).write.mode("overwrite").parquet(f"{out}/differences")
-
-
-# -- on Spark's workers
-
-
-def replayed(rows: pa.Table, settings: list[tuple[float, int, float | None]]) -> pa.Table:
-    """What comes of the operations of a unit with one setting: a row of `RESULTS`."""
-    rows = rows.sort_by([("started_at", "ascending"), ("operation_id", "ascending")])
-    number, run_id = (rows[name][0].as_py() for name in ("setting", "run_id"))
-    batches = rows.select(Recorded._fields).to_batches(max_chunksize=10_000)
-    recorded = (row for batch in batches for row in map(Recorded, *(column.to_pylist() for column in batch.columns)))
-    seen = replay(recorded, Setting(*settings[number]))
-    columns = {"run_id": [run_id], "setting": pa.array([number], pa.int32()), "replayed": [pickle.dumps(seen)]}
-    return pa.table(columns)

@@ -3,10 +3,13 @@
 import random
 from dataclasses import fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import generated
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
 from journals import (
     Row,
     account,
@@ -108,6 +111,25 @@ def test_spark_sets_apart_what_duckdb_does(spark: SparkSession, tmp_path: Path) 
     for field in fields(Summary):
         found, expected = getattr(shown_by_spark, field.name), getattr(shown, field.name)
         assert found == expected if field.name in ("runs", "window") else ordered(found) == ordered(expected), field.name
+
+
+@given(generated.journals())
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_the_tables_of_any_journal_are_those_of_duckdb(spark: SparkSession, tmp_path: Path, made: generated.Journal) -> None:
+    rows, files = made
+    with TemporaryDirectory(dir=tmp_path) as folder:
+        journal = Path(folder, "journal")
+        for number, some in enumerate(files):
+            write(journal, "operations", f"{number}", some)
+
+        report(journal, Path(folder, "duckdb"))
+        with Spark.on(spark) as engine:
+            make_tables(engine, [str(journal)], f"{folder}/spark")
+
+        found = tables(Path(folder, "spark"))
+        assert_tables_equal(found, rows, [])
+        for name, expected in tables(Path(folder, "duckdb")).items():
+            assert ordered(found[name]) == ordered(expected), name
 
 
 def ordered(rows: list[Row]) -> list[str]:
