@@ -177,7 +177,7 @@ class ThresholdPurgatory(Generic[K, V]):
         """
         engine = self._engine
         if running_loop() is not engine.loop:
-            engine.bind("advance {}", key)
+            engine.bind("advance {}", key, "advance_threadsafe")
         return engine.advance(key, value)
 
     def advance_threadsafe(self, key: K, value: V) -> None:

@@ -1,19 +1,16 @@
 """``python -m purgatory.pipeline PROGRAM``.
 
-During the imports, which take a second, Ctrl-C ends the process at once and without an exception: some modules turn an
-exception during their import into another one.
+Ctrl-C ends it at any time with one line: see `_interrupts`.
 """
 
 import signal
 import sys
 
-from purgatory.pipeline._interrupts import end_at_once
+from purgatory.pipeline._interrupts import during_imports
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, end_at_once)
-    from purgatory.pipeline._command_line import main
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with during_imports():
+        from purgatory.pipeline._command_line import main
     status = main()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the output is complete, and Python only cleans up
     sys.exit(status)

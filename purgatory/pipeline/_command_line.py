@@ -1,24 +1,40 @@
-"""The command line of the pipeline: ``python -m purgatory.pipeline PROGRAM``."""
+"""The command line of the pipeline: ``python -m purgatory.pipeline PROGRAM``.
+
+Only the module of the program that is asked for is loaded, since each needs other libraries.
+"""
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Final
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-
 from purgatory._programs import Program, run_program
-from purgatory.pipeline import _interrupts, compact, synth
-from purgatory.pipeline._executor import TaskFailed, exception_line
-from purgatory.pipeline._reading import NoJournal
-from purgatory.pipeline._session import SparkUnavailable
-from purgatory.pipeline.report import _command as report
-from purgatory.pipeline.simulate import _command as simulate
-from purgatory.pipeline.streaming import _command as stream
+from purgatory.pipeline import _interrupts
+from purgatory.pipeline._errors import NoJournal, SparkUnavailable
 
-PROGRAMS: tuple[Program, ...] = (compact.PROGRAM, report.PROGRAM, simulate.PROGRAM, stream.PROGRAM, synth.PROGRAM)
-USER_ERRORS: Final = (SparkUnavailable, NoJournal, TaskFailed, PySparkException, Py4JError, OSError)
-"""Errors whose message is enough for a user; a traceback would not help."""
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A program: what it does, the module that has its `add_arguments` and `run`, and the extra that this module needs."""
+
+    summary: str
+    module: str
+    extra: str
+
+
+PROGRAMS: Final = {
+    "compact": Entry("Makes few large files of a journal's many small ones, and deletes old ones.", "compact", "journal"),
+    "report": Entry("Reads journals and tells what is wrong with timeouts, keys and triggers.", "report._command", "report"),
+    "simulate": Entry(
+        "Replays a journal with other ticks, wheel sizes and timeouts, and recommends one.", "simulate._command", "spark"
+    ),
+    "stream": Entry("Decides on streams of operations and signals, exactly once.", "streaming._command", "spark"),
+    "synth": Entry("Makes a journal of any size, with known facts for a report to find.", "synth", "spark"),
+}
+USER_ERRORS: Final = (NoJournal, SparkUnavailable, OSError)
+"""Errors whose message is enough for a user; a traceback would not help. So are those of the `ENGINES`."""
+ENGINES: Final = ("duckdb", "_duckdb", "pyspark", "py4j")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,14 +42,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     In both cases it prints one line that says so.
     """
+    given = sys.argv[1:] if arguments is None else [*arguments]
     description = "Reads the journals of purgatories, and decides on streams of operations."
     try:
-        return run_program("python -m purgatory.pipeline", description, PROGRAMS, arguments)
+        return run_program("python -m purgatory.pipeline", description, _programs(given), given)
     except (Exception, KeyboardInterrupt) as error:
         if _interrupts.is_interruption(error):
             print(_interrupts.LINE, file=sys.stderr)
             return _interrupts.STATUS
-        if not isinstance(error, USER_ERRORS) or "--verbose" in (sys.argv if arguments is None else arguments):
+        if not _is_for_users(error) or "--verbose" in given:
             raise
         print(exception_line(str(error)), file=sys.stderr)
         return 1
+
+
+def _programs(given: list[str]) -> list[Program]:
+    """All programs, for the help; the one that is asked for with its arguments."""
+    asked = next((name for name in given if not name.startswith("-")), None)
+    return [
+        _loaded(name, entry) if name == asked else Program(name, entry.summary, lambda _: None, lambda _: 2)
+        for name, entry in PROGRAMS.items()
+    ]
+
+
+def _loaded(name: str, entry: Entry) -> Program:
+    try:
+        with _interrupts.during_imports():
+            module = import_module(f"purgatory.pipeline.{entry.module}")
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing == "purgatory":
+            raise
+        raise OSError(
+            f"cannot run {name!r}: {missing} is not installed. pip install 'asyncio-purgatory[{entry.extra}]' brings it, "
+            f"or in a clone pip install '.[{entry.extra}]'"
+        ) from error
+    return Program(name, entry.summary, module.add_arguments, module.run)
+
+
+def _is_for_users(error: BaseException) -> bool:
+    is_of_engine = any(each.__module__.partition(".")[0] in ENGINES for each in type(error).__mro__)
+    return isinstance(error, USER_ERRORS) or is_of_engine
+
+
+def exception_line(text: str) -> str:
+    """The last line of a worker's traceback: the exception and its message."""
+    lines = [line.strip() for line in text.splitlines()]
+    ends = [number for number, line in enumerate(lines) if line.startswith("File ") and number + 2 < len(lines)]
+    words = [line for line in lines[ends[-1] + 2 :] if line and not set(line) <= set("^~ ")] if ends else lines
+    return next((line for line in words if ":" in line), words[0] if words else "no reason was given")

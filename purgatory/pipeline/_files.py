@@ -1,21 +1,22 @@
 """The files of a journal: which there are, and which replace others since a compaction.
 
-Names are literal: nothing in them is a pattern.
+Names are literal: nothing in them is a pattern. A name with ``://`` is a URI, which only Spark can read: see `_remote`.
 """
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import os
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Protocol
 
 import pyarrow as pa
-import pyarrow.fs
 import pyarrow.parquet as pq
 
 from purgatory.journal import RUNS
+from purgatory.pipeline._errors import NoJournal
 
 COMPACTED: Final = "compacted-"
 """The prefix of the names of files that replace others."""
@@ -34,20 +35,6 @@ class Vanished(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
-    """The files of a folder: names and sizes in bytes, by name."""
-
-    sizes: dict[str, int]
-    replaced: int
-    """How many more there are that another file replaces."""
-    is_there: bool
-
-    def __add__(self, other: "Listing") -> "Listing":
-        """Both together, of a folder of two journals."""
-        return Listing(self.sizes | other.sizes, self.replaced + other.replaced, self.is_there or other.is_there)
-
-
-@dataclass(frozen=True, slots=True)
 class Part:
     """Some row groups of a file; all of them if `groups` is `None`."""
 
@@ -55,35 +42,82 @@ class Part:
     groups: tuple[int, ...] | None = None
 
 
-def list_files(task: tuple[str, str]) -> Listing:
-    """The Parquet files of a folder of a journal.
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The Parquet files of a folder of a journal, without those that a compacted one replaces."""
 
-    Args:
-        task: the journal, a path or a URI, and the name of the folder.
-    """
-    journal, folder = task
-    filesystem, root = _locate(journal)
-    selector = pyarrow.fs.FileSelector(f"{root.rstrip('/')}/{folder}", allow_not_found=True)
-    found = filesystem.get_file_info(selector)
-    is_there = bool(found) or filesystem.get_file_info(selector.base_dir).type == pyarrow.fs.FileType.Directory
-    sizes = {
-        f"{journal.rstrip('/')}/{folder}/{each.base_name}": each.size
-        for each in sorted(found, key=lambda each: each.base_name)
-        if each.is_file and each.base_name.endswith(".parquet") and not each.base_name.startswith((".", "_"))
-    }
-    replaced = {f"{journal.rstrip('/')}/{folder}/{name}" for file in sizes for name in replaced_by(file)} & sizes.keys()
-    return Listing({name: size for name, size in sizes.items() if name not in replaced}, len(replaced), is_there)
+    sizes: dict[str, int]
+    """In bytes, by the full name; 0 where it is not known."""
+    replaced: frozenset[str]
+    """The full names of the files that are there, and that another one replaces."""
 
 
-def names_in(folder: str) -> list[str]:
-    """The names of the files in a folder; none if it is not there.
+class Storage(Protocol):
+    """Folders and files, by full names."""
 
-    Raises:
-        OSError: pyarrow cannot look there.
-    """
-    filesystem, root = _locate(folder)
-    found = filesystem.get_file_info(pyarrow.fs.FileSelector(root, allow_not_found=True))
-    return [each.base_name for each in found if each.is_file]
+    def sizes(self, folder: str) -> dict[str, int] | None:
+        """The sizes of the files of a folder by their names in it, without hidden ones; `None` if it is not there."""
+
+    def read(self, file: str) -> bytes: ...
+    def write(self, file: str, content: bytes) -> None: ...
+    def make(self, folder: str) -> None: ...
+
+    def move(self, folder: str, to: str) -> None:
+        """Renames a folder; `to` does not exist."""
+
+    def delete(self, folder: str) -> None:
+        """Deletes a folder with all that is in it, if it is there."""
+
+    def names(self, folder: str) -> list[str]:
+        """The names of all that is in a folder, hidden or not; none if it is not there."""
+
+
+class Local:
+    """The file system of this machine, as a `Storage`."""
+
+    def sizes(self, folder: str) -> dict[str, int] | None:
+        if not Path(folder).is_dir():
+            return None
+        sizes = {}
+        with os.scandir(folder) as entries:
+            for each in entries:
+                with suppress(FileNotFoundError):  # it was compacted just now
+                    if each.is_file() and not is_hidden(each.name):
+                        sizes[each.name] = each.stat().st_size
+        return sizes
+
+    def read(self, file: str) -> bytes:
+        return Path(file).read_bytes()
+
+    def write(self, file: str, content: bytes) -> None:
+        Path(file).write_bytes(content)
+
+    def make(self, folder: str) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+
+    def move(self, folder: str, to: str) -> None:
+        Path(folder).rename(to)
+
+    def delete(self, folder: str) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def names(self, folder: str) -> list[str]:
+        return [each.name for each in Path(folder).iterdir()] if Path(folder).is_dir() else []
+
+
+def is_uri(name: str) -> bool:
+    """Whether only Spark knows where a name leads."""
+    return "://" in name
+
+
+def distinct(names: Iterable[str]) -> list[str]:
+    """Journals, each once, as any process understands them."""
+    return [*dict.fromkeys(name.rstrip("/") if is_uri(name) else os.path.abspath(name) for name in names)]  # noqa: PTH100
+
+
+def is_hidden(name: str) -> bool:
+    """Whether Spark and we leave a file out, by its name."""
+    return name.startswith((".", "_"))
 
 
 def is_compacted(file: str) -> bool:
@@ -91,72 +125,66 @@ def is_compacted(file: str) -> bool:
     return file.rsplit("/", 1)[-1].startswith(COMPACTED)
 
 
+def list_files(storage: Storage, journal: str, folder: str) -> dict[str, int]:
+    """The sizes of the Parquet files of a folder of a journal, by their full names, in the order of those.
+
+    Raises:
+        NoJournal: it has no folder ``operations``.
+    """
+    found = storage.sizes(f"{journal}/{folder}")
+    if found is None and folder == "operations":
+        raise NoJournal(f"cannot read {journal!r} as a journal: it has no folder 'operations'")
+    return {f"{journal}/{folder}/{name}": size for name, size in sorted((found or {}).items()) if name.endswith(".parquet")}
+
+
+def size(storage: Storage, journals: Iterable[str]) -> int:
+    """How many bytes the files of journals have.
+
+    Raises:
+        NoJournal: a journal has no folder ``operations``.
+    """
+    return sum(sum(list_files(storage, name, folder).values()) for name in journals for folder in ("operations", "checks"))
+
+
 def replaced_by(file: str) -> list[str]:
-    """The names of the files that were compacted into this one."""
+    """The full names of the files that were compacted into this one, which is on this machine."""
     if not is_compacted(file):
         return []
     try:
-        with opened(file) as source:
-            return [str(name) for name in json.loads(pq.read_metadata(source).metadata.get(REPLACES, b"[]"))]
+        with pa.OSFile(file) as source:
+            return [f"{file.rpartition('/')[0]}/{name}" for name in replaced_names(source)]
     except UNREADABLE:
         return []  # it is damaged, as reading its rows will show; the others may still be there
 
 
-def run_counters(journal: str) -> dict[str, int]:
+def replaced_names(source: pa.NativeFile) -> list[str]:
+    """The names that the footer of a compacted file has.
+
+    Raises:
+        UNREADABLE: it is none.
+    """
+    return [str(name) for name in json.loads((pq.read_metadata(source).metadata or {}).get(REPLACES, b"[]"))]
+
+
+def run_counters(storage: Storage, journal: str) -> dict[str, int]:
     """How many operations have ended in each run that goes on, was killed, or could not write all of its rows."""
-    filesystem, root = _locate(journal)
-    found = filesystem.get_file_info(pyarrow.fs.FileSelector(f"{root.rstrip('/')}/{RUNS}", allow_not_found=True))
     counted = {}
-    for each in found:
-        if each.is_file and not each.base_name.startswith((".", "_")):
-            try:
-                with filesystem.open_input_stream(each.path) as file:
-                    counted[each.base_name] = int(file.read(100))
-            except (ValueError, OSError):
-                continue  # it is being written, or the run has just ended
+    for name in storage.sizes(f"{journal}/{RUNS}") or ():
+        try:
+            counted[name] = int(storage.read(f"{journal}/{RUNS}/{name}")[:100])
+        except (ValueError, OSError):
+            continue  # it is being written, or the run has just ended
     return counted
 
 
 def row_groups_of(file: str) -> list[int]:
     """How many rows each row group of a file has; nothing if its footer cannot be read."""
     try:
-        with opened(file) as source:
+        with pa.OSFile(file) as source:
             metadata = pq.read_metadata(source)
             return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     except UNREADABLE:
         return []
-
-
-@contextmanager
-def opened(file: str) -> Iterator[Any]:
-    """A file that pyarrow can read."""
-    if "://" in file:
-        filesystem, name = _locate(file)
-        source = filesystem.open_input_file(name)
-    else:
-        source = pa.OSFile(file)
-    with source:
-        yield source
-
-
-def _locate(name: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    if "://" not in name:
-        return pyarrow.fs.LocalFileSystem(), str(Path(name).absolute())
-    scheme, rest = name.split("://", 1)
-    root, _, path = rest.partition("/")
-    if scheme == "file":
-        return pyarrow.fs.LocalFileSystem(), f"/{path}"
-    filesystem, base = _filesystem(f"{scheme}://{root}")
-    return filesystem, f"{base.rstrip('/')}/{path}"
-
-
-@cache
-def _filesystem(root: str) -> tuple[pyarrow.fs.FileSystem, str]:
-    try:
-        filesystem, base = pyarrow.fs.FileSystem.from_uri(root)
-    except (pa.ArrowException, ValueError) as error:
-        raise OSError(f"cannot read {root!r}: {first_line(error)}") from error
-    return filesystem, str(base)
 
 
 def first_line(error: BaseException) -> str:

@@ -19,6 +19,19 @@ def end_at_once(*_: object) -> NoReturn:
 
 
 @contextmanager
+def during_imports() -> Iterator[None]:
+    """Ctrl-C ends the process at once in the block, where some modules turn an exception into another one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # which gets no signals
+        return
+    before = signal.signal(signal.SIGINT, end_at_once)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def deferred() -> Iterator[None]:
     """Delays Ctrl-C until the end of the block, unless something in it installs another signal handler."""
     if threading.current_thread() is not threading.main_thread():

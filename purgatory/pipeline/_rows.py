@@ -4,7 +4,7 @@ A day may have 69,000 small files, so the cost of opening one matters. Small fil
 their rows are cast to `TYPES` together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from purgatory.journal import FOLDERS
-from purgatory.pipeline._files import UNREADABLE, Damaged, Part, Vanished, first_line, opened
+from purgatory.pipeline._files import UNREADABLE, Damaged, Part, Vanished, first_line, replaced_names
 
 DICTIONARIES: Final = ("run_id", "purgatory", "kind", "key", "outcome")
 """The columns with few different values, which are dictionary-encoded."""
@@ -35,6 +35,8 @@ SMALL_FILE_BYTES: Final = 1024 * 1024
 """A smaller file is read at once."""
 FEW_ROWS: Final = 1000
 """With more rows, Parquet's own dictionaries are kept, to save memory. Below, encoding later is cheaper."""
+ROWS_OF_BATCH: Final = 10_000
+"""About so many rows go from a worker to Spark at once."""
 FILES_PER_THREAD_TASK: Final = 100
 """An interruption waits for the tasks that have begun."""
 
@@ -104,27 +106,29 @@ def rows_of(part: Part, folder: str) -> pa.Table:
         Damaged: the file is no Parquet, lacks a column, or a page of it is not what was written.
         Vanished: the file is not there.
     """
-    schema = FOLDERS[folder]
     try:
-        with opened(part.file) as source:
+        with pa.OSFile(part.file) as source:
             if part.groups is None and source.size() < SMALL_FILE_BYTES:
-                content = pa.BufferReader(source.read_buffer())
-                parquet = pq.ParquetFile(content, page_checksum_verification=True)
-                if parquet.metadata.num_rows > FEW_ROWS:
-                    parquet = _with_dictionaries(content, parquet.metadata, schema)
-                are_all = parquet.metadata.num_columns == len(schema)
-                rows = parquet.read(None if are_all else schema.names, use_threads=False)
-            else:
-                metadata = pq.read_metadata(source)
-                _check_columns(metadata.schema.to_arrow_schema(), folder)
-                parquet = _with_dictionaries(source, metadata, schema)
-                groups = range(parquet.num_row_groups) if part.groups is None else part.groups
-                rows = parquet.read_row_groups(groups, columns=schema.names)
-        return rows if rows.schema == schema else _select_columns(rows, folder)
+                return _rows_of_content(source.read_buffer(), folder)
+            schema = FOLDERS[folder]
+            metadata = pq.read_metadata(source)
+            _check_columns(metadata.schema.to_arrow_schema(), folder)
+            parquet = _with_dictionaries(source, metadata, schema)
+            groups = range(parquet.num_row_groups) if part.groups is None else part.groups
+            return _select_columns(parquet.read_row_groups(groups, columns=schema.names), folder)
     except FileNotFoundError:
         raise Vanished(part.file) from None
     except UNREADABLE as error:
         raise Damaged(f"cannot be read as Parquet: {first_line(error)}") from error
+
+
+def _rows_of_content(content: pa.Buffer, folder: str) -> pa.Table:
+    schema, source = FOLDERS[folder], pa.BufferReader(content)
+    parquet = pq.ParquetFile(source, page_checksum_verification=True)
+    if parquet.metadata.num_rows > FEW_ROWS:
+        parquet = _with_dictionaries(source, parquet.metadata, schema)
+    are_all = parquet.metadata.num_columns == len(schema)
+    return _select_columns(parquet.read(None if are_all else schema.names, use_threads=False), folder)
 
 
 def _with_dictionaries(source: Any, metadata: pq.FileMetaData, schema: pa.Schema) -> pq.ParquetFile:
@@ -172,6 +176,8 @@ def _cast(rows: pa.Table, folder: str) -> pa.Table:
 
 def _select_columns(rows: pa.Table, folder: str) -> pa.Table:
     """The columns of the folder, if they are there."""
+    if rows.schema == FOLDERS[folder]:
+        return rows
     _check_columns(rows.schema, folder)
     for name in DEFAULTS.keys() & (set(FOLDERS[folder].names) - {*rows.column_names}):
         rows = rows.append_column(name, pa.repeat(DEFAULTS[name], rows.num_rows))
@@ -199,3 +205,83 @@ def type_name(type_: pa.DataType) -> str:
     if pa.types.is_list(type_) or pa.types.is_large_list(type_):
         return f"list<{type_name(type_.value_type)}>"
     return "string" if pa.types.is_large_string(type_) else str(type_)
+
+
+def plain(rows: pa.Table) -> pa.Table:
+    """The rows, with plain columns in place of dictionary-encoded ones."""
+    types = [each.type.value_type if pa.types.is_dictionary(each.type) else each.type for each in rows.schema]
+    return rows.cast(pa.schema([each.with_type(type_) for each, type_ in zip(rows.schema, types, strict=True)]))
+
+
+# -- on Spark's workers
+
+
+def rows_and_account(
+    batches: Iterator[pa.RecordBatch], folder: str, journal: str, replaced: frozenset[str]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of files, and after those of each file a row that tells of it.
+
+    Args:
+        batches: `path` and `content` of files.
+        replaced: the full names of those to leave out.
+
+    Returns:
+        The columns of `FOLDERS`, and `file`, `damage` and `is_account`. In a row that tells of a file the columns of `FOLDERS`
+        are null; `damage` says why the file cannot be read, if so.
+    """
+    waiting: list[pa.Table] = []
+    for batch in batches:
+        for path, content in zip(batch.column("path"), batch.column("content"), strict=True):
+            file = f"{journal}/{folder}/{path.as_py().rsplit('/', 1)[1]}"
+            if file in replaced:
+                continue
+            rows, damage = TYPES[folder].empty_table(), None
+            try:
+                found = _rows_of_content(content.as_buffer(), folder)
+                check_values(found)
+                rows = _cast(found, folder)
+            except Damaged as error:
+                damage = str(error)
+            except UNREADABLE as error:
+                damage = f"cannot be read as Parquet: {first_line(error)}"
+            waiting += [_told(plain(rows), file, None, is_account=False), _account(folder, file, damage)]
+            if sum(table.num_rows for table in waiting) >= ROWS_OF_BATCH:
+                yield from _batches(waiting)
+                waiting = []
+    if waiting:
+        yield from _batches(waiting)
+
+
+def _account(folder: str, file: str, damage: str | None) -> pa.Table:
+    schema = plain(TYPES[folder].empty_table()).schema
+    row = pa.table([pa.nulls(1, each.type) for each in schema], names=schema.names)
+    return _told(row, file, damage, is_account=True)
+
+
+def _told(rows: pa.Table, file: str, damage: str | None, *, is_account: bool) -> pa.Table:
+    count = rows.num_rows
+    told = {"file": pa.scalar(file), "damage": pa.scalar(damage, pa.string()), "is_account": pa.scalar(is_account)}
+    for name, value in told.items():
+        rows = rows.append_column(name, pa.repeat(value, count))
+    return rows
+
+
+def _batches(tables: list[pa.Table]) -> list[pa.RecordBatch]:
+    rows = pa.concat_tables([each.cast(nullable(each.schema)) for each in tables])
+    return list(rows.combine_chunks().to_batches(max_chunksize=ROWS_OF_BATCH))
+
+
+def nullable(schema: pa.Schema) -> pa.Schema:
+    """The schema with nulls allowed, since some rows may be invalid."""
+    return pa.schema([each.with_nullable(True) for each in schema])
+
+
+def replaced_on_workers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The names that compacted files replace: a column `name`."""
+    for batch in batches:
+        for content in batch.column("content"):
+            try:
+                names = replaced_names(pa.BufferReader(content.as_buffer()))
+            except UNREADABLE:
+                continue  # it is damaged, as reading its rows will show
+            yield pa.RecordBatch.from_pydict({"name": pa.array(names, pa.string())})

@@ -4,7 +4,6 @@ Spark on this machine needs Java, which pip cannot bring. Without Java, Spark st
 for it first.
 """
 
-import argparse
 import os
 import re
 import shutil
@@ -18,6 +17,7 @@ from typing import IO, Final
 
 from pyspark.sql import SparkSession
 
+from purgatory.pipeline._errors import SparkUnavailable
 from purgatory.pipeline._interrupts import deferred
 
 JAVA_NEEDED: Final = 17
@@ -43,21 +43,6 @@ LOCAL_SETTINGS: Final = {
 """Settings of a Spark on this machine, which starts and stops with the program."""
 PATTERN: Final = re.compile(r"[\\*?\[\]{}]")
 """The characters that are part of a pattern, for Spark, in the name of a folder to read."""
-
-
-class SparkUnavailable(Exception):
-    """Spark cannot be started here; the message says why, and what to do."""
-
-
-def add_master_option(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--master``, which says where Spark is, and ``--verbose``."""
-    parser.add_argument("--verbose", action="store_true", help="show what Spark says, and how long each step takes")
-    parser.add_argument(
-        "--master",
-        metavar="URL",
-        help="where Spark is: local[N], spark://…, or sc://… for Spark Connect "
-        "(default: what SPARK_REMOTE says, otherwise all cores of this machine)",
-    )
 
 
 def literal(path: str) -> str:

@@ -29,7 +29,6 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from purgatory._programs import Program
 from purgatory.journal import FOLDERS, RUNS
 from purgatory.pipeline._files import COMPACTED, REPLACES, batches_of_parts, replaced_by
 from purgatory.pipeline._rows import read
@@ -113,7 +112,7 @@ def _finish_interrupted(directory: Path) -> None:
     """Finishes a compaction that was killed."""
     _delete(directory.glob(f".{COMPACTED}*.partial"))
     for path in directory.glob(f"{COMPACTED}*.parquet"):
-        _delete(directory / name for name in replaced_by(str(path)))
+        _delete(map(Path, replaced_by(str(path))))
 
 
 def _ages(directory: Path, now: float) -> list[tuple[Path, float]]:
@@ -238,6 +237,3 @@ def run(options: argparse.Namespace) -> int:
         for file, reason in done.damaged.items():
             print(f"left alone: {file}: {reason}")
     return DAMAGED if any(done.damaged for done in found.values()) else 0
-
-
-PROGRAM = Program("compact", "Makes few large files of a journal's many small ones, and deletes old ones.", add_arguments, run)

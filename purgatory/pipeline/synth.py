@@ -20,9 +20,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from rich.console import Console
 
-from purgatory._programs import Program
+from purgatory.pipeline._options import add_master_option
 from purgatory.pipeline._schemas import CHECKS, OPERATIONS
-from purgatory.pipeline._session import add_master_option, spark_session
+from purgatory.pipeline._session import spark_session
 
 START: Final = 1_767_225_600_000_000
 """The beginning of 2026, in microseconds."""
@@ -155,6 +155,3 @@ def run(options: argparse.Namespace) -> int:
         checks(made).write.mode("overwrite").parquet(f"{options.out}/checks")
     Console(highlight=False).print(f"{options.operations:,} operations are in {options.out}")
     return 0
-
-
-PROGRAM = Program("synth", "Makes a journal of any size, with known facts for a report to find.", add_arguments, run)

@@ -84,7 +84,7 @@ def main() -> None:
     small, one, out = (str(chosen.folder / name) for name in ("small", "one", "out"))
 
     def report(journal: str, what: str) -> None:
-        print(f"report of {what:34} {cost('report', journal, '--out', out, '--master', 'here')}", flush=True)
+        print(f"report of {what:34} {cost('report', journal, '--out', out, '--engine', 'duckdb')}", flush=True)
 
     def left() -> str:
         return f"{len([*Path(small, 'operations').iterdir()]):,}"

@@ -12,7 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from purgatory.journal import FOLDERS
-from purgatory.pipeline.report import _make
+from purgatory.pipeline.report._duckdb import DuckDB
+from purgatory.pipeline.report._make import make_tables
+from purgatory.pipeline.report._queries import TABLES
+from purgatory.pipeline.report._summary import Summary
 
 START = datetime(2026, 3, 1, 11, 59, 50, tzinfo=UTC)
 
@@ -56,6 +59,12 @@ def write(journal: Path, folder: str, name: str, rows: list[Row]) -> Path:
     nullable = pa.schema([field.with_nullable(True) for field in FOLDERS[folder]])
     pq.write_table(pa.Table.from_pylist(rows, nullable), file)
     return file
+
+
+def report(journal: Path, out: Path) -> Summary:
+    """Makes the tables of a journal, on DuckDB."""
+    with DuckDB.opened() as engine:
+        return make_tables(engine, [str(journal)], str(out))
 
 
 def random_operations(rng: random.Random, count: int) -> list[Row]:
@@ -114,7 +123,7 @@ def table(out: Path, name: str) -> list[Any]:
 
 
 def tables(out: Path) -> dict[str, list[Any]]:
-    return {name: table(out, name) for name in _make.TABLES}
+    return {name: table(out, name) for name in TABLES}
 
 
 def account(rows: list[Any]) -> dict[tuple[str, str], int]:
@@ -186,6 +195,8 @@ def assert_timeouts_equal(found: list[Any], expected: dict, rows: list[Row]) -> 
     assert {(row.purgatory, row.kind) for row in found} == {(row["purgatory"], row["kind"]) for row in rows}
     for row in found:
         name = (row.purgatory, row.kind)
+        missed = sum(each["missed_trigger"] for each in rows if (each["purgatory"], each["kind"]) == name)
+        curve = expected.get(name, []) if row.completed > missed else []  # what completed at its deadline alone tells nothing
         assert (row.completed, row.expired, row.cancelled, row.without_end) == tuple(
             counts[*name, outcome] for outcome in ("completed", "expired", "cancelled", None)
         )
@@ -193,7 +204,7 @@ def assert_timeouts_equal(found: list[Any], expected: dict, rows: list[Row]) -> 
             (row.timeout_1_percent, row.answer_1_percent, 0.01),
             (row.timeout_01_percent, row.answer_01_percent, 0.001),
         ):
-            waits = [wait / 1e6 for wait, _, left, _ in expected.get(name, []) if left <= rate]
+            waits = [wait / 1e6 for wait, _, left, _ in curve if left <= rate]
             assert answer == (waits[0] if waits else None)
             assert words == ("answered" if waits else "not answerable from this data")
 

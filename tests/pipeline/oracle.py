@@ -9,6 +9,7 @@ from math import sqrt
 from typing import Any
 
 SECOND = 1_000_000
+EDGES = (10, 12, 15, 20, 25, 30, 40, 50, 60, 80)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Row = dict[str, Any]
 
@@ -129,3 +130,11 @@ def curves(rows: list[Row]) -> dict[tuple, list[tuple[int, int, Fraction, float 
             wait = row["last"] - row["start"] if row["wait"] is None else row["wait"]
             waits[row["purgatory"], row["kind"]].append((wait, row["outcome"] == "completed"))
     return {name: curve(of_kind) for name, of_kind in waits.items()}
+
+
+def step_of(wait: int) -> int:
+    """The step of a wait: ten to a power of ten, beginning at `EDGES`; that of a second is 0."""
+    wait = max(wait, 1)
+    power = len(str(wait)) - 1
+    lead = wait * 10 // 10**power
+    return min(10 * power - 60 + max(number for number, edge in enumerate(EDGES) if edge <= lead), 79)

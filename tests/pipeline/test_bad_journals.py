@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import journals
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,14 +14,14 @@ from journals import Row, account, assert_tables_equal, check, damage, operation
 from py4j.protocol import Py4JNetworkError
 
 from purgatory.journal import OPERATIONS
+from purgatory.pipeline import _session
 from purgatory.pipeline._command_line import main
-from purgatory.pipeline._executor import local
 from purgatory.pipeline._files import COMPACTED, REPLACES
 from purgatory.pipeline.report import _command, _make
 
 
 def report(journal: Path, out: Path) -> int:
-    return main(["report", str(journal), "--out", str(out), "--master", "here"])
+    return main(["report", str(journal), "--out", str(out), "--engine", "duckdb"])
 
 
 @pytest.mark.parametrize(("how", "written"), [("zeroed", "by hand"), ("random", "with checksums")])
@@ -47,7 +48,7 @@ def test_a_file_with_damaged_pages_is_set_apart_and_the_others_are_reported(
 def test_one_damaged_row_group_of_a_large_file_sets_the_whole_file_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("purgatory.pipeline._reading.MAX_TASK_BYTES", 20_000)
+    monkeypatch.setattr("purgatory.pipeline.report._duckdb.BATCH_BYTES", 20_000)
     rows = random_operations(random.Random(7), 4000)
     journal, out = tmp_path / "journal", tmp_path / "out"
     for name, part in (("bad", rows[:3000]), ("good", rows[3000:])):
@@ -102,7 +103,7 @@ def test_an_operation_that_waits_for_ages_costs_a_few_rows(columns: Row, tmp_pat
     rows = [*(operation(number) for number in range(300)), operation(300, **columns)]
     write(journal, "operations", "x", rows)
 
-    summary = _make.make_tables(local, [str(journal)], str(out))
+    summary = journals.report(journal, out)
 
     [line] = table(out, "timeouts")
     assert (line.operations, line.completed) == (301, 301)
@@ -172,7 +173,7 @@ def test_an_earlier_report_stays_when_a_later_one_fails(tmp_path: Path, monkeypa
         raise OSError("no space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(_make, "timeouts_of", fail)
+        patched.setattr(_make, "_check_balance", fail)
         assert report(journal, out) == 1
     assert [row.operations for row in table(out, "timeouts")] == [1]
     assert sorted(path.name for path in out.iterdir()) == ["rejected", "report.html", "tables"]
@@ -223,7 +224,7 @@ def test_ctrl_c_ends_a_report_with_one_line_and_leaves_the_earlier_one(
             if ends != "at once":
                 raise Py4JNetworkError("Answer from Java side is empty")
 
-    monkeypatch.setattr(_make, "timeouts_of", interrupted)
+    monkeypatch.setattr(_make, "_check_balance", interrupted)
     assert report(journal, out) == 130
 
     assert capsys.readouterr().err == "interrupted\n"
@@ -231,11 +232,14 @@ def test_ctrl_c_ends_a_report_with_one_line_and_leaves_the_earlier_one(
     assert sorted(path.name for path in out.iterdir()) == ["rejected", "report.html", "tables"]
 
 
-def test_a_place_that_nobody_can_read_is_reported_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "ftp://host/journal", "--out", str(tmp_path)]) == 1
+def test_a_place_that_duckdb_does_not_reach_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "journal", "operations", "x", [operation(0)])
 
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("cannot read 'ftp://host': ")
+    for journal, out in (("s3a://host/journal", str(tmp_path / "out")), (str(tmp_path / "journal"), "hdfs://host/out")):
+        assert main(["report", journal, "--out", out, "--engine", "duckdb"]) == 1
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"cannot reach '{journal if '://' in journal else out}") and line.endswith("--engine spark")
+    assert [path.name for path in tmp_path.iterdir()] == ["journal"]
 
 
 def test_a_journal_that_is_small_needs_no_spark_and_a_large_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,11 +251,11 @@ def test_a_journal_that_is_small_needs_no_spark_and_a_large_one_does(tmp_path: P
         asked.append(settings)
         raise OSError("not here")
 
-    monkeypatch.setattr(_command, "spark_session", spark_session)
+    monkeypatch.setattr(_session, "spark_session", spark_session)
     monkeypatch.delenv("SPARK_REMOTE", raising=False)
     assert main(["report", str(journal), "--out", str(out)]) == 0
     assert asked == []
 
-    monkeypatch.setattr(_command, "BYTES_HERE", 10)
+    monkeypatch.setattr(_command, "LARGE", 10)
     assert main(["report", str(journal), "--out", str(out)]) == 1
     assert len(asked) == 1

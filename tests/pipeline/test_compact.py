@@ -8,21 +8,20 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from journals import account, assert_tables_equal, check, damage, random_operations, table, tables, write
+from journals import account, assert_tables_equal, check, damage, random_operations, report, table, tables, write
 
-from purgatory.pipeline import _files, _reading, _rows
+from purgatory.pipeline import _rows
 from purgatory.pipeline import compact as program
 from purgatory.pipeline._command_line import main
-from purgatory.pipeline._executor import local
-from purgatory.pipeline._reading import read
 from purgatory.pipeline.compact import DAY, compact, duration
-from purgatory.pipeline.report._make import make_tables
+from purgatory.pipeline.report import _make
+from purgatory.pipeline.report._duckdb import DuckDB
+from purgatory.pipeline.report._queries import Query
 
 NOW = 1_775_000_000.0
 NOON = NOW // DAY * DAY - DAY // 2
@@ -40,18 +39,20 @@ def small_files(journal: Path, count: int = 12, rows_of_file: int = 5, at: float
     return rows
 
 
-def rows_read(journal: Path, work: Path) -> int:
-    """How many operations a report reads. No copies may have been found on the way."""
-    source = read(local, [str(journal)], ["operations"], str(work))["operations"]
-    [copies] = [line.count for line in source.account if line.what == "duplicates dropped"]
-    assert copies == 0
-    return source.rows
+def rows_read(journal: Path) -> int:
+    """How many operations a report reads, none of them twice."""
+    counts = Query("show", "counts", "SELECT count(*) AS rows, count(DISTINCT operation_id) AS operations FROM operations")
+    with DuckDB.opened() as engine:
+        _make.read_journals(engine, [str(journal)], ["operations"])
+        [found] = engine.run(counts, "")
+    assert found["rows"] == found["operations"]
+    return int(found["rows"])
 
 
 def test_the_report_says_the_same_and_there_is_one_file(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     rows = small_files(journal)
-    make_tables(local, [str(journal)], str(tmp_path / "before"))
+    report(journal, tmp_path / "before")
 
     done = compact(str(journal), 3600, now=NOW)
 
@@ -59,7 +60,7 @@ def test_the_report_says_the_same_and_there_is_one_file(tmp_path: Path) -> None:
     for folder in ("operations", "checks"):
         [file] = (journal / folder).iterdir()
         assert file.name.startswith("compacted-") and file.stat().st_mtime == NOON + 11
-    make_tables(local, [str(journal)], str(tmp_path / "after"))
+    report(journal, tmp_path / "after")
     assert_tables_equal(tables(tmp_path / "after"), rows, [check(n, key=key) for n in range(12) for key in ("key", "other")])
     for name in ("outcomes", "keys", "pending", "survival", "timeouts"):
         before, after = (sorted(map(str, table(tmp_path / when, name))) for when in ("before", "after"))
@@ -75,7 +76,7 @@ def test_young_files_stay_and_join_later(tmp_path: Path) -> None:
     assert len([*(tmp_path / "operations").iterdir()]) == 8
     assert compact(str(tmp_path), 3600, now=NOW + 100)["operations"].compacted == 8
     assert len([*(tmp_path / "operations").iterdir()]) == 1
-    assert rows_read(tmp_path, tmp_path / "work") == 60
+    assert rows_read(tmp_path) == 60
 
 
 def test_what_is_too_old_is_deleted_day_by_day(tmp_path: Path) -> None:
@@ -144,9 +145,9 @@ def test_killed_between_any_two_steps_it_has_lost_and_doubled_nothing(tmp_path: 
                 except Killed:
                     is_killed = True
         deaths += is_killed
-        assert rows_read(journal, tmp_path / "work") == 20
+        assert rows_read(journal) == 20
         compact(str(journal), 3600, now=NOW)
-        assert rows_read(journal, tmp_path / "work") == 20
+        assert rows_read(journal) == 20
         assert [len([*(journal / folder).iterdir()]) for folder in ("operations", "checks")] == [1, 1]
         if not is_killed:
             break
@@ -171,15 +172,15 @@ def test_a_process_that_is_killed_again_and_again_loses_nothing(tmp_path: Path) 
             killed.stdin.flush()
             time.sleep(chance.uniform(0, 0.3))
             killed.send_signal(signal.SIGKILL)
-        assert rows_read(journal, tmp_path / "work") == 1500
+        assert rows_read(journal) == 1500
     run = subprocess.run(command, check=True, capture_output=True, text=True, timeout=200)
     assert run.stderr == ""
-    assert rows_read(journal, tmp_path / "work") == 1500
+    assert rows_read(journal) == 1500
 
 
 def test_a_report_beside_a_compaction_reads_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before each listing and each file that is read, a compaction gets so far."""
-    rows_of, list_files = _rows.rows_of, _reading.list_files
+    rows_of, list_files = _rows.rows_of, _make.list_files
     for moment in range(6):
         for progress in (4, 6, 7, 8, 9, 10, 1000):
             journal = tmp_path / f"{moment}-{progress}"
@@ -199,25 +200,25 @@ def test_a_report_beside_a_compaction_reads_every_row_once(tmp_path: Path, monke
 
             with monkeypatch.context() as patched:
                 patched.setattr(_rows, "rows_of", beside(rows_of))
-                patched.setattr(_reading, "list_files", beside(list_files))
-                assert rows_read(journal, tmp_path / "work") == 20, (moment, progress)
+                patched.setattr(_make, "list_files", beside(list_files))
+                assert rows_read(journal) == 20, (moment, progress)
 
 
 def test_a_listing_that_a_compaction_overtakes_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_files(tmp_path, count=4)
-    list_files = _reading.list_files
+    list_files = _make.list_files
 
-    def overtaken(task: tuple[str, str]) -> _files.Listing:
+    def overtaken(*where: Any) -> dict[str, int]:
         """Has seen neither a file that is deleted already nor the one that stands for it."""
-        monkeypatch.setattr(_reading, "list_files", list_files)
-        found = list_files(task)
+        monkeypatch.setattr(_make, "list_files", list_files)
+        found = list_files(*where)
         monkeypatch.setattr(program, "_delete", lambda paths: [path.unlink() for path in [*paths][:1]])
         compact(str(tmp_path), 3600, now=NOW)
-        return replace(found, sizes=dict([*found.sizes.items()][1:]))
+        return dict([*found.items()][1:])
 
-    monkeypatch.setattr(_reading, "list_files", overtaken)
+    monkeypatch.setattr(_make, "list_files", overtaken)
 
-    assert rows_read(tmp_path, tmp_path / "work") == 20
+    assert rows_read(tmp_path) == 20
 
 
 def test_two_compactions_do_not_run_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -236,7 +237,7 @@ def test_a_file_that_another_stands_for_is_counted_but_not_read(tmp_path: Path, 
         compact(str(journal), 3600, now=NOW)
     assert len([*(journal / "operations").iterdir()]) == 13
 
-    make_tables(local, [str(journal)], str(out))
+    report(journal, out)
 
     counts = account(table(out, "reconciliation"))
     assert (counts["operations", "files"], counts["operations", "files compacted"]) == (1, 12)

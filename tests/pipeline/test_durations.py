@@ -6,34 +6,32 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import oracle
 import pytest
-from journals import START, Row, operation, random_operations, write
+from journals import START, Row, operation, random_operations, report, write
 
-from purgatory.pipeline._executor import local
-from purgatory.pipeline.report import _durations, _make
+from purgatory.pipeline.report import _durations
 from purgatory.pipeline.report._data import data
-from purgatory.pipeline.report._durations import EDGES, steps_of
+from purgatory.pipeline.report._durations import EDGES, LATENESS, WAITS
 
 
 def test_a_step_begins_at_each_edge_of_each_power_of_ten() -> None:
     edges = [edge * 10 ** (power - 1) for power in range(1, 13) for edge in EDGES]
 
-    assert steps_of(np.array([10**6, 10**6 + 200_000, 10**7, 1, 0])).tolist() == [0, 1, 10, -60, -60]
-    assert steps_of(np.array(edges)).tolist() == list(range(-50, 70))
-    assert steps_of(np.array(edges) - 1).tolist() == list(range(-51, 69))
+    assert [*map(oracle.step_of, (10**6, 10**6 + 200_000, 10**7, 1, 0))] == [0, 1, 10, -60, -60]
+    assert [*map(oracle.step_of, edges)] == [*range(-50, 70)]
+    assert [oracle.step_of(edge - 1) for edge in edges] == [*range(-51, 69)]
 
 
 def shown(tmp_path: Path, rows: list[Row]) -> dict[str, Any]:
     write(tmp_path / "journal", "operations", "x", rows)
-    summary = _make.make_tables(local, [str(tmp_path / "journal")], str(tmp_path / "out"))
-    return data([], summary)
+    return data([], report(tmp_path / "journal", tmp_path / "out"))
 
 
 def cells(found: dict[str, Any], name: str) -> Counter[tuple[Any, ...]]:
     """By group, run, span (the first of those that are joined), step and what was counted."""
     counts: Counter[tuple[Any, ...]] = Counter()
-    what = _durations.COUNTS[name]
+    what = {"waits": WAITS, "lateness": LATENESS}[name]
     columns = found[name]
     for group, run, place, flat in zip(*(columns[each] for each in ("group", "run", "place", "cells")), strict=True):
         for step, *numbers in zip(*[iter(flat)] * (len(what) + 1), strict=True):
@@ -63,7 +61,7 @@ def simple(rows: list[Row], found: dict[str, Any], name: str) -> Counter[tuple[A
         window = found["window"]
         place = int((row["started_at"].timestamp() * 1000 - window["start"]) / window["width"])
         place = place // found[name]["width"] if place < window["count"] else -1
-        [step] = steps_of(np.array([wait])).tolist()
+        step = oracle.step_of(wait)
         counts[row["purgatory"], row["kind"], row["run_id"], place, step, what] += 1
     return counts
 
@@ -72,9 +70,7 @@ def simple(rows: list[Row], found: dict[str, Any], name: str) -> Counter[tuple[A
 def test_every_operation_is_in_the_cell_of_its_wait_and_its_beginning(
     most: int, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("purgatory.pipeline._pieces.MAX_ROWS", 1000)  # several tasks, which join spans each by itself
-    monkeypatch.setattr(_durations, "CELLS", most // 2)
-    monkeypatch.setattr(_durations, "SHOWN", {"waits": most, "lateness": most})
+    monkeypatch.setattr(_durations, "MOST_CELLS", {WAITS: most, LATENESS: most})
     rows = random_operations(random.Random(21), 4000)
 
     found = shown(tmp_path, rows)

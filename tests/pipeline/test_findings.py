@@ -7,12 +7,13 @@ import pytest
 from purgatory.pipeline.report._data import data
 from purgatory.pipeline.report._findings import Finding, findings, seconds, set_apart, share
 from purgatory.pipeline.report._page import page
-from purgatory.pipeline.report._plan import Window
-from purgatory.pipeline.report._summary import Line, Summary
+from purgatory.pipeline.report._queries import Line
+from purgatory.pipeline.report._summary import Summary
+from purgatory.pipeline.report._window import Window
 
 
 def summary(**lists: list[Line]) -> Summary:
-    others: dict[str, Any] = {"curves_of_runs": {}, "window": Window(0, 1_000_000, 1)}
+    others: dict[str, Any] = {"window": Window(0, 1_000_000, 1)}
     return Summary(**{name: lists.get(name, others.get(name, [])) for name in Summary.__slots__})
 
 
@@ -37,7 +38,7 @@ def timeouts(**columns: Any) -> Line:
 
 
 def test_a_timeout_that_cannot_be_reported_is_not_reported():
-    [text] = said(timeouts=[timeouts()])
+    [text] = said(timeouts_in_order=[timeouts()])
 
     assert text == (
         "Of 'Poll' in 'polls' 20 % expired, with timeouts of 200 ms. Which timeout 1 % would take is not answerable from this "
@@ -48,13 +49,13 @@ def test_a_timeout_that_cannot_be_reported_is_not_reported():
 def test_a_timeout_that_can_be_reported_is_reported():
     line = timeouts(timeout_max_s=30.0, timeout_1_percent=1.25, timeout_01_percent=8.0)
 
-    [text] = said(timeouts=[line])
+    [text] = said(timeouts_in_order=[line])
 
     assert text.endswith("with timeouts of 200 ms to 30 s. 1 % would have taken 1.25 s, 0.1 % would have taken 8 s.")
 
 
 def test_a_timeout_that_does_well_is_not_worth_a_word():
-    assert said(timeouts=[timeouts(expiry_rate=0.01)]) == ["There is nothing to report on: no operation was read."]
+    assert said(timeouts_in_order=[timeouts(expiry_rate=0.01)]) == ["There is nothing to report on: no operation was read."]
 
 
 def test_what_was_left_out_is_said():
@@ -62,7 +63,7 @@ def test_what_was_left_out_is_said():
         {"folder": "operations", "what": "rows rejected", "reason": reason, "count": 2} for reason in ("one", "another")
     ] + [{"folder": "checks", "what": "duplicates dropped", "reason": None, "count": 0}]
 
-    assert said(reconciliation=lines) == ["Not in these figures: rows rejected (operations): 4."]
+    assert said(account=lines) == ["Not in these figures, of operations: 4 rows that cannot be right."]
 
 
 @pytest.mark.parametrize(("value", "text"), [(0.0123, "12.3 ms"), (1.2345, "1.23 s"), (4000.0, "4,000 s")])
@@ -75,7 +76,7 @@ def test_what_keys_are_called_cannot_break_the_page():
     key = '<script>alert("x")</script>'
     lines = [{"purgatory": key, "key": key, "missed_triggers": 1, "operations": 1}]
 
-    made = page(key, [Finding(key, purgatory=key)], summary(missed_keys=lines))
+    made = page(key, [Finding(key, purgatory=key)], summary(missed_keys_in_order=lines))
 
     assert key not in made and made.count("&lt;script&gt;alert(") == 4 and made.count("\\u003cscript>alert(") == 4
 
@@ -83,9 +84,9 @@ def test_what_keys_are_called_cannot_break_the_page():
 def test_the_data_of_runs_that_are_too_many_for_a_page_are_added_up(monkeypatch):
     lines = [timeline(run=run, place=place) for run in (0, 1) for place in (3, 4)]
 
-    by_run = data([], summary(timeouts=[timeouts()], timeline=lines, runs=["a", "b"]))
+    by_run = data([], summary(timeouts_in_order=[timeouts()], timeline=lines, runs=["a", "b"]))
     monkeypatch.setattr("purgatory.pipeline.report._data.ROWS", 3)
-    added = data([], summary(timeouts=[timeouts()], timeline=lines, runs=["a", "b"]))
+    added = data([], summary(timeouts_in_order=[timeouts()], timeline=lines, runs=["a", "b"]))
 
     assert by_run["runs"] == ["a", "b", "the others"]
     assert by_run["timeline"]["run"] == [0, 0, 1, 1] and by_run["timeline"]["started"] == [2, 2, 2, 2]
@@ -98,7 +99,7 @@ def test_kinds_that_are_too_many_for_a_page_are_one(monkeypatch):
     kinds = [timeouts(kind=f"Poll {number}", operations=100 - number) for number in range(5)]
     lines = [timeline(kind=f"Poll {number}", run=0, place=7) for number in range(5)]
 
-    shown = data([], summary(timeouts=kinds, timeline=lines))
+    shown = data([], summary(timeouts_in_order=kinds, timeline=lines))
 
     assert shown["groups"] == [("polls", "Poll 0"), ("polls", "Poll 1"), ("the others", "the others")]
     assert shown["timeline"]["group"] == [0, 1, 2] and shown["timeline"]["started"] == [2, 2, 6]
@@ -112,5 +113,5 @@ def test_only_what_cannot_be_read_counts_as_set_apart():
     whats = ("files unreadable", "rows rejected", "duplicates dropped", "ids missing", "rows read")
     lines = [{"folder": "checks", "what": what, "reason": "because", "count": 2} for what in whats]
 
-    assert set_apart(summary(reconciliation=lines)) == 4
-    assert set_apart(summary(reconciliation=lines[2:])) == 0
+    assert set_apart(summary(account=lines)) == 4
+    assert set_apart(summary(account=lines[2:])) == 0

@@ -1,8 +1,5 @@
 """Ctrl-C: one line and the exit status 130, whenever it comes, and nothing is left running."""
 
-import subprocess
-from collections.abc import Callable
-
 import pytest
 from py4j.protocol import Py4JNetworkError
 
@@ -35,11 +32,3 @@ def test_an_error_that_nobody_expected_is_reported_with_its_traceback(monkeypatc
 
     with pytest.raises(KeyError):
         main([])
-
-
-def test_without_pyspark_it_says_what_to_install(program: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    code = "import sys; sys.modules['pyspark'] = None; import purgatory.pipeline"
-
-    said = program("-c", code, status=1).stderr
-
-    assert "purgatory.pipeline runs on Spark: pip install 'asyncio-purgatory[spark]'" in said.splitlines()[-1]

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from journals import account, table
+from journals import account, report, table
 
 from purgatory import DelayedOperation, Purgatory
 from purgatory.journal import Journal
 from purgatory.pipeline import compact
-from purgatory.pipeline._executor import local
 from purgatory.pipeline._files import Damaged, Part
 from purgatory.pipeline._rows import check_values, rows_of
-from purgatory.pipeline.report._make import make_tables
 from purgatory.testing import VirtualTimeLoop
 
 CHECKS = 5_000
@@ -52,7 +50,7 @@ def test_a_second_that_several_files_share_counts_whole(tmp_path: Path) -> None:
             compact.compact(str(journal), older_than=-3600)
             assert len([*(journal / "checks").iterdir()]) == 1
 
-        make_tables(local, [str(journal)], str(tmp_path / step))
+        report(journal, tmp_path / step)
 
         [row] = table(tmp_path / step, "keys")
         assert (row.key, row.checks, row.tried, row.completed) == ("key", CHECKS, CHECKS, 0)
@@ -70,7 +68,7 @@ def test_a_journal_of_before_there_were_parts_is_read(tmp_path: Path) -> None:
     pq.write_table(rows.drop_columns(["part"]), first)
     [checks] = rows["checks"].to_pylist()
 
-    make_tables(local, [str(journal)], str(tmp_path / "out"))
+    report(journal, tmp_path / "out")
 
     [row] = table(tmp_path / "out", "keys")
     assert row.checks == checks

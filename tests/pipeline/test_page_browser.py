@@ -6,17 +6,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import oracle
 import pytest
-from journals import check, random_operations, write
+from journals import START, check, operation, random_operations, write
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select
 from selenium.webdriver.support.wait import WebDriverWait
 
 from purgatory.pipeline._command_line import main
-from purgatory.pipeline.report._durations import steps_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 pytest_plugins = ["browser"]
@@ -32,9 +30,16 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("report")
     rows = [dict(row) for row in ROWS]
     rows[0] |= {"keys": ['</script><script>alert("x")</script>'], "missed_trigger": True}
+    rows += [
+        operation(
+            10_000 + number, run_id="fine", kind="Forgotten", keys=["forgotten"], timeout_s=0.2, missed_trigger=True,
+            started_at=START + timedelta(seconds=number), ended_at=START + timedelta(seconds=number + 0.2),
+        )
+        for number in range(20)
+    ]  # fmt: skip
     write(folder / "journal", "operations", "x", rows)
     write(folder / "journal", "checks", "x", [check(s, key=f"key-{s % 9}", run_id="fine") for s in range(60)])
-    assert main(["report", str(folder / "journal"), "--out", str(folder), "--master", "here"]) == 0
+    assert main(["report", str(folder / "journal"), "--out", str(folder), "--engine", "duckdb"]) == 0
     assert (folder / "report.html").stat().st_size < 5_000_000
     return folder / "report.html"
 
@@ -84,7 +89,7 @@ def test_the_page_fits_every_size_and_complains_of_nothing(sized: Chrome, report
 
 def test_one_choice_of_purgatory_kind_and_run_is_for_the_whole_page(sized: Chrome, report: Path) -> None:
     opened(sized, report)
-    assert tiles(sized)["started"] > "2,9" and len(cells(sized, "timeouts")) == 6
+    assert tiles(sized)["started"] > "2,9" and len(cells(sized, "timeouts")) == 7
 
     Select(sized.find_element(By.ID, "purgatory")).select_by_value("letters")
     assert {row[0] for row in cells(sized, "timeouts")} == {row[0] for row in cells(sized, "keys")} == {"letters"}
@@ -131,7 +136,7 @@ def test_waits_and_the_curve_follow_the_zoom_and_the_page_says_of_what_they_are(
         mine = [row for row in rows if since <= row["started_at"].timestamp() * 1000 < until]
         assert drawn == sum(row["ended_at"] is not None for row in mine) > 0
         expected = oracle.curve(
-            (steps_of(np.array([((row["ended_at"] or last[row["run_id"]]) - row["started_at"]) // MICROSECOND])).item(),
+            (oracle.step_of(((row["ended_at"] or last[row["run_id"]]) - row["started_at"]) // MICROSECOND),
              row["outcome"] == "completed")
             for row in mine
         )  # fmt: skip
@@ -163,6 +168,19 @@ def test_the_timeout_that_is_tried_is_read_off_the_curve(sized: Chrome, report: 
     (said, first), (_, second) = answers
     assert first[0] > second[0] > 0 and first[1] < first[0] < first[2]
     assert "would expire (95 %: " in said
+
+
+def test_what_completed_only_at_its_deadline_does_not_tell_what_a_timeout_is_good_for(sized: Chrome, report: Path) -> None:
+    opened(sized, report)
+    assert "`" not in sized.find_element(By.TAG_NAME, "body").text
+
+    Select(sized.find_element(By.ID, "purgatory")).select_by_value("letters")
+    Select(sized.find_element(By.ID, "kind")).select_by_value("Forgotten")
+
+    answer = sized.find_element(By.ID, "answer").text
+    assert answer == "Forgotten: not answerable, every one completed by the try at its deadline."
+    [row] = cells(sized, "timeouts")
+    assert row[-3:] == ["not answerable"] * 3
 
 
 def test_a_finding_leads_to_its_picture_and_names_cannot_break_the_page(sized: Chrome, report: Path) -> None:

@@ -3,11 +3,13 @@
 import random
 from datetime import timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-import numpy as np
+import generated
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
 from journals import (
     START,
     Found,
@@ -17,13 +19,13 @@ from journals import (
     operation,
     random_checks,
     random_operations,
+    report,
+    table,
     tables,
     write,
 )
 
 from purgatory.pipeline._command_line import main
-from purgatory.pipeline._executor import local
-from purgatory.pipeline.report import _make, _survival
 
 
 @pytest.mark.parametrize("count", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
@@ -60,7 +62,7 @@ def test_the_tables_equal_those_of_a_simple_program(count: int, tmp_path: Path) 
     (journal / "runs").mkdir()
     (journal / "runs" / "fine").write_text(f"{count + 7:020}\n")  # it was killed; most of its operations are in files
 
-    _make.make_tables(local, [str(journal)], str(tmp_path / "out"))
+    report(journal, tmp_path / "out")
 
     found = tables(tmp_path / "out")
     assert_tables_equal(found, rows, checks)
@@ -89,6 +91,23 @@ def test_the_tables_equal_those_of_a_simple_program(count: int, tmp_path: Path) 
         "timeout_s is no number of seconds", "purgatory is missing", "neither start nor end",
     }  # fmt: skip
     assert all(row.file.endswith("wrong.parquet") for row in rejected)
+
+
+@given(generated.journals())
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_tables_of_any_journal_equal_those_of_a_simple_program(tmp_path: Path, made: generated.Journal) -> None:
+    rows, files = made
+    with TemporaryDirectory(dir=tmp_path) as folder:
+        for number, some in enumerate(files):
+            write(Path(folder, "journal"), "operations", f"{number}", some)
+
+        report(Path(folder, "journal"), Path(folder, "out"))
+
+        found = tables(Path(folder, "out"))
+        assert_tables_equal(found, rows, [])
+        counts = account(found["reconciliation"])
+    assert counts["operations", "rows accepted"] == len(rows)
+    assert counts["operations", "rows read"] == sum(map(len, files))
 
 
 FREIREICH = [6, 6, 6, -6, 7, -9, 10, -10, -11, 13, 16, -17, -19, -20, 22, 23, -25, -32, -32, -34, -35]
@@ -127,17 +146,38 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_survival_curves_are_those_of_the_literature(name: str) -> None:
+def test_survival_curves_are_those_of_the_literature(name: str, tmp_path: Path) -> None:
     weeks, printed = KNOWN[name]
-    wait, is_end = np.abs(weeks) * 1_000_000, (np.array(weeks) > 0).astype(int)
+    ends = [{"ended_at": START + timedelta(seconds=abs(week)), "outcome": "completed"} for week in weeks]
+    rows = [
+        operation(number, **(end if week > 0 else end | {"outcome": "cancelled"}))
+        for number, (week, end) in enumerate(zip(weeks, ends, strict=True))
+    ]
+    write(tmp_path / "journal", "operations", "x", rows)
 
-    curve = _survival.thinned(_survival.curve(wait, np.ones(len(weeks), int), is_end))
-    found = {row["timeout_s"]: row for row in pa.table(curve).to_pylist()}
+    report(tmp_path / "journal", tmp_path / "out")
+    found = {row.timeout_s: row for row in table(tmp_path / "out", "survival")}
 
     assert found.keys() == set(map(abs, weeks))
     for week, (share, error) in printed.items():
         assert found[week]["expiry_rate"] == pytest.approx(share, abs=1e-9)
         assert found[week]["standard_error"] == pytest.approx(error, abs=6e-5)
+
+
+def test_nothing_is_cut_in_a_terminal_of_eighty_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    long = {"purgatory": "orders of the northern warehouse", "kind": "WaitForPaymentAndStock"}
+    rows = [operation(number, outcome="expired", ended_by=None, **long) for number in range(1_000_000, 1_000_009)]
+    write(tmp_path / "journal", "operations", "x", rows)
+
+    assert main(["report", str(tmp_path / "journal"), "--out", str(tmp_path / "out")]) == 0
+
+    printed = capsys.readouterr().out
+    assert "…" not in printed and "? is not answerable from this data" in printed
+    assert max(map(len, printed.split("\n\n")[0].splitlines())) <= 80
+    assert "of operations: 1,000,000 operations that were numbered, and are in no row" in " ".join(printed.split())
 
 
 def test_a_directory_without_a_journal_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

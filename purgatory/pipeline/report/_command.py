@@ -7,42 +7,54 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from purgatory._programs import Program
-from purgatory.pipeline._executor import Executor, local, on_spark
-from purgatory.pipeline._reading import size
-from purgatory.pipeline._session import add_master_option, spark_session
+from purgatory.pipeline._files import Local, distinct, is_uri, size
+from purgatory.pipeline._options import add_master_option
+from purgatory.pipeline.report._duckdb import DuckDB
 from purgatory.pipeline.report._findings import findings, seconds, set_apart, share
 from purgatory.pipeline.report._make import STEPS, make_tables
 from purgatory.pipeline.report._page import page
+from purgatory.pipeline.report._queries import Engine
 from purgatory.pipeline.report._summary import Summary
 
-HERE: Final = "here"
-"""As `--master`: the tasks run in this process."""
-BYTES_HERE: Final = 256 * 1024 * 1024
-"""So much of Parquet is read in this process in about the time in which Spark starts and reads it."""
+LARGE: Final = 2 * 1024**3
+"""More bytes of Parquet are read by Spark, if nothing else is said."""
+SMALL: Final = 4 * 1024**2
+"""Up to so many bytes, what would make Spark fast takes longer than it saves."""
 SET_APART: Final = 3
 """The exit status if files or rows could not be read: 2 means that the arguments are wrong."""
-SETTINGS: Final = {
-    # Java only hands out tasks here: what would make it fast takes longer than it saves.
+UNKNOWN: Final = "?"
+JAVA: Final = {"spark.driver.memory": "2g"}
+JAVA_OF_SMALL: Final = {
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     "spark.driver.memory": "1g",
+}
+SQL: Final = {"spark.sql.shuffle.partitions": "64"}
+SQL_OF_SMALL: Final = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.shuffle.partitions": "2",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("journals", nargs="+", metavar="JOURNAL", help="a directory that a journal was written to")
-    parser.add_argument("--out", required=True, metavar="DIR", help="for report.html, tables and rejected rows")
+    parser.add_argument("journals", nargs="+", metavar="JOURNAL", help="a directory that a journal was written to, or its URI")
+    parser.add_argument("--out", required=True, metavar="DIR", help="for report.html, tables and rejected rows; may be a URI")
+    parser.add_argument(
+        "--engine",
+        choices=("duckdb", "spark"),
+        help=f"what runs the queries (default: DuckDB, in this process, for journals of up to {LARGE >> 30} GiB on this "
+        "machine; Spark for larger ones, for URIs, and with --master or SPARK_REMOTE)",
+    )
     add_master_option(parser)
     parser.epilog = (
-        f"Journals of up to {BYTES_HERE >> 20} MiB are read in this process, as with --master {HERE}, if --master does not say "
-        f"otherwise. The exit status is {SET_APART} if files or rows could not be read: `reconciliation` tells which, and why."
+        f"The exit status is {SET_APART} if files or rows could not be read: the table 'reconciliation' tells which, and why."
     )
 
 
@@ -50,30 +62,50 @@ def run(options: argparse.Namespace) -> int:
     """Makes the tables and the page, and prints a summary."""
     console = Console(highlight=False)
     start = time.monotonic()
+    [out] = distinct([options.out])
     with _steps(console, options.verbose) as step:
         step("starting")
-        with _workers(options) as executor:
-            summary = make_tables(executor, options.journals, options.out, step)
-        step("the page")
-        said = findings(summary)
-        file = Path(options.out) / "report.html"
-        file.write_text(page(f"Purgatory report: {', '.join(options.journals)}", said, summary), "utf-8")
+        with _engine(options) as engine:
+            summary = make_tables(engine, options.journals, out, step)
+            step("the page")
+            said = findings(summary)
+            content = page(f"Purgatory report: {', '.join(options.journals)}", said, summary)
+            engine.storage(out).write(f"{out}/report.html", content.encode())
     _print(console, summary, [each.text for each in said])
     took = f"{time.monotonic() - start:.1f} s."
-    console.print(f"\n{took} Tables are in {options.out}/tables, the report is {file}", markup=False, soft_wrap=True)
+    where = f"Tables are in {options.out}/tables, the report is {options.out}/report.html"
+    console.print(f"\n{took} {where}", markup=False, soft_wrap=True)
     return SET_APART if set_apart(summary) else 0
 
 
 @contextmanager
-def _workers(options: argparse.Namespace) -> Iterator[Executor]:
-    """Who does the tasks: this process where that is quick, otherwise Spark."""
-    is_free = options.master is None and "SPARK_REMOTE" not in os.environ
-    if options.master == HERE or (is_free and size(local, options.journals) <= BYTES_HERE):
-        yield local
-    else:
-        session = spark_session("purgatory report", options.master, SETTINGS, verbose=options.verbose)
-        with session as spark, on_spark(spark) as executor:
-            yield executor
+def _engine(options: argparse.Namespace) -> Iterator[Engine]:
+    """What runs the queries."""
+    journals = distinct(options.journals)
+    needs_spark = options.master is not None or "SPARK_REMOTE" in os.environ
+    needs_spark = needs_spark or any(map(is_uri, [*journals, options.out]))
+    is_here = not any(map(is_uri, journals))
+    if options.engine == "duckdb" or (options.engine is None and not needs_spark and size(Local(), journals) <= LARGE):
+        if options.master is not None:
+            raise OSError(f"cannot use --master {options.master} with --engine duckdb, which runs in this process")
+        with DuckDB.opened() as engine:
+            yield engine
+        return
+    try:
+        from purgatory.pipeline._session import spark_session  # noqa: PLC0415  (DuckDB needs no Spark)
+        from purgatory.pipeline.report._spark import Spark  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise OSError(
+            f"cannot run 'report' on Spark: {error.name} is not installed. pip install 'asyncio-purgatory[spark]' brings it, "
+            "or in a clone pip install '.[spark]'"
+        ) from error
+    java = JAVA_OF_SMALL if is_here and size(Local(), journals) <= SMALL else JAVA
+    session = spark_session("purgatory report", options.master, java, verbose=options.verbose)
+    with session as spark, Spark.on(spark) as on_spark:
+        bytes_ = sum(size(on_spark.storage(journal), [journal]) for journal in journals)
+        for name, value in (SQL_OF_SMALL if 0 < bytes_ <= SMALL else SQL).items():
+            spark.conf.set(name, value)
+        yield on_spark
 
 
 class _Steps:
@@ -102,15 +134,15 @@ def _steps(console: Console, verbose: bool) -> Iterator[_Steps]:
 
 
 def _print(console: Console, summary: Summary, said: list[str]) -> None:
-    table = Table(title="Timeouts", title_justify="left")
+    caption = f"{UNKNOWN} is not answerable from this data"
+    table = Table(title="Timeouts", title_justify="left", caption=caption, caption_justify="left", box=SIMPLE, pad_edge=False)
     for name in ("purgatory", "kind"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for name in ("operations", "expired", "timeout", "for 1 %", "for 0.1 %"):
-        table.add_column(name, justify="right")
-    for line in summary.timeouts[:20]:
+        table.add_column(name, justify="right", min_width=len(name))
+    for line in summary.timeouts_in_order[:20]:
         answers = [
-            "not answerable" if line[name] is None else seconds(line[name])
-            for name in ("timeout_1_percent", "timeout_01_percent")
+            UNKNOWN if line[name] is None else seconds(line[name]) for name in ("timeout_1_percent", "timeout_01_percent")
         ]
         rate = "" if line["expiry_rate"] is None else share(line["expiry_rate"])
         timeout = "" if line["timeout_max_s"] is None else seconds(line["timeout_max_s"])
@@ -118,6 +150,3 @@ def _print(console: Console, summary: Summary, said: list[str]) -> None:
     console.print(table)
     for each in said:
         console.print(f"- {each}", markup=False)
-
-
-PROGRAM = Program("report", "Reads journals and tells what is wrong with timeouts, keys and triggers.", add_arguments, run)

@@ -8,9 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, Final
 
-from purgatory.pipeline.report._durations import EDGES, packed
-from purgatory.pipeline.report._findings import Finding
-from purgatory.pipeline.report._summary import Line, Summary
+from purgatory.pipeline.report._durations import EDGES, LATENESS, WAITS, packed
+from purgatory.pipeline.report._findings import LEFT_OUT, Finding
+from purgatory.pipeline.report._queries import Line
+from purgatory.pipeline.report._summary import Summary
+from purgatory.pipeline.report._window import SECOND
 
 GROUPS: Final = 60
 """The most groups that a page has, the largest ones. All the others together are one more, which has no curve."""
@@ -29,7 +31,7 @@ Columns = dict[str, list[Any]]
 
 def data(findings: list[Finding], summary: Summary) -> dict[str, Any]:
     """All that the page shows, for JSON."""
-    largest = sorted(summary.timeouts, key=lambda line: -line["operations"])
+    largest = sorted(summary.timeouts_in_order, key=lambda line: -line["operations"])
     place = {(line["purgatory"], line["kind"]): min(number, GROUPS) for number, line in enumerate(largest)}
     if len(largest) > GROUPS:
         largest = [*largest[:GROUPS], dict.fromkeys(largest[0]) | {"purgatory": OTHERS, "kind": OTHERS}]
@@ -51,14 +53,17 @@ def data(findings: list[Finding], summary: Summary) -> dict[str, Any]:
         "timeouts": [_shown(line) for line in largest],
         "timeline": _timeline(summary.timeline, place, has_runs),
         "edges": EDGES,
-        "waits": packed("waits", summary.waits, place, has_runs=has_runs),
-        "lateness": packed("lateness", summary.lateness, place, has_runs=has_runs),
+        "waits": packed(summary.wait_steps, WAITS, place, has_runs=has_runs),
+        "lateness": packed(summary.lateness_steps, LATENESS, place, has_runs=has_runs),
         "curves": _curves(summary, place, has_runs),
         "pending": _pending(summary, {name for name, _ in groups}),
-        "keys": _keys(summary.hot_keys, summary.hot_times),
-        "missed": _keys(summary.missed_keys, summary.missed_times),
+        "keys": _keys(summary.hot_keys_in_order, summary.hot_times),
+        "missed": _keys(summary.missed_keys_in_order, summary.missed_times),
         "minutes": [_shown(line) for line in summary.worst_minutes],
-        "read": [{name: line[name] for name in ("folder", "what", "reason", "count")} for line in summary.reconciliation],
+        "read": [
+            {**{name: line[name] for name in ("folder", "reason", "count")}, "what": LEFT_OUT.get(line["what"], line["what"])}
+            for line in summary.account
+        ],
     }
 
 
@@ -77,20 +82,17 @@ def _timeline(lines: list[Line], place: dict[tuple[str, str], int], has_runs: bo
 
 def _curves(summary: Summary, place: dict[tuple[str, str], int], has_runs: bool) -> list[dict[str, Any]]:
     """The survival curves: `run` is -1 for all runs."""
-    of_groups: dict[tuple[str, str], list[Line]] = defaultdict(list)
-    for line in summary.survival:
-        of_groups[line["purgatory"], line["kind"]].append(line)
-    curves = [
-        {"group": place[group], "run": -1, **_curve(lines if place[group] < FINE else _two_digits(lines))}
-        for group, lines in of_groups.items()
-        if place[group] < GROUPS
-    ]
-    if has_runs:
-        curves += [
-            {"group": place[purgatory, kind], "run": run, **_curve(curve.to_pylist())}
-            for (purgatory, kind, run), curve in summary.curves_of_runs.items()
-            if place[purgatory, kind] < GROUPS
-        ]
+    of_groups: dict[tuple[str, str, int], list[Line]] = defaultdict(list)
+    for line in summary.survival_in_order:
+        of_groups[line["purgatory"], line["kind"], -1].append(line)
+    for line in summary.curves_of_runs if has_runs else ():
+        of_groups[line["purgatory"], line["kind"], line["run"]].append(line)
+    curves = []
+    for (purgatory, kind, run), lines in of_groups.items():
+        group = place[purgatory, kind]
+        if group < GROUPS:
+            points = _two_digits(lines) if run < 0 and group >= FINE else lines
+            curves.append({"group": group, "run": run, **_curve(points)})
     return curves
 
 
@@ -107,12 +109,12 @@ def _two_digits(lines: list[Line]) -> list[Line]:
 
 def _pending(summary: Summary, purgatories: set[str]) -> dict[str, Columns]:
     found: dict[str, Columns] = {}
-    start, width = summary.window.start, summary.window.width
-    for line in (line for line in summary.pending if line["purgatory"] in purgatories):
-        columns = found.setdefault(line["purgatory"], {"place": [], "most": [], "mean": []})
-        columns["place"].append(round((line["second"].timestamp() * 1e6 - start) / width))
-        columns["most"].append(line["pending_max"])
-        columns["mean"].append(_rounded(line["pending_mean"]))
+    for line in summary.points:
+        if line["purgatory"] in purgatories:
+            columns = found.setdefault(line["purgatory"], {"place": [], "most": [], "mean": []})
+            columns["place"].append(line["place"])
+            columns["most"].append(line["most"])
+            columns["mean"].append(_rounded(line["area"] * SECOND / summary.window.width))
     return found
 
 

@@ -1,8 +1,11 @@
 """What an operator wants to know first, in words. Plain Python on what `_summary` has collected."""
 
+from collections import Counter
 from dataclasses import dataclass
+from typing import Final
 
-from purgatory.pipeline.report._summary import Line, Summary
+from purgatory.pipeline.report._queries import Line
+from purgatory.pipeline.report._summary import Summary
 
 WORTH_SAYING = 3
 """How many findings of each sort are put into words. The tables have the rest."""
@@ -25,7 +28,7 @@ def findings(summary: Summary) -> list[Finding]:
     """The findings as sentences, the worst first."""
     said = [
         *(Finding(_timeout(line), "timeouts", line["purgatory"], line["kind"]) for line in _worst_timeouts(summary)),
-        *(Finding(_missed(line), "missed", line["purgatory"]) for line in summary.missed_keys[:WORTH_SAYING]),
+        *(Finding(_missed(line), "missed", line["purgatory"]) for line in summary.missed_keys_in_order[:WORTH_SAYING]),
         *_hot(summary),
         *_pending(summary),
         *(Finding(each) for each in _left_out(summary)),
@@ -36,11 +39,11 @@ def findings(summary: Summary) -> list[Finding]:
 def set_apart(summary: Summary) -> int:
     """How many files and rows could not be read."""
     apart = ("files unreadable", "rows rejected")
-    return sum(line["count"] for line in summary.reconciliation if line["what"] in apart)
+    return sum(line["count"] for line in summary.account if line["what"] in apart)
 
 
 def _worst_timeouts(summary: Summary) -> list[Line]:
-    bad = [line for line in summary.timeouts if (line["expiry_rate"] or 0.0) > ACCEPTABLE_RATE]
+    bad = [line for line in summary.timeouts_in_order if (line["expiry_rate"] or 0.0) > ACCEPTABLE_RATE]
     return sorted(bad, key=lambda line: -line["expiry_rate"])[:WORTH_SAYING]
 
 
@@ -78,8 +81,8 @@ def _missed(line: Line) -> str:
 
 
 def _hot(summary: Summary) -> list[Finding]:
-    total = sum(line["operations"] for line in summary.timeouts)
-    hottest = sorted(summary.hot_keys, key=lambda line: -line["operations"])[:1]
+    total = sum(line["operations"] for line in summary.timeouts_in_order)
+    hottest = sorted(summary.hot_keys_in_order, key=lambda line: -line["operations"])[:1]
     said = [
         (
             line,
@@ -95,7 +98,7 @@ def _hot(summary: Summary) -> list[Finding]:
             f"Checks of {line['key']!r} in {line['purgatory']!r} tried {line['tried']:,} operations and completed "
             f"{line['completed']:,}: {share(line['false_wakeups'] / line['tried'])} of the tries were in vain.",
         )
-        for line in summary.hot_keys[:1]
+        for line in summary.hot_keys_in_order[:1]
         if line["false_wakeups"] > line["completed"]
     ]
     return [Finding(text, "keys", line["purgatory"]) for line, text in said]
@@ -114,15 +117,25 @@ def _pending(summary: Summary) -> list[Finding]:
     ]
 
 
+LEFT_OUT: Final = {
+    "files unreadable": "files that cannot be read",
+    "rows rejected": "rows that cannot be right",
+    "duplicates dropped": "further copies of rows",
+    "ids missing": "operations that were numbered, and are in no row",
+}
+"""What the figures do not have, in words, by the name that it has in the table ``reconciliation``."""
+
+
 def _left_out(summary: Summary) -> list[str]:
-    counted = [(line["what"], line["count"], line["folder"]) for line in summary.reconciliation]
-    names = ("files unreadable", "rows rejected", "duplicates dropped", "ids missing")
-    unreadable = [line["reason"] for line in summary.reconciliation if line["what"] == "files unreadable"]
+    unreadable = [line["reason"] for line in summary.account if line["what"] == "files unreadable"]
+    counts: Counter[tuple[str, str]] = Counter()
+    for line in summary.account:
+        counts[line["what"], line["folder"]] += line["count"]
     return [f"Cannot be read: {reason}." for reason in unreadable[:WORTH_SAYING]] + [
-        f"Not in these figures: {what} ({folder}): {sum(count for w, count, f in counted if (w, f) == (what, folder)):,}."
-        for what in names
+        f"Not in these figures, of {folder}: {counts[what, folder]:,} {words}."
+        for what, words in LEFT_OUT.items()
         for folder in ("operations", "checks")
-        if sum(count for w, count, f in counted if (w, f) == (what, folder))
+        if counts[what, folder]
     ]
 
 

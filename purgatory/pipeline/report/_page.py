@@ -7,6 +7,7 @@ and how it is printed.
 
 import gzip
 import json
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from html import escape
@@ -19,6 +20,17 @@ from purgatory.pipeline.report._findings import Finding
 from purgatory.pipeline.report._summary import Summary
 
 HERE: Final = Path(__file__).parent
+
+
+def _folder_of(package: str) -> Path:
+    """Where a package is, without the time that importing it takes."""
+    found = find_spec(package)
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+    return Path(found.origin).parent
+
+
+PLOTLY: Final = _folder_of("plotly") / "package_data" / "plotly.min.js"
 SCRIPTS: Final = ("page.js", "pictures.js", "choices.js")
 """Together they are one."""
 SECTIONS: Final = {
@@ -65,7 +77,7 @@ def page(title: str, findings: Sequence[Finding], summary: Summary) -> str:
         '<label id="runs">run <select id="run"></select></label> <button id="whole" hidden>whole time</button>'
         '<output id="range"></output></nav>\n<div id="tiles"></div>\n'
         f"{''.join(_section(name) for name in SECTIONS)}"
-        "<noscript>Pictures and tables need JavaScript. The folder `tables` has the tables, too, as Parquet.</noscript>\n"
+        "<noscript>Pictures and tables need JavaScript. The tables are in the folder <code>tables</code>, too.</noscript>\n"
         f'<script type="application/json" id="data">{shown}</script>\n'
         f'<script type="text/plain" id="plotly">{_plotly()}</script>\n'
         f"<script>{''.join(map(_file, SCRIPTS))}</script></body></html>\n"
@@ -83,9 +95,14 @@ def _section(name: str) -> str:
     )
     covers = '<p class="covers"></p>' if name in ("timeouts", "late") else ""
     return (
-        f'<section id="{name}"><h2>{escape(heading)}</h2><p class="note">{escape(note)}</p>{covers}'
+        f'<section id="{name}"><h2>{escape(heading)}</h2><p class="note">{_with_code(note)}</p>{covers}'
         f'<div class="pictures">{pictures}</div>{mover}<div class="table"></div></section>\n'
     )
+
+
+def _with_code(text: str) -> str:
+    """As HTML; what is between backticks is code."""
+    return re.sub("`(.*?)`", r"<code>\1</code>", escape(text))
 
 
 def _file(name: str) -> str:
@@ -94,8 +111,4 @@ def _file(name: str) -> str:
 
 def _plotly() -> str:
     """Plotly's script, a third as long as it is."""
-    found = find_spec("plotly")
-    if found is None or not found.submodule_search_locations:
-        raise ImportError("the page of a report is drawn by Plotly: pip install 'asyncio-purgatory[spark]'")
-    script = Path(found.submodule_search_locations[0], "package_data", "plotly.min.js").read_bytes()
-    return b64encode(gzip.compress(script, 6)).decode("ascii")
+    return b64encode(gzip.compress(PLOTLY.read_bytes(), 6)).decode("ascii")

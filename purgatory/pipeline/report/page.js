@@ -93,8 +93,12 @@ function edgeOf(step) {
   return Number(`${data.edges[((step % count) + count) % count]}e${Math.floor(step / count) - 1}`);
 }
 
+/** Whether nothing of a group completed but by the try at its deadline: that does not tell what a timeout is good for. */
+const onlyMissed = ({ completed, missed_triggers }) => completed > 0 && completed <= missed_triggers;
+
 /** The curve of a group: exact for the whole time, otherwise by steps. */
 function curve(group) {
+  if (onlyMissed(data.timeouts[group])) return null;
   const found = data.curves.filter((each) => each.group === group);
   if (!found.length) return null;
   if (!whole()) return curveInTime(group);
@@ -113,7 +117,7 @@ function curveInTime(group) {
   return curves.get(name);
 }
 
-/** As _survival.py does it; where steps end is where the rate falls. */
+/** As report.sql does it; where steps end is where the rate falls. */
 function kaplanMeier(sums) {
   if (!sums.size) return null;
   const points = { timeout_s: [], at_risk: [], expiry_rate: [], standard_error: [] };

@@ -344,7 +344,7 @@ const watcher = new IntersectionObserver(
 );
 
 function answer() {
-  const groups = data.groups.map((_, group) => group).filter((group) => isGroup(group) && curve(group));
+  const groups = data.groups.map((_, group) => group).filter((group) => isGroup(group) && (curve(group) || onlyMissed(data.timeouts[group])));
   by("chosen").textContent = seconds(state.timeout);
   for (const [section, columns] of [
     ["timeouts", data.waits],
@@ -362,6 +362,7 @@ function answer() {
         const points = curve(group),
           rate = expiryRate(points, state.timeout),
           name = `<b>${text(data.groups[group][1])}</b>`;
+        if (!points) return `${name}: not answerable, every one completed by the try at its deadline`;
         if (!rate)
           return `${name}: not answerable, nobody waited longer than ${seconds(points.timeout_s[points.timeout_s.length - 1])}`;
         return `${name}: ${share(rate[0])} would expire (95 %: ${share(rate[1])} to ${share(rate[2])})`;

@@ -3,13 +3,12 @@ traffic."""
 
 import argparse
 import sys
-from typing import Final
 
-from purgatory._programs import Program
-from purgatory.pipeline._session import add_master_option, spark_session
+from purgatory.pipeline._options import add_master_option
+from purgatory.pipeline._session import spark_session
 from purgatory.pipeline.simulate._job import simulate
 from purgatory.pipeline.simulate._replay import Setting
-from purgatory.pipeline.simulate._trials import draw, recommendation, table
+from purgatory.pipeline.simulate._trials import recommendation, table
 
 
 def numbers(text: str) -> list[float]:
@@ -31,8 +30,8 @@ def sizes(text: str) -> list[int]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("journal", metavar="JOURNAL", help="the directory of a journal")
-    parser.add_argument("--out", required=True, metavar="DIR", help="where tables and plots go")
+    parser.add_argument("journal", metavar="JOURNAL", help="the directory of a journal, or its URI")
+    parser.add_argument("--out", required=True, metavar="DIR", help="where tables and a plot go; may be a URI")
     parser.add_argument("--tick", type=numbers, default=[0.001], metavar="SECONDS,…", help="ticks to try (default: 0.001)")
     parser.add_argument("--wheel-size", type=sizes, default=[512], metavar="N,…", help="wheel sizes to try (default: 512)")
     parser.add_argument(
@@ -57,13 +56,4 @@ def run(options: argparse.Namespace) -> int:
             return 1
     print(table(trials))
     print(recommendation(trials, options.lateness))
-    draw(trials, options.out)
     return 0
-
-
-PROGRAM: Final = Program(
-    name="simulate",
-    summary="Replays a journal with other ticks, wheel sizes and timeouts, and recommends one.",
-    add_arguments=add_arguments,
-    run=run,
-)

@@ -10,6 +10,7 @@ operation that expired in the journal never holds here, because it is unknown wh
     started 0 s, timeout 1 s, completed at 0.02 s     completed at 0.02 s, by the check of its key
 """
 
+import pickle
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -18,6 +19,8 @@ from math import ceil, inf
 from operator import add
 from time import process_time
 from typing import Final, NamedTuple
+
+import pyarrow as pa
 
 from purgatory._operations.engine import Engine
 from purgatory._operations.operation import DelayedOperation
@@ -223,3 +226,24 @@ def replay(recorded: Iterable[Recorded], setting: Setting) -> Replay:
     """
     with Timeline().running() as timeline:
         return Replayer(setting, timeline).replay(recorded)
+
+
+# -- on Spark's workers
+
+
+def replayed(rows: pa.Table, settings: list[tuple[float, int, float | None]]) -> pa.Table:
+    """Replays the operations of one unit with one of the settings.
+
+    Args:
+        rows: the columns of `Recorded`, and `run_id` and `setting`, a place in `settings`.
+
+    Returns:
+        One row of `run_id`, `setting` and `replayed`, a pickled `Replay`.
+    """
+    rows = rows.sort_by([("started_at", "ascending"), ("operation_id", "ascending")])
+    number, run_id = (rows[name][0].as_py() for name in ("setting", "run_id"))
+    batches = rows.select(Recorded._fields).to_batches(max_chunksize=10_000)
+    recorded = (row for batch in batches for row in map(Recorded, *(column.to_pylist() for column in batch.columns)))
+    seen = replay(recorded, Setting(*settings[number]))
+    columns = {"run_id": [run_id], "setting": pa.array([number], pa.int32()), "replayed": [pickle.dumps(seen)]}
+    return pa.table(columns)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
+from io import BytesIO
 from typing import Any, Final, get_type_hints
 
 from matplotlib.figure import Figure
@@ -139,8 +139,8 @@ def _choice(own: Sequence[Trial], lateness: float) -> str:
     )
 
 
-def draw(trials: Sequence[Trial], out: str) -> None:
-    """Draws ``settings.png`` in the folder `out`: what each setting costs, and how late it is."""
+def draw(trials: Sequence[Trial]) -> bytes:
+    """A plot as PNG: what each setting costs, and how late it is."""
     names = [trial.name for trial in trials]
     figure = Figure(figsize=(10, 1.6 + 0.4 * len(trials)), layout="constrained")
     work, late = figure.subplots(1, 2, sharey=True)
@@ -156,5 +156,6 @@ def draw(trials: Sequence[Trial], out: str) -> None:
     for axes in (work, late):
         axes.legend(frameon=False, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
-    Path(out).mkdir(parents=True, exist_ok=True)
-    figure.savefig(Path(out, "settings.png"), dpi=120)
+    content = BytesIO()
+    figure.savefig(content, dpi=120)
+    return content.getvalue()

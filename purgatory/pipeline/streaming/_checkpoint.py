@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.utils import is_remote
 
-from purgatory.pipeline._files import names_in
+from purgatory.pipeline._remote import storage_of
 from purgatory.pipeline.streaming._outcomes import TICKS
 from purgatory.pipeline.streaming._processor import ShardsChanged
 
@@ -48,20 +48,23 @@ def check_shards(spark: SparkSession, checkpoint: str, shards: int) -> None:
         )
 
 
-def check_out(out: str, checkpoint: str) -> None:
+def check_out(out: str, checkpoint: str, spark: SparkSession | None = None) -> None:
     """Checks that a folder of outcomes has no batch that the query of a checkpoint has not begun yet.
 
     Spark numbers the batches of a checkpoint, and skips those whose number is in the folder already. So in a folder that
     another checkpoint has written to, the first batches of a new one would not be decided, and the next would fail without
-    their state. File systems that only Spark can read are not checked.
+    their state.
+
+    Args:
+        out: the folder, or its URI.
+        checkpoint: a folder, or its URI.
+        spark: by default the active session.
 
     Raises:
         ValueError: it has one.
     """
-    try:
-        written, begun = (_last_batch(log) for log in (f"{out}/_spark_metadata", f"{checkpoint}/offsets"))
-    except OSError:
-        return
+    spark = spark or SparkSession.active()
+    written, begun = (_last_batch(spark, log) for log in (f"{out}/_spark_metadata", f"{checkpoint}/offsets"))
     if written > begun:
         raise ValueError(
             f"the outcomes in {out} are of another checkpoint than {checkpoint}: go on from that one, or choose another folder "
@@ -69,9 +72,9 @@ def check_out(out: str, checkpoint: str) -> None:
         )
 
 
-def _last_batch(log: str) -> int:
+def _last_batch(spark: SparkSession, log: str) -> int:
     """The number of the last batch in one of Spark's logs; -1 if there is none."""
-    names = [name.removesuffix(".compact") for name in names_in(log)]
+    names = [name.removesuffix(".compact") for name in storage_of(spark, log).names(log)]
     return max((int(name) for name in names if name.isdecimal()), default=-1)
 
 

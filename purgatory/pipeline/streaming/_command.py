@@ -13,8 +13,8 @@ from typing import Final
 
 from pyspark.errors import PySparkException
 
-from purgatory._programs import Program
-from purgatory.pipeline._session import add_master_option, spark_session
+from purgatory.pipeline._options import add_master_option
+from purgatory.pipeline._session import spark_session
 from purgatory.pipeline.streaming._dashboard import address
 from purgatory.pipeline.streaming._job import Job
 from purgatory.pipeline.streaming._processor import ShardsChanged
@@ -112,8 +112,3 @@ def _brief(error: Exception) -> str:
     lines = str(error).splitlines()
     raised = [line for line in lines if "ShardsChanged" in line]
     return raised[-1] if raised else FRAME.sub("", lines[0])
-
-
-PROGRAM: Final = Program(
-    name="stream", summary="Decides on streams of operations and signals, exactly once.", add_arguments=add_arguments, run=run
-)

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.fs
 import pyarrow.parquet as pq
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, StructField, StructType
 
+from purgatory.pipeline._files import is_uri
 from purgatory.pipeline._session import literal
 
 MAX_FILES: Final = 1000
@@ -40,8 +40,9 @@ def types_of(spark: SparkSession, folder: str, kind: str, schema: StructType) ->
         ValueError: a file cannot be read, lacks a column, or has a column that cannot be cast without loss.
     """
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
-    files = spark.read.format("binaryFile").load(literal(folder)).select("path", "modificationTime")
-    newest = files.orderBy(F.desc("modificationTime"), "path").limit(MAX_FILES).select("path")
+    found = ["path", "content"] if is_uri(folder) else ["path"]  # a file that only Spark reaches is read whole
+    files = spark.read.format("binaryFile").load(literal(folder)).select("modificationTime", *found)
+    newest = files.orderBy(F.desc("modificationTime"), "path").limit(MAX_FILES).select(found)
     wanted = [(field.name, _plain(field.dataType)) for field in schema]
     seen = newest.mapInArrow(partial(inspect_files, wanted=wanted), FOUND_SCHEMA)
     kinds = seen.groupBy("position", "found", "reads").agg(F.min("file").alias("file")).orderBy("position", "file").collect()
@@ -84,19 +85,21 @@ def _of_plain(reads: str, expected: DataType) -> DataType:
 
 
 def inspect_files(batches: Iterator[pa.RecordBatch], wanted: list[tuple[str, Any]]) -> Iterator[pa.RecordBatch]:
-    """Reads the footer of each file of the column `path`; returns the rows of `FOUND_SCHEMA`."""
+    """Reads the footer of each file, of its `content` or else by its `path`; returns the rows of `FOUND_SCHEMA`."""
     names = ("file", "position", "found", "reads")
     types = (pa.string(), pa.int32(), pa.string(), pa.string())
     for batch in batches:
-        rows = [row for path in batch.column("path").to_pylist() for row in _columns_of(path, wanted)]
+        contents = batch.column("content") if "content" in batch.schema.names else [None] * batch.num_rows
+        files = zip(batch.column("path").to_pylist(), contents, strict=True)
+        rows = [row for path, content in files for row in _columns_of(path, content, wanted)]
         columns = zip(*rows, strict=True) if rows else ((),) * 4
         yield pa.RecordBatch.from_arrays([pa.array(list(c), t) for c, t in zip(columns, types, strict=True)], names)
 
 
-def _columns_of(path: str, wanted: list[tuple[str, Any]]) -> Iterator[tuple[str, int, str, str | None]]:
+def _columns_of(path: str, content: Any, wanted: list[tuple[str, Any]]) -> Iterator[tuple[str, int, str, str | None]]:
     file = "/" + path.removeprefix("file:").lstrip("/") if path.startswith("file:") else path
     try:
-        with _opened(file) as source:
+        with Path(file).open("rb") if content is None else pa.BufferReader(content.as_buffer()) as source:
             types = {field.name: field.type for field in pq.ParquetFile(source).schema_arrow}
     except Exception as error:
         for position in range(len(wanted)):
@@ -107,13 +110,6 @@ def _columns_of(path: str, wanted: list[tuple[str, Any]]) -> Iterator[tuple[str,
             yield file, position, str(types[name]), readable_as(types[name], expected)
         else:
             yield file, position, "missing", None
-
-
-def _opened(path: str) -> Any:
-    if path.startswith("/"):
-        return Path(path).open("rb")
-    filesystem, name = pyarrow.fs.FileSystem.from_uri(path)
-    return filesystem.open_input_file(name)
 
 
 def readable_as(found: pa.DataType, expected: Any) -> str | None:

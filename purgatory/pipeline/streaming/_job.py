@@ -68,7 +68,7 @@ class Job:
             # Spark would take uncommitted files there for outcomes.
             raise ValueError(f"with --out-topic, the name of --out must have none of * ? [ ] {{ }} and \\: {options.out!r} has")
         check_shards(spark, options.checkpoint, options.shards)
-        check_out(options.out, options.checkpoint)
+        check_out(options.out, options.checkpoint, spark)
         operations = self._read("operations", options.operations, OPERATIONS)
         signals = self._read("signals", options.signals, SIGNALS)
         ticks = f"{options.checkpoint.rstrip('/')}/ticks"

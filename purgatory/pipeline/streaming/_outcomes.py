@@ -18,7 +18,6 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from purgatory.pipeline._validation import END_OF_TIME
 from purgatory.pipeline.streaming._packing import (
     COUNTS,
     OUTPUT,
@@ -74,6 +73,8 @@ OBSERVATION: Final = "purgatory_outcomes"
 Null if nothing has happened."""
 LONG_DIGITS: Final = 18
 """A decimal of so many digits fits into a `bigint`."""
+END_OF_TIME: Final = 253_402_300_800_000_000
+"""The end of the year 9999, in microseconds. Beyond that neither Python nor Spark can show an instant."""
 YEAR_1: Final = -62_135_596_800_000_000
 """Its beginning, in microseconds since 1970."""
 TOPIC_COLUMNS: Final = (*ORIGIN.names, "problem")

@@ -10,15 +10,15 @@ import pytest
 from pyspark.sql import SparkSession
 from requirements import unavailable
 
-from purgatory.pipeline import synth
+from purgatory.pipeline import _session, synth
 from purgatory.pipeline._session import SparkUnavailable, check_java, spark_session
-from purgatory.pipeline.report import _command as report
 from purgatory.pipeline.simulate import _command as simulate
 
 SETTINGS = {
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     "spark.driver.memory": "1g",
-    "spark.sql.codegen.wholeStage": "false",  # compiling takes longer than so few rows
+    "spark.sql.adaptive.enabled": "false",  # planning anew and compiling take longer than so few rows
+    "spark.sql.codegen.wholeStage": "false",
     "spark.python.authenticate.socketTimeout": "120s",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.streaming.stateStore.providerClass": (
@@ -46,6 +46,6 @@ def spark() -> Iterator[SparkSession]:
 @pytest.fixture
 def programs_on_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
     """`report`, `simulate` and `synth` run on `spark` where they would start one."""
-    for program in (report, simulate, synth):
+    for program in (_session, simulate, synth):  # `report` asks `_session`
         monkeypatch.setattr(program, "spark_session", lambda *_, **__: nullcontext(spark))
     return spark

@@ -15,8 +15,8 @@ from journals import operation, write
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 TIMEOUT = 600.0
 """Seconds in which a program that was interrupted has to be gone, on however busy a machine."""
-MOMENTS = ("pyspark", "pyarrow.lib", "purgatory.pipeline.synth")
-"""Modules whose import has just ended."""
+MOMENTS = {"compact": "pyarrow.lib", "synth": "pyspark", "simulate": "purgatory.pipeline._session"}
+"""Programs, and a module of theirs whose import has just ended."""
 
 
 @contextmanager
@@ -55,9 +55,9 @@ def arguments(program: str, folder: Path) -> list[str]:
     }[program]
 
 
-@pytest.mark.parametrize("module", MOMENTS)
-def test_ctrl_c_during_the_imports_ends_it_with_one_line(module: str, tmp_path: Path) -> None:
-    with started(*arguments("compact", tmp_path), python=("-X", "importtime")) as process:
+@pytest.mark.parametrize(("program", "module"), MOMENTS.items())
+def test_ctrl_c_during_the_imports_ends_it_with_one_line(program: str, module: str, tmp_path: Path) -> None:
+    with started(*arguments(program, tmp_path), python=("-X", "importtime")) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if line.split("|")[-1].strip() == module:

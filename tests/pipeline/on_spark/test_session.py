@@ -24,7 +24,7 @@ def test_nothing_of_what_spark_and_its_workers_say_comes_to_the_terminal_unless_
     assert not [line for line in quiet.stdout.splitlines() if "WARN" in line or "INFO" in line]
     assert "log4j" in verbose.stderr
     assert [line.split(maxsplit=2)[2] for line in verbose.stdout.splitlines()[:3]] == [
-        "starting", "reading", "looking at all rows",
+        "starting", "reading", "judged operations",
     ]  # fmt: skip
 
 

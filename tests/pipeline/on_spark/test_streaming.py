@@ -152,8 +152,9 @@ def test_a_folder_of_outcomes_is_refused_to_another_checkpoint(spark: SparkSessi
         run(spark, tmp_path, "--format", "json", "--checkpoint", another)
 
     assert not Path(another).exists()
-    check_out(another, checkpoint)
-    check_out(out, "hdfs://nobody/knows")
+    check_out(another, checkpoint, spark)
+    with pytest.raises(ValueError, match="are of another checkpoint"):
+        check_out(f"file://{out}", f"file://{another}", spark)
 
 
 def test_a_file_counts_however_old_it_is_and_what_is_broken_is_reported(

@@ -1,0 +1,130 @@
+"""Folders and files wherever Spark reads and writes: ``hdfs://``, ``s3a://``, ``abfss://``, ``gs://``, ``file://``."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import unquote
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
+
+from purgatory.pipeline._files import Local, Storage, first_line, is_hidden, is_uri
+from purgatory.pipeline._session import literal
+
+
+def storage_of(spark: SparkSession, path: str) -> Storage:
+    """Where a path or a URI leads."""
+    if not is_uri(path):
+        return Local()
+    return Connected(spark) if is_remote() else Hadoop(spark)
+
+
+@contextmanager
+def _told(what: str) -> Iterator[None]:
+    """An error of Java is one of the operating system, in one line."""
+    try:
+        yield
+    except Py4JJavaError as error:
+        raise OSError(f"{what}: {first_line(Exception(error.java_exception.getMessage()))}") from error
+
+
+class Hadoop:
+    """What Spark's own file systems reach, as a `Storage`: Hadoop's, in the Java of the session."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        context = spark.sparkContext
+        self._jvm: Any = context._jvm
+        self._configuration = context._jsc.hadoopConfiguration()
+
+    def sizes(self, folder: str) -> dict[str, int] | None:
+        with _told(f"cannot list {folder!r}"):
+            files, path = self._at(folder)
+            if not files.exists(path):
+                return None
+            found = ((each.getPath().getName(), each) for each in files.listStatus(path))
+            return {name: each.getLen() for name, each in found if each.isFile() and not is_hidden(name)}
+
+    def read(self, file: str) -> bytes:
+        with _told(f"cannot read {file!r}"):
+            files, path = self._at(file)
+            stream = files.open(path)
+            try:
+                return bytes(stream.readAllBytes())
+            finally:
+                stream.close()
+
+    def write(self, file: str, content: bytes) -> None:
+        with _told(f"cannot write to {file!r}"):
+            files, path = self._at(file)
+            stream = files.create(path, True)
+            try:
+                stream.write(content)
+            finally:
+                stream.close()
+
+    def make(self, folder: str) -> None:
+        with _told(f"cannot write to {folder!r}"):
+            files, path = self._at(folder)
+            files.mkdirs(path)
+
+    def move(self, folder: str, to: str) -> None:
+        with _told(f"cannot write to {to!r}"):
+            files, path = self._at(folder)
+            if not files.rename(path, self._jvm.org.apache.hadoop.fs.Path(to)):
+                raise OSError(f"cannot rename {folder!r} to {to!r}")
+
+    def delete(self, folder: str) -> None:
+        with _told(f"cannot delete {folder!r}"):
+            files, path = self._at(folder)
+            files.delete(path, True)
+
+    def names(self, folder: str) -> list[str]:
+        with _told(f"cannot list {folder!r}"):
+            files, path = self._at(folder)
+            return [each.getPath().getName() for each in files.listStatus(path)] if files.exists(path) else []
+
+    def _at(self, name: str) -> tuple[Any, Any]:
+        path = self._jvm.org.apache.hadoop.fs.Path(name)
+        return path.getFileSystem(self._configuration), path
+
+
+class Connected:
+    """What a Spark behind Spark Connect can read. It has no Java that we could ask to write or to rename a file."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def sizes(self, folder: str) -> dict[str, int] | None:
+        try:
+            # A reader of binary files would leave out empty ones.
+            found = self._spark.read.text(literal(folder)).inputFiles()
+        except AnalysisException as error:
+            if error.getCondition() == "PATH_NOT_FOUND":
+                return None
+            raise
+        return dict.fromkeys((unquote(each.rsplit("/", 1)[1]) for each in found), 0)
+
+    def read(self, file: str) -> bytes:
+        [row] = self._spark.read.format("binaryFile").load(literal(file)).select("content").collect()
+        return bytes(row.content)
+
+    def names(self, folder: str) -> list[str]:
+        return [*(self.sizes(folder) or ())]
+
+    def write(self, file: str, content: bytes) -> None:  # noqa: ARG002
+        _refuse(file)
+
+    def make(self, folder: str) -> None:
+        _refuse(folder)
+
+    def move(self, folder: str, to: str) -> None:  # noqa: ARG002
+        _refuse(to)
+
+    def delete(self, folder: str) -> None:
+        _refuse(folder)
+
+
+def _refuse(name: str) -> None:
+    raise OSError(f"cannot write to {name!r} through Spark Connect: use a folder of this machine, or a --master without sc://")

@@ -1,0 +1,132 @@
+"""Journals and tables on HDFS, and workers that share no folder: report, simulate and stream, as processes."""
+
+import os
+import random
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from clusters import hdfs, standalone
+from journals import assert_tables_equal, check, damage, random_operations, tables, write
+from maven import Unavailable
+from pyspark.sql import SparkSession
+from requirements import unavailable
+from runs import run_of_a_server
+from runs import write as write_runs
+from streams import JAVA_FOR_TESTS, as_parquet, happens, put, waits
+
+from purgatory.pipeline._remote import Hadoop
+from purgatory.pipeline.streaming import OPERATIONS, SIGNALS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+Program = Callable[..., subprocess.CompletedProcess[str]]
+
+
+class Cluster(NamedTuple):
+    uri: str
+    master: str
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("cluster")
+    try:
+        with hdfs(folder) as uri, standalone(folder) as master:
+            yield Cluster(uri, master)
+    except Unavailable as error:
+        unavailable(str(error))
+
+
+@pytest.fixture
+def pipeline(cluster: Cluster, program: Program, tmp_path: Path) -> Program:
+    """Runs a program of the pipeline on the cluster."""
+    environment = {**os.environ, **JAVA_FOR_TESTS, "SPARK_LOCAL_IP": "127.0.0.1"}
+
+    def run(*arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        command = ("-m", "purgatory.pipeline", *arguments, "--master", cluster.master)
+        return program(*command, status=status, env=environment, cwd=tmp_path, timeout=900)
+
+    return run
+
+
+def upload(spark: SparkSession, folder: Path, uri: str) -> None:
+    for file in folder.rglob("*.*"):
+        Hadoop(spark).write(f"{uri}/{file.relative_to(folder)}", file.read_bytes())
+
+
+def download(spark: SparkSession, uri: str, folder: Path) -> None:
+    storage = Hadoop(spark)
+    for name in storage.names(uri):
+        files = storage.sizes(f"{uri}/{name}") or {}
+        for file in files:
+            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name / file).write_bytes(storage.read(f"{uri}/{name}/{file}"))
+
+
+def test_a_report_from_hdfs_to_hdfs_is_what_a_report_here_is(
+    spark: SparkSession, cluster: Cluster, pipeline: Program, tmp_path: Path
+) -> None:
+    journal = tmp_path / "journal"
+    rows, checks = random_operations(random.Random(31), 1_000), [check(second) for second in range(20)]
+    for place in range(2):
+        write(journal, "operations", f"part {place}%20", rows[place * 500 : place * 500 + 500])
+    write(journal, "operations", "zero", []).write_bytes(b"")
+    damage(write(journal, "operations", "bad", rows[:100]), "zeroed")
+    write(journal, "checks", "x", checks)
+    upload(spark, journal, f"{cluster.uri}/journal")
+
+    for _ in range(2):  # the second one replaces the first
+        said = pipeline("report", f"{cluster.uri}/journal", "--out", f"{cluster.uri}/out", status=3)
+        assert said.stderr == ""
+
+    download(spark, f"{cluster.uri}/out/tables", tmp_path / "out" / "tables")
+    found = tables(tmp_path / "out")
+    assert_tables_equal(found, rows, checks)
+    assert {row.reason.partition(": ")[0] for row in found["reconciliation"] if row.what == "files unreadable"} == {
+        f"{cluster.uri}/journal/operations/{name}.parquet" for name in ("bad", "zero")
+    }
+    storage = Hadoop(spark)
+    assert storage.read(f"{cluster.uri}/out/report.html").startswith(b"<!doctype html>")
+    assert sorted(storage.names(f"{cluster.uri}/out")) == ["rejected", "report.html", "tables"]
+
+    storage.write(f"{cluster.uri}/out/tables/mine.txt", b"precious")
+    refused = pipeline("report", f"{cluster.uri}/journal", "--out", f"{cluster.uri}/out", status=1)
+    assert refused.stderr == f"cannot write to '{cluster.uri}/out': 'mine.txt' in its folder 'tables' is not of a report\n"
+
+
+def test_a_journal_on_hdfs_is_replayed_to_hdfs(
+    spark: SparkSession, cluster: Cluster, pipeline: Program, tmp_path: Path
+) -> None:
+    run = run_of_a_server(3)
+    write_runs(tmp_path / "journal", {"a": run})
+    upload(spark, tmp_path / "journal", f"{cluster.uri}/run")
+
+    said = pipeline("simulate", f"{cluster.uri}/run", "--out", f"{cluster.uri}/answers", "--tick", "0.001,0.1")
+
+    assert "ends as the journal says for all 300 operations" in said.stdout
+    found = spark.read.parquet(f"{cluster.uri}/answers/settings").orderBy("tick").collect()
+    assert [(row.tick, row.operations, row.different) for row in found] == [(0.001, 300, 0), (0.1, 300, 0)]
+    assert Hadoop(spark).read(f"{cluster.uri}/answers/settings.png").startswith(b"\x89PNG")
+
+
+def test_a_stream_on_hdfs_decides_and_refuses_outcomes_of_another_checkpoint(
+    spark: SparkSession, cluster: Cluster, pipeline: Program, tmp_path: Path
+) -> None:
+    put(tmp_path, "operations", waits("paid", 1, 20, "x"), waits("unpaid", 1, 20, "y"))
+    put(tmp_path, "signals", happens("x", 5), happens("z", 60))
+    as_parquet(tmp_path, {"operations": OPERATIONS, "signals": SIGNALS})
+    for name in ("operations", "signals"):
+        upload(spark, tmp_path / name, f"{cluster.uri}/{name}")
+    places = [part for name in ("operations", "signals", "out") for part in (f"--{name}", f"{cluster.uri}/{name}")]
+    command = ["stream", *places, "--shards", "2", "--available-now", "--checkpoint"]
+    out = f"{cluster.uri}/outcomes"
+    command[command.index("--out") + 1] = out
+
+    pipeline(*command, f"{cluster.uri}/checkpoint")
+
+    rows = spark.read.parquet(out).collect()
+    assert sorted((row.operation_id, row.outcome) for row in rows) == [("paid", "completed"), ("unpaid", "expired")]
+    refused = pipeline(*command, f"{cluster.uri}/another", status=1)
+    assert "are of another checkpoint than" in refused.stderr

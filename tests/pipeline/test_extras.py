@@ -1,0 +1,60 @@
+"""Each program says which extra brings what it lacks, and needs no more than that extra."""
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Program = Callable[..., subprocess.CompletedProcess[str]]
+WITHOUT = """
+import sys
+sys.modules.update(dict.fromkeys({missing!r}))  # importing these fails from here on
+from purgatory.pipeline._command_line import main
+sys.exit(main({arguments!r}))
+"""
+SPARK = ("pyspark", "py4j", "matplotlib", "uvicorn")
+
+
+@pytest.mark.parametrize(
+    ("program_name", "missing", "extra"),
+    [
+        ("report", "duckdb", "report"),
+        ("report", "rich", "report"),
+        ("report", "plotly", "report"),
+        ("compact", "pyarrow", "journal"),
+        ("simulate", "pyspark", "spark"),
+        ("stream", "pyspark", "spark"),
+        ("synth", "pyspark", "spark"),
+    ],
+)
+def test_what_is_missing_is_named_with_the_extra_that_brings_it(
+    program_name: str, missing: str, extra: str, program: Program
+) -> None:
+    code = WITHOUT.format(missing=[missing], arguments=[program_name, "--help"])
+
+    failed = program("-c", code, status=1)
+
+    assert failed.stdout == ""
+    [line] = failed.stderr.splitlines()
+    assert (
+        line.startswith(f"cannot run {program_name!r}: {missing} is not installed. ") and f"asyncio-purgatory[{extra}]" in line
+    )
+    assert f"pip install '.[{extra}]'" in line
+
+
+def test_a_report_needs_neither_spark_nor_java(program: Program, tmp_path: Path) -> None:
+    (tmp_path / "journal" / "operations").mkdir(parents=True)
+    arguments = ["report", str(tmp_path / "journal"), "--out", str(tmp_path / "out")]
+
+    made = program("-c", WITHOUT.format(missing=SPARK, arguments=arguments))
+    assert "There is nothing to report on" in made.stdout
+
+    refused = program("-c", WITHOUT.format(missing=SPARK, arguments=[*arguments, "--engine", "spark"]), status=1)
+    assert refused.stderr.startswith("cannot run 'report' on Spark: ") and "asyncio-purgatory[spark]" in refused.stderr
+
+
+def test_the_help_needs_nothing(program: Program) -> None:
+    said = program("-c", WITHOUT.format(missing=("duckdb", "pyarrow", "rich", "plotly", *SPARK), arguments=["--help"])).stdout
+
+    assert all(name in said for name in ("compact", "report", "simulate", "stream", "synth"))
