@@ -160,7 +160,7 @@ async def serving(command: Sequence[str]) -> AsyncIterator[tuple[asyncio.subproc
 
 
 async def put_load_on(command: Sequence[str], pollers: int, seconds: float, console: Console, page: str | None) -> Table:
-    """Starts the server, lets all clients loose on it, stops it, and makes the report."""
+    """Starts the server and all its clients, stops it, and makes the report."""
     async with serving(command) as (server, url):
         if page is not None:
             console.print(f"to look at while it runs: {url}{page}")

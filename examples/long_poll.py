@@ -4,7 +4,7 @@
     curl 'http://127.0.0.1:8000/topics/news?offset=0&wait=20'
     curl -d 'hello' http://127.0.0.1:8000/topics/news         # in another terminal: answers the first one
 
-or let 500 clients loose on it and see the numbers: `python examples/long_poll.py --demo`. Needs the extra `examples`.
+or have 500 clients poll it, and see how fast that is: `python examples/long_poll.py --demo`. Needs the extra `examples`.
 
 `POST /topics/{topic}`
     appends the body to the topic: 201, with its offset.
