@@ -36,6 +36,7 @@ stops. `purgatory.asgi` says which; there is no race that the handler could get 
 
 import argparse
 import asyncio
+import gc
 import json
 import socket
 import sys
@@ -287,6 +288,8 @@ class BoardServer(uvicorn.Server):
 def serve(host: str, port: int, file: Path | None, journal: Path | None) -> None:
     """Serves a board until SIGINT or SIGTERM."""
     board = Board(file, journal)
+    gc.freeze()  # see long_poll.py: fewer and shorter pauses by the collector
+    gc.set_threshold(10_000, 20, 50)
     config = uvicorn.Config(board.app, host=host, port=port, loop="uvloop", log_level="warning")
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has stopped
         BoardServer(board, config).run()

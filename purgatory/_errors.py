@@ -48,3 +48,8 @@ class RelayUnavailable(PurgatoryError, ConnectionError):
 
 class WrongLoop(PurgatoryError, RuntimeError):
     """An object that is bound to one event loop was used from another loop, from another thread, or outside any loop."""
+
+
+def how_to_install(extra: str) -> str:
+    """How to get what an extra brings, for the text of an `ImportError`: from a clone, until there is a release on PyPI."""
+    return f"pip install '.[{extra}]' in a clone of the repository (there is no release on PyPI yet)"

@@ -16,6 +16,8 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
+from purgatory._errors import how_to_install
+
 try:
     from rich.console import Console, Group, RenderableType
     from rich.live import Live
@@ -23,7 +25,7 @@ try:
     from rich.table import Table
     from rich.text import Text
 except ImportError as error:
-    raise ImportError("purgatory.top needs rich: pip install 'asyncio-purgatory[top]'") from error
+    raise ImportError(f"purgatory.top needs rich: {how_to_install('top')}") from error
 
 RESPONSE_TIMEOUT: Final = 60.0
 """Seconds. There is a response for each refresh of the page."""

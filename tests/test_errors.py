@@ -1,6 +1,9 @@
 """The errors: one root, and each is also what code that knows nothing of this library would catch."""
 
 import asyncio
+import re
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +44,14 @@ def test_the_tree_that_the_module_shows_is_the_one_that_it_has():
         if "(also a" in line:
             name, builtin = line.split()[1], line.split("(also a ")[1].split(")")[0]
             assert issubclass(ERRORS[name], getattr(__import__("builtins"), builtin))
+
+
+def test_the_extras_that_errors_name_exist():
+    root = Path(__file__).parents[1]
+    extras = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    named = {
+        name
+        for file in (root / "purgatory").rglob("*.py")
+        for name in re.findall(r"how_to_install\('(\w+)'\)", file.read_text("utf-8"))
+    }
+    assert {"asgi", "journal", "redis", "top"} <= named <= set(extras)

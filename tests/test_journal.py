@@ -495,7 +495,7 @@ def test_a_limit_that_cannot_be_is_refused_and_nothing_is_made(tmp_path, limit, 
 def test_importing_the_journal_without_pyarrow_says_how_to_get_it(program):
     done = program("-c", "import sys; sys.modules['pyarrow'] = None; import purgatory.journal", status=1)
 
-    assert "pip install 'asyncio-purgatory[journal]'" in done.stderr
+    assert "pip install '.[journal]' in a clone" in done.stderr
 
 
 def test_the_schemas_are_those_of_the_two_folders():

@@ -6,21 +6,25 @@ That it can be built, and that its links lead somewhere, is for `mkdocs build`.
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from readme_blocks import ROOT, blocks
 
 import purgatory
+import purgatory.relay
 
 SITE = ROOT / ".docs"
 FILE = re.compile(r"# (\w+\.py)\n")
 
 
-def test_the_page_on_the_api_names_everything_public() -> None:
-    page = (SITE / "pages" / "api" / "purgatory.md").read_text(encoding="utf-8")
-    named = re.findall(r"^::: purgatory\.(\w+)$", page, re.MULTILINE)
-    assert sorted(named) == purgatory.__all__
+@pytest.mark.parametrize("module", [purgatory, purgatory.relay], ids=lambda module: module.__name__)
+def test_the_page_on_the_api_names_everything_public(module: ModuleType) -> None:
+    name = module.__name__.rpartition(".")[2]
+    page = (SITE / "pages" / "api" / f"{name}.md").read_text(encoding="utf-8")
+    named = re.findall(rf"^::: {re.escape(module.__name__)}\.(\w+)$", page, re.MULTILINE)
+    assert sorted(named) == module.__all__
 
 
 @pytest.mark.slow

@@ -15,10 +15,12 @@ from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from math import inf
 from typing import Any, TypeVar
 
+from purgatory._errors import how_to_install
+
 try:
     from sse_starlette import EventSourceResponse, ServerSentEvent
 except ImportError as error:
-    raise ImportError("purgatory.asgi.sse needs sse-starlette: pip install 'asyncio-purgatory[asgi]'") from error
+    raise ImportError(f"purgatory.asgi.sse needs sse-starlette: {how_to_install('asgi')}") from error
 from starlette.responses import PlainTextResponse, Response
 
 from purgatory.asgi._poll import Poll

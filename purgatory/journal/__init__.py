@@ -6,10 +6,12 @@
 `OPERATIONS` and `CHECKS` are the schemas of the rows.
 """
 
+from purgatory._errors import how_to_install as _how_to_install
+
 try:
     import pyarrow as _pyarrow  # noqa: F401  (only to fail here, with a helpful message)
 except ImportError as error:
-    raise ImportError("purgatory.journal writes Parquet: pip install 'asyncio-purgatory[journal]'") from error
+    raise ImportError(f"purgatory.journal writes Parquet: {_how_to_install('journal')}") from error
 
 from purgatory.journal._journal import Journal
 from purgatory.journal._schema import CHECKS, FOLDERS, OPERATIONS, RUNS

@@ -31,10 +31,12 @@ from contextlib import asynccontextmanager, contextmanager
 from secrets import token_hex
 from typing import Any, Final, final
 
+from purgatory._errors import how_to_install
+
 try:
     import asyncpg
 except ImportError as error:
-    raise ImportError("a relay over PostgreSQL needs its client: pip install 'asyncio-purgatory[postgresql]'") from error
+    raise ImportError(f"a relay over PostgreSQL needs its client: {how_to_install('postgresql')}") from error
 
 from purgatory import RelayUnavailable
 from purgatory.relay._address import check_address, without_password

@@ -25,13 +25,15 @@ from secrets import token_hex
 from typing import Any, Final, final
 from urllib.parse import urlsplit, urlunsplit
 
+from purgatory._errors import how_to_install
+
 try:
     from redis.asyncio import Redis
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
     from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 except ImportError as error:
-    raise ImportError("a relay over Redis needs its client: pip install 'asyncio-purgatory[redis]'") from error
+    raise ImportError(f"a relay over Redis needs its client: {how_to_install('redis')}") from error
 
 from purgatory import RelayUnavailable
 from purgatory.relay._address import check_address, without_password

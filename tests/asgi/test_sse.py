@@ -150,7 +150,7 @@ async def test_a_ping_out_of_its_bounds_is_refused_before_it_is_registered(ping)
 
 def test_without_sse_starlette_the_rest_works_and_the_error_says_how_to_get_it(program):
     code = "import sys; sys.modules['sse_starlette'] = None; import purgatory.asgi; import purgatory.asgi.sse"
-    assert "pip install 'asyncio-purgatory[asgi]'" in program("-c", code, status=1).stderr
+    assert "pip install '.[asgi]' in a clone" in program("-c", code, status=1).stderr
 
 
 def test_the_core_of_it_needs_no_framework(program):

@@ -120,6 +120,9 @@ def test_the_demo_reports_that_nothing_was_early_and_nothing_is_left(program: An
         return [float(number) for number in re.findall(r"-?\d+\.?\d*", line.split(name)[1])]
 
     assert all(count > 0 for name in ("by event", "by deadline ", "gone") for count in row(name))
+    [unread] = re.findall(r"^(\d+) clients hung up when their answer", demo.stdout, re.MULTILINE)
+    answered = [sum(row(name)[side] for name in ("by event", "by deadline ")) for side in (0, 1)]
+    assert answered[0] - answered[1] == int(unread)
     assert row("after its deadline")[0] >= 0  # the clients' clock is the server's, of nanoseconds
     assert row("pending at the end") == [0]
     assert row("polls open: answered") == [40]

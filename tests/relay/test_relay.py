@@ -651,5 +651,5 @@ def test_the_extra_is_named_when_a_client_is_missing(program: Callable[..., subp
                 print(error)
     """
     printed = program("-c", code).stdout
-    assert "pip install 'asyncio-purgatory[redis]'" in printed
-    assert "pip install 'asyncio-purgatory[postgresql]'" in printed
+    assert "pip install '.[redis]' in a clone" in printed
+    assert "pip install '.[postgresql]' in a clone" in printed
