@@ -128,8 +128,10 @@ class DelayedFetch(DelayedOperation[None]):
             response = error
         self.request.respond(response)
 
-    def _partition(self, name: str, wanted: Any) -> Partition:
+    def _partition(self, name: str | None, wanted: Any) -> Partition:
         """The partition. Raises `ApiError` if it cannot be read from this offset."""
+        if name is None:
+            raise ApiError(ErrorCode.unknown_topic_id)
         partition = self.topics.partition(name, wanted.index)
         if wanted.current_leader_epoch > 0:
             raise ApiError(ErrorCode.unknown_leader_epoch)
@@ -137,7 +139,7 @@ class DelayedFetch(DelayedOperation[None]):
             raise ApiError(ErrorCode.offset_out_of_range)
         return partition
 
-    def _read(self, name: str, wanted: Any) -> Response:
+    def _read(self, name: str | None, wanted: Any) -> Response:
         """Reads one partition. The first batch of the response may exceed the limits, so that a consumer makes progress."""
         partition = self._partition(name, wanted)
         log, end, size = partition.log, partition.high_watermark, min(wanted.partition_max_bytes, self.remaining)

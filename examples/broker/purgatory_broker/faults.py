@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from purgatory import DelayedOperation, WheelTimer
 
+from .admin import named_topics
 from .delayed_operations import DelayedDeleteRecords, DelayedFetch, DelayedProduce
 from .responses import ApiError, ErrorCode, Response, for_partitions
 from .wire import APIS, Request
@@ -29,11 +30,11 @@ BY_PARTITION: Final[dict[str, Response]] = {  # with what an entry has besides t
     "delete_records": DelayedDeleteRecords.on_error,
     "list_offsets": {},
     "offset_commit": {},
+    "offset_delete": {},
 }
 BY_ITEM: Final = {  # the list of the request, the list of the response, and the field that says which item it is
     "create_topics": ("topics", "topics", "name"),
     "create_partitions": ("topics", "results", "name"),
-    "delete_topics": ("topic_names", "topics", "name"),
     "describe_configs": ("resources", "results", "name"),
     "alter_configs": ("resources", "topics", "name"),
     "incremental_alter_configs": ("resources", "topics", "name"),
@@ -47,6 +48,8 @@ def error_response(request: Request, error: ApiError) -> Response:
     name, body = request.api.name, request.body
     if name in BY_PARTITION:
         return for_partitions(body.topics, lambda *_: error.response | BY_PARTITION[name])
+    if name == "delete_topics":
+        return {"topics": [error.response | {"name": topic, "topic_id": topic_id} for topic, topic_id in named_topics(body)]}
     if name not in BY_ITEM:
         return error.response
     items, entries, key = BY_ITEM[name]

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .broker import Broker
 
 ACKS_ALL: Final = -1
+FIRST_WITH_TOPIC_IDS: Final = 13  # version of fetch that has them instead of names
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3  # instead of a time
 
 
@@ -70,6 +71,9 @@ class Records:
         continues_session = body.session_epoch > 0  # other epochs begin a session or decline it, and name all partitions
         if continues_session or not body.topics:  # sessions are not offered
             return {"error_code": ErrorCode.fetch_session_id_not_found if continues_session else ErrorCode.none}
+        if request.version >= FIRST_WITH_TOPIC_IDS:
+            for topic in body.topics:
+                topic.name = self.topics.name_of(topic.topic_id)
         operation = DelayedFetch(request, self.topics)
         keys = [(topic.name, wanted.index) for topic in body.topics for wanted in topic.partitions]
         self.broker.fetches.try_complete_else_watch(operation, keys)

@@ -4,6 +4,7 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
+from uuid import UUID, uuid4
 
 from .batches import Batch, check_records, parse_records, read_produced
 from .clock import Clock
@@ -71,12 +72,13 @@ class Topic:
     """A name, its partitions, and its configuration.
 
     Attributes:
+        topic_id: differs from that of a topic of the same name that was deleted.
         configs: what was set of it.
         config: what has an effect.
     """
 
-    def __init__(self, name: str, factor: int, configs: dict[str, str]) -> None:
-        self.name, self.factor = name, factor
+    def __init__(self, name: str, factor: int, configs: dict[str, str], topic_id: UUID | None = None) -> None:
+        self.name, self.factor, self.topic_id = name, factor, topic_id or uuid4()
         self.partitions: list[Partition] = []
         self.set_configs(configs)
 
@@ -105,7 +107,7 @@ class Topics:
         self.directory, self.fsync, self.metadata_log = settings.directory, settings.fsync, metadata_log
         self.by_name: dict[str, Topic] = {}
         for (name,), value in metadata_log.tables["topics"].items():
-            topic = self.by_name[str(name)] = Topic(str(name), value["factor"], value["configs"])
+            topic = self.by_name[str(name)] = Topic(str(name), value["factor"], value["configs"], UUID(value["id"]))
             self._add_partitions(topic, len(value["starts"]), value["starts"])
 
     def __iter__(self) -> Iterator[Partition]:
@@ -117,6 +119,10 @@ class Topics:
             raise ApiError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}")
         return topic
 
+    def name_of(self, topic_id: UUID | None) -> str | None:
+        """The name of the topic with this id, if there is one. Cost: iterates over all topics."""
+        return next((name for name, topic in self.by_name.items() if topic.topic_id == topic_id), None)
+
     def partition(self, name: str, index: int) -> Partition:
         """A partition of a topic. Raises `ApiError` if there is none."""
         topic = self.by_name.get(name)
@@ -124,7 +130,9 @@ class Topics:
             raise ApiError(ErrorCode.unknown_topic_or_partition, f"there is no partition {index} of {name!r}")
         return topic.partitions[index]
 
-    def create(self, name: str, partitions: int, factor: int, configs: dict[str, str], validate_only: bool = False) -> None:
+    def create(
+        self, name: str, partitions: int, factor: int, configs: dict[str, str], validate_only: bool = False
+    ) -> Topic | None:
         """Creates a topic, or only checks whether it could be created.
 
         Raises:
@@ -135,11 +143,13 @@ class Topics:
         message = f"{partitions} partitions; 1 to {MAX_PARTITIONS} are possible"
         raise_if(not 1 <= partitions <= MAX_PARTITIONS, ErrorCode.invalid_partitions, message)
         validate(configs)
-        if not validate_only:
-            topic = Topic(name, factor, configs)
-            self.extend(topic, partitions)
-            self.by_name[name] = topic
-            warn_of_no_effect(name, configs)
+        if validate_only:
+            return None
+        topic = Topic(name, factor, configs)
+        self.extend(topic, partitions)
+        self.by_name[name] = topic
+        warn_of_no_effect(name, configs)
+        return topic
 
     def alter(self, topic: Topic, configs: dict[str, str], validate_only: bool = False) -> None:
         """Changes the configuration of a topic, or only checks whether it could be changed.
@@ -188,7 +198,7 @@ class Topics:
     def save(self, topic: Topic) -> None:
         """Writes a topic, and the first offsets of its partitions, to the metadata log."""
         starts = [partition.log.start for partition in topic.partitions]
-        value: Any = {"factor": topic.factor, "configs": topic.configs, "starts": starts}
+        value: Any = {"id": str(topic.topic_id), "factor": topic.factor, "configs": topic.configs, "starts": starts}
         self.metadata_log.append(("topics", (topic.name,), value))
 
     def close(self) -> None:

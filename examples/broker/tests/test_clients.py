@@ -317,3 +317,12 @@ def test_without_auto_create_a_client_that_asks_for_a_topic_does_not_create_it(
     address = start_broker(auto_create_topics=False).address
     assert Producer({"bootstrap.servers": address}).list_topics("topic", TIMEOUT).topics["topic"].error is not None
     assert AdminClient({"bootstrap.servers": address}).list_topics(timeout=TIMEOUT).topics == {}
+
+
+def test_librdkafka_says_at_once_that_the_new_group_protocol_is_not_served(kafka_broker: BrokerThread) -> None:
+    consumer = librdkafka_consumer(kafka_broker.address, "group", group_protocol="consumer")
+    consumer.subscribe(["topic"])
+    message = consumer.poll(TIMEOUT)
+    assert message is not None and message.error().name() == "_FATAL"
+    assert "API version not supported" in str(message.error())
+    consumer.close()

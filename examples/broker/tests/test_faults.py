@@ -62,7 +62,8 @@ def errors_of(entity: Any) -> set[str]:
 
 FIELDS = REQUESTS | {
     "create_partitions": {"topics": [{"name": "topic", "count": 2}]},
-    "delete_topics": {"topic_names": ["topic"]},
+    "delete_topics": {"topic_names": ["topic"], "topics": [{"name": "topic"}]},
+    "offset_delete": {"group_id": "g", "topics": [{"name": "topic", "partitions": [{"partition_index": 0}]}]},
     "describe_configs": {"resources": [{"resource_type": 2, "resource_name": "topic"}]},
     "alter_configs": {"resources": [{"resource_type": 2, "resource_name": "topic", "configs": []}]},
     "incremental_alter_configs": {"resources": [{"resource_type": 2, "resource_name": "topic", "configs": []}]},
