@@ -14,6 +14,7 @@ from purgatory import DelayedOperation, WheelTimer
 from .admin import named_topics
 from .delayed_operations import DelayedDeleteRecords, DelayedFetch, DelayedProduce
 from .responses import ApiError, ErrorCode, Response, for_partitions
+from .transactions import added_partitions
 from .wire import APIS, Request
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ BY_PARTITION: Final[dict[str, Response]] = {  # with what an entry has besides t
     "list_offsets": {},
     "offset_commit": {},
     "offset_delete": {},
+    "txn_offset_commit": {},
 }
 BY_ITEM: Final = {  # the list of the request, the list of the response, and the field that says which item it is
     "create_topics": ("topics", "topics", "name"),
@@ -48,6 +50,8 @@ def error_response(request: Request, error: ApiError) -> Response:
     name, body = request.api.name, request.body
     if name in BY_PARTITION:
         return for_partitions(body.topics, lambda *_: error.response | BY_PARTITION[name])
+    if name == "add_partitions_to_txn":
+        return added_partitions(body, lambda _: error.code)
     if name == "delete_topics":
         return {"topics": [error.response | {"name": topic, "topic_id": topic_id} for topic, topic_id in named_topics(body)]}
     if name not in BY_ITEM:

@@ -9,9 +9,9 @@ from .codec import STRING, Malformed
 from .coordinator import Coordinator
 from .groups import Group, State
 from .metadata_log import Change
-from .records import raise_if_transactional
 from .responses import ApiError, ErrorCode, Response, attempt, for_partitions, raise_if
 from .topics import Topics
+from .transactions import Transactions
 from .wire import Request
 
 logger: Final = logging.getLogger("purgatory_broker")
@@ -36,8 +36,8 @@ def subscribed_topics(subscription: bytes) -> set[str]:
 class GroupRequests:
     """The handlers."""
 
-    def __init__(self, coordinator: Coordinator, topics: Topics) -> None:
-        self.coordinator, self.topics = coordinator, topics
+    def __init__(self, coordinator: Coordinator, topics: Topics, transactions: Transactions) -> None:
+        self.coordinator, self.topics, self.transactions = coordinator, topics, transactions
         self.groups, self.metadata_log = coordinator.groups, coordinator.metadata_log
 
     # -- offsets
@@ -64,7 +64,7 @@ class GroupRequests:
         generation = body.generation_id_or_member_epoch
         if generation < 0 and not body.member_id:
             raise_if(not body.group_id, ErrorCode.invalid_group_id)
-            group = self.groups.setdefault(body.group_id, Group(group_id=body.group_id))
+            group = self.coordinator.ensure_group(body.group_id)
             raise_if(group.members, ErrorCode.unknown_member_id)
             return group
         raise_if(body.group_id not in self.groups, ErrorCode.illegal_generation)
@@ -84,6 +84,8 @@ class GroupRequests:
         for name, index in partitions:
             offset, epoch, metadata = table.get((body.group_id, name, index), NO_OFFSET)
             entry = {"index": index, "committed_offset": offset, "committed_leader_epoch": epoch, "metadata": metadata}
+            if body.require_stable and self.transactions.unstable((body.group_id, name, index)):
+                entry = {"index": index, "committed_offset": -1, "error_code": ErrorCode.unstable_offset_commit}
             topics.setdefault(name, []).append(entry)
         return {"topics": [{"name": name, "partitions": entries} for name, entries in topics.items()]}
 
@@ -116,8 +118,7 @@ class GroupRequests:
     # -- groups as administrators see them
 
     def find_coordinator(self, request: Request) -> Response:
-        """This broker coordinates all groups. Transactions have no coordinator."""
-        raise_if_transactional(request.body.key if request.body.key_type else None)
+        """This broker coordinates all groups and all transactions."""
         return {"node_id": 0, "host": request.address[0], "port": request.address[1]}
 
     def describe_groups(self, request: Request) -> Response:

@@ -2,11 +2,11 @@
 
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 from uuid import UUID, uuid4
 
-from .batches import Batch, check_records, parse_records, read_produced
+from .batches import Batch, check_records, parse_records, read_batch, read_marker, read_produced
 from .clock import Clock
 from .configs import NEVER, TopicConfig, validate, warn_of_no_effect
 from .log import Log, Store
@@ -15,17 +15,18 @@ from .producers import Producers
 from .replicas import Replicas
 from .responses import ApiError, ErrorCode, raise_if
 from .settings import Settings
+from .transactions import READ_COMMITTED, PartitionTransactions
 
 VALID_NAME: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 MAX_PARTITIONS: Final = 10_000  # of one topic
 
 
 class Partition(Replicas):
-    """A log, its replicas, and the producers that write to it. Operations wait under its key."""
+    """A log, its replicas, the producers that write to it, and their transactions. Operations wait under its key."""
 
-    def __init__(self, topic: "Topic", index: int, log: Log, producers: Producers) -> None:
+    def __init__(self, topic: "Topic", index: int, log: Log, producers: Producers, transactions: PartitionTransactions) -> None:
         super().__init__((topic.name, index), topic.factor, log)
-        self.topic, self.producers = topic, producers
+        self.topic, self.producers, self.transactions = topic, producers, transactions
         self.is_deleted = False
 
     @property
@@ -33,11 +34,21 @@ class Partition(Replicas):
         """Whether as many replicas are in sync as `acks=all` needs."""
         return len(self.in_sync) >= self.topic.config.min_insync_replicas
 
-    def append(self, data: bytes, now: int) -> Batch:
+    @property
+    def last_stable_offset(self) -> int:
+        """Up to where consumers may read that want committed records alone: the first one that is still undecided."""
+        return min(self.high_watermark, min(self.transactions.ongoing.values(), default=self.high_watermark))
+
+    def readable_end(self, isolation_level: int) -> int:
+        """Up to where a consumer may read."""
+        return self.last_stable_offset if isolation_level == READ_COMMITTED else self.high_watermark
+
+    def append(self, data: bytes, now: int, verify: Callable[[Batch], None]) -> Batch:
         """Appends a producer's batch to the log, unless it is a duplicate; returns it as the log has it.
 
         Args:
             now: the time in milliseconds.
+            verify: raises `ApiError` if a batch that is no duplicate may not be appended.
 
         Raises:
             ApiError: the batch is refused; nothing has changed.
@@ -51,9 +62,15 @@ class Partition(Replicas):
         self.producers.expire(now)
         appended = self.producers.find_duplicate(batch)
         if appended is None:
+            verify(batch)
             appended = self.log.append(data, batch, now if config.takes_append_time else None)
             self.producers.add(appended, now)
+            self.transactions.add(appended, None)
         return appended
+
+    def append_marker(self, marker: bytes, committed: bool) -> None:
+        """Appends the end of a transaction. Raises `OSError` if it could not be written; nothing has changed."""
+        self.transactions.add(self.log.append(marker, read_batch(marker)), committed)
 
 
 def check_by_config(records: bytes, batch: Batch, config: TopicConfig, now: int) -> None:
@@ -218,15 +235,17 @@ class Topics:
 
     def _open(self, topic: Topic, index: int, start: int | None) -> Partition:
         """A new partition or, with `start`, one whose file exists."""
-        log, producers = Log(), Producers()
+        log, producers, transactions = Log(), Producers(), PartitionTransactions()
         if self.directory is not None:
             path = self.directory / "topics" / topic.name / f"{index}.log"
             path.parent.mkdir(parents=True, exist_ok=True)
             if start is None:
                 path.unlink(missing_ok=True)  # of a deleted topic, if the process ended before the file was deleted
             log = Log(Store(path, self.fsync))
-            for batch in log.load():
-                producers.add(batch, batch.max_time)
+            for batch, data in log.load():
+                transactions.add(batch, read_marker(data, batch))
+                if not batch.is_control:
+                    producers.add(batch, batch.max_time)
         if start is not None:
             log.delete_before(min(start, log.end))
-        return Partition(topic, index, log, producers)
+        return Partition(topic, index, log, producers, transactions)

@@ -23,6 +23,7 @@ OFFERED: Final = """
     produce=3-9 fetch=4-13 list_offsets=1-7 delete_records=0-2
     find_coordinator=0-3 join_group=0-7 sync_group=0-5 heartbeat=0-4 leave_group=0-5
     offset_commit=2-8 offset_fetch=1-7 describe_groups=0-5 list_groups=0-4 delete_groups=0-2
+    add_partitions_to_txn=0-3 add_offsets_to_txn=0-3 end_txn=0-3 txn_offset_commit=0-3
     offset_delete=0-0 consumer_group_heartbeat=0-1
     create_topics=2-7 create_partitions=0-3 delete_topics=1-6
     describe_configs=1-4 alter_configs=0-2 incremental_alter_configs=0-1

@@ -298,12 +298,6 @@ def test_records_are_deleted(kafka_broker: BrokerThread) -> None:
         admin.delete_records([place])[place].result(TIMEOUT)
 
 
-def test_transactions_are_refused(kafka_broker: BrokerThread) -> None:
-    producer = Producer({"bootstrap.servers": kafka_broker.address, "transactional.id": "mine"})
-    with pytest.raises(KafkaException, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
-        producer.init_transactions(TIMEOUT)
-
-
 def test_a_message_that_is_too_large_for_its_topic_is_refused(kafka_broker: BrokerThread) -> None:
     admin = AdminClient({"bootstrap.servers": kafka_broker.address})
     admin.create_topics([NewTopic("topic", 1, 1, config={"max.message.bytes": "1000"})])["topic"].result(TIMEOUT)

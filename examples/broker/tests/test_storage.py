@@ -98,7 +98,7 @@ def test_an_incomplete_batch_at_the_end_is_truncated(tmp_path: Path, tail: bytes
     path = tmp_path / "0.log"
     path.write_bytes(ONE + TWO + tail)
     log = Log(Store(path))
-    assert [batch.record_count for batch in log.load()] == [1, 2]
+    assert [batch.record_count for batch, _ in log.load()] == [1, 2]
     assert path.stat().st_size == len(ONE + TWO)
     log.append(ONE, read_batch(ONE))
     log.store.file.close()
