@@ -248,4 +248,5 @@ class Topics:
                     producers.add(batch, batch.max_time)
         if start is not None:
             log.delete_before(min(start, log.end))
+            transactions.discard_before(log.start)
         return Partition(topic, index, log, producers, transactions)

@@ -203,7 +203,7 @@ class Transactions:
             claimed = getattr(body, "producer_id", NO_PRODUCER), getattr(body, "producer_epoch", -1)
             is_fenced = claimed[0] >= 0 and claimed != (known.producer_id, known.epoch)
             raise_if(is_fenced, self._fenced(request, first_version=4))
-            if known.state is State.ONGOING:
+            if known.state is not State.EMPTY:
                 self._abort_by_fencing(known)
             known.timeout = body.transaction_timeout
             self._bump(known)
@@ -260,7 +260,9 @@ class Transactions:
         if transaction.state is State.EMPTY:
             raise_if(transaction.was_committed is not body.committed, ErrorCode.invalid_txn_state)
             return {}  # the last response was lost
-        self._end(transaction, committed=body.committed)
+        prepared = State.PREPARE_COMMIT if body.committed else State.PREPARE_ABORT
+        raise_if(transaction.state not in (State.ONGOING, prepared), ErrorCode.invalid_txn_state)
+        self._end(transaction, prepared)
         return {}
 
     # -- the steps
@@ -283,17 +285,24 @@ class Transactions:
 
     def _begin(self, transaction: Transaction, change: Callable[[], object]) -> None:
         """Changes a transaction that goes on, or begins with that."""
+        raise_if(transaction.state not in (State.EMPTY, State.ONGOING), ErrorCode.concurrent_transactions)
         change()
         if transaction.state is State.EMPTY:
             transaction.state, transaction.was_committed = State.ONGOING, None
             self._arm(transaction)
         self._save(transaction)
 
-    def _end(self, transaction: Transaction, *, committed: bool) -> None:
-        transaction.state = State.PREPARE_COMMIT if committed else State.PREPARE_ABORT
-        self._disarm(transaction)
-        self._save(transaction)
+    def _end(self, transaction: Transaction, prepared: State) -> None:
+        """Ends a transaction. If the disk is full, the same is to be asked for once more: it goes on from where it was."""
+        if transaction.state is State.ONGOING:
+            transaction.state = prepared
+            try:
+                self._save(transaction)
+            except OSError:
+                transaction.state = State.ONGOING
+                raise
         self._complete(transaction)
+        self._disarm(transaction)
 
     def _complete(self, transaction: Transaction) -> None:
         """Writes the markers and, if it is committed, the offsets. A partition that has its marker gets no second one."""
@@ -316,12 +325,17 @@ class Transactions:
 
     def _expire(self, transaction: Transaction) -> None:
         """It has taken too long: it is aborted, and its producer is fenced."""
-        self._abort_by_fencing(transaction)
+        try:
+            self._abort_by_fencing(transaction)
+        except OSError:  # the disk is full: once more, later
+            self._arm(transaction)
         self._broker.run_deferred()
 
     def _abort_by_fencing(self, transaction: Transaction) -> None:
-        self._bump(transaction)
-        self._end(transaction, committed=False)
+        """Aborts a transaction, or completes one that was prepared; its producer is fenced."""
+        if transaction.state is State.ONGOING:
+            self._bump(transaction)
+        self._end(transaction, State.PREPARE_ABORT)
 
     def _bump(self, transaction: Transaction) -> None:
         """A new epoch, by which the producer that has the old one is fenced."""

@@ -18,7 +18,7 @@ from purgatory_broker.broker import Broker
 from purgatory_broker.settings import Settings
 from purgatory_broker.testing import BrokerThread
 from raw import Direct, fetch_fields, make_batch, produce_fields, running_broker
-from test_storage import ENVIRONMENT, program
+from test_storage import ENVIRONMENT, Full, program
 
 TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
 TRANSACTIONAL = 0x10
@@ -237,6 +237,34 @@ async def test_transactions_survive_a_restart_and_prepared_ones_are_completed(tm
         producer.client = client
     assert [await producer.end() for producer in producers] == ["producer_fenced", "none", "invalid_txn_state"]
     await broker.aclose()
+
+
+async def test_a_transaction_that_cannot_be_ended_since_the_disk_is_full_is_ended_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_broker(directory=tmp_path) as client:
+        producer = TransactionalProducer(client)
+        await producer.init()
+        partition, metadata_log = client.broker.topics.partition("topic", 0), client.broker.metadata_log
+        for store in (metadata_log._store, partition.log.store):
+            await producer.add("topic")
+            await producer.send()
+            with monkeypatch.context() as patch:
+                patch.setattr(store, "file", Full(store.file))
+                assert await producer.end() == "kafka_storage_error"
+                assert partition.last_stable_offset < partition.high_watermark
+            if store is partition.log.store:  # the decision is written
+                assert await producer.end(committed=False) == "invalid_txn_state"
+                assert await producer.add("topic") == ["concurrent_transactions"]
+            assert await producer.end() == "none"
+        assert await stable(client) == (4, 4, [])
+        await producer.add("topic")
+        await producer.send()
+        with monkeypatch.context() as patch:
+            patch.setattr(partition.log.store, "file", Full(partition.log.store.file))
+            await asyncio.sleep(61)
+        await asyncio.sleep(61)
+        assert await stable(client) == (6, 6, [(producer.id, 4)])
 
 
 async def test_nothing_is_left_of_transactions_when_the_broker_is_cleared() -> None:
