@@ -99,6 +99,7 @@ class Broker:
         self.coordinator.clear()
         self.transactions.clear()
         self.faults.clear()
+        self.clock.offset = 0.0  # nothing is left that has a later time
 
     def start(self) -> None:
         """Begins what happens by itself: members without heartbeats expire, and old records are deleted."""

@@ -210,7 +210,7 @@ class Faults:
         self._broker.clock.offset += seconds
 
     def clear(self) -> None:
-        """There are no faults any more. Time stays where it is."""
+        """There are no faults any more. Time stays where it is, but for that of records when the broker is emptied."""
         self._faults.clear()
 
     def _add(self, api: str, times: int | None, apply: Callable[[Request, Handler], Outcome]) -> None:
