@@ -59,7 +59,8 @@ class Relay:
             await relay.bump("orders/7")                        # in one process: 42
             await relay.wait("orders/7", seen=41, timeout=20)   # in another: 42
 
-    A key is a `str` of at most 512 bytes. Its version is 0 until it is written, and rises within an epoch. One relay per
+    A key is a `str` of at most 512 bytes. Its version is 0 until it is written, and rises within an epoch; of keys that are not
+    there, it is the highest one that was ever forgotten. One relay per
     process and store is enough, for any number of keys and waits. Bound to the event loop that it is entered on; when it was
     closed it may be entered again, also on another.
 
@@ -69,6 +70,9 @@ class Relay:
         resync: seconds between two reads of what has changed, each of which finds whatever was lost.
         timeout: seconds after which the store is taken to be away.
         prefix: of the names that the store uses; relays of one prefix share versions. Letters, digits and underscores.
+        forget_after: seconds after which a key that nobody has written is forgotten, as by `forget`, at the earliest, and an
+            eighth of them later at most; None for never. It holds for all keys of the store, and the smallest one of its relays
+            counts. Not for keys of `advance` whose numbers come from elsewhere: the floor may be above these.
         observer: is notified of each wait that has ended, as of an operation of the kind "wait" in the purgatory "relay"; or a
             sequence of observers. A wait that begins anew, in another epoch, is reported as one that failed.
 
@@ -84,14 +88,18 @@ class Relay:
         resync: float = 15.0,
         timeout: float = 5.0,
         prefix: str = "purgatory",
+        forget_after: float | None = None,
         observer: Observer | Sequence[Observer] | None = None,
     ) -> None:
-        for name, seconds in (("resync", resync), ("timeout", timeout)):
+        durations = {"resync": resync, "timeout": timeout}
+        if forget_after is not None:
+            durations["forget_after"] = forget_after
+        for name, seconds in durations.items():
             if not (isfinite(seconds) and seconds > 0.0):
                 raise ValueError(f"{name} must be a positive, finite number of seconds, not {seconds!r}")
         if not (prefix.isascii() and prefix.replace("_", "a").isalnum() and len(prefix) <= 32):
             raise ValueError(f"prefix must consist of at most 32 letters, digits and underscores, not {prefix!r}")
-        self._resync, self._timeout = resync, timeout
+        self._resync, self._timeout, self._forget_after = resync, timeout, forget_after
         self._is_open = self._is_closed = self._is_closing = False
         self._attached: list[Purgatory[Any]] = []
         self._membership = Membership()
@@ -138,7 +146,9 @@ class Relay:
                         open_error = error
                     await sleep(backoff(failures))
                 self._membership.begin()
-                self._sync = StoreSync(self._store, self._follower, self._membership, self._resync, self._timeout)
+                self._sync = StoreSync(
+                    self._store, self._follower, self._membership, self._resync, self._timeout, self._forget_after
+                )
                 await self._sync.is_current.wait()
         except BaseException as error:
             last_error = open_error if self._sync is None else self._sync.last_error
@@ -257,7 +267,8 @@ class Relay:
     # -- reading and writing
 
     async def version(self, key: str) -> int:
-        """The version of `key` in the store, read after this call; 0 if it was never written.
+        """The version of `key` in the store, read after this call; 0 if it was never written, or the floor that forgetting has
+        left.
 
         Raises:
             RelayUnavailable: the store is away, or the relay not open.
@@ -301,6 +312,29 @@ class Relay:
             As `bump`.
         """
         return await self._change("advance", Change(key, check_version(version, "version", 52), 0), connection)
+
+    async def forget(self, key: str) -> None:
+        """Removes `key` from the store. Its version is the store's floor from now on, which is above all that were forgotten: a
+        `bump` gives it a number that it never had. Who waits for it goes on waiting, and is answered by the next write.
+
+        Raises:
+            RelayUnavailable: the store is away, the relay is not open, or, on PostgreSQL, some transaction that has written is
+                open all the time. It was perhaps forgotten.
+            OperationCancelled, PurgatoryClosed, ValueError, TypeError, WrongLoop: as with `wait`.
+        """
+        self._require_open("forget", key)
+        last_error: Exception | None = None
+        try:
+            async with timeout(self._timeout):
+                for failures in count():
+                    try:
+                        await self._store.forget([key])
+                        return
+                    except RelayUnavailable as error:
+                        last_error = error
+                    await sleep(backoff(failures))
+        except TimeoutError:
+            raise self._unavailable("forget", key, last_error) from last_error
 
     async def _change(self, action: str, change: Change, connection: Any) -> int:
         key = change.key
