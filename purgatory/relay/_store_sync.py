@@ -17,6 +17,7 @@ from secrets import token_hex
 from typing import Final, final
 
 from purgatory import OperationCancelled, RelayUnavailable, Timeout, timeout
+from purgatory.relay._client import backoff
 from purgatory.relay._follower import MAX_KEYS_PER_READ, Follower, ReadRequest
 from purgatory.relay._forgetting import SAMPLES
 from purgatory.relay._membership import Membership
@@ -26,10 +27,6 @@ from purgatory.relay._store import Store
 REORDER_DELAY: Final = 0.02
 """How long, in seconds, a message may arrive after later ones before it is taken for lost."""
 
-MIN_BACKOFF: Final = 0.02
-MAX_BACKOFF: Final = 1.0
-"""Seconds between two attempts to reach a store."""
-
 MAX_SWEEP_INTERVAL: Final = 60.0
 """Seconds between two looks for keys to forget."""
 
@@ -37,11 +34,6 @@ SWEEP_PAUSE: Final = 0.005
 """Seconds between two parts of what is forgotten, which leave writes their turn."""
 
 log = logging.getLogger("purgatory.relay")
-
-
-def backoff(failures: int) -> float:
-    """Seconds to wait after so many failures, with jitter, so that many processes do not come back at once."""
-    return min(MAX_BACKOFF, MIN_BACKOFF * 2.0 ** min(failures, 10)) * uniform(0.5, 1.0)
 
 
 @final
