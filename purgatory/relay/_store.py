@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Final, Protocol
 
-from purgatory import RelayUnavailable
+from purgatory._errors import RelayUnavailable
 from purgatory.relay._address import without_password
 from purgatory.relay._messages import Change, ChangeMessage, ReadResult
 
