@@ -4,6 +4,7 @@ The broker runs in this process, each producer and each member in one of its own
 idempotent producers send again what was not confirmed, and consumers reconnect.
 """
 
+import argparse
 import asyncio
 import logging
 import random
@@ -19,11 +20,11 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from purgatory_broker.command import count
+from purgatory_broker.server import Server, new_loop
+from purgatory_broker.settings import Settings
 from rich.console import Console
 from rich.table import Table
-
-from .server import Server, new_loop
-from .settings import Settings
 
 CLIENTS: Final = ("confluent-kafka", "aiokafka", "kafka-python")
 PARTITIONS: Final = 6
@@ -179,7 +180,7 @@ def run_demo(messages: int, rate: float) -> None:
         messages: for each client.
         rate: messages a second, of each.
     """
-    logging.getLogger("broker").setLevel(logging.ERROR)
+    logging.getLogger("purgatory_broker").setLevel(logging.ERROR)
     print(
         f"{messages} messages by each of three clients, {rate:g} a second: {messages / rate:g} s and a little more", flush=True
     )
@@ -195,3 +196,16 @@ def run_demo(messages: int, rate: float) -> None:
     show("what waited in the broker", ["", "completed", "expired", "cancelled", "missed triggers", "pending"], kinds)
     times = sorted(server.broker.coordinator.rebalances)
     print(f"rebalances: {len(times)}, median {times[len(times) // 2]:.2f} s, longest {times[-1]:.2f} s")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Three clients with groups whose members join, leave and are killed.")
+    parser.add_argument("--messages", type=count, default=4000, help="of each client (default: 4000)")
+    parser.add_argument("--rate", type=count, default=200, help="messages a second of each client (default: 200)")
+    options = parser.parse_args()
+    with suppress(KeyboardInterrupt):
+        run_demo(options.messages, options.rate)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,6 +7,7 @@ which binds the object at its first use and refuses the call otherwise.
 from asyncio import AbstractEventLoop, BaseEventLoop
 from asyncio import _get_running_loop as running_loop
 from collections.abc import Callable
+from contextvars import Context
 from threading import RLock
 from time import monotonic
 from typing import Any, Final
@@ -39,7 +40,7 @@ class LoopBinding:
     def is_bound(self) -> bool:
         return self.loop is not UNBOUND
 
-    def bind(self, action: str, value: object = UNBOUND, pending: int = 0) -> bool:
+    def bind(self, action: str, value: object = UNBOUND, pending: int = 0, threadsafe: str = "") -> bool:
         """Binds the object to the running loop, or checks that it is bound to it. If its loop is closed and nothing is
         pending, it is bound to the running loop.
 
@@ -47,6 +48,7 @@ class LoopBinding:
             action: what could not be done, for the error.
             value: replaces `{}` in it. It is described only if there is an error.
             pending: how many operations wait in the object.
+            threadsafe: the method that does the same from other threads, if there is one, for the error.
 
         Returns:
             Whether it is bound to another loop than before.
@@ -64,16 +66,34 @@ class LoopBinding:
                 return False
         if value is not UNBOUND:
             action = action.replace("{}", describe(value), 1)
-        raise WrongLoop(f"cannot {action}: {self._wrong_loop_reason(loop, pending)}")
+        raise WrongLoop(f"cannot {action}: {self._wrong_loop_reason(loop, pending, threadsafe)}")
 
-    def _wrong_loop_reason(self, running: AbstractEventLoop | None, pending: int) -> str:
+    def call_threadsafe(self, function: Callable[..., object], *args: Any) -> bool:
+        """Has `function(*args)` called on the loop soon, in an empty context; from any thread, signal handler or finalizer.
+
+        Returns:
+            `False` if there is no loop yet, or it is closed.
+        """
+        if not self.is_bound or self.loop.is_closed():
+            return False
+        try:
+            self.loop.call_soon_threadsafe(function, *args, context=Context())
+        except RuntimeError:
+            if self.loop.is_closed():  # since a moment ago; any other reason is unexpected
+                return False
+            raise
+        return True
+
+    def _wrong_loop_reason(self, running: AbstractEventLoop | None, pending: int, threadsafe: str) -> str:
         if self.loop is UNBOUND:
-            return "no event loop is running in this thread to be bound to"
+            hint = f"; from a thread without one, call {threadsafe}" if threadsafe else ""
+            return f"no event loop is running in this thread to be bound to{hint}"
         if self.loop.is_closed():
             waiting = f"{pending} wait there for ever"
             why = f"that loop is closed, and {waiting}; use one for each loop, or close it before its loop"
         elif self.loop.is_running():
-            why = "this is another thread; from there only the *_threadsafe methods may be called"
+            allowed = f"call {threadsafe}" if threadsafe else "only the *_threadsafe methods may be called"
+            why = f"this is another thread; from there {allowed}"
         elif running is None:
             why = "no event loop is running"
         else:

@@ -14,11 +14,9 @@ schedules one. The loop clears that flag *before* it drains the deque, so an ite
 another. At worst the loop is woken twice.
 """
 
-from asyncio import AbstractEventLoop
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from contextvars import Context
 from typing import Final, Generic, TypeVar, final
 
 from purgatory._loop.binding import LoopBinding
@@ -63,7 +61,7 @@ class ThreadsafeInbox(Generic[T]):
         if len(self._items) > self._coalesce_above:
             self._coalesce_backlog()
         if binding.is_bound and not self._is_waking:
-            self._wake(binding.loop)
+            self._wake()
 
     def waiting(self) -> list[T]:
         """The items that have not been received yet."""
@@ -75,15 +73,14 @@ class ThreadsafeInbox(Generic[T]):
         if self._items:
             self._drain()
 
-    def _wake(self, loop: AbstractEventLoop) -> None:
+    def _wake(self) -> None:
         self._is_waking = True
+        was_called = False
         try:
-            loop.call_soon_threadsafe(self._drain, context=Context())
-        except BaseException as error:
-            self._is_waking = False
-            # It was closed a moment ago; any other reason is unexpected, and raised.
-            if not (isinstance(error, RuntimeError) and loop.is_closed()):
-                raise
+            was_called = self._binding.call_threadsafe(self._drain)
+        finally:
+            if not was_called:
+                self._is_waking = False
 
     def _coalesce_backlog(self) -> None:
         """Removes duplicates, because the loop is late. Other threads may do the same concurrently, or add items."""

@@ -109,9 +109,9 @@ class Engine:
         """For `_loop.closing`."""
         self.inbox: ThreadsafeInbox[Hashable] = ThreadsafeInbox(loop_wheel, self._check_from_threads, _unique)
 
-    def bind(self, action: str, value: object = UNBOUND) -> None:
+    def bind(self, action: str, value: object = UNBOUND, threadsafe: str = "") -> None:
         """Binds the purgatory to the running loop, or raises `WrongLoop` if it is bound to another one."""
-        if self.loop_wheel.bind(action, value, len(self.watchers)):
+        if self.loop_wheel.bind(action, value, len(self.watchers), threadsafe):
             self.loop, self.time = self.loop_wheel.loop, self.loop_wheel.time
             self.dispatcher = dispatcher_of(self.loop)
             self.is_debugging = _logs.wants_hints(self.loop)

@@ -31,7 +31,7 @@ T = TypeVar("T")
 class Purgatory(Generic[Op]):
     """Holds operations until a key completes them or their deadline comes, whichever is first, exactly once.
 
-    Bound to the running event loop at first use; every method but `check_and_complete_threadsafe` belongs on its thread.
+    Bound to the running event loop at first use; every method but the `..._threadsafe` ones belongs on its thread.
     As an async context manager it is closed on exit. Dropping it while operations wait warns with `ResourceWarning`;
     they still complete or expire.
 
@@ -79,7 +79,8 @@ class Purgatory(Generic[Op]):
             PurgatoryFull: it would have to wait, and `max_pending` operations do already.
             ValueError, TypeError: there are no keys, or one is not hashable, or `keys` is no collection, or a string.
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
-            In each case nothing has changed, and the operation can be given to a purgatory again.
+
+        In each of these cases nothing has changed, and the operation can be given to a purgatory again.
         """
         engine = self._engine
         if running_loop() is not engine.loop:
@@ -167,7 +168,7 @@ class Purgatory(Generic[Op]):
         """
         engine = self._engine
         if running_loop() is not engine.loop:
-            engine.bind("check {}", key)
+            engine.bind("check {}", key, "check_and_complete_threadsafe")
         operation = engine.by_key.get(key)
         dispatcher = engine.dispatcher
         if dispatcher.current is not None:
@@ -293,11 +294,22 @@ class Purgatory(Generic[Op]):
         """
         engine = self._engine
         if running_loop() is not engine.loop:
-            engine.bind("deliver to {}", key)
+            engine.bind("deliver to {}", key, "deliver_threadsafe")
         count = conditions.deliver(engine.watchers.operations(key), value)
         if count:
             self.check_and_complete(key)
         return count
+
+    def deliver_threadsafe(self, key: Hashable, value: Any) -> None:
+        """Has `deliver(key, value)` called on the loop soon; to be called from any thread.
+
+        Without effect if nobody can receive: before first use, when the loop is closed.
+
+        Raises:
+            TypeError: `key` is not hashable.
+        """
+        hash(key)
+        self._engine.loop_wheel.call_threadsafe(self.deliver, key, value)
 
     def cancel_for_key(self, key: Hashable) -> list[Op]:
         """Cancels the operations that watch `key`, whatever else they watch; tasks that await one get `OperationCancelled`.

@@ -112,9 +112,9 @@ class ThresholdEngine:
         """The values that other threads have named, to be applied."""
         self._inbox: ThreadsafeInbox[tuple[Any, Any]] = ThreadsafeInbox(loop_wheel, self._receive, _max_per_key)
 
-    def bind(self, action: str, value: object = UNBOUND) -> None:
+    def bind(self, action: str, value: object = UNBOUND, threadsafe: str = "") -> None:
         """Binds the purgatory to the running loop, or raises `WrongLoop` if it is bound to another one."""
-        if self.loop_wheel.bind(action, value, self.pending):
+        if self.loop_wheel.bind(action, value, self.pending, threadsafe):
             self.loop, self.time = self.loop_wheel.loop, self.loop_wheel.time
             if self.notifier is not None:
                 self.notifier.bind(self.time)

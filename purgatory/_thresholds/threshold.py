@@ -172,11 +172,12 @@ class ThresholdPurgatory(Generic[K, V]):
             TypeError: it cannot be compared with that, or with what is waited for; or `key` is not hashable.
             PurgatoryFull: `max_keys` keys have a value or are waited for, and this is not one of them.
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
-            In each case nothing has changed.
+
+        In each of these cases nothing has changed.
         """
         engine = self._engine
         if running_loop() is not engine.loop:
-            engine.bind("advance {}", key)
+            engine.bind("advance {}", key, "advance_threadsafe")
         return engine.advance(key, value)
 
     def advance_threadsafe(self, key: K, value: V) -> None:

@@ -97,8 +97,7 @@ class WheelTimer:
         wheel_size: how many buckets of a level are as wide as one of the next, at least 2.
         name: for observers.
         observer: is notified of each timer that has ended, as of an operation of the kind "timer" without keys: expired, when
-        its
-            callback has returned, or cancelled; or a sequence of observers. Of starts, too, if it has `operation_started`.
+            its callback has returned, or cancelled; or a sequence of observers. Of starts, too, if it has `operation_started`.
 
     Raises:
         ValueError, TypeError: an argument is out of its bounds or of another type.

@@ -61,10 +61,10 @@ class LoopTimingWheel(LoopBinding):
         self._last_idle_check = -inf
         """... and when that happened last."""
 
-    def bind(self, action: str, value: object = UNBOUND, pending: int | None = None) -> bool:
+    def bind(self, action: str, value: object = UNBOUND, pending: int | None = None, threadsafe: str = "") -> bool:
         """See `LoopBinding.bind`. By default it is the entries that are pending."""
         was_bound = self.is_bound
-        is_new = super().bind(action, value, self.wheel.size if pending is None else pending)
+        is_new = super().bind(action, value, self.wheel.size if pending is None else pending, threadsafe)
         if is_new and was_bound:
             self.wheel.clear()
             self.wheel.reset_clock()

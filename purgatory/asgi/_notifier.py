@@ -10,7 +10,7 @@ These operations have no keys, and their kind is "poll". The purgatory in which 
 from asyncio import get_running_loop
 from collections.abc import Sequence
 from math import inf
-from typing import Final, Protocol, final
+from typing import Final, final
 
 from purgatory import Cause, Observer, OperationState
 from purgatory._observers.observer_group import ObserverGroup
@@ -25,12 +25,6 @@ STATES: Final = {
     Ending.STOPPING: (OperationState.CANCELLED, Cause.CLOSED),
     Ending.REFUSED: (OperationState.CANCELLED, Cause.FAILED),
 }
-
-
-class HasTimeout(Protocol):
-    """What this module needs of a poll."""
-
-    timeout: float
 
 
 @final
@@ -48,19 +42,21 @@ class PollNotifier:
         self._name = name
         self._observers = ObserverGroup(observers, _report)
 
-    def notify_started(self, poll: HasTimeout) -> float:
+    def notify_started(self, poll: object) -> float:
         """Notifies of a wait that begins now, and returns the loop's time."""
         self._observers.notify_started(poll)
         return get_running_loop().time()
 
-    def notify_ended(self, poll: HasTimeout, started_at: float, ending: Ending | None, error: BaseException | None) -> None:
-        """Notifies of the end of a wait: with `ending`, or else with `error`, which is raised."""
+    def notify_ended(
+        self, poll: object, timeout: float, started_at: float, ending: Ending | None, error: BaseException | None
+    ) -> None:
+        """Notifies of the end of a wait of at most `timeout` seconds: with `ending`, or else with `error`, which is raised."""
         failure = error if ending is None and isinstance(error, Exception) else None
         state, cause = STATES[ending or (Ending.GONE if failure is None else Ending.REFUSED)]
-        timeout = None if poll.timeout == inf else max(poll.timeout, 0.0)
+        limit = None if timeout == inf else max(timeout, 0.0)
         failed_tries = 1 + (cause is Cause.DEADLINE)
         self._observers.notify_ended(
-            (self._name, KIND, (), started_at, get_running_loop().time(), timeout, state, cause, None, failed_tries, False,
+            (self._name, KIND, (), started_at, get_running_loop().time(), limit, state, cause, None, failed_tries, False,
              failure, id(poll))
         )  # fmt: skip
 

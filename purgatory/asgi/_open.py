@@ -9,7 +9,7 @@ Each lifespan and each loop has a new `OpenPolls`. A poll unregisters where it r
 only the polls that were open when it began.
 """
 
-from asyncio import AbstractEventLoop, Future
+from asyncio import AbstractEventLoop, Event
 from collections import Counter, deque
 from collections.abc import Hashable
 from typing import Final, Protocol, final
@@ -32,7 +32,7 @@ class OpenPolls:
         loop: theirs.
     """
 
-    __slots__ = ("_drain_waiters", "_to_stop", "is_stopping", "loop", "per_client", "polls")
+    __slots__ = ("_drained", "_to_stop", "is_stopping", "loop", "per_client", "polls")
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self.loop = loop
@@ -41,7 +41,7 @@ class OpenPolls:
         """Each with the key of the client that it counts for, or None."""
         self.per_client: Counter[Hashable] = Counter()
         self._to_stop: deque[Stoppable] = deque()
-        self._drain_waiters: list[Future[None]] = []
+        self._drained = Event()
 
     def register(self, poll: Stoppable, client_key: Hashable, max_open: int | None, max_per_client: int | None) -> str | None:
         """Counts `poll` as open, or says why it cannot be.
@@ -70,11 +70,8 @@ class OpenPolls:
             self.per_client[client_key] -= 1
             if not self.per_client[client_key]:
                 del self.per_client[client_key]
-        if self._drain_waiters and not self.polls:
-            waiters, self._drain_waiters = self._drain_waiters, []
-            for future in waiters:
-                if not future.done():
-                    future.set_result(None)
+        if not self.polls:
+            self._drained.set()
 
     def stop(self, grace: float) -> None:
         """Lets no poll register any more, and stops the open ones after `grace` seconds. Calling it again is allowed."""
@@ -90,9 +87,8 @@ class OpenPolls:
         """Calls `stop`, and returns when no poll is open any more."""
         self.stop(grace)
         if self.polls:
-            drained = self.loop.create_future()
-            self._drain_waiters.append(drained)
-            await drained
+            self._drained.clear()
+            await self._drained.wait()
 
     def _stop_all(self) -> None:
         self._to_stop.extend(self.polls)

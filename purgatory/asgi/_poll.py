@@ -6,6 +6,7 @@
     outcome = await poll.run(database.fetch("..."))                  no purgatory at all
 
 Each ends when what it waits for is there, at its deadline, when the client disconnects or when the server stops: see `_wait`.
+All waits of a poll share its `timeout`.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
@@ -34,14 +35,14 @@ V = TypeVar("V", bound=Any)
 
 @final
 class Poll(PollWait):
-    """A request that may wait, once or several times, one after the other. `LongPolls.poll` makes it."""
+    """A request that may wait, several times one after the other, for `timeout` seconds in all. `LongPolls.poll` makes it."""
 
     __slots__ = ()
 
     def wait(
         self, purgatory: Purgatory[Any], operation: DelayedOperation[R], keys: Iterable[Hashable]
     ) -> Coroutine[Any, Any, Outcome[R]]:
-        """Waits until `operation` has ended, as `Purgatory.wait`; its timeout is its own, for instance `self.timeout`.
+        """Waits until `operation` has ended, as `Purgatory.wait`; its timeout is its own, for instance `self.remaining`.
 
         Returns:
             `SATISFIED` with the operation's result; `DEADLINE` with what it returns at its expiry, which is `None` if
@@ -52,7 +53,7 @@ class Poll(PollWait):
             BaseException: what a hook raised; what is wrong with the arguments, as in `try_complete_else_watch`; what
                 the server's `receive` raised.
         """
-        return self._until(purgatory.wait(operation, keys), _Operation(operation))
+        return self._until(_Operation(purgatory, operation, keys))
 
     def wait_for(
         self,
@@ -62,8 +63,7 @@ class Poll(PollWait):
     ) -> Coroutine[Any, Any, Outcome[T]]:
         """Waits for at most `timeout` until `predicate()` is true, as `Purgatory.wait_for`; the outcome has its first true
         value. Raises what `wait` raises."""
-        target = _Predicate(predicate)
-        return self._until(purgatory.wait_for(target, keys, self.timeout), target)
+        return self._until(_Predicate(purgatory, predicate, keys, self))
 
     def reach(self, thresholds: ThresholdPurgatory[K, V], key: K, threshold: V) -> Coroutine[Any, Any, Outcome[V]]:
         """Waits for at most `timeout` until the value of `key` is at least `threshold`, as `ThresholdPurgatory.wait`; the
@@ -74,7 +74,7 @@ class Poll(PollWait):
             BaseException: what `ThresholdPurgatory.fail` was given; what is wrong with the arguments; what the server's
                 `receive` raised.
         """
-        return self._until(thresholds.wait(key, threshold, self.timeout), _Threshold(thresholds, key, threshold))
+        return self._until(_Threshold(thresholds, key, threshold))
 
     async def run(self, awaitable: Awaitable[T]) -> Outcome[T]:
         """Waits for at most `timeout` for whatever can be awaited, a query or a model for instance; the outcome has its value.
@@ -93,9 +93,9 @@ class Poll(PollWait):
         """
         if not isawaitable(awaitable):
             raise TypeError(f"cannot wait for {awaitable!r}: it is not awaitable")
-        limited = _Limited(awaitable)
+        limited = _Limited(awaitable, self)
         try:
-            return await self._until(limited.wait(self.timeout), limited)
+            return await self._until(limited)
         finally:
             limited.discard_unawaited()
 
@@ -120,13 +120,21 @@ class _PurgatoryTarget:
 class _Predicate(_PurgatoryTarget):
     """A predicate, and what it has returned or raised last."""
 
-    __slots__ = ("error", "found", "predicate")
+    __slots__ = ("error", "found", "keys", "poll", "predicate", "purgatory")
 
-    def __init__(self, predicate: Callable[[], Any]) -> None:
+    def __init__(
+        self, purgatory: Purgatory[Any], predicate: Callable[[], Any], keys: Iterable[Hashable], poll: PollWait
+    ) -> None:
+        self.purgatory = purgatory
         self.predicate = predicate
+        self.keys = keys
+        self.poll = poll
         self.found: tuple[Any] | None = None
         """Its last value, in a tuple, if that was true."""
         self.error: BaseException | None = None
+
+    def wait(self, timeout: float) -> Coroutine[Any, Any, Any]:
+        return self.purgatory.wait_for(self, self.keys, timeout)
 
     def __call__(self) -> Any:
         try:
@@ -146,7 +154,7 @@ class _Predicate(_PurgatoryTarget):
 
     async def _await(self, awaitable: Awaitable[Any]) -> Any:
         try:
-            value = await awaitable
+            value = await self.poll.cancelled_once(awaitable)
         except BaseException as error:
             self.error = error
             raise
@@ -157,37 +165,46 @@ class _Predicate(_PurgatoryTarget):
         return value
 
 
-class _Operation(_PurgatoryTarget):
+class _Operation(_PurgatoryTarget, Generic[R]):
     """An operation."""
 
-    __slots__ = ("operation",)
+    __slots__ = ("keys", "operation", "purgatory")
 
-    def __init__(self, operation: DelayedOperation[Any]) -> None:
+    def __init__(self, purgatory: Purgatory[Any], operation: DelayedOperation[R], keys: Iterable[Hashable]) -> None:
+        self.purgatory = purgatory
         self.operation = operation
+        self.keys = keys
+
+    def wait(self, timeout: float) -> Coroutine[Any, Any, R]:
+        del timeout  # it has its own
+        return self.purgatory.wait(self.operation, self.keys)
 
     def ending(self, error: Exception | None) -> Ending | None:
         if self.operation.state is OperationState.EXPIRED and (error is None or isinstance(error, OperationTimeout)):
             return Ending.DEADLINE
         return super().ending(error)
 
-    def value(self) -> tuple[Any] | None:
+    def value(self) -> tuple[R] | None:
         return (self.operation.result(),) if self.operation.state is OperationState.COMPLETED else None
 
 
-class _Threshold(_PurgatoryTarget):
+class _Threshold(_PurgatoryTarget, Generic[V]):
     """A threshold."""
 
     __slots__ = ("key", "threshold", "thresholds")
 
-    def __init__(self, thresholds: ThresholdPurgatory[Any, Any], key: Hashable, threshold: Any) -> None:
+    def __init__(self, thresholds: ThresholdPurgatory[Any, V], key: Hashable, threshold: V) -> None:
         self.thresholds = thresholds
         self.key = key
         self.threshold = threshold
 
+    def wait(self, timeout: float) -> Coroutine[Any, Any, V]:
+        return self.thresholds.wait(self.key, self.threshold, timeout)
+
     def ending(self, error: Exception | None) -> Ending | None:
         return Ending.DEADLINE if isinstance(error, OperationTimeout) else super().ending(error)
 
-    def value(self) -> tuple[Any] | None:
+    def value(self) -> tuple[V] | None:
         now = self.thresholds.value(self.key)
         return (now,) if now is not None and self.threshold <= now else None
 
@@ -195,17 +212,18 @@ class _Threshold(_PurgatoryTarget):
 class _Limited(Generic[T]):
     """Whatever can be awaited, for a limited time."""
 
-    __slots__ = ("awaitable", "awaited", "limit")
+    __slots__ = ("awaitable", "awaited", "limit", "poll")
 
-    def __init__(self, awaitable: Awaitable[T]) -> None:
+    def __init__(self, awaitable: Awaitable[T], poll: PollWait) -> None:
         self.awaitable = awaitable
+        self.poll = poll
         self.awaited = False
 
     async def wait(self, seconds: float) -> T:
         self.limit = timeout(seconds)
         async with self.limit:
             self.awaited = True
-            return await self.awaitable
+            return await self.poll.cancelled_once(self.awaitable)  # type: ignore[no-any-return]
 
     def ending(self, error: Exception | None) -> Ending | None:
         if error is None:

@@ -144,7 +144,7 @@ class LongPolls:
 
         Args:
             scope: of a request, or a WebSocket, that came through `middleware`.
-            wait: its timeout in seconds, if the endpoint sets it; otherwise what the request asks for, capped.
+            wait: how long it may wait in all, in seconds, if the endpoint sets it; otherwise what the request asks for, capped.
 
         Raises:
             RuntimeError: the request did not come through `middleware`, or the application has returned.

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from math import ceil
 from re import compile as regex
 from typing import NamedTuple
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_plus
 
 from purgatory.asgi._types import Scope, header_values
 
@@ -36,9 +36,11 @@ class RequestedWait(NamedTuple):
 def query_parameter(scope: Scope, name: str) -> str | None:
     """The last value of a parameter of the query; `None` if there is none."""
     query: bytes = scope.get("query_string", b"")
-    if not query:
-        return None
-    return dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True)).get(name)
+    for field in reversed(query.decode("latin-1").split("&")):
+        field_name, _, value = field.partition("=")
+        if field and unquote_plus(field_name) == name:
+            return unquote_plus(value)
+    return None
 
 
 def requested_wait(scope: Scope, parameter: str) -> RequestedWait | None:

@@ -20,13 +20,18 @@ Without `If-None-Match` the same tag is taken from a parameter of the query, `?i
 queries.
 """
 
-from collections.abc import Hashable
+from asyncio import _get_running_loop as running_loop
+from collections import Counter
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from re import compile as regex
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, final
 
 from purgatory import RelayUnavailable, ThresholdPurgatory
+from purgatory._arguments import describe
+from purgatory._loop.binding import LoopBinding
+from purgatory._loop.inbox import ThreadsafeInbox
 from purgatory.asgi._outcome import ANSWERS, Ending, Outcome
 from purgatory.asgi._poll import Poll
 from purgatory.asgi._preferences import query_parameter
@@ -57,7 +62,7 @@ class Versions(Generic[K]):
         TypeError: both a relay and `thresholds` or `epoch` are given.
     """
 
-    __slots__ = ("_epoch", "index_parameter", "relay", "thresholds", "unchanged")
+    __slots__ = ("_binding", "_bumps", "_epoch", "index_parameter", "relay", "thresholds", "unchanged")
 
     def __init__(
         self,
@@ -83,6 +88,9 @@ class Versions(Generic[K]):
         self.unchanged = unchanged
         self.index_parameter = index_parameter
         self.relay = relay
+        self._binding = LoopBinding()
+        self._bumps: ThreadsafeInbox[tuple[K, int]] = ThreadsafeInbox(self._binding, self._bump_from_threads, _merged)
+        """Those of other threads: keys, and how often each is to be bumped."""
 
     @property
     def epoch(self) -> str:
@@ -95,6 +103,8 @@ class Versions(Generic[K]):
 
     def version(self, key: K) -> int:
         """The version of `key`: how often it was bumped. 0 with a relay, which has its own. Cost: O(1)."""
+        if running_loop() is not None and (not self._binding.is_bound or self._binding.loop.is_closed()):
+            self._bind("get the version of {}", key)
         return self.thresholds.value(key) or 0
 
     def bump(self, key: K) -> int:
@@ -104,14 +114,31 @@ class Versions(Generic[K]):
             The new version.
 
         Raises:
-            PurgatoryFull, WrongLoop, TypeError: as `ThresholdPurgatory.advance`.
+            PurgatoryFull, TypeError: as `ThresholdPurgatory.advance`.
+            WrongLoop: called from another loop or thread than the first time, or outside any loop.
             RuntimeError: these are the versions of a relay.
         """
-        if self.relay is not None:
-            raise RuntimeError(f"cannot bump {key!r} here: its versions are those of a relay, so `await relay.bump(...)`")
+        self._refuse_relay(key)
+        self._bind("bump {}", key)
         version = self.version(key) + 1
         self.thresholds.advance(key, version)
         return version
+
+    def bump_threadsafe(self, key: K) -> None:
+        """Has `bump(key)` called on the loop soon; may be called from any thread, for instance by a handler that is a plain
+        function, which frameworks run in a thread.
+
+        However many calls come before the loop wakes up, it is woken once, and each call counts. Before the first use on a loop
+        they wait for that; when the loop is closed they are without effect. Exceptions of `bump` go to the loop's exception
+        handler.
+
+        Raises:
+            TypeError: `key` is not hashable.
+            RuntimeError: these are the versions of a relay.
+        """
+        self._refuse_relay(key)
+        hash(key)
+        self._bumps.put((key, 1))
 
     def tag(self, version: int) -> str:
         """A version for clients: `8f3a21c0-41`. In `ETag` it is quoted."""
@@ -151,6 +178,7 @@ class Versions(Generic[K]):
         """
         if self.relay is not None:
             return await self._changed_in(self.relay, poll, cast(str, key))
+        self._bind("wait for {}", key)
         version = self.version(key)
         if self.has_seen(poll.scope, version):
             outcome = await poll.reach(self.thresholds, key, version + 1)
@@ -164,9 +192,28 @@ class Versions(Generic[K]):
             return replace(outcome, status=self.unchanged, headers=headers)
         return Outcome(Ending.SATISFIED, now, ANSWERS[Ending.SATISFIED].status, headers)
 
+    def _refuse_relay(self, key: K) -> None:
+        if self.relay is not None:
+            raise RuntimeError(f"cannot bump {key!r} here: its versions are those of a relay, so `await relay.bump(...)`")
+
+    def _bind(self, action: str, key: K) -> None:
+        """Binds these versions to the running loop, or raises `WrongLoop` if they are bound to another one."""
+        binding = self._binding
+        if running_loop() is not binding.loop and binding.bind(action, key, threadsafe="bump_threadsafe"):
+            self._bumps.rebind()
+
+    def _bump_from_threads(self, bumps: Iterable[tuple[K, int]]) -> None:
+        for key, times in bumps:
+            try:
+                self.thresholds.advance(key, self.version(key) + times)
+            except Exception as error:
+                message = f"cannot bump {describe(key)}, as another thread asked for"
+                self._binding.loop.call_exception_handler({"message": message, "exception": error})
+
     async def _changed_in(self, relay: "Relay", poll: Poll, key: str) -> Outcome[int]:
         """`changed` with a relay. A client that has seen a version of its epoch waits, even while the store is unreachable. One
         that has seen none has to get the current version, and is refused with 503 then."""
+        thresholds = cast(Any, _RelayThresholds(relay, relay.epoch))
         seen, version = self.seen(poll.scope), 0
         if seen is None:
             try:
@@ -177,7 +224,7 @@ class Versions(Generic[K]):
             if self.has_seen(poll.scope, version):  # as `*` has any
                 seen = version
         outcome: Outcome[int]
-        outcome = poll.at_once(version) if seen is None else await poll.reach(cast(Any, self.thresholds), key, seen + 1)
+        outcome = poll.at_once(version) if seen is None else await poll.reach(thresholds, key, seen + 1)
         if outcome.ending is Ending.SATISFIED and outcome.value is not None:
             return replace(outcome, headers={**outcome.headers, "ETag": f'"{self.tag(outcome.value)}"'})
         if outcome.ending is Ending.DEADLINE and seen is not None:
@@ -186,17 +233,25 @@ class Versions(Generic[K]):
         return outcome
 
 
+def _merged(bumps: Iterable[tuple[K, int]]) -> Iterable[tuple[K, int]]:
+    """Each key once."""
+    counts: Counter[K] = Counter()
+    for key, times in bumps:
+        counts[key] += times
+    return counts.items()
+
+
 class _RelayThresholds:
     """The versions of a relay: the two methods of a `ThresholdPurgatory` that a poll calls."""
 
-    __slots__ = ("_relay",)
+    __slots__ = ("_epoch", "_relay")
 
-    def __init__(self, relay: "Relay") -> None:
-        self._relay = relay
+    def __init__(self, relay: "Relay", epoch: str | None = None) -> None:
+        self._relay, self._epoch = relay, epoch
 
     async def wait(self, key: str, threshold: int, timeout: float | None = None) -> int:
         """As `Relay.wait`, which may return a lower version if the epoch has changed."""
-        return await self._relay.wait(key, threshold - 1, timeout)
+        return await self._relay.wait(key, threshold - 1, timeout, epoch=self._epoch)
 
     def value(self, _key: str) -> int | None:
         """Unknown: it is in the store, which may be unreachable."""

@@ -1,32 +1,26 @@
-"""The waits of one request, one after the other: their phases, and how a wait that is ended early returns.
+"""The waits of one request, one after the other, and how one that is ended early returns.
 
-A wait runs in the request's own task. Whoever ends it early, because the client has disconnected or the server stops, cancels
-the task, and the wait absorbs that cancellation and returns the ending, as `asyncio.timeout` does:
+A wait runs in the request's own task, in a scope of anyio. Whoever ends it early, because the client has disconnected or the
+server stops, cancels the scope:
 
-    the task        await purgatory.wait(operation, keys)
-    the client      disconnects -> _request_cancel(GONE) -> task.cancel()
-    the purgatory   cancels and frees the operation, at once
-    the task        gets a CancelledError, which is ours: uncancel() -> Outcome(GONE)
+    the task        with scope: await purgatory.wait(operation, keys)
+    the client      disconnects -> on_disconnect -> scope.cancel()
+    the purgatory   cancels and frees the operation
+    the task        leaves the scope; scope.cancelled_caught -> Outcome(GONE)
 
-What had completed by then is `SATISFIED` all the same: the purgatory decides, and once. A cancellation that is not ours passes
-through.
+What had completed by then is `SATISFIED` all the same: the purgatory decides, and once. A cancellation that is not the scope's
+passes through.
 
-           hold               a wait begins             a disconnect,                at once, or in the next iteration
-    IDLE ────────> HOLDING ─────────────────> WAITING ────────────────> CANCEL_REQUESTED ──────────────────> CANCELLED
-     │                                           ^     the server stops        ^            task.cancel()        │
-     └───────────────────────────────────────────┘                             └─────────────────────────────────┘
-                    a wait begins                                                it has arrived, task.uncancel()
-
-A wait that ends brings each of the three on the right back to where it began: IDLE, which is not registered as an open poll, or
-HOLDING, which stays registered until the request ends.
+The wait that a client asks for begins with the first wait of its request, and all of them share it.
 """
 
-from asyncio import CancelledError, Task, current_task, get_running_loop
+from asyncio import CancelledError, get_running_loop
 from collections import Counter
-from collections.abc import Coroutine
-from enum import Enum
+from collections.abc import Awaitable, Coroutine, Generator
 from sys import exception
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, final
+
+from anyio import CancelScope
 
 from purgatory.asgi._client import Client
 from purgatory.asgi._notifier import PollNotifier
@@ -35,26 +29,7 @@ from purgatory.asgi._outcome import Ending, Outcome
 from purgatory.asgi._types import Scope
 
 T = TypeVar("T")
-
-
-class Phase(Enum):
-    """The state of a poll."""
-
-    IDLE = "idle"
-    HOLDING = "holding"
-    WAITING = "waiting"
-    CANCEL_REQUESTED = "cancel requested"
-    CANCELLED = "cancelled"
-
-
-MOVES: Final = {
-    Phase.IDLE: {Phase.HOLDING, Phase.WAITING},
-    Phase.HOLDING: {Phase.WAITING, Phase.IDLE},
-    Phase.WAITING: {Phase.CANCEL_REQUESTED, Phase.IDLE, Phase.HOLDING},
-    Phase.CANCEL_REQUESTED: {Phase.CANCELLED, Phase.IDLE, Phase.HOLDING},
-    Phase.CANCELLED: {Phase.CANCEL_REQUESTED, Phase.IDLE, Phase.HOLDING},
-}
-"""The legal moves."""
+T_co = TypeVar("T_co", covariant=True)
 
 
 class PollRegistry(Protocol):
@@ -72,13 +47,17 @@ class PollRegistry(Protocol):
         ...
 
 
-class WaitTarget(Protocol):
+class WaitTarget(Protocol[T_co]):
     """What is waited for."""
+
+    def wait(self, timeout: float, /) -> Coroutine[Any, Any, T_co]:
+        """Waits for so many seconds."""
+        ...
 
     def ending(self, error: Exception | None) -> Ending | None:
         """The ending of a wait that has returned, or has raised `error`; `None` if the error is to be raised."""
 
-    def value(self) -> tuple[Any] | None:
+    def value(self) -> tuple[T_co] | None:
         """What was waited for, in a tuple, if it was there when the wait was cancelled."""
 
 
@@ -95,8 +74,8 @@ class PollWait:
     """
 
     __slots__ = (
-        "__weakref__", "_applied", "_cancelling", "_client", "_ending", "_phase", "_polls", "_problem", "_registration",
-        "_resting_phase", "_task", "scope", "timeout",
+        "__weakref__", "_applied", "_client", "_deadline", "_ending", "_is_held", "_polls", "_problem", "_registration",
+        "_timeout", "_wait_scope", "scope",
     )  # fmt: skip
 
     def __init__(
@@ -109,22 +88,36 @@ class PollWait:
         problem: Outcome[Any] | None = None,
     ) -> None:
         self.scope = scope
-        self.timeout = timeout
-        """How long each wait takes at most, in seconds: what was requested, capped and spread. Give it to an operation of your
-        own; it may be changed between two waits."""
+        self._timeout = timeout
+        self._deadline: float | None = None
+        """When the wait is over that the client has asked for; `None` until it begins."""
         self._polls = polls
         self._client = client
         self._applied = applied
         self._problem = problem
-        self._phase = self._resting_phase = Phase.IDLE
-        """The second one is the phase between two waits: Phase.IDLE or Phase.HOLDING."""
+        self._is_held = False
+        """Whether it stays registered between two waits."""
         self._registration: OpenPolls | None = None
         """Where it counts as open."""
+        self._wait_scope: CancelScope | None = None
+        """While it waits."""
         self._ending: Ending | None = None
         """Why its wait is cancelled."""
-        self._task: Task[Any] | None = None
-        self._cancelling = 0
-        """The task that waits, and how many cancellations it had pending when the wait began."""
+
+    @property
+    def timeout(self) -> float:
+        """How long it may wait in all, in seconds: what was requested, capped and spread. It begins with the first wait; what
+        you set it to begins with the next one."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._timeout, self._deadline = seconds, None
+
+    @property
+    def remaining(self) -> float:
+        """What is left of `timeout`, in seconds, zero and more. Give it to an operation of your own."""
+        return self._timeout if self._deadline is None else max(self._deadline - get_running_loop().time(), 0.0)
 
     def hold(self) -> Outcome[Any] | None:
         """Stays one of the open polls until the end of the request, also between its waits: for streams.
@@ -134,77 +127,67 @@ class PollWait:
         """
         refusal = self._register()
         if refusal is None:
-            self._resting_phase = Phase.HOLDING
-            if self._phase is Phase.IDLE:
-                self._move(Phase.HOLDING)
+            self._is_held = True
         return refusal
 
     # -- for the client and the server
 
     def on_disconnect(self) -> None:
         """Ends the wait, if there is one: the client has disconnected."""
-        self._request_cancel(Ending.GONE)
+        self._cancel(Ending.GONE)
 
     def on_stop(self) -> None:
         """Ends the wait, if there is one: the server stops."""
-        self._request_cancel(Ending.STOPPING)
+        self._cancel(Ending.STOPPING)
 
     def on_request_end(self) -> None:
         """Ends what `hold` began. A wait that another task goes on with stays registered to its end."""
-        self._resting_phase = Phase.IDLE
-        if self._phase is Phase.HOLDING:
-            self._move(Phase.IDLE)
+        self._is_held = False
+        if self._wait_scope is None:
             self._unregister()
 
     # -- one wait
 
-    async def _until(self, waiting: Coroutine[Any, Any, T], target: WaitTarget) -> Outcome[T]:
-        """Waits, unless it is refused, and makes an outcome of the result.
-
-        Args:
-            waiting: what to wait for; it is closed if there is no wait.
-            target: the same, to be asked afterwards.
-        """
-        try:
-            refusal = self._begin()
-        except BaseException:
-            waiting.close()
-            raise
+    async def _until(self, target: WaitTarget[T]) -> Outcome[T]:
+        """Waits for `target`, unless it is refused, and makes an outcome of the result."""
+        refusal = self._begin()
         if refusal is not None:
-            waiting.close()
             return refusal
+        self._wait_scope = scope = CancelScope()
+        timeout = self.remaining
+        if self._deadline is None:
+            self._deadline = get_running_loop().time() + timeout
         value: T | None = None
         ending: Ending | None = None
         notifier = self._polls.notifier
         started_at = 0.0 if notifier is None else notifier.notify_started(self)
         try:
-            value = await waiting
-            ending = target.ending(None)
-        except CancelledError:
-            ending = self._absorb_cancellation()
-            if ending is None:
-                raise
-            found = target.value()
-            if found is not None:
-                ending, [value] = Ending.SATISFIED, found
+            with scope:
+                value = await target.wait(timeout)
+            if not scope.cancelled_caught:
+                ending = target.ending(None)
+            elif self._client.error is not None:
+                raise self._client.error
+            else:
+                ending, found = self._ending, target.value()
+                if found is not None:
+                    ending, [value] = Ending.SATISFIED, found
         except Exception as error:
-            ending = target.ending(error)
+            ending = None if error is self._client.error else target.ending(error)
             if ending is None:
                 raise
         finally:
-            self._end()
+            self._wait_scope = self._ending = None
+            self._leave()
             if notifier is not None:
-                notifier.notify_ended(self, started_at, ending, exception())
+                notifier.notify_ended(self, timeout, started_at, ending, exception())
         assert ending is not None
         return self._outcome(ending, value)
 
     def _begin(self) -> Outcome[Any] | None:
-        """Begins a wait, or says why there is none."""
-        if self._phase is not self._resting_phase:
+        """Prepares a wait, or says why there is none."""
+        if self._wait_scope is not None:
             raise RuntimeError("cannot wait: this poll waits already; a second wait at the same time needs a poll of its own")
-        task = current_task()
-        if task is None:
-            raise RuntimeError("cannot wait: this runs in no task")
         refusal = self._register()
         if refusal is not None:
             return refusal
@@ -214,8 +197,6 @@ class PollWait:
             if self._client.error is not None:
                 raise self._client.error
             return self._outcome(Ending.GONE)
-        self._task, self._cancelling = task, task.cancelling()
-        self._move(Phase.WAITING)
         return None
 
     def _register(self) -> Outcome[Any] | None:
@@ -236,7 +217,7 @@ class PollWait:
         return None
 
     def _leave(self) -> None:
-        if self._resting_phase is Phase.IDLE:
+        if not self._is_held:
             self._client.remove_listener(self)
             self._unregister()
 
@@ -245,44 +226,16 @@ class PollWait:
         if registration is not None:
             registration.unregister(self)
 
-    def _end(self) -> None:
-        task, self._task = self._task, None
-        if self._phase is Phase.CANCELLED and task is not None:  # and it was not absorbed
-            task.uncancel()
-        self._move(self._resting_phase)
-        self._ending = None
-        self._leave()
+    def _cancel(self, ending: Ending) -> None:
+        if self._wait_scope is not None and self._ending is None:
+            self._ending = ending
+            self._wait_scope.cancel()
 
-    def _request_cancel(self, ending: Ending) -> None:
-        if self._phase is not Phase.WAITING:
-            return
-        self._move(Phase.CANCEL_REQUESTED)
-        self._ending = ending
-        if self._task is current_task():
-            # From a hook that the wait's own first try has called: the wait may still end without being suspended.
-            get_running_loop().call_soon(self._cancel)
-        else:
-            self._cancel()
-
-    def _cancel(self) -> None:
-        if self._phase is Phase.CANCEL_REQUESTED and self._task is not None:
-            self._move(Phase.CANCELLED)
-            self._task.cancel()
-
-    def _absorb_cancellation(self) -> Ending | None:
-        """Takes our cancellation back, and says why the wait was cancelled; `None` if the cancellation is somebody else's."""
-        if self._phase is not Phase.CANCELLED or self._task is None:
-            return None
-        self._move(Phase.CANCEL_REQUESTED)
-        if self._task.uncancel() > self._cancelling:
-            return None  # somebody else has cancelled it as well
-        if self._client.error is not None:
-            raise self._client.error
-        return self._ending
-
-    def _move(self, phase: Phase) -> None:
-        assert phase in MOVES[self._phase], f"{self._phase} -> {phase}"
-        self._phase = phase
+    async def cancelled_once(self, awaitable: Awaitable[Any]) -> Any:
+        """For what it waits for: awaits what is not ours, and may take its time to clean up."""
+        assert self._wait_scope is not None
+        with CancelScope() as cleanup:
+            return await _CancelledOnce(_awaited(awaitable), self._wait_scope, cleanup)
 
     # -- its outcome
 
@@ -293,3 +246,34 @@ class PollWait:
         assert self._problem is not None
         self._polls.endings[Ending.REFUSED] += 1
         return self._problem
+
+
+@final
+class _CancelledOnce(Generator[Any, Any, Any]):
+    """The steps of a coroutine that `scope` cancels once, as `Task.cancel` would.
+
+    anyio cancels what runs in a scope again in each iteration of the loop, until the scope is left. That would break off what
+    cleans up, and keep the loop busy meanwhile. So `cleanup`, a scope within it, is shielded once the cancellation has come.
+    """
+
+    __slots__ = ("_cleanup", "_coroutine", "_scope")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], scope: CancelScope, cleanup: CancelScope) -> None:
+        self._coroutine = coroutine
+        self._scope = scope
+        self._cleanup = cleanup
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return self
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, error: Any, *traceback: Any) -> Any:
+        if isinstance(error, CancelledError) and self._scope.cancel_called:
+            self._cleanup.shield = True
+        return self._coroutine.throw(error, *traceback)
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable

@@ -24,13 +24,16 @@ from os import open as open_file
 from pathlib import Path
 from secrets import token_hex
 from socket import AF_UNIX, SOCK_DGRAM, socket
+from stat import S_ISREG, S_ISSOCK
 from subprocess import run
 from time import time
 from typing import Any, Final, TypeVar, final
 from urllib.parse import unquote, urlsplit
 
 from purgatory import RelayUnavailable
+from purgatory.relay._address import without_password
 from purgatory.relay._messages import Change, ChangeMessage, ReadResult, encode
+from purgatory.relay._store import NotWritten
 
 T = TypeVar("T")
 
@@ -46,7 +49,7 @@ SCHEMA: Final = f"""
     PRAGMA user_version = 1;
 """
 
-MAX_ROWS_PER_READ: Final = 5_000
+MAX_ROWS_PER_READ: Final = 1_000
 """How many changes one read returns."""
 
 MAX_SOCKET_PATH: Final = 100
@@ -65,15 +68,19 @@ class FileStore:
     def __init__(self, url: str, prefix: str) -> None:
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost") or len(parts.path) < 2 or parts.query or parts.fragment:
-            raise ValueError(f"a store in a folder is file:///folder, with three slashes, not {url!r}")
+            raise ValueError(f"a store in a folder is file:///folder, with three slashes, not {without_password(url)!r}")
         if sys.platform == "win32":
-            raise ValueError(f"cannot open {url!r}: Windows lacks Unix datagram sockets; use redis:// or postgresql://")
-        self.address = url
+            raise ValueError(
+                f"cannot open {without_password(url)!r}: Windows lacks Unix datagram sockets; use redis:// or postgresql://"
+            )
+        self.address = without_password(url)
         self._folder = Path(unquote(parts.path))
         self._prefix = prefix
         self._path = self._folder / f"{prefix}.{boot_id()}.sqlite"
+        self._log_path = Path(f"{self._path}-wal")
         self._database: sqlite3.Connection | None = None
-        self._identity: tuple[int, int] | None = None
+        self._identities: list[tuple[int, int]] = []
+        """Of the open database and its log."""
         self._sender: socket | None = None
         self._folder_descriptor: int | None = None
         self._own_name = ""
@@ -97,7 +104,11 @@ class FileStore:
         """Opens the database, and creates its tables."""
         if self._database is not None:
             self._database.close()
-        self._folder.mkdir(parents=True, exist_ok=True)
+            self._database = None
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._remove_without_log()
+        if self._path.is_symlink():
+            raise ValueError(f"cannot use {self._path}: it is a symbolic link, and was left alone")
         database = self._database = sqlite3.connect(self._path, timeout=0.0, isolation_level=None)
         database.execute("PRAGMA synchronous = OFF")
         database.execute("BEGIN IMMEDIATE")
@@ -106,6 +117,7 @@ class FileStore:
             [tables] = database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
             [schema] = database.execute("PRAGMA user_version").fetchone()
             if not application and not tables and not schema:
+                hide_from_others(self._path)
                 for statement in SCHEMA.split(";"):
                     database.execute(statement)
                 database.execute("INSERT INTO state VALUES (?, 0)", (token_hex(4),))
@@ -113,24 +125,33 @@ class FileStore:
                 raise ValueError(f"cannot use {self._path}: it is the database of something else, and was left alone")
             database.execute("COMMIT")
             database.execute("PRAGMA journal_mode = WAL")
+            database.execute("SELECT * FROM state").fetchone()  # which creates the log
         except BaseException:
             self._database = None
             database.close()
             raise
-        self._identity = identity(self._path.stat())
+        self._identities = self._find_identities()
+
+    def _remove_without_log(self) -> None:
+        """Removes the database, if its log was deleted while it was in use: nobody can open it, or know what it has lost."""
+        if Path(f"{self._path}-shm").exists() and not self._log_path.exists():
+            for path in (self._path, Path(f"{self._path}-shm")):
+                path.unlink(missing_ok=True)
 
     def _remove_leftovers(self) -> None:
-        """Removes sockets of processes that were killed, and databases of earlier boots."""
+        """Removes sockets of processes that were killed, and databases of earlier boots, and nothing else of such a name."""
         for path in self._folder.glob(f"{self._prefix}.*.sock"):
             with suppress(OSError), datagram_socket() as probe:
-                try:
-                    probe.connect(self._socket_path(path.name))
-                except ConnectionRefusedError:
-                    path.unlink()
+                if is_named(path, self._prefix, 16) and S_ISSOCK(path.lstat().st_mode):
+                    try:
+                        probe.connect(self._socket_path(path.name))
+                    except ConnectionRefusedError:
+                        path.unlink()
         for path in self._folder.glob(f"{self._prefix}.*.sqlite"):
             with suppress(OSError):
-                if path != self._path and path.stat().st_mtime < time() - DAY:
-                    path.unlink()
+                if path != self._path and is_named(path, self._prefix, 8) and is_old_database(path):
+                    for each in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+                        each.unlink(missing_ok=True)
 
     async def close(self) -> None:
         """See `Store.close`."""
@@ -150,7 +171,7 @@ class FileStore:
 
         def transaction() -> T:
             database = self._database
-            if database is None or not self._is_same_file():
+            if database is None or not self._identities or self._find_identities() != self._identities:
                 self._connect()
                 assert self._database is not None
                 database = self._database
@@ -169,6 +190,7 @@ class FileStore:
     async def _retry_while_locked(self, work: Callable[[], T]) -> T:
         """Calls `work` until it finds the database unlocked, and returns its result."""
         delay = 0.0005
+        await sleep(0.0)  # nothing else here suspends, and many transactions would be one iteration of the loop
         while True:
             try:
                 return work()
@@ -182,16 +204,16 @@ class FileStore:
             await sleep(delay)
             delay = min(delay * 2.0, 0.01)
 
-    def _is_same_file(self) -> bool:
-        """Whether the open database is still the file in the folder."""
+    def _find_identities(self) -> list[tuple[int, int]]:
+        """Tells the files in the folder from others, also from later ones of the same names."""
         try:
-            return identity(self._path.stat()) == self._identity
+            return [identity(path.stat()) for path in (self._path, self._log_path)]
         except OSError:
-            return False
+            return []
 
     def _unavailable(self, error: Exception) -> RelayUnavailable:
         reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-        return RelayUnavailable(f"cannot use {self.address}: {reason}")
+        return NotWritten(f"cannot use {self.address}: {reason}")
 
     # -- versions
 
@@ -267,6 +289,7 @@ class FileStore:
 
             try:
                 receiver.bind(self._socket_path(name))
+                hide_from_others(self._folder / name)
                 await self._transact(
                     "BEGIN IMMEDIATE", lambda database: database.execute("INSERT OR IGNORE INTO listeners VALUES (?)", (name,))
                 )
@@ -363,6 +386,27 @@ def datagram_socket() -> socket:
 def identity(status: stat_result) -> tuple[int, int]:
     """Tells a file from others."""
     return status.st_dev, status.st_ino
+
+
+def hide_from_others(path: Path) -> None:
+    """Leaves the rights to a file to its owner and group."""
+    path.chmod(path.lstat().st_mode & 0o660)
+
+
+def is_named(path: Path, prefix: str, digits: int) -> bool:
+    """Whether a file is named as those of a store are: by so many hexadecimal digits between the prefix and the suffix."""
+    middle = path.name.removeprefix(f"{prefix}.").removesuffix(path.suffix)
+    return len(middle) == digits and set(middle) <= set("0123456789abcdef")
+
+
+def is_old_database(path: Path) -> bool:
+    """Whether this is a relay's database, of a day ago or earlier, and no link to one."""
+    status = path.lstat()
+    if not S_ISREG(status.st_mode) or status.st_mtime > time() - DAY:
+        return False
+    with path.open("rb") as file:
+        header = file.read(100)
+    return header.startswith(b"SQLite format 3\0") and header[68:72] == APPLICATION_ID.to_bytes(4, "big")
 
 
 def boot_id() -> str:

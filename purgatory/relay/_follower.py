@@ -24,9 +24,9 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Final, NamedTuple, final
 
-from purgatory.relay._messages import ChangeMessage, ReadResult
+from purgatory.relay._messages import ChangeMessage, Hint, ReadResult
 
-MAX_KEYS_PER_READ: Final = 1_000
+MAX_KEYS_PER_READ: Final = 300
 
 MAX_OUT_OF_ORDER: Final = 1_000
 """How many messages beyond a gap are remembered. With more, what is missing is read at once."""
@@ -43,6 +43,8 @@ class ReadRequest(NamedTuple):
     """The latest known position when the read began, for the same purpose."""
     subscriptions: int
     """How many subscriptions had been confirmed when the read began."""
+    hinted: frozenset[str] = frozenset()
+    """Those of `keys` that are read because of a hint."""
 
 
 @final
@@ -98,8 +100,8 @@ class Follower:
         self._probes = 0
         self._wants_changes = True
         """Whether to read what has changed since `position`."""
-        self._keys_to_read: dict[str, None] = {}
-        """In order."""
+        self._keys_to_read: dict[str, bool] = {}
+        """In order; whether a hint has named them."""
         self._out_of_order: dict[int, int] = {}
         """Messages beyond a gap: the position that they come after -> their own."""
         self._unconfirmed: dict[str, tuple[int, int]] = {}
@@ -115,7 +117,7 @@ class Follower:
             followed = self.followed[key] = FollowedKey()
         followed.waiters += 1
         if followed.version is None or seen > followed.version:
-            self._keys_to_read[key] = None
+            self._keys_to_read.setdefault(key, False)
         followed.max_seen = max(followed.max_seen, seen)
 
     def remove_waiter(self, key: str) -> bool:
@@ -136,7 +138,7 @@ class Follower:
         self.is_subscribed, self.is_current = True, False
         self._wants_changes = True
         if self.subscriptions > 1:
-            self._keys_to_read.update(dict.fromkeys(self.followed))  # the store may have crashed and lost its last writes
+            self._keys_to_read = dict.fromkeys(self.followed, False)  # the store may have crashed and lost its last writes
         self._count_lost(self._probes + 1)  # what has not come through the previous subscription never will
 
     def on_disconnected(self) -> None:
@@ -149,6 +151,16 @@ class Follower:
         if self._unconfirmed:
             self._confirm(message.versions)
         self._apply_message(message)
+
+    def on_hint(self, hint: Hint) -> None:
+        """A hint was received. Anyone may have sent it, so it only has something read."""
+        self.received += len(hint.keys)
+        if self.reports_all_keys or not hint.keys:
+            self._wants_changes = True
+        for key in hint.keys:
+            if key in self.followed:
+                self._keys_to_read[key] = True
+                self._unconfirmed.pop(key, None)
 
     def on_written(self, message: ChangeMessage, latest: int) -> None:
         """A write has returned `message`. `latest` is what the follower's was when the write began."""
@@ -188,6 +200,11 @@ class Follower:
         self._wants_changes = True
 
     @property
+    def needs_changes(self) -> bool:
+        """Whether what has changed is to be read, or there is more of it."""
+        return self._wants_changes
+
+    @property
     def needs_read(self) -> bool:
         """Whether there is something to read, and no read in flight."""
         return self._in_flight is None and (self._wants_changes or bool(self._keys_to_read))
@@ -195,19 +212,18 @@ class Follower:
     def begin_read(self) -> ReadRequest:
         """What to read. `on_read` or `on_read_failed` has to follow before the next one."""
         keys = tuple(islice(self._keys_to_read, MAX_KEYS_PER_READ))
-        for key in keys:
-            del self._keys_to_read[key]
+        hinted = frozenset([key for key in keys if self._keys_to_read.pop(key)])
         since = self.position if self._wants_changes and self.epoch is not None else None
         self._wants_changes = False
         known = {key: version for key in keys if (version := self.followed[key].version) is not None}
-        self._in_flight = ReadRequest(keys, since, known, self.latest, self.subscriptions)
+        self._in_flight = ReadRequest(keys, since, known, self.latest, self.subscriptions, hinted)
         return self._in_flight
 
     def on_read_failed(self, request: ReadRequest) -> None:
         """The read has failed."""
         self._in_flight = None
         self._wants_changes = self._wants_changes or request.since is not None or self.epoch is None
-        self._keys_to_read.update((key, None) for key in request.keys if key in self.followed)
+        self._keys_to_read.update((key, key in request.hinted) for key in request.keys if key in self.followed)
 
     def on_read(self, request: ReadRequest, result: ReadResult) -> None:
         """The read has returned `result`."""
@@ -221,7 +237,7 @@ class Follower:
         elif request.since is not None:
             self.resyncs += 1
             self._wants_changes = self._wants_changes or result.has_more
-            if result.position > self.position:
+            if result.position >= self.position:
                 self._advance_position(result.position)
             self._out_of_order = {after: at for after, at in self._out_of_order.items() if at > self.position}
         self.latest = max(self.latest, result.position)
@@ -246,10 +262,13 @@ class Follower:
         self._out_of_order.clear()
         self._unconfirmed.clear()
         for followed in self.followed.values():
-            followed.is_from_old_epoch = followed.is_from_old_epoch or followed.version is not None
+            followed.is_from_old_epoch = self.epochs > 1
             followed.version = None
-        requested = set(request.keys)
-        self._keys_to_read.update((key, None) for key in self.followed if key not in requested)
+        keys = dict.fromkeys(self.followed, False)
+        for key in request.keys:
+            if key not in self._keys_to_read:
+                keys.pop(key, None)
+        self._keys_to_read = keys
 
     def _apply_result(self, request: ReadRequest, result: ReadResult) -> None:
         requested = set(request.keys)
@@ -259,7 +278,7 @@ class Follower:
                 was_known = followed.version is not None
                 if followed.version is None or version > followed.version:
                     self._advance_key(key, followed, version)
-                    if was_known and request.since is not None:
+                    if was_known and request.since is not None and key not in request.hinted:
                         self._unconfirmed[key] = (version, self._probes + 1)
                 if key in requested:
                     self._release_ahead_waiters(key, followed)

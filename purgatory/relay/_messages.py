@@ -7,6 +7,8 @@ position 41" costs what has changed. The messages of a store without such a coun
 On the wire a message is JSON. An array is a change message: `["8f3a21c0", 41, 43, {"orders/7": 5, "orders/9": 1}]` says that in
 this epoch, after position 41 and up to 43, these keys have these versions. A string is a probe, which a relay sends to itself.
 An object is an announcement, in which a process describes itself: `{"id": "5c02d1", "calls": true, "about": {"pid": 7}}`.
+An array of keys, `["orders/7", "orders/9"]`, is a hint: these have perhaps changed, and if it is empty, anything has. A store
+sends it through a channel that others may write to, and it has the keys read.
 """
 
 from collections.abc import Mapping
@@ -22,9 +24,6 @@ MAX_KEY_BYTES: Final = 512
 
 MAX_ANNOUNCEMENT_BYTES: Final = 4_000
 """All channels take 7,000."""
-
-MAX_VERSION: Final = 2**52
-"""The highest that `advance` takes. All stores count in numbers that are exact to 2**53, which leaves 2**52 bumps above it."""
 
 
 @final
@@ -46,6 +45,13 @@ class ChangeMessage(NamedTuple):
     position: int
     """That of the last of them; later than any that the store had given out when the write began."""
     versions: Mapping[str, int]
+
+
+@final
+class Hint(NamedTuple):
+    """These keys have perhaps changed, and are to be read; without keys anything has."""
+
+    keys: tuple[str, ...]
 
 
 @final
@@ -79,6 +85,11 @@ def encode(message: ChangeMessage) -> bytes:
     return dumps(message, separators=(",", ":")).encode()
 
 
+def encode_hint(hint: Hint) -> bytes:
+    """A hint, as it is sent."""
+    return dumps(hint.keys, separators=(",", ":")).encode()
+
+
 def encode_announcement(announcement: Announcement) -> bytes:
     """An announcement, as it is sent.
 
@@ -92,8 +103,8 @@ def encode_announcement(announcement: Announcement) -> bytes:
     return payload
 
 
-def decode(payload: bytes | str) -> ChangeMessage | Announcement | str:
-    """A change message, an announcement or a probe, from what was received.
+def decode(payload: bytes | str) -> ChangeMessage | Hint | Announcement | str:
+    """A change message, a hint, an announcement or a probe, from what was received.
 
     Raises:
         ValueError: it is none of these.
@@ -101,7 +112,7 @@ def decode(payload: bytes | str) -> ChangeMessage | Announcement | str:
     try:
         message: Any = loads(payload)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"neither a change message nor an announcement nor a probe: {payload[:100]!r}") from error
+        raise ValueError(f"not a message of a relay: {payload[:100]!r}") from error
     if type(message) is str:
         return message
     try:
@@ -110,6 +121,8 @@ def decode(payload: bytes | str) -> ChangeMessage | Announcement | str:
             is_small = len(payload) <= MAX_ANNOUNCEMENT_BYTES  # it is kept for a while, and anyone may write to a store
             if is_small and type(id_) is str and type(calls) is bool and (about is None or type(about) is dict):
                 return Announcement(id_, calls, about)
+        elif {*map(type, message)} <= {str}:
+            return Hint(tuple(message))
         else:
             epoch, after, position, versions = message
             has_integers = type(after) is type(position) is int and {*map(type, versions.values())} <= {int}
@@ -117,7 +130,7 @@ def decode(payload: bytes | str) -> ChangeMessage | Announcement | str:
                 return ChangeMessage(epoch, after, position, versions)
     except (AttributeError, KeyError, TypeError, ValueError):
         pass
-    raise ValueError(f"neither a change message nor an announcement nor a probe: {payload[:100]!r}")
+    raise ValueError(f"not a message of a relay: {payload[:100]!r}")
 
 
 def check_key(key: object) -> str:
@@ -141,16 +154,16 @@ def check_key(key: object) -> str:
     return key
 
 
-def check_version(version: object, name: str = "version") -> int:
+def check_version(version: object, name: str, power: int) -> int:
     """The version.
 
     Raises:
         TypeError: it is no integer.
-        ValueError: it is negative or above 2**52.
+        ValueError: it is negative or above two to this power.
     """
     if isinstance(version, bool) or not isinstance(version, SupportsIndex):
         raise TypeError(f"{name} is a whole number, not {version!r}")
     number = index(version)
-    if not 0 <= number <= MAX_VERSION:
-        raise ValueError(f"{name} is from 0 to 2**52, not {number}")
+    if not 0 <= number <= 2**power:
+        raise ValueError(f"{name} is from 0 to 2**{power}, not {number}")
     return number

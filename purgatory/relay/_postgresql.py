@@ -1,29 +1,33 @@
 """A store in PostgreSQL 13 or later: one table, and one channel.
 
-    purgatory_versions    the table: key, version, changed (by which transaction), epoch (in the row of 0xff, which is no key)
-    purgatory_news        the channel
+    purgatory_versions     the table: key, version, changed (by which transaction), epoch (in the row of 0xff, which is no key)
+    purgatory_news_2200    the channel; 2200 is the schema of the table
 
 A version is raised by an UPDATE, if wanted in the caller's transaction. The row is locked until that ends, NOTIFY publishes the
-version if and only if it is committed, and no other transaction gets the same number. So keep such transactions short.
+key if and only if it is committed, and no other transaction gets the same number. So keep such transactions short. Others wait
+for a locked row for a moment only: then the server ends the statement, it is made again in halves, without the locked keys, and
+these are left out.
 
 The table is UNLOGGED: after a crash, and on a replica that is promoted, it is empty, without the row of the epoch; and no
 commit waits for the disk. A dump that is restored has this row, which names the transaction that has made it; but another
 transaction has inserted it there, so it does not count.
 
-Writes are not counted: that would make all of them wait for each other. A position is the last transaction before the oldest
-one that was running at the time of a read: that read sees every change up to it. A change by a later transaction is seen by the
-next read, perhaps again. A message has the transaction that has sent it as its position; the next transaction is later, unless
-the database was set back.
+Writes are not counted: that would make all of them wait for each other. A position is what a snapshot has seen:
+`730:745:733,740` has seen all transactions below 745 but two that were running. The next read asks for rows of these two and of
+those from 745 on, so it reads each change once, however long a transaction takes. It does so in portions, each of which goes on
+after the last row of the one before.
+
+Anyone who may connect may listen to a channel and send to it. So a message is a hint to read these keys, or, if their names are
+too long for one, all that has changed; only the table says what has.
 
 One channel, because NOTIFY makes commits wait for each other; so all writes of one iteration of the loop are one message. A
-listener is gone with its connection, and `listen` ends with it. asyncpg calls back as it reads from the connection; psycopg has
-to be polled, and holds the connection's lock meanwhile.
+listener is gone with its connection, and `listen` ends with it. A process has two connections: one listens and reads, the other
+writes. asyncpg calls back as it reads from the connection; psycopg has to be polled, and holds the connection's lock meanwhile.
 """
 
 from asyncio import Future, Lock, gather, get_running_loop
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from json import dumps
 from secrets import token_hex
 from typing import Any, Final, final
 
@@ -33,15 +37,24 @@ except ImportError as error:
     raise ImportError("a relay over PostgreSQL needs its client: pip install 'asyncio-purgatory[postgresql]'") from error
 
 from purgatory import RelayUnavailable
-from purgatory.relay._address import without_password
-from purgatory.relay._messages import NO_POSITION, Change, ChangeMessage, ReadResult
+from purgatory.relay._address import check_address, without_password
+from purgatory.relay._messages import NO_POSITION, Change, ChangeMessage, Hint, ReadResult, encode_hint
+from purgatory.relay._store import NotWritten
 
 EPOCH_KEY: Final = b"\xff"
 
 COLUMNS: Final = [("key", "bytea"), ("version", "bigint"), ("changed", "xid8"), ("epoch", "text")]
 
-MAX_PAYLOAD_BYTES: Final = 7_000
-"""Of the keys and versions in a message; NOTIFY takes 8,000 in all."""
+MAX_HINT_BYTES: Final = 7_000
+"""NOTIFY takes 8,000."""
+
+MAX_ROWS_PER_READ: Final = 2_000
+"""How many changes one read returns."""
+
+LOCK_TIMEOUT: Final = 50
+SHORT_LOCK_TIMEOUT: Final = 5
+"""Milliseconds that a statement waits for a row: longer than processes that write the same keys hold each other up; and once it
+is known that others hold some row locked."""
 
 SHAPE: Final = """
     SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
@@ -53,16 +66,24 @@ CREATE: Final = """
     CREATE INDEX ON {table} (changed)
 """
 
+CHANNEL: Final = "(SELECT '{prefix}_news_' || relnamespace FROM pg_class WHERE oid = to_regclass('{table}'))"
+
 READ: Final = """
-    SELECT key, version, epoch, pg_snapshot_xmin(shot)::text::bigint - 1, pg_snapshot_xmax(shot)::text::bigint - 1
-    FROM {table}, pg_current_snapshot() AS shot WHERE key = '\\xff' AND {table}.xmin = changed::xid
-    UNION ALL SELECT key, version, NULL, NULL, NULL FROM {table} WHERE key = ANY ($1::bytea[])
-    UNION ALL SELECT key, version, NULL, NULL, NULL FROM {table} WHERE changed > $2::text::xid8 AND key <> '\\xff'
+    SELECT key, version, epoch, pg_current_snapshot()::text FROM {table} WHERE key = '\\xff' AND xmin = changed::xid
+    UNION ALL SELECT key, version, NULL, NULL FROM {table} WHERE key = ANY ($1::bytea[])
+    UNION ALL SELECT key, version, changed::text, '' FROM (
+        (SELECT * FROM {table} WHERE changed = ANY ($2::text[]::xid8[]) AND (changed, key) > ($3::text::xid8, $4::bytea)
+            ORDER BY changed, key LIMIT {rows})
+        UNION ALL
+        (SELECT * FROM {table} WHERE changed >= $5::text::xid8 AND (changed, key) > ($3::text::xid8, $4::bytea)
+            ORDER BY changed, key LIMIT {rows})
+        ORDER BY changed, key LIMIT {rows}
+    ) AS changes WHERE key <> '\\xff'
 """
 
 WRITE: Final = """
     WITH change AS MATERIALIZED (
-        SELECT * FROM unnest($1::bytea[], $2::text[], $3::bigint[], $4::bigint[]) AS change (key, name, floor, increment)
+        SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[]) AS change (key, floor, increment)
     ), raised AS (
         INSERT INTO {table} AS row (key, version, changed)
         SELECT key, floor + increment, pg_current_xact_id() FROM change ORDER BY key
@@ -70,15 +91,11 @@ WRITE: Final = """
             version = (SELECT greatest(row.version, floor) + increment FROM change WHERE change.key = row.key),
             changed = pg_current_xact_id()
         RETURNING key, version
-    ), message AS (
-        SELECT array_agg(key) AS keys, array_agg(version) AS versions, string_agg(name || ':' || version, ',') AS changes
-        FROM raised JOIN change USING (key)
+    ), message AS MATERIALIZED (
+        SELECT pg_current_xact_id()::text::bigint AS position, CASE WHEN $4 <> '' THEN pg_notify({channel}, $4) END
     )
-    SELECT keys, versions, epoch, pg_current_xact_id()::text::bigint AS position,
-        CASE WHEN epoch IS NOT NULL THEN
-            pg_notify($5, '["' || epoch || '",-1,' || pg_current_xact_id()::text || ',{{' || changes || '}}]')
-        END
-    FROM message LEFT JOIN {table} ON key = '\\xff' AND {table}.xmin = changed::xid
+    SELECT raised.key, raised.version, state.epoch, position FROM message
+    LEFT JOIN {table} AS state ON state.key = '\\xff' AND state.xmin = state.changed::xid LEFT JOIN raised ON true
 """
 
 BEGIN_EPOCH: Final = """
@@ -93,31 +110,69 @@ ADOPT: Final = """
 
 RENEW: Final = """
     WITH renewed AS (
-        UPDATE {table} SET epoch = $2, changed = pg_current_xact_id() WHERE key = '\\xff' AND epoch = $3 RETURNING epoch
+        UPDATE {table} SET epoch = $1, changed = pg_current_xact_id() WHERE key = '\\xff' AND epoch = $2 RETURNING epoch
     )
-    SELECT pg_notify($1, '["' || epoch || '",-1,-1,{{}}]') FROM renewed
+    SELECT pg_notify({channel}, '[]') FROM renewed
 """
+
+
+@final
+class Position(int):
+    """The last transaction before all that were running at the time of a snapshot; and what is still to be read after it.
+
+    Attributes:
+        seen: the snapshot, all of whose changes were read.
+        target: a later one, all of whose changes have been read when those from `last` on have; empty if there is none.
+        last: the transaction and the key of the last row that was read on the way there.
+    """
+
+    def __new__(cls, seen: str, target: str = "", last: tuple[int, bytes] = (0, b"")) -> "Position":
+        self = super().__new__(cls, int(seen.partition(":")[0]) - 1)
+        self.seen, self.target, self.last = seen, target, last
+        return self
+
+    seen: str
+    target: str
+    last: tuple[int, bytes]
+
+    @classmethod
+    def of(cls, number: int) -> "Position":
+        """The position with this number, after which everything is still to be read."""
+        return number if isinstance(number, Position) else cls(f"{number + 1}:{number + 1}:")
+
+    @property
+    def running(self) -> list[str]:
+        """The transactions below `limit` whose changes were not seen."""
+        return [number for number in self.seen.split(":")[2].split(",") if number]
+
+    @property
+    def limit(self) -> int:
+        """The first of the transactions that had not begun."""
+        return int(self.seen.split(":")[1])
 
 
 @final
 class PostgresStore:
     """The store at `postgresql://user@host/database`. See `purgatory.relay.Store`."""
 
+    is_channel_trusted = False
+
     def __init__(self, url: str, prefix: str) -> None:
-        self.address = without_password(url)
-        self._url = url
+        self.address = without_password(check_address(url))
         self._table = f'"{prefix}_versions"'
-        self._channel = f"{prefix}_news"
+        self._prefix = prefix
         self._reader = PooledConnection(url)
         self._writer = PooledConnection(url)
 
     def _query(self, text: str) -> str:
-        return text.format(table=self._table)
+        channel = CHANNEL.format(table=self._table, prefix=self._prefix)
+        return text.format(table=self._table, channel=channel, rows=MAX_ROWS_PER_READ)
 
     async def open(self) -> None:
         """See `Store.open`."""
         async with self._connection(self._writer) as connection, connection.transaction():
             # All processes of an application start at once, and CREATE TABLE IF NOT EXISTS is not made for that.
+            await connection.execute("SET LOCAL lock_timeout = 0")
             await connection.execute("SELECT pg_advisory_xact_lock(hashtext($1))", self._table)
             shape = [tuple(row) for row in await connection.fetch(SHAPE, self._table)]
             if not shape:
@@ -140,12 +195,14 @@ class PostgresStore:
 
     @asynccontextmanager
     async def _connection(self, pooled: "PooledConnection") -> AsyncIterator[Any]:
+        with self._translate_errors(NotWritten):
+            await pooled.connect()
         with self._translate_errors():
             async with pooled.connection() as connection:
                 yield connection
 
     @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
+    def _translate_errors(self, kind: type[RelayUnavailable] = RelayUnavailable) -> Iterator[None]:
         try:
             yield
         except (asyncpg.DataError, asyncpg.UndefinedColumnError, asyncpg.DatatypeMismatchError) as error:
@@ -153,27 +210,42 @@ class PostgresStore:
         except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
             if isinstance(error, RelayUnavailable):
                 raise
-            raise RelayUnavailable(f"cannot use {self.address}: {error}") from error
+            has_answered = isinstance(error, asyncpg.PostgresError) and not str(error.sqlstate).startswith(("08", "57"))
+            if has_answered or "cannot switch to state" in str(error):  # the statement has failed, or was not begun
+                kind = NotWritten
+            raise kind(f"cannot use {self.address}: {error}") from error
 
     # -- versions
 
     async def read(self, keys: Sequence[str], since: int | None) -> ReadResult:
-        """See `Store.read`. However many have changed, they are in one result."""
+        """See `Store.read`."""
+        names = [key.encode() for key in keys]
+        before = None if since is None else Position.of(since)
+        arguments: tuple[Any, ...] = ([], "0", b"", None)
+        if before is not None:
+            at, key = before.last
+            arguments = (before.running, str(at), key, str(max(at, before.limit)))
         async with self._connection(self._reader) as connection:
             while True:
-                rows = await connection.fetch(
-                    self._query(READ), [key.encode() for key in keys], None if since is None else str(since)
-                )
-                versions = dict.fromkeys(keys, 0)
-                epoch, position, latest = None, 0, 0
-                for row in rows:
-                    if row[0] == EPOCH_KEY:
-                        epoch, position, latest = row[2], row[3], row[4]
-                    else:
-                        versions[row[0].decode()] = row[1]
-                if epoch is not None:
-                    return ReadResult(epoch, position, versions, latest=latest)
+                rows = await connection.fetch(self._query(READ), names, *arguments)
+                if rows and rows[0][0] == EPOCH_KEY:
+                    break
                 await self._begin_epoch(connection)
+        _, _, epoch, snapshot = rows[0]
+        versions = dict.fromkeys(keys, 0)
+        changes = 0
+        last = b"", ""
+        for name, version, changed, _ in rows[1:]:
+            versions[name.decode()] = version
+            if changed is not None:
+                changes += 1
+                last = name, changed
+        position, has_more = Position(snapshot), changes >= MAX_ROWS_PER_READ - 1  # one may have been that of the epoch
+        latest = position.limit - 1
+        if before is not None:
+            target = before.target or snapshot
+            position = Position(before.seen, target, (int(last[1]), last[0])) if has_more else Position(target)
+        return ReadResult(epoch, position, versions, has_more, latest)
 
     async def write(self, changes: Sequence[Change], connection: Any = None) -> ChangeMessage:
         """See `Store.write`. Errors of the caller's connection are raised as they are."""
@@ -182,29 +254,46 @@ class PostgresStore:
                 raise TypeError(f"{self.address} writes on a connection of asyncpg, not on {connection!r}")
             return await self._write(connection, changes)
         async with self._connection(self._writer) as own:
-            return await self._write(own, changes)
+            try:
+                return await self._write(own, changes)
+            except asyncpg.LockNotAvailableError:
+                await own.execute(f"SET lock_timeout = {SHORT_LOCK_TIMEOUT}")
+                message = await self._write_unlocked(own, changes)
+                await own.execute(f"SET lock_timeout = {LOCK_TIMEOUT}")
+                return message
+
+    async def _write_unlocked(self, connection: Any, changes: Sequence[Change]) -> ChangeMessage:
+        """Writes those of several keys that others do not hold locked."""
+        message = await self._write(connection, ())
+        versions: dict[str, int] = {}
+        parts = halves(changes)
+        while parts:
+            part = parts.pop()
+            try:
+                message = await self._write(connection, part)
+                versions.update(message.versions)
+            except asyncpg.LockNotAvailableError:
+                parts += halves(part)
+        return message._replace(versions=versions)
 
     async def _write(self, connection: Any, changes: Sequence[Change]) -> ChangeMessage:
-        versions: dict[str, int] = {}
-        epoch, position = "", NO_POSITION
-        for payload in _payloads(changes):
-            keys, floors, increments = zip(*payload, strict=True)
-            names = [dumps(key) for key in keys]
-            arguments = [[key.encode() for key in keys], names, floors, increments, self._channel]
-            row = await connection.fetchrow(self._query(WRITE), *arguments)
-            if row["epoch"] is None:  # the table was emptied, or restored
-                await self._begin_epoch(connection)
-                row = await connection.fetchrow(
-                    self._query(WRITE), arguments[0], names, [0] * len(keys), [0] * len(keys), self._channel
-                )
-            epoch, position = row["epoch"], row["position"]
-            versions.update((key.decode(), version) for key, version in zip(row["keys"], row["versions"], strict=True))
-        return ChangeMessage(epoch, NO_POSITION, position, versions)
+        names = [key.encode() for key, _, _ in changes]
+        hint = encode_hint(Hint(tuple(key for key, _, _ in changes))).decode() if changes else ""
+        if len(hint) > MAX_HINT_BYTES:
+            hint = "[]"
+        floors, increments = [floor for _, floor, _ in changes], [increment for _, _, increment in changes]
+        rows = await connection.fetch(self._query(WRITE), names, floors, increments, hint)
+        if rows[0]["epoch"] is None:  # the table was emptied, or restored
+            await self._begin_epoch(connection)
+            zeros = [0] * len(changes)
+            rows = await connection.fetch(self._query(WRITE), names, zeros, zeros, hint)
+        versions = {row["key"].decode(): row["version"] for row in rows if row["key"] is not None}
+        return ChangeMessage(rows[0]["epoch"], NO_POSITION, rows[0]["position"], versions)
 
     async def renew(self, epoch: str) -> None:
         """See `Store.renew`."""
-        async with self._connection(self._reader) as connection:
-            await connection.execute(self._query(RENEW), self._channel, token_hex(4), epoch)
+        async with self._connection(self._writer) as connection:
+            await connection.execute(self._query(RENEW), token_hex(4), epoch)
 
     # -- messages
 
@@ -216,22 +305,20 @@ class PostgresStore:
             if not ended.done():
                 ended.set_result(None)
 
-        with self._translate_errors():
-            connection = await _connect(self._url)
-            try:
-                connection.add_termination_listener(end)
-                await connection.add_listener(
-                    self._channel, lambda _connection, _process, _channel, payload: on_message(payload)
-                )
-                on_subscribed()
-                await ended
-            finally:
-                connection.terminate()
+        async with self._connection(self._reader) as connection:
+            connection.add_termination_listener(end)
+            channel = await connection.fetchval(self._query("SELECT {channel}"))
+            await connection.add_listener(channel, lambda _connection, _process, _channel, payload: on_message(payload))
+        try:
+            on_subscribed()
+            await ended
+        finally:
+            connection.terminate()
 
     async def send(self, payload: bytes) -> None:
         """See `Store.send`."""
-        async with self._connection(self._reader) as connection:
-            await connection.execute("SELECT pg_notify($1, $2)", self._channel, payload.decode())
+        async with self._connection(self._writer) as connection:  # which shows that it is alive
+            await connection.execute(self._query("SELECT pg_notify({channel}, $1)"), payload.decode())
 
 
 @final
@@ -243,16 +330,29 @@ class PooledConnection:
         self._lock = Lock()
         self._connection: Any = None
 
+    async def connect(self) -> None:
+        """Connects, unless it is connected."""
+        async with self._lock:
+            if self._connection is None or self._connection.is_closed():
+                connection = await asyncpg.connect(self._url, server_settings={"application_name": "purgatory.relay"})
+                try:
+                    await connection.execute(f"SET lock_timeout = {LOCK_TIMEOUT}")
+                except BaseException:
+                    connection.terminate()
+                    raise
+                self._connection = connection
+
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Any]:
         """The connection, for as long as the block lasts."""
         async with self._lock:
-            if self._connection is None or self._connection.is_closed():
-                self._connection = await _connect(self._url)
+            connection = self._connection
+            if connection is None or connection.is_closed():
+                raise NotWritten("the connection was closed")
             try:
-                yield self._connection
+                yield connection
             except BaseException:
-                connection, self._connection = self._connection, None
+                self._connection = None
                 connection.terminate()
                 raise
 
@@ -263,20 +363,7 @@ class PooledConnection:
             await connection.close()
 
 
-async def _connect(url: str) -> Any:
-    return await asyncpg.connect(url, server_settings={"application_name": "purgatory.relay"})
-
-
-def _payloads(changes: Sequence[Change]) -> Iterator[list[Change]]:
-    """The changes, in as few parts as fit into one message each."""
-    payload: list[Change] = []
-    size = 0
-    for change in changes:
-        length = len(dumps(change[0])) + 20
-        if payload and size + length > MAX_PAYLOAD_BYTES:
-            yield payload
-            payload, size = [], 0
-        payload.append(change)
-        size += length
-    if payload:
-        yield payload
+def halves(changes: Sequence[Change]) -> list[Sequence[Change]]:
+    """Two parts of the changes, or none if there is only one."""
+    middle = len(changes) // 2
+    return [changes[:middle], changes[middle:]] if middle else []

@@ -29,13 +29,14 @@ try:
     from redis.asyncio import Redis
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
-    from redis.exceptions import RedisError, ResponseError
+    from redis.exceptions import BusyLoadingError, RedisError, ResponseError
 except ImportError as error:
     raise ImportError("a relay over Redis needs its client: pip install 'asyncio-purgatory[redis]'") from error
 
 from purgatory import RelayUnavailable
-from purgatory.relay._address import without_password
+from purgatory.relay._address import check_address, without_password
 from purgatory.relay._messages import Change, ChangeMessage, ReadResult
+from purgatory.relay._store import NotWritten
 
 MAX_ROWS_PER_READ: Final = 5_000
 """How many changes one read returns."""
@@ -92,7 +93,7 @@ return {epoch, position, changed, numbers}
 """
 
 WRITE: Final = """
--- then, for each key: its name, its name in JSON, floor, increment
+-- then, for each key: its name, its name in JSON, floor, increment; without keys it finds out whether anything can be written
 local after, numbers, changes, scores, fields = position, {}, {}, {}, {}
 for i = 4, #ARGV, 4 do
     local before = tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or '0')
@@ -110,6 +111,8 @@ if #changes > 0 then
     redis.call('HSET', KEYS[1], 'position', position, unpack(fields))
     redis.call('ZADD', KEYS[2], unpack(scores))
     publish(after, changes)
+elseif #ARGV == 3 then
+    redis.call('HSET', KEYS[1], 'position', position)
 end
 return {epoch, after, position, numbers}
 """
@@ -130,7 +133,7 @@ class RedisStore:
     """The store at `redis://host:port/database`, `rediss://...` or `unix:///socket?db=0`. See `purgatory.relay.Store`."""
 
     def __init__(self, url: str, prefix: str) -> None:
-        self.address = without_password(url)
+        self.address = without_password(check_address(url))
         self._url = url
         # All servers speak version 2 of the protocol. Time limits and retries are the caller's.
         self._options: dict[str, Any] = {"protocol": 2, "socket_timeout": None, "retry": Retry(NoBackoff(), 0)}
@@ -154,10 +157,14 @@ class RedisStore:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Redis]:
-        """A client of the server that has the keys. Translates its errors."""
+        """A client of the server that has the keys, which is connected. Translates its errors."""
+        kind: type[RelayUnavailable] = NotWritten
         try:
             if self._client is None:
                 self._client = await self._find_server()
+            pool: Any = self._client.connection_pool
+            await pool.release(await pool.get_connection())
+            kind = RelayUnavailable
             yield self._client
         except (RedisError, OSError) as error:
             if isinstance(error, ResponseError) and ("FOREIGN" in str(error) or "WRONGTYPE" in str(error)):
@@ -165,7 +172,9 @@ class RedisStore:
                 raise ValueError(f"cannot use {names} at {self.address}: it is something else, and was left alone") from error
             if isinstance(error, ResponseError) and self._client is not self._seed:
                 self._client = None  # on a cluster it may have moved
-            raise RelayUnavailable(f"cannot use {self.address}: {error}") from error
+            if isinstance(error, (ResponseError, BusyLoadingError)):  # the server has refused it
+                kind = NotWritten
+            raise kind(f"cannot use {self.address}: {error}") from error
 
     async def _find_server(self) -> Redis:
         info: dict[str, Any] = await self._seed.info("cluster")

@@ -4,12 +4,13 @@ from asyncio import AbstractEventLoop, get_running_loop, sleep
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from math import isfinite
 from types import TracebackType
 from typing import Any, final
 
-from purgatory import Observer, Purgatory, PurgatoryClosed, RelayUnavailable, ThresholdPurgatory, WrongLoop, timeout
+from purgatory import Observer, Purgatory, PurgatoryClosed, RelayUnavailable, ThresholdPurgatory, WrongLoop, timeout, timeout_at
 from purgatory.relay._follower import Follower
 from purgatory.relay._membership import About, Membership, Worker
 from purgatory.relay._messages import Change, ChangeMessage, check_key, check_version
@@ -24,7 +25,8 @@ class RelayStatistics:
     """What a relay has done so far, and its current state."""
 
     is_connected: bool
-    """Whether it is subscribed, and everything that was written before is known."""
+    """Whether it is subscribed, everything that was written before is known, and its last write did not fail. After one that
+    did, it tries every `resync` seconds whether the store takes writes again."""
     since: float
     """The loop's time when that has last changed."""
     received: int
@@ -58,7 +60,8 @@ class Relay:
             await relay.wait("orders/7", seen=41, timeout=20)   # in another: 42
 
     A key is a `str` of at most 512 bytes. Its version is 0 until it is written, and rises within an epoch. One relay per
-    process and store is enough, for any number of keys and waits. Bound to the event loop that it is entered on.
+    process and store is enough, for any number of keys and waits. Bound to the event loop that it is entered on; when it was
+    closed it may be entered again, also on another.
 
     Args:
         store: an address, `file:///folder` (the workers of one machine, no server), `redis://host:port/db`, `rediss://`,
@@ -89,27 +92,38 @@ class Relay:
         if not (prefix.isascii() and prefix.replace("_", "a").isalnum() and len(prefix) <= 32):
             raise ValueError(f"prefix must consist of at most 32 letters, digits and underscores, not {prefix!r}")
         self._resync, self._timeout = resync, timeout
-        self._is_open = self._is_closed = False
+        self._is_open = self._is_closed = self._is_closing = False
+        self._attached: list[Purgatory[Any]] = []
+        self._membership = Membership()
+        self._make = partial(open_store, store, prefix), partial(ThresholdPurgatory[str, int], "relay", observer=observer)
+        self._renew()
+
+    def _renew(self) -> None:
+        """Makes everything that belongs to one time in which the relay is open."""
+        make_store, make_thresholds = self._make
         self._loop: AbstractEventLoop | None = None
         self._sync: StoreSync | None = None
-        self._attached: list[Purgatory[Any]] = []
-        self._thresholds: ThresholdPurgatory[str, int] = ThresholdPurgatory("relay", observer=observer)
+        self._store = make_store()
+        self._thresholds = make_thresholds()
         self._follower = Follower(self._on_advance, self._on_epoch_change, self._on_change)
-        self._membership = Membership()
-        self._batcher = WriteBatcher(self._write, lambda failures: backoff(min(failures, 2)))
-        self._store = open_store(store, prefix)
+        self._follower.reports_all_keys = bool(self._attached)
+        self._batcher = WriteBatcher(self._write, backoff)
 
     async def __aenter__(self) -> "Relay":
         """Opens the store, and returns when it is subscribed. While the store is away it tries again, for `timeout`: a process
-        that is started again meanwhile need not fail.
+        that is started again meanwhile need not fail. A relay that was closed is opened anew, on any loop, with its attached
+        purgatories; its statistics begin at 0.
 
         Raises:
             RelayUnavailable: it could not be reached within `timeout`.
             ValueError: what is there is not a relay's.
-            PurgatoryClosed: the relay was closed.
+            RuntimeError: it is open, or being closed.
         """
+        if self._is_closing:
+            raise RuntimeError(f"the relay at {self._store.address} is being closed")
         if self._is_closed:
-            raise PurgatoryClosed(f"cannot open the relay at {self._store.address} again: it was closed")
+            self._renew()
+            self._is_closed = False
         if self._loop is not None:
             raise RuntimeError(f"the relay at {self._store.address} is open already")
         self._loop = get_running_loop()
@@ -132,8 +146,8 @@ class Relay:
             if not isinstance(error, TimeoutError):
                 raise
             reason = f"{self._store.address} gave no answer within {self._timeout} s"
-            if self._sync is None and open_error is not None:
-                reason = f"tried for {self._timeout} s: {open_error}"
+            if last_error is not None:
+                reason = f"tried for {self._timeout} s: {last_error}"
             raise RelayUnavailable(f"cannot open the relay: {reason}") from last_error or error
         self._is_open = True
         return self
@@ -154,7 +168,7 @@ class Relay:
             return
         if self._loop is not None and self._loop is not get_running_loop() and not self._loop.is_closed():
             raise WrongLoop(f"cannot close the relay at {self._store.address}: it was entered on another event loop")
-        self._is_closed, self._is_open = True, False
+        self._is_closed, self._is_open, self._is_closing = True, False, True
         self._batcher.close()
         try:
             await self._thresholds.aclose()
@@ -163,7 +177,10 @@ class Relay:
                 if self._sync is not None:
                     await self._sync.close()
             finally:
-                await self._close_store()
+                try:
+                    await self._close_store()
+                finally:
+                    self._is_closing = False
 
     async def _close_store(self) -> None:
         try:
@@ -174,7 +191,7 @@ class Relay:
 
     # -- waiting
 
-    async def wait(self, key: str, seen: int, timeout: float | None = None) -> int:
+    async def wait(self, key: str, seen: int, timeout: float | None = None, *, epoch: str | None = None) -> int:
         """Waits until the version of `key` is above `seen`, and goes on waiting while the store is away.
 
         If the epoch of the store changes meanwhile, or if `seen` is above the store's version, and so from another epoch, it
@@ -184,11 +201,14 @@ class Relay:
             key: need not have been written.
             seen: the version that the caller has seen, 0 for none.
             timeout: in seconds; `None` and `inf` for no limit.
+            epoch: the one of `seen`; if it is not that of the store, the current version is returned at once. For numbers that
+                come from elsewhere, as in a request. By default it is the one that this process knows.
 
         Returns:
             The first version above `seen` that this process receives; at once, if there is one already.
 
-        Cost: a read if nobody here waits for the key yet; many at once are one read.
+        Cost: a read if nobody here waits for the key yet, or if this process knows another epoch than `epoch`; many at once are
+        one read.
 
         Raises:
             OperationTimeout: a `TimeoutError`; nothing came in time.
@@ -199,9 +219,18 @@ class Relay:
             WrongLoop: called from another loop than the one that the relay was entered on.
         """
         sync = self._require_open("wait for", key)
-        check_version(seen, "seen")
+        check_version(seen, "seen", 53)
         follower = self._follower
+        if not isinstance(epoch, str | None):
+            raise TypeError(f"epoch is a str, not {epoch!r}")
         when = None if timeout is None else self._time() + timeout
+        if epoch is not None and epoch != follower.epoch:  # perhaps this process does not know of it yet
+            with suppress(TimeoutError):
+                async with timeout_at(when):
+                    version = await sync.read(key)
+                if epoch != follower.epoch:
+                    return version
+            timeout = None if when is None else when - self._time()
         while True:
             epoch = follower.epoch
             follower.add_waiter(key, seen)
@@ -244,7 +273,7 @@ class Relay:
     async def bump(self, key: str, *, connection: Any = None) -> int:
         """Raises the version of `key` by one, for all processes. Several calls in one iteration of the loop are one write.
 
-        A write that fails is tried again until `timeout` is over. If its result was lost, it may be made twice.
+        What was surely not written is tried again until `timeout` is over; what was perhaps written is not.
 
         Args:
             key: need not have been written.
@@ -255,7 +284,8 @@ class Relay:
             The version that the store allotted to this call, and to no other.
 
         Raises:
-            RelayUnavailable: the store is away, or the relay not open. The version was perhaps raised.
+            RelayUnavailable: the store is away, others hold the key locked, or the relay is not open. If the message says so,
+                the version was perhaps raised.
             TypeError: the store takes no `connection`, or none of this type.
             OperationCancelled, PurgatoryClosed, ValueError, WrongLoop: as with `wait`.
         """
@@ -268,9 +298,9 @@ class Relay:
             The version of `key` after that.
 
         Raises:
-            As `bump`.
+            RelayUnavailable, OperationCancelled, PurgatoryClosed, ValueError, TypeError, WrongLoop: as with `bump`.
         """
-        return await self._change("advance", Change(key, check_version(version), 0), connection)
+        return await self._change("advance", Change(key, check_version(version, "version", 52), 0), connection)
 
     async def _change(self, action: str, change: Change, connection: Any) -> int:
         key = change.key
@@ -281,19 +311,28 @@ class Relay:
                     return (await self._store.write([change], connection)).versions[key]
                 return await self._batcher.submit(change)
         except TimeoutError:
+            if self._batcher.is_locked(key):
+                raise RelayUnavailable(f"cannot {action} {key!r}: others hold it locked at {self._store.address}") from None
             raise self._unavailable(action, key, self._batcher.last_error) from self._batcher.last_error
+        except RelayUnavailable as error:
+            raise RelayUnavailable(f"cannot {action} {key!r}: {error}, and it was perhaps written") from error
 
     async def _write(self, changes: Sequence[Change]) -> ChangeMessage:
-        latest = self._follower.latest
-        seconds = self._timeout / 2.0  # which leaves time for a second attempt
+        sync, latest = self._sync, self._follower.latest
+        assert sync is not None
         try:
-            async with timeout(seconds):
+            async with timeout(self._timeout):
                 message = await self._store.write(changes)
         except TimeoutError as error:
-            raise RelayUnavailable(f"{self._store.address} gave no answer within {seconds} s") from error
+            late = RelayUnavailable(f"{self._store.address} gave no answer within {self._timeout} s")
+            sync.on_write(late)
+            raise late from error
+        except RelayUnavailable as error:
+            sync.on_write(error)
+            raise
+        sync.on_write(None)
         self._follower.on_written(message, latest)
-        if self._sync is not None:
-            self._sync.poke()
+        sync.poke()
         return message
 
     # -- around it
@@ -312,7 +351,16 @@ class Relay:
     def attach(self, purgatory: Purgatory[Any]) -> None:
         """Calls `purgatory.check_and_complete(key)` for each change from now on, for operations with conditions of their own.
         Each write counts at least once; after a change of epoch so does each key that the store has then.
+
+        Raises:
+            TypeError: the purgatory watches a key now that is no `str`, and so would never be checked.
         """
+        for key in purgatory._engine.by_key:
+            if not isinstance(key, str):
+                raise TypeError(
+                    f"cannot attach the purgatory {purgatory._engine.name!r} to the relay at {self._store.address}: "
+                    f"it watches {key!r}, and a key of a relay is a str"
+                )
         if purgatory not in self._attached:
             self._attached.append(purgatory)
         self._follower.reports_all_keys = True
@@ -358,7 +406,7 @@ class Relay:
         """A snapshot. Cost: O(1)."""
         follower, sync = self._follower, self._sync
         return RelayStatistics(
-            is_connected=follower.is_current,
+            is_connected=self._sync is not None and self._sync.is_current.is_set(),
             since=0.0 if sync is None else sync.since,
             received=follower.received,
             sent=self._batcher.sent,
@@ -369,7 +417,7 @@ class Relay:
         )
 
     def __repr__(self) -> str:
-        state = "closed" if self._is_closed else "connected" if self._follower.is_current else "not connected"
+        state = "closed" if self._is_closed else "connected" if self.statistics().is_connected else "not connected"
         return f"<Relay {self._store.address!r} {state} watched={len(self._follower.followed)}>"
 
     def _time(self) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Final, Protocol
 
+from purgatory._errors import RelayUnavailable
 from purgatory.relay._address import without_password
 from purgatory.relay._messages import Change, ChangeMessage, ReadResult
 
@@ -18,12 +19,16 @@ STORES: Final = {
 """The scheme of an address -> the module, which may need an extra, and the class in it."""
 
 
+class NotWritten(RelayUnavailable):
+    """A write that was surely not made, so it is safe to try again."""
+
+
 class Store(Protocol):
     """Versions of keys that processes share, an epoch, and a channel for messages. One object serves one relay.
 
     Reads and writes may be called while others are under way, and any of them may be cancelled. A method that cannot reach the
     store raises `RelayUnavailable`, and is called again later; it need not wait, try again or keep a time limit by itself. If
-    it finds something that is not its own, it raises `ValueError` and leaves that alone.
+    it finds something that is not its own, it raises `ValueError` and leaves that alone. It does not hold the loop for long.
 
     `purgatory.testing.store_checks` tests whether a store keeps these promises:
 
@@ -36,12 +41,15 @@ class Store(Protocol):
     address: str
     """For errors and logs; without any password."""
 
+    # is_channel_trusted: bool = True
+    # If it is false, others may send to the channel, so a change message counts as a hint to read its keys.
+
     async def open(self) -> None:
         """Creates what it needs, unless it exists. Called before all else, and again if it failed."""
         ...
 
     async def close(self) -> None:
-        """Closes all connections. Nothing is called after that."""
+        """Closes all connections. Nothing is called after that, unless it is opened again."""
         ...
 
     async def listen(self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]) -> None:
@@ -62,14 +70,18 @@ class Store(Protocol):
         ...
 
     async def write(self, changes: Sequence[Change], connection: Any = None) -> ChangeMessage:
-        """Makes these changes, one for each key, in one step, and publishes them; returns the message that it publishes.
+        """Makes these changes, one for each key, in one step, and publishes them; returns them as a message.
+
+        It may leave out keys that others hold locked: a change to a key that is not in the message was not made.
 
         Args:
-            changes: at most 100.
+            changes: at most 100. With none of them it finds out whether the store takes writes.
             connection: a connection of the caller's, to write in its transaction, if the store has such.
 
         Raises:
             TypeError: the store cannot write on such a connection.
+            NotWritten: a `RelayUnavailable`; nothing was written. After any other the write was perhaps made, and a bump is not
+                tried again.
         """
         ...
 

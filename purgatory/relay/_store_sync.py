@@ -9,6 +9,7 @@ If the probe does not come back in time, the connection is dead, though it repor
 
 import logging
 from asyncio import AbstractEventLoop, CancelledError, Event, Future, Task, TimerHandle, gather, get_running_loop, sleep
+from contextlib import suppress
 from itertools import islice
 from json import dumps
 from random import uniform
@@ -18,7 +19,7 @@ from typing import Final, final
 from purgatory import OperationCancelled, RelayUnavailable, Timeout, timeout
 from purgatory.relay._follower import MAX_KEYS_PER_READ, Follower, ReadRequest
 from purgatory.relay._membership import Membership
-from purgatory.relay._messages import Announcement, decode, encode_announcement
+from purgatory.relay._messages import Announcement, Hint, decode, encode_announcement
 from purgatory.relay._store import Store
 
 REORDER_DELAY: Final = 0.02
@@ -51,6 +52,7 @@ class StoreSync:
     def __init__(self, store: Store, follower: Follower, membership: Membership, resync: float, timeout: float) -> None:
         self._store, self._follower, self._membership = store, follower, membership
         self._resync, self._timeout = resync, timeout
+        self._is_channel_trusted = getattr(store, "is_channel_trusted", True)
         self._loop: AbstractEventLoop = get_running_loop()
         self._has_work = Event()
         self._requested: dict[str, list[Future[int]]] = {}
@@ -63,8 +65,10 @@ class StoreSync:
         """Tells its own probes from those of other processes."""
         self._announcing: Task[None] | None = None
         self._is_closing = False
+        self._takes_writes = True
+        """Whether the last write was made."""
         self.is_current = Event()
-        """Set while `follower.is_current`."""
+        """Set while `follower.is_current`, and the store takes writes."""
         self.since = self._loop.time()
         """The loop's time when that has last changed."""
         self.last_error: Exception | None = None
@@ -146,7 +150,10 @@ class StoreSync:
             if is_own and self._follower.on_probe(int(number)) and self._listen_timeout is not None:
                 self._listen_timeout.reschedule(None)
         else:
-            self._follower.on_message(message)
+            if isinstance(message, Hint) or not self._is_channel_trusted:
+                self._follower.on_hint(Hint(message.keys if isinstance(message, Hint) else tuple(message.versions)))
+            else:
+                self._follower.on_message(message)
             self.poke()
 
     def announce(self, calls: bool) -> None:
@@ -164,8 +171,21 @@ class StoreSync:
                 self._send(payload, "an announcement"), name="purgatory.relay: announcement"
             )
 
+    def on_write(self, error: Exception | None) -> None:
+        """A write was made, or failed, as on a full disk or a read-only replica."""
+        self._takes_writes = error is None
+        if error is not None:
+            self._log_error(error)
+        self._update_connected()
+
     async def _probe(self) -> None:
-        """Sends a probe through the channel, and ends the subscription if it does not come back in time."""
+        """Sends a probe through the channel, and ends the subscription if it does not come back in time. If the last write has
+        failed, finds out whether the store takes writes again."""
+        if not self._takes_writes:
+            with suppress(RelayUnavailable, TimeoutError):
+                async with timeout(self._timeout / 2.0):
+                    await self._store.write(())
+                self.on_write(None)
         if self._follower.is_subscribed:
             number = self._follower.begin_probe()
             self._expect_probe()
@@ -214,7 +234,7 @@ class StoreSync:
             else:
                 failures = 0
                 self._update_connected()
-                if request.since is not None:
+                if request.since is not None and not follower.needs_changes:
                     self._schedule_resync()
                     await self._probe()
 
@@ -270,7 +290,7 @@ class StoreSync:
     # -- whether it is connected
 
     def _update_connected(self) -> None:
-        is_current = self._follower.is_current
+        is_current = self._follower.is_current and self._takes_writes
         if is_current is self.is_current.is_set():
             return
         self.since = self._loop.time()

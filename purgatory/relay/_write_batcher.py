@@ -4,47 +4,67 @@
     one write                       a: to at least 10, then by 2; b: by 1
     its result                      a: 12, b: 1      so the bumps return 11 and 12, and 1; the advance 12
 
-While a write is under way the next batch gathers. A write that fails is tried again for as long as a caller waits for it. So a
-write whose result was lost may be made twice: a version may rise by more than one for a bump, never by less.
+While a write is under way the next batch gathers. What was surely not written is tried again for as long as its caller waits.
+What was perhaps written is not, unless it is an advance, which changes nothing the second time. Keys that others hold locked
+are tried again by themselves, so that they hold nothing else up.
 """
 
-from asyncio import Future, Task, get_running_loop, sleep
+from asyncio import Event, Future, Task, get_running_loop, sleep
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import islice
+from contextlib import suppress
 from typing import Final, final
 
-from purgatory import OperationCancelled, RelayUnavailable
+from purgatory import OperationCancelled, RelayUnavailable, timeout_at
 from purgatory.relay._messages import Change, ChangeMessage
+from purgatory.relay._store import NotWritten
 
 MAX_CHANGES_PER_WRITE: Final = 100
+
+MAX_CALLS_PER_WRITE: Final = 1_000
+"""How many callers one write answers, which all go on in the next iteration of the loop."""
+
+Call = tuple[Change, Future[int]]
 
 
 @final
 class PendingWrite:
-    """The change to a key that is still to be written, and its waiters, each with the number of its bump or 0."""
+    """The calls that change one key, in order."""
 
-    __slots__ = ("floor", "increment", "waiters")
+    __slots__ = ("calls",)
 
     def __init__(self) -> None:
-        self.floor = self.increment = 0
-        self.waiters: list[tuple[Future[int], int]] = []
+        self.calls: list[Call] = []
+
+    def change(self) -> Change | None:
+        """What is to be written: what those have asked for who still wait, or None."""
+        self.calls = [call for call in self.calls if not call[1].done()]
+        if not self.calls:
+            return None
+        changes = [change for change, _ in self.calls]
+        return Change(changes[0].key, max(change.floor for change in changes), sum(change.increment for change in changes))
 
     @property
     def is_awaited(self) -> bool:
         """Whether anybody still waits for it."""
-        return any(not future.done() for future, _ in self.waiters)
+        return any(not future.done() for _, future in self.calls)
 
-    def finish(self, version: int) -> None:
-        """Sets the results: the key has `version` now."""
-        for future, number in self.waiters:
+    def finish(self, version: int, increment: int) -> None:
+        """Sets the results: `change` was made, which has raised the version by `increment` to `version`."""
+        number = version - increment
+        for change, future in self.calls:
+            number += change.increment
             if not future.done():
-                future.set_result(version - self.increment + number if number else version)
+                future.set_result(number if change.increment else version)
 
-    def fail(self, error: Exception) -> None:
-        """Sets `error` as the exception of all waiters."""
-        for future, _ in self.waiters:
-            if not future.done():
+    def fail(self, error: Exception, bumps_only: bool = False) -> None:
+        """Sets `error` as the exception of all calls, or of the bumps among them."""
+        for change, future in self.calls:
+            if not future.done() and (change.increment or not bumps_only):
                 future.set_exception(error)
+
+
+Batch = dict[str, PendingWrite]
 
 
 @final
@@ -58,7 +78,13 @@ class WriteBatcher:
 
     def __init__(self, write: Callable[[Sequence[Change]], Awaitable[ChangeMessage]], backoff: Callable[[int], float]) -> None:
         self._write, self._backoff = write, backoff
-        self._pending: dict[str, PendingWrite] = {}
+        self._queue: deque[Call] = deque()
+        self._locked: Batch = {}
+        """Keys that others hold locked in the store."""
+        self._lock_failures = 0
+        self._retry_at = 0.0
+        """The loop's time when the locked keys are due."""
+        self._submitted = Event()
         self._task: Task[None] | None = None
         self.last_error: Exception | None = None
         """Why the last write has failed."""
@@ -67,46 +93,75 @@ class WriteBatcher:
 
     def submit(self, change: Change) -> Future[int]:
         """Has a change written, whose increment is 0 or 1; the version is the future's result."""
-        key, floor, increment = change
-        pending = self._pending.get(key)
-        if pending is None:
-            pending = self._pending[key] = PendingWrite()
-        pending.floor = max(pending.floor, floor)
-        pending.increment += increment
         loop = get_running_loop()
         future: Future[int] = loop.create_future()
-        pending.waiters.append((future, pending.increment if increment else 0))
+        self._queue.append((change, future))
+        self._submitted.set()
         if self._task is None:
             self._task = loop.create_task(self._run(), name="purgatory.relay: writing")
         return future
 
+    def is_locked(self, key: str) -> bool:
+        """Whether others hold `key` locked."""
+        return key in self._locked
+
     async def _run(self) -> None:
+        loop = get_running_loop()
         try:
-            while self._pending:
-                batch = dict(islice(self._pending.items(), MAX_CHANGES_PER_WRITE))
-                for key in batch:
-                    del self._pending[key]
-                await self._send(batch)
+            while self._queue or self._locked:
+                if self._locked and loop.time() >= self._retry_at:
+                    keys = list(self._locked)
+                    for first in range(0, len(keys), MAX_CHANGES_PER_WRITE):
+                        part = keys[first : first + MAX_CHANGES_PER_WRITE]
+                        await self._send({key: self._locked[key] for key in part})
+                    self._lock_failures = self._lock_failures + 1 if self._locked else 0
+                    self._retry_at = loop.time() + self._backoff(self._lock_failures)
+                elif self._queue:
+                    await self._send(self._next_batch())
+                else:
+                    self._submitted.clear()
+                    with suppress(TimeoutError):
+                        async with timeout_at(self._retry_at):
+                            await self._submitted.wait()
         finally:
             self._task = None
 
-    async def _send(self, batch: dict[str, PendingWrite]) -> None:
+    def _next_batch(self) -> Batch:
+        batch: Batch = {}
+        for _ in range(min(len(self._queue), MAX_CALLS_PER_WRITE)):
+            key = self._queue[0][0].key
+            if key not in batch and len(batch) == MAX_CHANGES_PER_WRITE:
+                break
+            writes = self._locked if key in self._locked else batch
+            writes.setdefault(key, PendingWrite()).calls.append(self._queue.popleft())
+        return batch
+
+    async def _send(self, batch: Batch) -> None:
+        """Writes a batch, except for what others hold locked."""
         failures = 0
         try:
-            while batch := {key: pending for key, pending in batch.items() if pending.is_awaited}:
-                changes = [Change(key, pending.floor, pending.increment) for key, pending in batch.items()]
+            while changes := {key: change for key, pending in batch.items() if (change := pending.change())}:
                 try:
-                    message = await self._write(changes)
+                    message = await self._write(tuple(changes.values()))
                 except RelayUnavailable as error:
                     self.last_error = error
-                    await sleep(self._backoff(failures))
+                    if not isinstance(error, NotWritten):
+                        for pending in batch.values():
+                            pending.fail(error, bumps_only=True)
+                    await sleep(self._backoff(min(failures, 2)))
                     failures += 1
                     continue
-                self.sent += len(changes)
+                self.sent += len(message.versions)
                 self.last_error = None
-                for key, pending in batch.items():
-                    pending.finish(message.versions[key])
-                return
+                for key, (_, _, increment) in changes.items():
+                    if key in message.versions:
+                        batch[key].finish(message.versions[key], increment)
+                    else:
+                        self._locked[key] = batch[key]
+                break
+            for key in batch:
+                if key in self._locked and not self._locked[key].is_awaited:
+                    del self._locked[key]
         except Exception as error:
             for pending in batch.values():
                 pending.fail(error)
@@ -118,9 +173,11 @@ class WriteBatcher:
         """Cancels what was not written."""
         if self._task is not None:
             self._task.cancel()
-        self._cancel(self._pending)
-        self._pending.clear()
+        while self._queue:
+            self._cancel(self._next_batch())
+        self._cancel(self._locked)
+        self._locked.clear()
 
-    def _cancel(self, batch: dict[str, PendingWrite]) -> None:
+    def _cancel(self, batch: Batch) -> None:
         for key, pending in batch.items():
             pending.fail(OperationCancelled(f"{key!r} was perhaps not written: the relay was closed"))

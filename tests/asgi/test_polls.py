@@ -45,7 +45,7 @@ class Service:
         if self.waiting == "predicate":
             return await poll.wait_for(self.purgatory, lambda: self.results.get("key"), ["key"])
         if self.waiting == "operation":
-            return await poll.wait(self.purgatory, Fetch(self.results, poll.timeout), ["key"])
+            return await poll.wait(self.purgatory, Fetch(self.results, poll.remaining), ["key"])
         return await poll.reach(self.thresholds, "key", 1)
 
     def satisfy(self) -> None:
@@ -554,6 +554,47 @@ async def test_the_authors_own_wait_counts_whatever_the_request_says():
 
     await Request(service.polls.middleware(answer), b"wait=nonsense").done()
     assert asyncio.get_running_loop().time() == 3.0
+
+
+@on_virtual_time
+async def test_the_waits_of_one_poll_share_the_wait_that_the_client_asked_for(waiting):
+    service = Service(waiting)
+    left: list[float] = []
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        poll = service.polls.poll(scope)
+        await asyncio.sleep(5)  # it begins with the first wait
+        left.append(poll.remaining)
+        outcome = await poll.run(asyncio.sleep(0.5, "first"))
+        left.append(poll.remaining)
+        for _ in range(3):
+            service.outcomes.append(await service.wait(poll))
+            left.append(poll.remaining)
+        assert poll.timeout == 2.0
+        await outcome.send(send)
+
+    request = await Request(service.polls.middleware(answer), b"wait=2").done()
+    assert service.endings == [Ending.DEADLINE] * 3
+    assert asyncio.get_running_loop().time() == 7.0
+    assert left == [2.0, 1.5, 0.0, 0.0, 0.0]
+    assert request.headers["preference-applied"] == "wait=2"
+    service.check_nothing_is_left()
+
+
+@on_virtual_time
+async def test_a_timeout_that_the_endpoint_sets_between_two_waits_begins_with_the_next(waiting):
+    service = Service(waiting)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        poll = service.polls.poll(scope, wait=1)
+        for _ in range(2):
+            service.outcomes.append(await service.wait(poll))
+            poll.timeout = 3.0
+            await asyncio.sleep(1)
+
+    await Request(service.polls.middleware(answer)).done()
+    assert service.endings == [Ending.DEADLINE] * 2
+    assert asyncio.get_running_loop().time() == 6.0
 
 
 # How many

@@ -1,8 +1,11 @@
 """`purgatory.asgi._preferences`: the wait that a request asks for."""
 
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from purgatory.asgi._preferences import preference_applied, preferred_wait, query_parameter, requested_wait
 
@@ -44,6 +47,13 @@ def test_the_first_wait_of_all_prefer_fields_counts_and_a_malformed_one_is_none(
 
 def test_a_hostile_header_costs_no_more_than_its_length():
     assert preferred_wait(['"\\"' * 100_000 + "\\", '"' * 100_001, "a=" * 100_000]) is None
+
+
+@given(st.text("wait&=%+;6a1 é", max_size=20).map(lambda text: text.encode("latin-1")))
+def test_a_parameter_is_what_the_standard_library_finds(query):
+    expected = dict(parse_qsl(query.decode("latin-1"), keep_blank_values=True))
+    for name in ("wait", "a", "", "wa it"):
+        assert query_parameter(scope(query), name) == expected.get(name)
 
 
 def test_the_parameter_counts_more_than_the_header():

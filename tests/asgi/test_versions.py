@@ -1,14 +1,15 @@
 """`purgatory.asgi.Versions`: what is named is not lost between two polls."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 from asgi_requests import Request
 from helpers import iterations
-from loops import on_virtual_time
+from loops import on_every_loop, on_virtual_time
 
-from purgatory import ThresholdPurgatory
+from purgatory import ThresholdPurgatory, WrongLoop
 from purgatory.asgi import LongPolls, Versions
 
 
@@ -221,3 +222,63 @@ def test_a_version_can_be_parsed_from_its_tag():
 def test_an_option_out_of_its_bounds_is_refused_by_its_name(options, complaint):
     with pytest.raises(ValueError, match=complaint):
         Versions(**options)
+
+
+# From other threads
+
+
+@on_every_loop
+async def test_a_bump_from_a_thread_answers_those_who_wait_and_each_counts():
+    news = News()
+    request = news.request('"e-0"')
+    await iterations(20)
+    for _ in range(3):
+        await asyncio.to_thread(news.versions.bump_threadsafe, "news")
+    assert (await request.done()).status == 200
+    assert news.versions.version("news") == 3
+    assert (await news.request('"e-2"').done()).headers["etag"] == '"e-3"'
+
+
+async def test_very_many_bumps_of_threads_before_the_loop_wakes_are_all_counted():
+    news = News()
+    assert news.versions.version("news") == 0
+    threads = [threading.Thread(target=lambda: [news.versions.bump_threadsafe("news") for _ in range(2_000)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    await iterations(2)
+    assert news.versions.version("news") == 8_000
+
+
+def test_a_bump_before_any_loop_is_there_waits_for_it(run):
+    news = News()
+    news.versions.bump_threadsafe("news")
+
+    async def main() -> str:
+        return (await news.request('"e-0"', b"wait=0").done()).headers["etag"]
+
+    assert run(main) == '"e-1"'
+
+
+async def test_the_error_in_a_thread_names_the_method_that_works_there():
+    news = News()
+    news.versions.bump("news")
+    with pytest.raises(WrongLoop, match=r"cannot bump 'news': bound to .* another thread; from there call bump_threadsafe"):
+        await asyncio.to_thread(news.versions.bump, "news")
+    assert news.versions.version("news") == 1
+    with pytest.raises(WrongLoop, match=r"no event loop is running in this thread .* call bump_threadsafe"):
+        await asyncio.to_thread(Versions().bump, "news")
+    with pytest.raises(TypeError, match="unhashable"):
+        news.versions.bump_threadsafe([])  # type: ignore[arg-type]
+
+
+async def test_what_cannot_be_bumped_for_a_thread_is_reported_and_the_rest_is_bumped(reports):
+    versions: Versions[str] = Versions(ThresholdPurgatory(max_keys=1))
+    versions.bump("one")
+    for key in ("two", "one"):
+        await asyncio.to_thread(versions.bump_threadsafe, key)
+    await iterations(3)
+    assert (versions.version("one"), versions.version("two")) == (2, 0)
+    [report] = reports
+    assert report["message"] == "cannot bump 'two', as another thread asked for"

@@ -16,7 +16,10 @@ from typing import Final
 from kafka_server import AS_SHIPPED, kafka_server
 
 EXAMPLE: Final = Path(__file__).parents[2] / "examples" / "broker"
-ENVIRONMENT: Final = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same purgatory as here
+ENVIRONMENT: Final = {  # the same purgatory as here
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join([str(EXAMPLE), *filter(None, sys.path)]),
+}
 KINDS: Final = ("ours", "Kafka")
 TIMEOUT: Final = 120.0
 API_VERSIONS: Final = struct.pack(">hhih", 18, 0, 1, -1)
@@ -63,7 +66,7 @@ def running(kind: str, *options: str, settings: str = "") -> Iterator[Running]:
                 request_versions(server.address)
                 yield Running(kind, server.address, server.process.pid, time.monotonic() - began)
             return
-        command = [sys.executable, str(EXAMPLE), "--port", "0", *options]
+        command = [sys.executable, "-m", "purgatory_broker", "--port", "0", *options]
         with subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
             try:
                 assert process.stdout is not None

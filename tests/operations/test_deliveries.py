@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 from helpers import iterations, outcome
-from loops import on_virtual_time
+from loops import on_every_loop, on_virtual_time
 
-from purgatory import OperationCancelled, Purgatory
+from purgatory import OperationCancelled, OperationTimeout, Purgatory
 
 MANY = 2000
 """So many are answered in several iterations of the loop."""
@@ -76,3 +76,29 @@ async def test_everybody_who_was_counted_receives_the_value_if_the_purgatory_is_
     assert await purgatory.wait_for(deliver_and_close, ["another"]) == "done"
     assert [await task for task in tasks] == ["value"] * MANY
     await closing[0]
+
+
+# From other threads
+
+
+@on_every_loop
+async def test_a_value_that_a_thread_delivers_is_received_and_is_for_nobody_if_nobody_is_there(purgatory):
+    receiving = asyncio.create_task(purgatory.receive("key", 60))
+    await iterations(2)
+    for value in ("first", "late"):
+        await asyncio.to_thread(purgatory.deliver_threadsafe, "key", value)
+    assert await receiving == "first"
+    with pytest.raises(TypeError, match="unhashable"):
+        purgatory.deliver_threadsafe([], 1)
+
+
+def test_a_value_for_a_loop_that_is_not_there_is_delivered_to_nobody(run):
+    purgatory = Purgatory()
+    purgatory.deliver_threadsafe("key", 1)  # it is bound to none
+
+    async def main():
+        with pytest.raises(OperationTimeout):
+            await purgatory.receive("key", 0)
+
+    run(main)
+    purgatory.deliver_threadsafe("key", 1)  # it is closed

@@ -1,10 +1,13 @@
 """The store in a folder, when its files are deleted, locked, full or left behind by processes that were killed."""
 
 import asyncio
+import os
 import shutil
 import signal
+import socket
 import sqlite3
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +20,7 @@ from servers import TIMEOUT, on_both_loops
 
 from purgatory import RelayUnavailable
 from purgatory.relay import Relay
+from purgatory.relay._file import boot_id
 
 
 @asynccontextmanager
@@ -87,6 +91,7 @@ def test_a_listener_that_is_held_up_receives_everything_in_the_end(run: Runner, 
             writer = here._store
             for number in range(300):  # in one iteration of the loop, so that nobody receives meanwhile
                 coroutine = writer.write([(f"key{number}", 0, 1)])  # type: ignore[list-item]
+                coroutine.send(None)
                 with pytest.raises(StopIteration):
                     coroutine.send(None)
             assert await asyncio.gather(*waits) == [1] * 300
@@ -118,6 +123,140 @@ def test_what_killed_processes_have_left_is_removed(run: Runner, tmp_path: Path)
             rows = here._store._database.execute("SELECT * FROM listeners").fetchall()  # type: ignore[attr-defined]
             assert len(rows) == 1
         assert not sockets()
+
+    run(main)
+
+
+def test_what_has_a_name_like_that_of_a_file_of_the_store_is_left_alone(run: Runner, tmp_path: Path) -> None:
+    boot = boot_id()
+    notes, other = tmp_path / "purgatory.notes.sqlite", tmp_path / "purgatory.01234567.sqlite"
+    text, link = tmp_path / "purgatory.0123456789abcdef.sock", tmp_path / "purgatory.aaaaaaaaaaaaaaaa.sock"
+    old, log = tmp_path / "purgatory.89abcdef.sqlite", tmp_path / "purgatory.89abcdef.sqlite-wal"
+    database = sqlite3.connect(other)
+    database.execute("CREATE TABLE cities (name TEXT)")
+    database.close()
+    for path in (notes, text, log):
+        path.write_text("mine")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as foreign:
+        foreign.bind(str(tmp_path / "purgatory.foreign.sock"))
+    link.symlink_to(tmp_path / "purgatory.foreign.sock")
+
+    async def main() -> None:
+        async with Relay(f"file://{tmp_path}/first"):
+            shutil.copy(tmp_path / "first" / f"purgatory.{boot}.sqlite", old)
+        for path in (notes, other, old):
+            os.utime(path, (0, 0))
+        async with Relay(f"file://{tmp_path}"):
+            assert not old.exists()
+            assert not log.exists()
+
+    run(main)
+    assert {notes, other, text, link, tmp_path / "purgatory.foreign.sock"} <= {*tmp_path.iterdir()}
+
+
+def test_a_database_that_is_a_symbolic_link_is_refused(run: Runner, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    (tmp_path / f"purgatory.{boot_id()}.sqlite").symlink_to(target)
+
+    async def main() -> None:
+        with pytest.raises(ValueError, match="is a symbolic link, and was left alone"):
+            async with Relay(f"file://{tmp_path}"):
+                pass
+        assert not target.exists()
+
+    run(main)
+
+
+def test_the_files_of_a_store_are_closed_to_others_whatever_the_umask(run: Runner, tmp_path: Path) -> None:
+    async def main() -> None:
+        before = os.umask(0)
+        try:
+            async with pair(tmp_path / "app"):
+                for path in (tmp_path / "app").iterdir():
+                    assert path.stat().st_mode & 0o007 == 0, path
+                assert (tmp_path / "app").stat().st_mode & 0o077 == 0
+        finally:
+            os.umask(before)
+
+    run(main)
+
+
+def test_after_its_log_was_deleted_a_store_begins_a_new_epoch_for_old_and_new_processes(run: Runner, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path / "app") as (here, there):
+            assert await there.advance("a", 40) == 40
+            epoch = here.epoch
+            waiting = asyncio.create_task(here.wait("a", 40))
+            await knows(here, "a")
+            (tmp_path / "app" / f"purgatory.{boot_id()}.sqlite-wal").unlink()
+            async with Relay(f"file://{tmp_path}/app", timeout=TIMEOUT) as new:
+                assert await new.bump("b") == 1
+                assert await there.bump("b") == 2
+                here._sync.announce(calls=False)  # type: ignore[union-attr]
+                here._follower.resync()
+                here._sync.poke()  # type: ignore[union-attr]
+                assert await waiting == 0
+                await until(lambda: here.epoch == there.epoch == new.epoch != epoch)
+                waiting = asyncio.create_task(new.wait("a", 0))
+                assert await here.bump("a") == 1
+                assert await waiting == 1
+
+    run(main)
+
+
+def test_many_writes_waits_and_a_new_epoch_are_many_iterations_of_the_loop(run: Runner, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path / "app") as (here, _):
+            loop, iteration, transactions = asyncio.get_running_loop(), 0, Counter[int]()
+            transact = here._store._transact  # type: ignore[attr-defined]
+
+            def count() -> None:
+                nonlocal iteration
+                iteration += 1
+                loop.call_soon(count)
+
+            async def counted(begin: str, work: Any) -> Any:
+                def counting(database: sqlite3.Connection) -> Any:
+                    transactions[iteration] += 1
+                    return work(database)
+
+                return await transact(begin, counting)
+
+            here._store._transact = counted  # type: ignore[attr-defined]
+            loop.call_soon(count)
+            keys = [f"key{number}" for number in range(3_000)]
+            await asyncio.gather(*(here.bump(key) for key in keys))
+            waits = [asyncio.create_task(here.wait(key, 1)) for key in keys]
+            await knows(here, *keys)
+            await here._store.renew(here.epoch)
+            here._follower.resync()
+            here._sync.poke()  # type: ignore[union-attr]
+            assert await asyncio.gather(*waits) == [1] * len(keys)
+            assert transactions.total() > 50
+            assert max(transactions.values()) <= 2  # one reads, one writes
+
+    run(main)
+
+
+def test_a_full_disk_is_named_and_shown_as_not_connected(run: Runner, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(tmp_path / "app") as (here, there):
+            await set_timeout(here, 0.5)
+            database = here._store._database  # type: ignore[attr-defined]
+            [pages] = database.execute("PRAGMA page_count").fetchone()
+            database.execute(f"PRAGMA max_page_count = {pages}")
+            with pytest.raises(RelayUnavailable, match="database or disk is full"):
+                await asyncio.gather(*(here.bump(f"{number:0512}") for number in range(100)))
+            assert not here.statistics().is_connected
+            assert there.statistics().is_connected
+            database.execute(f"PRAGMA max_page_count = {1000 * pages}")
+            await here.bump("a")
+            assert here.statistics().is_connected
+            trigger = "BEFORE INSERT ON listeners BEGIN SELECT RAISE(ABORT, 'no space is left'); END"
+            database.execute(f"CREATE TRIGGER full {trigger}")
+            with pytest.raises(RelayUnavailable, match=r"cannot open the relay: tried for 0.5 s: .*no space is left"):
+                async with Relay(f"file://{tmp_path}/app", timeout=0.5):
+                    pass
 
     run(main)
 

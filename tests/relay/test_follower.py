@@ -458,6 +458,17 @@ def test_a_change_of_epoch_ends_every_wait_with_the_current_version() -> None:
     assert (process.follower.epoch, process.follower.epochs) == ("f", 2)
 
 
+def test_a_wait_whose_key_was_not_read_before_the_epoch_changed_ends_too() -> None:
+    process, store = Process(), DictStore()
+    process.follower.on_subscribed()
+    process.follower.on_read(process.follower.begin_read(), store.read((), None))
+    process.wait("a", 0, 0)
+    request = process.follower.begin_read()
+    store.epochs += 1
+    process.follower.on_read(request, store.read(request.keys, request.since))
+    assert [wait.result for wait in process.waits] == [0]
+
+
 def test_a_late_message_of_an_old_epoch_costs_one_read_and_changes_nothing() -> None:
     process = process_at(7, a=3)
     process.follower.on_message(ChangeMessage("d", 70, 71, {"a": 50}))

@@ -103,7 +103,7 @@ def test_an_announcement_that_is_too_large_is_refused() -> None:
     ],
 )
 def test_a_payload_that_is_no_message_is_refused(payload: bytes) -> None:
-    with pytest.raises(ValueError, match="neither a change message nor an announcement nor a probe"):
+    with pytest.raises(ValueError, match="not a message of a relay"):
         decode(payload)
 
 

@@ -79,6 +79,18 @@ def test_a_version_that_is_there_already_is_answered_at_once(run: Runner, relay:
 
 
 @on_both_loops
+def test_a_version_of_any_height_that_bump_returns_can_be_waited_beyond(run: Runner, relay: Callable[..., Relay]) -> None:
+    async def main() -> None:
+        async with relay() as here:
+            assert await here.advance("a", 2**52) == 2**52
+            assert await here.bump("a") == 2**52 + 1
+            waiting = asyncio.create_task(here.wait("a", 2**52 + 1))
+            assert await here.bump("a") == 2**52 + 2
+            assert await waiting == 2**52 + 2
+
+    run(main)
+
+
 def test_each_bump_gets_a_number_of_its_own(run: Runner, relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         async with relay() as here, relay() as there:
@@ -129,6 +141,102 @@ def test_a_change_checks_the_key_in_attached_purgatories(run: Runner, relay: Cal
     run(main)
 
 
+def test_a_purgatory_that_watches_a_key_that_is_no_string_is_not_attached(
+    run: Runner, file_relay: Callable[..., Relay]
+) -> None:
+    async def main() -> None:
+        here = file_relay()
+        async with here, Purgatory("jobs") as purgatory:
+            waiting = asyncio.create_task(purgatory.receive(7))
+            await until(lambda: purgatory.watched == 1)
+            with pytest.raises(
+                TypeError, match=r"cannot attach the purgatory 'jobs' .*: it watches 7, and a key of a relay is a str"
+            ):
+                here.attach(purgatory)
+            assert here._attached == []
+            waiting.cancel()
+
+    run(main)
+
+
+def test_a_relay_that_was_closed_may_be_entered_again_on_another_loop(run: Runner, relay: Callable[..., Relay]) -> None:
+    here = relay()
+    purgatory: list[Purgatory[Any]] = []
+
+    async def main() -> None:
+        async with here, relay() as there:
+            before = await here.version("a")
+            assert here.statistics().sent == 0
+            purgatory[:] = [Purgatory()]
+            here._attached.clear()
+            here.attach(purgatory[0])
+            with pytest.raises(RuntimeError, match="is open already"):
+                await here.__aenter__()
+            waiting = asyncio.create_task(here.wait("a", before))
+            receiving = asyncio.create_task(purgatory[0].wait_for(waiting.done, ["a"]))
+            await knows(here, "a")
+            assert await there.bump("a") == before + 1
+            assert await waiting == before + 1
+            await here.bump("a")
+            assert await receiving
+        with pytest.raises(PurgatoryClosed):
+            await here.bump("a")
+        async with here:
+            assert await here.version("a") == before + 2
+            assert here.statistics().watched == 0
+            assert await here.bump("b") > 0
+
+    run(main)
+    run(main)
+
+
+def test_what_stands_is_returned_at_once_if_the_epoch_is_not_that_of_the_store(
+    run: Runner, relay: Callable[..., Relay]
+) -> None:
+    async def main() -> None:
+        async with relay() as here, relay() as there:
+            assert await there.advance("a", 7) == 7
+            old = here.epoch
+            assert await here.wait("a", 3, epoch="other") == 7
+            assert await here.wait("a", 7, epoch="other") == 7
+            assert await here.wait("a", 40, TIMEOUT, epoch="other") == 7
+            waiting = asyncio.create_task(here.wait("a", 7, epoch=old))
+            await knows(here, "a")
+            assert await there.bump("a") == 8
+            assert await waiting == 8
+            with pytest.raises(TypeError, match="epoch is a str, not 7"):
+                await here.wait("a", 7, epoch=7)  # type: ignore[arg-type]
+
+    run(main)
+
+
+def test_a_wait_for_a_version_of_an_epoch_that_this_process_does_not_know_yet_goes_on(
+    run: Runner, relay: Callable[..., Relay]
+) -> None:
+    async def main() -> None:
+        async with relay() as here, relay() as there:
+            assert await there.bump("a") == 1
+            here._follower.on_message = lambda _: None  # type: ignore[method-assign]
+            here._follower.on_hint = lambda _: None  # type: ignore[method-assign]
+            old = here.epoch
+            await there._store.renew(old)
+            there._follower.resync()
+            there._sync.poke()  # type: ignore[union-attr]
+            await until(lambda: there.epoch != old)
+            assert here.epoch == old
+            waiting = asyncio.create_task(here.wait("a", 1, epoch=there.epoch))
+            await until(lambda: here.epoch != old)
+            await knows(here, "a")
+            assert not waiting.done()
+            del here._follower.on_message, here._follower.on_hint
+            assert await there.bump("a") == 2
+            assert await waiting == 2
+            with pytest.raises(OperationTimeout):
+                await here.wait("a", 2, 0.01, epoch=here.epoch)
+
+    run(main)
+
+
 def test_a_purgatory_that_fails_hurts_itself_alone(run: Runner, file_relay: Callable[..., Relay]) -> None:
     reports: list[dict[str, Any]] = []
 
@@ -159,8 +267,6 @@ def test_closing_ends_all_waits(run: Runner, file_relay: Callable[..., Relay]) -
         for call in (here.wait("a", 0), here.bump("a"), here.advance("a", 1), here.version("a")):
             with pytest.raises(PurgatoryClosed, match=r"'a': the relay at file:///.* is closed"):
                 await call
-        with pytest.raises(PurgatoryClosed, match=r"cannot open the relay .* again"):
-            await here.__aenter__()
 
     run(main)
     gc.collect()
@@ -292,6 +398,7 @@ def test_a_relay_is_used_on_the_loop_that_it_was_entered_on(run: Runner, file_re
         (lambda relay: relay.advance("a", True), TypeError, "version is a whole number, not True"),
         (lambda relay: relay.wait("a", "1"), TypeError, "seen is a whole number, not '1'"),
         (lambda relay: relay.wait("a", -1), ValueError, "seen is from 0"),
+        (lambda relay: relay.wait("a", 2**53 + 1), ValueError, r"seen is from 0 to 2\*\*53"),
         (lambda relay: relay.wait("a", 0, float("nan")), ValueError, "NaN"),
         (lambda relay: relay.bump("a", connection=object()), TypeError, "takes no connection"),
     ],
@@ -314,6 +421,13 @@ def test_bad_input_is_refused_and_changes_nothing(
     [
         ("mysql://user:secret@host/db", {}, ValueError, "'mysql://host/db': it is none of file://"),
         ("nonsense", {}, ValueError, "none of file://"),
+        ("user:secret@host:6379/0", {}, ValueError, "'host:6379/0': it is none of file://"),
+        ("redis://user:of/secret@host/0", {}, ValueError, "cannot use 'redis://host/0': its port is no number, or"),
+        ("redis://user:12/secret@host/0", {}, ValueError, "a character of its user or password is not written as %2F for /"),
+        ("postgresql://user:of?secret@host/db", {}, ValueError, "cannot use 'postgresql://host/db'"),
+        ("postgresql://user:of#secret@host/db", {}, ValueError, "cannot use 'postgresql://host/db'"),
+        ("postgresql://host:secret/db", {}, ValueError, "its port is no number"),
+        ("file://user:secret@/app", {}, ValueError, "file:///folder, with three slashes"),
         ("file://app", {}, ValueError, "file:///folder, with three slashes"),
         ("file:///", {}, ValueError, "file:///folder"),
         (7, {}, TypeError, "a store is an address or has the methods of purgatory.relay.Store, not 7"),

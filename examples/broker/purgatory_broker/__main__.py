@@ -1,0 +1,5 @@
+"""`python -m purgatory_broker`."""
+
+from .command import main
+
+main()

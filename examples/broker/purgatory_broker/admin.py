@@ -1,0 +1,169 @@
+"""Requests about the cluster and its topics; none of them waits."""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from .configs import DEFAULTS, altered, config_entries
+from .responses import ApiError, ErrorCode, Response, attempt, raise_if
+from .topics import MAX_PARTITIONS, Topic
+from .wire import APIS, Request
+
+if TYPE_CHECKING:
+    from .broker import Broker
+
+logger: Final = logging.getLogger("purgatory_broker")
+
+TOPIC, BROKER = 2, 4  # types of resources that have a configuration
+DEFAULT_COUNT: Final = -1
+
+
+def _resource(wanted: Any) -> Response:
+    """The fields of a response that say which resource it is about."""
+    return {"resource_type": wanted.resource_type, "name": wanted.name}
+
+
+class Admin:
+    """The handlers."""
+
+    def __init__(self, broker: "Broker") -> None:
+        self.broker, self.topics, self.settings = broker, broker.topics, broker.settings
+
+    def api_versions(self, request: Request) -> Response:
+        """The requests and versions that are offered. An unknown version of this request gets the list all the same.
+
+        Produce is listed from version 0 on, as by Kafka 4: without that, older librdkafkas do not compress (KAFKA-18659).
+        """
+        keys = [
+            {
+                "api_key": api.key,
+                "min_version": 0 if api.name == "produce" else api.min_version,
+                "max_version": api.max_version,
+            }
+            for api in APIS.values()
+        ]
+        return {"error_code": ErrorCode.unsupported_version if request.version < 0 else ErrorCode.none, "api_keys": keys}
+
+    def sasl_handshake(self, request: Request) -> Response:
+        """Nobody can authenticate here, as on a listener of Kafka's that is PLAINTEXT."""
+        message = "%s:%s asks for SASL/%s, and this port is PLAINTEXT: security.protocol is to be PLAINTEXT"
+        logger.warning(message, *request.peer, request.body.mechanism)
+        return {"error_code": ErrorCode.illegal_sasl_state}
+
+    def metadata(self, request: Request) -> Response:
+        """Topics and partitions, all of them led by node 0, at the address by which this client reaches it."""
+        body = request.body
+        wants_all = body.topics is None or (request.version == 0 and not body.topics)
+        names = dict.fromkeys(self.topics.by_name if wants_all else [topic.name for topic in body.topics])
+        brokers = [{"node_id": 0, "host": request.address[0], "port": request.address[1]}]
+        topics = [{"name": name} | attempt(self._topic, name, body.allow_auto_topic_creation) for name in names]
+        return {"brokers": brokers, "cluster_id": "purgatory", "controller_id": 0, "topics": topics}
+
+    def _topic(self, name: str, may_create: bool) -> Response:
+        if may_create and self.settings.auto_create_topics and name not in self.topics.by_name:
+            self.topics.create(name, self.settings.partitions, self.settings.replicas, {})
+        partitions = [
+            {
+                "index": index,
+                "leader_epoch": 0,
+                "replica_nodes": list(partition.nodes),
+                "isr_nodes": sorted(partition.in_sync),
+                "offline_replicas": sorted(set(self.broker.followers.stopped).intersection(partition.nodes)),
+            }
+            for index, partition in enumerate(self.topics.topic(name).partitions)
+        ]
+        return {"partitions": partitions}
+
+    def create_topics(self, request: Request) -> Response:
+        """Creates topics, or only validates the request."""
+        names = [wanted.name for wanted in request.body.topics]
+
+        def create(wanted: Any) -> Response:
+            raise_if(names.count(wanted.name) > 1, ErrorCode.invalid_request, f"{wanted.name!r} is there twice")
+            count, factor, nodes = wanted.num_partitions, wanted.replication_factor, self.settings.replicas
+            if wanted.assignments:
+                count, factor = len(wanted.assignments), len(wanted.assignments[0].broker_ids)
+            count = self.settings.partitions if count == DEFAULT_COUNT else count
+            factor = nodes if factor == DEFAULT_COUNT else factor
+            message = f"Replication factor: {factor} larger than available brokers: {nodes}."
+            raise_if(not 1 <= factor <= nodes, ErrorCode.invalid_replication_factor, message)
+            configs = {config.name: config.value for config in wanted.configs if config.value is not None}
+            self.topics.create(wanted.name, count, factor, configs, request.body.validate_only)
+            shown = config_entries(DEFAULTS, configs)
+            return {"num_partitions": count, "replication_factor": factor, "configs": shown}
+
+        return {"topics": [{"name": wanted.name} | attempt(create, wanted) for wanted in request.body.topics]}
+
+    def create_partitions(self, request: Request) -> Response:
+        """Adds partitions to topics."""
+
+        def extend(wanted: Any) -> None:
+            topic = self.topics.topic(wanted.name)
+            is_more = len(topic.partitions) < wanted.count <= MAX_PARTITIONS
+            raise_if(not is_more, ErrorCode.invalid_partitions, f"there are {len(topic.partitions)} partitions")
+            if not request.body.validate_only:
+                self.topics.extend(topic, wanted.count)
+
+        return {"results": [{"name": wanted.name} | attempt(extend, wanted) for wanted in request.body.topics]}
+
+    def delete_topics(self, request: Request) -> Response:
+        """Deletes topics; operations that wait for their partitions complete with an error."""
+
+        def delete(name: str) -> None:
+            self.broker.delete_topic(self.topics.topic(name))
+
+        return {"topics": [{"name": name} | attempt(delete, name) for name in request.body.topic_names]}
+
+    def describe_configs(self, request: Request) -> Response:
+        """The configuration of topics and of this broker."""
+
+        def describe(resource: Any) -> Response:
+            if resource.resource_type == TOPIC:
+                configs = config_entries(DEFAULTS, self.topics.topic(resource.name).configs)
+            elif resource.resource_type == BROKER:
+                configs = config_entries(self._broker_configs(request), {})
+            else:
+                raise ApiError(ErrorCode.invalid_request)
+            wanted = resource.configuration_keys
+            return {"configs": [config for config in configs if wanted is None or config["name"] in wanted]}
+
+        return {"results": [_resource(wanted) | attempt(describe, wanted) for wanted in request.body.resources]}
+
+    def alter_configs(self, request: Request) -> Response:
+        """Sets the configuration of topics: what is not named gets its default."""
+
+        def alter(resource: Any) -> None:
+            configs = {config.name: config.value or "" for config in resource.configs}
+            self.topics.alter(self._altered_topic(resource), configs, request.body.validate_only)
+
+        return self._alter_each(request, alter)
+
+    def incremental_alter_configs(self, request: Request) -> Response:
+        """Changes single values of the configuration of topics."""
+
+        def alter(resource: Any) -> None:
+            topic = self._altered_topic(resource)
+            configs = topic.configs
+            for config in resource.configs:
+                configs = altered(configs, config.name, config.config_operation, config.value)
+            self.topics.alter(topic, configs, request.body.validate_only)
+
+        return self._alter_each(request, alter)
+
+    def _altered_topic(self, resource: Any) -> Topic:
+        message = "only topics have a configuration that can be altered here"
+        raise_if(resource.resource_type != TOPIC, ErrorCode.invalid_request, message)
+        return self.topics.topic(resource.name)
+
+    def _alter_each(self, request: Request, alter: Callable[[Any], None]) -> Response:
+        # `COMMON_NAMES` has "topics" for the field `responses` of every message.
+        return {"topics": [_resource(resource) | attempt(alter, resource) for resource in request.body.resources]}
+
+    def _broker_configs(self, request: Request) -> dict[str, object]:
+        return {
+            "advertised.listeners": f"PLAINTEXT://{request.address[0]}:{request.address[1]}",
+            "auto.create.topics.enable": str(self.settings.auto_create_topics).lower(),
+            "broker.id": 0,
+            "default.replication.factor": self.settings.replicas,
+            "num.partitions": self.settings.partitions,
+        }

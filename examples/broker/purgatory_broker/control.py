@@ -1,0 +1,81 @@
+"""Faults over HTTP, for tests in other languages: `POST /fail` with the arguments of `Faults.fail` as a JSON object.
+
+The paths are the names of the methods of `Faults`, and `/reset`, after which the broker is empty. 204 is the response, or 400
+with the reason. It listens on the loopback interface only, and wants `Content-Type: application/json`, which a web page of
+somebody else cannot send.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any, Final
+
+from .server import Server
+
+MAX_BODY_SIZE: Final = 65_536  # bytes
+
+
+class Control:
+    """An HTTP server in threads of its own. A context manager.
+
+    Args:
+        port: 0 takes a free one.
+
+    Attributes:
+        address: where it listens.
+    """
+
+    def __init__(self, server: Server, port: int) -> None:
+        self._server, self._port = server, port
+
+    def __enter__(self) -> "Control":
+        faults, loop = self._server.broker.faults, asyncio.get_running_loop()
+        actions: dict[str, Callable[..., None]] = {
+            f"/{action.__name__}": action for action in (faults.fail, faults.delay, faults.drop, faults.expire, faults.advance)
+        }
+        actions |= {"/clear": faults.clear, "/reset": self._server.clear}
+
+        async def call(action: Callable[..., None], arguments: dict[str, Any]) -> None:
+            action(**arguments)
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                try:
+                    if self.headers.get_content_type() != "application/json":
+                        raise ValueError("Content-Type has to be application/json")
+                    if self.path not in actions:
+                        raise ValueError(f"{self.path} is not one of {', '.join(actions)}")
+                    size = int(self.headers.get("Content-Length", 0))
+                    arguments = json.loads(self.rfile.read(min(size, MAX_BODY_SIZE)) or b"{}")
+                    if not isinstance(arguments, dict):
+                        raise ValueError("a JSON object is expected")
+                    asyncio.run_coroutine_threadsafe(call(actions[self.path], arguments), loop).result()
+                except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+                    self._respond(HTTPStatus.BAD_REQUEST, str(error).encode())
+                else:
+                    self._respond(HTTPStatus.NO_CONTENT, b"")
+
+            def _respond(self, status: HTTPStatus, body: bytes) -> None:
+                self.send_response(status)
+                if body:
+                    self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Says nothing: a fault that is asked for is not news."""
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
+        self._http.daemon_threads = True
+        self._thread = Thread(target=self._http.serve_forever, name="control", daemon=True)
+        self._thread.start()
+        self.address = f"127.0.0.1:{self._http.server_port}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join()

@@ -1,0 +1,98 @@
+"""Requests about groups that never wait: committed offsets, and groups as administrators see them."""
+
+from functools import cache
+from typing import Any, Final
+
+from .coordinator import Coordinator
+from .groups import Group, State
+from .metadata_log import Change
+from .records import raise_if_transactional
+from .responses import ErrorCode, Response, attempt, for_partitions, raise_if
+from .topics import Topics
+from .wire import Request
+
+NO_OFFSET: Final = (-1, -1, "")  # instead of an offset, the leader's epoch and the metadata
+
+
+class GroupRequests:
+    """The handlers."""
+
+    def __init__(self, coordinator: Coordinator, topics: Topics) -> None:
+        self.coordinator, self.topics = coordinator, topics
+        self.groups, self.metadata_log = coordinator.groups, coordinator.metadata_log
+
+    # -- offsets
+
+    def offset_commit(self, request: Request) -> Response:
+        """Commits the offsets of a member, or those of a client outside the group while the group is empty."""
+        body, changes = request.body, list[Change]()
+        committing_group = cache(lambda: self._committing_group(body))
+
+        def commit(name: str, wanted: Any) -> None:
+            group = committing_group()
+            self.topics.partition(name, wanted.index)
+            value = wanted.committed_offset, wanted.committed_leader_epoch, wanted.committed_metadata or ""
+            changes.append(("offsets", (group.group_id, name, wanted.index), value))
+
+        response = for_partitions(body.topics, commit)
+        try:
+            self.metadata_log.append(*changes)
+        except OSError:  # as in Kafka, where clients find the coordinator anew and try again
+            return for_partitions(body.topics, lambda *_: {"error_code": ErrorCode.not_coordinator})
+        return response
+
+    def _committing_group(self, body: Any) -> Group:
+        generation = body.generation_id_or_member_epoch
+        if generation < 0 and not body.member_id:
+            raise_if(not body.group_id, ErrorCode.invalid_group_id)
+            group = self.groups.setdefault(body.group_id, Group(group_id=body.group_id))
+            raise_if(group.members, ErrorCode.unknown_member_id)
+            return group
+        raise_if(body.group_id not in self.groups, ErrorCode.illegal_generation)
+        group, member = self.coordinator.member(body, generation)
+        raise_if(group.state is State.COMPLETING, ErrorCode.rebalance_in_progress)
+        self.coordinator.expect_heartbeat(group, member)
+        return group
+
+    def offset_fetch(self, request: Request) -> Response:
+        """The committed offsets, -1 where there is none. Cost: if all are asked for, iterates over those of all groups."""
+        body, table = request.body, self.metadata_log.tables["offsets"]
+        if body.topics is None:
+            partitions = [key[1:] for key in table if key[0] == body.group_id]
+        else:
+            partitions = [(topic.name, index) for topic in body.topics for index in topic.partitions]
+        topics: dict[Any, list[Response]] = {}
+        for name, index in partitions:
+            offset, epoch, metadata = table.get((body.group_id, name, index), NO_OFFSET)
+            entry = {"index": index, "committed_offset": offset, "committed_leader_epoch": epoch, "metadata": metadata}
+            topics.setdefault(name, []).append(entry)
+        return {"topics": [{"name": name, "partitions": entries} for name, entries in topics.items()]}
+
+    # -- groups as administrators see them
+
+    def find_coordinator(self, request: Request) -> Response:
+        """This broker coordinates all groups. Transactions have no coordinator."""
+        raise_if_transactional(request.body.key if request.body.key_type else None)
+        return {"node_id": 0, "host": request.address[0], "port": request.address[1]}
+
+    def describe_groups(self, request: Request) -> Response:
+        """The members of groups; the state of an unknown group is Dead."""
+        groups, dead = self.groups, {"group_state": "Dead"}
+        names = request.body.groups
+        return {"groups": [groups[name].description() if name in groups else dead | {"group_id": name} for name in names]}
+
+    def list_groups(self, request: Request) -> Response:
+        """All groups, or those in certain states."""
+        states = {state.lower() for state in request.body.states_filter}
+        groups = [group.description() for group in self.groups.values()]
+        return {"groups": [group for group in groups if not states or group["group_state"].lower() in states]}
+
+    def delete_groups(self, request: Request) -> Response:
+        """Deletes empty groups and their offsets."""
+
+        def delete(name: str) -> None:
+            raise_if(name not in self.groups, ErrorCode.group_id_not_found)
+            raise_if(self.groups[name].state is not State.EMPTY, ErrorCode.non_empty_group)
+            self.coordinator.delete_group(self.groups[name])
+
+        return {"results": [{"group_id": name} | attempt(delete, name) for name in request.body.groups_names]}

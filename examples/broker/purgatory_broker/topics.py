@@ -1,0 +1,222 @@
+"""Topics and their partitions, in memory or in a directory: a folder for each topic, a file for each partition."""
+
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from .batches import Batch, check_records, parse_records, read_produced
+from .clock import Clock
+from .configs import NEVER, TopicConfig, validate, warn_of_no_effect
+from .log import Log, Store
+from .metadata_log import MetadataLog
+from .producers import Producers
+from .replicas import Replicas
+from .responses import ApiError, ErrorCode, raise_if
+from .settings import Settings
+
+VALID_NAME: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
+MAX_PARTITIONS: Final = 10_000  # of one topic
+
+
+class Partition(Replicas):
+    """A log, its replicas, and the producers that write to it. Operations wait under its key."""
+
+    def __init__(self, topic: "Topic", index: int, log: Log, producers: Producers) -> None:
+        super().__init__((topic.name, index), topic.factor, log)
+        self.topic, self.producers = topic, producers
+        self.is_deleted = False
+
+    @property
+    def has_enough_replicas(self) -> bool:
+        """Whether as many replicas are in sync as `acks=all` needs."""
+        return len(self.in_sync) >= self.topic.config.min_insync_replicas
+
+    def append(self, data: bytes, now: int) -> Batch:
+        """Appends a producer's batch to the log, unless it is a duplicate; returns it as the log has it.
+
+        Args:
+            now: the time in milliseconds.
+
+        Raises:
+            ApiError: the batch is refused; nothing has changed.
+            OSError: it could not be written; nothing has changed.
+        """
+        batch = read_produced(data)
+        config = self.topic.config
+        if batch.size > config.max_message_size:
+            raise ApiError(ErrorCode.message_too_large, f"a batch of {batch.size} bytes")
+        check_by_config(check_records(data, batch), batch, config, now)
+        self.producers.expire(now)
+        appended = self.producers.find_duplicate(batch)
+        if appended is None:
+            appended = self.log.append(data, batch, now if config.takes_append_time else None)
+            self.producers.add(appended, now)
+        return appended
+
+
+def check_by_config(records: bytes, batch: Batch, config: TopicConfig, now: int) -> None:
+    """Raises `ApiError` if records are not what the configuration of their topic asks for. Cost: parses them if it must."""
+    if not config.takes_append_time:
+        times = "One or more records have been rejected due to invalid timestamp"
+        raise_if(batch.max_time > now + config.max_time_after, ErrorCode.invalid_timestamp, times)
+        if config.max_time_before < NEVER:
+            earliest = min(record.time for record in parse_records(records, batch))
+            raise_if(earliest < now - config.max_time_before, ErrorCode.invalid_timestamp, times)
+    if config.compacts and not all(record.key is not None for record in parse_records(records, batch)):
+        raise ApiError(ErrorCode.invalid_record, "Compacted topic cannot accept message without key.")
+
+
+class Topic:
+    """A name, its partitions, and its configuration.
+
+    Attributes:
+        configs: what was set of it.
+        config: what has an effect.
+    """
+
+    def __init__(self, name: str, factor: int, configs: dict[str, str]) -> None:
+        self.name, self.factor = name, factor
+        self.partitions: list[Partition] = []
+        self.set_configs(configs)
+
+    def set_configs(self, configs: dict[str, str]) -> None:
+        """Sets the configuration, of which all values are valid."""
+        self.configs, self.config = configs, TopicConfig.parse(configs)
+
+
+def _close(partitions: Iterable[Partition]) -> None:
+    """Closes the files of partitions."""
+    for partition in partitions:
+        partition.log.store.file.close()
+
+
+class Topics:
+    """All topics.
+
+    Args:
+        settings: the records are in its directory.
+        metadata_log: everything else that survives a restart.
+        clock: the time of appends.
+    """
+
+    def __init__(self, settings: Settings, metadata_log: MetadataLog, clock: Clock) -> None:
+        self.clock = clock
+        self.directory, self.fsync, self.metadata_log = settings.directory, settings.fsync, metadata_log
+        self.by_name: dict[str, Topic] = {}
+        for (name,), value in metadata_log.tables["topics"].items():
+            topic = self.by_name[str(name)] = Topic(str(name), value["factor"], value["configs"])
+            self._add_partitions(topic, len(value["starts"]), value["starts"])
+
+    def __iter__(self) -> Iterator[Partition]:
+        return (partition for topic in self.by_name.values() for partition in topic.partitions)
+
+    def topic(self, name: str) -> Topic:
+        """The topic of this name. Raises `ApiError` if there is none."""
+        if (topic := self.by_name.get(name)) is None:
+            raise ApiError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}")
+        return topic
+
+    def partition(self, name: str, index: int) -> Partition:
+        """A partition of a topic. Raises `ApiError` if there is none."""
+        topic = self.by_name.get(name)
+        if topic is None or not 0 <= index < len(topic.partitions):
+            raise ApiError(ErrorCode.unknown_topic_or_partition, f"there is no partition {index} of {name!r}")
+        return topic.partitions[index]
+
+    def create(self, name: str, partitions: int, factor: int, configs: dict[str, str], validate_only: bool = False) -> None:
+        """Creates a topic, or only checks whether it could be created.
+
+        Raises:
+            ApiError: the name is taken or invalid, or a number or a configuration is out of its bounds.
+        """
+        raise_if(not VALID_NAME.fullmatch(name), ErrorCode.invalid_topic_exception, f"{name!r} is not a name for a topic")
+        raise_if(name in self.by_name, ErrorCode.topic_already_exists, f"Topic '{name}' already exists.")
+        message = f"{partitions} partitions; 1 to {MAX_PARTITIONS} are possible"
+        raise_if(not 1 <= partitions <= MAX_PARTITIONS, ErrorCode.invalid_partitions, message)
+        validate(configs)
+        if not validate_only:
+            topic = Topic(name, factor, configs)
+            self.extend(topic, partitions)
+            self.by_name[name] = topic
+            warn_of_no_effect(name, configs)
+
+    def alter(self, topic: Topic, configs: dict[str, str], validate_only: bool = False) -> None:
+        """Changes the configuration of a topic, or only checks whether it could be changed.
+
+        Raises:
+            ApiError: a value is invalid.
+        """
+        validate(configs)
+        if not validate_only:
+            before = topic.configs
+            topic.set_configs(configs)
+            try:
+                self.save(topic)
+            except OSError:
+                topic.set_configs(before)
+                raise
+            warn_of_no_effect(topic.name, {name: value for name, value in configs.items() if before.get(name) != value})
+
+    def extend(self, topic: Topic, count: int) -> None:
+        """Adds partitions to a topic, up to `count`."""
+        before = len(topic.partitions)
+        self._add_partitions(topic, count)
+        try:
+            self.save(topic)
+        except OSError:
+            _close(topic.partitions[before:])
+            del topic.partitions[before:]
+            raise
+
+    def delete(self, topic: Topic) -> None:
+        """Deletes a topic and its records."""
+        self.metadata_log.append(("topics", (topic.name,), None))
+        del self.by_name[topic.name]
+        for partition in topic.partitions:
+            partition.is_deleted = True
+        _close(topic.partitions)
+        if self.directory is not None:
+            shutil.rmtree(self.directory / "topics" / topic.name, ignore_errors=True)
+
+    def new_producer_id(self) -> int:
+        """An id that no producer has had, also before a restart."""
+        new: int = self.metadata_log.tables["producers"].get((), 0)
+        self.metadata_log.append(("producers", (), new + 1))
+        return new
+
+    def save(self, topic: Topic) -> None:
+        """Writes a topic, and the first offsets of its partitions, to the metadata log."""
+        starts = [partition.log.start for partition in topic.partitions]
+        value: Any = {"factor": topic.factor, "configs": topic.configs, "starts": starts}
+        self.metadata_log.append(("topics", (topic.name,), value))
+
+    def close(self) -> None:
+        """Closes all files."""
+        _close(self)
+
+    def _add_partitions(self, topic: Topic, count: int, starts: Sequence[int] | None = None) -> None:
+        """Adds partitions; with `starts`, those whose files exist."""
+        added: list[Partition] = []
+        try:
+            for index in range(len(topic.partitions), count):
+                added += [self._open(topic, index, None if starts is None else starts[index])]
+        except OSError:  # such as too many open files
+            _close(added)
+            raise
+        topic.partitions += added
+
+    def _open(self, topic: Topic, index: int, start: int | None) -> Partition:
+        """A new partition or, with `start`, one whose file exists."""
+        log, producers = Log(), Producers()
+        if self.directory is not None:
+            path = self.directory / "topics" / topic.name / f"{index}.log"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if start is None:
+                path.unlink(missing_ok=True)  # of a deleted topic, if the process ended before the file was deleted
+            log = Log(Store(path, self.fsync))
+            for batch in log.load():
+                producers.add(batch, batch.max_time)
+        if start is not None:
+            log.delete_before(min(start, log.end))
+        return Partition(topic, index, log, producers)

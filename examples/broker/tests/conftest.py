@@ -1,0 +1,44 @@
+"""The fixtures of the broker's tests. Tests that are coroutine functions run on virtual time."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from purgatory_broker.pytest_plugin import kafka_broker, kafka_broker_session, kafka_broker_settings  # noqa: F401
+from purgatory_broker.settings import Settings
+from purgatory_broker.testing import BrokerThread
+
+from purgatory.testing import VirtualTimeLoop
+
+reports: list[dict[str, Any]] = []
+"""What the exception handlers of loops are called with."""
+
+
+def new_virtual_loop() -> VirtualTimeLoop:
+    loop = VirtualTimeLoop()
+    loop.set_exception_handler(lambda _, context: reports.append(context))
+    return loop
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Callable[[], Any]]:
+    return {"virtual": new_virtual_loop}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_reported() -> Iterator[None]:
+    """Fails if anything was reported to the exception handler of a test's loop."""
+    reports.clear()
+    yield
+    assert reports == []
+
+
+@pytest.fixture
+def start_broker() -> Iterator[Callable[..., BrokerThread]]:
+    """Starts brokers with these settings; all are stopped at the end of the test."""
+    with ExitStack() as stack:
+
+        def start(port: int = 0, **settings: Any) -> BrokerThread:
+            return stack.enter_context(BrokerThread(Settings(**settings), port))
+
+        yield start

@@ -1,0 +1,74 @@
+"""Record batches: what is checked of their records, and how records are found by time in every codec."""
+
+import gzip
+import struct
+from collections.abc import Callable
+
+import pytest
+from cramjam import lz4, snappy, zstd
+from purgatory_broker.batches import find_time, iter_records, read_produced
+from raw import make_batch, produce_fields, produced, running_broker
+
+
+def xerial(data: bytes) -> bytes:
+    """The frame of snappy-java."""
+    blocks = [bytes(snappy.compress_raw(data[at : at + 40])) for at in range(0, len(data), 40)]
+    return b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1) + b"".join(struct.pack(">i", len(block)) + block for block in blocks)
+
+
+CODECS: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
+    "none": (0, bytes),
+    "gzip": (1, gzip.compress),
+    "snappy": (2, lambda data: bytes(snappy.compress_raw(data))),
+    "snappy of Java": (2, xerial),
+    "lz4": (3, lambda data: bytes(lz4.compress(data))),
+    "zstd": (4, lambda data: bytes(zstd.compress(data))),
+}
+VALUES = [b"a", b"b" * 200, b"c" * 20_000, b"d"]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+async def test_records_are_found_by_time_in_every_codec(codec: str) -> None:
+    number, compress = CODECS[codec]
+    async with running_broker() as client:
+        for time in (1000, 2000):
+            batch = make_batch(*VALUES, time=time, attributes=number, compress=compress)
+            assert produced(await client.ask("produce", **produce_fields("topic", batch)))[0][0] == "none"
+        partitions = [{"partition_index": 0, "timestamp": time} for time in (0, 1002, 1003, 1004, 2003, 2004, -3)]
+        response = await client.ask("list_offsets", topics=[{"name": "topic", "partitions": partitions}])
+    found = [(partition.offset, partition.timestamp) for partition in response.topics[0].partitions]
+    assert found == [(0, 1000), (2, 1002), (3, 1003), (4, 2000), (7, 2003), (-1, -1), (7, 2003)]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(("values", "announced"), [(VALUES, 3), (VALUES, 5)])
+async def test_records_that_are_not_as_many_as_announced_are_refused(codec: str, values: list[bytes], announced: int) -> None:
+    number, compress = CODECS[codec]
+    batch = make_batch(*values, attributes=number, compress=compress, count=announced)
+    async with running_broker() as client:
+        assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [("invalid_record", -1)]
+
+
+@pytest.mark.parametrize("attributes", range(1, 8))
+async def test_records_that_their_codec_cannot_read_are_refused_with_kafkas_error(attributes: int) -> None:
+    for garbage in (b"", b"garbage" * 10):
+        batch = make_batch(b"v", attributes=attributes, compress=lambda _, garbage=garbage: garbage)
+        async with running_broker() as client:
+            assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [("unknown_server_error", -1)]
+
+
+@pytest.mark.parametrize("records", [b"\xff" * 40, b"\x80", b"\x01", b"\x7e"])
+async def test_records_of_impossible_lengths_are_refused(records: bytes) -> None:
+    batch = make_batch(b"v", compress=lambda _: records)
+    async with running_broker() as client:
+        assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [("invalid_record", -1)]
+
+
+def test_records_without_a_length_are_given_up() -> None:
+    batch = read_produced(make_batch(b"v"))._replace(record_count=1_000_000_000)
+    with pytest.raises(ValueError, match="a record of 0 bytes"):
+        list(iter_records(b"\0" * 20, batch))
+
+
+def test_a_batch_whose_records_are_unreadable_is_found_as_a_whole() -> None:
+    assert find_time(make_batch(b"v", attributes=1, compress=lambda _: b"garbage"), 5000) == (0, 1000)

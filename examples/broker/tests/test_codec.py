@@ -1,0 +1,135 @@
+"""The broker reads what kio writes, and kio reads what the broker writes: every message in every version that is offered."""
+
+import io
+import struct
+from collections.abc import Callable
+from dataclasses import fields
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader, entity_writer
+from purgatory_broker.codec import COMMON_NAMES, Field, Malformed, fields_of, serde_of
+from purgatory_broker.wire import APIS, Api
+from raw import make
+
+BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
+
+
+def values_of(field: Field) -> st.SearchStrategy[Any]:
+    if field.nested is not None:
+        one = entities_of(field.nested)
+    elif field.kind in BITS:
+        one = st.integers(-(2 ** (BITS[field.kind] - 1)), 2 ** (BITS[field.kind] - 1) - 1)
+    elif field.kind.startswith("timedelta"):
+        one = st.integers(0, 2**31 - 1).map(lambda milliseconds: timedelta(milliseconds=milliseconds))
+    else:
+        kinds = {"bool": st.booleans(), "string": st.text(max_size=5), "error_code": st.sampled_from(list(ErrorCode))}
+        one = kinds.get(field.kind, st.none() if field.kind == "datetime_i64" else st.binary(max_size=200))
+    if field.is_array:
+        one = st.lists(one, max_size=3).map(tuple)
+    return st.none() | one if field.is_nullable else one
+
+
+def entities_of(cls: Any) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({field.name: values_of(field) for field in fields_of(cls).values()})
+
+
+def named(values: Any) -> Any:
+    """With the common names."""
+    if isinstance(values, tuple):
+        return tuple(named(value) for value in values)
+    return (
+        {COMMON_NAMES.get(name, name): named(value) for name, value in values.items()} if isinstance(values, dict) else values
+    )
+
+
+def plain(value: Any) -> Any:
+    """Entities of both kinds as dictionaries, times as milliseconds."""
+    if isinstance(value, SimpleNamespace):
+        return {name: plain(part) for name, part in vars(value).items()}
+    if isinstance(value, dict):
+        return {name: plain(part) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(part) for part in value]
+    if isinstance(value, timedelta):
+        return round(value.total_seconds() * 1000)
+    return round(value * 1000) if isinstance(value, float) else value
+
+
+def seconds(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: seconds(part) for name, part in value.items()}
+    if isinstance(value, tuple):
+        return tuple(seconds(part) for part in value)
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
+def all_versions(load: Callable[[int, int], Any], api: Api) -> list[Any]:
+    """The classes of all versions that are offered."""
+    return [load(api.key, version) for version in range(api.min_version, api.max_version + 1)]
+
+
+def test_no_two_fields_have_one_name() -> None:
+    def check(cls: Any) -> None:
+        own_fields = fields_of(cls)
+        assert len(own_fields) == len([field for field in fields(cls) if "tag" not in field.metadata]), cls
+        for field in own_fields.values():
+            if field.nested is not None:
+                check(field.nested)
+
+    for api in APIS.values():
+        for cls in all_versions(load_request_schema, api) + all_versions(load_response_schema, api):
+            check(cls)
+
+
+@pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
+def test_what_kio_writes_is_read(api: Api) -> None:
+    for cls in all_versions(load_request_schema, api):
+        check_reading(cls)
+
+
+def check_reading(cls: Any) -> None:
+    read = serde_of(cls).read
+
+    @settings(max_examples=10, deadline=None)
+    @given(entities_of(cls), st.data())
+    def check(values: dict[str, Any], data: st.DataObject) -> None:
+        buffer = io.BytesIO()
+        entity_writer(cls)(buffer, make(cls, values))
+        written = b"before" + buffer.getvalue() + b"after"
+        entity, end = read(written, 6)
+        assert plain(entity) == plain(named(values)), cls
+        assert end == len(written) - 5
+        if end > 6:
+            torn = written[: data.draw(st.integers(6, end - 1))]
+            with pytest.raises((Malformed, IndexError, UnicodeDecodeError, struct.error)):
+                read(torn, 6)
+
+    check()
+
+
+@pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
+def test_what_is_written_kio_reads(api: Api) -> None:
+    for cls in all_versions(load_response_schema, api):
+        check_writing(cls)
+
+
+def check_writing(cls: Any) -> None:
+    write = serde_of(cls).write
+
+    @settings(max_examples=10, deadline=None)
+    @given(entities_of(cls))
+    def check(values: dict[str, Any]) -> None:
+        out = bytearray()
+        write(out, named(seconds(values)) | {"what no version has": 1})
+        entity, size = entity_reader(cls)(bytes(out), 0)
+        assert entity == make(cls, values), cls
+        assert size == len(out)
+
+    check()

@@ -1,0 +1,362 @@
+"""The rules of groups, member by member; on virtual time, without a network."""
+
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from purgatory_broker.broker import Broker
+from purgatory_broker.settings import Settings
+from raw import Direct, running_broker
+
+SESSION, REBALANCE = 10.0, 60.0
+
+
+class Member:
+    """A consumer whose every request the test makes."""
+
+    def __init__(self, client: Direct, instance: str | None = None, protocols: tuple[str, ...] = ("range",)) -> None:
+        self.client, self.instance, self.protocols = client, instance, protocols
+        self.id, self.generation = "", -1
+        self.joined: Any = None
+
+    def join(self, version: int | None = None, group: str = "group") -> "asyncio.Future[Any]":
+        return self.client.send(
+            "join_group",
+            version,
+            group_id=group,
+            session_timeout=timedelta(seconds=SESSION),
+            rebalance_timeout=timedelta(seconds=REBALANCE),
+            member_id=self.id,
+            group_instance_id=self.instance,
+            protocol_type="consumer",
+            protocols=[{"name": name, "metadata": name.encode()} for name in self.protocols],
+        )
+
+    async def join_group(self) -> Any:
+        """Joins, once more if the broker asks for that."""
+        response = await self.join()
+        if response.error_code.name == "member_id_required":
+            self.id = response.member_id
+            response = await self.join()
+        assert response.error_code.name == "none", response
+        self.id, self.generation, self.joined = response.member_id, response.generation_id, response
+        return response
+
+    def sync(self, *assigned: "Member", version: int | None = None) -> "asyncio.Future[Any]":
+        assignments = [{"member_id": member.id, "assignment": b"for " + member.id.encode()} for member in assigned]
+        return self.client.send(
+            "sync_group",
+            version,
+            group_id="group",
+            generation_id=self.generation,
+            member_id=self.id,
+            group_instance_id=self.instance,
+            protocol_type="consumer",
+            protocol_name=self.joined.protocol_name,
+            assignments=assignments,
+        )
+
+    async def heartbeat(self, generation: int | None = None) -> str:
+        response = await self.client.ask(
+            "heartbeat",
+            group_id="group",
+            generation_id=self.generation if generation is None else generation,
+            member_id=self.id,
+            group_instance_id=self.instance,
+        )
+        return str(response.error_code.name)
+
+    async def leave(self, version: int | None = None) -> Any:
+        who = {"member_id": self.id, "group_instance_id": self.instance}
+        return await self.client.ask("leave_group", version, group_id="group", members=[who], member_id=self.id)
+
+    async def commit(self, offset: int, generation: int | None = None) -> str:
+        generation = self.generation if generation is None else generation
+        partitions = [{"partition_index": 0, "committed_offset": offset}]
+        response = await self.client.ask(
+            "offset_commit",
+            group_id="group",
+            generation_id_or_member_epoch=generation,
+            member_id=self.id,
+            group_instance_id=self.instance,
+            topics=[{"name": "topic", "partitions": partitions}],
+        )
+        return str(response.topics[0].partitions[0].error_code.name)
+
+
+async def form(*members: Member) -> Member:
+    """All join at the same time, and get their assignments; returns the leader."""
+    await asyncio.gather(*(member.join_group() for member in members))
+    await share(*members)
+    return next(member for member in members if member.id == member.joined.leader)
+
+
+async def share(*members: Member) -> None:
+    responses = await asyncio.gather(
+        *(member.sync(*members) if member.id == member.joined.leader else member.sync() for member in members)
+    )
+    assert [response.assignment for response in responses] == [b"for " + member.id.encode() for member in members]
+
+
+async def state(client: Direct) -> str:
+    return str((await client.ask("describe_groups", groups=["group"])).groups[0].group_state)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_the_first_join_waits_for_others_and_again_when_they_come() -> None:
+    async with running_broker(topics=(), rebalance_delay=3.0) as client:
+        one, two, three = (Member(client) for _ in range(3))
+        begun = now()
+        first = asyncio.create_task(one.join_group())
+        await asyncio.sleep(2)
+        second = asyncio.create_task(two.join_group())
+        await asyncio.sleep(3)
+        third = asyncio.create_task(three.join_group())
+        responses = await asyncio.gather(first, second, third)
+        assert now() - begun == pytest.approx(9, abs=0.01)  # three waits of 3 s: a member joined during each of the first two
+        assert {response.generation_id for response in responses} == {1}
+        assert {response.leader for response in responses} == {one.id}
+        assert [len(response.members) for response in responses] == [3, 0, 0]
+        assert {response.protocol_name for response in responses} == {"range"}
+
+
+async def test_without_a_delay_the_first_member_is_alone_at_once() -> None:
+    async with running_broker(topics=(), rebalance_delay=0.0) as client:
+        one, two = Member(client), Member(client)
+        begun = now()
+        await form(one)
+        assert now() - begun <= 0.01
+        coming = asyncio.create_task(two.join_group())
+        while await one.heartbeat() == "none":
+            await asyncio.sleep(0.1)
+        await asyncio.gather(one.join_group(), coming)
+        await share(one, two)
+        await asyncio.sleep(SESSION + 1)
+        assert await one.heartbeat() == await two.heartbeat() == "unknown_member_id"
+
+
+async def test_a_rebalance_goes_through_all_its_states() -> None:
+    async with running_broker(topics=()) as client:
+        one, two = Member(client), Member(client)
+        assert await state(client) == "Dead"
+        coming = asyncio.create_task(one.join_group())
+        await asyncio.sleep(0.01)
+        assert await state(client) == "PreparingRebalance"
+        await coming
+        assert await state(client) == "CompletingRebalance"
+        await share(one)
+        assert await state(client) == "Stable"
+        assert await one.heartbeat() == "none"
+        coming = asyncio.create_task(two.join_group())
+        await asyncio.sleep(0.01)
+        assert await one.heartbeat() == "rebalance_in_progress"
+        assert await one.commit(1) == "unknown_topic_or_partition"  # it may commit before it joins again
+        await asyncio.gather(one.join_group(), coming)
+        assert one.generation == two.generation == 2
+        await share(one, two)
+        assert (await two.leave()).members[0].error_code.name == "none"
+        assert await one.heartbeat() == "rebalance_in_progress"
+        await one.join_group()
+        await share(one)
+        await one.leave()
+        assert await state(client) == "Empty"
+
+
+async def test_a_member_without_heartbeats_is_removed_after_its_session_and_the_group_continues() -> None:
+    async with running_broker(topics=()) as client:
+        alive, silent = Member(client), Member(client)
+        await form(alive, silent)
+        begun = now()
+        while await alive.heartbeat() == "none":
+            await asyncio.sleep(1)
+        assert SESSION <= now() - begun <= SESSION + 1.1
+        await alive.join_group()
+        await share(alive)
+        assert await silent.heartbeat() == "unknown_member_id"
+        assert await silent.commit(1) == "unknown_member_id"
+
+
+async def test_a_member_that_does_not_join_again_in_time_is_removed() -> None:
+    async with running_broker(topics=()) as client:
+        joins, beats_only = Member(client), Member(client)
+        await form(joins, beats_only)
+        begun = now()
+        coming = asyncio.create_task(Member(client).join_group())
+        await asyncio.sleep(0.01)
+        joining = asyncio.create_task(joins.join_group())
+        while (error := await beats_only.heartbeat()) == "rebalance_in_progress":
+            await asyncio.sleep(1)
+        assert error == "unknown_member_id"
+        assert REBALANCE <= now() - begun <= REBALANCE + 1.1
+        await asyncio.gather(joining, coming)
+        assert joins.generation == 2
+
+
+async def test_a_member_that_does_not_sync_in_time_is_removed() -> None:
+    async with running_broker(topics=()) as client:
+        asks, forgets = Member(client), Member(client)
+        await asyncio.gather(asks.join_group(), forgets.join_group())
+        leader, other = (asks, forgets) if asks.joined.leader == asks.id else (forgets, asks)
+        await leader.sync(asks, forgets)
+        begun = now()
+        while await leader.heartbeat() == "none":
+            assert await other.heartbeat() in ("none", "rebalance_in_progress", "unknown_member_id")
+            await asyncio.sleep(1)
+        assert REBALANCE - 1.1 <= now() - begun <= REBALANCE + 1.1
+        assert await other.heartbeat() == "unknown_member_id"
+
+
+async def test_a_pending_member_holds_the_group_up_for_one_session_at_most() -> None:
+    async with running_broker(topics=()) as client:
+        member = Member(client)
+        await form(member)
+        begun = now()
+        response = await Member(client).join()
+        assert response.error_code.name == "member_id_required"
+        await member.join_group()
+        assert SESSION <= now() - begun <= SESSION + 0.01
+
+
+async def test_a_member_that_joins_during_a_sync_may_wait_for_longer_than_a_session() -> None:
+    async with running_broker(topics=()) as client:
+        there, new = Member(client), Member(client)
+        await there.join_group()
+        assert await state(client) == "CompletingRebalance"
+        coming = asyncio.create_task(new.join_group())
+        for _ in range(round(1.5 * SESSION)):  # it sends heartbeats, but does not join yet
+            await asyncio.sleep(1)
+            assert await there.heartbeat() == "rebalance_in_progress"
+        await there.join_group()
+        assert (await coming).generation_id == there.generation == 2
+
+
+async def test_old_versions_join_at_once_and_leave_by_one_field() -> None:
+    async with running_broker(topics=()) as client:
+        for version in range(4):
+            member = Member(client)
+            response = await member.join(version)
+            assert response.error_code.name == "none"
+            member.id, member.generation, member.joined = response.member_id, response.generation_id, response
+            assert (await member.sync(member, version=0)).assignment == b"for " + member.id.encode()
+            assert (await member.leave(version=min(version, 2))).error_code.name == "none"
+            assert (await member.leave(version=0)).error_code.name == "unknown_member_id"
+
+
+async def test_the_protocol_with_the_most_votes_is_taken() -> None:
+    async with running_broker(topics=()) as client:
+        members = [
+            Member(client, protocols=("a", "b", "c")),
+            Member(client, protocols=("b", "c")),
+            Member(client, protocols=("c", "b")),
+            Member(client, protocols=("b", "x", "c")),
+        ]
+        await form(*members)
+        assert {member.joined.protocol_name for member in members} == {"b"}
+        outsider = await Member(client, protocols=("x",)).join()
+        assert outsider.error_code.name == "inconsistent_group_protocol"
+
+
+async def test_requests_that_do_not_fit_the_group_are_refused() -> None:
+    async with running_broker(topics=()) as client:
+        member = Member(client)
+        await form(member)
+        assert await member.heartbeat(generation=0) == "illegal_generation"
+        assert await member.commit(1, generation=7) == "illegal_generation"
+        outsider = Member(client)
+        outsider.id = "nobody"
+        assert (await outsider.join()).error_code.name == "unknown_member_id"
+        assert await outsider.heartbeat() == "unknown_member_id"
+        assert (await Member(client).join(group="")).error_code.name == "invalid_group_id"
+        assert await Member(client).commit(1) == "unknown_member_id"  # from outside the group, while it has members
+        member.joined = type(member.joined)(
+            throttle_time=timedelta(), error_code=0, protocol_name="other", leader="", member_id="", members=()
+        )
+        assert (await member.sync()).error_code.name == "inconsistent_group_protocol"
+
+
+async def test_a_member_whose_response_was_lost_gets_it_again() -> None:
+    async with running_broker(topics=()) as client:
+        one, two = Member(client), Member(client)
+        leader = await form(one, two)
+        follower = two if leader is one else one
+        again = await follower.join()
+        assert (again.error_code.name, again.generation_id) == ("none", 1)
+        assert (await follower.sync()).assignment == b"for " + follower.id.encode()
+        assert await state(client) == "Stable"
+        joining = leader.join()  # a leader that joins again wants to assign anew
+        await asyncio.sleep(0.01)
+        assert not joining.done()
+        assert await state(client) == "PreparingRebalance"
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_static_member_comes_back_to_its_place(number: int) -> None:
+    async with running_broker(topics=()) as client:
+        one, two = Member(client, "one"), Member(client, "two")
+        leader = await form(*((one, two) if number == 1 else (two, one)))
+        assert leader is (one if number == 1 else two)
+        old, assignment = two.id, b"for " + two.id.encode()
+        two.id = ""
+        await two.join_group()
+        assert two.id != old and two.generation == 1
+        if leader is two:  # it is not to assign anew: nobody else would get that assignment
+            assert (two.joined.leader, two.joined.members) == (old, ())
+        assert (await two.sync()).assignment == assignment
+        ghost = Member(client, "two")
+        ghost.id, ghost.generation = old, 1
+        assert await ghost.heartbeat() == "fenced_instance_id"
+        assert await one.heartbeat() == "none"
+        by_name = {"member_id": "", "group_instance_id": "two"}
+        response = await client.ask("leave_group", group_id="group", members=[by_name])
+        assert response.members[0].error_code.name == "none"
+        assert await one.heartbeat() == "rebalance_in_progress"
+
+
+async def test_a_static_member_keeps_its_name_when_it_joins_in_a_version_that_has_no_names() -> None:
+    async with running_broker(topics=()) as client:
+        member = Member(client, "name")
+        await form(member)
+        assert (await member.join(version=4)).generation_id == 2
+        described = await client.ask("describe_groups", groups=["group"])
+        assert [one.group_instance_id for one in described.groups[0].members] == ["name"]
+
+
+async def test_a_group_and_its_offsets_survive_a_restart(tmp_path: Path) -> None:
+    async def first_life() -> Member:
+        broker = Broker(Settings(directory=tmp_path))
+        client = Direct(broker)
+        await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+        member = Member(client)
+        await form(member)
+        assert await member.commit(7) == "none"
+        await broker.aclose()
+        with (tmp_path / "kept.jsonl").open("a") as file:
+            file.write('["offsets", ["group", "topic", 0], [8')  # the process ended while it wrote this line
+        return member
+
+    async def second_life(member: Member) -> None:
+        broker = Broker(Settings(directory=tmp_path))
+        broker.coordinator.start()
+        member.client = Direct(broker)
+        assert await member.heartbeat() == "none"
+        response = await member.client.ask("offset_fetch", group_id="group", topics=None)
+        assert [partition.committed_offset for partition in response.topics[0].partitions] == [7]
+        assert await member.commit(9) == "none"
+        await asyncio.sleep(SESSION + 1)
+        assert await member.heartbeat() == "unknown_member_id"
+        assert await state(member.client) == "Empty"
+        await member.client.ask("delete_groups", groups_names=["group"])
+        await broker.aclose()
+
+    async def third_life() -> None:
+        broker = Broker(Settings(directory=tmp_path))
+        assert (await Direct(broker).ask("list_groups")).groups == ()
+        await broker.aclose()
+
+    await second_life(await first_life())
+    await third_life()

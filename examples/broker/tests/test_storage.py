@@ -1,0 +1,339 @@
+"""Storage: the log against a list, and a broker that ends in all ways and is started again."""
+
+import asyncio
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from time import time as time_of_day
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ports import free_port
+from purgatory_broker import topics
+from purgatory_broker.batches import read_batch
+from purgatory_broker.broker import Broker
+from purgatory_broker.groups import Group, Member, State
+from purgatory_broker.log import Log, Store
+from purgatory_broker.settings import Settings
+from purgatory_broker.testing import BrokerThread
+from raw import Direct, Raw, fetch_fields, fetched, make_batch, produce_fields, produced
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same packages as here
+ONE, TWO = make_batch(b"one"), make_batch(b"two", b"three")
+
+
+@contextmanager
+def program(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A broker in a process of its own, and its address."""
+    command = [sys.executable, "-m", "purgatory_broker", "--port", "0", *arguments]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            words = process.stdout.readline().split()
+            assert words[:2] == ["listening", "on"]
+            yield process, words[2]
+        finally:
+            process.kill()
+
+
+def batches_of(data: bytes) -> list[tuple[int, int]]:
+    """First offset and number of records of each batch."""
+    found, at = [], 0
+    while at < len(data):
+        batch = read_batch(data[at:])
+        found.append((batch.base_offset, batch.record_count))
+        at += batch.size
+    return found
+
+
+sizes = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 50)), max_size=12)
+
+
+@settings(deadline=None)
+@given(sizes, st.data())
+def test_a_log_reads_what_a_list_would(batches: list[tuple[int, int]], data: st.DataObject) -> None:
+    log, oracle, offset = Log(), [], 0
+    for count, time in batches:
+        batch = make_batch(*[b"x"] * count, time=time)
+        assert log.append(batch, read_batch(batch)).base_offset == offset
+        oracle.append((offset, count, len(batch), time))
+        offset += count
+    assert log.end == offset
+    cut = data.draw(st.integers(0, offset))
+    log.delete_before(cut)
+    oracle = [entry for entry in oracle if entry[0] + entry[1] > cut]
+    assert log.start == cut
+    ends = [entry[0] for entry in oracle] + [offset]
+    start, end = data.draw(st.integers(cut, offset)), data.draw(st.sampled_from(ends))
+    wanted = [entry for entry in oracle if entry[0] + entry[1] > start and entry[0] < end] if start < end else []
+    assert log.size(start, end) == sum(entry[2] for entry in wanted)
+    limit = data.draw(st.integers(0, 400))
+    taken, left = [], limit
+    for entry in wanted:
+        left -= entry[2]
+        if left < 0 and taken:
+            break
+        taken.append(entry[:2])
+        if left < 0:
+            break
+    assert batches_of(log.read(start, end, limit, at_least_one=True)) == taken
+    time = data.draw(st.integers(0, 60))
+    records = [(base + number, first + number) for base, count, _, first in oracle for number in range(count)]
+    since = next(((place, stamp) for place, stamp in records if stamp >= time), None)
+    found = log.find_time(time, offset)
+    assert found == since or (since is not None and found == (max(since[0], cut), since[1]))
+
+
+@pytest.mark.parametrize("tail", [b"", ONE[:-1], ONE[:30], ONE[:5], b"\0" * 100, make_batch(b"x")[:-1] + b"y"])
+def test_an_incomplete_batch_at_the_end_is_truncated(tmp_path: Path, tail: bytes) -> None:
+    path = tmp_path / "0.log"
+    path.write_bytes(ONE + TWO + tail)
+    log = Log(Store(path))
+    assert [batch.record_count for batch in log.load()] == [1, 2]
+    assert path.stat().st_size == len(ONE + TWO)
+    log.append(ONE, read_batch(ONE))
+    log.store.file.close()
+    assert path.stat().st_size == len(ONE + TWO + ONE)
+
+
+async def test_a_broker_continues_where_it_ended(tmp_path: Path) -> None:
+    now = int(time_of_day() * 1000)  # of older producers a restart knows nothing
+
+    def batch(sequence: int) -> bytes:
+        return make_batch(b"v", producer=0, epoch=0, sequence=sequence, time=now)
+
+    async def life(first: int) -> None:
+        broker = Broker(Settings(directory=tmp_path, partitions=2))
+        client = Direct(broker)
+        await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+        for number in range(first, first + 3):
+            expected = [("none", number), ("none", number)]
+            assert produced(await client.ask("produce", **produce_fields("topic", batch(number), ONE))) == expected
+        again = produced(await client.ask("produce", **produce_fields("topic", batch(first + 1))))
+        assert again == [("none", first + 1)]
+        await client.ask(
+            "delete_records", topics=[{"name": "topic", "partitions": [{"partition_index": 1, "offset": first + 2}]}]
+        )
+        await broker.aclose()
+
+    for number in range(3):
+        await life(3 * number)
+    client = Direct(Broker(Settings(directory=tmp_path)))
+    response = await client.ask("fetch", **fetch_fields("topic", 0, 0))
+    assert fetched(response) == [("none", 9 * len(batch(0))), ("offset_out_of_range", 0)]
+    response = await client.ask("fetch", **fetch_fields("topic", 9, 8))
+    assert fetched(response) == [("none", 0), ("none", len(ONE))]
+    assert produced(await client.ask("produce", **produce_fields("topic", batch(8)))) == [("none", 8)]
+    await client.ask("delete_topics", topic_names=["topic"])
+    await client.broker.aclose()
+    assert list((tmp_path / "topics").iterdir()) == []
+
+
+async def test_a_topic_of_the_same_name_begins_empty(tmp_path: Path) -> None:
+    broker = Broker(Settings(directory=tmp_path))
+    client = Direct(broker)
+    wanted = {"name": "topic", "num_partitions": 1, "replication_factor": 1}
+    await client.ask("create_topics", topics=[wanted])
+    await client.ask("produce", **produce_fields("topic", ONE))
+    partitions = [{"partition_index": 0, "committed_offset": 1}]
+    await client.ask("offset_commit", group_id="group", topics=[{"name": "topic", "partitions": partitions}])
+    stale = tmp_path / "topics" / "topic" / "0.log"
+    data = stale.read_bytes()
+    await client.ask("delete_topics", topic_names=["topic"])
+    stale.parent.mkdir()
+    stale.write_bytes(data)  # as if the process had ended before the file was deleted
+    await client.ask("create_topics", topics=[wanted])
+    assert fetched(await client.ask("fetch", **fetch_fields("topic", 0))) == [("none", 0)]
+    assert (await client.ask("offset_fetch", group_id="group", topics=None)).topics == ()
+    await broker.aclose()
+
+
+async def test_producer_ids_are_unique_across_restarts(tmp_path: Path) -> None:
+    ids = []
+    for _ in range(3):
+        broker = Broker(Settings(directory=tmp_path))
+        ids += [(await Direct(broker).ask("init_producer_id")).producer_id for _ in range(2)]
+        broker.metadata_log.close(), broker._lock.close()  # and nothing else, as if the process were killed
+    assert len(set(ids)) == 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", [[], ["--fsync"]])
+def test_what_had_a_response_survives_a_kill(tmp_path: Path, extra: list[str]) -> None:
+    arguments = ("--directory", str(tmp_path), *extra)
+    confirmed = 0
+    with program(*arguments) as (process, address), Raw(address) as client:
+        client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+        for number in range(50):
+            assert produced(client.ask("produce", **produce_fields("topic", TWO))) == [("none", 2 * number)]
+            confirmed += 1
+        client.send("produce", **produce_fields("topic", TWO))  # which may or may not survive
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with program(*arguments) as (process, address), Raw(address) as client:
+        response: Any = client.ask("fetch", **fetch_fields("topic", 0))
+        found = batches_of(response.responses[0].partitions[0].records)
+        assert found[:confirmed] == [(2 * number, 2) for number in range(confirmed)]
+        assert len(found) <= confirmed + 1
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=200)
+        assert process.returncode == 0
+        assert errors == ""
+        assert "fetch: completed 1, expired 0, cancelled 0, missed triggers 0, pending 0\n" in output
+
+
+@pytest.mark.slow
+def test_an_idempotent_producer_loses_and_doubles_nothing_when_the_broker_is_killed(tmp_path: Path) -> None:
+    numbers = iter(range(10_000))
+    confirmed: list[int] = []
+
+    def send(producer: Producer, count: int) -> None:
+        for number in islice(numbers, count):
+            confirm = lambda error, _, number=number: confirmed.append(number if error is None else -1)  # noqa: E731
+            producer.produce("topic", str(number).encode(), partition=0, on_delivery=confirm)
+            producer.poll(0.001)
+
+    arguments = ("--directory", str(tmp_path), "--port", str(free_port()))
+    with program(*arguments) as (process, address):
+        options = {"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 0, "log_level": 0}
+        producer = Producer(options | {"reconnect.backoff.max.ms": 100, "retry.backoff.ms": 10})
+        send(producer, 1000)
+        process.send_signal(signal.SIGKILL)
+        send(producer, 200)
+    with program(*arguments) as (process, address):
+        send(producer, 300)
+        assert producer.flush(60) == 0
+        consumer = Consumer(
+            {"bootstrap.servers": address, "group.id": "group", "auto.offset.reset": "earliest", "log_level": 0}
+        )
+        consumer.assign([TopicPartition("topic", 0, 0)])
+        received = [int(message.value()) for message in consumer.consume(1500, 60)]
+        assert confirmed == received == list(range(1500))
+        assert consumer.get_watermark_offsets(TopicPartition("topic", 0), timeout=60) == (0, 1500)
+        consumer.close()
+
+
+class Full:
+    """A file on a disk with space for ten more bytes."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def write(self, data: bytes) -> int:
+        return int(self.file.write(data[:10]))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+async def test_a_full_disk_is_an_error_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker(Settings(directory=tmp_path))
+    client = Direct(broker)
+    await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+    store = broker.topics.partition("topic", 0).log.store
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "file", Full(store.file))
+        assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("kafka_storage_error", -1)]
+    assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("none", 0)]
+    response = await client.ask("fetch", **fetch_fields("topic", 0))
+    assert batches_of(response.responses[0].partitions[0].records) == [(0, 1)]
+    await broker.aclose()
+
+
+async def test_a_full_disk_leaves_the_metadata_log_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def commit(client: Direct, offset: int) -> "asyncio.Future[Any]":
+        partitions = [{"partition_index": 0, "committed_offset": offset}]
+        return client.send("offset_commit", group_id="group", topics=[{"name": "topic", "partitions": partitions}])
+
+    broker = Broker(Settings(directory=tmp_path))
+    client = Direct(broker)
+    await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
+    await commit(client, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(broker.metadata_log._store, "file", Full(broker.metadata_log._store.file))
+        response = await commit(client, 2)
+        assert response.topics[0].partitions[0].error_code.name == "not_coordinator"
+        wanted = {"name": "no", "num_partitions": 1, "replication_factor": 1}
+        response = await client.ask("create_topics", topics=[wanted])
+        assert response.topics[0].error_code.name == "kafka_storage_error"
+        assert (await client.ask("init_producer_id")).error_code.name == "kafka_storage_error"
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert "kept.jsonl cannot be written, requests that need it are refused: [Errno 28] No space left on device" in message
+    await client.ask("metadata", topics=[{"name": "other"}], allow_auto_topic_creation=True)
+    await broker.aclose()
+    client = Direct(Broker(Settings(directory=tmp_path)))
+    response = await client.ask("offset_fetch", group_id="group", topics=None)
+    assert [partition.committed_offset for partition in response.topics[0].partitions] == [1]
+    assert {topic.name for topic in (await client.ask("metadata", topics=None)).topics} == {"topic", "other"}
+    await client.broker.aclose()
+
+
+def test_a_port_that_is_taken_is_an_error(start_broker: Any) -> None:
+    taken = int(start_broker().address.split(":")[1])
+    with pytest.raises(OSError, match="in use"), BrokerThread(port=taken):
+        pass
+
+
+async def test_members_of_a_group_are_there_after_a_restart_whatever_their_protocols_are_called(tmp_path: Path) -> None:
+    broker = Broker(Settings(directory=tmp_path))
+    member = Member(
+        member_id="m",
+        group_instance_id=None,
+        client_id="c",
+        client_host="h",
+        session_timeout=9.5,
+        rebalance_timeout=60.0,
+        protocols={"bytes": b"\xff", "range": b""},
+        assignment=b"mine",
+    )
+    group = Group(
+        group_id="g", generation_id=3, protocol_type="consumer", protocol_name="bytes", leader="m", members={"m": member}
+    )
+    broker.coordinator.save(group)
+    await broker.aclose()
+    broker = Broker(Settings(directory=tmp_path))
+    again = broker.coordinator.groups["g"]
+    assert again.to_metadata() == group.to_metadata()
+    assert (again.state, again.members["m"].protocols) == (State.STABLE, member.protocols)
+    await broker.aclose()
+
+
+async def test_a_second_broker_on_one_directory_is_refused(tmp_path: Path) -> None:
+    broker = Broker(Settings(directory=tmp_path))
+    with pytest.raises(OSError, match=f"another broker uses the directory {tmp_path}"):
+        Broker(Settings(directory=tmp_path))
+    await broker.aclose()
+    await Broker(Settings(directory=tmp_path)).aclose()
+
+
+async def test_a_topic_for_which_too_many_files_are_open_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = Broker(Settings(directory=tmp_path))
+    client, opened = Direct(broker), list[Store]()
+
+    class Limited(Store):
+        def __init__(self, path: Path, fsync: bool) -> None:
+            if len(opened) == 2:
+                raise OSError(errno.EMFILE, "Too many open files", str(path))
+            super().__init__(path, fsync)
+            opened.append(self)
+
+    wanted = {"name": "topic", "num_partitions": 3, "replication_factor": 1}
+    with monkeypatch.context() as patch:
+        patch.setattr(topics, "Store", Limited)
+        (refused,) = (await client.ask("create_topics", topics=[wanted])).topics
+    assert (refused.error_code.name, "Too many open files" in refused.error_message) == ("kafka_storage_error", True)
+    assert all(store.file.closed for store in opened)
+    (created,) = (await client.ask("create_topics", topics=[wanted])).topics
+    assert created.error_code.name == "none"
+    await broker.aclose()

@@ -1,0 +1,241 @@
+"""A poll within scopes of others: the end of a wait keeps nobody from ending the request's task, or a part of it."""
+
+import asyncio
+import contextlib
+from itertools import permutations, product
+from typing import Any
+
+import anyio
+import pytest
+from asgi_requests import Request
+from helpers import iterations
+from loops import on_every_loop, on_virtual_time
+
+from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory
+from purgatory.asgi import Ending, LongPolls, Outcome
+
+WAITS = ["predicate", "asynchronous predicate", "operation", "threshold", "run"]
+
+
+class Fetch(DelayedOperation[str]):
+    def __init__(self, found: asyncio.Event) -> None:
+        super().__init__(100.0)
+        self.found = found
+
+    def try_complete(self) -> bool:
+        return self.found.is_set() and self.force_complete()
+
+    def on_complete(self) -> str:
+        return "found"
+
+
+class Service:
+    """A request that waits within `around`, and everything that may end it, each a method without arguments."""
+
+    def __init__(self, wait: str, around: str) -> None:
+        self.polls = LongPolls(signals=(), max_wait=100)
+        self.purgatory: Purgatory[Any] = Purgatory()
+        self.thresholds: ThresholdPurgatory[str, int] = ThresholdPurgatory()
+        self.found = asyncio.Event()
+        self.kind, self.around = wait, around
+        self.outcome: Outcome[Any] | None = None
+        self.went_on = False
+        """Whether the endpoint came to its end."""
+        self.ended_by_scope = False
+        self.app = self.polls.middleware(self.answer)
+        self.request: Request | None = None
+
+    async def answer(self, scope: Any, receive: Any, send: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        before = task.cancelling()
+        try:
+            if self.around == "nothing":
+                await self.body(scope)
+            elif self.around == "timeout":
+                async with asyncio.timeout(None) as self.timeout:
+                    await self.body(scope)
+            elif self.around == "anyio":
+                with anyio.CancelScope() as self.scope:
+                    await self.body(scope)
+                self.ended_by_scope = self.scope.cancelled_caught
+            else:
+                async with asyncio.TaskGroup() as group:
+                    self.sibling: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    group.create_task(self.fail())
+                    await self.body(scope)
+                    self.sibling.cancel()
+        except (TimeoutError, ExceptionGroup):
+            self.ended_by_scope = True
+        if self.around != "group":  # in 3.11 a group of tasks does not take its own cancellation back
+            assert task.cancelling() == before
+        await iterations(5)  # where a cancellation that was left behind would strike
+
+    async def fail(self) -> None:
+        await self.sibling
+        raise LookupError
+
+    async def body(self, scope: Any) -> None:
+        self.outcome = await self.wait(self.polls.poll(scope))
+        await iterations(5)
+        self.went_on = True
+
+    async def wait(self, poll: Any) -> Outcome[Any]:
+        if self.kind == "predicate":
+            return await poll.wait_for(self.purgatory, lambda: self.found.is_set() and "found", ["key"])
+        if self.kind == "asynchronous predicate":
+            return await poll.wait_for(self.purgatory, self.look, ["key"])
+        if self.kind == "operation":
+            return await poll.wait(self.purgatory, Fetch(self.found), ["key"])
+        if self.kind == "threshold":
+            return await poll.reach(self.thresholds, "key", 1)
+        return await poll.run(self.found.wait())
+
+    async def look(self) -> str | None:
+        await asyncio.sleep(0)
+        return "found" if self.found.is_set() else None
+
+    def satisfy(self) -> None:
+        self.found.set()
+        self.thresholds.advance("key", 1)
+        self.purgatory.check_and_complete("key")
+
+    def leave(self) -> None:
+        self.request.leave()
+
+    def stop(self) -> None:
+        self.polls.stop()
+
+    def cancel(self) -> None:
+        self.request.task.cancel()
+
+    def end_scope(self) -> None:
+        if self.went_on or self.request.task.done():
+            return
+        if self.around == "timeout":
+            self.timeout.reschedule(asyncio.get_running_loop().time())
+        elif self.around == "anyio":
+            self.scope.cancel()
+        elif not self.sibling.done():
+            self.sibling.set_result(None)
+
+    async def run(self, events: tuple[str, ...], pause: int) -> bool:
+        """Has the events happen to a request, so many iterations apart, and returns whether the request was cancelled."""
+        self.request = Request(self.app)
+        await iterations(20)
+        for event in events:
+            getattr(self, event)()
+            await iterations(pause)
+        await asyncio.wait([self.request.task])
+        self.check_nothing_is_left()
+        if self.request.task.cancelled():
+            return True
+        await self.request.done()
+        return False
+
+    def check_nothing_is_left(self) -> None:
+        assert self.polls.open == self.purgatory.pending == self.purgatory.watched == self.thresholds.pending == 0
+
+
+@pytest.mark.parametrize("wait", WAITS)
+@pytest.mark.parametrize("around", ["nothing", "timeout", "anyio", "group"])
+async def test_whoever_ends_a_wait_or_what_is_around_it_nobody_else_is_kept_from_his_own(wait, around):
+    names = ["satisfy", "leave", "stop", "cancel", *(["end_scope"] if around != "nothing" else [])]
+    for events, pause in product(permutations(names, 2), range(3)):
+        service = Service(wait, around)
+        was_cancelled = await service.run(events, pause)
+        came_to_its_end = service.went_on or was_cancelled or service.ended_by_scope
+        assert came_to_its_end, (events, pause)
+        if "cancel" not in events:
+            assert not was_cancelled, (events, pause)
+        if "end_scope" not in events:
+            assert not service.ended_by_scope, (events, pause)
+
+
+@pytest.mark.parametrize("wait", WAITS)
+async def test_what_is_there_when_the_server_stops_or_the_client_leaves_is_satisfied(wait):
+    for event, around in product(["stop", "leave"], ["nothing", "timeout", "anyio", "group"]):
+        service = Service(wait, around)
+        await service.run(("satisfy", event), 0 if wait != "asynchronous predicate" else 3)  # that has to be awaited
+        assert service.outcome is not None
+        assert (service.outcome.ending, bool(service.outcome.value)) == (Ending.SATISFIED, True)
+
+
+@on_every_loop
+@pytest.mark.parametrize("wait", WAITS)
+async def test_the_scope_of_a_server_around_a_request_ends_its_wait(wait):
+    service = Service(wait, "nothing")
+
+    async def serve(scope: Any, receive: Any, send: Any) -> None:
+        with anyio.move_on_after(0.01) as around:
+            await service.app(scope, receive, send)
+        assert around.cancelled_caught
+
+    await Request(serve).done()
+    assert service.outcome is None
+    service.check_nothing_is_left()
+
+
+@on_virtual_time
+async def test_the_end_of_a_wait_has_an_asynchronous_predicate_clean_up_undisturbed():
+    log: list[str] = []
+
+    async def look() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            await asyncio.sleep(1)
+            log.append("cleaned up")
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        endings.append((await polls.poll(scope).wait_for(Purgatory(), look, ["key"])).ending)
+
+    polls, endings = LongPolls(signals=()), []
+    for end in (lambda request: request.leave(), lambda _: polls.stop()):
+        request = Request(polls.middleware(answer))
+        await asyncio.sleep(1)
+        end(request)
+        await request.done()
+    assert endings == [Ending.GONE, Ending.STOPPING]
+    assert log == ["cleaned up"] * 2
+    assert asyncio.get_running_loop().time() == 4.0
+
+
+@on_virtual_time
+async def test_what_goes_on_after_its_cancellation_is_awaited_to_its_end():
+    async def stubborn() -> None:
+        for _ in range(2):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(10)
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        endings.append((await polls.poll(scope, wait=60).run(stubborn())).ending)
+
+    polls, endings = LongPolls(signals=()), []
+    request = Request(polls.middleware(answer))
+    await asyncio.sleep(1)
+    request.leave()
+    await request.done()
+    assert endings == [Ending.SATISFIED]  # it has returned
+    assert asyncio.get_running_loop().time() == 11.0
+
+
+async def test_a_cancellation_of_something_else_does_not_keep_the_end_of_the_wait_away():
+    other = asyncio.get_running_loop().create_future()
+
+    async def work() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await other
+        await asyncio.Event().wait()
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        endings.append((await polls.poll(scope).run(work())).ending)
+
+    polls, endings = LongPolls(signals=()), []
+    request = Request(polls.middleware(answer))
+    await iterations(10)
+    other.cancel()
+    await iterations(10)
+    request.leave()
+    await request.done()
+    assert endings == [Ending.GONE]

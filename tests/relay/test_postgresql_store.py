@@ -1,0 +1,215 @@
+"""The store in PostgreSQL: rows that others hold locked, long transactions, schemas, and a channel that anyone may send to."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any
+
+import asyncpg
+import pytest
+from loops import Runner
+from relay_waits import knows, set_timeout, until
+from servers import TIMEOUT, PostgresServer, postgres_server
+
+from purgatory import RelayUnavailable
+from purgatory.relay import Change, Relay
+from purgatory.relay._postgresql import MAX_ROWS_PER_READ, PostgresStore
+
+pytestmark = pytest.mark.slow
+
+prefixes = count(1)
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+@asynccontextmanager
+async def opened(url: str, **options: Any) -> AsyncIterator[Relay]:
+    async with Relay(url, **{"prefix": f"test{next(prefixes)}", "resync": TIMEOUT, "timeout": TIMEOUT, **options}) as relay:
+        yield relay
+
+
+@asynccontextmanager
+async def connected(url: str) -> AsyncIterator[Any]:
+    connection = await asyncpg.connect(url)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def opened_store(url: str) -> AsyncIterator[PostgresStore]:
+    store = PostgresStore(url, f"test{next(prefixes)}")
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def read_all(store: PostgresStore, since: int) -> tuple[list[str], int]:
+    """The keys that have changed after a position, and the last position."""
+    keys: list[str] = []
+    has_more = True
+    while has_more:
+        result = await store.read((), since)
+        assert len(result.versions) <= MAX_ROWS_PER_READ
+        since, has_more = result.position, result.has_more
+        keys += result.versions
+    return keys, since
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_row_that_others_hold_locked_holds_up_no_other_key(run: Runner, postgres: PostgresServer, exists: bool) -> None:
+    """Neither as long as it is locked, nor by statements that go on waiting for it; and what has failed is not done later."""
+
+    async def main() -> None:
+        async with opened(postgres.url) as here, connected(postgres.url) as connection:
+            before = await here.bump("locked") if exists else 0
+            transaction = connection.transaction()
+            await transaction.start()
+            await here.bump("locked", connection=connection)
+            await set_timeout(here, 1.0)
+            for _ in range(5):
+                calls = [here.bump("locked"), *(here.bump(f"key{number}") for number in range(99)), here.bump("locked")]
+                answers = await asyncio.gather(*calls, return_exceptions=True)
+                assert [type(answer) for answer in answers[1:-1]] == [int] * 99
+                assert isinstance(answers[0], RelayUnavailable)
+                assert str(answers[0]).startswith("cannot bump 'locked': others hold it locked at postgresql://")
+                assert isinstance(answers[-1], RelayUnavailable)
+                assert here.statistics().is_connected
+            query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
+            assert await connection.fetchval(query) == 2
+            await set_timeout(here, TIMEOUT)
+            waiting = [asyncio.create_task(here.bump("locked")) for _ in range(3)]
+            await until(lambda: here._batcher.is_locked("locked"))
+            waiting.append(asyncio.create_task(here.bump("locked")))
+            await transaction.rollback()
+            assert await asyncio.gather(*waiting) == [before + 1, before + 2, before + 3, before + 4]
+            assert await here.version("key0") == 5
+
+    run(main)
+
+
+def test_an_order_of_bumps_to_a_locked_key_is_kept_by_advances_too(run: Runner, postgres: PostgresServer) -> None:
+    async def main() -> None:
+        async with opened(postgres.url) as here, connected(postgres.url) as connection:
+            async with connection.transaction():
+                await here.bump("a", connection=connection)
+                first = asyncio.create_task(here.bump("a"))
+                await until(lambda: here._batcher.is_locked("a"))
+                rest = [asyncio.create_task(call) for call in (here.advance("a", 40), here.bump("a"))]
+                assert await here.bump("b") == 1
+            assert await asyncio.gather(first, *rest) == [41, 42, 42]
+
+    run(main)
+
+
+def test_each_change_is_read_once_in_portions_while_an_older_transaction_is_open(run: Runner, postgres: PostgresServer) -> None:
+    async def main() -> None:
+        async with opened_store(postgres.url) as store, connected(postgres.url) as connection:
+            since = (await store.read((), None)).position
+            async with connection.transaction():
+                await store.write([Change("slow", 0, 1)], connection)
+                keys = [f"key{number}" for number in range(2 * MAX_ROWS_PER_READ)]
+                for first in range(0, len(keys), 100):
+                    await store.write([Change(key, 0, 1) for key in keys[first : first + 100]])
+                changed, since = await read_all(store, since)
+                assert sorted(changed) == sorted(keys)
+                assert await read_all(store, since) == ([], since)
+                await store.write([Change("key7", 0, 1)])
+                changed, since = await read_all(store, since)
+                assert changed == ["key7"]
+            changed, since = await read_all(store, since)
+            assert changed == ["slow"]
+            assert await read_all(store, since) == ([], since)
+
+    run(main)
+
+
+def test_what_is_committed_between_two_portions_is_read_by_the_next_read(run: Runner, postgres: PostgresServer) -> None:
+    async def main() -> None:
+        async with opened_store(postgres.url) as store, connected(postgres.url) as connection:
+            since = (await store.read((), None)).position
+            transaction = connection.transaction()
+            await transaction.start()
+            await store.write([Change("slow", 0, 1)], connection)
+            for first in range(0, MAX_ROWS_PER_READ + 100, 100):
+                await store.write([Change(f"key{number}", 0, 1) for number in range(first, first + 100)])
+            portion = await store.read((), since)
+            assert portion.has_more
+            await transaction.commit()
+            await store.write([Change("key0", 0, 1)])
+            rest, since = await read_all(store, portion.position)
+            changed, since = await read_all(store, since)
+            assert {"slow", "key0"} <= {*rest, *changed}
+            assert await read_all(store, since) == ([], since)
+
+    run(main)
+
+
+def test_what_anyone_sends_to_the_channel_is_a_hint_and_nothing_else(run: Runner, postgres: PostgresServer) -> None:
+    async def main() -> None:
+        prefix = f"test{next(prefixes)}"
+        async with opened(postgres.url, prefix=prefix) as here, connected(postgres.url) as connection:
+            assert await here.bump("a") == 1
+            epoch = here.epoch
+            waiting = asyncio.create_task(here.wait("a", 1))
+            await knows(here, "a")
+            channel = await connection.fetchval(here._store._query("SELECT {channel}"))  # type: ignore[attr-defined]
+            for payload in (
+                f'["{epoch}",-1,1,{{"a":99}}]',
+                f'["{epoch}",0,{10**15},{{"a":99}}]',
+                '["other",-1,-1,{"a":99}]',
+                '["a"]',
+                "[]",
+                "nonsense",
+            ):
+                await connection.execute("SELECT pg_notify($1, $2)", channel, payload)
+            follower = here._follower
+            await until(lambda: follower.received >= 4 and not follower.needs_read and follower._in_flight is None)
+            assert not waiting.done()
+            assert (here.epoch, here.statistics().epochs) == (epoch, 1)
+            table = here._store._table  # type: ignore[attr-defined]
+            await connection.execute(f"UPDATE {table} SET version = 2, changed = pg_current_xact_id() WHERE version = 1")
+            await connection.execute("SELECT pg_notify($1, $2)", channel, '["a"]')
+            assert await waiting == 2
+
+    run(main)
+
+
+def test_relays_of_two_schemas_do_not_hear_each_other(run: Runner, postgres: PostgresServer) -> None:
+    async def main() -> None:
+        prefix = f"test{next(prefixes)}"
+        async with connected(postgres.url) as connection:
+            await connection.execute(f"CREATE SCHEMA {prefix}")
+        other = f"{postgres.url}?search_path={prefix}"
+        async with opened(postgres.url, prefix=prefix) as here, opened(other, prefix=prefix) as there:
+            assert here.epoch != there.epoch
+            received = here.statistics().received
+            assert await there.bump("a") == 1
+            assert await there.bump("a") == 2
+            await until(lambda: there.statistics().received == 2)
+            assert await here.bump("a") == 1
+            await until(lambda: here.statistics().received > received)
+            assert here.statistics().received == received + 1
+
+    run(main)
+
+
+def test_keys_that_are_too_long_for_a_message_are_found_all_the_same(run: Runner, postgres: PostgresServer) -> None:
+    async def main() -> None:
+        prefix = f"test{next(prefixes)}"
+        async with opened(postgres.url, prefix=prefix) as here, opened(postgres.url, prefix=prefix) as there:
+            keys = [f"{number:0512}" for number in range(50)]
+            waits = [asyncio.create_task(here.wait(key, 0)) for key in keys]
+            await knows(here, *keys)
+            await asyncio.gather(*(there.bump(key) for key in keys))
+            assert await asyncio.gather(*waits) == [1] * 50
+
+    run(main)
