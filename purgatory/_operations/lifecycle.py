@@ -7,10 +7,10 @@
                │       cancel, aclose, a try that raised
                └──────────────────────────> CANCELLED
 
-    try_once       when it is first watched, by a check of a key, at the deadline; an operation that a try ends is finished at
-    once claim          the compare-and-set: out of PENDING, the wheel and all watch lists in one step run_hooks
-    `on_complete`, and `on_expiration` if it expired; then wake_waiters   the tasks that await it are woken; after that the
-    observers are notified set_exception  a hook raised: its exception is the result
+    try_once         when it is first watched, by a check of a key, at the deadline; what a try ends is finished at once
+    claim            the compare-and-set: out of PENDING, the wheel and all watch lists in one step
+    run_hooks        `on_complete`, and `on_expiration` if it expired; what a hook raises is the result: `set_exception`
+    wake_waiters     the tasks that await it are woken; after that the observers are notified
 
 Every change of state goes through `claim`, which returns True to the one caller that made it. So no user code ever sees an
 ended operation that is still in a list. The code that tries an operation also finishes it, even if a hook has claimed it
