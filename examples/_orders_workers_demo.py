@@ -1,10 +1,11 @@
 """The load behind `python examples/orders_workers.py --demo`: clients that wait for a payment, webhooks on other connections.
 
-Each client waits for an order, learns that it is paid, and goes on to the next. A third of the way through, the worker that
-has answered most is killed; its supervisor starts another, and its clients ask again with the ETag that they have (aiohttp does
-so once by itself). Two thirds of the way through, the store is killed and started again a second later, if it is a server that
-the demo has started; if it is yours, all connections of the relays to it are cut. A wait that is not answered although the
-webhook was, is *missed*.
+Each client waits for an order, learns that it is paid, and goes on to the next; `--rate` orders are paid in a second, which
+keeps no process busy, so what is measured is not queueing. A third of the way through, the worker that has answered most is
+killed; its supervisor starts another, and its clients ask again with the ETag that they have (aiohttp does so once by
+itself). Two thirds of the way through, the store is killed and started again a second later, if it is a server that the demo
+has started; if it is yours, all connections of the relays to it are cut. A wait that is not answered although the webhook
+was, is *missed*.
 """
 
 import argparse
@@ -42,24 +43,25 @@ class Seen:
     """What the clients saw."""
 
     endings: Counter[str] = field(default_factory=Counter)
-    answers: dict[int, tuple[str, float, float]] = field(default_factory=dict)  # by order: worker, when written and answered
-    writers: dict[int, str] = field(default_factory=dict)  # by order: the worker that the webhook went to
+    answers: dict[int, tuple[str, float]] = field(default_factory=dict)  # by order: the worker, and when it answered
+    writers: dict[int, tuple[str, float]] = field(
+        default_factory=dict
+    )  # by order: whose webhook it was, and when it had written
     acknowledged: dict[int, float] = field(default_factory=dict)  # by order: when the webhook was answered
     workers: Counter[str] = field(default_factory=Counter)
     events: list[str] = field(default_factory=list)
     trouble: list[tuple[float, float]] = field(default_factory=list)  # from when to when something was killed or cut
 
 
-async def ask(url: str, method: str, **options: Any) -> tuple[int, Any, Any]:
+async def ask(session: aiohttp.ClientSession, url: str, method: str, **options: Any) -> tuple[int, Any, Any]:
     """One request on a connection of its own, so that any worker may get it."""
-    async with (
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
-        session.request(method, url, **options) as response,
-    ):
+    async with session.request(method, url, **options) as response:
         return response.status, response.headers, await response.json() if response.status == 200 else None
 
 
-async def keep_waiting(url: str, number: int, until: float, seen: Seen, orders: dict[int, asyncio.Event]) -> None:
+async def keep_waiting(
+    session: aiohttp.ClientSession, url: str, number: int, until: float, seen: Seen, orders: dict[int, asyncio.Event]
+) -> None:
     """Waits for one order after the other."""
     order = number * 1_000_000
     while time.monotonic() < until:
@@ -68,7 +70,8 @@ async def keep_waiting(url: str, number: int, until: float, seen: Seen, orders: 
         while True:
             try:
                 headers = {} if tag is None else {"If-None-Match": tag}
-                status, answer, body = await ask(f"{url}/orders/{order}", "GET", params={"wait": WAIT}, headers=headers)
+                path, wait = f"{url}/orders/{order}", {"wait": WAIT}
+                status, answer, body = await ask(session, path, "GET", params=wait, headers=headers)
             except (aiohttp.ClientError, ConnectionError):
                 seen.endings["asked again"] += 1  # its worker was killed
                 await asyncio.sleep(0.1)
@@ -78,7 +81,7 @@ async def keep_waiting(url: str, number: int, until: float, seen: Seen, orders: 
             now = time.time()
             if body is not None and body["state"] == "paid":
                 seen.endings["completed"] += 1
-                seen.answers[order] = (answer["X-Worker"], body["paid_at"], now)
+                seen.answers[order] = (answer["X-Worker"], now)
                 break
             if status == 200:
                 orders.setdefault(order, asyncio.Event()).set()  # it is known, and is waited for next
@@ -89,30 +92,32 @@ async def keep_waiting(url: str, number: int, until: float, seen: Seen, orders: 
                 break
 
 
-async def keep_paying(url: str, number: int, seen: Seen, orders: dict[int, asyncio.Event]) -> None:
-    """Calls the webhook for each of the client's orders, a while after that has begun to wait."""
+async def keep_paying(
+    session: aiohttp.ClientSession, url: str, number: int, pause: float, seen: Seen, orders: dict[int, asyncio.Event]
+) -> None:
+    """Calls the webhook for each of the client's orders, `pause` seconds on the average after that has begun to wait."""
     order = number * 1_000_000
     while True:
         order += 1
         await orders.setdefault(order, asyncio.Event()).wait()
-        await asyncio.sleep(random.expovariate(1.0))
+        await asyncio.sleep(random.uniform(0.0, 2.0 * pause))
         while order not in seen.acknowledged:
             try:
-                status, headers, _ = await ask(f"{url}/webhooks/payment", "POST", params={"order": order})
+                status, headers, body = await ask(session, f"{url}/webhooks/payment", "POST", params={"order": order})
             except (aiohttp.ClientError, ConnectionError):
                 status = 0
             if status == 200:
-                seen.writers[order] = headers["X-Worker"]
+                seen.writers[order] = headers["X-Worker"], body["written_at"]
                 seen.acknowledged[order] = time.time()
             else:
                 seen.endings["webhooks called again"] += 1  # as providers do
                 await asyncio.sleep(0.2)
 
 
-async def until_it_serves(url: str) -> None:
+async def until_it_serves(session: aiohttp.ClientSession, url: str) -> None:
     for _ in range(600):
         with suppress(aiohttp.ClientError, ConnectionError):
-            await ask(f"{url}/stats", "GET")
+            await ask(session, f"{url}/stats", "GET")
             return
         await asyncio.sleep(0.1)
 
@@ -175,16 +180,17 @@ async def load_while_it_serves(load: Coroutine[Any, Any, Table], server: "subpro
 
 async def put_load_on(url: str, options: argparse.Namespace, own: OwnStore | None) -> Table:
     seen = Seen()
-    await until_it_serves(url)
     orders: dict[int, asyncio.Event] = {}
-    until = time.monotonic() + options.seconds
     numbers = range(1, options.clients + 1)
-    others = [asyncio.create_task(keep_paying(url, number, seen, orders)) for number in numbers]
-    others.append(asyncio.create_task(cause_trouble(options, seen, own)))
-    await asyncio.gather(*(keep_waiting(url, number, until, seen, orders) for number in numbers))
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True, limit=0)) as session:
+        await until_it_serves(session, url)
+        until, pause = time.monotonic() + options.seconds, options.clients / options.rate
+        others = [asyncio.create_task(keep_paying(session, url, number, pause, seen, orders)) for number in numbers]
+        others.append(asyncio.create_task(cause_trouble(options, seen, own)))
+        await asyncio.gather(*(keep_waiting(session, url, number, until, seen, orders) for number in numbers))
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
     return report(seen, options)
 
 
@@ -201,8 +207,9 @@ def report(seen: Seen, options: argparse.Namespace) -> Table:
         table.add_row(name, str(seen.endings[name]))
     table.add_section()
     lasting: dict[str, list[float]] = {"the same worker": [], "another worker": [], "any, around a kill": []}
-    for order, (worker, written, answered) in seen.answers.items():
-        place = "the same worker" if worker == seen.writers.get(order) else "another worker"
+    for order, (worker, answered) in seen.answers.items():
+        writer, written = seen.writers.get(order, ("", answered))
+        place = "the same worker" if worker == writer else "another worker"
         if any(written < end + SETTLED and answered > begin for begin, end in seen.trouble):
             place = "any, around a kill"
         lasting[place].append(answered - written)

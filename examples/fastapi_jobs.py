@@ -20,7 +20,8 @@ Needs the extra `examples`.
 import argparse
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from itertools import count
 from typing import Annotated, Any
 
@@ -29,7 +30,7 @@ from fastapi import FastAPI, HTTPException, Response
 from prometheus_client import CollectorRegistry, make_asgi_app
 from pydantic import BaseModel, Field
 
-from purgatory import Purgatory, WheelTimer
+from purgatory import IdleTracker, Purgatory
 from purgatory.asgi import Ending, LongPolls, Poll, console
 from purgatory.asgi.fastapi import RESPONSES, long_poll
 from purgatory.metrics import Meter
@@ -37,13 +38,23 @@ from purgatory.metrics.prometheus import collector
 
 KEPT_FOR = 600.0  # seconds, from the end of a job
 
-app = FastAPI(title="Jobs")
+
+@asynccontextmanager
+async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    with forgetting:
+        yield
+        for task in running:
+            task.cancel()
+    jobs.clear()
+
+
+app = FastAPI(title="Jobs", lifespan=lifespan)
 polls = LongPolls(max_wait=60, default_wait=20, spread=1 / 16, max_per_client=100)
 meter = Meter()
 ends: Purgatory[Any] = Purgatory("ends of jobs", max_pending=10_000, observer=meter)
-forgetting = WheelTimer(tick=1.0)
 numbers = count(1)
 jobs: dict[int, dict[str, Any]] = {}
+forgetting: IdleTracker[int] = IdleTracker(KEPT_FOR, lambda number: jobs.pop(number, None))
 running: set[asyncio.Task[None]] = set()
 
 
@@ -62,7 +73,7 @@ async def run(number: int, order: Order) -> None:
     except Exception as error:
         jobs[number] = {"state": "failed", "reason": repr(error)}
     ends.check_and_complete(number)
-    forgetting.call_later(KEPT_FOR, jobs.pop, number, None)
+    forgetting.touch(number)
 
 
 @app.post("/jobs", status_code=202)

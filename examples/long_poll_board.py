@@ -41,7 +41,7 @@ import json
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from secrets import token_hex
@@ -82,7 +82,9 @@ class Topics:
         self.messages: dict[str, list[str]] = {}
         self.offsets: dict[tuple[str, str], int] = {}  # by topic and idempotency key
         self.board = token_hex(4)
-        self.file = None if file is None else file.open("ab+", buffering=0)
+        self.path = file
+        self.file: Any = None
+        self.open()
         if self.file is not None:
             self._read()
 
@@ -92,6 +94,11 @@ class Topics:
             return self.offsets[topic, key], False
         self._write([topic, message, key])
         return self._add(topic, message, key), True
+
+    def open(self) -> None:
+        """Opens the file, if there is one that is not open."""
+        if self.path is not None and (self.file is None or self.file.closed):
+            self.file = self.path.open("ab+", buffering=0)
 
     def close(self) -> None:
         """Closes the file."""
@@ -174,14 +181,13 @@ class Board:
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Makes the messages of the file known, and closes it and the journal at the end."""
-        for topic, messages in self.topics.items():
-            self.versions.thresholds.advance(topic, len(messages))
-        yield
-        self.store.close()
-        await self.polls.aclose()
-        if self.journal is not None:
-            await self.journal.aclose()
+        """Opens all that an earlier lifespan has closed, makes the messages of the file known, and closes it at the end."""
+        self.store.open()
+        async with self.journal or nullcontext(), self.polls:
+            for topic, messages in self.topics.items():
+                self.versions.thresholds.advance(topic, len(messages))
+            yield
+            self.store.close()
 
     async def publish(self, request: Request) -> Response:
         """Appends a message, then checks those who wait for this topic."""

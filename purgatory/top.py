@@ -149,23 +149,31 @@ def distributions(kinds: Sequence[dict[str, Any]]) -> Text:
     return Text("waited, " + "; ".join(parts) if parts else "none has waited yet")
 
 
-def overview(state: dict[str, Any]) -> Table:
-    """A row for each purgatory."""
+def overview(state: dict[str, Any], width: int) -> Table:
+    """A row for each purgatory, in so many columns of the terminal."""
+    is_narrow = width < 100
+    spark_width = 0 if is_narrow else min(40, width - 88)
     table = Table(box=None, expand=True, pad_edge=False)
-    for name in ("purgatory", "pending", "", "completed/s", "expired/s", "cancelled/s", "missed", "keys"):
-        table.add_column(name, justify="left" if name in ("purgatory", "") else "right", no_wrap=True)
+    table.add_column("purgatory", no_wrap=True, overflow="ellipsis", max_width=max(width - 63 - spark_width, 12))
+    for name in ("pending", *(("done/s", "exp/s", "canc/s") if is_narrow else ("completed/s", "expired/s", "cancelled/s"))):
+        table.add_column(name, justify="right", no_wrap=True, min_width=max(len(name), 9 if name == "pending" else 6))
+    table.add_column("missed", justify="right", no_wrap=True, min_width=6)
+    table.add_column("keys", justify="right", no_wrap=True, min_width=9)
+    if spark_width:
+        table.add_column("", no_wrap=True, min_width=spark_width)
     for index, purgatory in enumerate(state["purgatories"]):
         completed, expired, cancelled = rates(state["history"], index)
         missed = purgatory.get("missed", 0)
+        spark = sparkline([point[2][index][0] for point in state["history"]], spark_width) if spark_width else ""
         table.add_row(
             Text(printable(purgatory["name"]), "bold"),
             Text(f"{purgatory['pending']:,}", "bold blue"),
-            Text(sparkline([point[2][index][0] for point in state["history"]], 40), "blue"),
             Text(f"{completed:,.1f}", "green"),
             Text(f"{expired:,.1f}", "yellow"),
             f"{cancelled:,.1f}",
             Text(f"{missed:,}", "bold red" if missed else ""),
             f"{purgatory['keys']:,}",
+            *([Text(spark, "blue")] if spark else []),
         )
     return table
 
@@ -213,7 +221,7 @@ def other_worker(each: dict[str, Any]) -> str:
     return printable(f"worker {pid} on {each['host']}: {pending} pending{polls}{where}")
 
 
-def screen(state: dict[str, Any] | None, error: str, height: int) -> RenderableType:
+def screen(state: dict[str, Any] | None, error: str, height: int, width: int = 120) -> RenderableType:
     """The whole screen."""
     if state is None:
         return Text(error or "connecting", "yellow")
@@ -223,7 +231,7 @@ def screen(state: dict[str, Any] | None, error: str, height: int) -> RenderableT
         f"   worker {printable(worker['pid'])}   loop held up for {duration(max(lags, default=0.0))} at most   ",
     )
     head.append(printable(error) or "live", "red" if error else "green")
-    parts: list[RenderableType] = [head, Text(), overview(state), Text()]
+    parts: list[RenderableType] = [head, Text(), overview(state, width), Text()]
     shown = [purgatory for purgatory in state["purgatories"] if "oldest" in purgatory]
     most = max(min((height - 6 - len(state["purgatories"])) // max(len(shown), 1) - 8, 10), 2)
     parts += [details(purgatory, most) for purgatory in shown]
@@ -238,7 +246,11 @@ def screen(state: dict[str, Any] | None, error: str, height: int) -> RenderableT
 
 
 def follow(source: Source, console: Console) -> None:
-    """Draws each version until interrupted; if the output is not a terminal, one below the other."""
+    """Draws each version until interrupted; if the output is not a terminal, one below the other.
+
+    Raises:
+        HTTPError: the server refuses, and would again.
+    """
     state: dict[str, Any] | None = None
     with Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else nullcontext() as live:
         while True:
@@ -246,10 +258,12 @@ def follow(source: Source, console: Console) -> None:
             try:
                 state = source.next() or state
             except HTTPError as error:
+                if 400 <= error.code < 500:
+                    raise
                 message = error.read(500).decode(errors="replace").strip() or str(error)
             except OSError as error:
                 message = f"reconnecting: {error}"
-            drawn = screen(state, message, console.height)
+            drawn = screen(state, message, console.height, console.width)
             if live is None:
                 console.print(drawn)
             else:
@@ -278,7 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     source, console = Source(options.url, headers), Console()
     try:
         if options.once:
-            console.print(screen(source.next(), "", console.height))
+            console.print(screen(source.next(), "", console.height, console.width))
         else:
             with suppress(KeyboardInterrupt):
                 follow(source, console)

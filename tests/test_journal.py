@@ -549,3 +549,67 @@ def test_each_child_of_a_process_that_forks_has_its_own_run_and_loses_nothing(tm
     assert {run_id: int(count) for count, run_id, _ in printed}.items() <= by_run.items()
     assert list((tmp_path / "runs").iterdir()) == []
     assert "rror" not in done.stderr
+
+
+@on_virtual_time
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_journal_that_is_entered_again_begins_a_new_run_and_drops_nothing(tmp_path, at_noon, caplog, is_async):
+    journal = Journal(tmp_path)
+    runs = []
+    for _ in range(3):
+        purgatory = Purgatory("letters", observer=journal)
+        if is_async:
+            async with journal, purgatory:
+                purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
+        else:
+            with journal:
+                async with purgatory:
+                    purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
+        statistics = journal.statistics()
+        assert (statistics.written, statistics.dropped, statistics.lost) == (1, 0, 0)
+        runs.append(statistics.run_id)
+    assert len(set(runs)) == 3
+    assert sorted(row["run_id"] for row in read(tmp_path)) == sorted(runs)
+    assert not caplog.records
+
+
+def test_a_journal_at_the_top_of_a_module_records_one_loop_after_the_other(run, tmp_path):
+    journal = Journal(tmp_path)
+    purgatory: Purgatory[Any] = Purgatory("letters", observer=journal)
+
+    async def lifespan() -> None:
+        async with journal, purgatory:
+            purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
+            purgatory.check_and_complete("key")
+
+    for _ in range(2):
+        run(lifespan)
+    assert len({row["run_id"] for row in read(tmp_path)}) == len(read(tmp_path)) == 2
+
+
+@on_virtual_time
+async def test_what_ends_after_a_journal_was_closed_is_said_to_be_dropped(tmp_path, caplog):
+    journal = Journal(tmp_path)
+    for number in range(1, 3):
+        with journal:
+            pass
+        async with Purgatory("letters", observer=journal) as purgatory:
+            for _ in range(3):
+                purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
+        assert journal.statistics().dropped == 3
+        assert [record.message for record in caplog.records] == [
+            f"the journal {tmp_path} is closed, and drops what ends from now on, until it is entered again"
+        ] * number
+
+
+@on_virtual_time
+async def test_what_exceeds_the_queue_is_said_to_be_dropped(tmp_path, never_polls, caplog):
+    with Journal(tmp_path, max_rows=8_000) as journal:
+        async with Purgatory("letters", observer=journal) as purgatory:
+            for _ in range(2):
+                for _ in range(2_500):
+                    purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
+                journal._writer._warn_of_drops()
+    assert journal.statistics().dropped == 3_000
+    [record] = caplog.records
+    assert record.message == f"the journal {tmp_path} drops operations: 2000 wait already, and its files do not keep up"

@@ -14,7 +14,7 @@ VIRTUAL = ("virtual", "eager")
 async def test_a_coroutine_function_runs_on_each_kind_of_loop(request: pytest.FixtureRequest) -> None:
     loop, kind = asyncio.get_running_loop(), request.node.callspec.id
     assert (isinstance(loop, VirtualTimeLoop), type(loop).__module__ == "uvloop") == (kind in VIRTUAL, kind == "uvloop")
-    kinds = request.config.hook.pytest_asyncio_loop_factories(config=request.config, item=request.node)
+    kinds = request.node.ihook.pytest_asyncio_loop_factories(config=request.config, item=request.node)
     assert kind in kinds and set(kinds) == set(LOOP_FACTORIES)
 
 

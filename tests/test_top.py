@@ -135,3 +135,21 @@ def test_the_command_line_shows_a_state_once_or_says_why_it_cannot(capsys):
     for wrong in (["purgatory"], [url, "--header", "nonsense"]):
         with pytest.raises(SystemExit, match="2"):
             top.main(wrong)
+
+
+@pytest.mark.parametrize("width", [80, 99, 100, 140, 200])
+def test_every_number_is_whole_in_the_columns_that_the_terminal_has(width):
+    purgatory = {"name": "a purgatory with quite a long name", "pending": 1_234_567, "keys": 7_654_321, "missed": 12_345}
+    points = [[second, 0.0, [[second, 1000 * second, 0, 0, 0]]] for second in range(300)]
+    console = Console(file=io.StringIO(), width=width)
+    console.print(top.screen(state(purgatories=[purgatory], history=points), "", 40, width))
+    [line] = [line for line in console.file.getvalue().splitlines() if line.startswith("a purgatory")]
+    assert line.startswith("a purgatory wit")
+    assert [number for number in ("1,234,567", "1,000.0", "12,345", "7,654,321") if number not in line] == []
+    assert max(map(len, console.file.getvalue().splitlines())) <= width
+
+
+def test_it_ends_when_the_server_refuses_and_says_why(capsys):
+    with served((200, body()), (403, b"only here: the peer is another machine")) as (url, _):
+        assert top.main([url]) == 1
+    assert "403: only here: the peer is another machine" in capsys.readouterr().err

@@ -2,6 +2,9 @@
 
 OPEN ─> DRAINING, for up to `drain` seconds ─> CANCELLING the rest, in batches ─> CLOSED: all waiters are answered
             └───── the closing task is cancelled: all the rest at once ─────┘
+
+Whoever enters a closed one as a context manager opens it again: what stands at the top of a module serves one lifespan after
+the other.
 """
 
 from asyncio import AbstractEventLoop, Future, sleep, wait
@@ -10,6 +13,7 @@ from typing import Protocol, TypeVar
 
 from purgatory import _logs
 from purgatory._arguments import seconds
+from purgatory._errors import PurgatoryClosed
 from purgatory._loop import MAX_PER_ITERATION
 
 T = TypeVar("T")
@@ -20,6 +24,8 @@ class Closable(Protocol[T_co]):
     """What `close` needs of a purgatory."""
 
     name: str
+    closed: bool
+    """Whether it refuses everything new."""
 
     @property
     def loop(self) -> AbstractEventLoop: ...
@@ -31,8 +37,14 @@ class Closable(Protocol[T_co]):
     idle_waiter: Future[None] | None
     """Set by the purgatory when it becomes idle; made by the call that waits for that."""
 
+    def bind(self, action: str) -> None:
+        """Binds it to the running loop, or raises `WrongLoop` if it is bound to another one."""
+
     def stop_accepting(self) -> None:
         """Refuses everything new."""
+
+    def accept_again(self) -> None:
+        """Ends that."""
 
     def iter_cancel(self) -> Iterator[tuple[T_co, int]]:
         """Cancels one pending operation at each step, and yields it with the work that this was, in operations."""
@@ -69,6 +81,20 @@ async def close(closable: Closable[T], drain: float) -> list[T]:
         closable.answer_now()
         raise
     return cancelled
+
+
+def reopen(closable: Closable[object]) -> None:
+    """Opens a purgatory that was closed; one that is open stays as it is.
+
+    Raises:
+        PurgatoryClosed: it is still being closed.
+        WrongLoop: it is bound to another loop, which is not closed.
+    """
+    if closable.closed:
+        closable.bind(f"open {closable.name} again")
+        if not closable.is_idle:
+            raise PurgatoryClosed(f"cannot open {closable.name} again: it is being closed, and some still wait in it")
+        closable.accept_again()
 
 
 async def cancel_in_batches(cancelling: Iterable[tuple[T, int]]) -> list[T]:

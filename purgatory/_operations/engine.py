@@ -291,6 +291,11 @@ class Engine:
         self.closed = self.has_limits = True
         self.known_types.clear()  # so that each operation is validated, and refused
 
+    def accept_again(self) -> None:
+        self.closed, self.has_limits = False, self.max_pending is not None
+        if self.notifier is not None:
+            self.notifier.is_closing = False
+
     def iter_cancel(self) -> Iterator[tuple[Operation, int]]:
         if self.notifier is not None:
             self.notifier.is_closing = True

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, cast, final, overload
 from warnings import warn
 
 from purgatory._failure import Failure
-from purgatory._loop.closing import cancel_in_batches, check_drain, close
+from purgatory._loop.closing import cancel_in_batches, check_drain, close, reopen
 from purgatory._observers.observer import Observer
 from purgatory._operations import conditions
 from purgatory._operations.engine import Engine
@@ -32,8 +32,8 @@ class Purgatory(Generic[Op]):
     """Holds operations until a key completes them or their deadline comes, whichever is first, exactly once.
 
     Bound to the running event loop at first use; every method but the `..._threadsafe` ones belongs on its thread.
-    As an async context manager it is closed on exit. Dropping it while operations wait warns with `ResourceWarning`;
-    they still complete or expire.
+    As an async context manager it is closed on exit, and may be entered again. Dropping it while operations wait warns with
+    `ResourceWarning`; they still complete or expire.
 
     Args:
         name: for errors, logs and statistics.
@@ -354,6 +354,7 @@ class Purgatory(Generic[Op]):
         return cast("list[Op]", await close(self._engine, drain))
 
     async def __aenter__(self) -> "Purgatory[Op]":
+        reopen(self._engine)
         return self
 
     async def __aexit__(self, *_: object) -> None:

@@ -264,6 +264,9 @@ class ThresholdEngine:
     def stop_accepting(self) -> None:
         self.closed = True
 
+    def accept_again(self) -> None:
+        self.closed = False
+
     def iter_cancel(self) -> Iterator[tuple[None, int]]:
         for queue in list(self.queues.values()) if self.pending else ():
             count = self.end_key(queue, CANCELLED, Cause.CLOSED)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast, final
 from purgatory._arguments import describe, seconds
 from purgatory._errors import OperationCancelled, OperationTimeout, PurgatoryClosed
 from purgatory._failure import Failure
-from purgatory._loop.closing import check_drain, close
+from purgatory._loop.closing import check_drain, close, reopen
 from purgatory._observers.observer import Cause, Observer, observers_of
 from purgatory._state import CANCELLED, COMPLETED, EXPIRED
 from purgatory._statistics import ThresholdStatistics
@@ -56,7 +56,7 @@ class ThresholdPurgatory(Generic[K, V]):
     They are anything that can be put in one order and does not change: numbers, strings, tuples of them.
 
     Bound to the running event loop at first use; every method but `advance_threadsafe` belongs on its thread. As an async
-    context manager it is closed on exit.
+    context manager it is closed on exit, and may be entered again.
 
     Args:
         name: for errors, logs and statistics.
@@ -264,6 +264,7 @@ class ThresholdPurgatory(Generic[K, V]):
         return len(await close(self._engine, drain))
 
     async def __aenter__(self) -> "ThresholdPurgatory[K, V]":
+        reopen(self._engine)
         return self
 
     async def __aexit__(

@@ -184,6 +184,7 @@ class IdleTracker(Generic[Id]):
         self._loop = UNBOUND  # so that the next touch calls `_bind`
 
     def __enter__(self) -> Self:
+        self._closed = False  # it may be entered again
         return self
 
     def __exit__(self, *_: object) -> None:

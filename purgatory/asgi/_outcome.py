@@ -65,14 +65,15 @@ class Outcome(Generic[T]):
 
     Args:
         ending: how the wait has ended.
-        value: what was waited for, if `SATISFIED`; the result of an operation that expired, if `DEADLINE`.
+        value: what was waited for, if `is_satisfied`: its type is for then. Otherwise `None`, or at the `DEADLINE` the result
+            of an operation that has expired.
         status: of the response.
         headers: of the response.
         reason: why there was no wait, or why it was ended, in words.
     """
 
     ending: Ending
-    value: T | None
+    value: T
     status: int
     headers: dict[str, str] = field(default_factory=dict)
     reason: str = ""

@@ -11,7 +11,7 @@ All waits of a poll share its `timeout`.
 
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
 from inspect import isawaitable
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, TypeVar, final, overload
 
 from purgatory import (
     DelayedOperation,
@@ -55,12 +55,17 @@ class Poll(PollWait):
         """
         return self._until(_Operation(purgatory, operation, keys))
 
+    @overload
     def wait_for(
-        self,
-        purgatory: Purgatory[Any],
-        predicate: Callable[[], T] | Callable[[], Awaitable[T]],
-        keys: Iterable[Hashable],
-    ) -> Coroutine[Any, Any, Outcome[T]]:
+        self, purgatory: Purgatory[Any], predicate: Callable[[], Awaitable[T | None]], keys: Iterable[Hashable]
+    ) -> Coroutine[Any, Any, Outcome[T]]: ...
+    @overload
+    def wait_for(
+        self, purgatory: Purgatory[Any], predicate: Callable[[], T | None], keys: Iterable[Hashable]
+    ) -> Coroutine[Any, Any, Outcome[T]]: ...
+    def wait_for(
+        self, purgatory: Purgatory[Any], predicate: Callable[[], Any], keys: Iterable[Hashable]
+    ) -> Coroutine[Any, Any, Outcome[Any]]:
         """Waits for at most `timeout` until `predicate()` is true, as `Purgatory.wait_for`; the outcome has its first true
         value. Raises what `wait` raises."""
         return self._until(_Predicate(purgatory, predicate, keys, self))

@@ -116,6 +116,8 @@ class LongPolls:
         self.grace = grace
         self.endings: Counter[Ending] = Counter()
         """How the waits have ended so far."""
+        self.all_endings = tuple(Ending)
+        """For metrics, which begin at zero."""
         self.read_ahead = read_ahead
         observers = observers_of(observer)
         self.notifier = PollNotifier(self.name, observers) if observers else None

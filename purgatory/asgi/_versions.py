@@ -220,7 +220,7 @@ class Versions(Generic[K]):
                 version = await relay.version(key)
             except RelayUnavailable as error:
                 answer = ANSWERS[Ending.REFUSED]
-                return Outcome(Ending.REFUSED, None, answer.status, {"Retry-After": "1"}, str(error))
+                return Outcome[Any](Ending.REFUSED, None, answer.status, {"Retry-After": "1"}, str(error))
             if self.has_seen(poll.scope, version):  # as `*` has any
                 seen = version
         outcome: Outcome[int]

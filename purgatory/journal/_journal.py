@@ -33,6 +33,8 @@ class Journal:
         with Journal("journal") as journal:
             async with Purgatory("polls", observer=journal) as purgatory: ...
 
+    A journal that was closed may be entered again: that begins a new run.
+
     One journal serves one purgatory; any number of journals, of any processes, may share a directory. What is not yet in a file
     when the process is killed is lost: at most the last `file_seconds`. A file in ``runs`` then says how many operations had
     ended, as of a quarter of a second earlier at most. Instants are those of the loop's clock, converted to UTC with an offset
@@ -90,7 +92,8 @@ class Journal:
         return self._writer.statistics()
 
     def close(self) -> JournalStatistics:
-        """Writes what is left, and ends the journal's thread. Later events are dropped and counted. Idempotent.
+        """Writes what is left, and ends the journal's thread. Later events are dropped and counted, and the first of them is
+        logged as a warning. Idempotent.
 
         Blocks until the last file is written; on an event loop, use `aclose`.
 
@@ -98,22 +101,26 @@ class Journal:
             What was written, dropped and lost. A loss is also logged, as an error.
         """
         self._begin_if_forked()
-        self.ended_fields, self.key_checked = self._writer.drop, self._writer.drop_check
+        writer = self._writer
+        self.ended_fields, self.key_checked = writer.drop, writer.drop_check
         self._stop()
-        return self.statistics()
+        return writer.statistics()
 
     async def aclose(self) -> JournalStatistics:
         """`close`, in a thread, so that the loop is not blocked."""
         return await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
+        self._begin_if_forked()
+        if not self._stop.alive:  # it was closed
+            self._begin()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
-        return self
+        return self.__enter__()
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()

@@ -84,6 +84,10 @@ class Writer:
         self.checked: list[Any] = []
         self.dropped = 0
         self.dropped_checks = 0
+        self._known_dropped = 0
+        """How many were dropped at the last look."""
+        self._is_dropping = False
+        """Whether a warning has said so, and it goes on."""
         self._rows = rows
         self._limits = limits
         self._operations: list[pa.Table] = []
@@ -141,6 +145,9 @@ class Writer:
 
     def drop(self, _: object) -> None:
         """Counts an operation that ended after the journal was closed."""
+        if not self._is_dropping:
+            self._is_dropping = True
+            log.warning("the journal %s is closed, and drops what ends from now on, until it is entered again", self.directory)
         self.dropped += 1
 
     def drop_check(self, *_: object) -> None:
@@ -158,6 +165,7 @@ class Writer:
             except Exception as error:  # a bug in here must not end the journal silently
                 self._fail(error)
         self._discard_rest()
+        self._is_dropping = False
         self._run_counter.close(is_all_written=not self._lost)
 
     def _queued(self) -> int:
@@ -168,8 +176,17 @@ class Writer:
         """Writes how many operations have ended so far, including those that were dropped."""
         self._run_counter.update(self._next_id + self.dropped - self._skipped_ids + self._queued())
 
+    def _warn_of_drops(self) -> None:
+        """Logs when records begin to be dropped."""
+        was_dropping, self._is_dropping = self._is_dropping, self.dropped > self._known_dropped
+        self._known_dropped = self.dropped
+        if self._is_dropping and not was_dropping:
+            most = self.queue_limit
+            log.warning("the journal %s drops operations: %d wait already, and its files do not keep up", self.directory, most)
+
     def _poll(self, stopping: bool) -> None:
         """Drains the queues, and writes the files that are due."""
+        self._warn_of_drops()
         self._update_counter()
         while self.ended or (self.checked and self._rows.purgatory):
             if not self._has_capacity():

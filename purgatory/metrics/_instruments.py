@@ -9,7 +9,7 @@ from opentelemetry.metrics import Meter as OTelMeter
 
 from purgatory import Purgatory, ThresholdPurgatory
 from purgatory.metrics._meter import Meter
-from purgatory.metrics._purgatories import Polls, Statistics, as_tuple, sum_by_name
+from purgatory.metrics._purgatories import POLL, Polls, Statistics, as_tuple, open_limit, sum_by_name
 from purgatory.metrics._snapshot import Histogram, KindMetrics
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ def observe(
     all_polls = as_tuple(polls)
     if all_polls:
         up_down("purgatory.polls.open", [partial(_open, all_polls)], "{poll}", "Long polls that are open now.")
+        gauge = otel_meter.create_observable_gauge
+        gauge("purgatory.polls.limit", [partial(_limit, all_polls)], "{poll}", "How many long polls may be open at once.")
         counter("purgatory.polls", [partial(_endings, all_polls)], "{poll}", "Long polls that have ended, by their ending.")
     if relay is not None:
         up_down(
@@ -69,6 +71,7 @@ def _create_for_kinds(otel_meter: OTelMeter, meter: Meter) -> None:
         otel_meter.create_observable_counter(f"purgatory.{name}", [read_all], unit, text)
 
     counter("operations", _operations, "{operation}", "Operations that have ended, by outcome and cause.")
+    counter("poll_waits", _poll_waits, "{wait}", "Waits of requests that have ended, by outcome and cause.")
     counter("wait.operations", _waits, "{operation}", "Operations by an upper bound of how long they waited.")
     counter("wait.duration", _wait_sums, "s", "How long operations waited, in total.")
     counter("lateness.operations", _lateness, "{operation}", "Operations by an upper bound of how long after their deadline.")
@@ -94,7 +97,15 @@ def _names(kind: KindMetrics) -> dict[str, str]:
     return {"purgatory": kind.purgatory, "kind": kind.kind}
 
 
-def _operations(kind: KindMetrics) -> Iterator[Observation]:
+def _operations(kind: KindMetrics) -> Iterable[Observation]:
+    return () if kind.kind == POLL else _outcomes(kind)
+
+
+def _poll_waits(kind: KindMetrics) -> Iterable[Observation]:
+    return _outcomes(kind) if kind.kind == POLL else ()
+
+
+def _outcomes(kind: KindMetrics) -> Iterator[Observation]:
     for (state, cause), count in kind.outcomes.items():
         yield Observation(count, {**_names(kind), "outcome": state.value, "cause": cause.value})
 
@@ -141,8 +152,12 @@ def _open(polls: tuple[Polls, ...], _: CallbackOptions) -> Iterator[Observation]
     yield Observation(sum(each.open for each in polls))
 
 
+def _limit(polls: tuple[Polls, ...], _: CallbackOptions) -> Iterator[Observation]:
+    yield Observation(open_limit(polls))
+
+
 def _endings(polls: tuple[Polls, ...], _: CallbackOptions) -> Iterator[Observation]:
-    for ending in {ending for each in polls for ending in list(each.endings)}:
+    for ending in polls[0].all_endings:
         yield Observation(sum(each.endings[ending] for each in polls), {"ending": ending.value})
 
 

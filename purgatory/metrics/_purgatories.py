@@ -2,7 +2,8 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from math import inf
+from typing import Any, Final, Protocol, TypeVar
 
 from purgatory import PurgatoryStatistics, ThresholdStatistics
 
@@ -22,6 +23,21 @@ class Polls(Protocol):
     def endings(self) -> "Counter[Any]":
         """How many have ended, by their ending."""
         ...
+
+    all_endings: Iterable[Any]
+    """Those that there are."""
+
+    max_open: int | None
+    """How many may be open at once; `None` for no limit."""
+
+
+POLL: Final = "poll"
+"""The kind of a request's wait in `LongPolls`. What it waits for in a purgatory is an operation, and counted as one."""
+
+
+def open_limit(polls: Iterable[Polls]) -> float:
+    """How many polls may be open at once, in all; infinite if there is no limit."""
+    return sum(inf if each.max_open is None else each.max_open for each in polls)
 
 
 def as_tuple(given: T | Iterable[T]) -> tuple[T, ...]:

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from purgatory import Purgatory, PurgatoryStatistics, ThresholdPurgatory, ThresholdStatistics
 from purgatory.metrics._meter import Meter
-from purgatory.metrics._purgatories import Polls, Statistics, as_tuple, sum_by_name
+from purgatory.metrics._purgatories import POLL, Polls, Statistics, as_tuple, open_limit, sum_by_name
 from purgatory.metrics._snapshot import Histogram, KindMetrics
 from purgatory.metrics._stream import StreamMeter, StreamStatistics
 
@@ -119,6 +119,7 @@ class _Collector(Collector):
 
 def _of_kinds(kinds: Iterable[KindMetrics]) -> Iterator[Metric]:
     ended = _counter("operations", "Operations that have ended, by outcome and cause.", *KIND, "outcome", "cause")
+    polled = _counter("poll_waits", "Waits of requests that have ended, by outcome and cause.", *KIND, "outcome", "cause")
     waits = _histogram(
         "wait_seconds", "How long operations waited, without those that ended at their first try.", *KIND, "outcome"
     )
@@ -128,13 +129,13 @@ def _of_kinds(kinds: Iterable[KindMetrics]) -> Iterator[Metric]:
     for kind in kinds:
         names = kind.purgatory, kind.kind
         for (state, cause), count in kind.outcomes.items():
-            ended.add_metric((*names, state.value, cause.value), count)
+            (polled if kind.kind == POLL else ended).add_metric((*names, state.value, cause.value), count)
         for state, histogram in kind.waits.items():
             waits.add_metric((*names, state.value), _buckets(histogram), histogram.sum)
         late.add_metric(names, _buckets(kind.lateness), kind.lateness.sum)
         missed.add_metric(names, kind.missed_triggers)
         retries.add_metric(names, kind.retries)
-    yield from (ended, waits, late, missed, retries)
+    yield from (ended, *([polled] if polled.samples else []), waits, late, missed, retries)
 
 
 def _of_purgatories(purgatories: list[PurgatoryStatistics], thresholds: list[ThresholdStatistics]) -> Iterator[Metric]:
@@ -154,11 +155,12 @@ def _of_purgatories(purgatories: list[PurgatoryStatistics], thresholds: list[Thr
 def _of_polls(polls: tuple[Polls, ...]) -> Iterator[Metric]:
     open_polls = _gauge("open_polls", "Long polls that are open now.")
     open_polls.add_metric((), sum(each.open for each in polls))
+    limit = _gauge("open_polls_limit", "How many long polls may be open at once.")
+    limit.add_metric((), open_limit(polls))
     ended = _counter("polls", "Long polls that have ended, by their ending.", "ending")
-    endings = {ending: sum(each.endings[ending] for each in polls) for each in polls for ending in list(each.endings)}
-    for ending, count in endings.items():
-        ended.add_metric((ending.value,), count)
-    yield from (open_polls, ended)
+    for ending in polls[0].all_endings:
+        ended.add_metric((ending.value,), sum(each.endings[ending] for each in polls))
+    yield from (open_polls, limit, ended)
 
 
 def _of_relay(relay: "Relay") -> Iterator[Metric]:

@@ -26,12 +26,13 @@ from secrets import token_hex
 from socket import AF_UNIX, SOCK_DGRAM, socket
 from stat import S_ISREG, S_ISSOCK
 from subprocess import run
-from time import time
+from time import monotonic, time
 from typing import Any, Final, TypeVar, final
 from urllib.parse import unquote, urlsplit
 
 from purgatory import RelayUnavailable
 from purgatory.relay._address import without_password
+from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
 from purgatory.relay._messages import Change, ChangeMessage, ReadResult, encode
 from purgatory.relay._store import NotWritten
 
@@ -46,8 +47,15 @@ SCHEMA: Final = f"""
     CREATE TABLE state (epoch TEXT NOT NULL, position INTEGER NOT NULL);
     CREATE TABLE listeners (name TEXT PRIMARY KEY) WITHOUT ROWID;
     PRAGMA application_id = {APPLICATION_ID};
-    PRAGMA user_version = 1;
 """
+
+ADD_FORGETTING: Final = """
+    ALTER TABLE state ADD COLUMN floor INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE state ADD COLUMN forgotten INTEGER NOT NULL DEFAULT 0;
+    CREATE TABLE samples (time REAL NOT NULL, position INTEGER NOT NULL);
+    PRAGMA user_version = 2;
+"""
+"""What the second version has beside the first, which forgot nothing. `forgotten` is the latest position that was forgotten."""
 
 MAX_ROWS_PER_READ: Final = 1_000
 """How many changes one read returns."""
@@ -121,8 +129,12 @@ class FileStore:
                 for statement in SCHEMA.split(";"):
                     database.execute(statement)
                 database.execute("INSERT INTO state VALUES (?, 0)", (token_hex(4),))
-            elif application != APPLICATION_ID or schema != 1:
+                schema = 1
+            elif application != APPLICATION_ID or schema not in (1, 2):
                 raise ValueError(f"cannot use {self._path}: it is the database of something else, and was left alone")
+            if schema == 1:
+                for statement in ADD_FORGETTING.split(";"):
+                    database.execute(statement)
             database.execute("COMMIT")
             database.execute("PRAGMA journal_mode = WAL")
             database.execute("SELECT * FROM state").fetchone()  # which creates the log
@@ -221,7 +233,9 @@ class FileStore:
         """See `Store.read`."""
 
         def work(database: sqlite3.Connection) -> ReadResult:
-            epoch, position = database.execute("SELECT epoch, position FROM state").fetchone()
+            query = "SELECT epoch, position, floor, forgotten FROM state"
+            epoch, position, floor, forgotten = database.execute(query).fetchone()
+            is_incomplete = since is not None and since < forgotten
             rows: list[tuple[str, int, int]] = []
             if since is not None and since < position:
                 query = "SELECT key, version, position FROM versions WHERE position > ? ORDER BY position LIMIT ?"
@@ -232,8 +246,8 @@ class FileStore:
             versions = {key: version for key, version, at in rows if at <= position}
             for key in keys:
                 row = database.execute("SELECT version FROM versions WHERE key = ?", (key,)).fetchone()
-                versions[key] = row[0] if row else 0
-            return ReadResult(epoch, position, versions, has_more, latest)
+                versions[key] = row[0] if row else floor
+            return ReadResult(epoch, position, versions, has_more, latest, is_incomplete)
 
         return await self._transact("BEGIN", work)
 
@@ -243,10 +257,11 @@ class FileStore:
             raise TypeError(f"{self.address} writes in no other transaction than its own, so it takes no connection")
 
         def work(database: sqlite3.Connection) -> tuple[ChangeMessage, list[tuple[str]]]:
+            [base] = database.execute("SELECT floor FROM state").fetchone()
             versions, raised = {}, []
             for key, floor, increment in changes:
                 row = database.execute("SELECT version FROM versions WHERE key = ?", (key,)).fetchone()
-                before = row[0] if row else 0
+                before = row[0] if row else base
                 versions[key] = max(before, floor) + increment
                 if versions[key] > before:
                     raised.append(key)
@@ -260,6 +275,41 @@ class FileStore:
         if message.position > message.after:
             self._publish(message, listeners)
         return message
+
+    async def forget(self, keys: Sequence[str]) -> None:
+        """See `Store.forget`."""
+
+        def work(database: sqlite3.Connection) -> None:
+            query = "DELETE FROM versions WHERE key = ? RETURNING version, position"
+            self._raise_floor(database, [row for key in keys for row in database.execute(query, (key,)).fetchall()])
+
+        await self._transact("BEGIN IMMEDIATE", work)
+
+    async def forget_unwritten(self, seconds: float) -> bool:
+        """See `Store.forget_unwritten`. The time is that of this boot of the machine."""
+
+        def work(database: sqlite3.Connection) -> bool:
+            [position] = database.execute("SELECT position FROM state").fetchone()
+            before = database.execute("SELECT time, position FROM samples ORDER BY time").fetchall()
+            samples, last = horizon(before, monotonic(), position, seconds)
+            if samples != before:
+                database.execute("DELETE FROM samples")
+                database.executemany("INSERT INTO samples VALUES (?, ?)", samples)
+            query = """
+                DELETE FROM versions WHERE key IN (SELECT key FROM versions WHERE position <= ? ORDER BY position LIMIT ?)
+                RETURNING version, position
+            """
+            rows = database.execute(query, (last, MAX_FORGOTTEN)).fetchall()
+            self._raise_floor(database, rows)
+            return len(rows) == MAX_FORGOTTEN
+
+        return await self._transact("BEGIN IMMEDIATE", work)
+
+    def _raise_floor(self, database: sqlite3.Connection, forgotten: list[tuple[int, int]]) -> None:
+        """The floor is above these versions from now on, which stood at these positions."""
+        if forgotten:
+            highest = [max(numbers) for numbers in zip(*forgotten, strict=True)]
+            database.execute("UPDATE state SET floor = max(floor, ?), forgotten = max(forgotten, ?)", highest)
 
     async def renew(self, epoch: str) -> None:
         """See `Store.renew`."""

@@ -239,6 +239,8 @@ class Follower:
             self._wants_changes = self._wants_changes or result.has_more
             if result.position >= self.position:
                 self._advance_position(result.position)
+            if result.is_incomplete:
+                self._keys_to_read = dict.fromkeys(self.followed, False)
             self._out_of_order = {after: at for after, at in self._out_of_order.items() if at > self.position}
         self.latest = max(self.latest, result.position)
         self._apply_result(request, result)

@@ -67,6 +67,8 @@ class ReadResult(NamedTuple):
     latest: int = NO_POSITION
     """The latest position that the store has given out, where that is not `position`. It falls only if the store has lost
     something."""
+    is_incomplete: bool = False
+    """Whether a key that has changed since the requested position was forgotten, and so is not in it."""
 
 
 @final

@@ -10,7 +10,7 @@ these are left out.
 
 The table is UNLOGGED: after a crash, and on a replica that is promoted, it is empty, without the row of the epoch; and no
 commit waits for the disk. A dump that is restored has this row, which names the transaction that has made it; but another
-transaction has inserted it there, so it does not count.
+transaction has inserted it there, so it does not count. Its `version` is the floor.
 
 Writes are not counted: that would make all of them wait for each other. A position is what a snapshot has seen:
 `730:745:733,740` has seen all transactions below 745 but two that were running. The next read asks for rows of these two and of
@@ -20,6 +20,9 @@ after the last row of the one before.
 Anyone who may connect may listen to a channel and send to it. So a message is a hint to read these keys, or, if their names are
 too long for one, all that has changed; only the table says what has.
 
+What is forgotten is deleted while nobody else writes: an INSERT waits for the lock of the table before it takes its snapshot,
+so whoever writes a key anew sees the floor that the old one has left.
+
 One channel, because NOTIFY makes commits wait for each other; so all writes of one iteration of the loop are one message. A
 listener is gone with its connection, and `listen` ends with it. A process has two connections: one listens and reads, the other
 writes. asyncpg calls back as it reads from the connection; psycopg has to be polled, and holds the connection's lock meanwhile.
@@ -28,6 +31,7 @@ writes. asyncpg calls back as it reads from the connection; psycopg has to be po
 from asyncio import Future, Lock, gather, get_running_loop
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from json import dumps, loads
 from secrets import token_hex
 from typing import Any, Final, final
 
@@ -40,10 +44,14 @@ except ImportError as error:
 
 from purgatory import RelayUnavailable
 from purgatory.relay._address import check_address, without_password
+from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
 from purgatory.relay._messages import NO_POSITION, Change, ChangeMessage, Hint, ReadResult, encode_hint
 from purgatory.relay._store import NotWritten
 
 EPOCH_KEY: Final = b"\xff"
+
+FORGOTTEN_KEY: Final = b"\xfe"
+"""Of the row that has in `changed` the last transaction whose change was forgotten, and in `epoch` the samples as JSON."""
 
 COLUMNS: Final = [("key", "bytea"), ("version", "bigint"), ("changed", "xid8"), ("epoch", "text")]
 
@@ -72,6 +80,7 @@ CHANNEL: Final = "(SELECT '{prefix}_news_' || relnamespace FROM pg_class WHERE o
 
 READ: Final = """
     SELECT key, version, epoch, pg_current_snapshot()::text FROM {table} WHERE key = '\\xff' AND xmin = changed::xid
+    UNION ALL SELECT key, version, changed::text, NULL FROM {table} WHERE key = '\\xfe'
     UNION ALL SELECT key, version, NULL, NULL FROM {table} WHERE key = ANY ($1::bytea[])
     UNION ALL SELECT key, version, changed::text, '' FROM (
         (SELECT * FROM {table} WHERE changed = ANY ($2::text[]::xid8[]) AND (changed, key) > ($3::text::xid8, $4::bytea)
@@ -80,15 +89,17 @@ READ: Final = """
         (SELECT * FROM {table} WHERE changed >= $5::text::xid8 AND (changed, key) > ($3::text::xid8, $4::bytea)
             ORDER BY changed, key LIMIT {rows})
         ORDER BY changed, key LIMIT {rows}
-    ) AS changes WHERE key <> '\\xff'
+    ) AS changes WHERE key < '\\xfe'
 """
 
 WRITE: Final = """
     WITH change AS MATERIALIZED (
         SELECT * FROM unnest($1::bytea[], $2::bigint[], $3::bigint[]) AS change (key, floor, increment)
+    ), state AS MATERIALIZED (
+        SELECT version AS base, epoch FROM {table} WHERE key = '\\xff' AND xmin = changed::xid
     ), raised AS (
         INSERT INTO {table} AS row (key, version, changed)
-        SELECT key, floor + increment, pg_current_xact_id() FROM change ORDER BY key
+        SELECT key, greatest(floor, base) + increment, pg_current_xact_id() FROM change LEFT JOIN state ON true ORDER BY key
         ON CONFLICT (key) DO UPDATE SET
             version = (SELECT greatest(row.version, floor) + increment FROM change WHERE change.key = row.key),
             changed = pg_current_xact_id()
@@ -96,8 +107,7 @@ WRITE: Final = """
     ), message AS MATERIALIZED (
         SELECT pg_current_xact_id()::text::bigint AS position, CASE WHEN $4 <> '' THEN pg_notify({channel}, $4) END
     )
-    SELECT raised.key, raised.version, state.epoch, position FROM message
-    LEFT JOIN {table} AS state ON state.key = '\\xff' AND state.xmin = state.changed::xid LEFT JOIN raised ON true
+    SELECT raised.key, raised.version, state.epoch, position FROM message LEFT JOIN state ON true LEFT JOIN raised ON true
 """
 
 BEGIN_EPOCH: Final = """
@@ -109,6 +119,34 @@ ADOPT: Final = """
     UPDATE {table} SET changed = pg_current_xact_id() WHERE changed > pg_current_xact_id() AND key <> '\\xff'
 """
 """For a table that was restored from another server, whose transactions had other numbers."""
+
+LOCK: Final = "LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE"
+
+AGE: Final = """
+    SELECT extract(epoch FROM clock_timestamp())::float8, pg_snapshot_xmin(pg_current_snapshot())::text::bigint - 1,
+        (SELECT epoch FROM {table} WHERE key = '\\xfe')
+"""
+
+SAMPLE: Final = """
+    INSERT INTO {table} VALUES ('\\xfe', 0, '0', $1) ON CONFLICT (key) DO UPDATE SET epoch = $1
+"""
+
+FORGET: Final = """
+    WITH forgotten AS (
+        DELETE FROM {table} WHERE key = ANY (ARRAY(SELECT unnest($1::bytea[]) UNION ALL (
+            SELECT key FROM {table} WHERE changed <= $2::text::xid8 AND key < '\\xfe' ORDER BY changed LIMIT $3
+        ))) AND EXISTS (SELECT FROM {table} WHERE key = '\\xff' AND xmin = changed::xid) RETURNING version, changed
+    ), highest AS (
+        SELECT max(version) AS version, max(changed::text::bigint)::text::xid8 AS changed, count(*) AS count FROM forgotten
+    ), raised AS (
+        UPDATE {table} AS row SET version = greatest(row.version, highest.version), changed = pg_current_xact_id()
+        FROM highest WHERE key = '\\xff' AND count > 0
+    ), marked AS (
+        INSERT INTO {table} AS row SELECT '\\xfe', 0, changed, '[]' FROM highest WHERE count > 0
+        ON CONFLICT (key) DO UPDATE SET changed = greatest(row.changed, excluded.changed)
+    )
+    SELECT count FROM highest
+"""
 
 RENEW: Final = """
     WITH renewed AS (
@@ -223,21 +261,25 @@ class PostgresStore:
         """See `Store.read`."""
         names = [key.encode() for key in keys]
         before = None if since is None else Position.of(since)
-        arguments: tuple[Any, ...] = ([], "0", b"", None)
+        running: list[str] = []
+        arguments: tuple[Any, ...] = (running, "0", b"", None)
         if before is not None:
-            at, key = before.last
-            arguments = (before.running, str(at), key, str(max(at, before.limit)))
+            running, (at, key) = before.running, before.last
+            arguments = (running, str(at), key, str(max(at, before.limit)))
         async with self._connection(self._reader) as connection:
             while True:
                 rows = await connection.fetch(self._query(READ), names, *arguments)
                 if rows and rows[0][0] == EPOCH_KEY:
                     break
                 await self._begin_epoch(connection)
-        _, _, epoch, snapshot = rows[0]
-        versions = dict.fromkeys(keys, 0)
-        changes = 0
+        _, floor, epoch, snapshot = rows[0]
+        versions = dict.fromkeys(keys, floor)
+        changes, is_incomplete = 0, False
         last = b"", ""
         for name, version, changed, _ in rows[1:]:
+            if name == FORGOTTEN_KEY:
+                is_incomplete = before is not None and (changed in running or int(changed) >= before.limit)
+                continue
             versions[name.decode()] = version
             if changed is not None:
                 changes += 1
@@ -247,7 +289,7 @@ class PostgresStore:
         if before is not None:
             target = before.target or snapshot
             position = Position(before.seen, target, (int(last[1]), last[0])) if has_more else Position(target)
-        return ReadResult(epoch, position, versions, has_more, latest)
+        return ReadResult(epoch, position, versions, has_more, latest, is_incomplete)
 
     async def write(self, changes: Sequence[Change], connection: Any = None) -> ChangeMessage:
         """See `Store.write`. Errors of the caller's connection are raised as they are."""
@@ -291,6 +333,33 @@ class PostgresStore:
             rows = await connection.fetch(self._query(WRITE), names, zeros, zeros, hint)
         versions = {row["key"].decode(): row["version"] for row in rows if row["key"] is not None}
         return ChangeMessage(rows[0]["epoch"], NO_POSITION, rows[0]["position"], versions)
+
+    async def forget(self, keys: Sequence[str]) -> None:
+        """See `Store.forget`."""
+        await self._forget([key.encode() for key in keys], -1)
+
+    async def forget_unwritten(self, seconds: float) -> bool:
+        """See `Store.forget_unwritten`."""
+        async with self._connection(self._writer) as connection:
+            now, position, before = await connection.fetchrow(self._query(AGE))
+            known = loads(before or "[]")
+            samples, last = horizon(known, now, position, seconds)
+            if len(samples) != len(known) or samples[-1:] != [tuple(sample) for sample in known[-1:]]:
+                await connection.execute(self._query(SAMPLE), dumps(samples))
+        return last >= 0 and await self._forget([], last) == MAX_FORGOTTEN
+
+    async def _forget(self, names: list[bytes], last: int) -> int:
+        """Forgets these keys, and some of those that no transaction after `last` has changed; how many."""
+        async with self._connection(self._writer) as connection:
+            try:
+                async with connection.transaction():
+                    await connection.execute(self._query(LOCK))
+                    count: int = await connection.fetchval(self._query(FORGET), names, str(max(last, 0)), MAX_FORGOTTEN)
+                    return count
+            except asyncpg.LockNotAvailableError as error:
+                locked = NotWritten(f"cannot forget anything at {self.address}: a transaction that has written there is open")
+                locked.__cause__ = error
+        raise locked
 
     async def renew(self, epoch: str) -> None:
         """See `Store.renew`."""

@@ -20,7 +20,7 @@ talks to one node only.
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from json import dumps
+from json import dumps, loads
 from secrets import token_hex
 from typing import Any, Final, final
 from urllib.parse import urlsplit, urlunsplit
@@ -37,6 +37,7 @@ except ImportError as error:
 
 from purgatory import RelayUnavailable
 from purgatory.relay._address import check_address, without_password
+from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
 from purgatory.relay._messages import Change, ChangeMessage, ReadResult
 from purgatory.relay._store import NotWritten
 
@@ -47,9 +48,9 @@ MAX_ROWS_PER_READ: Final = 5_000
 # Versions and positions are below 2^53, and so exact as Lua's numbers; but its tostring rounds them to 14 digits.
 BEGIN: Final = """
 local versions, order = redis.call('TYPE', KEYS[1]).ok, redis.call('TYPE', KEYS[2]).ok
-local epoch, position, began_on = false, false, false
+local epoch, position, began_on, floor = false, false, false, false
 if versions == 'hash' then
-    epoch, position, began_on = unpack(redis.call('HMGET', KEYS[1], 'epoch', 'position', 'server'))
+    epoch, position, began_on, floor = unpack(redis.call('HMGET', KEYS[1], 'epoch', 'position', 'server', 'floor'))
 end
 local info = redis.pcall('INFO', 'server')
 local server = type(info) == 'string' and string.match(info, 'run_id:(%w+)') or ''
@@ -61,7 +62,7 @@ end
 if not epoch or order ~= 'zset' then
     if is_foreign() then return redis.error_reply('FOREIGN keys') end
     redis.call('DEL', KEYS[1], KEYS[2])
-    epoch, position, began_on = ARGV[3], '0', server
+    epoch, position, began_on, floor = ARGV[3], '0', server, '0'
     redis.call('HSET', KEYS[1], 'epoch', epoch, 'server', server, 'position', position)
     redis.call('ZADD', KEYS[2], -1, 'epoch')
 end
@@ -69,6 +70,7 @@ if began_on ~= server then
     epoch = ARGV[3]
     redis.call('HSET', KEYS[1], 'epoch', epoch, 'server', server)
 end
+floor = floor or '0'
 local function publish(after, changes)
     local head = '["' .. epoch .. '",' .. after .. ',' .. position
     redis.call(ARGV[2], ARGV[1], head .. ',{' .. table.concat(changes, ',') .. '}]')
@@ -88,17 +90,17 @@ local numbers = {}
 for first = 1, #names, 1000 do
     local some = {unpack(names, first, math.min(first + 999, #names))}
     for i, version in ipairs(redis.call('HMGET', KEYS[1], unpack(some))) do
-        numbers[#numbers + 1] = version or '0'
+        numbers[#numbers + 1] = version or floor
     end
 end
-return {epoch, position, changed, numbers}
+return {epoch, position, changed, numbers, redis.call('HGET', KEYS[1], 'forgotten') or '0'}
 """
 
 WRITE: Final = """
 -- then, for each key: its name, its name in JSON, floor, increment; without keys it finds out whether anything can be written
 local after, numbers, changes, scores, fields = position, {}, {}, {}, {}
 for i = 4, #ARGV, 4 do
-    local before = tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or '0')
+    local before = tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or floor)
     local version = math.max(before, tonumber(ARGV[i + 2])) + tonumber(ARGV[i + 3])
     local text = string.format('%.0f', version)
     numbers[#numbers + 1] = text
@@ -117,6 +119,34 @@ elseif #ARGV == 3 then
     redis.call('HSET', KEYS[1], 'position', position)
 end
 return {epoch, after, position, numbers}
+"""
+
+AGE: Final = """
+local time = redis.call('TIME')
+return {epoch, time[1] + time[2] / 1e6 .. '', position, redis.call('HGET', KEYS[1], 'samples') or '[]'}
+"""
+
+FORGET: Final = """
+-- then: samples or '', the last position to forget or '', how many keys at most, the epoch of these; or, after '', names
+if ARGV[7] ~= '' and ARGV[7] ~= epoch then return 0 end
+if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'samples', ARGV[4]) end
+local names = {unpack(ARGV, 8)}
+if ARGV[5] ~= '' then names = redis.call('ZRANGEBYSCORE', KEYS[2], '0', ARGV[5], 'LIMIT', 0, ARGV[6]) end
+local highest, latest, count = tonumber(floor), tonumber(redis.call('HGET', KEYS[1], 'forgotten') or '0'), 0
+for _, name in ipairs(names) do
+    local version = redis.call('HGET', KEYS[1], name)
+    if version then
+        highest = math.max(highest, tonumber(version))
+        latest = math.max(latest, tonumber(redis.call('ZSCORE', KEYS[2], name)))
+        redis.call('HDEL', KEYS[1], name)
+        redis.call('ZREM', KEYS[2], name)
+        count = count + 1
+    end
+end
+if count > 0 then
+    redis.call('HSET', KEYS[1], 'floor', string.format('%.0f', highest), 'forgotten', string.format('%.0f', latest))
+end
+return count
 """
 
 RENEW: Final = """
@@ -145,7 +175,7 @@ class RedisStore:
         self._is_cluster = False
         self._names = [f"{{{prefix}}}:versions", f"{{{prefix}}}:order"]
         self._channel = f"{{{prefix}}}:news:{self._seed.connection_pool.connection_kwargs.get('db') or 0}"
-        self._scripts = {text: self._seed.register_script(BEGIN + text) for text in (READ, WRITE, RENEW)}
+        self._scripts = {text: self._seed.register_script(BEGIN + text) for text in (READ, WRITE, AGE, FORGET, RENEW)}
 
     async def open(self) -> None:
         """See `Store.open`."""
@@ -213,7 +243,7 @@ class RedisStore:
         for name, at, number in zip(changed[::2], changed[1::2], numbers, strict=False):
             if int(at) <= position:
                 versions[name[2:].decode()] = int(number)
-        return ReadResult(epoch, position, versions, has_more, latest)
+        return ReadResult(epoch, position, versions, has_more, latest, since is not None and since < int(reply[4]))
 
     async def write(self, changes: Sequence[Change], connection: Any = None) -> ChangeMessage:
         """See `Store.write`."""
@@ -227,6 +257,17 @@ class RedisStore:
             int(position),
             {change[0]: int(text) for change, text in zip(changes, versions, strict=True)},
         )
+
+    async def forget(self, keys: Sequence[str]) -> None:
+        """See `Store.forget`."""
+        await self._run_script(FORGET, "", "", 0, "", *(f"v:{key}" for key in keys))
+
+    async def forget_unwritten(self, seconds: float) -> bool:
+        """See `Store.forget_unwritten`. Several processes may overwrite each other's samples, all of which are true."""
+        epoch, now, position, before = await self._run_script(AGE)
+        samples, last = horizon(loads(before), float(now), int(position), seconds)
+        count: int = await self._run_script(FORGET, dumps(samples), last, MAX_FORGOTTEN, epoch)
+        return count == MAX_FORGOTTEN
 
     async def renew(self, epoch: str) -> None:
         """See `Store.renew`."""

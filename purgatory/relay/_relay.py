@@ -1,22 +1,21 @@
 """`Relay`, which users call. It begins and ends waits; a `StoreSync` keeps the versions up to date."""
 
-from asyncio import AbstractEventLoop, get_running_loop, sleep
+from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from math import isfinite
 from types import TracebackType
 from typing import Any, final
 
 from purgatory import Observer, Purgatory, PurgatoryClosed, RelayUnavailable, ThresholdPurgatory, WrongLoop, timeout, timeout_at
+from purgatory.relay._client import StoreClient
 from purgatory.relay._follower import Follower
 from purgatory.relay._membership import About, Membership, Worker
 from purgatory.relay._messages import Change, ChangeMessage, check_key, check_version
 from purgatory.relay._store import Store, open_store
-from purgatory.relay._store_sync import StoreSync, backoff
-from purgatory.relay._write_batcher import WriteBatcher
+from purgatory.relay._store_sync import StoreSync
 
 
 @final
@@ -59,7 +58,8 @@ class Relay:
             await relay.bump("orders/7")                        # in one process: 42
             await relay.wait("orders/7", seen=41, timeout=20)   # in another: 42
 
-    A key is a `str` of at most 512 bytes. Its version is 0 until it is written, and rises within an epoch. One relay per
+    A key is a `str` of at most 512 bytes. Its version is 0 until it is written, and rises within an epoch; of keys that are not
+    there, it is the highest one that was ever forgotten. One relay per
     process and store is enough, for any number of keys and waits. Bound to the event loop that it is entered on; when it was
     closed it may be entered again, also on another.
 
@@ -69,6 +69,9 @@ class Relay:
         resync: seconds between two reads of what has changed, each of which finds whatever was lost.
         timeout: seconds after which the store is taken to be away.
         prefix: of the names that the store uses; relays of one prefix share versions. Letters, digits and underscores.
+        forget_after: seconds after which a key that nobody has written is forgotten, as by `forget`, at the earliest, and an
+            eighth of them later at most; None for never. It holds for all keys of the store, and the smallest one of its relays
+            counts. Not for keys of `advance` whose numbers come from elsewhere: the floor may be above these.
         observer: is notified of each wait that has ended, as of an operation of the kind "wait" in the purgatory "relay"; or a
             sequence of observers. A wait that begins anew, in another epoch, is reported as one that failed.
 
@@ -84,14 +87,18 @@ class Relay:
         resync: float = 15.0,
         timeout: float = 5.0,
         prefix: str = "purgatory",
+        forget_after: float | None = None,
         observer: Observer | Sequence[Observer] | None = None,
     ) -> None:
-        for name, seconds in (("resync", resync), ("timeout", timeout)):
+        durations = {"resync": resync, "timeout": timeout}
+        if forget_after is not None:
+            durations["forget_after"] = forget_after
+        for name, seconds in durations.items():
             if not (isfinite(seconds) and seconds > 0.0):
                 raise ValueError(f"{name} must be a positive, finite number of seconds, not {seconds!r}")
         if not (prefix.isascii() and prefix.replace("_", "a").isalnum() and len(prefix) <= 32):
             raise ValueError(f"prefix must consist of at most 32 letters, digits and underscores, not {prefix!r}")
-        self._resync, self._timeout = resync, timeout
+        self._resync, self._timeout, self._forget_after = resync, timeout, forget_after
         self._is_open = self._is_closed = self._is_closing = False
         self._attached: list[Purgatory[Any]] = []
         self._membership = Membership()
@@ -103,11 +110,10 @@ class Relay:
         make_store, make_thresholds = self._make
         self._loop: AbstractEventLoop | None = None
         self._sync: StoreSync | None = None
-        self._store = make_store()
+        self._client = StoreClient(make_store(), self._timeout, self._write)
         self._thresholds = make_thresholds()
         self._follower = Follower(self._on_advance, self._on_epoch_change, self._on_change)
         self._follower.reports_all_keys = bool(self._attached)
-        self._batcher = WriteBatcher(self._write, backoff)
 
     async def __aenter__(self) -> "Relay":
         """Opens the store, and returns when it is subscribed. While the store is away it tries again, for `timeout`: a process
@@ -127,21 +133,16 @@ class Relay:
         if self._loop is not None:
             raise RuntimeError(f"the relay at {self._store.address} is open already")
         self._loop = get_running_loop()
-        open_error: RelayUnavailable | None = None
         try:
             async with timeout(self._timeout):
-                for failures in count():
-                    try:
-                        await self._store.open()
-                        break
-                    except RelayUnavailable as error:
-                        open_error = error
-                    await sleep(backoff(failures))
+                await self._client.open()
                 self._membership.begin()
-                self._sync = StoreSync(self._store, self._follower, self._membership, self._resync, self._timeout)
+                self._sync = StoreSync(
+                    self._store, self._follower, self._membership, self._resync, self._timeout, self._forget_after
+                )
                 await self._sync.is_current.wait()
         except BaseException as error:
-            last_error = open_error if self._sync is None else self._sync.last_error
+            last_error = self._client.last_error if self._sync is None else self._sync.last_error
             await self.aclose()
             if not isinstance(error, TimeoutError):
                 raise
@@ -169,7 +170,7 @@ class Relay:
         if self._loop is not None and self._loop is not get_running_loop() and not self._loop.is_closed():
             raise WrongLoop(f"cannot close the relay at {self._store.address}: it was entered on another event loop")
         self._is_closed, self._is_open, self._is_closing = True, False, True
-        self._batcher.close()
+        self._client.batcher.close()
         try:
             await self._thresholds.aclose()
         finally:
@@ -178,16 +179,9 @@ class Relay:
                     await self._sync.close()
             finally:
                 try:
-                    await self._close_store()
+                    await self._client.close()
                 finally:
                     self._is_closing = False
-
-    async def _close_store(self) -> None:
-        try:
-            async with timeout(self._timeout):
-                await self._store.close()
-        except (RelayUnavailable, TimeoutError):
-            pass  # it is closed at the other end
 
     # -- waiting
 
@@ -257,7 +251,8 @@ class Relay:
     # -- reading and writing
 
     async def version(self, key: str) -> int:
-        """The version of `key` in the store, read after this call; 0 if it was never written.
+        """The version of `key` in the store, read after this call; 0 if it was never written, or the floor that forgetting has
+        left.
 
         Raises:
             RelayUnavailable: the store is away, or the relay not open.
@@ -268,7 +263,7 @@ class Relay:
             async with timeout(self._timeout):
                 return await sync.read(key)
         except TimeoutError:
-            raise self._unavailable("read", key, sync.last_error) from sync.last_error
+            raise self._client.unavailable("read", key, sync.last_error) from sync.last_error
 
     async def bump(self, key: str, *, connection: Any = None) -> int:
         """Raises the version of `key` by one, for all processes. Several calls in one iteration of the loop are one write.
@@ -289,7 +284,8 @@ class Relay:
             TypeError: the store takes no `connection`, or none of this type.
             OperationCancelled, PurgatoryClosed, ValueError, WrongLoop: as with `wait`.
         """
-        return await self._change("bump", Change(key, 0, 1), connection)
+        self._require_open("bump", key)
+        return await self._client.change("bump", Change(key, 0, 1), connection)
 
     async def advance(self, key: str, version: int, *, connection: Any = None) -> int:
         """Raises the version of `key` to at least `version`, for all processes. For numbers that come from elsewhere.
@@ -300,33 +296,26 @@ class Relay:
         Raises:
             RelayUnavailable, OperationCancelled, PurgatoryClosed, ValueError, TypeError, WrongLoop: as with `bump`.
         """
-        return await self._change("advance", Change(key, check_version(version, "version", 52), 0), connection)
+        self._require_open("advance", key)
+        return await self._client.change("advance", Change(key, check_version(version, "version", 52), 0), connection)
 
-    async def _change(self, action: str, change: Change, connection: Any) -> int:
-        key = change.key
-        self._require_open(action, key)
-        try:
-            async with timeout(self._timeout):
-                if connection is not None:
-                    return (await self._store.write([change], connection)).versions[key]
-                return await self._batcher.submit(change)
-        except TimeoutError:
-            if self._batcher.is_locked(key):
-                raise RelayUnavailable(f"cannot {action} {key!r}: others hold it locked at {self._store.address}") from None
-            raise self._unavailable(action, key, self._batcher.last_error) from self._batcher.last_error
-        except RelayUnavailable as error:
-            raise RelayUnavailable(f"cannot {action} {key!r}: {error}, and it was perhaps written") from error
+    async def forget(self, key: str) -> None:
+        """Removes `key` from the store. Its version is the store's floor from now on, which is above all that were forgotten: a
+        `bump` gives it a number that it never had. Who waits for it goes on waiting, and is answered by the next write.
+
+        Raises:
+            RelayUnavailable: the store is away, the relay is not open, or, on PostgreSQL, some transaction that has written is
+                open all the time. It was perhaps forgotten.
+            OperationCancelled, PurgatoryClosed, ValueError, TypeError, WrongLoop: as with `wait`.
+        """
+        self._require_open("forget", key)
+        await self._client.retry("forget", key, partial(self._store.forget, [key]))
 
     async def _write(self, changes: Sequence[Change]) -> ChangeMessage:
         sync, latest = self._sync, self._follower.latest
         assert sync is not None
         try:
-            async with timeout(self._timeout):
-                message = await self._store.write(changes)
-        except TimeoutError as error:
-            late = RelayUnavailable(f"{self._store.address} gave no answer within {self._timeout} s")
-            sync.on_write(late)
-            raise late from error
+            message = await self._client.write(changes)
         except RelayUnavailable as error:
             sync.on_write(error)
             raise
@@ -409,7 +398,7 @@ class Relay:
             is_connected=self._sync is not None and self._sync.is_current.is_set(),
             since=0.0 if sync is None else sync.since,
             received=follower.received,
-            sent=self._batcher.sent,
+            sent=self._client.batcher.sent,
             resyncs=follower.resyncs,
             healed=follower.healed,
             epochs=follower.epochs,
@@ -419,6 +408,10 @@ class Relay:
     def __repr__(self) -> str:
         state = "closed" if self._is_closed else "connected" if self.statistics().is_connected else "not connected"
         return f"<Relay {self._store.address!r} {state} watched={len(self._follower.followed)}>"
+
+    @property
+    def _store(self) -> Store:
+        return self._client.store
 
     def _time(self) -> float:
         return get_running_loop().time()
@@ -434,9 +427,3 @@ class Relay:
             raise WrongLoop(f"cannot {action} {key!r}: the relay at {self._store.address} was entered on another event loop")
         check_key(key)
         return self._sync
-
-    def _unavailable(self, action: str, key: str, error: Exception | None) -> RelayUnavailable:
-        reason = "" if error is None else f": {error}"
-        return RelayUnavailable(
-            f"cannot {action} {key!r}: {self._store.address} gave no answer within {self._timeout} s{reason}"
-        )

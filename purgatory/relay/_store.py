@@ -62,7 +62,8 @@ class Store(Protocol):
         ...
 
     async def read(self, keys: Sequence[str], since: int | None) -> ReadResult:
-        """The versions of `keys`, 0 for those never written; with `since`, also of all that have changed after that position.
+        """The versions of `keys`; with `since`, also of all that have changed after that position. A key that is not there has
+        the floor: the highest version of all that were forgotten, 0 at first.
 
         The result is a consistent snapshot, taken after the call. If more has changed than is good for one result, it may end
         at an earlier position, with `has_more`.
@@ -70,7 +71,8 @@ class Store(Protocol):
         ...
 
     async def write(self, changes: Sequence[Change], connection: Any = None) -> ChangeMessage:
-        """Makes these changes, one for each key, in one step, and publishes them; returns them as a message.
+        """Makes these changes, one for each key, in one step, and publishes them; returns them as a message. A key that is not
+        there begins at the floor.
 
         It may leave out keys that others hold locked: a change to a key that is not in the message was not made.
 
@@ -83,6 +85,15 @@ class Store(Protocol):
             NotWritten: a `RelayUnavailable`; nothing was written. After any other the write was perhaps made, and a bump is not
                 tried again.
         """
+        ...
+
+    async def forget(self, keys: Sequence[str]) -> None:
+        """Forgets the versions of these keys, at most 100. The floor rises to the highest of them in the same step."""
+        ...
+
+    async def forget_unwritten(self, seconds: float) -> bool:
+        """Forgets some of the keys that nobody has written for so long; whether there are more. Called several times in that
+        time, by any process; see `_forgetting` for how a store knows."""
         ...
 
     async def renew(self, epoch: str) -> None:

@@ -17,7 +17,9 @@ from secrets import token_hex
 from typing import Final, final
 
 from purgatory import OperationCancelled, RelayUnavailable, Timeout, timeout
+from purgatory.relay._client import backoff
 from purgatory.relay._follower import MAX_KEYS_PER_READ, Follower, ReadRequest
+from purgatory.relay._forgetting import SAMPLES
 from purgatory.relay._membership import Membership
 from purgatory.relay._messages import Announcement, Hint, decode, encode_announcement
 from purgatory.relay._store import Store
@@ -25,16 +27,13 @@ from purgatory.relay._store import Store
 REORDER_DELAY: Final = 0.02
 """How long, in seconds, a message may arrive after later ones before it is taken for lost."""
 
-MIN_BACKOFF: Final = 0.02
-MAX_BACKOFF: Final = 1.0
-"""Seconds between two attempts to reach a store."""
+MAX_SWEEP_INTERVAL: Final = 60.0
+"""Seconds between two looks for keys to forget."""
+
+SWEEP_PAUSE: Final = 0.005
+"""Seconds between two parts of what is forgotten, which leave writes their turn."""
 
 log = logging.getLogger("purgatory.relay")
-
-
-def backoff(failures: int) -> float:
-    """Seconds to wait after so many failures, with jitter, so that many processes do not come back at once."""
-    return min(MAX_BACKOFF, MIN_BACKOFF * 2.0 ** min(failures, 10)) * uniform(0.5, 1.0)
 
 
 @final
@@ -47,9 +46,18 @@ class StoreSync:
         membership: of this process.
         resync: seconds between two reads of what has changed, and so between two probes.
         timeout: seconds after which an answer is taken for lost.
+        forget_after: seconds after which keys that nobody has written are forgotten, or None.
     """
 
-    def __init__(self, store: Store, follower: Follower, membership: Membership, resync: float, timeout: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        follower: Follower,
+        membership: Membership,
+        resync: float,
+        timeout: float,
+        forget_after: float | None,
+    ) -> None:
         self._store, self._follower, self._membership = store, follower, membership
         self._resync, self._timeout = resync, timeout
         self._is_channel_trusted = getattr(store, "is_channel_trusted", True)
@@ -77,6 +85,9 @@ class StoreSync:
             self._loop.create_task(self._keep_listening(), name="purgatory.relay: listening"),
             self._loop.create_task(self._keep_reading(), name="purgatory.relay: reading"),
         ]
+        if forget_after is not None:
+            forgetting = self._keep_forgetting(forget_after)
+            self._tasks.append(self._loop.create_task(forgetting, name="purgatory.relay: forgetting"))
         self._schedule_resync()
 
     async def close(self) -> None:
@@ -286,6 +297,22 @@ class StoreSync:
         self._gap_timer = None
         if self._follower.has_gap:
             self._read_changes()
+
+    # -- forgetting
+
+    async def _keep_forgetting(self, seconds: float) -> None:
+        """Forgets what nobody has written for so long. All processes do; those that find nothing do little."""
+        while True:
+            await sleep(min(seconds / SAMPLES, MAX_SWEEP_INTERVAL) * uniform(0.5, 1.0))
+            has_more = True
+            while has_more:
+                try:
+                    async with timeout(self._timeout):
+                        has_more = await self._store.forget_unwritten(seconds)
+                except (RelayUnavailable, TimeoutError):
+                    log.debug("%s: nothing was forgotten", self._store.address, exc_info=True)
+                    has_more = False
+                await sleep(SWEEP_PAUSE)
 
     # -- whether it is connected
 

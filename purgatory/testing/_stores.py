@@ -136,6 +136,80 @@ async def what_has_changed_since_a_position_can_be_read(make: Make) -> None:
         assert (await store.read((), position)).versions["c"] == 1
 
 
+async def a_forgotten_key_begins_above_all_that_were_forgotten(make: Make) -> None:
+    async with opened(make) as store, opened(make) as other:
+        await write(store, ("a", 40, 0), ("b", 7, 0), ("c", 3, 0))
+        await store.forget(["a", "b", "never"])
+        result = await other.read(("a", "b", "c", "never"), None)
+        assert dict(result.versions) == {"a": 40, "b": 40, "c": 3, "never": 40}
+        assert await write(other, ("b", 0, 1), ("a", 0, 2), ("new", 5, 0)) == {"b": 41, "a": 42, "new": 40}
+        await store.renew(result.epoch)
+        assert dict((await store.read(("a", "d"), None)).versions) == {"a": 42, "d": 40}
+        await store.forget(["b"])
+        assert await write(store, ("b", 100, 0)) == {"b": 100}
+        assert await write(store, ("b", 0, 1), ("c", 0, 1)) == {"b": 101, "c": 4}
+
+
+async def a_read_says_if_what_it_would_have_found_was_forgotten(make: Make) -> None:
+    async with opened(make) as store, opened(make) as other:
+        await write(store, ("a", 0, 1), ("b", 0, 1))
+        before = await store.read((), None)
+        await write(other, ("a", 0, 1))
+        await other.forget(["a"])
+        result = await store.read((), before.position)
+        assert result.is_incomplete
+        assert not (await store.read((), result.position)).is_incomplete
+        await other.forget(["b"])
+        assert not (await store.read((), result.position)).is_incomplete
+
+
+async def every_key_that_nobody_writes_is_forgotten_and_no_other(make: Make) -> None:
+    async with opened(make) as store, opened(make) as other:
+        for number in range(10):
+            await write(store, *((f"key{number * 100 + each}", 7, 0) for each in range(100)))
+        end = get_running_loop().time() + TIMEOUT
+        while True:
+            await write(other, ("written", 0, 1))
+            while await other.forget_unwritten(0.4):
+                pass
+            changed: dict[str, int] = {}
+            since, has_more = 0, True
+            while has_more:
+                result = await store.read((), since)
+                changed, since, has_more = {**changed, **result.versions}, result.position, result.has_more
+            assert "written" in changed
+            if len(changed) == 1:
+                break
+            assert get_running_loop().time() < end, f"{len(changed)} keys are still there"
+            await sleep(0.02)
+        assert (await store.read(("key7",), None)).versions["key7"] == 7
+        assert await write(store, ("key7", 0, 1)) == {"key7": 8}
+
+
+async def all_numbers_are_different_though_their_keys_are_forgotten(make: Make) -> None:
+    async with opened(make) as first, opened(make) as second, opened(make) as third:
+        numbers: dict[str, list[int]] = {"a": [], "b": []}
+        is_over = False
+
+        async def bump(store: "Store", key: str) -> None:
+            for _ in range(60):
+                message = await store.write([(key, 0, 1)])  # type: ignore[list-item]
+                numbers[key] += message.versions.values()  # nothing, if it was locked
+
+        async def forget() -> None:
+            while not is_over:
+                with suppress(ConnectionError):
+                    await third.forget(["a", "b"])
+                await sleep(0.0)
+
+        forgetting = create_task(forget())
+        await gather(*(bump(store, key) for store in (first, second) for key in numbers))
+        is_over = True
+        await forgetting
+        for given in numbers.values():
+            assert len(given) == len({*given}), f"{len(given) - len({*given})} numbers were given twice"
+
+
 async def what_an_epoch_has_is_there_in_the_next_one(make: Make) -> None:
     async with opened(make) as store, received_from(make) as received:
         await write(store, ("a", 7, 0))

@@ -20,7 +20,6 @@ from maven import Unavailable
 from suites import GoSuite, PythonSuite, Result, Suite
 
 ONE_NODE: Final = "there is one node with one disk"
-TRANSACTIONS: Final = "transactions"
 ENCRYPTION: Final = "connections are not encrypted"
 NO_AUTHENTICATION: Final = "there is no authentication"
 SHARES: Final = "groups that share records are not switched on"
@@ -55,7 +54,7 @@ SUITES: Final[tuple[Suite, ...]] = (
         "kafka-python",
         "test/integration",
         {"KAFKA_URI": "tcp://{address}", "KAFKA_ROOT": "{scratch}"},
-        {"ours": "3.0", "Kafka": "4.2"},
+        {"ours": "3.1", "Kafka": "4.3"},
         {"test/__init__.py": "", "test/service.py": SERVICE},
         out_of_scope={
             "test_create_describe_delete_acls": NO_AUTHENTICATION,
@@ -64,8 +63,6 @@ SUITES: Final[tuple[Suite, ...]] = (
             "test_alter_replica_log_dirs": ONE_NODE,
             "test_alter_partition_reassignments": ONE_NODE,
             "test_list_partition_reassignments": ONE_NODE,
-            "test_transactional_producer_messages": TRANSACTIONS,
-            "test_transactional_producer_offsets": TRANSACTIONS,
             "test_ssl_handshake": ENCRYPTION,
             "test_legacy_kafka_client_ssl": ENCRYPTION,
         },
@@ -76,7 +73,6 @@ SUITES: Final[tuple[Suite, ...]] = (
         {"KGO_SEEDS": "{address}", "KGO_TEST_RF": "1", "KGO_TEST_RECORDS": "20000"},
         uses_broker=r"newTestClient|tmpTopic|internalTopic|KGO_TEST|allowShare|testChain",
         never={
-            "ours": {"TestTxnEtl": TRANSACTIONS},
             "Kafka": {f"TestShareGroup{part}": SHARES for part in ("", "AckOnClose", "ETL", "OffsetsAdmin")},
         },
         out_of_scope={"TestConsumeRegex": NO_TOPIC},
@@ -90,10 +86,6 @@ SUITES: Final[tuple[Suite, ...]] = (
         left_out=("tests/integration/schema_registry", "tests/integration/integration_test.py"),
         needs_checkout="no source distribution has its tests. `--checkout confluent-kafka=PATH` runs those of a checkout",
         out_of_scope={
-            "test_commit_transaction": TRANSACTIONS,
-            "test_abort_transaction": TRANSACTIONS,
-            "test_abort_retry_commit_transaction": TRANSACTIONS,
-            "test_send_offsets_committed_transaction": TRANSACTIONS,
             "test_user_scram_credentials": NO_AUTHENTICATION,
         },
     ),

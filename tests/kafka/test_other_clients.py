@@ -50,3 +50,17 @@ def test_kafkajs_administers_produces_and_consumes_in_groups(kind: str) -> None:
         "groups": ["readers"],
         "ends": 1000,
     }
+
+
+@pytest.mark.parametrize(("kind", "version"), [*(("ours", version) for version in JAVA_CLIENTS), ("Kafka", JAVA_CLIENTS[-1])])
+def test_javas_client_commits_aborts_and_is_fenced(kind: str, version: str) -> None:
+    with address_of(kind) as address:
+        printed = java("Transactions.java", address, client=version).splitlines()
+
+    assert printed == [
+        "committed [value0, value2]",
+        "all [value0, value1, value2, value3]",
+        "fenced ProducerFencedException",
+        "committed [value0, value2, last]",
+        "offset 2",
+    ]

@@ -77,6 +77,7 @@ async def test_the_instruments_say_what_the_meter_has_counted(reader, tmp_path):
     assert exported["purgatory.pending", ("purgatory", "jobs")] == exported["purgatory.watches", ("purgatory", "jobs")] == 2
     assert exported["purgatory.keys", ("purgatory", "versions")] == 1
     assert exported["purgatory.polls", ("ending", "gone")] == 2
+    assert exported["purgatory.polls", ("ending", "refused")] == 0
     assert exported[("purgatory.relay.connected",)] == exported[("purgatory.relay.epochs",)] == 1
 
 

@@ -3,8 +3,10 @@
 import asyncio
 import re
 import urllib.request
+from math import inf
 
 import pytest
+from asgi_requests import Request
 from helpers import Probe, profiled
 from loops import on_asyncio, on_virtual_time
 from prometheus_client import CollectorRegistry, generate_latest, make_asgi_app, start_http_server
@@ -72,6 +74,9 @@ async def test_both_parsers_read_what_was_counted(tmp_path):
         assert values["purgatory_watches", ("purgatory", "jobs")] == 8
         assert values["purgatory_keys", ("purgatory", "versions")] == 1
         assert values["purgatory_polls_total", ("ending", "deadline")] == 3
+        others = ("satisfied", "gone", "stopping", "refused")
+        assert [values["purgatory_polls_total", ("ending", ending)] for ending in others] == [0] * 4
+        assert values[("purgatory_open_polls_limit",)] == inf
         assert values[("purgatory_open_polls",)] == 0
         assert values[("purgatory_relay_connected",)] == 1
 
@@ -170,3 +175,20 @@ async def test_the_page_of_an_asgi_application_is_the_same():
 def test_what_is_no_meter_is_refused():
     with pytest.raises(TypeError, match="meter must be a Meter"):
         collector([])
+
+
+@on_virtual_time
+async def test_a_sum_over_operations_counts_no_poll_twice():
+    meter, registry = Meter(), CollectorRegistry()
+    jobs, polls = Purgatory("jobs", observer=meter), LongPolls(signals=(), observer=meter, max_open=7)
+    registry.register(collector(meter, purgatories=jobs, polls=polls))
+
+    async def answer(scope, receive, send):
+        await polls.poll(scope, wait=1).wait_for(jobs, lambda: None, ["key"])
+
+    for _ in range(3):
+        await Request(polls.middleware(answer)).done()
+    samples = [sample for metric in registry.collect() for sample in metric.samples]
+    total = {name: sum(each.value for each in samples if each.name == f"purgatory_{name}") for name in
+             ("operations_total", "poll_waits_total", "polls_total", "open_polls_limit")}  # fmt: skip
+    assert total == {"operations_total": 3, "poll_waits_total": 3, "polls_total": 3, "open_polls_limit": 7}

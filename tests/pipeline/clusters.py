@@ -64,8 +64,8 @@ def hdfs(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def standalone(folder: Path) -> Iterator[str]:
-    """The URL of a Spark whose two workers have a core each, and no folder in common."""
+def standalone(folder: Path, workers: int = 2) -> Iterator[str]:
+    """The URL of a Spark whose workers have a core and a folder each."""
     (port,) = free_ports(1)
     url = f"spark://127.0.0.1:{port}"
     java = [_java(), *SMALL, "-cp", f"{JARS}/*"]
@@ -74,7 +74,7 @@ def standalone(folder: Path) -> Iterator[str]:
         log = stack.enter_context((folder / "spark.log").open("ab"))
         stack.enter_context(_process([*java, *master], stdout=log, stderr=log))
         _await(port)
-        for name in ("one", "two"):
+        for number in range(workers):
             worker = [
                 "org.apache.spark.deploy.worker.Worker",
                 "--host",
@@ -86,7 +86,7 @@ def standalone(folder: Path) -> Iterator[str]:
                 "-m",
                 "1g",
             ]
-            place = folder / name
+            place = folder / f"worker-{number}"
             place.mkdir()
             stack.enter_context(_process([*java, *worker, "-d", str(place), url], stdout=log, stderr=log, cwd=place))
         yield url

@@ -1,11 +1,12 @@
 """The failure soak: four processes, two thousand waits, and a store that fails in every way.
 
-    python tests/relay/relay_soak.py [--seconds 30] [--waits 2000] [--scenario NAME] [--resync 5]
+    python tests/relay/relay_soak.py [--seconds 30] [--waits 2000] [--scenario NAME] [--resync 5] [--forget-after 0]
 
 In each scenario three processes wait and one writes, while failures are injected into the store or its connections. Then these
 end, the writer stops, and every wait has to receive the last version. It prints a row for each scenario: answers, writes that
-have failed, what must be 0 (answers that came early, and keys whose waits have not received the last version), seconds from a
-write to its answer, and the relays' statistics. The exit status is 1 if anything is not 0 that must be.
+have failed, what must be 0 (answers that came early, keys whose waits have not received the last version, and numbers that were
+given twice while there was one epoch), seconds from a write to its answer, and the relays' statistics. The exit status is 1 if
+anything is not 0 that must be.
 """
 
 import argparse
@@ -50,9 +51,9 @@ class Process:
         await self.reading
 
 
-async def start(role: str, url: str, first: int, count: int, resync: float) -> Process:
+async def start(role: str, url: str, first: int, count: int, resync: float, forget_after: float) -> Process:
     pipe = asyncio.subprocess.PIPE
-    words = (role, url, str(first), str(count), str(resync))
+    words = (role, url, str(first), str(count), str(resync), str(forget_after))
     process = Process(
         await asyncio.create_subprocess_exec(sys.executable, str(WORKER), *words, stdin=pipe, stdout=pipe, limit=1 << 24)
     )
@@ -158,6 +159,7 @@ class Result:
     failed: int
     early: int
     behind: int
+    twice: int
     p50: float
     p99: float
     longest: float
@@ -166,7 +168,7 @@ class Result:
     epochs: int
 
 
-async def soak(name: str, seconds: float, waits: int, resync: float) -> Result:
+async def soak(name: str, seconds: float, waits: int, resync: float, forget_after: float = 0.0) -> Result:
     kind, fail = SCENARIOS[name]
     with tempfile.TemporaryDirectory(prefix="soak-") as temporary:
         folder, server = Path(temporary) / "app", None
@@ -181,7 +183,7 @@ async def soak(name: str, seconds: float, waits: int, resync: float) -> Result:
         else:
             url = f"file://{folder}"
         try:
-            return await run(url, fail, server or folder, seconds, waits, resync)
+            return await run(url, fail, server or folder, seconds, waits, resync, forget_after)
         finally:
             if server is not None:
                 server.kill()
@@ -190,11 +192,17 @@ async def soak(name: str, seconds: float, waits: int, resync: float) -> Result:
 
 
 async def run(
-    url: str, fail: Callable[[Any], Awaitable[None]], store: Any, seconds: float, waits: int, resync: float
+    url: str,
+    fail: Callable[[Any], Awaitable[None]],
+    store: Any,
+    seconds: float,
+    waits: int,
+    resync: float,
+    forget_after: float,
 ) -> Result:
     keys = max(1, waits // 3)
-    writer = await start("write", url, 0, keys, resync)
-    waiters = [await start("wait", url, 0, keys, resync) for _ in range(3)]
+    writer = await start("write", url, 0, keys, resync, forget_after)
+    waiters = [await start("wait", url, 0, keys, resync, forget_after) for _ in range(3)]
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         await fail(store)
@@ -206,6 +214,12 @@ async def run(
 
 def judge(writer: Process, waiters: list[Process]) -> Result:
     written = {(line["epoch"], line["key"], line["version"]): line["at"] for line in writer.lines if "key" in line}
+    writes = [line for line in writer.lines if "key" in line]
+    newest: dict[str, int] = {}
+    twice = 0
+    if len({line["epoch"] for line in writes}) == 1:  # a writer names the epoch that it knows, which may be over
+        newest = {line["key"]: line["version"] for line in writes}
+        twice = len(writes) - len(written)
     latencies: list[float] = []
     early = behind = answers = 0
     for process in waiters:
@@ -220,6 +234,8 @@ def judge(writer: Process, waiters: list[Process]) -> Result:
             early += "early" in line
         [last] = [line for line in process.lines if "last" in line]
         behind += sum(known.get(key, 0) != version for key, version in last["last"].items())
+        if not last["last"]:
+            behind += sum(known.get(key, 0) < version for key, version in newest.items())
     latencies.sort()
     numbers = [line["statistics"] for process in waiters for line in process.lines if "statistics" in line]
     return Result(
@@ -227,6 +243,7 @@ def judge(writer: Process, waiters: list[Process]) -> Result:
         failed=sum("failed" in line for line in writer.lines),
         early=early,
         behind=behind,
+        twice=twice,
         p50=latencies[len(latencies) // 2] if latencies else 0.0,
         p99=latencies[int(len(latencies) * 0.99)] if latencies else 0.0,
         longest=latencies[-1] if latencies else 0.0,
@@ -243,14 +260,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="of failures in each scenario (default: 30)")
     parser.add_argument("--waits", type=int, default=2000, help="in all processes together (default: 2000)")
     parser.add_argument("--resync", type=float, default=5.0, help="of the relays, in seconds (default: 5)")
+    parser.add_argument(
+        "--forget-after", type=float, default=0.0, help="seconds after which keys are forgotten (default: 0, never)"
+    )
     parser.add_argument("--scenario", choices=SCENARIOS, action="append", help="only this; may be repeated")
     options = parser.parse_args()
     names = [each.name for each in fields(Result)]
     print(f"{'':32}", *(f"{name:>8}" for name in names))
     bad = 0
     for name in options.scenario or SCENARIOS:
-        result = asyncio.run(soak(name, options.seconds, options.waits, options.resync))
-        bad += result.early + result.behind
+        result = asyncio.run(soak(name, options.seconds, options.waits, options.resync, options.forget_after))
+        bad += result.early + result.behind + result.twice
         cells = [value if isinstance(value, int) else f"{value:.3f}" for value in (getattr(result, name) for name in names)]
         print(f"{name:32}", *(f"{cell:>8}" for cell in cells), flush=True)
     return 1 if bad else 0

@@ -26,7 +26,7 @@ async def set_timeout(relay: Relay, seconds: float) -> None:
     """
     sync = relay._sync
     assert sync is not None
-    relay._timeout = sync._timeout = seconds
+    relay._timeout = relay._client.timeout = sync._timeout = seconds
 
     def is_idle() -> bool:
         probing = sync._listen_timeout

@@ -1,11 +1,12 @@
 """A process of the soak: waits for versions of keys, or writes them, and prints what it sees as lines of JSON.
 
-    python soak_worker.py wait  URL  FIRST_KEY  KEYS  RESYNC
-    python soak_worker.py write URL  FIRST_KEY  KEYS  RESYNC
+    python soak_worker.py wait  URL  FIRST_KEY  KEYS  RESYNC  FORGET_AFTER
+    python soak_worker.py write URL  FIRST_KEY  KEYS  RESYNC  FORGET_AFTER
 
 A waiter has one wait on each key, for the next version after the one that it has seen. A writer bumps random keys. When its
 standard input ends, a writer exits; a waiter reads the last versions, waits until it has seen them, for `LIMIT` at most, and
-prints them.
+prints them. If keys are forgotten, after FORGET_AFTER seconds that are not 0, what it reads may be the floor, which nobody has
+written; so it waits for a resync instead, and prints nothing.
 """
 
 import asyncio
@@ -59,15 +60,13 @@ async def last_version(relay: Relay, key: str) -> int:
             pass
 
 
-async def main(role: str, url: str, first: int, count: int, resync: float) -> None:
+async def main(role: str, url: str, first: int, count: int, resync: float, forget_after: float) -> None:
     seen = {f"key{number}": 0 for number in range(first, first + count)}
-    relay = Relay(url, resync=resync, timeout=2.0)
+    relay = Relay(url, resync=resync, timeout=2.0, forget_after=forget_after or None)
     while True:
-        try:
+        with suppress(RelayUnavailable):
             await relay.__aenter__()
             break
-        except RelayUnavailable:
-            relay = Relay(url, resync=resync, timeout=2.0)
     async with asyncio.TaskGroup() as group:
         say(ready=role)
         if role == "write":
@@ -79,10 +78,12 @@ async def main(role: str, url: str, first: int, count: int, resync: float) -> No
         asyncio.get_running_loop().add_reader(sys.stdin, lambda: end.done() or end.set_result(None))
         await end
         if role == "wait":
-            versions = {key: await last_version(relay, key) for key in seen}
+            if forget_after:
+                await asyncio.sleep(resync + 3.0)
+            versions = {} if forget_after else {key: await last_version(relay, key) for key in seen}
             with suppress(TimeoutError):
                 async with asyncio.timeout(LIMIT):
-                    while seen != versions:
+                    while versions and seen != versions:
                         await asyncio.sleep(0.01)
             say(last=versions, statistics=asdict(relay.statistics()))
         sys.stdout.flush()
@@ -91,8 +92,8 @@ async def main(role: str, url: str, first: int, count: int, resync: float) -> No
 
 if __name__ == "__main__":
     logging.disable()
-    role, url, first, count, resync = sys.argv[1:]
+    role, url, first, count, resync, forget_after = sys.argv[1:]
     try:
-        asyncio.run(main(role, url, int(first), int(count), float(resync)))
+        asyncio.run(main(role, url, int(first), int(count), float(resync), float(forget_after)))
     except BaseExceptionGroup:
         sys.exit(0)

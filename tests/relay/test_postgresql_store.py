@@ -87,7 +87,7 @@ def test_a_row_that_others_hold_locked_holds_up_no_other_key(run: Runner, postgr
             assert await connection.fetchval(query) == 2
             await set_timeout(here, TIMEOUT)
             waiting = [asyncio.create_task(here.bump("locked")) for _ in range(3)]
-            await until(lambda: here._batcher.is_locked("locked"))
+            await until(lambda: here._client.batcher.is_locked("locked"))
             waiting.append(asyncio.create_task(here.bump("locked")))
             await transaction.rollback()
             assert await asyncio.gather(*waiting) == [before + 1, before + 2, before + 3, before + 4]
@@ -102,7 +102,7 @@ def test_an_order_of_bumps_to_a_locked_key_is_kept_by_advances_too(run: Runner, 
             async with connection.transaction():
                 await here.bump("a", connection=connection)
                 first = asyncio.create_task(here.bump("a"))
-                await until(lambda: here._batcher.is_locked("a"))
+                await until(lambda: here._client.batcher.is_locked("a"))
                 rest = [asyncio.create_task(call) for call in (here.advance("a", 40), here.bump("a"))]
                 assert await here.bump("b") == 1
             assert await asyncio.gather(first, *rest) == [41, 42, 42]

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
 
 from .configs import DEFAULTS, altered, config_entries
 from .responses import ApiError, ErrorCode, Response, attempt, raise_if
@@ -16,6 +17,16 @@ logger: Final = logging.getLogger("purgatory_broker")
 
 TOPIC, BROKER = 2, 4  # types of resources that have a configuration
 DEFAULT_COUNT: Final = -1
+
+
+def _identity(topic: Any) -> tuple[str | None, UUID | None]:
+    """The name or the id by which a request names a topic."""
+    return topic.name, topic.topic_id
+
+
+def named_topics(body: Any) -> list[tuple[str | None, UUID | None]]:
+    """The topics that a request is to delete; until version 5 it has a list of names."""
+    return [_identity(topic) for topic in body.topics] or [(name, None) for name in getattr(body, "topic_names", ())]
 
 
 def _resource(wanted: Any) -> Response:
@@ -54,12 +65,16 @@ class Admin:
         """Topics and partitions, all of them led by node 0, at the address by which this client reaches it."""
         body = request.body
         wants_all = body.topics is None or (request.version == 0 and not body.topics)
-        names = dict.fromkeys(self.topics.by_name if wants_all else [topic.name for topic in body.topics])
+        wanted = [(name, None) for name in self.topics.by_name] if wants_all else [_identity(topic) for topic in body.topics]
         brokers = [{"node_id": 0, "host": request.address[0], "port": request.address[1]}]
-        topics = [{"name": name} | attempt(self._topic, name, body.allow_auto_topic_creation) for name in names]
+        topics = [
+            {"name": name, "topic_id": topic_id} | attempt(self._topic, name, topic_id, body.allow_auto_topic_creation)
+            for name, topic_id in dict.fromkeys(wanted)
+        ]
         return {"brokers": brokers, "cluster_id": "purgatory", "controller_id": 0, "topics": topics}
 
-    def _topic(self, name: str, may_create: bool) -> Response:
+    def _topic(self, name: str | None, topic_id: UUID | None, may_create: bool) -> Response:
+        name = self._name(name, topic_id)
         if may_create and self.settings.auto_create_topics and name not in self.topics.by_name:
             self.topics.create(name, self.settings.partitions, self.settings.replicas, {})
         partitions = [
@@ -72,7 +87,14 @@ class Admin:
             }
             for index, partition in enumerate(self.topics.topic(name).partitions)
         ]
-        return {"partitions": partitions}
+        return {"name": name, "topic_id": self.topics.topic(name).topic_id, "partitions": partitions}
+
+    def _name(self, name: str | None, topic_id: UUID | None) -> str:
+        """The name of a topic of which a request has the name or the id. Raises `ApiError` if no topic has the id."""
+        name = name if topic_id is None else self.topics.name_of(topic_id)
+        if name is None:
+            raise ApiError(ErrorCode.unknown_topic_id)
+        return name
 
     def create_topics(self, request: Request) -> Response:
         """Creates topics, or only validates the request."""
@@ -88,9 +110,10 @@ class Admin:
             message = f"Replication factor: {factor} larger than available brokers: {nodes}."
             raise_if(not 1 <= factor <= nodes, ErrorCode.invalid_replication_factor, message)
             configs = {config.name: config.value for config in wanted.configs if config.value is not None}
-            self.topics.create(wanted.name, count, factor, configs, request.body.validate_only)
+            topic = self.topics.create(wanted.name, count, factor, configs, request.body.validate_only)
+            topic_id = None if topic is None else topic.topic_id
             shown = config_entries(DEFAULTS, configs)
-            return {"num_partitions": count, "replication_factor": factor, "configs": shown}
+            return {"topic_id": topic_id, "num_partitions": count, "replication_factor": factor, "configs": shown}
 
         return {"topics": [{"name": wanted.name} | attempt(create, wanted) for wanted in request.body.topics]}
 
@@ -109,10 +132,14 @@ class Admin:
     def delete_topics(self, request: Request) -> Response:
         """Deletes topics; operations that wait for their partitions complete with an error."""
 
-        def delete(name: str) -> None:
-            self.broker.delete_topic(self.topics.topic(name))
+        def delete(name: str | None, topic_id: UUID | None) -> Response:
+            topic = self.topics.topic(self._name(name, topic_id))
+            self.broker.delete_topic(topic)
+            return {"name": topic.name}
 
-        return {"topics": [{"name": name} | attempt(delete, name) for name in request.body.topic_names]}
+        named = named_topics(request.body)
+        deleted = [{"name": name, "topic_id": topic_id} | attempt(delete, name, topic_id) for name, topic_id in named]
+        return {"topics": deleted}
 
     def describe_configs(self, request: Request) -> Response:
         """The configuration of topics and of this broker."""

@@ -24,7 +24,8 @@ CRC_START: Final = 21  # the checksum covers the bytes from here on
 NO_PRODUCER: Final = -1
 ATTRIBUTES_START: Final = 21
 MAX_TIME_START: Final = 35
-COMPRESSION_MASK, APPEND_TIME_MASK, TRANSACTION_MASK, CONTROL_MASK = 7, 8, 0x30, 0x20  # bits of the attributes
+COMPRESSION_MASK, APPEND_TIME_MASK, TRANSACTION_MASK, CONTROL_MASK = 7, 8, 0x10, 0x20  # bits of the attributes
+ABORT, COMMIT = 0, 1  # types of markers
 MIN_RECORD_SIZE: Final = 7  # bytes
 
 
@@ -61,6 +62,16 @@ class Batch(NamedTuple):
         return (self.base_sequence + self.last_delta + 1) & 0x7FFFFFFF
 
     @property
+    def is_transactional(self) -> bool:
+        """Whether it is part of a transaction, or the marker of one."""
+        return bool(self.attributes & TRANSACTION_MASK)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it is a marker, and not for consumers."""
+        return bool(self.attributes & CONTROL_MASK)
+
+    @property
     def identity(self) -> tuple[int, int, int]:
         """Differs between any two batches of one producer."""
         return self.producer_epoch, self.base_sequence, self.last_delta
@@ -95,10 +106,8 @@ def read_produced(data: bytes) -> Batch:
         raise ApiError(ErrorCode.invalid_record, f"one batch of {batch.size} bytes, and {len(data) - batch.size} more")
     if batch.record_count < 1 or batch.last_delta != batch.record_count - 1:
         raise ApiError(ErrorCode.invalid_record, f"{batch.record_count} records, the last of them at {batch.last_delta}")
-    if batch.attributes & TRANSACTION_MASK:
-        is_control = batch.attributes & CONTROL_MASK
-        code = ErrorCode.invalid_record if is_control else ErrorCode.transactional_id_authorization_failed
-        raise ApiError(code, "transactions are not offered here")
+    if batch.is_control:
+        raise ApiError(ErrorCode.invalid_record, "a client may not write markers of transactions")
     if batch.producer_id != NO_PRODUCER and (batch.base_sequence < 0 or batch.producer_epoch < 0):
         raise ApiError(ErrorCode.invalid_record, f"the sequence number {batch.base_sequence}")
     return batch
@@ -196,6 +205,24 @@ def appended(data: bytes, base_offset: int, append_time: int | None = None) -> b
     struct.pack_into(">q", batch, 0, base_offset)
     struct.pack_into(">i", batch, 12, 0)
     return batch
+
+
+def make_marker(producer_id: int, epoch: int, time: int, committed: bool) -> bytes:
+    """The control batch that ends a transaction in a partition; `time` is in milliseconds."""
+    key, value = struct.pack(">hh", 0, COMMIT if committed else ABORT), struct.pack(">hi", 0, 0)
+    record = b"\0\0\0" + bytes([2 * len(key)]) + key + bytes([2 * len(value)]) + value + b"\0"  # lengths in zigzag
+    records = bytes([2 * len(record)]) + record
+    attributes = TRANSACTION_MASK | CONTROL_MASK
+    tail = struct.pack(">hiqqqhii", attributes, 0, time, time, producer_id, epoch, -1, 1) + records
+    return struct.pack(">qiibI", 0, CRC_START - LENGTH_END + len(tail), 0, 2, crc32c(tail)) + tail
+
+
+def read_marker(data: bytes, batch: Batch) -> bool | None:
+    """Whether a transaction was committed, if a batch is its marker; None if it is none."""
+    if not batch.is_control:
+        return None
+    (record,) = iter_records(data[HEADER.size : batch.size], batch)
+    return record.key is not None and struct.unpack(">hh", record.key)[1] == COMMIT
 
 
 def with_records(data: bytes, records: Sequence[Record]) -> bytes:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import IO, Any
 
 from purgatory import DelayedOperation, Purgatory
@@ -21,6 +22,7 @@ from .replicas import Followers
 from .responses import ApiError, ErrorCode
 from .settings import Settings
 from .topics import Partition, Topic, Topics
+from .transactions import Transactions
 from .wire import APIS, Request
 
 
@@ -46,8 +48,10 @@ class Broker:
         self.cleaner = Cleaner(settings, self.topics, self.clock, self.on_delete)
         self.coordinator = Coordinator(settings, self.metadata_log)
         self.faults = Faults(self)
+        self.transactions = Transactions(self)
         self.deferred: deque[Callable[[], object]] = deque()  # called when the handler has returned
-        owners = (Records(self), self.coordinator, GroupRequests(self.coordinator, self.topics), Admin(self))
+        group_requests = GroupRequests(self.coordinator, self.topics, self.transactions)
+        owners = (Records(self), self.coordinator, group_requests, self.transactions, Admin(self))
         self._handlers: dict[str, Handler] = {
             api.name: next(getattr(owner, api.name) for owner in owners if hasattr(owner, api.name)) for api in APIS.values()
         }
@@ -73,9 +77,13 @@ class Broker:
         if isinstance(outcome, dict):
             request.respond(outcome)
             outcome = None
+        self.run_deferred()
+        return outcome
+
+    def run_deferred(self) -> None:
+        """Runs the checks that were put off until a handler, or something else that changes partitions, has returned."""
         while self.deferred:
             self.deferred.popleft()()
-        return outcome
 
     def delete_topic(self, topic: Topic) -> None:
         """Deletes a topic and its committed offsets; operations that wait for its partitions complete with an error."""
@@ -89,16 +97,21 @@ class Broker:
         for topic in list(self.topics.by_name.values()):
             self.delete_topic(topic)
         self.coordinator.clear()
+        self.transactions.clear()
         self.faults.clear()
+        self.clock.offset = 0.0  # nothing is left that has a later time
 
     def start(self) -> None:
         """Begins what happens by itself: members without heartbeats expire, and old records are deleted."""
         self.coordinator.start()
+        self.transactions.start()
+        self.run_deferred()
         self.cleaner.start()
 
     async def aclose(self) -> None:
         """Cancels all operations without a response, and closes all files."""
         self.cleaner.stop()
+        self.transactions.stop()
         for purgatory in self.purgatories:
             await purgatory.aclose()
         self.topics.close()
@@ -114,6 +127,11 @@ class Broker:
             self.topics.save(partition.topic)
         self.followers.replicate(partition)
         self.on_watermark(partition.key)
+
+    def on_marker(self, partition: Partition) -> None:
+        """A transaction has ended in this partition."""
+        if self.followers.replicate(partition):
+            self.deferred.append(partial(self.on_append, partition.key))
 
     def on_append(self, key: tuple[str, int]) -> None:
         """An append to this partition has moved its high watermark. The order of the checks is Kafka's."""

@@ -48,7 +48,7 @@ class Cleaner:
         """Deletes what is too old or too much, and compacts. Cost: reads and parses everything of compacted topics."""
         now = self._clock.milliseconds()
         for partition in self._partitions:
-            log, config, end = partition.log, partition.topic.config, partition.high_watermark
+            log, config, end = partition.log, partition.topic.config, partition.last_stable_offset
             if config.compacts:
                 try:
                     log.compact(end, now - config.min_compaction_lag, now - config.delete_retention)
@@ -59,4 +59,5 @@ class Cleaner:
                 offset = log.expired(before, config.retention_bytes, end)
                 if offset > log.start:
                     log.delete_before(offset)
+                    partition.transactions.discard_before(offset)
                     self._on_delete(partition)

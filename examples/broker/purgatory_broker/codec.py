@@ -16,6 +16,7 @@ from datetime import timedelta
 from functools import cache
 from types import SimpleNamespace, UnionType
 from typing import Any, Final, NamedTuple, get_args, get_origin
+from uuid import UUID
 
 # Fields that mean the same but are named differently in different messages, and their one name here.
 COMMON_NAMES: Final[Mapping[str, str]] = {
@@ -36,6 +37,9 @@ FORMATS: Final = {  # of the module struct; times are in milliseconds
     "timedelta_i64": "q",
     "datetime_i64": "q",
 }
+
+
+UUID_SIZE: Final = 16  # bytes
 
 
 class Malformed(ValueError):
@@ -153,6 +157,35 @@ def _array(length: Serde, item: Serde) -> Serde:
 STRING: Final = _sequence(INT16, is_text=True)
 
 
+def _read_uuid(data: bytes, at: int) -> tuple[UUID | None, int]:
+    if len(data) - at < UUID_SIZE:
+        raise Malformed(f"an id has {UUID_SIZE} bytes, {len(data) - at} are there")
+    value = data[at : at + UUID_SIZE]
+    return (UUID(bytes=value) if any(value) else None), at + UUID_SIZE
+
+
+def _write_uuid(out: bytearray, value: UUID | None) -> None:
+    out += bytes(UUID_SIZE) if value is None else value.bytes
+
+
+UUID_SERDE: Final = Serde(_read_uuid, _write_uuid)  # None is all zeros
+
+
+def _optional(serde: Serde) -> Serde:
+    """A structure after the byte 1, or -1 for None."""
+
+    def read(data: bytes, at: int) -> tuple[Any, int]:
+        (is_there,) = struct.unpack_from(">b", data, at)
+        return serde.read(data, at + 1) if is_there >= 0 else (None, at + 1)
+
+    def write(out: bytearray, value: Any) -> None:
+        out.append(0xFF if value is None else 1)
+        if value is not None:
+            serde.write(out, value)
+
+    return Serde(read, write)
+
+
 class Field(NamedTuple):
     """A field of one of kio's classes; `nested` is the class of its value, if that is a structure of its own."""
 
@@ -215,6 +248,10 @@ def serde_of(cls: Any, newest: Any = None) -> Serde:
 def _serde_of_field(field: Field, newer: Field, is_flexible: bool) -> Serde:
     if field.nested is not None:
         serde = serde_of(field.nested, newer.nested)
+        if field.is_nullable and not field.is_array:
+            return _optional(serde)
+    elif field.kind == "uuid":
+        serde = UUID_SERDE
     elif field.kind in NUMBERS:
         serde = NUMBERS[field.kind]
     else:

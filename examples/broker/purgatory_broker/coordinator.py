@@ -76,6 +76,16 @@ class Coordinator:
         for group in list(self.groups.values()):
             self.delete_group(group)
 
+    def ensure_group(self, name: str) -> Group:
+        """The group of this name, perhaps a new one."""
+        return self.groups.setdefault(name, Group(group_id=name))
+
+    def check_transactional_commit(self, body: Any) -> None:
+        """Raises `ApiError` if a producer commits for a member that is none, or of an earlier generation."""
+        generation, member_id = getattr(body, "generation_id", -1), getattr(body, "member_id", "")
+        if generation >= 0 or member_id:
+            self.member(body, generation)
+
     def member(self, body: Any, generation: int | None = None) -> tuple[Group, Member]:
         """The group and the member that have sent a request, perhaps of a certain generation.
 
@@ -106,7 +116,7 @@ class Coordinator:
         is_possible = self.settings.min_session_timeout <= body.session_timeout <= MAX_SESSION_TIMEOUT
         raise_if(not is_possible, ErrorCode.invalid_session_timeout)
         raise_if(body.member_id and body.group_id not in self.groups, ErrorCode.unknown_member_id)
-        group = self.groups.setdefault(body.group_id, Group(group_id=body.group_id))
+        group = self.ensure_group(body.group_id)
         is_supported = protocols and body.protocol_type and group.supports(body.protocol_type, protocols, body.member_id)
         raise_if(not is_supported, ErrorCode.inconsistent_group_protocol)
         member_id = body.member_id or f"{body.group_instance_id or request.client_id}-{uuid4()}"

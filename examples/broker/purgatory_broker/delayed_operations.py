@@ -10,6 +10,7 @@ from purgatory import DelayedOperation
 
 from .responses import ApiError, ErrorCode, Response, for_partitions
 from .topics import Partition, Topics
+from .transactions import READ_COMMITTED
 from .wire import Request
 
 
@@ -114,7 +115,7 @@ class DelayedFetch(DelayedOperation[None]):
             for topic in body.topics:
                 for wanted in topic.partitions:
                     partition = self._partition(topic.name, wanted)
-                    available = partition.log.size(wanted.fetch_offset, partition.high_watermark)
+                    available = partition.log.size(wanted.fetch_offset, partition.readable_end(body.isolation_level))
                     size += min(available, wanted.partition_max_bytes)
         except ApiError:
             return self.force_complete()
@@ -128,8 +129,10 @@ class DelayedFetch(DelayedOperation[None]):
             response = error
         self.request.respond(response)
 
-    def _partition(self, name: str, wanted: Any) -> Partition:
+    def _partition(self, name: str | None, wanted: Any) -> Partition:
         """The partition. Raises `ApiError` if it cannot be read from this offset."""
+        if name is None:
+            raise ApiError(ErrorCode.unknown_topic_id)
         partition = self.topics.partition(name, wanted.index)
         if wanted.current_leader_epoch > 0:
             raise ApiError(ErrorCode.unknown_leader_epoch)
@@ -137,11 +140,20 @@ class DelayedFetch(DelayedOperation[None]):
             raise ApiError(ErrorCode.offset_out_of_range)
         return partition
 
-    def _read(self, name: str, wanted: Any) -> Response:
+    def _read(self, name: str | None, wanted: Any) -> Response:
         """Reads one partition. The first batch of the response may exceed the limits, so that a consumer makes progress."""
         partition = self._partition(name, wanted)
-        log, end, size = partition.log, partition.high_watermark, min(wanted.partition_max_bytes, self.remaining)
+        isolation_level = self.request.body.isolation_level
+        log, end = partition.log, partition.readable_end(isolation_level)
+        size = min(wanted.partition_max_bytes, self.remaining)
         records = log.read(wanted.fetch_offset, end, size, at_least_one=not self.has_read)
         self.remaining -= len(records)
         self.has_read = self.has_read or bool(records)
-        return {"high_watermark": end, "last_stable_offset": end, "log_start_offset": log.start, "records": records}
+        is_committed = isolation_level == READ_COMMITTED
+        return {
+            "high_watermark": partition.high_watermark,
+            "last_stable_offset": partition.last_stable_offset,
+            "log_start_offset": log.start,
+            "aborted_transactions": partition.transactions.aborted_between(wanted.fetch_offset, end) if is_committed else None,
+            "records": records,
+        }

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 from purgatory import DelayedOperation, WheelTimer
 
+from .admin import named_topics
 from .delayed_operations import DelayedDeleteRecords, DelayedFetch, DelayedProduce
 from .responses import ApiError, ErrorCode, Response, for_partitions
+from .transactions import added_partitions
 from .wire import APIS, Request
 
 if TYPE_CHECKING:
@@ -29,11 +31,12 @@ BY_PARTITION: Final[dict[str, Response]] = {  # with what an entry has besides t
     "delete_records": DelayedDeleteRecords.on_error,
     "list_offsets": {},
     "offset_commit": {},
+    "offset_delete": {},
+    "txn_offset_commit": {},
 }
 BY_ITEM: Final = {  # the list of the request, the list of the response, and the field that says which item it is
     "create_topics": ("topics", "topics", "name"),
     "create_partitions": ("topics", "results", "name"),
-    "delete_topics": ("topic_names", "topics", "name"),
     "describe_configs": ("resources", "results", "name"),
     "alter_configs": ("resources", "topics", "name"),
     "incremental_alter_configs": ("resources", "topics", "name"),
@@ -47,6 +50,10 @@ def error_response(request: Request, error: ApiError) -> Response:
     name, body = request.api.name, request.body
     if name in BY_PARTITION:
         return for_partitions(body.topics, lambda *_: error.response | BY_PARTITION[name])
+    if name == "add_partitions_to_txn":
+        return added_partitions(body, lambda _: error.code)
+    if name == "delete_topics":
+        return {"topics": [error.response | {"name": topic, "topic_id": topic_id} for topic, topic_id in named_topics(body)]}
     if name not in BY_ITEM:
         return error.response
     items, entries, key = BY_ITEM[name]
@@ -203,7 +210,7 @@ class Faults:
         self._broker.clock.offset += seconds
 
     def clear(self) -> None:
-        """There are no faults any more. Time stays where it is."""
+        """There are no faults any more. Time stays where it is, but for that of records when the broker is emptied."""
         self._faults.clear()
 
     def _add(self, api: str, times: int | None, apply: Callable[[Request, Handler], Outcome]) -> None:

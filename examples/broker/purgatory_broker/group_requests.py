@@ -1,24 +1,43 @@
 """Requests about groups that never wait: committed offsets, and groups as administrators see them."""
 
+import logging
+import struct
 from functools import cache
 from typing import Any, Final
 
+from .codec import STRING, Malformed
 from .coordinator import Coordinator
 from .groups import Group, State
 from .metadata_log import Change
-from .records import raise_if_transactional
-from .responses import ErrorCode, Response, attempt, for_partitions, raise_if
+from .responses import ApiError, ErrorCode, Response, attempt, for_partitions, raise_if
 from .topics import Topics
+from .transactions import Transactions
 from .wire import Request
 
+logger: Final = logging.getLogger("purgatory_broker")
+
+CONSUMER: Final = "consumer"  # the protocol type of consumers; connectors have another one
 NO_OFFSET: Final = (-1, -1, "")  # instead of an offset, the leader's epoch and the metadata
+
+
+def subscribed_topics(subscription: bytes) -> set[str]:
+    """The topics of a consumer's subscription; none if it is something else."""
+    try:
+        (count,) = struct.unpack_from(">i", subscription, 2)  # after the version
+        topics, at = set[str](), 6
+        for _ in range(count):
+            topic, at = STRING.read(subscription, at)
+            topics.add(topic)
+    except (Malformed, IndexError, struct.error, UnicodeDecodeError):
+        return set()
+    return topics
 
 
 class GroupRequests:
     """The handlers."""
 
-    def __init__(self, coordinator: Coordinator, topics: Topics) -> None:
-        self.coordinator, self.topics = coordinator, topics
+    def __init__(self, coordinator: Coordinator, topics: Topics, transactions: Transactions) -> None:
+        self.coordinator, self.topics, self.transactions = coordinator, topics, transactions
         self.groups, self.metadata_log = coordinator.groups, coordinator.metadata_log
 
     # -- offsets
@@ -45,7 +64,7 @@ class GroupRequests:
         generation = body.generation_id_or_member_epoch
         if generation < 0 and not body.member_id:
             raise_if(not body.group_id, ErrorCode.invalid_group_id)
-            group = self.groups.setdefault(body.group_id, Group(group_id=body.group_id))
+            group = self.coordinator.ensure_group(body.group_id)
             raise_if(group.members, ErrorCode.unknown_member_id)
             return group
         raise_if(body.group_id not in self.groups, ErrorCode.illegal_generation)
@@ -65,14 +84,41 @@ class GroupRequests:
         for name, index in partitions:
             offset, epoch, metadata = table.get((body.group_id, name, index), NO_OFFSET)
             entry = {"index": index, "committed_offset": offset, "committed_leader_epoch": epoch, "metadata": metadata}
+            if body.require_stable and self.transactions.unstable((body.group_id, name, index)):
+                entry = {"index": index, "committed_offset": -1, "error_code": ErrorCode.unstable_offset_commit}
             topics.setdefault(name, []).append(entry)
         return {"topics": [{"name": name, "partitions": entries} for name, entries in topics.items()]}
+
+    def offset_delete(self, request: Request) -> Response:
+        """Deletes committed offsets, but those of topics to which a member is subscribed."""
+        body, table = request.body, self.metadata_log.tables["offsets"]
+        group = self.groups.get(body.group_id)
+        if group is None:
+            raise ApiError(ErrorCode.group_id_not_found)
+        raise_if(group.members and group.protocol_type != CONSUMER, ErrorCode.non_empty_group)
+        subscriptions = [protocol for member in group.members.values() for protocol in member.protocols.values()]
+        subscribed = {topic for subscription in subscriptions for topic in subscribed_topics(subscription)}
+
+        def delete(name: str, wanted: Any) -> None:
+            raise_if(name in subscribed, ErrorCode.group_subscribed_to_topic)
+            self.topics.partition(name, wanted.index)
+            if (key := (group.group_id, name, wanted.index)) in table:
+                self.metadata_log.append(("offsets", key, None))
+
+        return for_partitions(body.topics, delete)
+
+    def consumer_group_heartbeat(self, request: Request) -> Response:
+        """The group protocol of KIP-848 is refused as by a Kafka that has it switched off."""
+        message = (
+            "client %s of group %s uses the group protocol of KIP-848, which is not served: group.protocol has to be classic"
+        )
+        logger.warning(message, request.client_id, request.body.group_id)
+        raise ApiError(ErrorCode.unsupported_version, message % (request.client_id, request.body.group_id))
 
     # -- groups as administrators see them
 
     def find_coordinator(self, request: Request) -> Response:
-        """This broker coordinates all groups. Transactions have no coordinator."""
-        raise_if_transactional(request.body.key if request.body.key_type else None)
+        """This broker coordinates all groups and all transactions."""
         return {"node_id": 0, "host": request.address[0], "port": request.address[1]}
 
     def describe_groups(self, request: Request) -> Response:

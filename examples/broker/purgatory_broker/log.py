@@ -212,7 +212,11 @@ class Log:
         Raises:
             OSError: the store could not be written; nothing has changed.
         """
-        batches = [(batch, data) for batch, data in self._batches() if batch.next_offset <= end and batch.max_time <= before]
+        batches = [
+            (batch, data)
+            for batch, data in self._batches()
+            if batch.next_offset <= end and batch.max_time <= before and not batch.is_control
+        ]
         try:
             parsed = [list(iter_records(read_payload(data, batch), batch)) for batch, data in batches]
         except (ApiError, IndexError, ValueError) as error:
@@ -252,20 +256,21 @@ class Log:
             self._add(batch)
             position += batch.size
 
-    def load(self) -> Iterator[Batch]:
-        """Reads the whole file, yields its batches, and truncates what follows the last whole one.
+    def load(self) -> Iterator[tuple[Batch, bytes]]:
+        """Reads the whole file, yields its batches with their bytes, and truncates what follows the last whole one.
 
         Cost: reads all of it, a batch at a time.
         """
         file, position = self.store, 0
         while position < file.size:
             length = int.from_bytes(file.read(position + 8, 4), "big", signed=True)
+            data = file.read(position, max(0, min(LENGTH_END + length, file.size - position)))
             try:
-                batch = read_batch(file.read(position, max(0, min(LENGTH_END + length, file.size - position))))
+                batch = read_batch(data)
             except ApiError as error:
                 logger.warning("%s: cut off after %d of %d bytes: %s", file.path, position, file.size, error)
                 file.truncate(position)
                 return
             self._add(batch)
             position += batch.size
-            yield batch
+            yield batch, data

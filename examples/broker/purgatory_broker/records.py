@@ -1,4 +1,4 @@
-"""Handlers of the requests that read and write records: produce, fetch, list offsets, delete records, init producer id."""
+"""Handlers of the requests that read and write records: produce, fetch, list offsets, delete records."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -11,13 +11,8 @@ if TYPE_CHECKING:
     from .broker import Broker
 
 ACKS_ALL: Final = -1
+FIRST_WITH_TOPIC_IDS: Final = 13  # version of fetch that has them instead of names
 LATEST, EARLIEST, MAX_TIMESTAMP = -1, -2, -3  # instead of a time
-
-
-def raise_if_transactional(transactional_id: str | None) -> None:
-    """Raises `ApiError` if the request is part of a transaction."""
-    if transactional_id is not None:
-        raise ApiError(ErrorCode.transactional_id_authorization_failed, "transactions are not offered here")
 
 
 class Records:
@@ -48,13 +43,13 @@ class Records:
         return operation
 
     def _append(self, body: Any, name: str, wanted: Any) -> Write:
-        raise_if_transactional(body.transactional_id)
         partition = self.topics.partition(name, wanted.index)
         if body.acks not in (ACKS_ALL, 0, 1):
             raise ApiError(ErrorCode.invalid_required_acks, f"acks={body.acks}")
         if body.acks == ACKS_ALL and not partition.has_enough_replicas:
             raise ApiError(ErrorCode.not_enough_replicas, f"in sync: {sorted(partition.in_sync)}")
-        batch = partition.append(wanted.records or b"", self.topics.clock.milliseconds())
+        verify = partial(self.broker.transactions.verify, body.transactional_id, partition.key)
+        batch = partition.append(wanted.records or b"", self.topics.clock.milliseconds(), verify)
         if self.followers.replicate(partition):
             self.broker.deferred.append(partial(self.broker.on_append, partition.key))
         entry = {
@@ -70,6 +65,9 @@ class Records:
         continues_session = body.session_epoch > 0  # other epochs begin a session or decline it, and name all partitions
         if continues_session or not body.topics:  # sessions are not offered
             return {"error_code": ErrorCode.fetch_session_id_not_found if continues_session else ErrorCode.none}
+        if request.version >= FIRST_WITH_TOPIC_IDS:
+            for topic in body.topics:
+                topic.name = self.topics.name_of(topic.topic_id)
         operation = DelayedFetch(request, self.topics)
         keys = [(topic.name, wanted.index) for topic in body.topics for wanted in topic.partitions]
         self.broker.fetches.try_complete_else_watch(operation, keys)
@@ -77,11 +75,11 @@ class Records:
 
     def list_offsets(self, request: Request) -> Response:
         """The first offset of partitions, the next one, or that of a time."""
-        return for_partitions(request.body.topics, self._offset)
+        return for_partitions(request.body.topics, partial(self._offset, request.body.isolation_level))
 
-    def _offset(self, name: str, wanted: Any) -> Response:
+    def _offset(self, isolation_level: int, name: str, wanted: Any) -> Response:
         partition, time = self.topics.partition(name, wanted.index), wanted.timestamp
-        log, end = partition.log, partition.high_watermark
+        log, end = partition.log, partition.readable_end(isolation_level)
         if time in (LATEST, EARLIEST):
             return {"offset": end if time == LATEST else log.start, "leader_epoch": 0}
         found = log.find_max_time(end) if time == MAX_TIMESTAMP else log.find_time(time, end)
@@ -107,12 +105,8 @@ class Records:
         offset = partition.high_watermark if wanted.offset == -1 else wanted.offset
         raise_if(not 0 <= offset <= partition.high_watermark, ErrorCode.offset_out_of_range)
         partition.log.delete_before(offset)
+        partition.transactions.discard_before(offset)
         self.topics.save(partition.topic)
         self.followers.replicate(partition)
         self.broker.deferred.append(partial(self.broker.on_watermark, partition.key))
         return Write({"low_watermark": partition.log.start}, partition, partition.log.start)
-
-    def init_producer_id(self, request: Request) -> Response:
-        """A new id for an idempotent producer."""
-        raise_if_transactional(request.body.transactional_id)
-        return {"producer_id": self.topics.new_producer_id()}

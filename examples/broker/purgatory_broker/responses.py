@@ -56,18 +56,19 @@ def attempt(handle: Callable[..., Response | None], *arguments: Any, **on_error:
         return ApiError(ErrorCode.kafka_storage_error, str(error)).response | on_error
 
 
-def for_partitions(topics: Iterable[Any], handle: Callable[[str, Any], Response | None], **on_error: Any) -> Response:
+def for_partitions(topics: Iterable[Any], handle: Callable[[Any, Any], Response | None], **on_error: Any) -> Response:
     """A response with one entry for each partition that a request names, in the order of the request.
 
     Args:
-        handle: takes a topic's name and the request's entry for one of its partitions; returns the response's entry.
+        handle: takes a topic's name, perhaps None, and the request's entry for one of its partitions; returns an entry of the
+            response.
         on_error: fields of the entry, besides the error, of a partition for which `handle` raises `ApiError`.
     """
     response = []
     for topic in topics:
-        partitions = []
+        partitions, name = [], getattr(topic, "name", None)
         for wanted in topic.partitions:
-            partitions.append(entry := attempt(handle, topic.name, wanted, **on_error))
+            partitions.append(entry := attempt(handle, name, wanted, **on_error))
             entry["index"] = wanted.index
-        response.append({"name": topic.name, "partitions": partitions})
+        response.append({"name": name, "topic_id": getattr(topic, "topic_id", None), "partitions": partitions})
     return {"topics": response}

@@ -2,10 +2,11 @@
 
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
+from uuid import UUID, uuid4
 
-from .batches import Batch, check_records, parse_records, read_produced
+from .batches import Batch, check_records, parse_records, read_batch, read_marker, read_produced
 from .clock import Clock
 from .configs import NEVER, TopicConfig, validate, warn_of_no_effect
 from .log import Log, Store
@@ -14,17 +15,18 @@ from .producers import Producers
 from .replicas import Replicas
 from .responses import ApiError, ErrorCode, raise_if
 from .settings import Settings
+from .transactions import READ_COMMITTED, PartitionTransactions
 
 VALID_NAME: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 MAX_PARTITIONS: Final = 10_000  # of one topic
 
 
 class Partition(Replicas):
-    """A log, its replicas, and the producers that write to it. Operations wait under its key."""
+    """A log, its replicas, the producers that write to it, and their transactions. Operations wait under its key."""
 
-    def __init__(self, topic: "Topic", index: int, log: Log, producers: Producers) -> None:
+    def __init__(self, topic: "Topic", index: int, log: Log, producers: Producers, transactions: PartitionTransactions) -> None:
         super().__init__((topic.name, index), topic.factor, log)
-        self.topic, self.producers = topic, producers
+        self.topic, self.producers, self.transactions = topic, producers, transactions
         self.is_deleted = False
 
     @property
@@ -32,11 +34,21 @@ class Partition(Replicas):
         """Whether as many replicas are in sync as `acks=all` needs."""
         return len(self.in_sync) >= self.topic.config.min_insync_replicas
 
-    def append(self, data: bytes, now: int) -> Batch:
+    @property
+    def last_stable_offset(self) -> int:
+        """Up to where consumers may read that want committed records alone: the first one that is still undecided."""
+        return min(self.high_watermark, min(self.transactions.ongoing.values(), default=self.high_watermark))
+
+    def readable_end(self, isolation_level: int) -> int:
+        """Up to where a consumer may read."""
+        return self.last_stable_offset if isolation_level == READ_COMMITTED else self.high_watermark
+
+    def append(self, data: bytes, now: int, verify: Callable[[Batch], None]) -> Batch:
         """Appends a producer's batch to the log, unless it is a duplicate; returns it as the log has it.
 
         Args:
             now: the time in milliseconds.
+            verify: raises `ApiError` if a batch that is no duplicate may not be appended.
 
         Raises:
             ApiError: the batch is refused; nothing has changed.
@@ -50,9 +62,15 @@ class Partition(Replicas):
         self.producers.expire(now)
         appended = self.producers.find_duplicate(batch)
         if appended is None:
+            verify(batch)
             appended = self.log.append(data, batch, now if config.takes_append_time else None)
             self.producers.add(appended, now)
+            self.transactions.add(appended, None)
         return appended
+
+    def append_marker(self, marker: bytes, committed: bool) -> None:
+        """Appends the end of a transaction. Raises `OSError` if it could not be written; nothing has changed."""
+        self.transactions.add(self.log.append(marker, read_batch(marker)), committed)
 
 
 def check_by_config(records: bytes, batch: Batch, config: TopicConfig, now: int) -> None:
@@ -71,12 +89,13 @@ class Topic:
     """A name, its partitions, and its configuration.
 
     Attributes:
+        topic_id: differs from that of a topic of the same name that was deleted.
         configs: what was set of it.
         config: what has an effect.
     """
 
-    def __init__(self, name: str, factor: int, configs: dict[str, str]) -> None:
-        self.name, self.factor = name, factor
+    def __init__(self, name: str, factor: int, configs: dict[str, str], topic_id: UUID | None = None) -> None:
+        self.name, self.factor, self.topic_id = name, factor, topic_id or uuid4()
         self.partitions: list[Partition] = []
         self.set_configs(configs)
 
@@ -105,7 +124,7 @@ class Topics:
         self.directory, self.fsync, self.metadata_log = settings.directory, settings.fsync, metadata_log
         self.by_name: dict[str, Topic] = {}
         for (name,), value in metadata_log.tables["topics"].items():
-            topic = self.by_name[str(name)] = Topic(str(name), value["factor"], value["configs"])
+            topic = self.by_name[str(name)] = Topic(str(name), value["factor"], value["configs"], UUID(value["id"]))
             self._add_partitions(topic, len(value["starts"]), value["starts"])
 
     def __iter__(self) -> Iterator[Partition]:
@@ -117,6 +136,10 @@ class Topics:
             raise ApiError(ErrorCode.unknown_topic_or_partition, f"there is no topic {name!r}")
         return topic
 
+    def name_of(self, topic_id: UUID | None) -> str | None:
+        """The name of the topic with this id, if there is one. Cost: iterates over all topics."""
+        return next((name for name, topic in self.by_name.items() if topic.topic_id == topic_id), None)
+
     def partition(self, name: str, index: int) -> Partition:
         """A partition of a topic. Raises `ApiError` if there is none."""
         topic = self.by_name.get(name)
@@ -124,7 +147,9 @@ class Topics:
             raise ApiError(ErrorCode.unknown_topic_or_partition, f"there is no partition {index} of {name!r}")
         return topic.partitions[index]
 
-    def create(self, name: str, partitions: int, factor: int, configs: dict[str, str], validate_only: bool = False) -> None:
+    def create(
+        self, name: str, partitions: int, factor: int, configs: dict[str, str], validate_only: bool = False
+    ) -> Topic | None:
         """Creates a topic, or only checks whether it could be created.
 
         Raises:
@@ -135,11 +160,13 @@ class Topics:
         message = f"{partitions} partitions; 1 to {MAX_PARTITIONS} are possible"
         raise_if(not 1 <= partitions <= MAX_PARTITIONS, ErrorCode.invalid_partitions, message)
         validate(configs)
-        if not validate_only:
-            topic = Topic(name, factor, configs)
-            self.extend(topic, partitions)
-            self.by_name[name] = topic
-            warn_of_no_effect(name, configs)
+        if validate_only:
+            return None
+        topic = Topic(name, factor, configs)
+        self.extend(topic, partitions)
+        self.by_name[name] = topic
+        warn_of_no_effect(name, configs)
+        return topic
 
     def alter(self, topic: Topic, configs: dict[str, str], validate_only: bool = False) -> None:
         """Changes the configuration of a topic, or only checks whether it could be changed.
@@ -188,7 +215,7 @@ class Topics:
     def save(self, topic: Topic) -> None:
         """Writes a topic, and the first offsets of its partitions, to the metadata log."""
         starts = [partition.log.start for partition in topic.partitions]
-        value: Any = {"factor": topic.factor, "configs": topic.configs, "starts": starts}
+        value: Any = {"id": str(topic.topic_id), "factor": topic.factor, "configs": topic.configs, "starts": starts}
         self.metadata_log.append(("topics", (topic.name,), value))
 
     def close(self) -> None:
@@ -208,15 +235,18 @@ class Topics:
 
     def _open(self, topic: Topic, index: int, start: int | None) -> Partition:
         """A new partition or, with `start`, one whose file exists."""
-        log, producers = Log(), Producers()
+        log, producers, transactions = Log(), Producers(), PartitionTransactions()
         if self.directory is not None:
             path = self.directory / "topics" / topic.name / f"{index}.log"
             path.parent.mkdir(parents=True, exist_ok=True)
             if start is None:
                 path.unlink(missing_ok=True)  # of a deleted topic, if the process ended before the file was deleted
             log = Log(Store(path, self.fsync))
-            for batch in log.load():
-                producers.add(batch, batch.max_time)
+            for batch, data in log.load():
+                transactions.add(batch, read_marker(data, batch))
+                if not batch.is_control:
+                    producers.add(batch, batch.max_time)
         if start is not None:
             log.delete_before(min(start, log.end))
-        return Partition(topic, index, log, producers)
+            transactions.discard_before(log.start)
+        return Partition(topic, index, log, producers, transactions)

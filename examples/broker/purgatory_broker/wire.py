@@ -17,13 +17,15 @@ Address = tuple[str, int]
 
 MAX_REQUEST_SIZE: Final = 100 * 1024 * 1024  # bytes; Kafka's socket.request.max.bytes
 
-# The versions of each: those without topic ids (so Fetch up to 12), and none that need what this broker lacks.
+# The versions of each: none that need what this broker lacks.
 OFFERED: Final = """
-    api_versions=0-3 metadata=0-9 init_producer_id=0-4 sasl_handshake=0-1
-    produce=3-9 fetch=4-12 list_offsets=1-7 delete_records=0-2
+    api_versions=0-3 metadata=0-12 init_producer_id=0-4 sasl_handshake=0-1
+    produce=3-9 fetch=4-13 list_offsets=1-7 delete_records=0-2
     find_coordinator=0-3 join_group=0-7 sync_group=0-5 heartbeat=0-4 leave_group=0-5
     offset_commit=2-8 offset_fetch=1-7 describe_groups=0-5 list_groups=0-4 delete_groups=0-2
-    create_topics=2-6 create_partitions=0-3 delete_topics=1-5
+    add_partitions_to_txn=0-3 add_offsets_to_txn=0-3 end_txn=0-3 txn_offset_commit=0-3
+    offset_delete=0-0 consumer_group_heartbeat=0-1
+    create_topics=2-7 create_partitions=0-3 delete_topics=1-6
     describe_configs=1-4 alter_configs=0-2 incremental_alter_configs=0-1
 """
 

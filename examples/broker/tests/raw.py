@@ -19,6 +19,8 @@ from purgatory_broker.settings import Settings
 from purgatory_broker.wire import APIS, read_request, write_response
 
 BY_NAME = {api.name: api for api in APIS.values()}
+WITH_NAMES = {"fetch": 12, "delete_topics": 5}
+"""The last versions that have the names of topics instead of their ids: the default here, elsewhere it is the newest."""
 LOCAL, PEER = ("127.0.0.1", 9092), ("127.0.0.1", 50000)
 
 
@@ -45,7 +47,7 @@ def make(cls: Any, values: dict[str, Any]) -> Any:
 def framed(name: str, version: int | None = None, correlation_id: int = 1, **values: Any) -> bytes:
     """A request without its length."""
     api = BY_NAME[name]
-    version = api.max_version if version is None else version
+    version = WITH_NAMES.get(name, api.max_version) if version is None else version
     cls: Any = load_request_schema(api.key, version)
     header = cls.__header_schema__
     buffer = io.BytesIO()
@@ -58,7 +60,8 @@ def framed(name: str, version: int | None = None, correlation_id: int = 1, **val
 def unframed(name: str, version: int | None, data: bytes) -> Any:
     """A response without its length."""
     api = BY_NAME[name]
-    cls: Any = load_response_schema(api.key, api.max_version if version is None else version)
+    version = WITH_NAMES.get(name, api.max_version) if version is None else version
+    cls: Any = load_response_schema(api.key, version)
     _, size_of_header = entity_reader(cls.__header_schema__)(data, 0)
     entity, size = entity_reader(cls)(data, size_of_header)
     assert size_of_header + size == len(data)

@@ -153,7 +153,7 @@ def test_a_length_that_cannot_be_closes_the_connection(
     ("frame", "reason"),
     [
         (struct.pack(">hhihh", 999, 0, 1, 0, 0), "API key 999 is not known here"),
-        (struct.pack(">hhihh", 1, 13, 1, 0, 0), r"version 13 of fetch is not offered (4 to 12 are)"),
+        (struct.pack(">hhihh", 1, 14, 1, 0, 0), r"version 14 of fetch is not offered (4 to 13 are)"),
         (struct.pack(">hhihi", 3, 1, 1, -1, 2**31 - 1), "an array of 2147483647 items is announced, in 0 bytes"),
         (
             struct.pack(">hhihb", 3, 9, 1, -1, 0) + b"\xff\xff\xff\xff\x0f",

@@ -298,12 +298,6 @@ def test_records_are_deleted(kafka_broker: BrokerThread) -> None:
         admin.delete_records([place])[place].result(TIMEOUT)
 
 
-def test_transactions_are_refused(kafka_broker: BrokerThread) -> None:
-    producer = Producer({"bootstrap.servers": kafka_broker.address, "transactional.id": "mine"})
-    with pytest.raises(KafkaException, match="TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
-        producer.init_transactions(TIMEOUT)
-
-
 def test_a_message_that_is_too_large_for_its_topic_is_refused(kafka_broker: BrokerThread) -> None:
     admin = AdminClient({"bootstrap.servers": kafka_broker.address})
     admin.create_topics([NewTopic("topic", 1, 1, config={"max.message.bytes": "1000"})])["topic"].result(TIMEOUT)
@@ -317,3 +311,12 @@ def test_without_auto_create_a_client_that_asks_for_a_topic_does_not_create_it(
     address = start_broker(auto_create_topics=False).address
     assert Producer({"bootstrap.servers": address}).list_topics("topic", TIMEOUT).topics["topic"].error is not None
     assert AdminClient({"bootstrap.servers": address}).list_topics(timeout=TIMEOUT).topics == {}
+
+
+def test_librdkafka_says_at_once_that_the_new_group_protocol_is_not_served(kafka_broker: BrokerThread) -> None:
+    consumer = librdkafka_consumer(kafka_broker.address, "group", group_protocol="consumer")
+    consumer.subscribe(["topic"])
+    message = consumer.poll(TIMEOUT)
+    assert message is not None and message.error().name() == "_FATAL"
+    assert "API version not supported" in str(message.error())
+    consumer.close()

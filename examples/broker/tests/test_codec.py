@@ -29,7 +29,13 @@ def values_of(field: Field) -> st.SearchStrategy[Any]:
     elif field.kind.startswith("timedelta"):
         one = st.integers(0, 2**31 - 1).map(lambda milliseconds: timedelta(milliseconds=milliseconds))
     else:
-        kinds = {"bool": st.booleans(), "string": st.text(max_size=5), "error_code": st.sampled_from(list(ErrorCode))}
+        kinds = {
+            "bool": st.booleans(),
+            "string": st.text(max_size=5),
+            "uuid": st.uuids(),
+            "error_code": st.sampled_from(list(ErrorCode)),
+        }
+        kinds["uuid"] = st.uuids()
         one = kinds.get(field.kind, st.none() if field.kind == "datetime_i64" else st.binary(max_size=200))
     if field.is_array:
         one = st.lists(one, max_size=3).map(tuple)

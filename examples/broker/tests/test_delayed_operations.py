@@ -312,3 +312,38 @@ async def test_producer_ids_are_not_given_out_twice() -> None:
     async with running_broker() as client:
         ids = [(await client.ask("init_producer_id", version, transactional_id=None)).producer_id for version in range(5)]
         assert len(set(ids)) == 5
+
+
+async def test_a_topic_is_read_and_deleted_by_its_id_and_one_of_the_same_name_has_another() -> None:
+    async with running_broker([]) as client:
+
+        async def create() -> Any:
+            wanted = {"name": "topic", "num_partitions": 1, "replication_factor": 1}
+            (topic,) = (await client.ask("create_topics", topics=[wanted])).topics
+            return topic.topic_id
+
+        async def fetch(topic_id: Any, wait: float = 0.0) -> list[tuple[str, int]]:
+            fields = fetch_fields("topic", 0, wait=wait)
+            fields["topics"][0]["topic_id"] = topic_id
+            response = await client.ask("fetch", 13, **fields)
+            assert [topic.topic_id for topic in response.responses] == [topic_id]
+            return fetched(response)
+
+        async def delete(topic_id: Any) -> tuple[str, str | None]:
+            (topic,) = (await client.ask("delete_topics", 6, topics=[{"name": None, "topic_id": topic_id}])).responses
+            assert topic.topic_id == topic_id
+            return topic.error_code.name, topic.name
+
+        first = await create()
+        await client.ask("produce", **produce_fields("topic", ONE))
+        assert await fetch(first) == [("none", len(ONE))]
+        (shown,) = (await client.ask("metadata", topics=[{"name": None, "topic_id": first}])).topics
+        assert (shown.name, shown.topic_id, len(shown.partitions)) == ("topic", first, 1)
+        assert await delete(first) == ("none", "topic")
+        second = await create()
+        assert second != first
+        assert await fetch(first, wait=60) == [("unknown_topic_id", 0)]
+        assert await fetch(second) == [("none", 0)]
+        assert await delete(first) == ("unknown_topic_id", None)
+        (shown,) = (await client.ask("metadata", topics=[{"name": None, "topic_id": first}])).topics
+        assert (shown.error_code.name, shown.name) == ("unknown_topic_id", None)

@@ -53,7 +53,7 @@ def errors_of(entity: Any) -> set[str]:
     found = set()
     for name in entity.__dataclass_fields__:
         value = getattr(entity, name)
-        if name == "error_code":
+        if name in ("error_code", "partition_error_code"):
             found.add(value.name)
         elif isinstance(value, tuple) and value and hasattr(value[0], "__dataclass_fields__"):
             found |= set.union(*map(errors_of, value))
@@ -62,11 +62,14 @@ def errors_of(entity: Any) -> set[str]:
 
 FIELDS = REQUESTS | {
     "create_partitions": {"topics": [{"name": "topic", "count": 2}]},
-    "delete_topics": {"topic_names": ["topic"]},
+    "delete_topics": {"topic_names": ["topic"], "topics": [{"name": "topic"}]},
+    "offset_delete": {"group_id": "g", "topics": [{"name": "topic", "partitions": [{"partition_index": 0}]}]},
     "describe_configs": {"resources": [{"resource_type": 2, "resource_name": "topic"}]},
     "alter_configs": {"resources": [{"resource_type": 2, "resource_name": "topic", "configs": []}]},
     "incremental_alter_configs": {"resources": [{"resource_type": 2, "resource_name": "topic", "configs": []}]},
     "describe_groups": {"groups": ["g"]},
+    "add_partitions_to_txn": {"v3_and_below_topics": [{"name": "topic", "partitions": [0]}]},
+    "txn_offset_commit": {"topics": [{"name": "topic", "partitions": [{"partition_index": 0}]}]},
     "delete_groups": {"groups_names": ["g"]},
 }
 
@@ -113,7 +116,7 @@ async def test_what_cannot_be_asked_for_is_refused() -> None:
     async with running_broker() as client:
         faults = client.broker.faults
         for call, message in [
-            (lambda: faults.fail("no_such", "NONE"), "'no_such' is not offered here: alter_configs, api_versions, "),
+            (lambda: faults.fail("no_such", "NONE"), "'no_such' is not offered here: add_offsets_to_txn, "),
             (lambda: faults.fail("produce", "NO_SUCH"), "'NO_SUCH' is not the name of an error of Kafka's"),
             (lambda: faults.fail("produce", "NONE", times=0), "a fault cannot happen 0 times"),
             (lambda: faults.delay("produce", -1), "a response cannot be delayed by -1 s"),

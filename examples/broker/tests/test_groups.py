@@ -360,3 +360,33 @@ async def test_a_group_and_its_offsets_survive_a_restart(tmp_path: Path) -> None
 
     await second_life(await first_life())
     await third_life()
+
+
+async def delete_offsets(client: Direct, group: str, *topics: str) -> tuple[str, list[str]]:
+    wanted = [{"name": name, "partitions": [{"partition_index": 0}]} for name in topics]
+    response = await client.ask("offset_delete", group_id=group, topics=wanted)
+    return response.error_code.name, [topic.partitions[0].error_code.name for topic in response.topics]
+
+
+async def test_offsets_are_deleted_but_not_of_topics_to_which_a_member_is_subscribed() -> None:
+    async with running_broker(["topic", "other"]) as client:
+        member = Member(client)
+        await form(member)
+        member_of_group = client.broker.coordinator.groups["group"].members[member.id]
+        member_of_group.protocols = {"range": b"\0\1" + b"\0\0\0\1" + b"\0\5topic" + b"\xff\xff\xff\xff"}
+        assert await member.commit(5) == "none"
+        assert await delete_offsets(client, "nobody", "topic") == ("group_id_not_found", [])
+        outcome = await delete_offsets(client, "group", "topic", "other", "none")
+        assert outcome == ("none", ["group_subscribed_to_topic", "none", "unknown_topic_or_partition"])
+        await member.leave()
+        assert await delete_offsets(client, "group", "topic") == ("none", ["none"])
+        assert (await client.ask("offset_fetch", group_id="group", topics=None)).topics == ()
+
+
+@pytest.mark.parametrize("version", [0, 1])
+async def test_the_group_protocol_of_kip_848_is_refused_in_words(version: int, caplog: pytest.LogCaptureFixture) -> None:
+    async with running_broker() as client:
+        response = await client.ask("consumer_group_heartbeat", version, group_id="group", member_id="", member_epoch=0)
+    assert response.error_code.name == "unsupported_version"
+    assert "group.protocol" in response.error_message
+    assert "group group" in caplog.text and "KIP-848" in caplog.text

@@ -98,7 +98,7 @@ def test_an_incomplete_batch_at_the_end_is_truncated(tmp_path: Path, tail: bytes
     path = tmp_path / "0.log"
     path.write_bytes(ONE + TWO + tail)
     log = Log(Store(path))
-    assert [batch.record_count for batch in log.load()] == [1, 2]
+    assert [batch.record_count for batch, _ in log.load()] == [1, 2]
     assert path.stat().st_size == len(ONE + TWO)
     log.append(ONE, read_batch(ONE))
     log.store.file.close()
@@ -192,8 +192,8 @@ def test_what_had_a_response_survives_a_kill(tmp_path: Path, extra: list[str]) -
 
 
 @pytest.mark.slow
-def test_an_idempotent_producer_loses_and_doubles_nothing_when_the_broker_is_killed(tmp_path: Path) -> None:
-    numbers = iter(range(10_000))
+def test_an_idempotent_producer_loses_and_doubles_nothing_when_the_broker_is_killed_ten_times(tmp_path: Path) -> None:
+    numbers = iter(range(100_000))
     confirmed: list[int] = []
 
     def send(producer: Producer, count: int) -> None:
@@ -202,23 +202,26 @@ def test_an_idempotent_producer_loses_and_doubles_nothing_when_the_broker_is_kil
             producer.produce("topic", str(number).encode(), partition=0, on_delivery=confirm)
             producer.poll(0.001)
 
-    arguments = ("--directory", str(tmp_path), "--port", str(free_port()))
+    kills, alive, dead = 10, 300, 100
+    arguments, producer = ("--directory", str(tmp_path), "--port", str(free_port())), None
+    for _ in range(kills):
+        with program(*arguments) as (process, address):
+            if producer is None:
+                options = {"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 0, "log_level": 0}
+                producer = Producer(options | {"reconnect.backoff.max.ms": 100, "retry.backoff.ms": 10})
+            send(producer, alive)
+            process.send_signal(signal.SIGKILL)
+            send(producer, dead)
+    assert producer is not None
     with program(*arguments) as (process, address):
-        options = {"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 0, "log_level": 0}
-        producer = Producer(options | {"reconnect.backoff.max.ms": 100, "retry.backoff.ms": 10})
-        send(producer, 1000)
-        process.send_signal(signal.SIGKILL)
-        send(producer, 200)
-    with program(*arguments) as (process, address):
-        send(producer, 300)
+        count = kills * (alive + dead)
         assert producer.flush(60) == 0
-        consumer = Consumer(
-            {"bootstrap.servers": address, "group.id": "group", "auto.offset.reset": "earliest", "log_level": 0}
-        )
+        options = {"bootstrap.servers": address, "group.id": "group", "auto.offset.reset": "earliest", "log_level": 0}
+        consumer = Consumer(options)
         consumer.assign([TopicPartition("topic", 0, 0)])
-        received = [int(message.value()) for message in consumer.consume(1500, 60)]
-        assert confirmed == received == list(range(1500))
-        assert consumer.get_watermark_offsets(TopicPartition("topic", 0), timeout=60) == (0, 1500)
+        received = [int(message.value()) for message in consumer.consume(count, 60)]
+        assert confirmed == received == list(range(count))
+        assert consumer.get_watermark_offsets(TopicPartition("topic", 0), timeout=60) == (0, count)
         consumer.close()
 
 

@@ -35,12 +35,9 @@ JAVA_OF_SMALL: Final = {
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     "spark.driver.memory": "1g",
 }
-SQL: Final = {"spark.sql.shuffle.partitions": "64"}
-SQL_OF_SMALL: Final = {
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.shuffle.partitions": "2",
-}
+SQL_OF_SMALL: Final = {"spark.sql.adaptive.enabled": "false", "spark.sql.codegen.wholeStage": "false"}
+SHUFFLE_BYTES: Final = 8 * 1024**2
+"""Of Parquet for each partition of a shuffle. Spark joins those that turn out small."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,7 +100,9 @@ def _engine(options: argparse.Namespace) -> Iterator[Engine]:
     session = spark_session("purgatory report", options.master, java, verbose=options.verbose)
     with session as spark, Spark.on(spark) as on_spark:
         bytes_ = sum(size(on_spark.storage(journal), [journal]) for journal in journals)
-        for name, value in (SQL_OF_SMALL if 0 < bytes_ <= SMALL else SQL).items():
+        partitions = str(max(bytes_ // SHUFFLE_BYTES, 2) if bytes_ else 64)
+        settings = {"spark.sql.shuffle.partitions": partitions, **(SQL_OF_SMALL if 0 < bytes_ <= SMALL else {})}
+        for name, value in settings.items():
             spark.conf.set(name, value)
         yield on_spark
 

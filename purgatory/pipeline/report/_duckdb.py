@@ -27,7 +27,7 @@ from purgatory.pipeline._rows import nullable, read
 from purgatory.pipeline.report._queries import Line, Query
 
 MEMORY: Final = "2GB"
-"""What does not fit goes to a temporary folder."""
+"""That DuckDB may take. The database and what does not fit are in a temporary folder."""
 BATCH_BYTES: Final = 16 * 1024 * 1024
 """About how much of Parquet is read at once."""
 THREADS: Final = 2
@@ -55,8 +55,8 @@ class DuckDB:
     @classmethod
     @contextmanager
     def opened(cls) -> Iterator["DuckDB"]:
-        """One with a database in memory, and a folder for what does not fit there."""
-        with tempfile.TemporaryDirectory(prefix="purgatory-") as folder, duckdb.connect() as connection:
+        """One with a database in a temporary folder."""
+        with tempfile.TemporaryDirectory(prefix="purgatory-") as folder, duckdb.connect(f"{folder}/report") as connection:
             settings = {
                 "memory_limit": MEMORY,
                 "temp_directory": folder,

@@ -146,13 +146,13 @@ SELECT purgatory, timestamp_micros((second + 1) * 1000000), CAST(next - second -
 FROM seconds WHERE after > 0 AND next - second > 1
 
 --- keep waits
--- How many operations waited how long, of each run and (as run -1) of all; those whose start is not known are left out.
+-- How many operations waited how long, of all (as run -1) and, if there are several, of each run; those whose start is not known are left out.
 SELECT purgatory, kind, CAST(-1 AS INT) AS run, till - since AS wait, count(*) AS operations,
   count(CASE WHEN outcome = 'completed' THEN 1 END) AS ends
 FROM spans WHERE started IS NOT NULL GROUP BY purgatory, kind, till - since
 UNION ALL
 SELECT purgatory, kind, run, till - since, count(*), count(CASE WHEN outcome = 'completed' THEN 1 END)
-FROM spans WHERE started IS NOT NULL GROUP BY purgatory, kind, run, till - since
+FROM spans CROSS JOIN (SELECT runs FROM page) p WHERE started IS NOT NULL AND runs > 1 GROUP BY purgatory, kind, run, till - since
 
 --- keep curve
 -- Which share would still be waiting after each wait that occurred, after Kaplan and Meier (1958): the product of 1 - ends / at_risk,

@@ -1,0 +1,406 @@
+"""Transactions: the rules on virtual time, and what real clients make of them when everything is killed."""
+
+import asyncio
+import random
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from ports import free_port
+from purgatory_broker.broker import Broker
+from purgatory_broker.settings import Settings
+from purgatory_broker.testing import BrokerThread
+from raw import Direct, fetch_fields, make_batch, produce_fields, running_broker
+from test_storage import ENVIRONMENT, Full, program
+
+TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
+TRANSACTIONAL = 0x10
+
+
+class TransactionalProducer:
+    """A producer whose every request the test makes."""
+
+    def __init__(self, client: Direct, name: str = "mine", timeout: float = 60.0) -> None:
+        self.client, self.name, self.timeout, self.sequence = client, name, timeout, 0
+
+    async def init(self, version: int = 4, **values: Any) -> str:
+        fields = {"transactional_id": self.name, "transaction_timeout": timedelta(seconds=self.timeout)} | values
+        response = await self.client.ask("init_producer_id", version, **fields)
+        if response.error_code.name == "none":
+            self.id, self.epoch, self.sequence = response.producer_id, response.producer_epoch, 0
+        return str(response.error_code.name)
+
+    async def add(self, *topics: str, version: int = 3) -> list[str]:
+        fields = {
+            "transactional_id": self.name,
+            "producer_id": self.id,
+            "producer_epoch": self.epoch,
+            "topics": [{"name": topic, "partitions": [0]} for topic in topics],
+        }
+        response = await self.client.ask(
+            "add_partitions_to_txn", version, **{f"v3_and_below_{name}": value for name, value in fields.items()}
+        )
+        results = response.results_by_topic_v3_and_below
+        return [each.partition_error_code.name for topic in results for each in topic.results_by_partition]
+
+    async def send(self, value: bytes = b"v", topic: str = "topic", transactional_id: str | None = "mine") -> str:
+        batch = make_batch(value, producer=self.id, epoch=self.epoch, sequence=self.sequence, attributes=TRANSACTIONAL)
+        response = await self.client.ask(
+            "produce", **produce_fields(topic, batch), transactional_id=transactional_id and self.name
+        )
+        error = response.responses[0].partition_responses[0].error_code.name
+        self.sequence += error == "none"
+        return str(error)
+
+    async def end(self, committed: bool = True, version: int = 3) -> str:
+        identity = {"transactional_id": self.name, "producer_id": self.id, "producer_epoch": self.epoch}
+        return str((await self.client.ask("end_txn", version, committed=committed, **identity)).error_code.name)
+
+    async def commit_offset(self, offset: int, group: str = "group") -> tuple[str, str]:
+        identity = {"transactional_id": self.name, "producer_id": self.id, "producer_epoch": self.epoch, "group_id": group}
+        added = await self.client.ask("add_offsets_to_txn", **identity)
+        topics = [{"name": "topic", "partitions": [{"partition_index": 0, "committed_offset": offset}]}]
+        committed = await self.client.ask("txn_offset_commit", topics=topics, generation_id=-1, **identity)
+        return added.error_code.name, committed.topics[0].partitions[0].error_code.name
+
+
+async def stable(client: Direct, level: int = 1, offset: int = 0) -> tuple[int, int, list[tuple[int, int]] | None]:
+    """What a consumer is told: the last stable offset, how many batches there are to read, and what was aborted."""
+    response = await client.ask("fetch", **fetch_fields("topic", offset), isolation_level=level)
+    partition = response.responses[0].partitions[0]
+    aborted, data, count = partition.aborted_transactions, partition.records or b"", 0
+    while data:
+        count, data = count + 1, data[12 + int.from_bytes(data[8:12]) :]
+    found = None if aborted is None else [(each.producer_id, each.first_offset) for each in aborted]
+    return partition.last_stable_offset, count, found
+
+
+async def latest(client: Direct, level: int) -> int:
+    topics = [{"name": "topic", "partitions": [{"partition_index": 0, "timestamp": -1}]}]
+    response = await client.ask("list_offsets", topics=topics, isolation_level=level)
+    return int(response.topics[0].partitions[0].offset)
+
+
+async def test_records_are_readable_when_their_transaction_is_committed() -> None:
+    async with running_broker() as client:
+        producer = TransactionalProducer(client)
+        assert await producer.init() == "none"
+        assert await producer.add("topic") == ["none"]
+        assert [await producer.send(), await producer.send()] == ["none", "none"]
+        assert await stable(client) == (0, 0, [])
+        assert await stable(client, level=0) == (0, 2, None)
+        assert (await latest(client, 1), await latest(client, 0)) == (0, 2)
+        waiting = client.send("fetch", **fetch_fields("topic", 0, wait=60), isolation_level=1)
+        assert not waiting.done()
+        assert await producer.end() == "none"
+        assert waiting.done()
+        assert await stable(client) == (3, 3, [])
+        assert (await latest(client, 1), await latest(client, 0)) == (3, 3)
+        assert await producer.end() == "none"  # the response may have been lost
+        assert await producer.end(committed=False) == "invalid_txn_state"
+
+
+async def test_consumers_are_told_what_was_aborted() -> None:
+    async with running_broker() as client:
+        one, two = TransactionalProducer(client, "one"), TransactionalProducer(client, "two")
+        for producer in (one, two):
+            await producer.init()
+            await producer.add("topic")
+            await producer.send()
+        assert await one.end(committed=False) == "none"
+        assert await stable(client) == (1, 1, [(one.id, 0)])
+        assert await two.end() == "none"
+        assert await stable(client) == (4, 4, [(one.id, 0)])
+        assert await stable(client, offset=3) == (4, 1, [])
+
+
+async def test_a_new_producer_fences_the_old_one_and_aborts_its_transaction() -> None:
+    async with running_broker() as client:
+        old, new = TransactionalProducer(client), TransactionalProducer(client)
+        await old.init()
+        await old.add("topic")
+        await old.send()
+        assert await new.init() == "none"
+        assert (new.id, new.epoch) == (old.id, old.epoch + 2)
+        assert await stable(client) == (2, 2, [(old.id, 0)])
+        assert await old.send() == "invalid_producer_epoch"
+        assert await old.add("topic") == ["producer_fenced"]
+        assert await old.add("topic", version=1) == ["invalid_producer_epoch"]
+        assert await old.end() == "producer_fenced"
+        assert await old.init(producer_id=old.id, producer_epoch=old.epoch) == "producer_fenced"
+        assert await new.init(producer_id=new.id, producer_epoch=new.epoch) == "none"
+        for version in range(5):
+            assert await new.init(version) == "none"
+        assert await new.add("topic") == ["none"]
+        assert await new.send() == "none"
+
+
+async def test_what_is_in_no_transaction_is_refused() -> None:
+    async with running_broker(["topic", "other"]) as client:
+        producer = TransactionalProducer(client)
+        await producer.init()
+        assert await producer.send() == "invalid_txn_state"
+        assert await producer.end() == "invalid_txn_state"
+        assert await producer.add("topic", "none") == ["operation_not_attempted", "unknown_topic_or_partition"]
+        assert await producer.add("topic") == ["none"]
+        assert await producer.send(topic="other") == "invalid_txn_state"
+        assert await producer.send(transactional_id=None) == "transactional_id_authorization_failed"
+        stranger = TransactionalProducer(client, "stranger")
+        stranger.id, stranger.epoch = producer.id, producer.epoch
+        assert await stranger.add("topic") == ["invalid_producer_id_mapping"]
+        assert await stranger.send() == "invalid_producer_id_mapping"
+        assert await TransactionalProducer(client, timeout=901).init() == "invalid_transaction_timeout"
+        assert await TransactionalProducer(client, timeout=0).init() == "invalid_transaction_timeout"
+        assert await TransactionalProducer(client, "").init() == "invalid_request"
+
+
+async def test_a_transaction_that_takes_too_long_is_aborted_and_its_producer_fenced() -> None:
+    async with running_broker() as client:
+        producer = TransactionalProducer(client, timeout=10)
+        await producer.init()
+        await producer.add("topic")
+        await producer.send()
+        waiting = client.send("fetch", **fetch_fields("topic", 0, wait=60), isolation_level=1)
+        await asyncio.sleep(9.9)
+        assert not waiting.done()
+        await asyncio.sleep(0.2)
+        assert waiting.done()
+        assert await stable(client) == (2, 2, [(producer.id, 0)])
+        assert await producer.end() == "producer_fenced"
+
+
+@pytest.mark.parametrize("committed", [True, False])
+async def test_offsets_are_committed_with_the_transaction(committed: bool) -> None:
+    async with running_broker() as client:
+        producer = TransactionalProducer(client)
+        await producer.init()
+
+        async def fetch(is_stable: bool) -> tuple[str, int]:
+            topics = [{"name": "topic", "partition_indexes": [0]}]
+            response = await client.ask("offset_fetch", group_id="group", topics=topics, require_stable=is_stable)
+            partition = response.topics[0].partitions[0]
+            return partition.error_code.name, partition.committed_offset
+
+        assert await producer.commit_offset(5) == ("none", "none")
+        assert (await fetch(False), await fetch(True)) == (("none", -1), ("unstable_offset_commit", -1))
+        await producer.end(committed)
+        assert await fetch(True) == ("none", 5 if committed else -1)
+
+
+async def test_offsets_of_a_group_that_is_not_in_the_transaction_are_refused() -> None:
+    async with running_broker() as client:
+        producer = TransactionalProducer(client)
+        await producer.init()
+        await producer.add("topic")
+        identity = {"transactional_id": "mine", "producer_id": producer.id, "producer_epoch": producer.epoch}
+        topics = [{"name": "topic", "partitions": [{"partition_index": 0, "committed_offset": 1}]}]
+        fields = {"topics": topics, "group_id": "group", "generation_id": -1, **identity}
+        response = await client.ask("txn_offset_commit", **fields)
+        assert response.topics[0].partitions[0].error_code.name == "invalid_txn_state"
+        await producer.commit_offset(1)
+        response = await client.ask("txn_offset_commit", **fields | {"generation_id": 3, "member_id": "nobody"})
+        assert response.topics[0].partitions[0].error_code.name == "unknown_member_id"
+
+
+async def test_transactions_survive_a_restart_and_prepared_ones_are_completed(tmp_path: Path) -> None:
+    broker = Broker(Settings(directory=tmp_path))
+    broker.topics.create("topic", 1, 1, {})
+    names = ["open", "prepared", "aborted"]
+    producers = [TransactionalProducer(Direct(broker), name, timeout=10) for name in names]
+    for producer in producers:
+        await producer.init()
+        await producer.add("topic")
+        await producer.send()
+    await producers[1].commit_offset(7)
+    await producers[2].end(committed=False)
+    metadata = broker.metadata_log.tables["transactions"][("prepared",)]
+    broker.metadata_log.append(("transactions", ("prepared",), metadata | {"state": "PrepareCommit"}))
+    await broker.aclose()  # as if the process had ended before the marker was written
+
+    broker = Broker(Settings(directory=tmp_path))
+    broker.start()
+    client = Direct(broker)
+    assert await stable(client) == (0, 0, [])  # "open" is still undecided
+    response = await client.ask("offset_fetch", group_id="group", topics=None)
+    assert response.topics[0].partitions[0].committed_offset == 7
+    await asyncio.sleep(11)
+    aborted = [(producers[2].id, 2), (producers[0].id, 0)]
+    assert await stable(client) == (6, 6, aborted)
+    for producer in producers:
+        producer.client = client
+    assert [await producer.end() for producer in producers] == ["producer_fenced", "none", "invalid_txn_state"]
+    await broker.aclose()
+
+
+async def test_a_transaction_that_cannot_be_ended_since_the_disk_is_full_is_ended_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_broker(directory=tmp_path) as client:
+        producer = TransactionalProducer(client)
+        await producer.init()
+        partition, metadata_log = client.broker.topics.partition("topic", 0), client.broker.metadata_log
+        for store in (metadata_log._store, partition.log.store):
+            await producer.add("topic")
+            await producer.send()
+            with monkeypatch.context() as patch:
+                patch.setattr(store, "file", Full(store.file))
+                assert await producer.end() == "kafka_storage_error"
+                assert partition.last_stable_offset < partition.high_watermark
+            if store is partition.log.store:  # the decision is written
+                assert await producer.end(committed=False) == "invalid_txn_state"
+                assert await producer.add("topic") == ["concurrent_transactions"]
+            assert await producer.end() == "none"
+        assert await stable(client) == (4, 4, [])
+        await producer.add("topic")
+        await producer.send()
+        with monkeypatch.context() as patch:
+            patch.setattr(partition.log.store, "file", Full(partition.log.store.file))
+            await asyncio.sleep(61)
+        await asyncio.sleep(61)
+        assert await stable(client) == (6, 6, [(producer.id, 4)])
+
+
+async def test_nothing_is_left_of_transactions_when_the_broker_is_cleared() -> None:
+    async with running_broker() as client:
+        producer = TransactionalProducer(client)
+        await producer.init()
+        await producer.add("topic")
+        await producer.send()
+        client.broker.clear()
+        client.broker.topics.create("topic", 1, 1, {})
+        assert await producer.end() == "invalid_producer_id_mapping"
+        await asyncio.sleep(100)
+        assert await stable(client) == (0, 0, [])
+
+
+async def test_markers_survive_compaction() -> None:
+    async with running_broker([]) as client:
+        client.broker.topics.create("topic", 1, 1, {"cleanup.policy": "compact"})
+        producer = TransactionalProducer(client)
+        await producer.init()
+        for committed in (True, False):
+            await producer.add("topic")
+            for _ in range(2):
+                batch = make_batch(b"v", producer=producer.id, epoch=0, sequence=producer.sequence, attributes=0x10, key=b"k")
+                response = await client.ask("produce", **produce_fields("topic", batch), transactional_id="mine")
+                assert response.responses[0].partition_responses[0].error_code.name == "none"
+                producer.sequence += 1
+            await producer.end(committed)
+        client.broker.cleaner.clean()
+        assert await stable(client) == (6, 3, [(producer.id, 3)])
+
+
+def read(address: str, topic: str, level: str, partitions: int = 1) -> list[bytes]:
+    """All that a consumer gets from the beginning to the end."""
+    options = {"bootstrap.servers": address, "group.id": "reader", "enable.partition.eof": True, "log_level": 0}
+    consumer = Consumer(options | {"isolation.level": level})
+    consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
+    found, ended = [], 0
+    while ended < partitions:
+        message = consumer.poll(TIMEOUT)
+        assert message is not None
+        if message.error() is None:
+            found.append(message.value())
+        else:
+            ended += 1
+    consumer.close()
+    return found
+
+
+@pytest.mark.slow
+def test_librdkafka_commits_aborts_and_is_fenced(kafka_broker: BrokerThread) -> None:
+    address = kafka_broker.address
+    options = {"bootstrap.servers": address, "transactional.id": "mine", "log_level": 0}
+    producer = Producer(options)
+    producer.init_transactions(TIMEOUT)
+    for number in range(3):
+        producer.begin_transaction()
+        producer.produce("topic", b"%d" % number, partition=0)
+        if number == 1:
+            producer.flush(TIMEOUT)
+            producer.abort_transaction(TIMEOUT)
+        else:
+            producer.commit_transaction(TIMEOUT)
+    producer.begin_transaction()
+    producer.produce("topic", b"open", partition=0)
+    producer.flush(TIMEOUT)
+    assert read(address, "topic", "read_committed") == [b"0", b"2"]
+    assert read(address, "topic", "read_uncommitted") == [b"0", b"1", b"2", b"open"]
+    Producer(options).init_transactions(TIMEOUT)
+    with pytest.raises(KafkaException, match="fenced"):
+        producer.commit_transaction(TIMEOUT)
+    assert read(address, "topic", "read_committed") == [b"0", b"2"]
+
+
+@pytest.mark.slow
+def test_aiokafka_commits_and_aborts(kafka_broker: BrokerThread) -> None:
+    async def run() -> list[bytes]:
+        async with AIOKafkaProducer(bootstrap_servers=kafka_broker.address, transactional_id="mine") as producer:
+            async with producer.transaction():
+                await producer.send_and_wait("topic", b"yes")
+            with pytest.raises(ZeroDivisionError):
+                async with producer.transaction():
+                    await producer.send_and_wait("topic", b"no")
+                    raise ZeroDivisionError
+            async with producer.transaction():
+                await producer.send_and_wait("topic", b"again")
+        options = {"bootstrap_servers": kafka_broker.address, "auto_offset_reset": "earliest"}
+        async with AIOKafkaConsumer("topic", isolation_level="read_committed", **options) as consumer:
+            return [(await consumer.getone()).value for _ in range(2)]
+
+    assert asyncio.run(run()) == [b"yes", b"again"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+def test_what_is_consumed_transformed_and_produced_is_there_once_whatever_is_killed(tmp_path: Path) -> None:
+    """Five kills of the client and three of the broker, each at a random moment."""
+    count, choose = 3000, random.Random(7)
+    arguments = ("--directory", str(tmp_path / "data"), "--port", str(free_port()), "--partitions", "2")
+    command = [sys.executable, str(Path(__file__).with_name("transform.py"))]
+    broker = program(*arguments)
+    _, address = broker.__enter__()
+    worker = None
+    try:
+        producer = Producer({"bootstrap.servers": address, "enable.idempotence": True, "log_level": 0})
+        for number in range(count):
+            producer.produce("in", str(number).encode(), partition=number % 2)
+        assert producer.flush(TIMEOUT) == 0
+        Producer({"bootstrap.servers": address}).list_topics("out", TIMEOUT)
+        kills = ["client"] * 5 + ["broker"] * 3
+        choose.shuffle(kills)
+        for victim in [*kills, None]:
+            if worker is None:
+                worker = subprocess.Popen([*command, address], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+                assert worker.stdout is not None
+                assert worker.stdout.readline() == "ready\n"
+            if victim is None:
+                break
+            time.sleep(choose.uniform(0.0, 0.6))
+            if victim == "client":
+                worker.send_signal(signal.SIGKILL)
+                worker.wait()
+                worker.stdout.close()
+                worker = None
+            else:
+                broker.__exit__(None, None, None)
+                broker = program(*arguments)
+                broker.__enter__()
+        until = time.monotonic() + 4 * TIMEOUT
+        while len(found := read(address, "out", "read_committed", 2)) < count and time.monotonic() < until:
+            time.sleep(0.5)
+            assert worker.poll() is None
+        assert sorted(map(int, found)) == list(range(count))
+    finally:
+        if worker is not None:
+            worker.kill()
+            worker.wait()
+            worker.stdout.close()
+        broker.__exit__(None, None, None)

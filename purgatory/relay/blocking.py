@@ -1,0 +1,141 @@
+"""A relay for code without an event loop: workers of a task queue, migrations, synchronous views.
+
+    from purgatory.relay.blocking import Relay
+
+    with Relay("redis://localhost:6379/0") as relay:
+        relay.bump("orders/7")      # whoever waits in an asynchronous process is answered
+
+It writes and reads, and does not wait. A thread and a loop of its own do the work, so all threads may share one relay. Enter it
+after a fork, as in Celery's `worker_process_init` or gunicorn's `post_fork`.
+"""
+
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from functools import partial
+from math import isfinite
+from types import TracebackType
+from typing import Any, final
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from purgatory import PurgatoryClosed, RelayUnavailable, timeout
+from purgatory.relay._client import StoreClient
+from purgatory.relay._messages import Change, check_key, check_version
+from purgatory.relay._store import Store, open_store
+
+__all__ = ["Relay"]
+
+
+@final
+class Relay:
+    """Versions of keys in a store, for code without an event loop.
+
+    Args:
+        store, prefix: as of `purgatory.relay.Relay`.
+        timeout: seconds after which a call fails.
+
+    Raises:
+        ValueError, TypeError: an argument is out of bounds or of a wrong type.
+        ImportError: the client of the store is not installed.
+    """
+
+    def __init__(self, store: str | Store, *, timeout: float = 5.0, prefix: str = "purgatory") -> None:
+        if not (isfinite(timeout) and timeout > 0.0):
+            raise ValueError(f"timeout must be a positive, finite number of seconds, not {timeout!r}")
+        self._make_client: Callable[[], StoreClient] = lambda: StoreClient(open_store(store, prefix), timeout)
+        self._client = self._make_client()
+        self._portal: BlockingPortal | None = None
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Relay":
+        """Opens the store; while it is away it tries again, for `timeout`. A relay that was closed may be entered again.
+
+        Raises:
+            RelayUnavailable: it could not be reached within `timeout`.
+            ValueError: what is there is not a relay's.
+            RuntimeError: it is open already.
+        """
+        if self._portal is not None:
+            raise RuntimeError(f"the relay at {self._client.store.address} is open already")
+        portal = self._stack.enter_context(start_blocking_portal())
+        try:
+            portal.call(self._open)
+        except BaseException:
+            self._stack.close()
+            raise
+        self._portal = portal
+        return self
+
+    async def _open(self) -> None:
+        client = self._client = self._make_client()
+        try:
+            async with timeout(client.timeout):
+                await client.open()
+        except BaseException as error:
+            await client.close()
+            if not isinstance(error, TimeoutError):
+                raise
+            reason = client.last_error or f"{client.store.address} gave no answer"
+            raise RelayUnavailable(f"cannot open the relay: tried for {client.timeout} s: {reason}") from client.last_error
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection; calls that are under way end with `OperationCancelled`. Idempotent."""
+        portal, self._portal = self._portal, None
+        if portal is not None:
+            try:
+                portal.call(self._client.close)
+            finally:
+                self._stack.close()
+
+    def bump(self, key: str) -> int:
+        """Raises the version of `key` by one, for all processes; as `purgatory.relay.Relay.bump`.
+
+        Raises:
+            RelayUnavailable, OperationCancelled, ValueError, TypeError: as there.
+            PurgatoryClosed: it is not open.
+        """
+        return self._change("bump", key, 0, 1)
+
+    def advance(self, key: str, version: int) -> int:
+        """Raises the version of `key` to at least `version`; as `purgatory.relay.Relay.advance`.
+
+        Raises:
+            As `bump`.
+        """
+        return self._change("advance", key, check_version(version, "version", 52), 0)
+
+    def version(self, key: str) -> int:
+        """The version of `key` in the store; as `purgatory.relay.Relay.version`.
+
+        Raises:
+            As `bump`.
+        """
+
+        async def read() -> int:
+            return (await self._client.store.read([key], None)).versions[key]
+
+        version: int = self._call("read", key, partial(self._client.retry, "read", check_key(key), read))
+        return version
+
+    def forget(self, key: str) -> None:
+        """Removes `key` from the store; as `purgatory.relay.Relay.forget`.
+
+        Raises:
+            As `bump`.
+        """
+        call = partial(self._client.store.forget, [check_key(key)])
+        self._call("forget", key, partial(self._client.retry, "forget", key, call))
+
+    def _change(self, action: str, key: str, floor: int, increment: int) -> int:
+        change = Change(check_key(key), floor, increment)
+        version: int = self._call(action, key, partial(self._client.change, action, change))
+        return version
+
+    def _call(self, action: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        portal = self._portal
+        if portal is None:
+            raise PurgatoryClosed(f"cannot {action} {key!r}: the relay at {self._client.store.address} is not open")
+        return portal.call(call)

@@ -1,0 +1,82 @@
+"""The type of the value of an outcome, as mypy and pyright find it."""
+
+import json
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from requirements import unavailable
+
+SERVICE = """
+from typing import Any, assert_type
+
+from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory
+from purgatory.asgi import Outcome, Poll, Versions
+
+jobs: Purgatory[Any] = Purgatory("jobs")
+offsets: ThresholdPurgatory[str, int] = ThresholdPurgatory("offsets")
+versions: Versions[str] = Versions()
+results: dict[int, str] = {}
+
+
+class Fetch(DelayedOperation[bytes]):
+    def try_complete(self) -> bool:
+        return self.force_complete()
+
+
+async def query() -> str | None:
+    return results.get(7)
+
+
+async def handler(poll: Poll) -> str:
+    plain = await poll.wait_for(jobs, lambda: results.get(7), [7])
+    if not plain.is_satisfied:
+        return plain.reason
+    assert_type(plain.value, str)
+    asynchronous = await poll.wait_for(jobs, query, [7])
+    if asynchronous.is_satisfied:
+        assert_type(asynchronous.value, str)
+    operation = await poll.wait(jobs, Fetch(poll.remaining), [7])
+    if operation.is_satisfied:
+        assert_type(operation.value, bytes)
+    reached = await poll.reach(offsets, "topic", 1)
+    if reached.is_satisfied:
+        assert_type(reached.value, int)
+    ran = await poll.run(jobs.wait_for(lambda: results.get(7), [7]))
+    if ran.is_satisfied:
+        assert_type(ran.value, str)
+    changed = await versions.changed(poll, "news")
+    if changed.is_satisfied:
+        assert_type(changed.value, int)
+    return text_of(plain) + plain.value.upper()
+
+
+def text_of(outcome: Outcome[str]) -> str:
+    return outcome.value if outcome.is_satisfied else outcome.reason
+"""
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Path:
+    file = tmp_path / "service.py"
+    file.write_text(SERVICE, encoding="utf-8")
+    return file
+
+
+def need_module(name: str) -> str:
+    return name if find_spec(name) else unavailable(f"needs {name}: pip install '.[lint]'")
+
+
+@pytest.mark.slow
+def test_mypy_finds_the_type_of_what_was_waited_for(service, program):
+    done = program("-m", need_module("mypy"), "--strict", f"--cache-dir={service.parent / 'cache'}", service)
+    assert done.stdout == "Success: no issues found in 1 source file\n"
+
+
+@pytest.mark.slow
+def test_pyright_finds_the_type_of_what_was_waited_for(service, program):
+    settings = {"typeCheckingMode": "strict", "reportMissingTypeStubs": False, "include": [service.name]}
+    (service.parent / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
+    done = program("-m", need_module("pyright"), "--pythonpath", sys.executable, "-p", service.parent)
+    assert "0 errors" in done.stdout
