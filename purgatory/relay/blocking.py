@@ -31,8 +31,9 @@ class Relay:
     """Versions of keys in a store, for code without an event loop.
 
     Args:
-        store, prefix: as of `purgatory.relay.Relay`.
+        store: as of `purgatory.relay.Relay`.
         timeout: seconds after which a call fails.
+        prefix: as of `purgatory.relay.Relay`.
 
     Raises:
         ValueError, TypeError: an argument is out of bounds or of a wrong type.
@@ -103,7 +104,7 @@ class Relay:
         """Raises the version of `key` to at least `version`; as `purgatory.relay.Relay.advance`.
 
         Raises:
-            As `bump`.
+            RelayUnavailable, OperationCancelled, ValueError, TypeError, PurgatoryClosed: as with `bump`.
         """
         return self._change("advance", key, check_version(version, "version", 52), 0)
 
@@ -111,7 +112,7 @@ class Relay:
         """The version of `key` in the store; as `purgatory.relay.Relay.version`.
 
         Raises:
-            As `bump`.
+            RelayUnavailable, OperationCancelled, ValueError, TypeError, PurgatoryClosed: as with `bump`.
         """
 
         async def read() -> int:
@@ -124,7 +125,7 @@ class Relay:
         """Removes `key` from the store; as `purgatory.relay.Relay.forget`.
 
         Raises:
-            As `bump`.
+            RelayUnavailable, OperationCancelled, ValueError, TypeError, PurgatoryClosed: as with `bump`.
         """
         call = partial(self._client.store.forget, [check_key(key)])
         self._call("forget", key, partial(self._client.retry, "forget", key, call))
