@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
+from purgatory._errors import how_to_install
 from purgatory._programs import Program, run_program
 from purgatory.pipeline import _interrupts
 from purgatory.pipeline._errors import NoJournal, SparkUnavailable
@@ -73,10 +74,7 @@ def _loaded(name: str, entry: Entry) -> Program:
         missing = (error.name or "").partition(".")[0]
         if missing == "purgatory":
             raise
-        raise OSError(
-            f"cannot run {name!r}: {missing} is not installed. pip install 'asyncio-purgatory[{entry.extra}]' brings it, "
-            f"or in a clone pip install '.[{entry.extra}]'"
-        ) from error
+        raise OSError(f"cannot run {name!r}: {missing} is not installed; {how_to_install(entry.extra)}") from error
     return Program(name, entry.summary, module.add_arguments, module.run)
 
 

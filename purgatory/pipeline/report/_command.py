@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from purgatory._errors import how_to_install
 from purgatory.pipeline._files import Local, distinct, is_uri, size
 from purgatory.pipeline._options import add_master_option
 from purgatory.pipeline.report._duckdb import DuckDB
@@ -92,10 +93,7 @@ def _engine(options: argparse.Namespace) -> Iterator[Engine]:
         from purgatory.pipeline._session import spark_session  # noqa: PLC0415  (DuckDB needs no Spark)
         from purgatory.pipeline.report._spark import Spark  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise OSError(
-            f"cannot run 'report' on Spark: {error.name} is not installed. pip install 'asyncio-purgatory[spark]' brings it, "
-            "or in a clone pip install '.[spark]'"
-        ) from error
+        raise OSError(f"cannot run 'report' on Spark: {error.name} is not installed; {how_to_install('spark')}") from error
     java = JAVA_OF_SMALL if is_here and size(Local(), journals) <= SMALL else JAVA
     session = spark_session("purgatory report", options.master, java, verbose=options.verbose)
     with session as spark, Spark.on(spark) as on_spark:
