@@ -74,7 +74,7 @@ def _loaded(name: str, entry: Entry) -> Program:
         missing = (error.name or "").partition(".")[0]
         if missing == "purgatory":
             raise
-        raise OSError(f"cannot run {name!r}: {missing} is not installed: {how_to_install(entry.extra)}") from error
+        raise OSError(f"cannot run {name!r}: {missing} is not installed; {how_to_install(entry.extra)}") from error
     return Program(name, entry.summary, module.add_arguments, module.run)
 
 

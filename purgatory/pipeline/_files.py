@@ -57,6 +57,7 @@ class Storage(Protocol):
 
     def sizes(self, folder: str) -> dict[str, int] | None:
         """The sizes of the files of a folder by their names in it, without hidden ones; `None` if it is not there."""
+        ...
 
     def read(self, file: str) -> bytes: ...
     def write(self, file: str, content: bytes) -> None: ...
@@ -64,12 +65,15 @@ class Storage(Protocol):
 
     def move(self, folder: str, to: str) -> None:
         """Renames a folder; `to` does not exist."""
+        ...
 
     def delete(self, folder: str) -> None:
         """Deletes a folder with all that is in it, if it is there."""
+        ...
 
     def names(self, folder: str) -> list[str]:
         """The names of all that is in a folder, hidden or not; none if it is not there."""
+        ...
 
 
 class Local:

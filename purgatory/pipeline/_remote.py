@@ -34,8 +34,8 @@ class Hadoop:
     """What Spark's own file systems reach, as a `Storage`: Hadoop's, in the Java of the session."""
 
     def __init__(self, spark: SparkSession) -> None:
-        context = spark.sparkContext
-        self._jvm: Any = context._jvm
+        context: Any = spark.sparkContext
+        self._jvm = context._jvm
         self._configuration = context._jsc.hadoopConfiguration()
 
     def sizes(self, folder: str) -> dict[str, int] | None:

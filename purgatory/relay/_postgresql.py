@@ -250,7 +250,9 @@ class PostgresStore:
         except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
             if isinstance(error, RelayUnavailable):
                 raise
-            has_answered = isinstance(error, asyncpg.PostgresError) and not str(error.sqlstate).startswith(("08", "57"))
+            has_answered = isinstance(error, asyncpg.PostgresError) and not str(getattr(error, "sqlstate", "")).startswith(
+                ("08", "57")
+            )
             if has_answered or "cannot switch to state" in str(error):  # the statement has failed, or was not begun
                 kind = NotWritten
             raise kind(f"cannot use {self.address}: {error}") from error
@@ -273,7 +275,7 @@ class PostgresStore:
                     break
                 await self._begin_epoch(connection)
         _, floor, epoch, snapshot = rows[0]
-        versions = dict.fromkeys(keys, floor)
+        versions: dict[str, Any] = dict.fromkeys(keys, floor)
         changes, is_incomplete = 0, False
         last = b"", ""
         for name, version, changed, _ in rows[1:]:

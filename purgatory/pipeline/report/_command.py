@@ -93,7 +93,7 @@ def _engine(options: argparse.Namespace) -> Iterator[Engine]:
         from purgatory.pipeline._session import spark_session  # noqa: PLC0415  (DuckDB needs no Spark)
         from purgatory.pipeline.report._spark import Spark  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise OSError(f"cannot run 'report' on Spark: {error.name} is not installed: {how_to_install('spark')}") from error
+        raise OSError(f"cannot run 'report' on Spark: {error.name} is not installed; {how_to_install('spark')}") from error
     java = JAVA_OF_SMALL if is_here and size(Local(), journals) <= SMALL else JAVA
     session = spark_session("purgatory report", options.master, java, verbose=options.verbose)
     with session as spark, Spark.on(spark) as on_spark:

@@ -135,6 +135,7 @@ def _listing(engine: Engine, journal: str, folder: str) -> Listing:
 def _summary(engine: Engine, work: str, step: Callable[[str], None]) -> Summary:
     """Runs the queries, and returns what they show."""
     shown: dict[str, list[Line]] = {}
+    window, runs = window_of([]), list[str]()
     for query in QUERIES:
         step(query.name.replace("_", " "))
         folder = FOLDERS_OF.get(query.role, "")

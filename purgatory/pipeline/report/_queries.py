@@ -32,9 +32,11 @@ class Engine(Protocol):
         Raises:
             OSError: this engine does not get there.
         """
+        ...
 
     def replaced_by(self, files: list[str]) -> set[str]:
         """The files that those were compacted into, by the full names of both."""
+        ...
 
     def read(self, folder: str, listings: dict[str, Listing]) -> dict[str, str]:
         """Makes the rows of a folder of journals a table of that name. Each row has its `file`.
@@ -49,9 +51,11 @@ class Engine(Protocol):
         Raises:
             Vanished: a file is not there any more.
         """
+        ...
 
     def add(self, name: str, table: pa.Table) -> None:
         """Makes a small table that queries may read."""
+        ...
 
     def run(self, query: Query, path: str) -> list[Line]:
         """Runs a query.
@@ -62,6 +66,7 @@ class Engine(Protocol):
         Returns:
             The rows of a query to ``show``; otherwise nothing.
         """
+        ...
 
 
 def _queries(text: str) -> tuple[Query, ...]:
