@@ -2,12 +2,14 @@
 
     python tests/kafka/against_kafka.py
 
-Four measurements, each of new brokers, alternately and several times; a table has the medians.
+Five measurements, each of new brokers, alternately and several times; a table has the medians.
 
 - *start*: seconds from the start of the process to its first response.
 - *latency*: from the moment at which a message of 100 bytes was due to be produced until a consumer that waits in fetch has
   it; both are confluent-kafka, in processes of their own, with acks=all and no lingering. The first seconds are a warm-up,
   which counts for the processor time alone.
+- *throughput*: messages of 100 bytes, and of 10 kB, that one producer sends as fast as it can, acks=all, and that one consumer
+  reads then; both are confluent-kafka, in this process.
 - *idle*: the cost of 5,000 consumers that wait in fetch and get nothing, each on a connection of its own: half a second, as
   clients do by default, or 30 s.
 - *group*: seconds until a new group has the first record of a topic that has some, by five clients. A broker first waits for
@@ -117,6 +119,30 @@ def measure_latency(broker: Running, rate: float, warm_up: float, seconds: float
     return Latency(quantile(0.5), quantile(0.99), counted[-1], lost, cpu / count * 1e6)
 
 
+def measure_throughput(broker: Running, size: int, count: int) -> tuple[float, float]:
+    """Messages a second that are produced, and consumed afterwards."""
+    topic = f"throughput-{size}"
+    make_topic(broker.address, topic)
+    limits = {"queue.buffering.max.messages": 0, "queue.buffering.max.kbytes": 1 << 20}
+    producer = Producer({"bootstrap.servers": broker.address, "acks": "all", **limits, **QUIET})
+    value, began = b"x" * size, time.monotonic()
+    for _ in range(count):
+        producer.produce(topic, value, partition=0)
+        producer.poll(0)
+    if producer.flush(TIMEOUT):
+        raise TimeoutError(f"{broker.address} has not confirmed all messages")
+    produced = time.monotonic() - began
+    unlimited = {"queued.min.messages": 10_000_000, "queued.max.messages.kbytes": 1 << 20}  # or librdkafka pauses for a second
+    consumer = Consumer({"bootstrap.servers": broker.address, "group.id": "throughput", **unlimited, **QUIET})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    left, began = count, time.monotonic()
+    while left:
+        left -= len(consumer.consume(min(left, 10_000), TIMEOUT))
+    consumed = time.monotonic() - began
+    consumer.close()
+    return count / produced, count / consumed
+
+
 def rounds(options: argparse.Namespace, measure: Callable[[Running], Any]) -> dict[str, list[Any]]:
     """The results of a measurement for each kind of broker."""
     results: dict[str, list[Any]] = {kind: [] for kind in options.only}
@@ -146,6 +172,16 @@ def print_latency(options: argparse.Namespace) -> None:
             p50, p99, worst, cpu = (middle(getattr(each, name) for each in found) for name in ("p50", "p99", "worst", "cpu"))
             lost = sum(each.lost for each in found)
             print(f"{kind:8} {rate:10,.0f}/s   {p50:12.2f} {p99:9.2f} {worst:9.2f} {lost:7} {cpu:12.0f}", flush=True)
+
+
+def print_throughput(options: argparse.Namespace) -> None:
+    print("\nthroughput, messages a second      produced     consumed   MB/s of both")
+    for size, count in ((100, options.messages), (10_000, options.messages // 30)):
+        measure = lambda broker, size=size, count=count: measure_throughput(broker, size, count)  # noqa: E731
+        for kind, found in rounds(options, measure).items():
+            produced, consumed = (middle(column) for column in zip(*found, strict=True))
+            both = f"{produced * size / 1e6:,.0f}, {consumed * size / 1e6:,.0f}"
+            print(f"{kind:8} {size:10,} bytes   {produced:12,.0f} {consumed:12,.0f} {both:>14}", flush=True)
 
 
 def print_idle(options: argparse.Namespace) -> None:
@@ -186,7 +222,13 @@ def print_group(options: argparse.Namespace) -> None:
         print(f"{kind:8} waits {delay:15}" + "".join(cells), flush=True)
 
 
-MEASUREMENTS: Final = {"start": print_start, "latency": print_latency, "idle": print_idle, "group": print_group}
+MEASUREMENTS: Final = {
+    "start": print_start,
+    "latency": print_latency,
+    "throughput": print_throughput,
+    "idle": print_idle,
+    "group": print_group,
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -196,6 +238,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--rates", type=numbers, default=[100.0, 1000.0, 10_000.0], help="messages a second")
     parser.add_argument("--seconds", type=float, default=10.0, help="for how long to measure (default: %(default)s)")
     parser.add_argument("--warm-up", type=float, default=5.0, help="seconds of messages that do not count: a JVM compiles")
+    parser.add_argument("--messages", type=int, default=300_000, help="of 100 bytes, for the throughput (default: %(default)s)")
     parser.add_argument("--consumers", type=int, default=5000)
     parser.add_argument("--waits", type=numbers, default=[0.5, 30.0], help="seconds that a fetch waits")
     parser.add_argument("--groups", type=int, default=5, help="of each client (default: %(default)s)")

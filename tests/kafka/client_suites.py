@@ -75,7 +75,7 @@ SUITES: Final[tuple[Suite, ...]] = (
         never={
             "Kafka": {f"TestShareGroup{part}": SHARES for part in ("", "AckOnClose", "ETL", "OffsetsAdmin")},
         },
-        out_of_scope={"TestConsumeRegex": NO_TOPIC},
+        out_of_scope={"TestConsumeRegex": NO_TOPIC, "Test848RegexBrokerResolves": NO_TOPIC},
     ),
     PythonSuite(
         "confluent-kafka",

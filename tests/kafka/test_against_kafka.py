@@ -19,12 +19,15 @@ def test_each_measurement_prints_a_row_and_no_message_is_lost(kind: str, capsys:
     except Unavailable as error:
         unavailable(str(error))
     small = ["--rates", "200", "--warm-up", "0.5", "--seconds", "1", "--consumers", "20", "--waits", "0.1", "--rounds", "1"]
+    small += ["--messages", "3000"]
 
-    assert against_kafka.main(["start", "latency", "idle", *small, "--only", kind]) == 0
+    assert against_kafka.main(["start", "latency", "throughput", "idle", *small, "--only", kind]) == 0
 
     said = capsys.readouterr().out
-    start, latency, idle = (line for line in said.splitlines() if line.startswith(kind))
+    start, latency, small_ones, large_ones, idle = (line for line in said.splitlines() if line.startswith(kind))
     assert re.fullmatch(rf"{kind} +\d+\.\d\d +\d+\.\d\d +\d+", start)
+    for line, size in ((small_ones, "100"), (large_ones, "10,000")):
+        assert re.fullmatch(rf"{kind} +{size} bytes +[\d,]+ +[\d,]+ +[\d,]+, [\d,]+", line)
     p50, p99, worst, lost, _ = latency.split("/s")[1].split()
     assert 0 < float(p50) <= float(p99) <= float(worst) and lost == "0"
     assert idle.startswith(f"{kind}     wait  0.1 s"[:6]) and idle.split()[-1] == "0"

@@ -96,3 +96,15 @@ async def test_a_repeated_request_gets_a_response_of_its_own() -> None:
                 assert fetched(reader.receive("fetch")) == [("none", number * len(ONE))]
             writer.send("produce", **produce_fields("topic", ONE))
             assert produced(writer.receive("produce")) == [("none", number)]
+
+
+async def test_clients_are_told_to_connect_where_they_did_or_to_the_advertised_address() -> None:
+    async with running_server() as server:
+        for advertised, address in ((None, LOCAL), (("kafka.test", 19092), ("kafka.test", 19092))):
+            server.advertised = advertised
+            client = Transport(server)
+            client.send("metadata", topics=None)
+            (broker,) = client.receive("metadata").brokers
+            client.send("find_coordinator", key="group")
+            coordinator = client.receive("find_coordinator")
+            assert (broker.host, broker.port) == (coordinator.host, coordinator.port) == address

@@ -390,3 +390,21 @@ async def test_the_group_protocol_of_kip_848_is_refused_in_words(version: int, c
     assert response.error_code.name == "unsupported_version"
     assert "group.protocol" in response.error_message
     assert "group group" in caplog.text and "KIP-848" in caplog.text
+
+
+async def test_nothing_is_left_of_topics_and_groups_when_the_broker_is_cleared() -> None:
+    async with running_broker() as client:
+        one, two = Member(client), Member(client)
+        await form(one)
+        assert await one.commit(5) == "none"
+        joining = two.join()  # it waits for the other one, who is to join again
+        await asyncio.sleep(0.1)
+        client.broker.clear()
+        assert [purgatory.pending for purgatory in client.broker.purgatories] == [0] * 6
+        assert not joining.done() or joining.result().error_code.name == "member_id_required"
+        assert (await client.ask("metadata", topics=None)).topics == ()
+        assert (await client.ask("list_groups", states_filter=[])).groups == ()
+        assert client.broker.metadata_log.tables["offsets"] == {}
+        client.broker.topics.create("topic", 1, 1, {})
+        await form(Member(client))
+        assert await state(client) == "Stable"
