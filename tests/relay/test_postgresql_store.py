@@ -1,9 +1,11 @@
 """The store in PostgreSQL: rows that others hold locked, long transactions, schemas, and a channel that anyone may send to."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -12,7 +14,7 @@ from loops import Runner
 from relay_waits import knows, set_timeout, until
 from servers import TIMEOUT, PostgresServer, postgres_server
 
-from purgatory import RelayUnavailable
+from purgatory import RelayUnavailable, relay
 from purgatory.relay import Change, Relay
 from purgatory.relay._postgresql import MAX_ROWS_PER_READ, PostgresStore
 
@@ -198,6 +200,29 @@ def test_relays_of_two_schemas_do_not_hear_each_other(run: Runner, postgres: Pos
             assert await here.bump("a") == 1
             await until(lambda: here.statistics().received > received)
             assert here.statistics().received == received + 1
+
+    run(main)
+
+
+def test_a_role_needs_no_more_rights_than_the_page_says(run: Runner, postgres: PostgresServer) -> None:
+    page = Path(relay.__file__).with_name("README.md").read_text()
+    [rights] = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+
+    async def main() -> None:
+        async with connected(postgres.url) as connection:
+            await connection.execute("CREATE ROLE workers; CREATE ROLE worker LOGIN IN ROLE workers")
+            await connection.execute("CREATE DATABASE app")
+        owners = postgres.url.replace("/postgres", "/app")
+        async with Relay(owners, timeout=TIMEOUT), connected(owners) as connection:
+            await connection.execute(rights)
+        async with Relay(owners.replace("tester", "worker"), timeout=TIMEOUT, forget_after=0.4) as here:
+            assert await here.bump("a") == 1
+            await here.forget("a")
+            assert await here.bump("b") == 2
+            while await here._store.forget_unwritten(0.2):
+                pass
+            await here._store.renew(here.epoch)
+            assert await here.version("b") == 2
 
     run(main)
 
