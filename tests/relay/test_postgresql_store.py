@@ -14,7 +14,7 @@ from loops import Runner
 from relay_waits import knows, set_timeout, until
 from servers import TIMEOUT, PostgresServer, postgres_server
 
-from purgatory import RelayUnavailable, relay
+from purgatory import Ended, Purgatory, RelayUnavailable, relay
 from purgatory.relay import Change, Relay
 from purgatory.relay._postgresql import MAX_ROWS_PER_READ, PostgresStore
 
@@ -183,6 +183,38 @@ def test_what_anyone_sends_to_the_channel_is_a_hint_and_nothing_else(run: Runner
             assert await waiting == 2
 
     run(main)
+
+
+def test_a_hint_for_an_attached_purgatory_costs_a_read_and_no_probe(run: Runner, postgres: PostgresServer) -> None:
+    async def main() -> None:
+        prefix = f"test{next(prefixes)}"
+        async with opened(postgres.url, prefix=prefix) as here, opened(postgres.url, prefix=prefix) as there:
+            checked: list[object] = []
+            purgatory: Purgatory[Any] = Purgatory(observer=Checked(checked))
+            here.attach(purgatory)
+            receiving = [asyncio.create_task(purgatory.wait_for(lambda: False, [f"key{number}"])) for number in range(50)]
+            await until(lambda: purgatory.watched == 50)
+            for number in range(50):
+                await there.bump(f"key{number}")
+            await until(lambda: len({*checked}) == 50)
+            assert here._follower._probes <= 1  # that of the subscription
+            for task in receiving:
+                task.cancel()
+
+    run(main)
+
+
+class Checked:
+    """Records which keys were checked."""
+
+    def __init__(self, keys: list[object]) -> None:
+        self.keys = keys
+
+    def operation_ended(self, ended: Ended) -> None:
+        pass
+
+    def key_checked(self, key: object, tried: int, completed: int) -> None:
+        self.keys.append(key)
 
 
 def test_relays_of_two_schemas_do_not_hear_each_other(run: Runner, postgres: PostgresServer) -> None:
