@@ -51,16 +51,17 @@ class ReadRequest(NamedTuple):
 class FollowedKey:
     """A key for which somebody waits."""
 
-    __slots__ = ("is_from_old_epoch", "max_seen", "version", "waiters")
+    __slots__ = ("epochs", "max_seen", "version", "waiters")
 
-    def __init__(self) -> None:
+    def __init__(self, epochs: int) -> None:
         self.waiters = 0
         self.version: int | None = None
-        """The highest known one; None until it was read."""
+        """The highest known one in the epoch that it is from; None until it was read."""
         self.max_seen = 0
         """The highest `seen` of all waiters, also of some that are gone."""
-        self.is_from_old_epoch = False
-        """Its waits began in an earlier epoch, and end as soon as the version in this one is known."""
+        self.epochs = epochs
+        """How many epochs there had been when its waits began, or its version was read. If there have been more since, its
+        waits end as soon as the version in this one is known; nothing goes through all keys when an epoch begins."""
 
 
 @final
@@ -69,15 +70,16 @@ class Follower:
 
     Args:
         on_advance: called with a followed key and its new version, which is higher than any before in this epoch.
-        on_epoch_change: called with a followed key and its current version, when some who wait for it have seen a version of
-            another epoch. Only those go on waiting who have seen exactly this version, in this epoch.
+        on_epoch_change: called with a followed key and its version, when some who wait for it have seen a version of another
+            epoch. Of those who have seen one of this epoch these go on waiting who have seen this version, or a higher one if
+            the third argument is false: then it was perhaps read before they began to wait, and has to be read again.
         on_change: called with each key that has changed, followed or not.
     """
 
     def __init__(
         self,
         on_advance: Callable[[str, int], None],
-        on_epoch_change: Callable[[str, int], None],
+        on_epoch_change: Callable[[str, int, bool], None],
         on_change: Callable[[str], None],
     ) -> None:
         self._on_advance, self._on_epoch_change, self._on_change = on_advance, on_epoch_change, on_change
@@ -114,9 +116,10 @@ class Follower:
         """Somebody who has seen version `seen` begins to wait for `key`."""
         followed = self.followed.get(key)
         if followed is None:
-            followed = self.followed[key] = FollowedKey()
+            followed = self.followed[key] = FollowedKey(self.epochs)
         followed.waiters += 1
-        if followed.version is None or seen > followed.version:
+        version = self._version(followed)
+        if version is None or seen > version:
             self._keys_to_read.setdefault(key, False)
         followed.max_seen = max(followed.max_seen, seen)
 
@@ -129,6 +132,10 @@ class Follower:
         del self.followed[key]
         self._keys_to_read.pop(key, None)
         return True
+
+    def _version(self, followed: FollowedKey) -> int | None:
+        """The highest known version in this epoch."""
+        return followed.version if followed.epochs == self.epochs else None
 
     # -- the channel
 
@@ -184,8 +191,8 @@ class Follower:
                 self._wants_changes = self._wants_changes or len(self._out_of_order) > MAX_OUT_OF_ORDER
         for key, version in versions.items():
             followed = self.followed.get(key)
-            if followed is not None and (followed.version is None or version > followed.version):
-                self._advance_key(key, followed, version)
+            if followed is not None and ((known := self._version(followed)) is None or version > known):
+                self._advance_key(key, followed, version, is_latest=False)
             self._on_change(key)
 
     @property
@@ -215,7 +222,7 @@ class Follower:
         hinted = frozenset([key for key in keys if self._keys_to_read.pop(key)])
         since = self.position if self._wants_changes and self.epoch is not None else None
         self._wants_changes = False
-        known = {key: version for key in keys if (version := self.followed[key].version) is not None}
+        known = {key: version for key in keys if (version := self._version(self.followed[key])) is not None}
         self._in_flight = ReadRequest(keys, since, known, self.latest, self.subscriptions, hinted)
         return self._in_flight
 
@@ -263,9 +270,6 @@ class Follower:
             self.position, self._wants_changes = 0, True
         self._out_of_order.clear()
         self._unconfirmed.clear()
-        for followed in self.followed.values():
-            followed.is_from_old_epoch = self.epochs > 1
-            followed.version = None
         keys = dict.fromkeys(self.followed, False)
         for key in request.keys:
             if key not in self._keys_to_read:
@@ -277,10 +281,10 @@ class Follower:
         for key, version in result.versions.items():
             followed = self.followed.get(key)
             if followed is not None:
-                was_known = followed.version is not None
-                if followed.version is None or version > followed.version:
-                    self._advance_key(key, followed, version)
-                    if was_known and request.since is not None and key not in request.hinted:
+                known = self._version(followed)
+                if known is None or version > known:
+                    self._advance_key(key, followed, version, key in requested and key not in self._keys_to_read)
+                    if known is not None and request.since is not None and key not in request.hinted:
                         self._unconfirmed[key] = (version, self._probes + 1)
                 if key in requested:
                     self._release_ahead_waiters(key, followed)
@@ -290,17 +294,18 @@ class Follower:
     def _release_ahead_waiters(self, key: str, followed: FollowedKey) -> None:
         """Releases waiters whose `seen` exceeds the store's version, except those that came after the read began: for them the
         key is to be read again."""
-        version = followed.version
+        version = self._version(followed)
         if version is not None and followed.max_seen > version and key not in self._keys_to_read:
             followed.max_seen = version
-            self._on_epoch_change(key, version)
+            self._on_epoch_change(key, version, True)
 
-    def _advance_key(self, key: str, followed: FollowedKey, version: int) -> None:
-        followed.version = version
-        if followed.is_from_old_epoch:
-            followed.is_from_old_epoch = False
+    def _advance_key(self, key: str, followed: FollowedKey, version: int, is_latest: bool) -> None:
+        """The version has risen, or is that of a new epoch. `is_latest`: it was read after all waits had begun."""
+        is_from_old_epoch = 0 < followed.epochs < self.epochs
+        followed.version, followed.epochs = version, self.epochs
+        if is_from_old_epoch:
             followed.max_seen = 0
-            self._on_epoch_change(key, version)
+            self._on_epoch_change(key, version, is_latest)
         else:
             self._on_advance(key, version)
 

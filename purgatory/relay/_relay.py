@@ -45,9 +45,9 @@ class RelayStatistics:
 class EpochChanged(Exception):
     """Ends the waits for a key: some of them have seen a version of another epoch than the current one."""
 
-    def __init__(self, epoch: str | None, version: int) -> None:
-        super().__init__(epoch, version)
-        self.epoch, self.version = epoch, version
+    def __init__(self, epoch: str | None, version: int, is_latest: bool) -> None:
+        super().__init__(epoch, version, is_latest)
+        self.epoch, self.version, self.is_latest = epoch, version, is_latest
 
 
 @final
@@ -232,7 +232,7 @@ class Relay:
             try:
                 return await self._thresholds.wait(key, seen + 1, timeout)
             except EpochChanged as change:
-                if change.version != seen or change.epoch != epoch:
+                if change.epoch != epoch or change.version > seen or (change.is_latest and change.version < seen):
                     return change.version
             finally:
                 if follower.remove_waiter(key):
@@ -243,9 +243,9 @@ class Relay:
     def _on_advance(self, key: str, version: int) -> None:
         self._thresholds.advance(key, version)
 
-    def _on_epoch_change(self, key: str, version: int) -> None:
+    def _on_epoch_change(self, key: str, version: int, is_latest: bool) -> None:
         self._thresholds.forget(key)
-        self._thresholds.fail(key, EpochChanged(self._follower.epoch, version))
+        self._thresholds.fail(key, EpochChanged(self._follower.epoch, version, is_latest))
         self._thresholds.advance(key, version)
 
     # -- reading and writing

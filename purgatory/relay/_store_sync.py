@@ -73,6 +73,8 @@ class StoreSync:
         """Tells its own probes from those of other processes."""
         self._announcing: Task[None] | None = None
         self._is_closing = False
+        self._is_probe_due = True
+        """Whether to send a probe when what has changed was read: after a resync or a subscription, and not after each hint."""
         self._takes_writes = True
         """Whether the last write was made."""
         self.is_current = Event()
@@ -142,6 +144,7 @@ class StoreSync:
     def _on_subscribed(self) -> None:
         if self._listen_timeout is not None:
             self._listen_timeout.reschedule(None)
+        self._is_probe_due = True
         self._follower.on_subscribed()
         self._update_connected()
         self.poke()
@@ -232,7 +235,8 @@ class StoreSync:
                 await self._read(request, requested)
             except Exception as error:
                 follower.on_read_failed(request)
-                follower.resync()  # which ends with a probe
+                follower.resync()
+                self._is_probe_due = True
                 self._expect_probe()
                 for key, futures in requested.items():
                     self._retry_or_fail(key, futures, error)
@@ -245,7 +249,8 @@ class StoreSync:
             else:
                 failures = 0
                 self._update_connected()
-                if request.since is not None and not follower.needs_changes:
+                if request.since is not None and self._is_probe_due and not follower.needs_changes:
+                    self._is_probe_due = False
                     self._schedule_resync()
                     await self._probe()
 
@@ -290,6 +295,7 @@ class StoreSync:
         self._resync_timer = self._loop.call_later(self._resync * uniform(0.9, 1.0), self._read_changes)
 
     def _read_changes(self) -> None:
+        self._is_probe_due = True
         self._follower.resync()
         self._has_work.set()
 

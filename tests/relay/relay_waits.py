@@ -15,8 +15,9 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def knows(relay: Relay, *keys: str) -> None:
     """Until somebody waits for each of these keys, and the relay has read its version."""
-    followed = relay._follower.followed
-    await until(lambda: all(key in followed and followed[key].version is not None for key in keys))
+    follower = relay._follower
+    followed = follower.followed
+    await until(lambda: all(key in followed and follower._version(followed[key]) is not None for key in keys))
 
 
 async def set_timeout(relay: Relay, seconds: float) -> None:

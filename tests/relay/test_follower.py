@@ -90,7 +90,7 @@ class Process:
         self.follower.add_waiter(key, seen)
         wait = Wait(key, seen, self.follower.epoch, began)
         self.waits.append(wait)
-        version = self.follower.followed[key].version
+        version = self.follower._version(self.follower.followed[key])
         if version is not None and version > seen:
             self.end(wait, version)
 
@@ -106,10 +106,10 @@ class Process:
             if version > wait.seen:
                 self.end(wait, version)
 
-    def on_epoch_change(self, key: str, version: int) -> None:
+    def on_epoch_change(self, key: str, version: int, is_latest: bool) -> None:
         epoch = self.follower.epoch
         for wait in self.pending(key):
-            if version != wait.seen or wait.epoch != epoch:
+            if wait.epoch != epoch or version > wait.seen or (is_latest and version < wait.seen):
                 self.end(wait, version)
             else:
                 self.follower.remove_waiter(key)
@@ -467,6 +467,21 @@ def test_a_wait_whose_key_was_not_read_before_the_epoch_changed_ends_too() -> No
     store.epochs += 1
     process.follower.on_read(request, store.read(request.keys, request.since))
     assert [wait.result for wait in process.waits] == [0]
+
+
+def test_a_wait_that_joins_one_of_an_old_epoch_and_has_seen_more_than_was_read_before_goes_on() -> None:
+    process = process_at(1, a=1)
+    process.follower.on_message(ChangeMessage("f", 1, 2, {"a": 2}))
+    request = process.follower.begin_read()
+    process.follower.on_read(request, ReadResult("f", 1, {}))  # a new epoch, in which the key is still to be read
+    request = process.follower.begin_read()
+    process.wait("a", 3, 0)
+    process.follower.on_read(request, ReadResult("f", 2, {"a": 2}))
+    assert [wait.result for wait in process.waits] == [2, None]
+    answer(process, "f", 3, a=3)
+    assert [wait.result for wait in process.waits] == [2, None]
+    process.follower.on_message(ChangeMessage("f", 3, 4, {"a": 4}))
+    assert [wait.result for wait in process.waits] == [2, 4]
 
 
 def test_a_late_message_of_an_old_epoch_costs_one_read_and_changes_nothing() -> None:

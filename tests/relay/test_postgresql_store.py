@@ -1,9 +1,11 @@
 """The store in PostgreSQL: rows that others hold locked, long transactions, schemas, and a channel that anyone may send to."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -12,7 +14,7 @@ from loops import Runner
 from relay_waits import knows, set_timeout, until
 from servers import TIMEOUT, PostgresServer, postgres_server
 
-from purgatory import RelayUnavailable
+from purgatory import Ended, Purgatory, RelayUnavailable, relay
 from purgatory.relay import Change, Relay
 from purgatory.relay._postgresql import MAX_ROWS_PER_READ, PostgresStore
 
@@ -183,6 +185,38 @@ def test_what_anyone_sends_to_the_channel_is_a_hint_and_nothing_else(run: Runner
     run(main)
 
 
+def test_a_hint_for_an_attached_purgatory_costs_a_read_and_no_probe(run: Runner, postgres: PostgresServer) -> None:
+    async def main() -> None:
+        prefix = f"test{next(prefixes)}"
+        async with opened(postgres.url, prefix=prefix) as here, opened(postgres.url, prefix=prefix) as there:
+            checked: list[object] = []
+            purgatory: Purgatory[Any] = Purgatory(observer=Checked(checked))
+            here.attach(purgatory)
+            receiving = [asyncio.create_task(purgatory.wait_for(lambda: False, [f"key{number}"])) for number in range(50)]
+            await until(lambda: purgatory.watched == 50)
+            for number in range(50):
+                await there.bump(f"key{number}")
+            await until(lambda: len({*checked}) == 50)
+            assert here._follower._probes <= 1  # that of the subscription
+            for task in receiving:
+                task.cancel()
+
+    run(main)
+
+
+class Checked:
+    """Records which keys were checked."""
+
+    def __init__(self, keys: list[object]) -> None:
+        self.keys = keys
+
+    def operation_ended(self, ended: Ended) -> None:
+        pass
+
+    def key_checked(self, key: object, tried: int, completed: int) -> None:
+        self.keys.append(key)
+
+
 def test_relays_of_two_schemas_do_not_hear_each_other(run: Runner, postgres: PostgresServer) -> None:
     async def main() -> None:
         prefix = f"test{next(prefixes)}"
@@ -198,6 +232,29 @@ def test_relays_of_two_schemas_do_not_hear_each_other(run: Runner, postgres: Pos
             assert await here.bump("a") == 1
             await until(lambda: here.statistics().received > received)
             assert here.statistics().received == received + 1
+
+    run(main)
+
+
+def test_a_role_needs_no_more_rights_than_the_page_says(run: Runner, postgres: PostgresServer) -> None:
+    page = Path(relay.__file__).with_name("README.md").read_text()
+    [rights] = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+
+    async def main() -> None:
+        async with connected(postgres.url) as connection:
+            await connection.execute("CREATE ROLE workers; CREATE ROLE worker LOGIN IN ROLE workers")
+            await connection.execute("CREATE DATABASE app")
+        owners = postgres.url.replace("/postgres", "/app")
+        async with Relay(owners, timeout=TIMEOUT), connected(owners) as connection:
+            await connection.execute(rights)
+        async with Relay(owners.replace("tester", "worker"), timeout=TIMEOUT, forget_after=0.4) as here:
+            assert await here.bump("a") == 1
+            await here.forget("a")
+            assert await here.bump("b") == 2
+            while await here._store.forget_unwritten(0.2):
+                pass
+            await here._store.renew(here.epoch)
+            assert await here.version("b") == 2
 
     run(main)
 
