@@ -10,7 +10,16 @@ from purgatory._errors import (
     RelayUnavailable,
     WrongLoop,
 )
-from purgatory._inspect import Inspection, MissedTrigger, WaitingOperation, WatchedKey, WheelLevel, inspect
+from purgatory._inspect import (
+    Inspection,
+    MissedTrigger,
+    ThresholdInspection,
+    WaitingOperation,
+    WatchedKey,
+    WatchedThreshold,
+    WheelLevel,
+    inspect,
+)
 from purgatory._observers.observer import Cause, Ended, Observer
 from purgatory._operations.operation import DelayedOperation
 from purgatory._operations.purgatory import Purgatory
@@ -51,12 +60,14 @@ __all__ = [
     "PurgatoryFull",
     "PurgatoryStatistics",
     "RelayUnavailable",
+    "ThresholdInspection",
     "ThresholdPurgatory",
     "ThresholdStatistics",
     "Timeout",
     "TimerTask",
     "WaitingOperation",
     "WatchedKey",
+    "WatchedThreshold",
     "WheelLevel",
     "WheelTimer",
     "WrongLoop",

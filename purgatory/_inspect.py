@@ -7,6 +7,8 @@ oldest operations are there; and the more operations watch a key, the more likel
 
     1,000,000 pending on 200,000 keys    wheel: all of 120 buckets    sample: 200 operations    0.4 ms
 
+Of a `ThresholdPurgatory` some 4,000 keys are looked at, those that it has known longest.
+
 CPython iterates over the deleted slots of a dictionary, too, so large ones are skipped.
 """
 
@@ -17,12 +19,14 @@ from heapq import nsmallest
 from itertools import islice
 from math import ceil, inf
 from sys import getsizeof
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final, overload
 
 from purgatory._operations.operation import DelayedOperation
 from purgatory._operations.purgatory import Purgatory
 from purgatory._operations.watch_lists import Chunk, WatchLinks, as_tuple
-from purgatory._statistics import PurgatoryStatistics
+from purgatory._statistics import PurgatoryStatistics, ThresholdStatistics
+from purgatory._thresholds.queue import UNKNOWN
+from purgatory._thresholds.threshold import ThresholdPurgatory
 from purgatory._wheel.buckets import Chunk as EntryChunk
 from purgatory._wheel.buckets import Level
 from purgatory._wheel.wheel import TimingWheel
@@ -138,10 +142,40 @@ class Inspection(NamedTuple):
     """The size of the sample. If this is `statistics.pending`, nothing is left out."""
 
 
-def inspect(purgatory: Purgatory[Any], most: int = 10) -> Inspection:
+@final
+class WatchedThreshold(NamedTuple):
+    """A key of a `ThresholdPurgatory`, and what is waited for on it."""
+
+    key: Hashable
+    value: Any
+    """The key's value; None if it has none."""
+    threshold: Any
+    """The lowest one that somebody waits for."""
+    waiting: int
+    """The number of waits for a value of the key."""
+
+
+@final
+class ThresholdInspection(NamedTuple):
+    """A snapshot of a `ThresholdPurgatory`. The keys are the caller's objects, not copies."""
+
+    statistics: ThresholdStatistics
+    is_closed: bool
+    hottest: tuple[WatchedThreshold, ...]
+    """The keys of the sample with the most waits, in this order."""
+    looked_at: int
+    """The size of the sample, in keys. If this is `statistics.keys`, nothing is left out."""
+
+
+@overload
+def inspect(purgatory: Purgatory[Any], most: int = 10) -> Inspection: ...
+@overload
+def inspect(purgatory: ThresholdPurgatory[Any, Any], most: int = 10) -> ThresholdInspection: ...
+def inspect(purgatory: Any, most: int = 10) -> Any:
     """Returns a snapshot of `purgatory`, and changes nothing.
 
     Args:
+        purgatory: of either kind.
         most: the length of `oldest` and of `hottest`, zero or more.
 
     Cost: bounded, and below a millisecond with a million pending. So `oldest` and `hottest` come from a sample of some 200
@@ -155,6 +189,8 @@ def inspect(purgatory: Purgatory[Any], most: int = 10) -> Inspection:
     """
     if most < 0:
         raise ValueError(f"most must be zero or more, not {most!r}")
+    if isinstance(purgatory, ThresholdPurgatory):
+        return _inspect_thresholds(purgatory, most)
     engine = purgatory._engine
     wheel, loop = engine.wheel, get_running_loop()
     if engine.loop_wheel.is_bound and engine.loop is not loop:
@@ -186,6 +222,25 @@ def inspect(purgatory: Purgatory[Any], most: int = 10) -> Inspection:
         ),
         looked_at=len(operations),
     )
+
+
+def _inspect_thresholds(purgatory: ThresholdPurgatory[Any, Any], most: int) -> ThresholdInspection:
+    engine = purgatory._engine
+    if engine.loop_wheel.is_bound and engine.loop is not get_running_loop():
+        engine.bind(f"inspect {engine.name}")
+    sample = list(islice(engine.queues.values(), MAX_SKIPPED)) if getsizeof(engine.queues) <= MAX_SCANNED_BYTES // 2 else []
+    watched = [
+        WatchedThreshold(
+            queue.key,
+            None if queue.value is UNKNOWN else queue.value,
+            queue.segments[0][0],
+            sum(segment.size for segment in queue.segments),
+        )
+        for queue in sample
+        if queue.segments
+    ]
+    hottest = tuple(nsmallest(most, watched, key=lambda each: -each.waiting))
+    return ThresholdInspection(purgatory.statistics(), engine.closed, hottest, len(sample))
 
 
 def _default(instant: float | None, otherwise: float) -> float:

@@ -6,7 +6,7 @@ import pytest
 from helpers import Listener, Probe
 from loops import on_virtual_time
 
-from purgatory import Inspection, Purgatory, WatchedKey, WrongLoop, _inspect, inspect
+from purgatory import Inspection, OperationCancelled, Purgatory, ThresholdPurgatory, WatchedKey, WrongLoop, _inspect, inspect
 from purgatory._operations import watch_lists
 from purgatory._operations.watch_lists import CHUNK_CAPACITY
 
@@ -190,3 +190,35 @@ async def test_what_is_being_emptied_is_counted_as_such():
         await asyncio.sleep(0.3)
     assert seen[0].moving == 599 and seen[0].statistics.pending == 600
     assert waiting(seen[0]) == 600
+
+
+@on_virtual_time
+async def test_a_threshold_purgatory_shows_who_waits_for_what():
+    thresholds: ThresholdPurgatory[str, int] = ThresholdPurgatory("offsets")
+    thresholds.advance("a", 3)
+    waiting = [asyncio.create_task(thresholds.wait(key, value, 60)) for key, value in [("a", 9), ("a", 5), ("b", 1)]]
+    await asyncio.sleep(1)
+    thresholds.advance("nobody's", 1)
+    seen = inspect(thresholds)
+    assert [tuple(each) for each in seen.hottest] == [("a", 3, 5, 2), ("b", None, 1, 1)]
+    assert (seen.statistics.pending, seen.looked_at, seen.is_closed) == (3, 3, False)
+    assert len(inspect(thresholds, 1).hottest) == 1
+    await thresholds.aclose()
+    await asyncio.wait(waiting)
+    assert all(isinstance(task.exception(), OperationCancelled) for task in waiting)
+    assert inspect(thresholds)[1:3] == (True, ())
+
+
+@on_virtual_time
+async def test_of_very_many_keys_of_thresholds_some_are_looked_at():
+    thresholds: ThresholdPurgatory[int, int] = ThresholdPurgatory("offsets")
+    for key in range(5_000):
+        thresholds.advance(key, 1)
+    seen = inspect(thresholds)
+    assert (seen.looked_at, seen.statistics.keys) == (4096, 5_000)
+    with pytest.raises(WrongLoop, match="cannot inspect offsets"):
+        await asyncio.to_thread(asyncio.run, inspect_later(thresholds))
+
+
+async def inspect_later(thresholds):
+    inspect(thresholds)

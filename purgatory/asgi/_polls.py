@@ -179,7 +179,7 @@ class LongPolls:
             if scope["type"] in ("http", "websocket"):
                 scope[CLIENT] = client = Client(receive, self.read_ahead)
                 try:
-                    await app(scope, client.receive, send)
+                    await app(scope, client, send)
                 finally:
                     client.close()
                     scope.pop(CLIENT, None)  # breaks the cycle: scope, client, the server's `receive`, scope

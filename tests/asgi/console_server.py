@@ -6,8 +6,12 @@ python console_server.py PORT [FOLDER]     with a relay in that folder, if one i
     /check/order      those who wait under it are completed
     /miss/order       one is forgotten to be checked
     /attack           three wait under keys that no page should obey
+    /session/3        three wait under keys that begin alike
+    /threshold        two wait for a version
+    /refuse           a poll was refused
 """
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -22,6 +26,9 @@ from starlette.routing import Mount, Route
 from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory
 from purgatory.asgi import LongPolls, console
 from purgatory.asgi._console import _app
+from purgatory.asgi._outcome import Ending
+from purgatory.asgi._preferences import query_parameter
+from purgatory.asgi._types import Scope
 from purgatory.metrics import Meter
 from purgatory.relay import Relay
 
@@ -34,6 +41,7 @@ polls = LongPolls()
 port, *folders = sys.argv[1:]
 relay = Relay(f"file://{folders[0]}") if folders else None
 ready: set[str] = set()
+waiting: list[asyncio.Future[int]] = []
 
 
 class Job(DelayedOperation[None]):
@@ -75,6 +83,29 @@ async def attack(_: Request) -> Response:
     return Response()
 
 
+async def session(request: Request) -> Response:
+    for number in range(request.path_params["count"]):
+        key = f"session:eu-west-1:customer:{number:05d}"
+        jobs.try_complete_else_watch(Job(key, 600), [key])
+    return Response()
+
+
+async def threshold(_: Request) -> Response:
+    versions.advance("orders", 3)
+    waiting.extend(asyncio.ensure_future(versions.wait("orders", number, 600)) for number in (5, 7))
+    return Response()
+
+
+async def refuse(_: Request) -> Response:
+    polls.endings[Ending.REFUSED] += 1
+    return Response()
+
+
+def authorize(scope: Scope) -> bool:
+    """As the README has it: by a parameter of the query."""
+    return query_parameter(scope, "token") == "secret"
+
+
 @asynccontextmanager
 async def lifespan(_: Starlette) -> AsyncIterator[None]:
     async with relay or nullcontext():
@@ -97,7 +128,11 @@ routes = [
     Route("/check/{key}", check),
     Route("/miss/{key}", miss),
     Route("/attack", attack),
+    Route("/session/{count:int}", session),
+    Route("/threshold", threshold),
+    Route("/refuse", refuse),
     Mount("/purgatory", page),
+    Mount("/guarded", console(jobs, name="orders service", authorize=authorize)),
 ]
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from renamed import beside_a_renamed_core
 from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory, top
 from purgatory.asgi import LongPolls, console
 from purgatory.asgi._console import _app
+from purgatory.asgi._preferences import query_parameter
 from purgatory.metrics import Meter
 from purgatory.relay import RelayStatistics, Worker
 from purgatory.testing import DeadlockError
@@ -121,6 +122,33 @@ async def test_a_proxy_that_leaves_no_other_trace_is_recognized_by_its_version_o
             request = Request(app, headers=LOCAL, path=path, host="127.0.0.1", http_version=version)
             await request.done()
             assert request.status == status
+
+
+@on_virtual_time
+@pytest.mark.parametrize(
+    ("client", "headers", "version", "rule"),
+    [
+        ("192.0.2.1", LOCAL, "1.1", "the peer's address is not one of this machine"),
+        ("127.0.0.1", LOCAL, "1.0", "it is in HTTP/1.0, which proxies speak and no browser does"),
+        ("127.0.0.1", {"host": "example.com"}, "1.1", "the header Host is not a local name of this machine"),
+        ("127.0.0.1", {**LOCAL, "X-Forwarded-For": "127.0.0.1"}, "1.1", "it has a header that begins with x-forwarded, which"),
+    ],
+)
+async def test_a_refusal_says_which_rule_refused(client, headers, version, rule):
+    request = Request(console(), headers=headers, host=client, http_version=version)
+    await request.done()
+    assert request.status == 403 and f"This request was refused because {rule}" in request.content.decode()
+    refused = await ask(console(authorize=lambda scope: False), "/", headers, client=client)
+    assert refused.content == b"This page was not shown: console(authorize=...) has refused this request.\n"
+
+
+@on_virtual_time
+async def test_the_way_to_the_folder_of_the_page_keeps_the_query_that_authorize_reads():
+    app = console(authorize=lambda scope: query_parameter(scope, "token") == "a b")
+    answer = await ask(app, "/purgatory", root_path="/purgatory", query=b"token=a%20b&x=%C3%A9")
+    assert (answer.status, answer.headers["location"]) == (307, "./purgatory/?token=a%20b&x=%C3%A9")
+    assert (await ask(app, "/purgatory/state", root_path="/purgatory", query=b"token=a+b")).status == 200
+    assert (await ask(app, "/purgatory/state", root_path="/purgatory")).status == 403
 
 
 @on_virtual_time
@@ -292,6 +320,8 @@ async def test_the_state_has_what_waits_what_ended_and_what_was_missed():
     assert fetch["outcomes"] == {"expired: deadline": 1} and sum(fetch["waits"]["expired"]["counts"]) == 1
     assert fetch["lateness"]["bounds"][-1] is None
     assert (thresholds["name"], thresholds["pending"], thresholds["isThreshold"]) == ("versions", 1, True)
+    assert thresholds["hottest"] == [{"key": "'a'", "value": None, "threshold": "1", "waiting": 1}]
+    assert (state["service"], state["worker"]["host"]) == ("jobs, versions", socket.gethostname())
     assert state["polls"] == {"open": 0, "maxOpen": 7, "isStopping": False, "endings": {}}
     assert state["relay"] is None
     [[_, lag, points]] = state["history"]

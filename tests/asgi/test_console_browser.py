@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
@@ -155,6 +156,71 @@ def test_nothing_is_wider_than_a_phone(server: Server, page: Page) -> None:
     assert page.run("return document.documentElement.scrollWidth") == 360
     overlapping = "return [...document.querySelectorAll('.number')].filter((each) => each.scrollWidth > each.clientWidth)"
     assert page.run(overlapping) == []
+
+
+def test_what_needs_somebody_stands_first_and_the_title_says_which_service_it_is_and_where(server: Server, page: Page) -> None:
+    page.until(lambda: page.browser.title == f"jobs, versions on {gethostname()}")
+    assert page.run("return document.querySelector('#alerts').hidden")
+    server.change("miss/forgotten")
+    server.change("refuse")
+    page.until(lambda: page.texts("#alerts li") == ["1 poll was refused", "1 missed trigger in jobs"])
+    assert page.run("return document.querySelector('main').firstElementChild.id") == "alerts"
+    above = (
+        "const [a, b] = [...arguments].map((each) => document.querySelector(each).getBoundingClientRect().top); return a < b"
+    )
+    assert page.run(above, "[data-name=jobs] .missed", "[data-name=jobs] .time")
+    assert page.complaints == []
+
+
+def test_keys_are_not_cut_to_their_common_beginning_and_counts_are_exact(server: Server, page: Page) -> None:
+    server.change("session/12345")
+    page.until(lambda: page.pending == "12,345")
+    keys = page.texts("[data-name=jobs] tbody .key")
+    assert len(keys) == len({*keys[:10]}) + len({*keys[10:]}) == 20
+    assert all(key.startswith("…") and key.endswith("'") and len(key) == 7 for key in keys)
+    assert "12,345 keys" in (page.text("[data-name=jobs] .title") or "")
+    assert page.text(".overview b") == "12,345"
+
+
+def test_thresholds_show_who_waits(server: Server, page: Page) -> None:
+    server.change("threshold")
+    page.until(lambda: page.texts("[data-name=versions] tbody td") == ["'orders'", "3", "5", "2"])
+
+
+def test_there_are_no_holes_where_nothing_is_to_be_drawn(server: Server, page: Page) -> None:
+    shown = """return [...document.querySelectorAll("[data-name=jobs] section")].filter((each) => each.offsetHeight)
+        .map((each) => each.querySelector("h3").firstChild.textContent)"""
+    assert page.run(shown) == ["Pending, and what ended each second", "Waiting longest", "Hottest keys"]
+    server.change("wait/5/order")
+    page.until(lambda: "The wheel" in page.run(shown))
+    assert "How long they wait" not in page.run(shown)
+    server.change("check/order")
+    page.until(lambda: "How long they wait" in page.run(shown) and "The wheel" not in page.run(shown))
+    assert page.complaints == []
+
+
+def test_a_phone_shows_no_more_than_it_has_room_for(server: Server, page: Page) -> None:
+    server.change("session/50")
+    server.change("miss/forgotten")
+    page.until(lambda: page.pending == "50")
+    screen = {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+    page.until(lambda: page.run("return [...document.querySelectorAll('.desk, .hide')].every((each) => !each.offsetHeight)"))
+    assert page.run("return document.documentElement.scrollWidth") == 360
+    cut = (
+        "return [...document.querySelectorAll('td')].filter((each) => each.offsetHeight && each.scrollWidth > each.clientWidth)"
+    )
+    assert page.run(cut) == []
+
+
+def test_the_pages_own_requests_carry_its_query_and_a_refusal_says_which_rule_refused(browser: Chrome, server: Server) -> None:
+    server.change("wait/5/order")
+    page = Page(browser, f"{server.url}/guarded?token=secret")
+    assert browser.current_url == f"{server.url}/guarded/?token=secret"
+    page.until(lambda: page.pending == "5")
+    assert browser.title == f"orders service on {gethostname()}"
+    browser.get(f"{server.url}/guarded/?token=wrong")
+    assert page.text("body") == "This page was not shown: console(authorize=...) has refused this request.\n"
 
 
 def test_with_a_relay_the_page_lists_the_other_workers(browser: Chrome, tmp_path: Path) -> None:

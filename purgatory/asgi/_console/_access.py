@@ -22,16 +22,22 @@ _PROXY_PREFIXES: Final = (
 """How the names of the header fields begin that proxies add."""
 
 
-def is_local(scope: Scope) -> bool:
-    """Whether a request comes from this machine, to a local name of it, and shows no trace of a proxy."""
+def refusal(scope: Scope) -> str:
+    """Which rule a request breaks; an empty text if it comes from this machine, to a local name of it, and shows no trace of a
+    proxy. It repeats nothing of the request."""
     client = scope.get("client")
-    if not client or not _is_loopback(client[0]) or scope.get("http_version") == "1.0":
-        return False
+    if not client or not _is_loopback(client[0]):
+        return "the peer's address is not one of this machine"
+    if scope.get("http_version") == "1.0":
+        return "it is in HTTP/1.0, which proxies speak and no browser does"
     headers = [(name.lower(), value) for name, value in scope.get("headers", ())]
     hosts = [value for name, value in headers if name == b"host"]
     if len(hosts) != 1 or not _LOCAL_HOST.fullmatch(hosts[0]):
-        return False
-    return not any(name.startswith(_PROXY_PREFIXES) for name, _ in headers)
+        return "the header Host is not a local name of this machine"
+    for prefix in _PROXY_PREFIXES:
+        if any(name.startswith(prefix) for name, _ in headers):
+            return f"it has a header that begins with {prefix.decode()}, which comes from a proxy"
+    return ""
 
 
 def is_cross_site(scope: Scope) -> bool:

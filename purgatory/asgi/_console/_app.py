@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from purgatory import Purgatory, ThresholdPurgatory
-from purgatory.asgi._console._access import is_cross_site, is_local
+from purgatory.asgi._console._access import is_cross_site, refusal
 from purgatory.asgi._console._describe import MAX_ADDRESS_BYTES, AnyPurgatory, KeyOf, is_web_address, shown
 from purgatory.asgi._console._feed import STATE, Feed
 from purgatory.asgi._outcome import Ending
@@ -29,6 +29,9 @@ MAX_WAIT: Final = 25.0
 """Seconds that a page waits for a version at most; there is one each `refresh`."""
 
 PAGE: Final = Path(__file__).with_name("page.html")
+
+QUERY: Final = "%&=+;:@/?~!$'()*,-._"
+"""What may stand in a query as it is."""
 
 HEADERS: Final = {
     "cache-control": "no-store",
@@ -48,7 +51,9 @@ POLICY: Final = (
 FORBIDDEN: Final = (
     "This page shows itself only on the machine that it runs on, at a local address, say http://127.0.0.1:8000, "
     "and not through a proxy. Others may see it if console(authorize=...) says so.\n"
+    "This request was refused because {}.\n"
 )
+UNAUTHORIZED: Final = "This page was not shown: console(authorize=...) has refused this request.\n"
 
 
 def console(
@@ -60,6 +65,7 @@ def console(
     authorize: Authorize | None = None,
     key_of: KeyOf = shown,
     address: str | None = None,
+    name: str | None = None,
     refresh: float = 1.0,
     max_pages: int = 1000,
 ) -> ASGIApp:
@@ -81,12 +87,13 @@ def console(
         meter: the purgatories' observer, to show how long waits take and which triggers were missed.
         stream: of a stream of `purgatory.pipeline`, to show it.
         authorize: is called with the scope of each request, and returns whether it is allowed; it may be asynchronous. It alone
-            decides. By default only visitors on this machine are allowed, under a local name of it, and not through a proxy. A
-            proxy that leaves no trace, and puts a local name into `Host`, looks like such a visitor: behind one, give
-            `authorize`.
+            decides. The page's own requests carry its cookies and its query, `?token=...` for instance. By default only
+            visitors on this machine are allowed, under a local name of it, and not through a proxy. A proxy that leaves no
+            trace, and puts a local name into `Host`, looks like such a visitor: behind one, give `authorize`.
         key_of: what to show for a key, to hide or to hash it; by default its `repr`, shortened.
         address: where this worker's own page can be reached, for the lists of the others: `http://...` or `https://...`.
             Workers behind one port have none.
+        name: of the service, for the title; by default the names of the purgatories.
         refresh: seconds between two snapshots, from 0.1 to 60.
         max_pages: how many pages may be open at once.
 
@@ -98,9 +105,9 @@ def console(
     for purgatory in purgatories:
         if not isinstance(purgatory, (Purgatory, ThresholdPurgatory)):
             raise TypeError(f"console shows purgatories and threshold purgatories, not {purgatory!r}")
-    for name, function in (("authorize", authorize), ("key_of", key_of)):
+    for argument, function in (("authorize", authorize), ("key_of", key_of)):
         if function is not None and not callable(function):
-            raise TypeError(f"{name} must be a function, not {function!r}")
+            raise TypeError(f"{argument} must be a function, not {function!r}")
     if address is not None and not is_web_address(address):
         raise ValueError(
             f"address must begin with http:// or https://, not {address!r}, and take at most {MAX_ADDRESS_BYTES} bytes as JSON"
@@ -110,7 +117,9 @@ def console(
     if not max_pages >= 1:
         raise ValueError(f"max_pages must be at least 1, not {max_pages!r}")
     pages = LongPolls(max_wait=MAX_WAIT, max_open=max_pages, signals=(), retry_after=5.0, read_ahead=0)
-    feed = Feed(purgatories, polls, relay, meter, stream, key_of, address, refresh, pages)
+    if name is None:
+        name = ", ".join(purgatory.statistics().name for purgatory in purgatories[:3]) or "purgatory"
+    feed = Feed(purgatories, polls, relay, meter, stream, key_of, address, name, refresh, pages)
     page = _Console(feed, pages, authorize)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:  # servers know ASGI 3 by the coroutine function
@@ -136,25 +145,29 @@ class _Console:
         elif scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008})
-        elif not await self._authorized(scope):
-            await _send(send, 403, FORBIDDEN)
+        elif reason := await self._refusal(scope):
+            await _send(send, 403, reason)
         elif scope["method"] not in ("GET", "HEAD"):
             await _send(send, 405, "This page is to be read.\n", {"allow": "GET, HEAD"})
         else:
             await self._respond(scope, receive, send)
 
-    async def _authorized(self, scope: Scope) -> bool:
+    async def _refusal(self, scope: Scope) -> str:
+        """Why this request is refused; an empty text if it is allowed."""
         if self.authorize is None:
-            return is_local(scope)
+            reason = refusal(scope)
+            return FORBIDDEN.format(reason) if reason else ""
         verdict = self.authorize(scope)
-        return bool(await verdict if isawaitable(verdict) else verdict)
+        return "" if (await verdict if isawaitable(verdict) else verdict) else UNAUTHORIZED
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, prefix = scope["path"], scope.get("root_path", "").rstrip("/")
         if prefix and (path == prefix or path.startswith(f"{prefix}/")):
             path = path[len(prefix) :]
         if path == "":  # the page's own addresses are relative to its folder
-            await _send(send, 307, "", {"location": f"./{quote(prefix.rpartition('/')[2])}/"})
+            query = scope.get("query_string", b"").decode("latin-1")  # what `authorize` may have read
+            place = f"./{quote(prefix.rpartition('/')[2])}/" + (f"?{quote(query, safe=QUERY)}" if query else "")
+            await _send(send, 307, "", {"location": place})
         elif path == "/":
             nonce = token_urlsafe(16)
             headers = {"content-security-policy": POLICY.format(nonce=nonce)}

@@ -59,6 +59,21 @@ def describe(purgatory: AnyPurgatory, kinds: "Iterable[KindMetrics] | None", key
     if isinstance(purgatory, ThresholdPurgatory):
         counts = purgatory.statistics()
         fields = _fields(counts, *COUNTS, "failed") | {"isThreshold": True, "watched": counts.pending}
+        try:
+            seen = inspect(purgatory)
+        except WrongLoop:
+            fields["isElsewhere"] = True  # it belongs to another loop of this process
+        else:
+            fields |= _fields(seen, "is_closed", "looked_at")
+            fields["hottest"] = [
+                {
+                    "key": text_of(each.key, key_of),
+                    "value": None if each.value is None else text_of(each.value, shown),
+                    "threshold": text_of(each.threshold, shown),
+                    "waiting": each.waiting,
+                }
+                for each in seen.hottest
+            ]
         return fields, (counts.pending, counts.completed, counts.expired, counts.cancelled, 0)
     statistics = purgatory.statistics()
     point = (statistics.pending, statistics.completed, statistics.expired, statistics.cancelled, statistics.missed_triggers)

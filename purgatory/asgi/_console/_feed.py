@@ -53,7 +53,7 @@ class Feed:
     """The versions of the state.
 
     Args:
-        purgatories, polls, relay, meter, stream, key_of, address: see `console`.
+        purgatories, polls, relay, meter, stream, key_of, address, name: see `console`.
         refresh: seconds between two versions.
         pages: where the pages wait; at SIGTERM and SIGINT they are answered.
     """
@@ -67,12 +67,13 @@ class Feed:
         stream: "StreamMeter | None",
         key_of: KeyOf,
         address: str | None,
+        name: str,
         refresh: float,
         pages: LongPolls,
     ) -> None:
         self.purgatories = tuple(purgatories)
         self.polls, self.relay, self.meter, self.stream = polls, relay, meter, stream
-        self.key_of, self.address, self.host = key_of, address, gethostname()
+        self.key_of, self.address, self.name, self.host = key_of, address, name, gethostname()
         self.began_at = round(time.time(), 3)
         self.refresh = refresh
         self.pages = pages
@@ -171,6 +172,7 @@ class Feed:
         now, wall = self._loop.time(), round(time.time(), 3)
         state: dict[str, Any] = {
             "worker": {"id": self.versions.epoch, "pid": os.getpid(), "host": self.host, "began": self.began_at},
+            "service": self.name,
             "at": wall,
             "refresh": self.refresh,
             "pages": self.pages.open,
