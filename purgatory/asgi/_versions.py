@@ -219,7 +219,8 @@ class Versions(Generic[K]):
                 version = await relay.version(key)
             except RelayUnavailable as error:
                 answer = ANSWERS[Ending.REFUSED]
-                return Outcome[Any](Ending.REFUSED, None, answer.status, {"Retry-After": "1"}, str(error))
+                refused: Outcome[Any] = Outcome(Ending.REFUSED, None, answer.status, {"Retry-After": "1"}, str(error))
+                return refused
             if self.has_seen(poll.scope, version):  # as `*` has any
                 seen = version
         outcome: Outcome[int]
