@@ -279,7 +279,10 @@ class _CancelledOnce(Generator[Any, Any, Any]):
     def throw(self, error: Any, *traceback: Any) -> Any:
         if isinstance(error, CancelledError) and self._scope.cancel_called:
             self._cleanup.shield = True
-        return self._coroutine.throw(error, *traceback)
+        try:
+            return self._coroutine.throw(error, *traceback)
+        finally:
+            del error, traceback  # which would make a cycle with the frame of this call
 
 
 async def _awaited(awaitable: Awaitable[Any]) -> Any:

@@ -95,7 +95,7 @@ def litestar_app(service: Service) -> Any:
 
 urlpatterns: list[Any] = []
 if not settings.configured:
-    settings.configure(ALLOWED_HOSTS=["*"])
+    settings.configure()
 
 
 def django_app(service: Service) -> Any:

@@ -14,6 +14,7 @@ import uvicorn
 from aiohttp import web
 from asgi_connection import Connection
 from asgi_modules import EXAMPLES, load
+from django.test.utils import override_settings
 from django.urls import clear_url_caches
 from loops import on_asyncio, on_virtual_time
 
@@ -90,8 +91,12 @@ class Clients:
 @pytest.mark.parametrize(
     "name", ["aiohttp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("litestar", "quart", "django"))]
 )
-async def test_over_http_each_ending_has_its_answer(name):
+async def test_over_http_each_ending_has_its_answer(name, request):
     module = recipe(name)
+    if name == "django":  # its settings are those of the process, which other tests may have made
+        settings = override_settings(ROOT_URLCONF=module.__name__, ALLOWED_HOSTS=["127.0.0.1"])
+        settings.enable()
+        request.addfinalizer(settings.disable)
     server = under_aiohttp if name == "aiohttp" else under_uvicorn
     async with server(module.app) as port:
         clients = Clients(port)

@@ -173,6 +173,11 @@ async def refuse_writes(server: Any, refuses: bool) -> None:
     await connection.execute(f"ALTER SYSTEM SET default_transaction_read_only = {'on' if refuses else 'off'}")
     await connection.execute("SELECT pg_reload_conf()")
     await connection.close()
+    is_reloaded = False
+    while not is_reloaded:  # all processes of the server have been told before it forks another one that knows
+        connection = await asyncpg.connect(server.url)
+        is_reloaded = await connection.fetchval("SHOW default_transaction_read_only") == ("on" if refuses else "off")
+        await connection.close()
 
 
 def test_a_server_that_takes_no_writes_is_not_connected_until_it_takes_some(run: Runner, server: Any) -> None:
