@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 
 from purgatory.journal import FOLDERS, RUNS
 from purgatory.pipeline._files import COMPACTED, REPLACES, batches_of_parts, replaced_by
-from purgatory.pipeline._rows import read
+from purgatory.pipeline._rows import nullable, read
 
 DAY: Final = 86_400
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": DAY}
@@ -161,7 +161,7 @@ def _compact(group: list[Path], folder: str, done: CompactionResult) -> None:
 def _write(group: list[Path], folder: str, target: Path, done: CompactionResult) -> list[Path]:
     """Writes the rows of files into one, and returns those files: all that are not damaged."""
     replaced = []
-    schema = _nullable(FOLDERS[folder])
+    schema = nullable(FOLDERS[folder])
     with target.open("wb") as file:
         with pq.ParquetWriter(file, schema, write_page_checksum=True) as writer:
             buffered: list[pa.Table] = []
@@ -179,11 +179,6 @@ def _write(group: list[Path], folder: str, target: Path, done: CompactionResult)
         file.flush()
         os.fsync(file.fileno())
     return replaced
-
-
-def _nullable(schema: pa.Schema) -> pa.Schema:
-    """The schema with nulls allowed, since some rows may be invalid."""
-    return pa.schema([each.with_nullable(True) for each in schema])
 
 
 def _concatenated(rows: list[pa.Table], schema: pa.Schema) -> pa.Table:

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -12,19 +12,13 @@ import pytest
 from loops import Runner
 from ports import free_port
 from relay_waits import knows
-from servers import SERVERS, TIMEOUT, place
+from servers import TIMEOUT
 
 from purgatory import PurgatoryClosed, RelayUnavailable
 from purgatory import relay as asynchronous
 from purgatory.relay import blocking
 
 prefixes = count(1)
-
-
-@pytest.fixture(scope="module", params=["file", SERVERS[0], SERVERS[2]])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with place(request.param, tmp_path_factory.mktemp("relay")) as url:
-        yield url
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
@@ -11,19 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from loops import Runner
 from relay_waits import knows, until
-from servers import SERVERS, TIMEOUT, place
+from servers import TIMEOUT
 
 from purgatory.relay import Relay
 from purgatory.relay._file import ADD_FORGETTING, boot_id
 from purgatory.relay._forgetting import SAMPLES, Samples, horizon
 
 prefixes = count(1)
-
-
-@pytest.fixture(scope="module", params=["file", SERVERS[0], SERVERS[2]])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with place(request.param, tmp_path_factory.mktemp("relay")) as url:
-        yield url
 
 
 @pytest.fixture

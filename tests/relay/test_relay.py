@@ -6,7 +6,7 @@ import socket
 import sqlite3
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 from loops import Runner
 from ports import free_port
 from relay_waits import knows, until
-from servers import SERVERS, TIMEOUT, on_both_loops, place, postgres_server, redis_server
+from servers import TIMEOUT, on_both_loops, postgres_server, redis_server
 
 from purgatory import (
     DelayedOperation,
@@ -30,12 +30,6 @@ from purgatory.relay import Change, ChangeMessage, ReadResult, Relay
 from purgatory.relay._store import open_store
 
 prefixes = count(1)
-
-
-@pytest.fixture(scope="module", params=["file", SERVERS[0], SERVERS[2]])
-def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with place(request.param, tmp_path_factory.mktemp("relay")) as url:
-        yield url
 
 
 @pytest.fixture

@@ -83,7 +83,8 @@ def _engine(options: argparse.Namespace) -> Iterator[Engine]:
     needs_spark = options.master is not None or "SPARK_REMOTE" in os.environ
     needs_spark = needs_spark or any(map(is_uri, [*journals, options.out]))
     is_here = not any(map(is_uri, journals))
-    if options.engine == "duckdb" or (options.engine is None and not needs_spark and size(Local(), journals) <= LARGE):
+    bytes_ = size(Local(), journals) if is_here else 0
+    if options.engine == "duckdb" or (options.engine is None and not needs_spark and bytes_ <= LARGE):
         if options.master is not None:
             raise OSError(f"cannot use --master {options.master} with --engine duckdb, which runs in this process")
         with DuckDB.opened() as engine:
@@ -94,10 +95,10 @@ def _engine(options: argparse.Namespace) -> Iterator[Engine]:
         from purgatory.pipeline.report._spark import Spark  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise OSError(f"cannot run 'report' on Spark: {error.name} is not installed; {how_to_install('spark')}") from error
-    java = JAVA_OF_SMALL if is_here and size(Local(), journals) <= SMALL else JAVA
+    java = JAVA_OF_SMALL if is_here and bytes_ <= SMALL else JAVA
     session = spark_session("purgatory report", options.master, java, verbose=options.verbose)
     with session as spark, Spark.on(spark) as on_spark:
-        bytes_ = sum(size(on_spark.storage(journal), [journal]) for journal in journals)
+        bytes_ = bytes_ or sum(size(on_spark.storage(journal), [journal]) for journal in journals)
         partitions = str(max(bytes_ // SHUFFLE_BYTES, 2) if bytes_ else 64)
         settings = {"spark.sql.shuffle.partitions": partitions, **(SQL_OF_SMALL if 0 < bytes_ <= SMALL else {})}
         for name, value in settings.items():

@@ -22,7 +22,7 @@ from purgatory.pipeline._files import (
     is_uri,
     replaced_by,
     row_groups_of,
-)  # fmt: skip
+)
 from purgatory.pipeline._rows import nullable, read
 from purgatory.pipeline.report._queries import Line, Query
 
