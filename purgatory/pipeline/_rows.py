@@ -119,7 +119,11 @@ def rows_of(part: Part, folder: str) -> pa.Table:
     except FileNotFoundError:
         raise Vanished(part.file) from None
     except UNREADABLE as error:
-        raise Damaged(f"cannot be read as Parquet: {first_line(error)}") from error
+        raise _unreadable(error) from error
+
+
+def _unreadable(error: BaseException) -> Damaged:
+    return Damaged(f"cannot be read as Parquet: {first_line(error)}")
 
 
 def _rows_of_content(content: pa.Buffer, folder: str) -> pa.Table:
@@ -145,7 +149,7 @@ def check_values(rows: pa.Table) -> None:
     try:
         rows.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise Damaged(f"cannot be read as Parquet: {first_line(error)}") from error
+        raise _unreadable(error) from error
 
 
 def _undamaged(tables: list[pa.Table], rows: ReadResult) -> list[pa.Table]:
@@ -243,7 +247,7 @@ def rows_and_account(
             except Damaged as error:
                 damage = str(error)
             except UNREADABLE as error:
-                damage = f"cannot be read as Parquet: {first_line(error)}"
+                damage = str(_unreadable(error))
             waiting += [_told(plain(rows), file, None, is_account=False), _account(folder, file, damage)]
             if sum(table.num_rows for table in waiting) >= ROWS_OF_BATCH:
                 yield from _batches(waiting)
