@@ -17,7 +17,6 @@ The wait that a client asks for begins with the first wait of its request, and a
 from asyncio import CancelledError, get_running_loop
 from collections import Counter
 from collections.abc import Awaitable, Coroutine, Generator
-from functools import cache
 from sys import exception
 from typing import Any, Protocol, TypeVar, final
 
@@ -154,7 +153,7 @@ class PollWait:
         refusal = self._begin()
         if refusal is not None:
             return refusal
-        self._wait_scope = scope = _scope_class()()
+        self._wait_scope = scope = CancelScope()
         timeout = self.remaining
         if self._deadline is None:
             self._deadline = get_running_loop().time() + timeout
@@ -247,12 +246,6 @@ class PollWait:
         assert self._problem is not None
         self._polls.endings[Ending.REFUSED] += 1
         return self._problem
-
-
-@cache
-def _scope_class() -> type[CancelScope]:
-    """The class that anyio has for asyncio. To look for it at each wait takes as long as to enter the scope and to leave it."""
-    return type(CancelScope())
 
 
 @final

@@ -140,6 +140,10 @@ class LoopProbe:
     def __init__(self) -> None:
         self.max_stall = 0.0
         """In seconds."""
+        self.max_own_stall = 0.0
+        """The same without Python's garbage collection, which takes as long as there are objects."""
+        self._collecting = 0.0
+        """What that has taken since the last run."""
         self._loop = asyncio.get_running_loop()
         self._running = False
         self._last_run = 0.0
@@ -148,9 +152,11 @@ class LoopProbe:
         self._running = True
         self._last_run = time.process_time()
         self._loop.call_soon(self._run)
+        gc.callbacks.append(self._on_collection)
         return self
 
     def __exit__(self, *_: object) -> None:
+        gc.callbacks.remove(self._on_collection)
         self._running = False
         self._read()  # the last gap, which is still open
 
@@ -161,5 +167,10 @@ class LoopProbe:
 
     def _read(self) -> None:
         now = time.process_time()
-        self.max_stall = max(self.max_stall, now - self._last_run)
-        self._last_run = now
+        stall, self._last_run = now - self._last_run, now
+        self.max_stall = max(self.max_stall, stall)
+        self.max_own_stall = max(self.max_own_stall, stall - self._collecting)
+        self._collecting = 0.0
+
+    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
+        self._collecting += time.process_time() * (1 if phase == "stop" else -1)

@@ -1,6 +1,6 @@
 """What a report of a day of small files costs, and of the same day compacted, and of the same rows in one file.
 
-    python tests/pipeline/day_of_files.py --folder DIR
+    python tests/pipeline/day_of_files.py --folder DIR [--engine spark]
 
 Eight workers that finish a file every ten seconds leave 69,120 files a day. Each measurement is a process of its own; what is
 told is how many seconds of a core it took, from command to page.
@@ -79,12 +79,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, metavar="DIR", help="a new folder for the journals")
     parser.add_argument("--files", type=int, default=69_120, metavar="N", help="how many (default: %(default)s)")
     parser.add_argument("--rows", type=int, default=14, metavar="N", help="operations in each (default: %(default)s)")
+    parser.add_argument("--engine", choices=("duckdb", "spark"), default="duckdb", help="of the reports (default: %(default)s)")
     chosen = parser.parse_args()
     write(chosen.folder, chosen.files, chosen.rows)
     small, one, out = (str(chosen.folder / name) for name in ("small", "one", "out"))
 
     def report(journal: str, what: str) -> None:
-        print(f"report of {what:34} {cost('report', journal, '--out', out, '--engine', 'duckdb')}", flush=True)
+        print(f"report of {what:34} {cost('report', journal, '--out', out, '--engine', chosen.engine)}", flush=True)
 
     def left() -> str:
         return f"{len([*Path(small, 'operations').iterdir()]):,}"
