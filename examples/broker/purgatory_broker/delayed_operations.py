@@ -3,6 +3,7 @@
 Each waits under the keys of its partitions. Whoever moves a high watermark calls `check_and_complete` with that key.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -45,9 +46,9 @@ class DelayedWrite(DelayedOperation[None]):
         super().__init__(request.body.timeout)
         self.request, self.response, self.pending = request, response, list(writes)
 
+    @abstractmethod
     def status(self, write: Write) -> ErrorCode | None:
         """The outcome for one partition; None while it is to be waited for."""
-        raise NotImplementedError
 
     def try_complete(self) -> bool:
         """No partition is pending any more."""
