@@ -142,21 +142,23 @@ class Log:
         last, first = bisect_right(self._next_offsets, end), bisect_right(self._next_offsets, offset)
         return self._position(last) - self._position(first)
 
-    def read(self, offset: int, end: int, size: int, *, at_least_one: bool) -> bytes:
-        """Reads whole batches, from the one with `offset` up to before `end`.
+    def read(self, offset: int, end: int, size: int, *, at_least_one: bool) -> tuple[bytes, int]:
+        """Reads whole batches, from the one with `offset` up to before `end`; returns them and the offset after them.
 
         Args:
             size: the most bytes to read.
             at_least_one: reads the first batch even if it is larger than that.
         """
         if offset >= end:
-            return b""
+            return b"", offset
         first = bisect_right(self._next_offsets, offset)
         begin = self._position(first)
         last = min(bisect_right(self._end_positions, begin + size), bisect_right(self._next_offsets, end))
         if last == first and at_least_one:
             last += 1
-        return self.store.read(begin, self._position(last) - begin) if last > first else b""
+        if last <= first:
+            return b"", offset
+        return self.store.read(begin, self._position(last) - begin), self._next_offsets[last - 1]
 
     def find_time(self, time: int, end: int) -> tuple[int, int] | None:
         """Offset and time of the first record of `time` (in ms) or later and before the offset `end`, or None.

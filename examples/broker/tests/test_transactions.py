@@ -70,9 +70,12 @@ class TransactionalProducer:
         return added.error_code.name, committed.topics[0].partitions[0].error_code.name
 
 
-async def stable(client: Direct, level: int = 1, offset: int = 0) -> tuple[int, int, list[tuple[int, int]] | None]:
-    """What a consumer is told: the last stable offset, how many batches there are to read, and what was aborted."""
-    response = await client.ask("fetch", **fetch_fields("topic", offset), isolation_level=level)
+async def stable(
+    client: Direct, level: int = 1, offset: int = 0, max_bytes: int = 1 << 20
+) -> tuple[int, int, list[tuple[int, int]] | None]:
+    """What a consumer is told: the last stable offset, how many batches there are to read, and what was aborted of them."""
+    fields = fetch_fields("topic", offset, max_bytes=max_bytes)
+    response = await client.ask("fetch", **fields, isolation_level=level)
     partition = response.responses[0].partitions[0]
     aborted, data, count = partition.aborted_transactions, partition.records or b"", 0
     while data:
@@ -118,6 +121,20 @@ async def test_consumers_are_told_what_was_aborted() -> None:
         assert await two.end() == "none"
         assert await stable(client) == (4, 4, [(one.id, 0)])
         assert await stable(client, offset=3) == (4, 1, [])
+
+
+async def test_consumers_are_told_what_was_aborted_of_what_they_get() -> None:
+    async with running_broker() as client:
+        producer = TransactionalProducer(client)
+        await producer.init()
+        for _ in range(3):
+            await producer.add("topic")
+            assert [await producer.send(), await producer.send()] == ["none", "none"]
+            await producer.end(committed=False)
+        assert await stable(client) == (9, 9, [(producer.id, 0), (producer.id, 3), (producer.id, 6)])
+        assert await stable(client, max_bytes=1) == (9, 1, [(producer.id, 0)])
+        assert await stable(client, offset=1, max_bytes=1) == (9, 1, [(producer.id, 0)])
+        assert await stable(client, offset=4, max_bytes=1) == (9, 1, [(producer.id, 3)])
 
 
 async def test_a_new_producer_fences_the_old_one_and_aborts_its_transaction() -> None:
