@@ -1,27 +1,22 @@
 """Transactions: the rules on virtual time, and what real clients make of them when everything is killed."""
 
 import asyncio
-import random
-import signal
-import subprocess
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from ports import free_port
+from confluent_kafka import KafkaException, Producer
+from exactly_once import COUNT, TIMEOUT, read, transform_and_kill
 from purgatory_broker.broker import Broker
 from purgatory_broker.settings import Settings
 from purgatory_broker.testing import BrokerThread
 from purgatory_broker.transactions import MAX_EPOCH
 from raw import Direct, fetch_fields, make_batch, produce_fields, running_broker
-from test_storage import ENVIRONMENT, Full, program
+from test_storage import Full
 
-TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
 TRANSACTIONAL = 0x10
 
 
@@ -497,23 +492,6 @@ async def test_markers_survive_compaction() -> None:
         assert kept == [1, 2, 5]  # what was aborted does not replace what was committed
 
 
-def read(address: str, topic: str, level: str, partitions: int = 1) -> list[bytes]:
-    """All that a consumer gets from the beginning to the end."""
-    options = {"bootstrap.servers": address, "group.id": "reader", "enable.partition.eof": True, "log_level": 0}
-    consumer = Consumer(options | {"isolation.level": level})
-    consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
-    found, ended = [], 0
-    while ended < partitions:
-        message = consumer.poll(TIMEOUT)
-        assert message is not None
-        if message.error() is None:
-            found.append(message.value())
-        else:
-            ended += 1
-    consumer.close()
-    return found
-
-
 @pytest.mark.slow
 def test_librdkafka_commits_aborts_and_is_fenced(kafka_broker: BrokerThread) -> None:
     address = kafka_broker.address
@@ -559,48 +537,7 @@ def test_aiokafka_commits_and_aborts(kafka_broker: BrokerThread) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(280)
-def test_what_is_consumed_transformed_and_produced_is_there_once_whatever_is_killed(tmp_path: Path) -> None:
-    """Five kills of the client and three of the broker, each at a random moment."""
-    count, choose = 3000, random.Random(7)
-    arguments = ("--directory", str(tmp_path / "data"), "--port", str(free_port()), "--partitions", "2")
-    command = [sys.executable, str(Path(__file__).with_name("transform.py"))]
-    broker = program(*arguments)
-    _, address = broker.__enter__()
-    worker = None
-    try:
-        producer = Producer({"bootstrap.servers": address, "enable.idempotence": True, "log_level": 0})
-        for number in range(count):
-            producer.produce("in", str(number).encode(), partition=number % 2)
-        assert producer.flush(TIMEOUT) == 0
-        Producer({"bootstrap.servers": address}).list_topics("out", TIMEOUT)
-        kills = ["client"] * 5 + ["broker"] * 3
-        choose.shuffle(kills)
-        for victim in [*kills, None]:
-            if worker is None:
-                worker = subprocess.Popen([*command, address], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
-                assert worker.stdout is not None
-                assert worker.stdout.readline() == "ready\n"
-            if victim is None:
-                break
-            time.sleep(choose.uniform(0.0, 0.6))
-            if victim == "client":
-                worker.send_signal(signal.SIGKILL)
-                worker.wait()
-                worker.stdout.close()
-                worker = None
-            else:
-                broker.__exit__(None, None, None)
-                broker = program(*arguments)
-                broker.__enter__()
-        until = time.monotonic() + 4 * TIMEOUT
-        while len(found := read(address, "out", "read_committed", 2)) < count and time.monotonic() < until:
-            time.sleep(0.5)
-            assert worker.poll() is None
-        assert sorted(map(int, found)) == list(range(count))
-    finally:
-        if worker is not None:
-            worker.kill()
-            worker.wait()
-            worker.stdout.close()
-        broker.__exit__(None, None, None)
+@pytest.mark.parametrize("client", ["confluent_kafka", "aiokafka"])
+def test_what_is_consumed_transformed_and_produced_is_there_once_whatever_is_killed(tmp_path: Path, client: str) -> None:
+    command = [sys.executable, str(Path(__file__).with_name(f"transform_by_{client}.py"))]
+    assert sorted(transform_and_kill(command, tmp_path)) == list(range(COUNT))
