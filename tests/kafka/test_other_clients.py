@@ -1,13 +1,18 @@
-"""Clients that are not Python's, unmodified: Java's own, in two versions, and kafkajs. On both brokers they see the same."""
+"""Clients that are not Python's, unmodified: Java's own, in two versions, kafkajs and franz-go.
+
+If a test runs on both brokers, they see the same.
+"""
 
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from brokers import KINDS, running
+from exactly_once import COUNT, transform_and_kill
 from maven import Unavailable
-from other_clients import JAVA_CLIENTS, java, kafkajs
+from other_clients import JAVA_CLIENTS, go_command, java, java_command, kafkajs
 from requirements import unavailable
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a busy machine takes minutes to start JVMs
@@ -64,3 +69,12 @@ def test_javas_client_commits_aborts_and_is_fenced(kind: str, version: str) -> N
         "committed [value0, value2, last]",
         "offset 2",
     ]
+
+
+@pytest.mark.parametrize("program", ["Transform.java", "transform.go"])
+def test_what_is_consumed_transformed_and_produced_is_there_once_whatever_is_killed(tmp_path: Path, program: str) -> None:
+    try:
+        command = (java_command if program.endswith(".java") else go_command)(program)
+    except Unavailable as error:
+        unavailable(str(error))
+    assert sorted(transform_and_kill(command, tmp_path)) == list(range(COUNT))

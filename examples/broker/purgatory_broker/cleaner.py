@@ -51,7 +51,8 @@ class Cleaner:
             log, config, end = partition.log, partition.topic.config, partition.last_stable_offset
             if config.compacts:
                 try:
-                    log.compact(end, now - config.min_compaction_lag, now - config.delete_retention)
+                    is_aborted = partition.transactions.aborted_batches()
+                    log.compact(end, now - config.min_compaction_lag, now - config.delete_retention, is_aborted)
                 except OSError as error:
                     logger.error("%s-%d cannot be compacted: %s", *partition.key, error)
             if config.deletes:

@@ -82,9 +82,12 @@ class Coordinator:
 
     def check_transactional_commit(self, body: Any) -> None:
         """Raises `ApiError` if a producer commits for a member that is none, or of an earlier generation."""
-        generation, member_id = getattr(body, "generation_id", -1), getattr(body, "member_id", "")
-        if generation >= 0 or member_id:
-            self.member(body, generation)
+        group, is_of_member = self.groups.get(body.group_id), body.member_id or body.group_instance_id is not None
+        if body.generation_id >= 0:
+            raise_if(group is None, ErrorCode.illegal_generation)
+            self.member(body, body.generation_id)
+        elif is_of_member and group is not None and group.state is not State.EMPTY:
+            self.member(body, body.generation_id)
 
     def member(self, body: Any, generation: int | None = None) -> tuple[Group, Member]:
         """The group and the member that have sent a request, perhaps of a certain generation.

@@ -3,6 +3,7 @@
 Each waits under the keys of its partitions. Whoever moves a high watermark calls `check_and_complete` with that key.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -45,9 +46,9 @@ class DelayedWrite(DelayedOperation[None]):
         super().__init__(request.body.timeout)
         self.request, self.response, self.pending = request, response, list(writes)
 
+    @abstractmethod
     def status(self, write: Write) -> ErrorCode | None:
         """The outcome for one partition; None while it is to be waited for."""
-        raise NotImplementedError
 
     def try_complete(self) -> bool:
         """No partition is pending any more."""
@@ -144,9 +145,9 @@ class DelayedFetch(DelayedOperation[None]):
         """Reads one partition. The first batch of the response may exceed the limits, so that a consumer makes progress."""
         partition = self._partition(name, wanted)
         isolation_level = self.request.body.isolation_level
-        log, end = partition.log, partition.readable_end(isolation_level)
-        size = min(wanted.partition_max_bytes, self.remaining)
-        records = log.read(wanted.fetch_offset, end, size, at_least_one=not self.has_read)
+        log, size = partition.log, min(wanted.partition_max_bytes, self.remaining)
+        end = partition.readable_end(isolation_level)
+        records, end = log.read(wanted.fetch_offset, end, size, at_least_one=not self.has_read)
         self.remaining -= len(records)
         self.has_read = self.has_read or bool(records)
         is_committed = isolation_level == READ_COMMITTED

@@ -10,7 +10,7 @@ import logging
 import os
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO, RawIOBase
 from pathlib import Path
 from typing import Final
@@ -142,21 +142,23 @@ class Log:
         last, first = bisect_right(self._next_offsets, end), bisect_right(self._next_offsets, offset)
         return self._position(last) - self._position(first)
 
-    def read(self, offset: int, end: int, size: int, *, at_least_one: bool) -> bytes:
-        """Reads whole batches, from the one with `offset` up to before `end`.
+    def read(self, offset: int, end: int, size: int, *, at_least_one: bool) -> tuple[bytes, int]:
+        """Reads whole batches, from the one with `offset` up to before `end`; returns them and the offset after them.
 
         Args:
             size: the most bytes to read.
             at_least_one: reads the first batch even if it is larger than that.
         """
         if offset >= end:
-            return b""
+            return b"", offset
         first = bisect_right(self._next_offsets, offset)
         begin = self._position(first)
         last = min(bisect_right(self._end_positions, begin + size), bisect_right(self._next_offsets, end))
         if last == first and at_least_one:
             last += 1
-        return self.store.read(begin, self._position(last) - begin) if last > first else b""
+        if last <= first:
+            return b"", offset
+        return self.store.read(begin, self._position(last) - begin), self._next_offsets[last - 1]
 
     def find_time(self, time: int, end: int) -> tuple[int, int] | None:
         """Offset and time of the first record of `time` (in ms) or later and before the offset `end`, or None.
@@ -199,7 +201,7 @@ class Log:
             offset = max(offset, next_offset)
         return offset
 
-    def compact(self, end: int, before: int, tombstones_before: int) -> bool:
+    def compact(self, end: int, before: int, tombstones_before: int, is_aborted: Callable[[Batch], bool]) -> bool:
         """Removes each record whose key has a later one; returns whether there was any. Offsets stay as they are.
 
         Cost: reads and parses everything.
@@ -208,6 +210,7 @@ class Log:
             end: the offset after the last batch that is looked at.
             before: the time, in milliseconds, before which a batch has to be for that.
             tombstones_before: records without a value that are older than this are removed, too.
+            is_aborted: whether a batch is of a transaction that was aborted: its records are removed, and replace no others.
 
         Raises:
             OSError: the store could not be written; nothing has changed.
@@ -218,7 +221,9 @@ class Log:
             if batch.next_offset <= end and batch.max_time <= before and not batch.is_control
         ]
         try:
-            parsed = [list(iter_records(read_payload(data, batch), batch)) for batch, data in batches]
+            parsed = [
+                [] if is_aborted(batch) else list(iter_records(read_payload(data, batch), batch)) for batch, data in batches
+            ]
         except (ApiError, IndexError, ValueError) as error:
             logger.warning("a partition cannot be compacted: %s", error)
             return False
@@ -230,7 +235,7 @@ class Log:
                 for record in records
                 if latest[record.key] == record.offset and not (record.is_tombstone and record.time < tombstones_before)
             ]
-            if len(kept) < len(records):
+            if len(kept) < batch.record_count:
                 # The last batch stays, even if it is empty: it has the end of the log.
                 changed[batch.base_offset] = with_records(data, kept) if kept or batch.next_offset == self.end else b""
         if changed:

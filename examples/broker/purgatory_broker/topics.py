@@ -27,6 +27,7 @@ class Partition(Replicas):
     def __init__(self, topic: "Topic", index: int, log: Log, producers: Producers, transactions: PartitionTransactions) -> None:
         super().__init__((topic.name, index), topic.factor, log)
         self.topic, self.producers, self.transactions = topic, producers, transactions
+        self.transactions.on_watermark(self.high_watermark)
         self.is_deleted = False
 
     @property
@@ -37,18 +38,24 @@ class Partition(Replicas):
     @property
     def last_stable_offset(self) -> int:
         """Up to where consumers may read that want committed records alone: the first one that is still undecided."""
-        return min(self.high_watermark, min(self.transactions.ongoing.values(), default=self.high_watermark))
+        return max(self.log.start, min(self.transactions.undecided(), default=self.high_watermark))
 
     def readable_end(self, isolation_level: int) -> int:
         """Up to where a consumer may read."""
         return self.last_stable_offset if isolation_level == READ_COMMITTED else self.high_watermark
+
+    def advance(self) -> bool:
+        """As for all replicas; transactions are decided when all in-sync replicas have their markers."""
+        has_moved = super().advance()
+        self.transactions.on_watermark(self.high_watermark)
+        return has_moved
 
     def append(self, data: bytes, now: int, verify: Callable[[Batch], None]) -> Batch:
         """Appends a producer's batch to the log, unless it is a duplicate; returns it as the log has it.
 
         Args:
             now: the time in milliseconds.
-            verify: raises `ApiError` if a batch that is no duplicate may not be appended.
+            verify: raises `ApiError` if a batch may not be appended, be it a duplicate or not.
 
         Raises:
             ApiError: the batch is refused; nothing has changed.
@@ -59,10 +66,10 @@ class Partition(Replicas):
         if batch.size > config.max_message_size:
             raise ApiError(ErrorCode.message_too_large, f"a batch of {batch.size} bytes")
         check_by_config(check_records(data, batch), batch, config, now)
+        verify(batch)
         self.producers.expire(now)
         appended = self.producers.find_duplicate(batch)
         if appended is None:
-            verify(batch)
             appended = self.log.append(data, batch, now if config.takes_append_time else None)
             self.producers.add(appended, now)
             self.transactions.add(appended, None)

@@ -8,17 +8,19 @@ Each change is in the metadata log before the next one, so that what was prepare
 the terms are Kafka's (`TransactionCoordinator.scala`), before its KIP-890.
 """
 
-from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from purgatory import TimerTask, WheelTimer
 
-from .batches import NO_PRODUCER, Batch, make_marker
+from .batches import Batch, make_marker
 from .metadata_log import Change, Key
-from .responses import ApiError, ErrorCode, Response, for_partitions, raise_if
+from .responses import ApiError, ErrorCode, Response, attempt, for_partitions, raise_if
 from .wire import Request
 
 if TYPE_CHECKING:
@@ -39,29 +41,29 @@ class State(Enum):
     PREPARE_ABORT = "PrepareAbort"
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Transaction:
-    """The transactions of one transactional id, one after the other.
+    """The transactions of one transactional id, one after the other. Each change makes another one of it.
 
     Attributes:
         timeout: in seconds, after which one is aborted.
+        replaced: id and epoch that the producer gave back for these ones; None if it did not, or a transaction has begun since.
         partitions: name and index of those that were added.
         offsets: what is committed with it, by group, topic and partition.
         groups: to which offsets may be committed.
         was_committed: how the last one has ended; None before.
-        timer: when this one is aborted.
     """
 
     transactional_id: str
     producer_id: int
     epoch: int
     timeout: float
+    replaced: tuple[int, int] | None = None
     state: State = State.EMPTY
-    partitions: set[tuple[str, int]] = field(default_factory=set)
-    groups: set[str] = field(default_factory=set)
-    offsets: dict[tuple[str, str, int], Any] = field(default_factory=dict)
+    partitions: frozenset[tuple[str, int]] = frozenset()
+    groups: frozenset[str] = frozenset()
+    offsets: Mapping[tuple[str, str, int], Any] = field(default_factory=dict)
     was_committed: bool | None = None
-    timer: TimerTask | None = None
 
     def to_metadata(self) -> Any:
         """The transaction as a value for the metadata log."""
@@ -69,6 +71,7 @@ class Transaction:
             "producer_id": self.producer_id,
             "epoch": self.epoch,
             "timeout": self.timeout,
+            "replaced": self.replaced,
             "state": self.state.value,
             "partitions": sorted(self.partitions),
             "groups": sorted(self.groups),
@@ -79,14 +82,16 @@ class Transaction:
     @classmethod
     def from_metadata(cls, transactional_id: str, value: Any) -> "Transaction":
         """The transaction as the metadata log has it."""
+        replaced = value.get("replaced")  # earlier versions did not write it
         return cls(
             transactional_id=transactional_id,
             producer_id=value["producer_id"],
             epoch=value["epoch"],
             timeout=value["timeout"],
+            replaced=None if replaced is None else (replaced[0], replaced[1]),
             state=State(value["state"]),
-            partitions={(name, index) for name, index in value["partitions"]},
-            groups=set(value["groups"]),
+            partitions=frozenset((name, index) for name, index in value["partitions"]),
+            groups=frozenset(value["groups"]),
             offsets={(group, name, index): offset for group, name, index, offset in value["offsets"]},
             was_committed=value["was_committed"],
         )
@@ -97,11 +102,13 @@ class PartitionTransactions:
 
     Attributes:
         ongoing: the first offset of each that has no marker yet, by the id of its producer.
+        ending: first offset, and offset after the marker, of each whose marker is not on all in-sync replicas yet.
         aborted: producer, first offset, and offset of the marker, of each that was aborted, in the order of their markers.
     """
 
     def __init__(self) -> None:
         self.ongoing: dict[int, int] = {}
+        self.ending: deque[tuple[int, int]] = deque()
         self.aborted: deque[tuple[int, int, int]] = deque()
 
     def add(self, batch: Batch, committed: bool | None) -> None:
@@ -112,8 +119,20 @@ class PartitionTransactions:
             self.ongoing.setdefault(batch.producer_id, batch.base_offset)
             return
         first = self.ongoing.pop(batch.producer_id, None)
-        if first is not None and not committed:
+        if first is None:
+            return
+        self.ending.append((first, batch.next_offset))
+        if not committed:
             self.aborted.append((batch.producer_id, first, batch.base_offset))
+
+    def on_watermark(self, high_watermark: int) -> None:
+        """All in-sync replicas have the log up to here."""
+        while self.ending and self.ending[0][1] <= high_watermark:
+            self.ending.popleft()
+
+    def undecided(self) -> Iterator[int]:
+        """The first offsets of all transactions of which a consumer cannot know yet how they end."""
+        return chain(self.ongoing.values(), (first for first, _ in self.ending))
 
     def aborted_between(self, start: int, end: int) -> list[Response]:
         """Those that have records between two offsets, as consumers are told them. Cost: iterates over all aborted ones."""
@@ -122,6 +141,19 @@ class PartitionTransactions:
             for producer_id, first, marker in self.aborted
             if marker >= start and first < end
         ]
+
+    def aborted_batches(self) -> Callable[[Batch], bool]:
+        """A function that says whether a batch is of a transaction that was aborted. Cost: of a call, a bisection."""
+        spans: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        for producer_id, first, marker in self.aborted:
+            spans[producer_id].append((first, marker))
+
+        def is_aborted(batch: Batch) -> bool:
+            own = spans.get(batch.producer_id, [])
+            index = bisect_left(own, (batch.next_offset,)) - 1
+            return batch.is_transactional and index >= 0 and batch.base_offset < own[index][1]
+
+        return is_aborted
 
     def discard_before(self, offset: int) -> None:
         """Forgets those whose records were deleted."""
@@ -150,10 +182,11 @@ class Transactions:
         self._broker, self._metadata_log, self._timer = broker, broker.metadata_log, WheelTimer()
         table = self._metadata_log.tables["transactions"]
         self._by_id = {str(name): Transaction.from_metadata(str(name), value) for (name,), value in table.items()}
+        self._timers: dict[str, TimerTask] = {}  # by transactional id; when an ongoing transaction is aborted
 
     def start(self) -> None:
         """Completes what was prepared before a restart, and aborts in time what is ongoing."""
-        for transaction in self._by_id.values():
+        for transaction in list(self._by_id.values()):
             if transaction.state is State.ONGOING:
                 self._arm(transaction)
             elif transaction.state is not State.EMPTY:
@@ -161,8 +194,8 @@ class Transactions:
 
     def stop(self) -> None:
         """Nothing happens by itself any more."""
-        for transaction in self._by_id.values():
-            self._disarm(transaction)
+        for name in list(self._timers):
+            self._disarm(name)
 
     def clear(self) -> None:
         """Forgets all transactions. Their partitions are deleted already."""
@@ -198,39 +231,41 @@ class Transactions:
         known = self._by_id.get(name)
         if known is None:
             producer_id = self._broker.topics.new_producer_id()
-            known = Transaction(transactional_id=name, producer_id=producer_id, epoch=0, timeout=body.transaction_timeout)
+            new = Transaction(transactional_id=name, producer_id=producer_id, epoch=0, timeout=body.transaction_timeout)
         else:
-            claimed = getattr(body, "producer_id", NO_PRODUCER), getattr(body, "producer_epoch", -1)
-            is_fenced = claimed[0] >= 0 and claimed != (known.producer_id, known.epoch)
+            claimed = None if body.producer_id < 0 else (body.producer_id, body.producer_epoch)
+            if claimed is not None and claimed == known.replaced:  # the last response was lost
+                return {"producer_id": known.producer_id, "producer_epoch": known.epoch}
+            is_fenced = claimed not in (None, (known.producer_id, known.epoch))
             raise_if(is_fenced, self._fenced(request, first_version=4))
             if known.state is not State.EMPTY:
-                self._abort_by_fencing(known)
-            known.timeout = body.transaction_timeout
-            self._bump(known)
-        self._save(known)
-        self._by_id[name] = known
-        return {"producer_id": known.producer_id, "producer_epoch": known.epoch}
+                known = self._abort_by_fencing(known)
+            producer_id, epoch = known.producer_id, known.epoch + 1
+            if epoch > MAX_EPOCH:
+                producer_id, epoch = self._broker.topics.new_producer_id(), 0
+            new = replace(known, producer_id=producer_id, epoch=epoch, replaced=claimed, was_committed=None)
+        new = self._save(replace(new, timeout=body.transaction_timeout))
+        return {"producer_id": new.producer_id, "producer_epoch": new.epoch}
 
     def add_partitions_to_txn(self, request: Request) -> Response:
-        """Adds partitions to a transaction, which begins with the first one."""
+        """Adds partitions to a transaction, which begins with the first one; all of them or, if one is unknown, none."""
         body = request.body
-        wanted = [(topic.name, index) for topic in body.v3_and_below_topics for index in topic.partitions]
-        try:
-            identity = body.v3_and_below_transactional_id, body.v3_and_below_producer_id, body.v3_and_below_producer_epoch
+        wanted = {(topic.name, index) for topic in body.v3_and_below_topics for index in topic.partitions}
+        unknown = {key for key in wanted if not self._has_partition(*key)}
+        identity = body.v3_and_below_transactional_id, body.v3_and_below_producer_id, body.v3_and_below_producer_epoch
+
+        def add() -> None:
             transaction = self._find(request, *identity)
-            unknown = [key for key in wanted if not self._has_partition(*key)]
-            code = ErrorCode.operation_not_attempted if unknown else ErrorCode.none
-            if not unknown:
-                self._begin(transaction, lambda: transaction.partitions.update(wanted))
-        except ApiError as error:
-            code, unknown = error.code, []
+            self._begin(transaction, partitions=transaction.partitions | wanted)
+
+        code = ErrorCode.operation_not_attempted if unknown else attempt(add).get("error_code", ErrorCode.none)
         return added_partitions(body, lambda key: ErrorCode.unknown_topic_or_partition if key in unknown else code)
 
     def add_offsets_to_txn(self, request: Request) -> Response:
         """Adds a group, whose offsets are to be committed with the transaction."""
         body = request.body
         transaction = self._find(request, body.transactional_id, body.producer_id, body.producer_epoch)
-        self._begin(transaction, lambda: transaction.groups.add(body.group_id))
+        self._begin(transaction, groups=transaction.groups | {body.group_id})
         return {}
 
     def txn_offset_commit(self, request: Request) -> Response:
@@ -249,8 +284,11 @@ class Transactions:
         response = for_partitions(body.topics, commit)
         if offsets:
             transaction = self._by_id[body.transactional_id]
-            transaction.offsets |= offsets
-            self._save(transaction)
+            try:
+                self._save(replace(transaction, offsets={**transaction.offsets, **offsets}))
+            except ApiError as error:
+                code = error.code
+                return for_partitions(body.topics, lambda *_: {"error_code": code})
         return response
 
     def end_txn(self, request: Request) -> Response:
@@ -283,39 +321,36 @@ class Transactions:
         topic = self._broker.topics.by_name.get(name)
         return topic is not None and 0 <= index < len(topic.partitions)
 
-    def _begin(self, transaction: Transaction, change: Callable[[], object]) -> None:
-        """Changes a transaction that goes on, or begins with that."""
+    def _begin(self, transaction: Transaction, **added: Any) -> None:
+        """Adds something to a transaction that goes on, or begins with that."""
         raise_if(transaction.state not in (State.EMPTY, State.ONGOING), ErrorCode.concurrent_transactions)
-        change()
+        changed = replace(transaction, state=State.ONGOING, was_committed=None, replaced=None, **added)
+        if changed != transaction:
+            self._save(changed)
         if transaction.state is State.EMPTY:
-            transaction.state, transaction.was_committed = State.ONGOING, None
             self._arm(transaction)
-        self._save(transaction)
 
-    def _end(self, transaction: Transaction, prepared: State) -> None:
+    def _end(self, transaction: Transaction, prepared: State) -> Transaction:
         """Ends a transaction. If the disk is full, the same is to be asked for once more: it goes on from where it was."""
         if transaction.state is State.ONGOING:
-            transaction.state = prepared
-            try:
-                self._save(transaction)
-            except OSError:
-                transaction.state = State.ONGOING
-                raise
-        self._complete(transaction)
-        self._disarm(transaction)
+            transaction = self._save(replace(transaction, state=prepared))
+        transaction = self._complete(transaction)
+        self._disarm(transaction.transactional_id)
+        return transaction
 
-    def _complete(self, transaction: Transaction) -> None:
+    def _complete(self, transaction: Transaction) -> Transaction:
         """Writes the markers and, if it is committed, the offsets. A partition that has its marker gets no second one."""
         committed = transaction.state is State.PREPARE_COMMIT
         for name, index in sorted(transaction.partitions):
             if self._has_partition(name, index):
                 self._mark(self._broker.topics.partition(name, index), transaction, committed)
-        changes: list[Change] = [("offsets", key, value) for key, value in transaction.offsets.items() if committed]
-        for key in transaction.offsets:
-            self._broker.coordinator.ensure_group(key[0])
-        transaction.state, transaction.was_committed = State.EMPTY, committed
-        transaction.partitions, transaction.groups, transaction.offsets = set(), set(), {}
-        self._metadata_log.append(*changes, ("transactions", (transaction.transactional_id,), transaction.to_metadata()))
+        offsets = {key: value for key, value in transaction.offsets.items() if committed and self._has_partition(*key[1:])}
+        changes: list[Change] = [("offsets", key, value) for key, value in offsets.items()]
+        nothing: Any = {"partitions": frozenset(), "groups": frozenset(), "offsets": {}}
+        transaction = self._save(replace(transaction, state=State.EMPTY, was_committed=committed, **nothing), *changes)
+        for group_id, _, _ in offsets:
+            self._broker.coordinator.ensure_group(group_id)
+        return transaction
 
     def _mark(self, partition: "Partition", transaction: Transaction, committed: bool) -> None:
         if transaction.producer_id in partition.transactions.ongoing:
@@ -323,33 +358,39 @@ class Transactions:
             partition.append_marker(make_marker(transaction.producer_id, transaction.epoch, now, committed), committed)
             self._broker.on_marker(partition)
 
-    def _expire(self, transaction: Transaction) -> None:
-        """It has taken too long: it is aborted, and its producer is fenced."""
+    def _expire(self, transactional_id: str) -> None:
+        """A transaction has taken too long: it is aborted, and its producer is fenced."""
+        transaction = self._by_id[transactional_id]
         try:
             self._abort_by_fencing(transaction)
-        except OSError:  # the disk is full: once more, later
+        except (ApiError, OSError):  # the disk is full: once more, later
             self._arm(transaction)
         self._broker.run_deferred()
 
-    def _abort_by_fencing(self, transaction: Transaction) -> None:
+    def _abort_by_fencing(self, transaction: Transaction) -> Transaction:
         """Aborts a transaction, or completes one that was prepared; its producer is fenced."""
         if transaction.state is State.ONGOING:
-            self._bump(transaction)
-        self._end(transaction, State.PREPARE_ABORT)
-
-    def _bump(self, transaction: Transaction) -> None:
-        """A new epoch, by which the producer that has the old one is fenced."""
-        if transaction.epoch >= MAX_EPOCH and transaction.state is not State.ONGOING:
-            transaction.producer_id, transaction.epoch = self._broker.topics.new_producer_id(), 0
-        else:
-            transaction.epoch += 1
+            transaction = replace(transaction, epoch=transaction.epoch + 1)
+        return self._end(transaction, State.PREPARE_ABORT)
 
     def _arm(self, transaction: Transaction) -> None:
-        transaction.timer = self._timer.call_later(transaction.timeout, self._expire, transaction)
+        name = transaction.transactional_id
+        self._timers[name] = self._timer.call_later(transaction.timeout, self._expire, name)
 
-    def _disarm(self, transaction: Transaction) -> None:
-        if transaction.timer is not None:
-            transaction.timer.cancel()
+    def _disarm(self, transactional_id: str) -> None:
+        timer = self._timers.pop(transactional_id, None)
+        if timer is not None:
+            timer.cancel()
 
-    def _save(self, transaction: Transaction) -> None:
-        self._metadata_log.append(("transactions", (transaction.transactional_id,), transaction.to_metadata()))
+    def _save(self, transaction: Transaction, *changes: Change) -> Transaction:
+        """Sets a transaction, and changes something else with it.
+
+        Raises:
+            ApiError: the metadata log could not be written; nothing has changed. The error is Kafka's: clients try again.
+        """
+        try:
+            self._metadata_log.append(*changes, ("transactions", (transaction.transactional_id,), transaction.to_metadata()))
+        except OSError as error:
+            raise ApiError(ErrorCode.not_coordinator, str(error)) from error
+        self._by_id[transaction.transactional_id] = transaction
+        return transaction

@@ -85,7 +85,9 @@ def test_a_log_reads_what_a_list_would(batches: list[tuple[int, int]], data: st.
         taken.append(entry[:2])
         if left < 0:
             break
-    assert batches_of(log.read(start, end, limit, at_least_one=True)) == taken
+    read, after = log.read(start, end, limit, at_least_one=True)
+    assert batches_of(read) == taken
+    assert after == (sum(taken[-1]) if taken else start)
     time = data.draw(st.integers(0, 60))
     records = [(base + number, first + number) for base, count, _, first in oracle for number in range(count)]
     since = next(((place, stamp) for place, stamp in records if stamp >= time), None)

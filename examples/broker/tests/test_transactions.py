@@ -1,26 +1,22 @@
 """Transactions: the rules on virtual time, and what real clients make of them when everything is killed."""
 
 import asyncio
-import random
-import signal
-import subprocess
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from ports import free_port
+from confluent_kafka import KafkaException, Producer
+from exactly_once import COUNT, TIMEOUT, read, transform_and_kill
 from purgatory_broker.broker import Broker
 from purgatory_broker.settings import Settings
 from purgatory_broker.testing import BrokerThread
+from purgatory_broker.transactions import MAX_EPOCH
 from raw import Direct, fetch_fields, make_batch, produce_fields, running_broker
-from test_storage import ENVIRONMENT, Full, program
+from test_storage import Full
 
-TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
 TRANSACTIONAL = 0x10
 
 
@@ -30,6 +26,10 @@ class TransactionalProducer:
     def __init__(self, client: Direct, name: str = "mine", timeout: float = 60.0) -> None:
         self.client, self.name, self.timeout, self.sequence = client, name, timeout, 0
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"transactional_id": self.name, "producer_id": self.id, "producer_epoch": self.epoch}
+
     async def init(self, version: int = 4, **values: Any) -> str:
         fields = {"transactional_id": self.name, "transaction_timeout": timedelta(seconds=self.timeout)} | values
         response = await self.client.ask("init_producer_id", version, **fields)
@@ -38,12 +38,7 @@ class TransactionalProducer:
         return str(response.error_code.name)
 
     async def add(self, *topics: str, version: int = 3) -> list[str]:
-        fields = {
-            "transactional_id": self.name,
-            "producer_id": self.id,
-            "producer_epoch": self.epoch,
-            "topics": [{"name": topic, "partitions": [0]} for topic in topics],
-        }
+        fields = {"topics": [{"name": topic, "partitions": [0]} for topic in topics], **self.identity}
         response = await self.client.ask(
             "add_partitions_to_txn", version, **{f"v3_and_below_{name}": value for name, value in fields.items()}
         )
@@ -60,20 +55,22 @@ class TransactionalProducer:
         return str(error)
 
     async def end(self, committed: bool = True, version: int = 3) -> str:
-        identity = {"transactional_id": self.name, "producer_id": self.id, "producer_epoch": self.epoch}
-        return str((await self.client.ask("end_txn", version, committed=committed, **identity)).error_code.name)
+        return str((await self.client.ask("end_txn", version, committed=committed, **self.identity)).error_code.name)
 
     async def commit_offset(self, offset: int, group: str = "group") -> tuple[str, str]:
-        identity = {"transactional_id": self.name, "producer_id": self.id, "producer_epoch": self.epoch, "group_id": group}
+        identity = {"group_id": group, **self.identity}
         added = await self.client.ask("add_offsets_to_txn", **identity)
         topics = [{"name": "topic", "partitions": [{"partition_index": 0, "committed_offset": offset}]}]
         committed = await self.client.ask("txn_offset_commit", topics=topics, generation_id=-1, **identity)
         return added.error_code.name, committed.topics[0].partitions[0].error_code.name
 
 
-async def stable(client: Direct, level: int = 1, offset: int = 0) -> tuple[int, int, list[tuple[int, int]] | None]:
-    """What a consumer is told: the last stable offset, how many batches there are to read, and what was aborted."""
-    response = await client.ask("fetch", **fetch_fields("topic", offset), isolation_level=level)
+async def stable(
+    client: Direct, level: int = 1, offset: int = 0, max_bytes: int = 1 << 20
+) -> tuple[int, int, list[tuple[int, int]] | None]:
+    """What a consumer is told: the last stable offset, how many batches there are to read, and what was aborted of them."""
+    fields = fetch_fields("topic", offset, max_bytes=max_bytes)
+    response = await client.ask("fetch", **fields, isolation_level=level)
     partition = response.responses[0].partitions[0]
     aborted, data, count = partition.aborted_transactions, partition.records or b"", 0
     while data:
@@ -121,6 +118,20 @@ async def test_consumers_are_told_what_was_aborted() -> None:
         assert await stable(client, offset=3) == (4, 1, [])
 
 
+async def test_consumers_are_told_what_was_aborted_of_what_they_get() -> None:
+    async with running_broker() as client:
+        producer = TransactionalProducer(client)
+        await producer.init()
+        for _ in range(3):
+            await producer.add("topic")
+            assert [await producer.send(), await producer.send()] == ["none", "none"]
+            await producer.end(committed=False)
+        assert await stable(client) == (9, 9, [(producer.id, 0), (producer.id, 3), (producer.id, 6)])
+        assert await stable(client, max_bytes=1) == (9, 1, [(producer.id, 0)])
+        assert await stable(client, offset=1, max_bytes=1) == (9, 1, [(producer.id, 0)])
+        assert await stable(client, offset=4, max_bytes=1) == (9, 1, [(producer.id, 3)])
+
+
 async def test_a_new_producer_fences_the_old_one_and_aborts_its_transaction() -> None:
     async with running_broker() as client:
         old, new = TransactionalProducer(client), TransactionalProducer(client)
@@ -134,12 +145,101 @@ async def test_a_new_producer_fences_the_old_one_and_aborts_its_transaction() ->
         assert await old.add("topic") == ["producer_fenced"]
         assert await old.add("topic", version=1) == ["invalid_producer_epoch"]
         assert await old.end() == "producer_fenced"
+        old.sequence -= 1
+        assert await old.send() == "invalid_producer_epoch"  # although it is a duplicate
         assert await old.init(producer_id=old.id, producer_epoch=old.epoch) == "producer_fenced"
         assert await new.init(producer_id=new.id, producer_epoch=new.epoch) == "none"
         for version in range(5):
             assert await new.init(version) == "none"
         assert await new.add("topic") == ["none"]
         assert await new.send() == "none"
+
+
+async def test_a_producer_that_asks_again_for_its_new_epoch_is_not_fenced() -> None:
+    async with running_broker() as client:
+        producer = TransactionalProducer(client)
+        await producer.init()
+        given_back = {"producer_id": producer.id, "producer_epoch": producer.epoch}
+        for _ in range(2):  # the first response may have been lost
+            assert await producer.init(**given_back) == "none"
+            assert (producer.id, producer.epoch) == (given_back["producer_id"], given_back["producer_epoch"] + 1)
+        assert await producer.add("topic") == ["none"]
+        assert await producer.init(**given_back) == "producer_fenced"
+        assert await producer.end() == "none"
+        assert await producer.init(**given_back) == "producer_fenced"
+
+
+async def test_a_transaction_of_an_earlier_producer_is_not_confirmed() -> None:
+    async with running_broker() as client:
+        producer = TransactionalProducer(client)
+        await producer.init()
+        await producer.add("topic")
+        assert [await producer.end(), await producer.end()] == ["none", "none"]
+        await producer.init()
+        assert await producer.end() == "invalid_txn_state"
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_after_the_last_epoch_comes_another_id(tmp_path: Path, is_open: bool) -> None:
+    async with running_broker(directory=tmp_path) as client:
+        producer = TransactionalProducer(client)
+        await producer.init()
+        key = ("transactions", ("mine",))
+        value = client.broker.metadata_log.tables["transactions"][key[1]]
+        client.broker.metadata_log.append((*key, value | {"epoch": MAX_EPOCH - 1}))
+    async with running_broker(directory=tmp_path, topics=()) as client:
+        old, new = TransactionalProducer(client), TransactionalProducer(client)
+        await old.init()
+        assert (old.id, old.epoch) == (producer.id, MAX_EPOCH)
+        await old.add("topic")
+        await old.send()
+        if not is_open:
+            await old.end()
+        given_back = {} if is_open else {"producer_id": old.id, "producer_epoch": old.epoch}
+        for _ in range(1 if is_open else 2):
+            assert await new.init(**given_back) == "none"
+            assert (new.id != old.id, new.epoch) == (True, 0)
+        assert await stable(client) == (2, 2, [(old.id, 0)] if is_open else [])
+        assert await old.add("topic") == ["invalid_producer_id_mapping"]
+        assert await new.add("topic") == ["none"]
+        assert await new.send() == "none"
+
+
+async def test_a_transaction_is_undecided_until_all_replicas_in_sync_have_its_marker() -> None:
+    async with running_broker(replicas=2, replica_timeout=1000) as client:
+        producer = TransactionalProducer(client)
+        await producer.init()
+        await producer.add("topic")
+        await producer.send()
+        client.broker.followers.stop(1)
+        waiting = client.send("fetch", **fetch_fields("topic", 0, wait=60), isolation_level=1)
+        assert await producer.end() == "none"
+        assert await stable(client) == (0, 0, [])
+        await asyncio.sleep(10)
+        assert not waiting.done()
+        client.broker.followers.start(1)
+        await asyncio.sleep(1)
+        assert waiting.done()
+        assert await stable(client) == (2, 2, [])
+
+
+async def test_the_last_stable_offset_is_not_before_what_was_deleted(tmp_path: Path) -> None:
+    async with running_broker(directory=tmp_path) as client:
+        producer = TransactionalProducer(client, timeout=600)
+        await producer.init()
+        await producer.add("topic")
+        for _ in range(3):
+            await producer.send()
+        partitions = [{"partition_index": 0, "offset": 2}]
+        deleted = await client.ask("delete_records", topics=[{"name": "topic", "partitions": partitions}])
+        assert deleted.topics[0].partitions[0].low_watermark == 2
+        assert await latest(client, 1) == 2
+        assert await stable(client, offset=2) == (2, 0, [])
+    async with running_broker(directory=tmp_path, topics=()) as client:
+        assert await latest(client, 1) == 2
+        producer.client = client
+        assert await producer.end(committed=False) == "none"
+        assert await stable(client, offset=2) == (4, 2, [(producer.id, 0)])
 
 
 async def test_what_is_in_no_transaction_is_refused() -> None:
@@ -199,14 +299,44 @@ async def test_offsets_of_a_group_that_is_not_in_the_transaction_are_refused() -
         producer = TransactionalProducer(client)
         await producer.init()
         await producer.add("topic")
-        identity = {"transactional_id": "mine", "producer_id": producer.id, "producer_epoch": producer.epoch}
         topics = [{"name": "topic", "partitions": [{"partition_index": 0, "committed_offset": 1}]}]
-        fields = {"topics": topics, "group_id": "group", "generation_id": -1, **identity}
+        fields = {"topics": topics, "group_id": "group", "generation_id": -1, **producer.identity}
         response = await client.ask("txn_offset_commit", **fields)
         assert response.topics[0].partitions[0].error_code.name == "invalid_txn_state"
         await producer.commit_offset(1)
-        response = await client.ask("txn_offset_commit", **fields | {"generation_id": 3, "member_id": "nobody"})
-        assert response.topics[0].partitions[0].error_code.name == "unknown_member_id"
+
+        async def commit(**values: Any) -> str:
+            response = await client.ask("txn_offset_commit", **fields | values)
+            return str(response.topics[0].partitions[0].error_code.name)
+
+        assert await commit(generation_id=3, member_id="nobody") == "illegal_generation"  # there is no such group
+        await producer.end()
+        await producer.commit_offset(1)
+        assert await commit(generation_id=3, member_id="nobody") == "unknown_member_id"
+        assert await commit(member_id="nobody") == "none"  # the group has no members
+
+
+async def test_offsets_of_a_member_of_an_earlier_generation_are_refused() -> None:
+    async with running_broker() as client:
+        member = {"group_id": "group", "member_id": "", "group_instance_id": "static", "protocol_type": "consumer"}
+        timing = {"session_timeout": timedelta(seconds=900), "rebalance_timeout": timedelta(seconds=1)}
+        joined = await client.ask("join_group", protocols=[{"name": "range", "metadata": b""}], **member, **timing)
+        producer = TransactionalProducer(client)
+        await producer.init()
+        await client.ask("add_offsets_to_txn", **producer.identity, group_id="group")
+
+        async def commit(**values: Any) -> str:
+            topics = [{"name": "topic", "partitions": [{"partition_index": 0, "committed_offset": 1}]}]
+            identity = {"group_id": "group", "group_instance_id": None} | producer.identity
+            response = await client.ask("txn_offset_commit", topics=topics, **identity | values)
+            return str(response.topics[0].partitions[0].error_code.name)
+
+        mine = {"member_id": joined.member_id, "generation_id": joined.generation_id}
+        assert await commit(**mine) == "none"
+        assert await commit(generation_id=-1) == "none"  # as by clients that do not know of members
+        assert await commit(**mine | {"generation_id": joined.generation_id - 1}) == "illegal_generation"
+        assert await commit(**mine | {"member_id": "nobody"}) == "unknown_member_id"
+        assert await commit(generation_id=-1, group_instance_id="static") == "fenced_instance_id"
 
 
 async def test_transactions_survive_a_restart_and_prepared_ones_are_completed(tmp_path: Path) -> None:
@@ -251,9 +381,10 @@ async def test_a_transaction_that_cannot_be_ended_since_the_disk_is_full_is_ende
             await producer.send()
             with monkeypatch.context() as patch:
                 patch.setattr(store, "file", Full(store.file))
-                assert await producer.end() == "kafka_storage_error"
+                is_decided = store is partition.log.store
+                assert await producer.end() == ("kafka_storage_error" if is_decided else "not_coordinator")
                 assert partition.last_stable_offset < partition.high_watermark
-            if store is partition.log.store:  # the decision is written
+            if is_decided:
                 assert await producer.end(committed=False) == "invalid_txn_state"
                 assert await producer.add("topic") == ["concurrent_transactions"]
             assert await producer.end() == "none"
@@ -265,6 +396,68 @@ async def test_a_transaction_that_cannot_be_ended_since_the_disk_is_full_is_ende
             await asyncio.sleep(61)
         await asyncio.sleep(61)
         assert await stable(client) == (6, 6, [(producer.id, 4)])
+
+
+class FullLater:
+    """A file on a disk that is full after some more writes."""
+
+    def __init__(self, file: Any, writes: int) -> None:
+        self.file, self.writes = file, writes
+
+    def write(self, data: bytes) -> int:
+        self.writes -= 1
+        return int(self.file.write(data if self.writes >= 0 else b""))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+async def test_a_transaction_whose_offsets_cannot_be_written_is_not_committed_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_broker(directory=tmp_path) as client:
+        producer = TransactionalProducer(client)
+        await producer.init()
+        await producer.commit_offset(5)
+        store = client.broker.metadata_log._store
+        assert store is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "file", FullLater(store.file, 1))  # the decision can be written
+            assert await producer.end() == "not_coordinator"
+        assert await producer.end() == "none"
+        response = await client.ask("offset_fetch", group_id="group", topics=None, require_stable=True)
+        assert response.topics[0].partitions[0].committed_offset == 5
+
+
+async def test_what_cannot_be_added_to_a_transaction_since_the_disk_is_full_is_not_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_broker(directory=tmp_path) as client:
+        producer = TransactionalProducer(client)
+        await producer.init()
+        store = client.broker.metadata_log._store
+        assert store is not None
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "file", FullLater(store.file, 0))
+            assert await producer.add("topic") == ["not_coordinator"]
+            assert await producer.send() == "invalid_txn_state"
+        await producer.commit_offset(5)
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "file", FullLater(store.file, 0))
+            assert await producer.commit_offset(6) == ("none", "not_coordinator")
+        assert await producer.end() == "none"
+        response = await client.ask("offset_fetch", group_id="group", topics=None)
+        assert response.topics[0].partitions[0].committed_offset == 5
+
+
+async def test_offsets_for_a_topic_that_is_deleted_meanwhile_are_not_committed() -> None:
+    async with running_broker() as client:
+        producer = TransactionalProducer(client)
+        await producer.init()
+        await producer.commit_offset(5)
+        client.broker.delete_topic(client.broker.topics.topic("topic"))
+        assert await producer.end() == "none"
+        assert not (await client.ask("offset_fetch", group_id="group", topics=None)).topics
 
 
 async def test_nothing_is_left_of_transactions_when_the_broker_is_cleared() -> None:
@@ -295,23 +488,8 @@ async def test_markers_survive_compaction() -> None:
             await producer.end(committed)
         client.broker.cleaner.clean()
         assert await stable(client) == (6, 3, [(producer.id, 3)])
-
-
-def read(address: str, topic: str, level: str, partitions: int = 1) -> list[bytes]:
-    """All that a consumer gets from the beginning to the end."""
-    options = {"bootstrap.servers": address, "group.id": "reader", "enable.partition.eof": True, "log_level": 0}
-    consumer = Consumer(options | {"isolation.level": level})
-    consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
-    found, ended = [], 0
-    while ended < partitions:
-        message = consumer.poll(TIMEOUT)
-        assert message is not None
-        if message.error() is None:
-            found.append(message.value())
-        else:
-            ended += 1
-    consumer.close()
-    return found
+        kept = [batch.base_offset for batch, _ in client.broker.topics.partition("topic", 0).log._batches()]
+        assert kept == [1, 2, 5]  # what was aborted does not replace what was committed
 
 
 @pytest.mark.slow
@@ -359,48 +537,7 @@ def test_aiokafka_commits_and_aborts(kafka_broker: BrokerThread) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(280)
-def test_what_is_consumed_transformed_and_produced_is_there_once_whatever_is_killed(tmp_path: Path) -> None:
-    """Five kills of the client and three of the broker, each at a random moment."""
-    count, choose = 3000, random.Random(7)
-    arguments = ("--directory", str(tmp_path / "data"), "--port", str(free_port()), "--partitions", "2")
-    command = [sys.executable, str(Path(__file__).with_name("transform.py"))]
-    broker = program(*arguments)
-    _, address = broker.__enter__()
-    worker = None
-    try:
-        producer = Producer({"bootstrap.servers": address, "enable.idempotence": True, "log_level": 0})
-        for number in range(count):
-            producer.produce("in", str(number).encode(), partition=number % 2)
-        assert producer.flush(TIMEOUT) == 0
-        Producer({"bootstrap.servers": address}).list_topics("out", TIMEOUT)
-        kills = ["client"] * 5 + ["broker"] * 3
-        choose.shuffle(kills)
-        for victim in [*kills, None]:
-            if worker is None:
-                worker = subprocess.Popen([*command, address], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
-                assert worker.stdout is not None
-                assert worker.stdout.readline() == "ready\n"
-            if victim is None:
-                break
-            time.sleep(choose.uniform(0.0, 0.6))
-            if victim == "client":
-                worker.send_signal(signal.SIGKILL)
-                worker.wait()
-                worker.stdout.close()
-                worker = None
-            else:
-                broker.__exit__(None, None, None)
-                broker = program(*arguments)
-                broker.__enter__()
-        until = time.monotonic() + 4 * TIMEOUT
-        while len(found := read(address, "out", "read_committed", 2)) < count and time.monotonic() < until:
-            time.sleep(0.5)
-            assert worker.poll() is None
-        assert sorted(map(int, found)) == list(range(count))
-    finally:
-        if worker is not None:
-            worker.kill()
-            worker.wait()
-            worker.stdout.close()
-        broker.__exit__(None, None, None)
+@pytest.mark.parametrize("client", ["confluent_kafka", "aiokafka"])
+def test_what_is_consumed_transformed_and_produced_is_there_once_whatever_is_killed(tmp_path: Path, client: str) -> None:
+    command = [sys.executable, str(Path(__file__).with_name(f"transform_by_{client}.py"))]
+    assert sorted(transform_and_kill(command, tmp_path)) == list(range(COUNT))

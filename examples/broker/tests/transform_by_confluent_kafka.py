@@ -1,6 +1,6 @@
-"""A program that tests kill: it consumes from `in`, produces to `out`, and commits both in one transaction.
+"""confluent-kafka as a program that tests kill: see `exactly_once.py`.
 
-python transform.py ADDRESS
+python transform_by_confluent_kafka.py ADDRESS
 """
 
 import sys
@@ -9,21 +9,24 @@ from confluent_kafka import Consumer, KafkaException, Producer
 
 
 def main(address: str) -> None:
-    common = {"bootstrap.servers": address, "log_level": 0, "reconnect.backoff.max.ms": 200}
+    # librdkafka 2.16 may hang if it begins from `bootstrap.servers` again when its only broker goes down in a transaction.
+    recovery = {"reconnect.backoff.max.ms": 200, "metadata.recovery.strategy": "none"}
+    common = {"bootstrap.servers": address, "log_level": 0} | recovery
     timing = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 300, "enable.auto.commit": False}
     consumer = Consumer(common | timing | {"group.id": "transform", "auto.offset.reset": "earliest"})
     consumer.subscribe(["in"])
     producer = Producer(common | {"transactional.id": "transform", "linger.ms": 0})
     producer.init_transactions(60)
-    print("ready", flush=True)
     while True:
-        messages = consumer.consume(20, 0.1)
+        messages = consumer.consume(10, 0.1)
         if not messages:
             continue
+        print("transaction", flush=True)
         producer.begin_transaction()
         try:
             for message in messages:
                 producer.produce("out", message.value(), partition=int(message.value()) % 2)
+            producer.flush(60)
             positions = consumer.position(consumer.assignment())
             producer.send_offsets_to_transaction(positions, consumer.consumer_group_metadata(), 60)
             producer.commit_transaction(60)
