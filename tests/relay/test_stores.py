@@ -1,4 +1,4 @@
-"""The stores against the promises of `purgatory.relay.Store`; those in Redis, its clusters and PostgreSQL on real servers."""
+"""The stores against the promises of `purgatory.relay.Store`; all but the one in a folder on real servers."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -13,7 +13,7 @@ from purgatory.testing import store_checks
 prefixes = count(1)
 
 
-@pytest.fixture(scope="module", params=["file", *SERVERS])
+@pytest.fixture(scope="module", params=["file", *SERVERS.values()])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with place(request.param, tmp_path_factory.mktemp("relay")) as url:
         yield url

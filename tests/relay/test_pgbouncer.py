@@ -1,0 +1,82 @@
+"""Relays over PostgreSQL behind a pooler of sessions, and how many connections they take there."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import asyncpg
+import pytest
+from loops import Runner
+from relay_waits import bumped, knows, until
+from servers import TIMEOUT, PgBouncer, PostgresServer, pgbouncer
+
+from purgatory.relay import Relay
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[tuple[PostgresServer, PgBouncer]]:
+    with pgbouncer() as servers:
+        yield servers
+
+
+def opened(pooler: PgBouncer) -> Relay:
+    return Relay(pooler.url, resync=TIMEOUT, timeout=TIMEOUT)
+
+
+async def connections(postgres: PostgresServer) -> int:
+    """How many the server has from relays."""
+    connection: Any = await asyncpg.connect(postgres.url)
+    try:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
+        count: int = await connection.fetchval(query)
+        return count
+    finally:
+        await connection.close()
+
+
+def test_a_write_completes_a_wait_behind_the_pooler(run: Runner, servers: tuple[PostgresServer, PgBouncer]) -> None:
+    async def main() -> None:
+        async with opened(servers[1]) as here, opened(servers[1]) as there:
+            for number in range(3):
+                seen = await there.version("a")
+                waiting = asyncio.create_task(here.wait("a", seen))
+                await knows(here, "a")
+                assert await there.bump("a") == await waiting == seen + 1, number
+
+    run(main)
+
+
+def test_a_relay_takes_two_connections_of_the_server_and_gives_them_back(
+    run: Runner, servers: tuple[PostgresServer, PgBouncer]
+) -> None:
+    async def main() -> None:
+        postgres, pooler = servers
+        async with opened(pooler) as here, opened(pooler) as there:
+            waits = [asyncio.create_task(here.wait(f"key{number}", 0)) for number in range(50)]
+            await asyncio.gather(*(there.bump(f"key{number}") for number in range(50)))
+            await asyncio.gather(*waits)
+            assert await connections(postgres) == 4
+        async with opened(pooler):
+            assert await connections(postgres) <= 4  # those that were given back serve again
+
+    run(main)
+
+
+def test_waits_outlive_a_pooler_that_is_killed(run: Runner, servers: tuple[PostgresServer, PgBouncer]) -> None:
+    async def main() -> None:
+        pooler = servers[1]
+        async with opened(pooler) as here, opened(pooler) as there:
+            seen = await there.bump("a")
+            waiting = asyncio.create_task(here.wait("a", seen))
+            await knows(here, "a")
+            epoch = here.epoch
+            pooler.kill()
+            await until(lambda: not here.statistics().is_connected)
+            await asyncio.to_thread(pooler.start)
+            assert await bumped(there, "a") > seen
+            assert await waiting > seen
+            assert here.epoch == epoch
+
+    run(main)
