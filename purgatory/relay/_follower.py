@@ -13,6 +13,10 @@ save time.
     read since 45: up to 40                     the store has gone backwards: end its epoch, so that nobody waits until the
                                                 numbers that were lost have been given out again
     read since 45: of another epoch             every wait of the old epoch ends, with the current version
+    nobody waits any more: leave                the changes are not sent to this process, and a resync reads no more than the
+                                                epoch and the position
+    wait, joined, read orders/7 and position    what was read before the subscription to the changes was confirmed is read
+                                                again, at position 90: from here on it follows what has changed
 
 A wait names the version that its caller has seen. A read that began after the wait must find this version or a higher one. If
 it finds a lower one, `seen` is from an earlier epoch, and the wait ends as after a change of epoch.
@@ -45,6 +49,10 @@ class ReadRequest(NamedTuple):
     """How many subscriptions had been confirmed when the read began."""
     hinted: frozenset[str] = frozenset()
     """Those of `keys` that are read because of a hint."""
+    is_resync: bool = False
+    """Whether it compares what is known with the store: by what has changed, or while it follows nothing by the position."""
+    begins_to_follow: bool = False
+    """Whether it began after the changes were joined, so that messages go on where its result ends."""
 
 
 @final
@@ -94,6 +102,12 @@ class Follower:
         """Subscribed, and everything that was written before the subscription is known."""
         self.reports_all_keys = False
         """Whether to call `on_change` with every key of a new epoch, and not only with those that are followed."""
+        self.is_joined = True
+        """Whether the store sends changes to this process."""
+        self._follows_changes = True
+        """Whether `position` means anything. Between `leave` and the first read after `on_joined` it does not."""
+        self.waits = 0
+        """How many waits have begun."""
         self.epoch_to_end: str | None = None
         """The epoch that the store has to end, because it has gone backwards."""
         self.epochs = self.resyncs = self.healed = self.received = 0
@@ -117,6 +131,7 @@ class Follower:
         followed = self.followed.get(key)
         if followed is None:
             followed = self.followed[key] = FollowedKey(self.epochs)
+        self.waits += 1
         followed.waiters += 1
         version = self._version(followed)
         if version is None or seen > version:
@@ -137,6 +152,29 @@ class Follower:
         """The highest known version in this epoch."""
         return followed.version if followed.epochs == self.epochs else None
 
+    # -- interest
+
+    @property
+    def has_interest(self) -> bool:
+        """Whether changes matter to anybody here."""
+        return self.reports_all_keys or bool(self.followed)
+
+    def report_all_keys(self) -> None:
+        """Has every change reported from now on, and every key of a new epoch."""
+        self.reports_all_keys = self._follows_changes = True  # from the last position, which is before any later change
+
+    def leave(self) -> None:
+        """Nobody has an interest, so that the store need not send changes; `on_joined` has to follow when somebody has."""
+        self.is_joined = self._follows_changes = False
+        self._out_of_order.clear()
+        self._unconfirmed.clear()
+
+    def on_joined(self) -> None:
+        """The store sends changes again, which was confirmed."""
+        self.is_joined = self._wants_changes = True
+        if not self._follows_changes:
+            self._read_followed()
+
     # -- the channel
 
     def on_subscribed(self) -> None:
@@ -145,7 +183,7 @@ class Follower:
         self.is_subscribed, self.is_current = True, False
         self._wants_changes = True
         if self.subscriptions > 1:
-            self._keys_to_read = dict.fromkeys(self.followed, False)  # the store may have crashed and lost its last writes
+            self._read_followed()  # the store may have crashed and lost its last writes
         self._count_lost(self._probes + 1)  # what has not come through the previous subscription never will
 
     def on_disconnected(self) -> None:
@@ -181,7 +219,7 @@ class Follower:
             self._wants_changes = True  # only the store knows which of the two is the later one
             return
         self.latest = max(self.latest, position)
-        if after >= 0:
+        if after >= 0 and self._follows_changes:
             if position <= self.position:
                 return
             if after <= self.position:
@@ -205,6 +243,12 @@ class Follower:
     def resync(self) -> None:
         """Asks for a read of what has changed, as messages may have been lost."""
         self._wants_changes = True
+        if not self._follows_changes:
+            self._read_followed()
+
+    def _read_followed(self) -> None:
+        """Has all keys read for which somebody waits."""
+        self._keys_to_read = dict.fromkeys(self.followed, False)
 
     @property
     def needs_changes(self) -> bool:
@@ -220,16 +264,18 @@ class Follower:
         """What to read. `on_read` or `on_read_failed` has to follow before the next one."""
         keys = tuple(islice(self._keys_to_read, MAX_KEYS_PER_READ))
         hinted = frozenset([key for key in keys if self._keys_to_read.pop(key)])
-        since = self.position if self._wants_changes and self.epoch is not None else None
+        is_resync = self._wants_changes and self.epoch is not None
+        since = self.position if is_resync and self._follows_changes else None
+        begins = self.is_joined and not self._follows_changes
         self._wants_changes = False
         known = {key: version for key in keys if (version := self._version(self.followed[key])) is not None}
-        self._in_flight = ReadRequest(keys, since, known, self.latest, self.subscriptions, hinted)
+        self._in_flight = ReadRequest(keys, since, known, self.latest, self.subscriptions, hinted, is_resync, begins)
         return self._in_flight
 
     def on_read_failed(self, request: ReadRequest) -> None:
         """The read has failed."""
         self._in_flight = None
-        self._wants_changes = self._wants_changes or request.since is not None or self.epoch is None
+        self._wants_changes = self._wants_changes or request.is_resync or self.epoch is None
         self._keys_to_read.update((key, key in request.hinted) for key in request.keys if key in self.followed)
 
     def on_read(self, request: ReadRequest, result: ReadResult) -> None:
@@ -241,14 +287,18 @@ class Follower:
             self.epoch_to_end = self.epoch
             self.on_read_failed(request)
             return
-        elif request.since is not None:
+        elif request.is_resync:
             self.resyncs += 1
             self._wants_changes = self._wants_changes or result.has_more
-            if result.position >= self.position:
+            if request.since is None and self._follows_changes:
+                self._wants_changes = True  # since when `report_all_keys` was called meanwhile
+            elif result.position >= self.position:
                 self._advance_position(result.position)
             if result.is_incomplete:
-                self._keys_to_read = dict.fromkeys(self.followed, False)
+                self._read_followed()
             self._out_of_order = {after: at for after, at in self._out_of_order.items() if at > self.position}
+        if request.begins_to_follow and self.is_joined:
+            self._follows_changes = True
         self.latest = max(self.latest, result.position)
         self._apply_result(request, result)
         if request.subscriptions == self.subscriptions and self.is_subscribed and not self._wants_changes:

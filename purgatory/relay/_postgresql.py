@@ -1,7 +1,8 @@
-"""A store in PostgreSQL 13 or later: one table, and one channel.
+"""A store in PostgreSQL 13 or later: one table, and two channels.
 
     purgatory_versions     the table: key, version, changed (by which transaction), epoch (in the row of 0xff, which is no key)
     purgatory_news_2200    the channel; 2200 is the schema of the table
+    purgatory_quiet_2200   what is sent to all, but no changes; processes in which nobody waits listen here and not there
 
 A version is raised by an UPDATE, if wanted in the caller's transaction. The row is locked until that ends, NOTIFY publishes the
 key if and only if it is committed, and no other transaction gets the same number. So keep such transactions short. Others wait
@@ -33,7 +34,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from json import dumps, loads
 from secrets import token_hex
-from typing import Any, Final, final
+from typing import Any, Final, NamedTuple, final
 
 from purgatory._errors import how_to_install
 
@@ -78,6 +79,8 @@ CREATE: Final = """
 
 CHANNEL: Final = "(SELECT '{prefix}_news_' || relnamespace FROM pg_class WHERE oid = to_regclass('{table}'))"
 
+QUIET_CHANNEL: Final = CHANNEL.replace("news", "quiet")
+
 READ: Final = """
     SELECT key, version, epoch, pg_current_snapshot()::text FROM {table} WHERE key = '\\xff' AND xmin = changed::xid
     UNION ALL SELECT key, version, changed::text, NULL FROM {table} WHERE key = '\\xfe'
@@ -111,8 +114,12 @@ WRITE: Final = """
 """
 
 BEGIN_EPOCH: Final = """
-    INSERT INTO {table} VALUES ('\\xff', 0, pg_current_xact_id(), $1)
-    ON CONFLICT (key) DO UPDATE SET changed = pg_current_xact_id(), epoch = $1 WHERE {table}.xmin <> {table}.changed::xid
+    WITH begun AS (
+        INSERT INTO {table} VALUES ('\\xff', 0, pg_current_xact_id(), $1)
+        ON CONFLICT (key) DO UPDATE SET changed = pg_current_xact_id(), epoch = $1 WHERE {table}.xmin <> {table}.changed::xid
+        RETURNING epoch
+    )
+    SELECT pg_notify({channel}, '[]'), pg_notify({quiet}, '[]') FROM begun
 """
 
 ADOPT: Final = """
@@ -152,7 +159,7 @@ RENEW: Final = """
     WITH renewed AS (
         UPDATE {table} SET epoch = $1, changed = pg_current_xact_id() WHERE key = '\\xff' AND epoch = $2 RETURNING epoch
     )
-    SELECT pg_notify({channel}, '[]') FROM renewed
+    SELECT pg_notify({channel}, '[]'), pg_notify({quiet}, '[]') FROM renewed
 """
 
 
@@ -203,13 +210,16 @@ class PostgresStore:
         self._prefix = prefix
         self._reader = PooledConnection(url)
         self._writer = PooledConnection(url)
+        self._is_interested = True
+        self._listener: Listener | None = None
 
     def _query(self, text: str) -> str:
-        channel = CHANNEL.format(table=self._table, prefix=self._prefix)
-        return text.format(table=self._table, channel=channel, rows=MAX_ROWS_PER_READ)
+        channel, quiet = (each.format(table=self._table, prefix=self._prefix) for each in (CHANNEL, QUIET_CHANNEL))
+        return text.format(table=self._table, channel=channel, quiet=quiet, rows=MAX_ROWS_PER_READ)
 
     async def open(self) -> None:
         """See `Store.open`."""
+        self._is_interested = True
         async with self._connection(self._writer) as connection, connection.transaction():
             # All processes of an application start at once, and CREATE TABLE IF NOT EXISTS is not made for that.
             await connection.execute("SET LOCAL lock_timeout = 0")
@@ -380,18 +390,45 @@ class PostgresStore:
 
         async with self._connection(self._reader) as connection:
             connection.add_termination_listener(end)
-            channel = await connection.fetchval(self._query("SELECT {channel}"))
-            await connection.add_listener(channel, lambda _connection, _process, _channel, payload: on_message(payload))
+            channels = tuple(await connection.fetchrow(self._query("SELECT {channel}, {quiet}")))
+            listener = self._listener = Listener(
+                connection, channels, lambda _connection, _process, _channel, payload: on_message(payload)
+            )
+            await listener.listen(self._is_interested)
         try:
             on_subscribed()
             await ended
         finally:
+            self._listener = None
             connection.terminate()
+
+    async def set_interest(self, is_wanted: bool) -> None:
+        """See `StoreWithInterest.set_interest`."""
+        self._is_interested = is_wanted
+        if self._listener is not None:
+            async with self._connection(self._reader) as connection:
+                if self._listener is not None and self._listener.connection is connection:
+                    await self._listener.listen(self._is_interested)
 
     async def send(self, payload: bytes) -> None:
         """See `Store.send`."""
         async with self._connection(self._writer) as connection:  # which shows that it is alive
-            await connection.execute(self._query("SELECT pg_notify({channel}, $1)"), payload.decode())
+            query = "SELECT pg_notify({channel}, $1), pg_notify({quiet}, $1)"
+            await connection.execute(self._query(query), payload.decode())
+
+
+class Listener(NamedTuple):
+    """What listens on a connection to one of two channels, with changes or without."""
+
+    connection: Any
+    channels: Sequence[str]
+    callback: Callable[..., None]
+
+    async def listen(self, is_interested: bool) -> None:
+        """Listens to the one, and then no longer to the other."""
+        wanted, other = self.channels if is_interested else reversed(self.channels)
+        await self.connection.add_listener(wanted, self.callback)
+        await self.connection.remove_listener(other, self.callback)
 
 
 @final

@@ -1,23 +1,26 @@
-"""A store in Redis, or Valkey: two keys, and one channel.
+"""A store in Redis, or Valkey: two keys, and two channels.
 
-    {purgatory}:versions    a hash: epoch, server, position, and v:orders/7 -> its version
-    {purgatory}:order       a sorted set: v:orders/7 -> the position of its last write
-    {purgatory}:news:0      the channel of database 0; channels know nothing of databases
+    {purgatory}:versions        a hash: epoch, server, position, and v:orders/7 -> its version
+    {purgatory}:order           a sorted set: v:orders/7 -> the position of its last write
+    {purgatory}:news:0          the channel of database 0; channels know nothing of databases
+    {purgatory}:news:0:quiet    what is sent to all, but no changes; for processes in which nobody waits
 
 Each operation is one script, so a version is raised and published in one step. FLUSHALL or eviction removes the epoch together
 with the versions, and the next script begins a new one. It also does so on another server than the one on which the epoch was
 begun: one that was restarted, and perhaps has read an older dump, or a replica that was promoted before it had everything.
 Asking the server for its run_id takes 6 µs of its time.
 
-One channel for all keys. Each process receives each write, which costs it 40 µs if nobody there waits for the key. A channel
-for each key would cost a subscription, its confirmation and a read for each key that somebody begins to wait for, and all of
-that at once after a lost connection; and on one channel the positions show when something is missing.
+One channel for all keys. Each process in which somebody waits receives each write, which costs it 40 µs if nobody there waits
+for the key. A channel for each key would cost a subscription, its confirmation and a read for each key that somebody begins to
+wait for, and all of that at once after a lost connection; and on one channel the positions show when something is missing.
 
-The client subscribes again by itself when its connection was cut; the only trace of that is a second confirmation, which
-`listen` reports. On a cluster the braces put everything into one slot, and messages go through a sharded channel; so a relay
-talks to one node only.
+A process is subscribed to one of the two channels. It goes over to the other one by subscribing to that too, and when this is
+confirmed it leaves the first. The client subscribes again by itself when its connection was cut; the only trace of that is a
+confirmation that nobody has asked for, which `listen` reports. On a cluster the braces put everything into one slot, and
+messages go through sharded channels; so a relay talks to one node only.
 """
 
+from asyncio import Future, get_running_loop
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from json import dumps, loads
@@ -71,10 +74,14 @@ if began_on ~= server then
     redis.call('HSET', KEYS[1], 'epoch', epoch, 'server', server)
 end
 floor = floor or '0'
-local function publish(after, changes)
+local function publish(channel, after, changes)
     local head = '["' .. epoch .. '",' .. after .. ',' .. position
-    redis.call(ARGV[2], ARGV[1], head .. ',{' .. table.concat(changes, ',') .. '}]')
+    redis.call(ARGV[2], channel, head .. ',{' .. table.concat(changes, ',') .. '}]')
 end
+local function publish_epoch()
+    for _, channel in ipairs({ARGV[1], ARGV[1] .. ':quiet'}) do publish(channel, position, {}) end
+end
+if epoch == ARGV[3] then publish_epoch() end
 """
 
 READ: Final = """
@@ -114,7 +121,7 @@ if #changes > 0 then
     for i = 1, #fields, 2 do scores[i], scores[i + 1] = position, fields[i] end
     redis.call('HSET', KEYS[1], 'position', position, unpack(fields))
     redis.call('ZADD', KEYS[2], unpack(scores))
-    publish(after, changes)
+    publish(ARGV[1], after, changes)
 elseif #ARGV == 3 then
     redis.call('HSET', KEYS[1], 'position', position)
 end
@@ -154,7 +161,7 @@ RENEW: Final = """
 if epoch == ARGV[4] then
     epoch = ARGV[3]
     redis.call('HSET', KEYS[1], 'epoch', epoch)
-    publish(position, {})
+    publish_epoch()
 end
 return {epoch}
 """
@@ -175,10 +182,19 @@ class RedisStore:
         self._is_cluster = False
         self._names = [f"{{{prefix}}}:versions", f"{{{prefix}}}:order"]
         self._channel = f"{{{prefix}}}:news:{self._seed.connection_pool.connection_kwargs.get('db') or 0}"
+        self._quiet_channel = f"{self._channel}:quiet"
+        self._is_interested = True
+        self._pubsub: Any = None
+        """While it listens."""
+        self._requested: set[str] = set()
+        """Channels to which it has asked to be subscribed."""
+        self._confirmed: Future[None] | None = None
+        """Of the latest `set_interest`."""
         self._scripts = {text: self._seed.register_script(BEGIN + text) for text in (READ, WRITE, AGE, FORGET, RENEW)}
 
     async def open(self) -> None:
         """See `Store.open`."""
+        self._is_interested = True
         await self.read((), None)
 
     async def close(self) -> None:
@@ -277,17 +293,69 @@ class RedisStore:
 
     async def listen(self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]) -> None:
         """See `Store.listen`."""
-        async with self._connected() as client, client.pubsub() as channel:
-            await (channel.ssubscribe if self._is_cluster else channel.subscribe)(self._channel)
-            async for message in channel.listen():
-                kind = message["type"]
-                if kind in ("message", "smessage"):
-                    on_message(message["data"])
-                elif kind in ("subscribe", "ssubscribe"):
-                    on_subscribed()
+        self._requested.clear()
+        is_new = False
+        async with self._connected() as client, client.pubsub() as pubsub:
+            try:
+                await self._subscribe(pubsub, self._wanted_channel)
+                self._pubsub = pubsub
+                async for message in pubsub.listen():
+                    kind = message["type"]
+                    if kind in ("message", "smessage"):
+                        on_message(message["data"])
+                    elif kind in ("subscribe", "ssubscribe"):
+                        name = message["channel"].decode()
+                        is_new = is_new or name not in self._requested
+                        self._requested.discard(name)
+                        if await self._on_confirmed(pubsub, name) and is_new:
+                            is_new = False
+                            on_subscribed()
+            finally:
+                self._pubsub = None
+                self._set_confirmed()
+
+    async def set_interest(self, is_wanted: bool) -> None:
+        """See `StoreWithInterest.set_interest`."""
+        self._is_interested = is_wanted
+        pubsub = self._pubsub
+        if pubsub is None:
+            return
+        confirmed = self._confirmed = get_running_loop().create_future()
+        try:
+            if pubsub.connection.is_connected:  # else it subscribes when the client has connected again
+                self._requested.add(self._wanted_channel)
+                await self._subscribe(pubsub, self._wanted_channel)
+        except (RedisError, OSError) as error:
+            raise RelayUnavailable(f"cannot use {self.address}: {error}") from error
+        await confirmed
+
+    @property
+    def _wanted_channel(self) -> str:
+        return self._channel if self._is_interested else self._quiet_channel
+
+    async def _subscribe(self, pubsub: Any, channel: str) -> None:
+        await (pubsub.ssubscribe if self._is_cluster else pubsub.subscribe)(channel)
+
+    async def _on_confirmed(self, pubsub: Any, channel: str) -> bool:
+        """A subscription was confirmed; whether it is the one that is wanted. Leaves the other one then."""
+        wanted = self._wanted_channel
+        subscribed = {name.decode() for name in (pubsub.shard_channels if self._is_cluster else pubsub.channels)}
+        if channel == wanted:
+            self._set_confirmed()
+            for name in subscribed - {wanted}:
+                await (pubsub.sunsubscribe if self._is_cluster else pubsub.unsubscribe)(name)
+        elif wanted not in subscribed:
+            await self._subscribe(pubsub, wanted)
+        return channel == wanted
+
+    def _set_confirmed(self) -> None:
+        if self._confirmed is not None and not self._confirmed.done():
+            self._confirmed.set_result(None)
 
     async def send(self, payload: bytes) -> None:
         """See `Store.send`."""
-        async with self._connected() as client:
-            run: Any = client.execute_command
-            await run("SPUBLISH" if self._is_cluster else "PUBLISH", self._channel, payload)
+        async with self._connected() as client, client.pipeline(transaction=False) as pipeline:
+            publish: Any = pipeline.execute_command
+            for channel in (self._channel, self._quiet_channel):
+                publish("SPUBLISH" if self._is_cluster else "PUBLISH", channel, payload)
+            await pipeline.execute()

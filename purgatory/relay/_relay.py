@@ -29,11 +29,12 @@ class RelayStatistics:
     since: float
     """The loop's time when that has last changed."""
     received: int
-    """Versions that came in messages, including its own and those of keys that nobody here waits for."""
+    """Versions that came in messages, including its own and those of keys that nobody here waits for. None come while nobody
+    waits for anything, from some seconds after the last wait on, unless a purgatory is attached."""
     sent: int
     """Changes that were written; several to one key in one write count once."""
     resyncs: int
-    """How often what had changed was read."""
+    """How often it was read what had changed, or whether the store still is what it was, while nobody here waits."""
     healed: int
     """Versions that were found in this way, and whose messages were lost."""
     epochs: int
@@ -352,7 +353,9 @@ class Relay:
                 )
         if purgatory not in self._attached:
             self._attached.append(purgatory)
-        self._follower.reports_all_keys = True
+        self._follower.report_all_keys()
+        if self._sync is not None:
+            self._sync.poke()
 
     def _on_change(self, key: str) -> None:
         for purgatory in self._attached:

@@ -44,6 +44,9 @@ class Store(Protocol):
     # is_channel_trusted: bool = True
     # If it is false, others may send to the channel, so a change message counts as a hint to read its keys.
 
+    # async def set_interest(self, is_wanted: bool) -> None
+    # A tenth method, which it may have: see `StoreWithInterest`. Without it `listen` receives all changes, always.
+
     async def open(self) -> None:
         """Creates what it needs, unless it exists. Called before all else, and again if it failed."""
         ...
@@ -103,6 +106,19 @@ class Store(Protocol):
     async def send(self, payload: bytes) -> None:
         """Sends a message of at most 4,000 bytes through the channel, to everyone who listens, including this relay's own
         `listen`: a probe or an announcement."""
+        ...
+
+
+class StoreWithInterest(Store, Protocol):
+    """A store that does not send changes to processes in which nobody waits."""
+
+    async def set_interest(self, is_wanted: bool) -> None:
+        """Whether `listen` is to receive what `write` publishes, in the subscription that there is and in later ones. After
+        `open` it is. What `renew` and `send` publish it receives in any case.
+
+        When this has returned, that is confirmed: `listen` receives each change that is made from then on. It may receive some
+        that are made after it was set to false, and what `send` publishes twice. Without a subscription it returns at once.
+        """
         ...
 
 

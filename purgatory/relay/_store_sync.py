@@ -3,14 +3,18 @@
 Two tasks. One listens to the channel, and subscribes again when a subscription has ended. The other does the follower's reads,
 one at a time; what is requested meanwhile goes into the next one. A third task sends an announcement now and then.
 
+While nobody here waits, and no purgatory is attached, the store need not send changes to this process. A task tells the store
+when that begins and ends.
+
 A timer covers what no message shows: every `resync` seconds it reads what has changed, and sends a probe through the channel.
 If the probe does not come back in time, the connection is dead, though it reports no error, and is made anew.
 """
 
 import logging
 from asyncio import AbstractEventLoop, CancelledError, Event, Future, Task, TimerHandle, gather, get_running_loop, sleep
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from itertools import islice
+from itertools import count, islice
 from json import dumps
 from random import uniform
 from secrets import token_hex
@@ -26,6 +30,9 @@ from purgatory.relay._store import Store
 
 REORDER_DELAY: Final = 0.02
 """How long, in seconds, a message may arrive after later ones before it is taken for lost."""
+
+LEAVE_DELAY: Final = 5.0
+"""Seconds without any wait before the changes are left, so that waits that come and go do not join and leave all the time."""
 
 MAX_SWEEP_INTERVAL: Final = 60.0
 """Seconds between two looks for keys to forget."""
@@ -61,6 +68,7 @@ class StoreSync:
         self._store, self._follower, self._membership = store, follower, membership
         self._resync, self._timeout = resync, timeout
         self._is_channel_trusted = getattr(store, "is_channel_trusted", True)
+        self._set_interest: Callable[[bool], Awaitable[None]] | None = getattr(store, "set_interest", None)
         self._loop: AbstractEventLoop = get_running_loop()
         self._has_work = Event()
         self._requested: dict[str, list[Future[int]]] = {}
@@ -77,6 +85,8 @@ class StoreSync:
         """Whether to send a probe when what has changed was read: after a resync or a subscription, and not after each hint."""
         self._takes_writes = True
         """Whether the last write was made."""
+        self._has_interest = Event()
+        """Set when somebody has an interest in changes that the store does not send."""
         self.is_current = Event()
         """Set while `follower.is_current`, and the store takes writes."""
         self.since = self._loop.time()
@@ -87,6 +97,8 @@ class StoreSync:
             self._loop.create_task(self._keep_listening(), name="purgatory.relay: listening"),
             self._loop.create_task(self._keep_reading(), name="purgatory.relay: reading"),
         ]
+        if self._set_interest is not None:
+            self._tasks.append(self._loop.create_task(self._keep_interest(), name="purgatory.relay: joining and leaving"))
         if forget_after is not None:
             forgetting = self._keep_forgetting(forget_after)
             self._tasks.append(self._loop.create_task(forgetting, name="purgatory.relay: forgetting"))
@@ -107,6 +119,8 @@ class StoreSync:
     def poke(self) -> None:
         """Starts what the follower needs; to be called when that may have changed."""
         follower = self._follower
+        if not follower.is_joined and follower.has_interest:
+            self._has_interest.set()
         if follower.needs_read:
             self._has_work.set()
         elif follower.has_gap and self._gap_timer is None:
@@ -249,7 +263,7 @@ class StoreSync:
             else:
                 failures = 0
                 self._update_connected()
-                if request.since is not None and self._is_probe_due and not follower.needs_changes:
+                if request.is_resync and self._is_probe_due and not follower.needs_changes:
                     self._is_probe_due = False
                     self._schedule_resync()
                     await self._probe()
@@ -303,6 +317,40 @@ class StoreSync:
         self._gap_timer = None
         if self._follower.has_gap:
             self._read_changes()
+
+    # -- joining and leaving the changes
+
+    async def _keep_interest(self) -> None:
+        """Leaves the changes when nobody has waited for a while, and joins them when somebody does."""
+        follower = self._follower
+        while True:
+            waits = follower.waits
+            await sleep(LEAVE_DELAY)
+            if follower.has_interest or follower.waits > waits:
+                continue
+            follower.leave()
+            self._has_interest.clear()
+            await self._try_set_interest(False)  # if it fails, changes come that nobody needs
+            await self._has_interest.wait()
+            for failures in count():
+                if await self._try_set_interest(True):
+                    break
+                await sleep(backoff(failures))
+            follower.on_joined()
+            self.poke()
+
+    async def _try_set_interest(self, is_wanted: bool) -> bool:
+        assert self._set_interest is not None
+        try:
+            async with timeout(self._timeout):
+                await self._set_interest(is_wanted)
+        except TimeoutError:
+            self._log_error(RelayUnavailable(f"{self._store.address} gave no answer within {self._timeout} s"))
+            return False
+        except Exception as error:
+            self._log_error(error)
+            return False
+        return True
 
     # -- forgetting
 
