@@ -13,7 +13,7 @@ from contextlib import nullcontext, suppress
 from http.client import HTTPException
 from typing import Any, Final
 from urllib.error import HTTPError
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 from purgatory._errors import how_to_install
@@ -48,11 +48,12 @@ class Source:
     """
 
     def __init__(self, url: str, headers: dict[str, str]) -> None:
-        self.url = url.rstrip("/") + "/state"
+        parts = urlsplit(url)
+        self.url = urlunsplit(parts._replace(path=parts.path.rstrip("/") + "/state"))
         self.headers = headers
         self.tag = ""
         # A proxy would look for a local address on its own machine.
-        host = urlsplit(url).hostname or ""
+        host = parts.hostname or ""
         is_local = host == "localhost" or host == "::1" or host.startswith("127.")
         self._opener = build_opener(ProxyHandler({})) if is_local else build_opener()
         self._history: deque[list[Any]] = deque(maxlen=300)

@@ -125,6 +125,13 @@ def test_each_version_is_asked_for_by_the_tag_of_the_last_and_the_history_of_one
     assert tags == [None, '"1"', '"2"', '"2"']
 
 
+def test_a_query_of_the_address_is_sent_for_the_state_of_the_page():
+    with served((200, body()), (200, body())) as (url, _):
+        for given in (url, url.rstrip("/")):
+            source = top.Source(f"{given}?token=secret", {})
+            assert source.url == f"{url}state?token=secret" and source.next() is not None
+
+
 def test_the_command_line_shows_a_state_once_or_says_why_it_cannot(capsys):
     with served((200, body()), (403, b"only\x1b here"), (200, b"[]"), (200, b"{")) as (url, _):
         assert [top.main([url, "--once"]) for _ in range(4)] == [0, 1, 1, 1]

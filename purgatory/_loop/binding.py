@@ -89,8 +89,8 @@ class LoopBinding:
             hint = f"; from a thread without one, call {threadsafe}" if threadsafe else ""
             return f"no event loop is running in this thread to be bound to{hint}"
         if self.loop.is_closed():
-            waiting = f"{pending} wait there for ever"
-            why = f"that loop is closed, and {waiting}; use one for each loop, or close it before its loop"
+            waiting = f", and {pending} wait there for ever" if pending else ""
+            why = f"that loop is closed{waiting}; use one for each loop, or close it before its loop"
         elif self.loop.is_running():
             allowed = f"call {threadsafe}" if threadsafe else "only the *_threadsafe methods may be called"
             why = f"this is another thread; from there {allowed}"

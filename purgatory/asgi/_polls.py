@@ -91,7 +91,7 @@ class LongPolls:
         if not 0.0 < max_wait < inf:
             raise ValueError(f"max_wait must be a finite number of seconds above zero, not {max_wait!r}")
         if default_wait is not None and not 0.0 <= default_wait <= max_wait:
-            raise ValueError(f"default_wait must be from 0 to max_wait, {max_wait!r}, not {default_wait!r}")
+            raise ValueError(f"default_wait must be from 0 to max_wait ({max_wait!r}), not {default_wait!r}")
         if not 0.0 <= spread <= 1.0:
             raise ValueError(f"spread must be a fraction from 0 to 1, not {spread!r}")
         for name, limit in (("max_open", max_open), ("max_per_client", max_per_client)):

@@ -102,7 +102,12 @@ class Versions(Generic[K]):
         return self._epoch if self.relay is None else self.relay.epoch
 
     def version(self, key: K) -> int:
-        """The version of `key`: how often it was bumped. 0 with a relay, which has its own. Cost: O(1)."""
+        """The version of `key`: how often it was bumped. Cost: O(1).
+
+        Raises:
+            RuntimeError: these are the versions of a relay.
+        """
+        self._refuse_relay("get the version of", key, "version")
         if running_loop() is not None and (not self._binding.is_bound or self._binding.loop.is_closed()):
             self._bind("get the version of {}", key)
         return self.thresholds.value(key) or 0
@@ -118,7 +123,7 @@ class Versions(Generic[K]):
             WrongLoop: called from another loop or thread than the first time, or outside any loop.
             RuntimeError: these are the versions of a relay.
         """
-        self._refuse_relay(key)
+        self._refuse_relay("bump", key, "bump")
         self._bind("bump {}", key)
         version = self.version(key) + 1
         self.thresholds.advance(key, version)
@@ -136,7 +141,7 @@ class Versions(Generic[K]):
             TypeError: `key` is not hashable.
             RuntimeError: these are the versions of a relay.
         """
-        self._refuse_relay(key)
+        self._refuse_relay("bump", key, "bump")
         hash(key)
         self._bumps.put((key, 1))
 
@@ -192,9 +197,11 @@ class Versions(Generic[K]):
             return replace(outcome, status=self.unchanged, headers=headers)
         return Outcome(Ending.SATISFIED, now, ANSWERS[Ending.SATISFIED].status, headers)
 
-    def _refuse_relay(self, key: K) -> None:
+    def _refuse_relay(self, action: str, key: K, method: str) -> None:
         if self.relay is not None:
-            raise RuntimeError(f"cannot bump {key!r} here: its versions are those of a relay, so `await relay.bump(...)`")
+            raise RuntimeError(
+                f"cannot {action} {key!r} here: its versions are those of a relay, so `await relay.{method}(...)`"
+            )
 
     def _bind(self, action: str, key: K) -> None:
         """Binds these versions to the running loop, or raises `WrongLoop` if they are bound to another one."""

@@ -72,7 +72,7 @@ async def _events(
     poll: Poll, versions: Versions[K], key: K, read: Callable[[int], Iterable[tuple[int, Any]]], seen: int
 ) -> AsyncIterator[ServerSentEvent]:
     poll.timeout = inf
-    now = versions.version(key)
+    now = versions.version(key) if versions.relay is None else 0
     while True:
         for version, data in read(seen):
             seen = version

@@ -112,6 +112,8 @@ class FileStore:
             await self._retry_while_locked(self._connect)
             self._remove_leftovers()
         except OSError as error:
+            if isinstance(error, RelayUnavailable):
+                raise
             raise self._unavailable(error) from error
 
     def _connect(self) -> None:

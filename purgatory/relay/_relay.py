@@ -394,6 +394,12 @@ class Relay:
             self._sync.announce(calls=True)
         return self._membership.others(now)
 
+    @property
+    def thresholds(self) -> ThresholdPurgatory[str, int]:
+        """Where the waits of this process are, to look at with `purgatory.inspect`; another one when the relay is opened again.
+        What it is advanced to here, other processes do not know: write with `bump`."""
+        return self._thresholds
+
     def statistics(self) -> RelayStatistics:
         """A snapshot. Cost: O(1)."""
         follower, sync = self._follower, self._sync

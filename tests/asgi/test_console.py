@@ -17,10 +17,11 @@ from loops import on_asyncio, on_virtual_time
 from renamed import beside_a_renamed_core
 
 from purgatory import DelayedOperation, Purgatory, ThresholdPurgatory, top
-from purgatory.asgi import LongPolls, console
+from purgatory.asgi import LongPolls, Versions, console
 from purgatory.asgi._console import _app
 from purgatory.asgi._preferences import query_parameter
 from purgatory.metrics import Meter
+from purgatory.relay import Relay as RealRelay
 from purgatory.relay import RelayStatistics, Worker
 from purgatory.testing import DeadlockError
 
@@ -378,6 +379,7 @@ class Relay:
 
     def __init__(self, *others):
         self.others = others
+        self.thresholds = ThresholdPurgatory("relay")
 
     def introduce(self, about):
         self.about = about
@@ -396,6 +398,26 @@ async def test_the_state_has_the_statistics_of_a_relay():
     assert state["relay"] == {
         "isConnected": False, "for": 3.0, "received": 5, "sent": 4, "resyncs": 3, "healed": 2, "epochs": 1, "watched": 6
     }  # fmt: skip
+
+
+@on_asyncio
+async def test_what_waits_for_versions_of_a_relay_is_shown_also_when_it_is_opened_again(tmp_path):
+    relay = RealRelay(f"file://{tmp_path}")
+    page = console(relay=relay, refresh=0.1)
+    for key in ("orders/7", "orders/8"):
+        async with relay:
+            waiting = asyncio.create_task(relay.wait(key, 0))
+            while not relay.thresholds.pending:
+                await asyncio.sleep(0)
+            shown: list[tuple[str, str, int]] = []
+            while shown != [(repr(key), "1", 1)]:
+                state, _ = await state_of(page)
+                [waits] = state["purgatories"]
+                shown = [(each["key"], each["threshold"], each["waiting"]) for each in waits["hottest"]]
+                await asyncio.sleep(0.05)
+            assert (waits["name"], waits["pending"], waits["isThreshold"]) == ("relay", 1, True)
+            await relay.bump(key)
+            await waiting
 
 
 @on_virtual_time
@@ -484,9 +506,9 @@ async def main():
         scope = {"type": "http", "method": "GET", "path": "/state", "query_string": b"", "client": ("127.0.0.1", 1)}
         await page({**scope, "headers": [(b"host", b"localhost")]}, asyncio.Queue().get, send)
     state = json.loads(sent[1]["body"])
-    jobs, versions = state["purgatories"]
+    jobs, versions, waits = state["purgatories"]
     print(jobs["name"], jobs["pending"], jobs["oldest"][0]["keys"], jobs["missedLast"][0]["keys"], jobs["hottest"][0]["key"])
-    print(sum(level["waiting"] for level in jobs["levels"]), [kind["kind"] for kind in jobs["kinds"]], versions["name"])
+    print(sum(level["waiting"] for level in jobs["levels"]), [kind["kind"] for kind in jobs["kinds"]], versions["name"], waits["name"])
     print(state["polls"]["open"], state["relay"]["isConnected"], state["others"])
 
 asyncio.run(main())
@@ -496,7 +518,7 @@ asyncio.run(main())
 def test_the_page_works_beside_a_core_whose_private_names_have_changed(tmp_path):
     assert beside_a_renamed_core(tmp_path, BESIDE, "asgi", "metrics", "relay").splitlines() == [
         "jobs 1 [\"'news'\", '42'] [\"'forgotten'\"] 'news'",
-        "1 ['Condition'] versions",
+        "1 ['Condition'] versions relay",
         "0 True []",
     ]
 
@@ -629,6 +651,10 @@ def test_servers_take_it_for_what_it_is():
     ("arguments", "options", "error"),
     [
         (["jobs"], {}, "console shows purgatories and threshold purgatories, not 'jobs'"),
+        ([Versions()], {}, "give its `thresholds`"),
+        ([Versions(relay=Relay())], {}, "give `relay=`, which shows who waits for them"),
+        ([LongPolls()], {}, "give it as `polls=`"),
+        ([Relay()], {}, "give it as `relay=`"),
         ([], {"authorize": True}, "authorize must be a function, not True"),
         ([], {"key_of": "sha256"}, "key_of must be a function, not 'sha256'"),
     ],

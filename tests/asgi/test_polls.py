@@ -630,7 +630,7 @@ async def test_a_client_nobody_knows_is_not_limited():
         ({"max_wait": 0.0}, "max_wait must be a finite number of seconds above zero, not 0.0"),
         ({"max_wait": float("nan")}, "max_wait must be"),
         ({"max_wait": float("inf")}, "max_wait must be"),
-        ({"default_wait": 61.0}, "default_wait must be from 0 to max_wait, 60.0, not 61.0"),
+        ({"default_wait": 61.0}, "default_wait must be from 0 to max_wait (60.0), not 61.0"),
         ({"default_wait": -1.0}, "default_wait must be"),
         ({"spread": 1.5}, "spread must be a fraction from 0 to 1, not 1.5"),
         ({"spread": float("nan")}, "spread must be"),

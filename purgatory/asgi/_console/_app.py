@@ -18,6 +18,7 @@ from purgatory.asgi._console._feed import STATE, Feed
 from purgatory.asgi._outcome import Ending
 from purgatory.asgi._polls import LongPolls
 from purgatory.asgi._types import ASGIApp, Receive, Scope, Send
+from purgatory.asgi._versions import Versions
 
 if TYPE_CHECKING:
     from purgatory.metrics import Meter, StreamMeter
@@ -82,7 +83,7 @@ def console(
     Args:
         purgatories: which to show, in this order; all of one event loop.
         polls: the long polls to show.
-        relay: the relay to show, and through it the other workers: the processes that show the same relay on a page of theirs.
+        relay: the relay to show, with what waits for its versions, and through it the other workers: the processes that show the same relay on a page of theirs.
             They announce their process ids, hosts, addresses and how many operations wait, while a page is open.
         meter: the purgatories' observer, to show how long waits take and which triggers were missed.
         stream: of a stream of `purgatory.pipeline`, to show it.
@@ -104,7 +105,7 @@ def console(
     """
     for purgatory in purgatories:
         if not isinstance(purgatory, (Purgatory, ThresholdPurgatory)):
-            raise TypeError(f"console shows purgatories and threshold purgatories, not {purgatory!r}")
+            raise TypeError(f"console shows purgatories and threshold purgatories, not {purgatory!r}{_instead(purgatory)}")
     for argument, function in (("authorize", authorize), ("key_of", key_of)):
         if function is not None and not callable(function):
             raise TypeError(f"{argument} must be a function, not {function!r}")
@@ -126,6 +127,15 @@ def console(
         await page.serve(scope, receive, send)
 
     return application
+
+
+def _instead(given: object) -> str:
+    """What to give instead of an object that is shown in another way."""
+    if isinstance(given, Versions):
+        return ": give its `thresholds`" if given.relay is None else ": give `relay=`, which shows who waits for them"
+    if isinstance(given, LongPolls):
+        return ": give it as `polls=`"
+    return ": give it as `relay=`" if hasattr(given, "introduce") else ""
 
 
 class _Console:

@@ -71,7 +71,7 @@ class Feed:
         refresh: float,
         pages: LongPolls,
     ) -> None:
-        self.purgatories = tuple(purgatories)
+        self._purgatories = tuple(purgatories)
         self.polls, self.relay, self.meter, self.stream = polls, relay, meter, stream
         self.key_of, self.address, self.name, self.host = key_of, address, name, gethostname()
         self.began_at = round(time.time(), 3)
@@ -81,6 +81,11 @@ class Feed:
         self._chain = SignalChain((SIGTERM, SIGINT), pages.stop)
         if relay is not None:
             relay.introduce(self._announcement)
+
+    @property
+    def purgatories(self) -> tuple[AnyPurgatory, ...]:
+        """What is shown, the relay's own waits as well."""
+        return self._purgatories if self.relay is None else (*self._purgatories, self.relay.thresholds)
 
     def _announcement(self) -> dict[str, Any]:
         """What the pages of other workers show of this one: how much waits, and no names."""
