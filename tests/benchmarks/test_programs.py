@@ -58,6 +58,33 @@ def test_load_measures_each_implementation_at_each_rate_and_draws_it(
     assert all(file.read_bytes().startswith(PNG) for file in files)
 
 
+def test_load_measures_kafkas_own_classes_on_a_jvm_with_the_same_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    need("javac", "needs Java 17 with its compiler: apt-get install openjdk-17-jdk-headless")
+    need("mvn", "needs Maven: apt-get install maven")
+    chosen = ["--timeouts", "high", "--rate", "20000", "--implementation", "ours"]
+    report = report_of(tmp_path, "load", "--java", "--requests", "500000", *chosen, "--plot", str(tmp_path))
+
+    ours, java = report["runs"]
+    assert (ours["implementation"], java["implementation"]) == ("ours", "java")
+    assert 0 < java["own_us"] < java["cpu_us"]
+    assert java["expired"] == pytest.approx(ours["expired"], abs=0.1)  # a busy machine expires some that others complete
+    assert len(java["lateness_ms"]) == len(report["percentiles"]) and java["lateness_ms"] == sorted(java["lateness_ms"])
+    assert java["max_stall_ms"] is None and java["per_second"] == {}
+    assert "java" in capsys.readouterr().out
+
+
+def test_load_says_what_java_needs_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delattr(load, "round_of")
+
+    assert main(["load", "--java", "--quick"]) == 1
+    assert "--java needs Java 17 with its compiler: apt-get install openjdk-17-jdk-headless" in capsys.readouterr().out
+
+
 def test_the_figures_of_several_rounds_are_their_medians() -> None:
     rounds = [
         load.Figures(

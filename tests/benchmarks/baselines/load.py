@@ -4,7 +4,7 @@ A million requests arrive at a given rate. Most are completed by somebody else w
 ms. `workload` says what they are like, `driver` makes them, `implementations` keep them. For each rate the implementations are
 measured one after the other, each in a process of its own. Before them comes the empty purgatory: what it costs is the
 generator's own share, and the *net* cost of an implementation is its cost without that share. With several rounds the median
-of each figure counts, and the lowest and the highest are shown beside it.
+of each figure counts, and the lowest and the highest are shown beside it. `java` does the same on a JVM.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.baselines import sizes
+from benchmarks.baselines import java, sizes
 from benchmarks.baselines.driver import DriveResult, drive
 from benchmarks.baselines.implementations import BY_NAME, EMPTY, OURS, Named
 from benchmarks.baselines.workload import LATENCIES, Latency, Workload
@@ -41,7 +41,8 @@ class Figures:
     Attributes:
         own_us: the CPU time of the generator, per request; `net_us` is `cpu_us` without it.
         lateness_ms: at each of `PERCENTILES`; empty if nothing expired.
-        max_stall_ms: the longest CPU time that the implementation took between two ticks of the generator.
+        max_stall_ms: the longest CPU time that the implementation took between two ticks of the generator; None for Java, whose
+            threads do not wait for each other.
         per_second: what the implementation has counted of its own work.
         spread: the lowest and the highest of some figures over the rounds.
     """
@@ -57,7 +58,7 @@ class Figures:
     net_us: float
     expired: float
     lateness_ms: list[float]
-    max_stall_ms: float
+    max_stall_ms: float | None
     per_second: dict[str, float]
     spread: dict[str, tuple[float, float]]
 
@@ -83,6 +84,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=positive, default=1, metavar="N", help="how often to measure; the median counts (default: %(default)s)"
     )
+    parser.add_argument(
+        "--java", action="store_true", help="Kafka's own classes as well, on a JVM: needs Java 17 with its compiler, and Maven"
+    )
     parser.add_argument("--markdown", action="store_true", help="print the tables for a page, in Markdown")
 
 
@@ -104,12 +108,18 @@ def run(options: argparse.Namespace) -> int:
     latencies = [latency for latency in LATENCIES if options.latencies is None or latency.name in options.latencies]
     compared = sizes.chosen(options)
     console = opened_console(f"load: {requests:,} requests for each of {len(compared)} implementations at {len(rates)} rates")
+    if options.java:
+        try:
+            java.command()
+        except java.Unavailable as error:
+            console.print(f"--java {error}")
+            return 1
     figures: list[Figures] = []
     for loop_name in options.loops:
         for latency in latencies:
             for asked in rates:
                 workloads = [(requests, asked, latency, options.seed + number) for number in range(options.rounds)]
-                rounds = [round_of(loop_name, workload, compared) for workload in workloads]
+                rounds = [round_of(loop_name, workload, compared, options.java) for workload in workloads]
                 medians = [medians_of(same) for same in zip(*rounds, strict=True)]
                 for each in medians:
                     console.print(line(each))
@@ -132,13 +142,19 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def round_of(loop_name: LoopName, workload: tuple[int, float, Latency, int], compared: Iterable[Named]) -> list[Figures]:
-    """The figures of each implementation with the same workload, after the generator alone."""
+def round_of(
+    loop_name: LoopName, workload: tuple[int, float, Latency, int], compared: Iterable[Named], with_java: bool
+) -> list[Figures]:
+    """The figures of each implementation with the same workload, after the generator alone. Java has a generator of its own."""
     own = in_fresh_process(_measure, loop_name, EMPTY.name, *workload)
     results = []
     for each in compared:
         driven = in_fresh_process(_measure, loop_name, each.name, *workload)
-        results.append(figures_of(loop_name, each, workload, driven, own))
+        results.append(figures_of(loop_name, each.name, workload, driven, own))
+    if with_java:
+        same = Workload(*workload)
+        own = java.drive(same, "empty")
+        results.append(figures_of(loop_name, java.NAME, workload, java.drive(same, "kafka"), own))
     return results
 
 
@@ -147,7 +163,7 @@ def _measure(loop_name: LoopName, name: str, requests: int, asked: float, latenc
 
 
 def figures_of(
-    loop_name: LoopName, named: Named, workload: tuple[int, float, Latency, int], driven: DriveResult, own: DriveResult
+    loop_name: LoopName, name: str, workload: tuple[int, float, Latency, int], driven: DriveResult, own: DriveResult
 ) -> Figures:
     """What was measured for an implementation, given what the generator alone has cost."""
     requests, asked, latency, _ = workload
@@ -156,7 +172,7 @@ def figures_of(
         loop=loop_name,
         latency=latency.name,
         rate=None if isinf(asked) else asked,
-        implementation=named.name,
+        implementation=name,
         requests=requests,
         actual_rate=requests / driven.created_s,
         cpu_us=driven.cpu_s / requests * 1e6,
@@ -164,7 +180,7 @@ def figures_of(
         net_us=(driven.cpu_s - own.cpu_s) / requests * 1e6,
         expired=len(late) / requests,
         lateness_ms=[late[round((len(late) - 1) * part / 100)] * 1e3 for part in PERCENTILES] if late else [],
-        max_stall_ms=driven.max_stall_s * 1e3,
+        max_stall_ms=None if driven.max_stall_s is None else driven.max_stall_s * 1e3,
         per_second={name: count / driven.elapsed_s for name, count in driven.counters.items()},
         spread={},
     )
@@ -214,8 +230,8 @@ def table(figures: Sequence[Figures], title: str) -> Table:
             f"{ours[each.rate] / each.net_us:.2f}" if comparable else "",
             f"{each.expired:.1%}",
             "/".join(late),
-            f"{each.max_stall_ms:.1f}",
-            f"{each.per_second.get('wake_ups', 0.0):,.0f}",
+            "" if each.max_stall_ms is None else f"{each.max_stall_ms:.1f}",
+            f"{each.per_second['wake_ups']:,.0f}" if each.per_second else "",
         )
     return result
 

@@ -16,6 +16,7 @@ LOOKS: dict[str, tuple[str, str, str]] = {  # colour, marker, dashes
     "ours": ("#000000", "o", "-"),
     "kafka": ("#e67e22", "D", "-."),
     "call-later": ("#8e44ad", "x", "-."),
+    "java": ("#2980b9", "s", "--"),
 }
 LATENCIES = {"low": "low timeouts (8 % expire)", "high": "high timeouts (50 % expire)"}
 KINDS = {"expiry": "due in one tick", "check": "completed by one check"}
@@ -89,7 +90,8 @@ def _draw_asked(axes: Axes, runs: Sequence[Json]) -> None:
 
 def _draw_own_share(axes: Axes, runs: Sequence[Json]) -> None:
     """What the generator itself takes."""
-    own = sorted({(each["rate"] / 1e3, each["own_us"]) for each in runs if each["rate"] is not None})
+    driven = [each for each in runs if each["rate"] is not None and each["implementation"] != "java"]  # which has its own
+    own = sorted({(each["rate"] / 1e3, each["own_us"]) for each in driven})
     axes.fill_between([rate for rate, _ in own], [share for _, share in own], color="0.88", zorder=0)
     if own:
         axes.annotate("the generator", own[-1], ha="right", va="bottom", fontsize=7, color="0.3")
