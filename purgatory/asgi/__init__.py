@@ -13,7 +13,7 @@
 The wait ends in one of four ways: what it waits for is there, its deadline has come, its client has disconnected, or the
 server stops. `poll.run(awaitable)` waits like this for whatever can be awaited, and WebSockets can wait as requests do. With
 `Versions` a client misses nothing between two polls, and `purgatory.asgi.sse` sends the same as server-sent events.
-`purgatory.asgi.fastapi` has the poll as a dependency. The README in this folder is an introduction.
+`purgatory.asgi.fastapi` has the poll as a dependency. The introduction is `purgatory/asgi/README.md`.
 """
 
 from purgatory.asgi._console import console

@@ -132,5 +132,5 @@ def test_a_relay_brings_its_own_thresholds_and_epoch(tmp_path: Path) -> None:
             Versions(relay=relay, **options)
     with pytest.raises(RuntimeError, match="cannot bump 'news' here"):
         Versions(relay=relay).bump("news")
-    with pytest.raises(RuntimeError, match="cannot get the version of 'news' here: .* `await relay.version"):
+    with pytest.raises(RuntimeError, match=r"cannot get the version of 'news' here: .* `await relay.version"):
         Versions(relay=relay).version("news")

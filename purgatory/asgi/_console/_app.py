@@ -83,8 +83,9 @@ def console(
     Args:
         purgatories: which to show, in this order; all of one event loop.
         polls: the long polls to show.
-        relay: the relay to show, with what waits for its versions, and through it the other workers: the processes that show the same relay on a page of theirs.
-            They announce their process ids, hosts, addresses and how many operations wait, while a page is open.
+        relay: the relay to show, with what waits for its versions, and through it the other workers: the processes that show
+            the same relay on a page of theirs. They announce their process ids, hosts, addresses and how many operations wait,
+            while a page is open.
         meter: the purgatories' observer, to show how long waits take and which triggers were missed.
         stream: of a stream of `purgatory.pipeline`, to show it.
         authorize: is called with the scope of each request, and returns whether it is allowed; it may be asynchronous. It alone
