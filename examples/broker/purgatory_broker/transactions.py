@@ -11,6 +11,7 @@ the terms are Kafka's (`TransactionCoordinator.scala`), before its KIP-890.
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import chain
@@ -187,6 +188,8 @@ class Transactions:
     def start(self) -> None:
         """Completes what was prepared before a restart, and aborts in time what is ongoing."""
         for transaction in list(self._by_id.values()):
+            for group_id, _, _ in transaction.offsets:
+                self._broker.coordinator.ensure_group(group_id)
             if transaction.state is State.ONGOING:
                 self._arm(transaction)
             elif transaction.state is not State.EMPTY:
@@ -206,6 +209,15 @@ class Transactions:
     def unstable(self, key: Key) -> bool:
         """Whether an ongoing transaction is going to commit an offset for this group and partition."""
         return any(key in transaction.offsets for transaction in self._by_id.values())
+
+    def discard_offsets(self, which: Callable[[Key], bool]) -> None:
+        """Transactions do not commit these offsets any more: they were committed or deleted by somebody else meanwhile."""
+        for transaction in list(self._by_id.values()):
+            kept = {key: value for key, value in transaction.offsets.items() if not which(key)}
+            if len(kept) < len(transaction.offsets):
+                changed = self._by_id[transaction.transactional_id] = replace(transaction, offsets=kept)
+                with suppress(ApiError):  # after a restart they are committed
+                    self._save(changed)
 
     def verify(self, transactional_id: str | None, key: tuple[str, int], batch: Batch) -> None:
         """Raises `ApiError` if a batch cannot be appended to a partition as part of a transaction, or outside of one."""
@@ -286,6 +298,7 @@ class Transactions:
             transaction = self._by_id[body.transactional_id]
             try:
                 self._save(replace(transaction, offsets={**transaction.offsets, **offsets}))
+                self._broker.coordinator.ensure_group(body.group_id)
             except ApiError as error:
                 code = error.code
                 return for_partitions(body.topics, lambda *_: {"error_code": code})
@@ -344,13 +357,9 @@ class Transactions:
         for name, index in sorted(transaction.partitions):
             if self._has_partition(name, index):
                 self._mark(self._broker.topics.partition(name, index), transaction, committed)
-        offsets = {key: value for key, value in transaction.offsets.items() if committed and self._has_partition(*key[1:])}
-        changes: list[Change] = [("offsets", key, value) for key, value in offsets.items()]
+        changes: list[Change] = [("offsets", key, value) for key, value in transaction.offsets.items() if committed]
         nothing: Any = {"partitions": frozenset(), "groups": frozenset(), "offsets": {}}
-        transaction = self._save(replace(transaction, state=State.EMPTY, was_committed=committed, **nothing), *changes)
-        for group_id, _, _ in offsets:
-            self._broker.coordinator.ensure_group(group_id)
-        return transaction
+        return self._save(replace(transaction, state=State.EMPTY, was_committed=committed, **nothing), *changes)
 
     def _mark(self, partition: "Partition", transaction: Transaction, committed: bool) -> None:
         if transaction.producer_id in partition.transactions.ongoing:
