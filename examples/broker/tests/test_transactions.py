@@ -384,10 +384,9 @@ async def test_a_transaction_that_cannot_be_ended_since_the_disk_is_full_is_ende
             await producer.send()
             with monkeypatch.context() as patch:
                 patch.setattr(store, "file", Full(store.file))
-                is_decided = store is partition.log.store
-                assert await producer.end() == ("kafka_storage_error" if is_decided else "not_coordinator")
+                assert await producer.end() == "not_coordinator"  # after which clients ask again
                 assert partition.last_stable_offset < partition.high_watermark
-            if is_decided:
+            if store is partition.log.store:  # the decision is written
                 assert await producer.end(committed=False) == "invalid_txn_state"
                 assert await producer.add("topic") == ["concurrent_transactions"]
             assert await producer.end() == "none"
@@ -399,6 +398,43 @@ async def test_a_transaction_that_cannot_be_ended_since_the_disk_is_full_is_ende
             await asyncio.sleep(61)
         await asyncio.sleep(61)
         assert await stable(client) == (6, 6, [(producer.id, 4)])
+
+
+async def test_a_prepared_transaction_is_completed_after_a_start_with_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_broker(directory=tmp_path) as client:
+        producer = TransactionalProducer(client)
+        await producer.init()
+        await producer.add("topic")
+        await producer.send()
+        metadata = client.broker.metadata_log.tables["transactions"][("mine",)]
+        client.broker.metadata_log.append(("transactions", ("mine",), metadata | {"state": "PrepareCommit"}))
+    broker = Broker(Settings(directory=tmp_path))
+    store = broker.topics.partition("topic", 0).log.store
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "file", Full(store.file))
+        broker.start()
+        assert await stable(Direct(broker)) == (0, 0, [])
+    await asyncio.sleep(61)
+    assert await stable(Direct(broker)) == (2, 2, [])
+    await broker.aclose()
+
+
+async def test_a_restart_does_not_give_a_transaction_more_time(tmp_path: Path) -> None:
+    async with running_broker(directory=tmp_path) as client:
+        producer = TransactionalProducer(client, timeout=600)
+        await producer.init()
+        await producer.add("topic")
+        await producer.send()
+    broker = Broker(Settings(directory=tmp_path))
+    broker.clock.offset = 400.0
+    broker.start()
+    await asyncio.sleep(190)
+    assert await stable(Direct(broker)) == (0, 0, [])
+    await asyncio.sleep(20)
+    assert await stable(Direct(broker)) == (2, 2, [(producer.id, 0)])
+    await broker.aclose()
 
 
 class FullLater:
