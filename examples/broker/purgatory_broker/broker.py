@@ -89,6 +89,7 @@ class Broker:
         """Deletes a topic and its committed offsets; operations that wait for its partitions complete with an error."""
         self.topics.delete(topic)
         self.coordinator.delete_offsets(lambda key: key[1] == topic.name)
+        self.transactions.discard_offsets(lambda key: key[1] == topic.name)
         for partition in topic.partitions:
             self.on_watermark(partition.key)
 

@@ -56,6 +56,7 @@ class GroupRequests:
         response = for_partitions(body.topics, commit)
         try:
             self.metadata_log.append(*changes)
+            self.transactions.discard_offsets({key for _, key, _ in changes}.__contains__)
         except OSError:  # as in Kafka, where clients find the coordinator anew and try again
             return for_partitions(body.topics, lambda *_: {"error_code": ErrorCode.not_coordinator})
         return response
@@ -140,5 +141,6 @@ class GroupRequests:
             raise_if(name not in self.groups, ErrorCode.group_id_not_found)
             raise_if(self.groups[name].state is not State.EMPTY, ErrorCode.non_empty_group)
             self.coordinator.delete_group(self.groups[name])
+            self.transactions.discard_offsets(lambda key: key[0] == name)
 
         return {"results": [{"group_id": name} | attempt(delete, name) for name in request.body.groups_names]}

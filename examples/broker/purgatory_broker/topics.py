@@ -67,6 +67,8 @@ class Partition(Replicas):
             raise ApiError(ErrorCode.message_too_large, f"a batch of {batch.size} bytes")
         check_by_config(check_records(data, batch), batch, config, now)
         verify(batch)
+        if not batch.is_transactional and batch.producer_id in self.transactions.ongoing:
+            raise ApiError(ErrorCode.invalid_txn_state, "the producer has a transaction, and the batch is not part of it")
         self.producers.expire(now)
         appended = self.producers.find_duplicate(batch)
         if appended is None:

@@ -11,6 +11,7 @@ the terms are Kafka's (`TransactionCoordinator.scala`), before its KIP-890.
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import chain
@@ -47,6 +48,7 @@ class Transaction:
 
     Attributes:
         timeout: in seconds, after which one is aborted.
+        began: when this one has begun, in seconds since 1970.
         replaced: id and epoch that the producer gave back for these ones; None if it did not, or a transaction has begun since.
         partitions: name and index of those that were added.
         offsets: what is committed with it, by group, topic and partition.
@@ -59,6 +61,7 @@ class Transaction:
     epoch: int
     timeout: float
     replaced: tuple[int, int] | None = None
+    began: float = 0.0
     state: State = State.EMPTY
     partitions: frozenset[tuple[str, int]] = frozenset()
     groups: frozenset[str] = frozenset()
@@ -71,6 +74,7 @@ class Transaction:
             "producer_id": self.producer_id,
             "epoch": self.epoch,
             "timeout": self.timeout,
+            "began": self.began,
             "replaced": self.replaced,
             "state": self.state.value,
             "partitions": sorted(self.partitions),
@@ -82,13 +86,14 @@ class Transaction:
     @classmethod
     def from_metadata(cls, transactional_id: str, value: Any) -> "Transaction":
         """The transaction as the metadata log has it."""
-        replaced = value.get("replaced")  # earlier versions did not write it
+        replaced = value.get("replaced")  # earlier versions did not write it, nor when a transaction has begun
         return cls(
             transactional_id=transactional_id,
             producer_id=value["producer_id"],
             epoch=value["epoch"],
             timeout=value["timeout"],
             replaced=None if replaced is None else (replaced[0], replaced[1]),
+            began=value.get("began", 0.0),
             state=State(value["state"]),
             partitions=frozenset((name, index) for name, index in value["partitions"]),
             groups=frozenset(value["groups"]),
@@ -187,10 +192,12 @@ class Transactions:
     def start(self) -> None:
         """Completes what was prepared before a restart, and aborts in time what is ongoing."""
         for transaction in list(self._by_id.values()):
+            for group_id, _, _ in transaction.offsets:
+                self._broker.coordinator.ensure_group(group_id)
             if transaction.state is State.ONGOING:
-                self._arm(transaction)
+                self._arm(transaction, max(0.0, transaction.began + transaction.timeout - self._broker.clock.time()))
             elif transaction.state is not State.EMPTY:
-                self._complete(transaction)
+                self._end_by_itself(transaction.transactional_id)
 
     def stop(self) -> None:
         """Nothing happens by itself any more."""
@@ -206,6 +213,15 @@ class Transactions:
     def unstable(self, key: Key) -> bool:
         """Whether an ongoing transaction is going to commit an offset for this group and partition."""
         return any(key in transaction.offsets for transaction in self._by_id.values())
+
+    def discard_offsets(self, which: Callable[[Key], bool]) -> None:
+        """Transactions do not commit these offsets any more: they were committed or deleted by somebody else meanwhile."""
+        for transaction in list(self._by_id.values()):
+            kept = {key: value for key, value in transaction.offsets.items() if not which(key)}
+            if len(kept) < len(transaction.offsets):
+                changed = self._by_id[transaction.transactional_id] = replace(transaction, offsets=kept)
+                with suppress(ApiError):  # after a restart they are committed
+                    self._save(changed)
 
     def verify(self, transactional_id: str | None, key: tuple[str, int], batch: Batch) -> None:
         """Raises `ApiError` if a batch cannot be appended to a partition as part of a transaction, or outside of one."""
@@ -286,6 +302,7 @@ class Transactions:
             transaction = self._by_id[body.transactional_id]
             try:
                 self._save(replace(transaction, offsets={**transaction.offsets, **offsets}))
+                self._broker.coordinator.ensure_group(body.group_id)
             except ApiError as error:
                 code = error.code
                 return for_partitions(body.topics, lambda *_: {"error_code": code})
@@ -324,11 +341,12 @@ class Transactions:
     def _begin(self, transaction: Transaction, **added: Any) -> None:
         """Adds something to a transaction that goes on, or begins with that."""
         raise_if(transaction.state not in (State.EMPTY, State.ONGOING), ErrorCode.concurrent_transactions)
-        changed = replace(transaction, state=State.ONGOING, was_committed=None, replaced=None, **added)
+        began = self._broker.clock.time() if transaction.state is State.EMPTY else transaction.began
+        changed = replace(transaction, state=State.ONGOING, began=began, was_committed=None, replaced=None, **added)
         if changed != transaction:
             self._save(changed)
         if transaction.state is State.EMPTY:
-            self._arm(transaction)
+            self._arm(transaction, transaction.timeout)
 
     def _end(self, transaction: Transaction, prepared: State) -> Transaction:
         """Ends a transaction. If the disk is full, the same is to be asked for once more: it goes on from where it was."""
@@ -344,27 +362,26 @@ class Transactions:
         for name, index in sorted(transaction.partitions):
             if self._has_partition(name, index):
                 self._mark(self._broker.topics.partition(name, index), transaction, committed)
-        offsets = {key: value for key, value in transaction.offsets.items() if committed and self._has_partition(*key[1:])}
-        changes: list[Change] = [("offsets", key, value) for key, value in offsets.items()]
+        changes: list[Change] = [("offsets", key, value) for key, value in transaction.offsets.items() if committed]
         nothing: Any = {"partitions": frozenset(), "groups": frozenset(), "offsets": {}}
-        transaction = self._save(replace(transaction, state=State.EMPTY, was_committed=committed, **nothing), *changes)
-        for group_id, _, _ in offsets:
-            self._broker.coordinator.ensure_group(group_id)
-        return transaction
+        return self._save(replace(transaction, state=State.EMPTY, was_committed=committed, **nothing), *changes)
 
     def _mark(self, partition: "Partition", transaction: Transaction, committed: bool) -> None:
         if transaction.producer_id in partition.transactions.ongoing:
             now = self._broker.clock.milliseconds()
-            partition.append_marker(make_marker(transaction.producer_id, transaction.epoch, now, committed), committed)
+            try:
+                partition.append_marker(make_marker(transaction.producer_id, transaction.epoch, now, committed), committed)
+            except OSError as error:
+                raise ApiError(ErrorCode.not_coordinator, str(error)) from error
             self._broker.on_marker(partition)
 
-    def _expire(self, transactional_id: str) -> None:
-        """A transaction has taken too long: it is aborted, and its producer is fenced."""
+    def _end_by_itself(self, transactional_id: str) -> None:
+        """Aborts a transaction that has taken too long, and fences its producer; or completes one that was prepared."""
         transaction = self._by_id[transactional_id]
         try:
             self._abort_by_fencing(transaction)
-        except (ApiError, OSError):  # the disk is full: once more, later
-            self._arm(transaction)
+        except ApiError:  # the disk is full: once more, later
+            self._arm(transaction, transaction.timeout)
         self._broker.run_deferred()
 
     def _abort_by_fencing(self, transaction: Transaction) -> Transaction:
@@ -373,9 +390,9 @@ class Transactions:
             transaction = replace(transaction, epoch=transaction.epoch + 1)
         return self._end(transaction, State.PREPARE_ABORT)
 
-    def _arm(self, transaction: Transaction) -> None:
+    def _arm(self, transaction: Transaction, delay: float) -> None:
         name = transaction.transactional_id
-        self._timers[name] = self._timer.call_later(transaction.timeout, self._expire, name)
+        self._timers[name] = self._timer.call_later(delay, self._end_by_itself, name)
 
     def _disarm(self, transactional_id: str) -> None:
         timer = self._timers.pop(transactional_id, None)

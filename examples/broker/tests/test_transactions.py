@@ -14,7 +14,7 @@ from purgatory_broker.broker import Broker
 from purgatory_broker.settings import Settings
 from purgatory_broker.testing import BrokerThread
 from purgatory_broker.transactions import MAX_EPOCH
-from raw import Direct, fetch_fields, make_batch, produce_fields, running_broker
+from raw import Direct, fetch_fields, make_batch, produce_fields, produced, running_broker
 from test_storage import Full
 
 TRANSACTIONAL = 0x10
@@ -252,6 +252,9 @@ async def test_what_is_in_no_transaction_is_refused() -> None:
         assert await producer.add("topic") == ["none"]
         assert await producer.send(topic="other") == "invalid_txn_state"
         assert await producer.send(transactional_id=None) == "transactional_id_authorization_failed"
+        assert await producer.send() == "none"
+        plain = make_batch(b"v", producer=producer.id, epoch=producer.epoch, sequence=producer.sequence)
+        assert produced(await client.ask("produce", **produce_fields("topic", plain))) == [("invalid_txn_state", -1)]
         stranger = TransactionalProducer(client, "stranger")
         stranger.id, stranger.epoch = producer.id, producer.epoch
         assert await stranger.add("topic") == ["invalid_producer_id_mapping"]
@@ -303,7 +306,7 @@ async def test_offsets_of_a_group_that_is_not_in_the_transaction_are_refused() -
         fields = {"topics": topics, "group_id": "group", "generation_id": -1, **producer.identity}
         response = await client.ask("txn_offset_commit", **fields)
         assert response.topics[0].partitions[0].error_code.name == "invalid_txn_state"
-        await producer.commit_offset(1)
+        await client.ask("add_offsets_to_txn", group_id="group", **producer.identity)
 
         async def commit(**values: Any) -> str:
             response = await client.ask("txn_offset_commit", **fields | values)
@@ -381,10 +384,9 @@ async def test_a_transaction_that_cannot_be_ended_since_the_disk_is_full_is_ende
             await producer.send()
             with monkeypatch.context() as patch:
                 patch.setattr(store, "file", Full(store.file))
-                is_decided = store is partition.log.store
-                assert await producer.end() == ("kafka_storage_error" if is_decided else "not_coordinator")
+                assert await producer.end() == "not_coordinator"  # after which clients ask again
                 assert partition.last_stable_offset < partition.high_watermark
-            if is_decided:
+            if store is partition.log.store:  # the decision is written
                 assert await producer.end(committed=False) == "invalid_txn_state"
                 assert await producer.add("topic") == ["concurrent_transactions"]
             assert await producer.end() == "none"
@@ -396,6 +398,43 @@ async def test_a_transaction_that_cannot_be_ended_since_the_disk_is_full_is_ende
             await asyncio.sleep(61)
         await asyncio.sleep(61)
         assert await stable(client) == (6, 6, [(producer.id, 4)])
+
+
+async def test_a_prepared_transaction_is_completed_after_a_start_with_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_broker(directory=tmp_path) as client:
+        producer = TransactionalProducer(client)
+        await producer.init()
+        await producer.add("topic")
+        await producer.send()
+        metadata = client.broker.metadata_log.tables["transactions"][("mine",)]
+        client.broker.metadata_log.append(("transactions", ("mine",), metadata | {"state": "PrepareCommit"}))
+    broker = Broker(Settings(directory=tmp_path))
+    store = broker.topics.partition("topic", 0).log.store
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "file", Full(store.file))
+        broker.start()
+        assert await stable(Direct(broker)) == (0, 0, [])
+    await asyncio.sleep(61)
+    assert await stable(Direct(broker)) == (2, 2, [])
+    await broker.aclose()
+
+
+async def test_a_restart_does_not_give_a_transaction_more_time(tmp_path: Path) -> None:
+    async with running_broker(directory=tmp_path) as client:
+        producer = TransactionalProducer(client, timeout=600)
+        await producer.init()
+        await producer.add("topic")
+        await producer.send()
+    broker = Broker(Settings(directory=tmp_path))
+    broker.clock.offset = 400.0
+    broker.start()
+    await asyncio.sleep(190)
+    assert await stable(Direct(broker)) == (0, 0, [])
+    await asyncio.sleep(20)
+    assert await stable(Direct(broker)) == (2, 2, [(producer.id, 0)])
+    await broker.aclose()
 
 
 class FullLater:
@@ -450,14 +489,43 @@ async def test_what_cannot_be_added_to_a_transaction_since_the_disk_is_full_is_n
         assert response.topics[0].partitions[0].committed_offset == 5
 
 
-async def test_offsets_for_a_topic_that_is_deleted_meanwhile_are_not_committed() -> None:
-    async with running_broker() as client:
+async def test_offsets_that_are_committed_or_deleted_meanwhile_are_not_those_of_the_transaction(tmp_path: Path) -> None:
+    async with running_broker(directory=tmp_path) as client:
+        producer = TransactionalProducer(client)
+
+        async def committed() -> list[int]:
+            response = await client.ask("offset_fetch", group_id="group", topics=None, require_stable=True)
+            return [partition.committed_offset for topic in response.topics for partition in topic.partitions]
+
+        await producer.init()
+        await producer.commit_offset(5)
+        partitions = [{"partition_index": 0, "committed_offset": 7}]
+        topics = [{"name": "topic", "partitions": partitions}]
+        await client.ask("offset_commit", group_id="group", generation_id_or_member_epoch=-1, topics=topics)
+        assert await producer.end() == "none"
+        assert await committed() == [7]
+        await producer.commit_offset(8)
+        deleted = await client.ask("delete_groups", groups_names=["group"])
+        assert deleted.results[0].error_code.name == "none"
+        assert await producer.end() == "none"
+        assert await committed() == []
+        await producer.commit_offset(9)
+        client.broker.delete_topic(client.broker.topics.topic("topic"))
+        client.broker.topics.create("topic", 1, 1, {})
+        assert await producer.end() == "none"
+        assert await committed() == []
+
+
+async def test_a_group_of_which_there_are_only_undecided_offsets_is_there_after_a_restart(tmp_path: Path) -> None:
+    async with running_broker(directory=tmp_path) as client:
         producer = TransactionalProducer(client)
         await producer.init()
         await producer.commit_offset(5)
-        client.broker.delete_topic(client.broker.topics.topic("topic"))
-        assert await producer.end() == "none"
-        assert not (await client.ask("offset_fetch", group_id="group", topics=None)).topics
+    broker = Broker(Settings(directory=tmp_path))
+    broker.start()
+    (group,) = (await Direct(broker).ask("list_groups")).groups
+    assert group.group_id == "group"
+    await broker.aclose()
 
 
 async def test_nothing_is_left_of_transactions_when_the_broker_is_cleared() -> None:

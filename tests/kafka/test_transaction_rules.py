@@ -1,0 +1,190 @@
+"""Transactions, request by request: both brokers give the same answers."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from brokers import KINDS, TIMEOUT, running
+from kio.schema.errors import ErrorCode
+from maven import Unavailable
+from raw import Raw, fetch_fields, make_batch, produce_fields, produced
+from requirements import unavailable
+from test_transactions import TransactionalProducer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+NOT_YET = {"concurrent_transactions", "coordinator_load_in_progress", "coordinator_not_available", "not_coordinator"}
+"""Errors after which clients ask again: Kafka completes a transaction after its response to EndTxn."""
+
+
+def errors(response: Any) -> Iterator[str]:
+    """The names of all errors in a response."""
+    for value in [getattr(response, field.name) for field in fields(response)]:
+        if isinstance(value, ErrorCode):
+            yield value.name
+        for each in value if isinstance(value, tuple) else ():
+            yield from errors(each) if is_dataclass(each) else ()
+
+
+class Patient:
+    """A client over a socket, which asks again as long as the answer is not known yet."""
+
+    def __init__(self, address: str) -> None:
+        self.raw = Raw(address)
+
+    async def ask(self, name: str, version: int | None = None, **values: Any) -> Any:
+        until = time.monotonic() + TIMEOUT
+        response = self.raw.ask(name, version, **values)
+        while NOT_YET.intersection(errors(response)) and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+            response = self.raw.ask(name, version, **values)
+        return response
+
+
+async def create(client: Patient, name: str) -> None:
+    """A topic with one partition, which is there."""
+    topics = [{"name": name, "num_partitions": 1, "replication_factor": 1}]
+    await client.ask("create_topics", topics=topics, timeout=timedelta(seconds=10))
+    until = time.monotonic() + TIMEOUT
+    while time.monotonic() < until:
+        found = await client.ask("metadata", 8, topics=[{"name": name}])
+        if found.topics[0].partitions and not set(errors(found)) - {"none"}:
+            return
+        await asyncio.sleep(0.05)
+
+
+async def committed(client: Patient, group: str) -> tuple[str, int]:
+    """The committed offset, when no transaction is going to change it."""
+    topics, until = [{"name": "topic", "partition_indexes": [0]}], time.monotonic() + TIMEOUT
+    while time.monotonic() < until:
+        response = await client.ask("offset_fetch", group_id=group, topics=topics, require_stable=True)
+        partition = response.topics[0].partitions[0]
+        if partition.error_code.name != "unstable_offset_commit":
+            break
+        await asyncio.sleep(0.05)
+    return partition.error_code.name, partition.committed_offset
+
+
+async def commit(producer: TransactionalProducer, group: str, **values: Any) -> str:
+    """The error of offsets that a producer commits."""
+    topics = [{"name": "topic", "partitions": [{"partition_index": 0, "committed_offset": 1}]}]
+    fields = {"topics": topics, "group_id": group, "generation_id": -1, **producer.identity} | values
+    response = await producer.client.ask("txn_offset_commit", **fields)
+    return str(response.topics[0].partitions[0].error_code.name)
+
+
+async def epochs_and_fencing(client: Patient) -> None:
+    await create(client, "topic")
+    one, two = TransactionalProducer(client), TransactionalProducer(client)
+    assert await one.init() == "none"
+    given_back = {"producer_id": one.id, "producer_epoch": one.epoch}
+    for _ in range(2):
+        assert await one.init(**given_back) == "none"
+        assert one.epoch == given_back["producer_epoch"] + 1
+    assert (await one.add("topic"), await one.send()) == (["none"], "none")
+    assert [await one.end(), await one.end(), await one.end(committed=False)] == ["none", "none", "invalid_txn_state"]
+    assert await one.init() == "none"
+    assert await one.end() == "invalid_txn_state"
+    assert (await one.add("topic"), await one.send()) == (["none"], "none")
+    assert await two.init() == "none"
+    assert two.epoch == one.epoch + 2
+    assert (await one.send(), await one.add("topic"), await one.end()) == (
+        "invalid_producer_epoch",
+        ["producer_fenced"],
+        "producer_fenced",
+    )
+    one.sequence -= 1
+    assert await one.send() == "invalid_producer_epoch"
+
+
+async def what_is_in_no_transaction(client: Patient) -> None:
+    one, stranger = TransactionalProducer(client), TransactionalProducer(client, "stranger")
+    await one.init()
+    stranger.id, stranger.epoch = one.id, one.epoch
+    assert await stranger.add("topic") == ["invalid_producer_id_mapping"]
+    assert (await stranger.send(), await stranger.end()) == ("invalid_producer_id_mapping",) * 2
+    assert await one.send() == "invalid_txn_state"
+    assert await one.send(transactional_id=None) == "transactional_id_authorization_failed"
+    assert await one.add("topic", "none") == ["operation_not_attempted", "unknown_topic_or_partition"]
+    assert (await one.add("topic"), await one.send()) == (["none"], "none")
+    plain = make_batch(b"v", producer=one.id, epoch=one.epoch, sequence=one.sequence)
+    assert produced(await client.ask("produce", **produce_fields("topic", plain))) == [("invalid_txn_state", -1)]
+    assert await TransactionalProducer(client, timeout=901).init() == "invalid_transaction_timeout"
+    assert await TransactionalProducer(client, timeout=0).init() == "invalid_transaction_timeout"
+    assert await TransactionalProducer(client, "").init() == "invalid_request"
+
+
+async def offsets_and_groups(client: Patient) -> None:
+    one = TransactionalProducer(client)
+    await one.init()
+    await one.add("topic")
+    assert await commit(one, "group") == "invalid_txn_state"
+    await client.ask("add_offsets_to_txn", group_id="group", **one.identity)
+    assert await commit(one, "group", generation_id=3, member_id="nobody") == "illegal_generation"
+    assert await commit(one, "group", member_id="nobody") == "none"
+    assert await commit(one, "group", generation_id=3, member_id="nobody") == "unknown_member_id"
+    assert await one.end() == "none"
+    assert await committed(client, "group") == ("none", 1)
+    await one.commit_offset(5)
+    topics = [{"name": "topic", "partitions": [{"partition_index": 0, "committed_offset": 7}]}]
+    await client.ask("offset_commit", group_id="group", generation_id_or_member_epoch=-1, topics=topics)
+    assert await one.end() == "none"
+    assert await committed(client, "group") == ("none", 7)
+    await one.commit_offset(5, "other")
+    assert set(errors(await client.ask("delete_groups", groups_names=["other"]))) == {"none"}
+    assert await one.end() == "none"
+    assert await committed(client, "other") == ("none", -1)
+
+
+async def records_that_are_deleted_in_a_transaction(client: Patient) -> None:
+    await create(client, "deleted")
+    one = TransactionalProducer(client)
+    await one.init()
+    await one.add("deleted")
+    assert [await one.send(topic="deleted") for _ in range(3)] == ["none"] * 3
+    partitions = [{"partition_index": 0, "offset": 2}]
+    topics = [{"name": "deleted", "partitions": partitions}]
+    await client.ask("delete_records", topics=topics, timeout=timedelta(seconds=10))
+    topics = [{"name": "deleted", "partitions": [{"partition_index": 0, "timestamp": -1}]}]
+    latest = await client.ask("list_offsets", topics=topics, isolation_level=1, replica_id=-1)
+    fetched = await client.ask("fetch", **fetch_fields("deleted", 2), isolation_level=1, replica_id=-1)
+    assert latest.topics[0].partitions[0].offset == fetched.responses[0].partitions[0].last_stable_offset == 2
+
+
+async def a_transaction_that_takes_too_long(client: Patient) -> None:
+    one = TransactionalProducer(client, timeout=1)
+    await one.init()
+    await one.add("topic")
+    until = time.monotonic() + TIMEOUT
+    while (error := await one.send()) == "none" and time.monotonic() < until:
+        await asyncio.sleep(0.2)  # Kafka looks every ten seconds
+    assert error == "invalid_producer_epoch"
+    assert (await one.add("topic"), await one.end()) == (["producer_fenced"], "producer_fenced")
+    assert await one.init(producer_id=one.id, producer_epoch=one.epoch) == "producer_fenced"
+    before = one.epoch
+    assert await one.init() == "none"
+    assert one.epoch == before + 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_brokers_keep_the_same_rules_of_transactions(kind: str) -> None:
+    async def keep(client: Patient) -> None:
+        await epochs_and_fencing(client)
+        await what_is_in_no_transaction(client)
+        await offsets_and_groups(client)
+        await records_that_are_deleted_in_a_transaction(client)
+        await a_transaction_that_takes_too_long(client)
+
+    try:
+        with running(kind) as broker:
+            client = Patient(broker.address)
+            with client.raw:
+                for key_type in (0, 1):  # Kafka makes the topics of its coordinators when somebody looks for them
+                    client.raw.ask("find_coordinator", key="any", key_type=key_type)
+                asyncio.run(keep(client))
+    except Unavailable as error:
+        unavailable(str(error))
