@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from kafka_server import AS_SHIPPED, kafka_server
 
@@ -47,13 +47,14 @@ class Running:
 
 
 @contextmanager
-def running(kind: str, *options: str, settings: str = "") -> Iterator[Running]:
+def running(kind: str, *options: str, settings: str = "", log: IO[str] | None = None) -> Iterator[Running]:
     """A new and empty broker until the end of the block.
 
     Args:
         kind: of `KINDS`.
         options: of our broker's command line.
         settings: lines for Kafka's configuration.
+        log: a file for the log of our broker; without one it is written to the standard error.
 
     Raises:
         Unavailable: Kafka's jars are not available.
@@ -67,7 +68,7 @@ def running(kind: str, *options: str, settings: str = "") -> Iterator[Running]:
                 yield Running(kind, server.address, server.process.pid, time.monotonic() - began)
             return
         command = [sys.executable, "-m", "purgatory_broker", "--port", "0", *options]
-        with subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=log, text=True) as process:
             try:
                 assert process.stdout is not None
                 line = process.stdout.readline()

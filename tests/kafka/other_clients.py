@@ -1,13 +1,11 @@
-"""Clients that are not Python's, unmodified, as processes: Java's own, kafkajs, franz-go; from Maven, npm and Go.
+"""Clients that are not Python's, unmodified, as processes: Java's own from Maven, kafkajs from npm. For Go see `golang`.
 
 They are cached in `~/.cache/purgatory` (or where `XDG_CACHE_HOME` says).
 """
 
-import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -15,8 +13,9 @@ from maven import Unavailable, jars
 
 FOLDER: Final = Path(__file__).parent
 JAVA_CLIENTS: Final = ("3.9.2", "4.3.1")
+LOGGING: Final = "org.slf4j:slf4j-simple:1.7.36"
+LOG_OPTIONS: Final = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showThreadName=false")
 KAFKAJS: Final = "kafkajs@2.2.4"
-FRANZ_GO: Final = "github.com/twmb/franz-go/pkg/kgo@v1.22.2"
 TIMEOUT: Final = 200.0
 
 
@@ -39,55 +38,25 @@ def java_command(program: str, client: str = JAVA_CLIENTS[-1]) -> list[str]:
         raise Unavailable("needs Java 17: apt-get install openjdk-17-jdk-headless")
     if "jdk.compiler" not in _output(command, "--list-modules"):
         raise Unavailable("this Java has no compiler: apt-get install openjdk-17-jdk-headless")
-    path = os.pathsep.join(map(str, jars(f"org.apache.kafka:kafka-clients:{client}")))
-    return [command, "-XX:TieredStopAtLevel=1", "-cp", path, str(FOLDER / program)]
+    path = os.pathsep.join(map(str, jars(f"org.apache.kafka:kafka-clients:{client}", LOGGING)))
+    return [command, "-XX:TieredStopAtLevel=1", *LOG_OPTIONS, "-cp", path, str(FOLDER / program)]
 
 
 def java(program: str, *arguments: str, client: str = JAVA_CLIENTS[-1]) -> str:
     """Runs a Java program of this folder, and returns what it prints.
 
     Raises:
-        Unavailable: as `java_command`.
+        Unavailable: there is no Java with a compiler, or the client cannot be downloaded.
         RuntimeError: it failed.
     """
     return _output(*java_command(program, client), *arguments)
 
 
-def go_command(program: str, package: str = FRANZ_GO) -> list[str]:
-    """What runs a Go program of this folder, which is compiled on first use.
-
-    Args:
-        program: its file.
-        package: of the client, with its version.
-
-    Raises:
-        Unavailable: there is no Go, or the client cannot be downloaded.
-        RuntimeError: the program cannot be compiled.
-    """
-    go, source = shutil.which("go"), (FOLDER / program).read_bytes()
-    if go is None:
-        raise Unavailable("needs Go: apt-get install golang")
-    compiled = _cache() / "go" / f"{Path(program).stem}-{hashlib.sha256(source + package.encode()).hexdigest()[:12]}"
-    if not compiled.exists():
-        compiled.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=compiled.parent) as scratch:
-            Path(scratch, program).write_bytes(source)
-            _output(go, "mod", "init", "programs", cwd=scratch)
-            try:
-                _output(go, "get", package, cwd=scratch)
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
-                raise Unavailable(f"Go does not get {package}: {str(error)[:200]}") from error
-            _output(go, "build", "-o", "program", program, cwd=scratch)
-            Path(scratch, "program").replace(compiled)
-    return [str(compiled)]
-
-
-def kafkajs(program: str, *arguments: str) -> str:
-    """Runs a program of this folder in Node, with kafkajs, and returns what it prints.
+def kafkajs_command(program: str) -> list[str]:
+    """What runs a program of this folder in Node, with kafkajs.
 
     Raises:
         Unavailable: there is no Node or npm, or npm cannot download kafkajs.
-        RuntimeError: it failed.
     """
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is None or npm is None:
@@ -99,12 +68,21 @@ def kafkajs(program: str, *arguments: str) -> str:
             _output(npm, "install", "--silent", "--prefix", str(folder), KAFKAJS)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             raise Unavailable(f"npm does not get {KAFKAJS}: {str(error)[:200]}") from error
-    return _output(node, str(FOLDER / program), *arguments, NODE_PATH=str(folder / "node_modules"))
+    return ["env", f"NODE_PATH={folder / 'node_modules'}", node, str(FOLDER / program)]
 
 
-def _output(*command: str, cwd: str | None = None, **variables: str) -> str:
-    environment = {**os.environ, **variables}
-    run = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT)
+def kafkajs(program: str, *arguments: str) -> str:
+    """Runs a program of this folder in Node, with kafkajs, and returns what it prints.
+
+    Raises:
+        Unavailable: there is no Node or npm, or npm cannot download kafkajs.
+        RuntimeError: it failed.
+    """
+    return _output(*kafkajs_command(program), *arguments)
+
+
+def _output(*command: str) -> str:
+    run = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT)
     if run.returncode:
         raise RuntimeError(run.stdout + run.stderr)
     return run.stdout

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree as ET
 
+from golang import go
 from maven import Unavailable
 
 SUITE_TIMEOUT: Final = 900.0
@@ -147,32 +148,15 @@ class GoSuite:
         module, _, number = self.module.partition("@v")
         return f"{module.rpartition('/')[2]} {number}"
 
-    def _go(self, *words: str, cwd: Path) -> str:
-        go = shutil.which("go")
-        if go is None:
-            raise Unavailable(f"the suite of {self.name} needs Go")
-        run = subprocess.run(
-            [go, *words],
-            cwd=cwd,
-            env={**os.environ, "GOFLAGS": ""},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=SUITE_TIMEOUT,
-        )
-        if run.returncode:
-            raise subprocess.SubprocessError(f"go {' '.join(words)}: {run.stderr[-1000:]}")
-        return run.stdout.strip()
-
     def fetch(self, folder: Path, checkout: Path | None = None) -> Path:
         """Compiles the tests into `folder`; returns where their source is."""
         module, _, number = self.module.partition("@")
-        self._go("mod", "init", "suites", cwd=folder)
+        go("mod", "init", "suites", cwd=folder)
         if checkout is not None:
-            self._go("mod", "edit", f"-replace={module}={checkout.resolve()}", cwd=folder)
-        self._go("get", "-t", f"{module}/{self.package}@{number}", cwd=folder)
-        self._go("test", "-c", "-o", str(folder / "suite.test"), f"{module}/{self.package}", cwd=folder)
-        (folder / "source").symlink_to(Path(self._go("list", "-m", "-f", "{{.Dir}}", module, cwd=folder)) / self.package)
+            go("mod", "edit", f"-replace={module}={checkout.resolve()}", cwd=folder)
+        go("get", "-t", f"{module}/{self.package}@{number}", cwd=folder)
+        go("test", "-c", "-o", str(folder / "suite.test"), f"{module}/{self.package}", cwd=folder)
+        (folder / "source").symlink_to(Path(go("list", "-m", "-f", "{{.Dir}}", module, cwd=folder)) / self.package)
         return folder / "source"
 
     def broker_tests(self, source: Path) -> list[str]:
@@ -190,7 +174,7 @@ class GoSuite:
         command.append(f"-test.timeout={SUITE_TIMEOUT - 60:.0f}s")
         variables = {name: text.format(address=address) for name, text in self.variables.items()}
         _run(command, source, variables, scratch / "output")
-        events = self._go("tool", "test2json", "cat", str(scratch / "output"), cwd=scratch)
+        events = go("tool", "test2json", "cat", str(scratch / "output"), cwd=scratch)
         found = list(self.results(events.splitlines()))
         if not found:
             raise subprocess.SubprocessError(

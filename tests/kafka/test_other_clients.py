@@ -11,9 +11,13 @@ from pathlib import Path
 import pytest
 from brokers import KINDS, running
 from exactly_once import COUNT, transform_and_kill
+from golang import compiled
 from maven import Unavailable
-from other_clients import JAVA_CLIENTS, go_command, java, java_command, kafkajs
+from other_clients import JAVA_CLIENTS, java, java_command, kafkajs
 from requirements import unavailable
+
+FOLDER = Path(__file__).parent
+FRANZ_GO = "github.com/twmb/franz-go/pkg/kgo@v1.22.2"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a busy machine takes minutes to start JVMs
 
@@ -74,7 +78,7 @@ def test_javas_client_commits_aborts_and_is_fenced(kind: str, version: str) -> N
 @pytest.mark.parametrize("program", ["Transform.java", "transform.go"])
 def test_what_is_consumed_transformed_and_produced_is_there_once_whatever_is_killed(tmp_path: Path, program: str) -> None:
     try:
-        command = (java_command if program.endswith(".java") else go_command)(program)
+        command = java_command(program) if program.endswith(".java") else [str(compiled(FOLDER / program, FRANZ_GO))]
     except Unavailable as error:
         unavailable(str(error))
     assert sorted(transform_and_kill(command, tmp_path)) == list(range(COUNT))

@@ -20,7 +20,7 @@ MAX_REQUEST_SIZE: Final = 100 * 1024 * 1024  # bytes; Kafka's socket.request.max
 # The versions of each: none that need what this broker lacks.
 OFFERED: Final = """
     api_versions=0-3 metadata=0-12 init_producer_id=0-4 sasl_handshake=0-1
-    produce=3-9 fetch=4-13 list_offsets=1-7 delete_records=0-2
+    produce=3-10 fetch=4-13 list_offsets=1-7 delete_records=0-2
     find_coordinator=0-3 join_group=0-7 sync_group=0-5 heartbeat=0-4 leave_group=0-5
     offset_commit=2-8 offset_fetch=1-7 describe_groups=0-5 list_groups=0-4 delete_groups=0-2
     add_partitions_to_txn=0-3 add_offsets_to_txn=0-3 end_txn=0-3 txn_offset_commit=0-3
