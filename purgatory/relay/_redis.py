@@ -15,9 +15,9 @@ for the key. A channel for each key would cost a subscription, its confirmation 
 wait for, and all of that at once after a lost connection; and on one channel the positions show when something is missing.
 
 A process is subscribed to one of the two channels. It goes over to the other one by subscribing to that too, and when this is
-confirmed it leaves the first. The client subscribes again by itself when its connection was cut; the only trace of that is a
-confirmation that nobody has asked for, which `listen` reports. On a cluster the braces put everything into one slot, and
-messages go through sharded channels; so a relay talks to one node only.
+confirmed it leaves the first. The client subscribes again by itself when its connection was cut; the only trace of that is
+another confirmation, the first of its connection, which `listen` reports. On a cluster the braces put everything into one slot,
+and messages go through sharded channels; so a relay talks to one node only.
 """
 
 from asyncio import Future, get_running_loop
@@ -186,8 +186,6 @@ class RedisStore:
         self._is_interested = True
         self._pubsub: Any = None
         """While it listens."""
-        self._requested: set[str] = set()
-        """Channels to which it has asked to be subscribed."""
         self._confirmed: Future[None] | None = None
         """Of the latest `set_interest`."""
         self._scripts = {text: self._seed.register_script(BEGIN + text) for text in (READ, WRITE, AGE, FORGET, RENEW)}
@@ -293,7 +291,6 @@ class RedisStore:
 
     async def listen(self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]) -> None:
         """See `Store.listen`."""
-        self._requested.clear()
         is_new = False
         async with self._connected() as client, client.pubsub() as pubsub:
             try:
@@ -304,10 +301,8 @@ class RedisStore:
                     if kind in ("message", "smessage"):
                         on_message(message["data"])
                     elif kind in ("subscribe", "ssubscribe"):
-                        name = message["channel"].decode()
-                        is_new = is_new or name not in self._requested
-                        self._requested.discard(name)
-                        if await self._on_confirmed(pubsub, name) and is_new:
+                        is_new = is_new or message["data"] == 1  # the first of its connection
+                        if await self._on_confirmed(pubsub, message["channel"].decode()) and is_new:
                             is_new = False
                             on_subscribed()
             finally:
@@ -322,9 +317,10 @@ class RedisStore:
             return
         confirmed = self._confirmed = get_running_loop().create_future()
         try:
-            if pubsub.connection.is_connected:  # else it subscribes when the client has connected again
-                self._requested.add(self._wanted_channel)
-                await self._subscribe(pubsub, self._wanted_channel)
+            # The client would connect again, if it has to, though the task that listens does so too. That subscribes then.
+            if pubsub.connection.is_connected:
+                verb = "SSUBSCRIBE" if self._is_cluster else "SUBSCRIBE"
+                await pubsub.connection.send_command(verb, self._wanted_channel, check_health=False)
         except (RedisError, OSError) as error:
             raise RelayUnavailable(f"cannot use {self.address}: {error}") from error
         await confirmed
@@ -340,13 +336,14 @@ class RedisStore:
         """A subscription was confirmed; whether it is the one that is wanted. Leaves the other one then."""
         wanted = self._wanted_channel
         subscribed = {name.decode() for name in (pubsub.shard_channels if self._is_cluster else pubsub.channels)}
-        if channel == wanted:
-            self._set_confirmed()
-            for name in subscribed - {wanted}:
-                await (pubsub.sunsubscribe if self._is_cluster else pubsub.unsubscribe)(name)
-        elif wanted not in subscribed:
+        if wanted not in subscribed:  # the client does not know of it, and so would not renew it
             await self._subscribe(pubsub, wanted)
-        return channel == wanted
+        if channel != wanted:
+            return False
+        self._set_confirmed()
+        for name in subscribed - {wanted}:
+            await (pubsub.sunsubscribe if self._is_cluster else pubsub.unsubscribe)(name)
+        return True
 
     def _set_confirmed(self) -> None:
         if self._confirmed is not None and not self._confirmed.done():

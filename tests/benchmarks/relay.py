@@ -2,12 +2,16 @@
 
 One process waits for the next version of each of 200 keys, another one writes them at a rate. Latency is from the call of the
 write in one to the answer of the wait in the other; CPU is the waiting process's for each answer, and for each message that of
-a third process, in which nobody waits. Then the same while all subscribers' connections are killed every 0.3 seconds: a wake-up
-is lost if a waiter has not been answered within a second. The stores: a folder; a Redis of its own, if ``redis-server`` is
-installed; any ``--store`` besides. All of it is repeated in several rounds; the figures are medians, what is counted are sums.
+a third process, which waits for another key. Then the same while all subscribers' connections are killed every 0.3 seconds: a
+wake-up is lost if a waiter has not been answered within a second. The stores: a folder; a Redis of its own, if ``redis-server``
+is installed; any ``--store`` besides. All of it is repeated in several rounds; the figures are medians, what is counted are
+sums.
 
 ``--channels`` measures instead why there is one channel for all keys: 10,000 keys come and go, each is waited for once, 200 at
 a time, with a relay and with a subscription for each key that somebody waits for.
+
+``--interest`` measures instead what the writes of five processes cost 1, 4 and 16 others, in each of which somebody waits for
+another key, or nobody for anything; and what it costs such a process when a wait begins there, and when it has ended.
 """
 
 import argparse
@@ -23,6 +27,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ports import free_port
+from rich.console import Console
 from rich.table import Table
 
 from benchmarks.options import add_common_options, positive
@@ -34,6 +39,9 @@ from purgatory._programs import Program
 KEYS = 200
 MANY_KEYS = 10_000
 WATCHED = 100_000
+PROCESSES = (1, 4, 16)
+WRITERS = 5
+JOINS = 200
 QUICK_DIVISOR = 10
 KILL_INTERVAL = 0.3
 LOST_AFTER = 1.0
@@ -54,6 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--channels", action="store_true", help="measure one channel against one for each key, on Redis, instead"
     )
+    parser.add_argument(
+        "--interest", action="store_true", help="measure what writes cost processes that wait for nothing, instead"
+    )
     add_common_options(parser, any_loop=False)
 
 
@@ -66,6 +77,9 @@ def run(options: argparse.Namespace) -> int:
         if options.channels and redis is None:
             console.print("--channels needs redis-server: apt-get install redis-server")
             return 2
+        if options.interest:
+            report_interest(console, [f"file://{folder}/app", *([redis] if redis else []), *options.store], options)
+            return 0
         rounds = [
             round_of_channels(redis, options) if options.channels and redis else round_of_stores(folder, redis, options)
             for _ in range(1 if options.quick else options.rounds)
@@ -124,6 +138,68 @@ def round_of_channels(redis: str, options: argparse.Namespace) -> list[Row]:
         row = measured({**job, "way": way}, is_killed=False)
         rows.append({**row, "cpu_of_server": 1e6 * (cpu_of_redis(redis) - cpu) / row["writes"]})
     return rows
+
+
+def report_interest(console: Console, urls: Sequence[str], options: argparse.Namespace) -> None:
+    """Two tables: of processes that listen, and of a process that joins and leaves."""
+    head = {"seed": options.seed, "rate": options.rate}
+    counts = PROCESSES[:2] if options.quick else PROCESSES
+    rows = [cost_of_news(url, count, waits, options) for url in urls for count in counts for waits in (True, False)]
+    joins = []
+    for url in urls:
+        with process({"work": "come and go", "url": url, "times": reduced(JOINS, options)}) as child:
+            joins.append({"store": url.partition(":")[0], **json.loads(read_line(child))})
+    caption = (
+        f"{options.rate:,} writes a second by {WRITERS} processes to {MANY_KEYS:,} keys. CPU is the median of the processes."
+    )
+    numbers = ("writes a second", "in a message", "CPU for each write", "of a core")
+    table = plain_table("purgatory, relay: interest", caption, ("store", "processes", "in each"), numbers, options.quick)
+    for row in rows:
+        waits = "a wait for another key" if row["is_waiting"] else "no wait"
+        costs = (
+            f"{row['rate']:,.0f}",
+            row["is_waiting"] and f"{row['batch']:.1f}",
+            f"{row['cpu']:.2f} µs",
+            f"{row['share']:.2%}",
+        )
+        table.add_row(row["store"], str(row["processes"]), waits, *(cost or "" for cost in costs))
+    console.print(table)
+    table = plain_table("", "", ("store",), ("times", "CPU to join and leave", "until joined"), options.quick)
+    for row in joins:
+        table.add_row(row["store"], str(row["times"]), f"{1e6 * row['cpu']:.0f} µs", milliseconds(1e3 * row["seconds"]))
+    console.print(table)
+    write_report(console, options, "relay", **head, rows=rows, joins=joins)
+
+
+def cost_of_news(url: str, count: int, is_waiting: bool, options: argparse.Namespace) -> Row:
+    """What the writes of one process cost so many others."""
+    seconds = options.seconds / QUICK_DIVISOR if options.quick else options.seconds
+    job = {"way": "ours", "url": url, "is_waiting": is_waiting}
+    write = {**job, "work": "write", "keys": MANY_KEYS, "rate": options.rate / WRITERS, "seconds": seconds}
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(process({**job, "work": "listen"})) for _ in range(count)]
+        writers = [stack.enter_context(process({**write, "seed": options.seed + number})) for number in range(WRITERS)]
+        for child in (*listeners, *writers):
+            read_line(child)
+        for child in writers:
+            go_on(child)
+        written = [json.loads(read_line(child)) for child in writers]
+        for child in listeners:
+            go_on(child)
+        listened = [json.loads(read_line(child)) for child in listeners]
+    writes, took = sum(len(each["writes"]) for each in written), max(each["seconds"] for each in written)
+    cpu = statistics.median(each["cpu"] for each in listened)
+    received, messages = (sum(each[name] for each in listened) for name in ("received", "messages"))
+    return {
+        "store": url.partition(":")[0],
+        "processes": count,
+        "is_waiting": is_waiting,
+        "writes": writes,
+        "rate": writes / took,
+        "batch": received / max(1, messages),
+        "cpu": 1e6 * cpu / writes,
+        "share": cpu / took,
+    }
 
 
 def medians_of(rows: Sequence[Row]) -> Row:
@@ -289,7 +365,7 @@ def table_of_stores(rows: list[Row], options: argparse.Namespace) -> Table:
 
 def table_of_channels(rows: list[Row], options: argparse.Namespace) -> Table:
     caption = f"{options.rate:,} writes a second; keys are waited for once each, {KEYS} at a time. CPU is for each write."
-    numbers = ("writes", "p50", "p99", "CPU of who waits", "of who does not", "of Redis")
+    numbers = ("writes", "p50", "p99", "CPU of who waits", "of who waits for another", "of Redis")
     table = plain_table("purgatory, relay: channels", caption, ("way",), numbers, options.quick)
     for row in rows:
         way = "one for all (relay)" if row["way"] == "ours" else "one for each key"

@@ -11,6 +11,7 @@ import inspect
 import json
 import logging
 import random
+import statistics
 import sys
 import time
 from collections import defaultdict
@@ -24,6 +25,9 @@ from redis.exceptions import RedisError
 from benchmarks.process import resident_bytes
 from purgatory import RelayUnavailable, ThresholdPurgatory
 from purgatory.relay import Relay
+from purgatory.relay import _store_sync as store_sync
+
+LEAVE_DELAY = store_sync.LEAVE_DELAY
 
 CLIENT_OPTIONS: dict[str, Any] = {"max_connections": 5_000, "socket_timeout": None, "socket_connect_timeout": None}
 """Those who write by hand have as many connections, and as much time, as they need."""
@@ -166,7 +170,8 @@ class Waits:
 
 
 async def wait_for_keys(job: dict[str, Any]) -> dict[str, Any]:
-    """Waits for the next version of each key, again and again, or once for each with so many waits at a time."""
+    """Waits for the next version of each key, again and again, or once for each with so many waits at a time; without keys, for
+    one that nobody writes."""
     way = WAYS[job["way"]](job["url"])
     await way.begin()
     waits = Waits(way)
@@ -186,15 +191,16 @@ async def wait_for_keys(job: dict[str, Any]) -> dict[str, Any]:
     if job["work"] == "wait once":
         tasks = [asyncio.create_task(wait_once_for_each()) for _ in range(job["at_once"])]
     else:
-        tasks = [asyncio.create_task(wait_again_and_again(f"key{number}")) for number in numbers]
+        names = [f"key{number}" for number in numbers] or ["nobody writes this"]
+        tasks = [asyncio.create_task(wait_again_and_again(name)) for name in names]
     await asyncio.sleep(0.3)
     cpu = time.process_time()
     last = await until_told_to_go_on()
     await waits.until_answered(last, job["settle_timeout"])
     result = {"answers": waits.answers, "cpu": time.process_time() - cpu}
     if isinstance(way, Ours):
-        statistics = way.relay.statistics()
-        result |= {"received": statistics.received, "healed": statistics.healed}
+        counts = way.relay.statistics()
+        result |= {"received": counts.received, "healed": counts.healed}
         await way.relay.aclose()
     else:
         result["received"] = way.received
@@ -229,9 +235,65 @@ async def write_keys(job: dict[str, Any]) -> dict[str, Any]:
             number += 1
         await asyncio.sleep(0.001)
     await asyncio.gather(*running)
+    seconds = time.monotonic() - start
     if isinstance(way, Ours):
         await way.relay.aclose()
-    return {"writes": writes}
+    return {"writes": writes, "seconds": seconds}
+
+
+async def listen(job: dict[str, Any]) -> dict[str, Any]:
+    """Waits for a key that nobody writes, or for nothing, while others write."""
+    messages = 0
+
+    def counted(call: Callable[[Any], None]) -> Callable[[Any], None]:
+        def count_and_call(message: Any) -> None:
+            nonlocal messages
+            messages += 1
+            call(message)
+
+        return count_and_call
+
+    async with Relay(job["url"]) as relay:
+        follower: Any = relay._follower
+        follower.on_message, follower.on_hint = counted(follower.on_message), counted(follower.on_hint)
+        waiting = asyncio.create_task(relay.wait("nobody writes this", 0)) if job["is_waiting"] else None
+        await asyncio.sleep(1.0 if waiting else 2.0 * LEAVE_DELAY + 1.0)
+        cpu = time.process_time()
+        await until_told_to_go_on()
+        result = {"cpu": time.process_time() - cpu, "received": relay.statistics().received, "messages": messages}
+        if waiting is not None:
+            waiting.cancel()
+            await asyncio.wait([waiting])
+    return result
+
+
+async def come_and_go(job: dict[str, Any]) -> dict[str, Any]:
+    """What it costs to join the changes and to leave them: that of so many waits which do, less that of as many which do
+    not."""
+    joined: list[float] = []
+
+    async def cpu_of_waits(leave_delay: float) -> float:
+        store_sync.LEAVE_DELAY = leave_delay
+        async with Relay(job["url"]) as relay:
+            follower: Any = relay._follower
+            on_joined, began = follower.on_joined, 0.0
+
+            def record() -> None:
+                joined.append(time.monotonic() - began)
+                on_joined()
+
+            follower.on_joined = record
+            await asyncio.sleep(0.2)
+            cpu = time.process_time()
+            for _ in range(job["times"]):
+                began = time.monotonic()
+                with suppress(TimeoutError):
+                    await relay.wait("nobody writes this", 0, 0.03)
+                await asyncio.sleep(0.03)
+            return time.process_time() - cpu
+
+    both = [await cpu_of_waits(leave_delay) for leave_delay in (0.004, 1_000.0)]
+    return {"times": len(joined), "cpu": (both[0] - both[1]) / max(1, len(joined)), "seconds": statistics.median(joined)}
 
 
 async def watch_many(job: dict[str, Any]) -> dict[str, Any]:
@@ -254,7 +316,14 @@ async def watch_many(job: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-WORKS = {"wait": wait_for_keys, "wait once": wait_for_keys, "write": write_keys, "watch": watch_many}
+WORKS = {
+    "wait": wait_for_keys,
+    "wait once": wait_for_keys,
+    "write": write_keys,
+    "listen": listen,
+    "come and go": come_and_go,
+    "watch": watch_many,
+}
 
 if __name__ == "__main__":
     logging.disable()
