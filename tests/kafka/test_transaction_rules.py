@@ -17,8 +17,11 @@ from test_transactions import TransactionalProducer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-NOT_YET = {"concurrent_transactions", "coordinator_load_in_progress", "coordinator_not_available", "not_coordinator"}
-"""Errors after which clients ask again: Kafka completes a transaction after its response to EndTxn."""
+NOT_YET = {
+    *("concurrent_transactions", "coordinator_load_in_progress", "coordinator_not_available", "not_coordinator"),
+    *("not_enough_replicas", "not_leader_or_follower"),
+}
+"""Errors after which clients ask again: Kafka completes a transaction, and makes a topic, after its response."""
 
 
 def errors(response: Any) -> Iterator[str]:

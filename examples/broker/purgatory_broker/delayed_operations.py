@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from purgatory import DelayedOperation
 
+from .partition_transactions import READ_COMMITTED
 from .responses import ApiError, ErrorCode, Response, for_partitions
 from .topics import Partition, Topics
-from .transactions import READ_COMMITTED
 from .wire import Request
 
 

@@ -11,11 +11,11 @@ from .clock import Clock
 from .configs import NEVER, TopicConfig, validate, warn_of_no_effect
 from .log import Log, Store
 from .metadata_log import MetadataLog
+from .partition_transactions import READ_COMMITTED, PartitionTransactions
 from .producers import Producers
 from .replicas import Replicas
 from .responses import ApiError, ErrorCode, raise_if
 from .settings import Settings
-from .transactions import READ_COMMITTED, PartitionTransactions
 
 VALID_NAME: Final = re.compile(r"(?!\.{1,2}$)[a-zA-Z0-9._-]{1,249}")
 MAX_PARTITIONS: Final = 10_000  # of one topic

@@ -8,13 +8,10 @@ Each change is in the metadata log before the next one, so that what was prepare
 the terms are Kafka's (`TransactionCoordinator.scala`), before its KIP-890.
 """
 
-from bisect import bisect_left
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from purgatory import TimerTask, WheelTimer
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
 
 MAX_TIMEOUT: Final = 900.0  # seconds; Kafka's transaction.max.timeout.ms
 MAX_EPOCH: Final = 2**15 - 2
-READ_COMMITTED: Final = 1  # the isolation level
 
 
 class State(Enum):
@@ -102,70 +98,6 @@ class Transaction:
         )
 
 
-class PartitionTransactions:
-    """What one partition's log says about transactions.
-
-    Attributes:
-        ongoing: the first offset of each that has no marker yet, by the id of its producer.
-        ending: first offset, and offset after the marker, of each whose marker is not on all in-sync replicas yet.
-        aborted: producer, first offset, and offset of the marker, of each that was aborted, in the order of their markers.
-    """
-
-    def __init__(self) -> None:
-        self.ongoing: dict[int, int] = {}
-        self.ending: deque[tuple[int, int]] = deque()
-        self.aborted: deque[tuple[int, int, int]] = deque()
-
-    def add(self, batch: Batch, committed: bool | None) -> None:
-        """Takes note of a batch that was appended; `committed` is what it says if it is a marker."""
-        if not batch.is_transactional:
-            return
-        if committed is None:
-            self.ongoing.setdefault(batch.producer_id, batch.base_offset)
-            return
-        first = self.ongoing.pop(batch.producer_id, None)
-        if first is None:
-            return
-        self.ending.append((first, batch.next_offset))
-        if not committed:
-            self.aborted.append((batch.producer_id, first, batch.base_offset))
-
-    def on_watermark(self, high_watermark: int) -> None:
-        """All in-sync replicas have the log up to here."""
-        while self.ending and self.ending[0][1] <= high_watermark:
-            self.ending.popleft()
-
-    def undecided(self) -> Iterator[int]:
-        """The first offsets of all transactions of which a consumer cannot know yet how they end."""
-        return chain(self.ongoing.values(), (first for first, _ in self.ending))
-
-    def aborted_between(self, start: int, end: int) -> list[Response]:
-        """Those that have records between two offsets, as consumers are told them. Cost: iterates over all aborted ones."""
-        return [
-            {"producer_id": producer_id, "first_offset": first}
-            for producer_id, first, marker in self.aborted
-            if marker >= start and first < end
-        ]
-
-    def aborted_batches(self) -> Callable[[Batch], bool]:
-        """A function that says whether a batch is of a transaction that was aborted. Cost: of a call, a bisection."""
-        spans: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-        for producer_id, first, marker in self.aborted:
-            spans[producer_id].append((first, marker))
-
-        def is_aborted(batch: Batch) -> bool:
-            own = spans.get(batch.producer_id, [])
-            index = bisect_left(own, (batch.next_offset,)) - 1
-            return batch.is_transactional and index >= 0 and batch.base_offset < own[index][1]
-
-        return is_aborted
-
-    def discard_before(self, offset: int) -> None:
-        """Forgets those whose records were deleted."""
-        while self.aborted and self.aborted[0][2] < offset:
-            self.aborted.popleft()
-
-
 def added_partitions(body: Any, outcome: Callable[[tuple[str, int]], ErrorCode]) -> Response:
     """The response to a request that adds partitions, with the outcome for each."""
     results = [
@@ -224,7 +156,7 @@ class Transactions:
                     self._save(changed)
 
     def verify(self, transactional_id: str | None, key: tuple[str, int], batch: Batch) -> None:
-        """Raises `ApiError` if a batch cannot be appended to a partition as part of a transaction, or outside of one."""
+        """Raises `ApiError` if a batch is to be part of a transaction, and cannot be appended to this partition as that."""
         if not batch.is_transactional:
             return
         raise_if(transactional_id is None, ErrorCode.transactional_id_authorization_failed)

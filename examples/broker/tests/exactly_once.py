@@ -8,8 +8,8 @@ abort.
 import random
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -39,14 +39,44 @@ def read(address: str, topic: str, level: str, partitions: int = 1) -> list[byte
     return found
 
 
-@contextmanager
-def running(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """A program that runs until it is killed, at the end of the block."""
-    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+class Worker:
+    """A program that runs, and is started again when it is killed.
+
+    Also when it has failed, as by a supervisor: for franz-go it is final when the broker was away at the end of a transaction.
+    So that may happen as often as the broker is killed.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.command, self.failures = command, 0
+
+    def __enter__(self) -> "Worker":
+        self.process = subprocess.Popen(self.command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self.process:
+            self.process.kill()
+
+    def kill(self) -> None:
+        """Kills it and starts it again."""
+        self.__exit__()
+        self.__enter__()
+
+    def restart_if_failed(self) -> None:
+        """Starts it again if it has ended."""
+        if self.process.poll() is not None:
+            self.failures += 1
+            assert self.failures <= KILLS.count("broker")
+            self.kill()
+
+    def wait_for_transaction(self) -> None:
+        """Until the program begins the next one."""
+        assert self.process.stdout is not None
+        while not (line := self.process.stdout.readline()):
+            self.process.wait()
+            self.restart_if_failed()
+            assert self.process.stdout is not None
+        assert line == "transaction\n"
 
 
 def transform_and_kill(command: Sequence[str], directory: Path) -> list[int]:
@@ -56,31 +86,28 @@ def transform_and_kill(command: Sequence[str], directory: Path) -> list[int]:
     """
     choose = random.Random(7)
     arguments = ("--directory", str(directory), "--port", str(free_port()), "--partitions", "2")
-    with ExitStack() as broker, ExitStack() as worker:
+    with ExitStack() as broker:
         _, address = broker.enter_context(program(*arguments))
         producer = Producer({"bootstrap.servers": address, "enable.idempotence": True, "log_level": 0})
         for number in range(COUNT):
             producer.produce("in", str(number).encode(), partition=number % 2)
         assert producer.flush(TIMEOUT) == 0
         producer.list_topics("out", TIMEOUT)
-        process = worker.enter_context(running([*command, address]))
-        for victim in choose.sample(KILLS, len(KILLS)):
-            assert process.stdout is not None
-            for _ in range(choose.randint(1, MAX_TRANSACTIONS)):
-                assert process.stdout.readline() == "transaction\n"
-            time.sleep(choose.uniform(0.0, 0.02))  # to kill it anywhere in a transaction
-            if victim == "program":
-                worker.close()
-                process = worker.enter_context(running([*command, address]))
-            else:
-                broker.close()
-                broker.enter_context(program(*arguments))
-        until = time.monotonic() + 4 * TIMEOUT
-        found: list[int] = []
-        while len(set(found)) < COUNT and time.monotonic() < until:
-            time.sleep(0.5)
-            assert process.poll() is None
-            found = list(map(int, read(address, "out", "read_committed", 2)))
+        with Worker([*command, address]) as worker:
+            for victim in choose.sample(KILLS, len(KILLS)):
+                for _ in range(choose.randint(1, MAX_TRANSACTIONS)):
+                    worker.wait_for_transaction()
+                time.sleep(choose.uniform(0.0, 0.02))  # to kill it anywhere in a transaction
+                if victim == "program":
+                    worker.kill()
+                else:
+                    broker.close()
+                    broker.enter_context(program(*arguments))
+            found, until = list[int](), time.monotonic() + 4 * TIMEOUT
+            while len(set(found)) < COUNT and time.monotonic() < until:
+                time.sleep(0.5)
+                worker.restart_if_failed()
+                found = list(map(int, read(address, "out", "read_committed", 2)))
         everything = read(address, "out", "read_uncommitted", 2)
-        print(f"{len(everything) - len(found)} records were aborted, in both partitions together")
+        print(f"{len(everything) - len(found)} records were aborted, and the program has failed {worker.failures} times")
         return found

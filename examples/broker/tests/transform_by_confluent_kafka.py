@@ -9,7 +9,7 @@ from confluent_kafka import Consumer, KafkaException, Producer
 
 
 def main(address: str) -> None:
-    # librdkafka 2.16 may hang if it begins from `bootstrap.servers` again when its only broker goes down in a transaction.
+    # librdkafka 2.16 hangs, with Kafka, too, if it begins from `bootstrap.servers` again in a transaction.
     recovery = {"reconnect.backoff.max.ms": 200, "metadata.recovery.strategy": "none"}
     common = {"bootstrap.servers": address, "log_level": 0} | recovery
     timing = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 300, "enable.auto.commit": False}
