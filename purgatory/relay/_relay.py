@@ -66,7 +66,8 @@ class Relay:
 
     Args:
         store: an address, `file:///folder` (the workers of one machine, no server), `redis://host:port/db`, `rediss://`,
-            `unix:///socket` or `postgresql://user@host/database`; or an object that has the methods of `purgatory.relay.Store`.
+            `unix:///socket`, `postgresql://user@host/database` or `nats://host:port`; or an object that has the methods of
+            `purgatory.relay.Store`.
         resync: seconds between two reads of what has changed, each of which finds whatever was lost.
         timeout: seconds after which the store is taken to be away.
         prefix: of the names that the store uses; relays of one prefix share versions. Letters, digits and underscores.

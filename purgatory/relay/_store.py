@@ -15,6 +15,7 @@ STORES: Final = {
     "unix": ("_redis", "RedisStore"),
     "postgresql": ("_postgresql", "PostgresStore"),
     "postgres": ("_postgresql", "PostgresStore"),
+    "nats": ("_nats", "NatsStore"),
 }
 """The scheme of an address -> the module, which may need an extra, and the class in it."""
 
@@ -138,5 +139,6 @@ def open_store(url: str | Store, prefix: str) -> Store:
         store: Store = getattr(import_module(f"purgatory.relay.{module}"), name)(url, prefix)
         return store
     raise ValueError(
-        f"cannot open a store at {without_password(url)!r}: it is none of file://, redis://, rediss://, unix://, postgresql://"
+        f"cannot open a store at {without_password(url)!r}: "
+        "it is none of file://, redis://, rediss://, unix://, postgresql://, nats://"
     )

@@ -12,9 +12,12 @@ a time, with a relay and with a subscription for each key that somebody waits fo
 
 ``--interest`` measures instead what the writes of five processes cost 1, 4 and 16 others, in each of which somebody waits for
 another key, or nobody for anything; and what it costs such a process when a wait begins there, and when it has ended.
+``--sizes`` measures instead what 1,000 to 1,000,000 keys take: the longest iterations of the loop of a process that writes all,
+waits for all and is answered, and the memory of this process and of the store.
 """
 
 import argparse
+import asyncio
 import json
 import shutil
 import socket
@@ -24,7 +27,9 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from ports import free_port
 from rich.console import Console
@@ -42,6 +47,7 @@ WATCHED = 100_000
 PROCESSES = (1, 4, 16)
 WRITERS = 5
 JOINS = 200
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
 QUICK_DIVISOR = 10
 KILL_INTERVAL = 0.3
 LOST_AFTER = 1.0
@@ -65,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interest", action="store_true", help="measure what writes cost processes that wait for nothing, instead"
     )
+    parser.add_argument("--sizes", action="store_true", help="measure 1,000 to 1,000,000 keys on each store instead")
     add_common_options(parser, any_loop=False)
 
 
@@ -78,7 +85,12 @@ def run(options: argparse.Namespace) -> int:
             console.print("--channels needs redis-server: apt-get install redis-server")
             return 2
         if options.interest:
-            report_interest(console, [f"file://{folder}/app", *([redis] if redis else []), *options.store], options)
+            report_interest(console, stores_of(folder, redis, options), options)
+            return 0
+        if options.sizes:
+            sizes = [row for url in stores_of(folder, redis, options) for row in rows_of_sizes(url, options)]
+            console.print(table_of_sizes(sizes, options))
+            write_report(console, options, "relay", **head, rows=sizes)
             return 0
         rounds = [
             round_of_channels(redis, options) if options.channels and redis else round_of_stores(folder, redis, options)
@@ -100,6 +112,61 @@ def run(options: argparse.Namespace) -> int:
 def reduced(full: int, options: argparse.Namespace) -> int:
     """How many to take where a full run takes `full`."""
     return full // QUICK_DIVISOR if options.quick else full
+
+
+def stores_of(folder: str, redis: str | None, options: argparse.Namespace) -> list[str]:
+    """The addresses of all stores."""
+    return [f"file://{folder}/app", *([redis] if redis else []), *options.store]
+
+
+def rows_of_sizes(url: str, options: argparse.Namespace) -> list[Row]:
+    """A row for each number of keys, with versions of their own in the store."""
+    rows = []
+    for size in SIZES[:2] if options.quick else SIZES:
+        count = reduced(size, options)
+        prefix = f"size{count}"
+        before = stored_bytes(url, prefix)
+        with process({"work": "grow", "url": url, "prefix": prefix, "keys": count}) as child:
+            row = json.loads(read_line(child))
+        rows.append({"store": url.partition(":")[0], "keys": count, **row, "stored": stored_bytes(url, prefix) - before})
+    return rows
+
+
+def stored_bytes(url: str, prefix: str) -> int:
+    """What a store takes: its files, the memory of a Redis, a table of PostgreSQL, or a stream of NATS."""
+    scheme = url.partition(":")[0]
+    if scheme == "file":
+        return sum(path.stat().st_size for path in Path(urlsplit(url).path).rglob("*") if path.is_file())
+    if scheme == "redis":
+        return int(field_of_redis(url, "memory", "used_memory"))
+    if scheme.startswith("postgres"):
+        return asyncio.run(bytes_of_table(url, f'"{prefix}_versions"'))
+    if scheme == "nats":
+        return asyncio.run(bytes_of_stream(url, f"{prefix}_versions"))
+    raise ValueError(f"--sizes does not know how to measure a {scheme}:// store")
+
+
+async def bytes_of_table(url: str, table: str) -> int:
+    """The size of a table with its indexes, or 0 if there is none."""
+    import asyncpg  # which only those need who name such a store
+
+    connection: Any = await asyncpg.connect(url)
+    try:
+        return int(await connection.fetchval("SELECT pg_total_relation_size(to_regclass($1))", table) or 0)
+    finally:
+        await connection.close()
+
+
+async def bytes_of_stream(url: str, stream: str) -> int:
+    """What a stream takes, as NATS counts, or 0 if there is none."""
+    import nats  # which only those need who name such a store
+
+    connection = await nats.connect(url)
+    try:
+        answer = json.loads((await connection.request(f"$JS.API.STREAM.INFO.{stream}")).data)
+        return int(answer.get("state", {}).get("bytes", 0))
+    finally:
+        await connection.close()
 
 
 def round_of_stores(folder: str, redis: str | None, options: argparse.Namespace) -> list[Row]:
@@ -305,8 +372,12 @@ def ask(url: str, command: str) -> str:
 
 def cpu_of_redis(url: str) -> float:
     """The seconds of CPU time that a Redis has used."""
-    pairs = (row.partition(":") for row in ask(url, "INFO cpu").splitlines())
-    return sum(float(value) for name, _, value in pairs if name in ("used_cpu_user", "used_cpu_sys"))
+    return sum(float(field_of_redis(url, "cpu", name)) for name in ("used_cpu_user", "used_cpu_sys"))
+
+
+def field_of_redis(url: str, section: str, name: str) -> str:
+    """A number that a Redis knows about itself."""
+    return dict(row.split(":", 1) for row in ask(url, f"INFO {section}").splitlines() if ":" in row)[name]
 
 
 def compared(writes: list[tuple[str, int, float]], waited: dict[str, Any]) -> Row:
@@ -360,6 +431,18 @@ def table_of_stores(rows: list[Row], options: argparse.Namespace) -> Table:
             str(row["lost"]),
             "" if row["healed"] is None else str(row["healed"]),
         )
+    return table
+
+
+def table_of_sizes(rows: list[Row], options: argparse.Namespace) -> Table:
+    caption = "Longest iterations of the loop, in CPU time without garbage collection, while all keys are written, waited for"
+    caption += " and written again; memory of the process then, and of the store."
+    numbers = ("writing", "beginning to wait", "answering", "process, written", "process, waiting", "store")
+    table = plain_table("purgatory, relay: sizes", caption, ("store", "keys"), numbers, options.quick)
+    for row in rows:
+        stalls = (f"{row[name]:.1f} ms" for name in ("write_ms", "wait_ms", "answer_ms"))
+        sizes = (f"{row[name] / 1e6:.1f} MB" for name in ("written", "waited", "stored"))
+        table.add_row(row["store"], f"{row['keys']:,}", *stalls, *sizes)
     return table
 
 

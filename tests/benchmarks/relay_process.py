@@ -7,6 +7,7 @@ with a subscription for as long as somebody waits for the key.
 """
 
 import asyncio
+import gc
 import inspect
 import json
 import logging
@@ -22,12 +23,18 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from benchmarks.measure import LoopProbe
 from benchmarks.process import resident_bytes
 from purgatory import RelayUnavailable, ThresholdPurgatory
 from purgatory.relay import Relay
 from purgatory.relay import _store_sync as store_sync
 
 LEAVE_DELAY = store_sync.LEAVE_DELAY
+
+AT_ONCE = 200
+"""How many tasks are begun in one iteration of the loop."""
+MAX_WRITES = 10_000
+"""How many writes are under way."""
 
 CLIENT_OPTIONS: dict[str, Any] = {"max_connections": 5_000, "socket_timeout": None, "socket_connect_timeout": None}
 """Those who write by hand have as many connections, and as much time, as they need."""
@@ -316,7 +323,49 @@ async def watch_many(job: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+async def grow(job: dict[str, Any]) -> dict[str, Any]:
+    """The longest iterations of the loop, in milliseconds of CPU, and the memory, while so many keys are written, waited for
+    and written again. Without garbage collection, whose time depends on how many objects there are, whoever has made them."""
+    keys = [f"key{number}" for number in range(job["keys"])]
+    gc.collect()
+    gc.disable()
+    async with Relay(job["url"], prefix=job["prefix"], timeout=60.0) as relay:
+        before = resident_bytes()
+        with LoopProbe() as writing:
+            await write_all(relay, keys)
+        written = resident_bytes() - before
+        tasks: list[asyncio.Task[int]] = []
+        with LoopProbe() as waiting:
+            for key in keys:
+                tasks.append(asyncio.create_task(relay.wait(key, 1)))
+                if len(tasks) % AT_ONCE == 0:
+                    await asyncio.sleep(0.0)
+            await asyncio.sleep(0.0)
+            await relay.version("last")  # after all that was asked before
+        waited = resident_bytes() - before
+        with LoopProbe() as answering:
+            await write_all(relay, keys)
+            for task in tasks:
+                if not task.done():
+                    await task
+    stalls = {"write_ms": writing, "wait_ms": waiting, "answer_ms": answering}
+    return {**{name: 1e3 * probe.max_stall for name, probe in stalls.items()}, "written": written, "waited": waited}
+
+
+async def write_all(relay: Relay, keys: list[str]) -> None:
+    """Writes all keys, some at once."""
+    for first in range(0, len(keys), MAX_WRITES):
+        tasks: list[asyncio.Task[int]] = []
+        for key in keys[first : first + MAX_WRITES]:
+            tasks.append(asyncio.create_task(relay.bump(key)))
+            if len(tasks) % AT_ONCE == 0:
+                await asyncio.sleep(0.0)
+        for task in tasks:
+            await task
+
+
 WORKS = {
+    "grow": grow,
     "wait": wait_for_keys,
     "wait once": wait_for_keys,
     "write": write_keys,

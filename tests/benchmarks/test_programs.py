@@ -261,6 +261,18 @@ def test_relay_measures_a_folder_and_redis_against_the_hand_written_way(
     assert "prove nothing" in capsys.readouterr().out
 
 
+def test_relay_measures_what_many_keys_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    need("redis-server", "needs redis-server: apt-get install redis-server")
+    report = report_of(tmp_path, "relay", "--sizes")
+
+    assert [(row["store"], row["keys"]) for row in report["rows"]] == [
+        (store, keys) for store in ("file", "redis") for keys in (100, 1_000)
+    ]
+    for row in report["rows"]:
+        assert min(row[name] for name in ("write_ms", "wait_ms", "answer_ms", "stored")) > 0
+    assert "prove nothing" in capsys.readouterr().out
+
+
 def test_relay_measures_one_channel_against_one_for_each_key(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

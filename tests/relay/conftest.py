@@ -14,7 +14,7 @@ def loop_factory(request: pytest.FixtureRequest) -> LoopFactory:
     return LOOP_FACTORIES[getattr(request, "param", os.environ.get("PURGATORY_RELAY_LOOP", "asyncio"))]
 
 
-@pytest.fixture(scope="module", params=["file", SERVERS["redis"], SERVERS["valkey"], SERVERS["postgresql"]])
+@pytest.fixture(scope="module", params=["file", SERVERS["redis"], SERVERS["valkey"], SERVERS["postgresql"], SERVERS["nats"]])
 def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a store of each kind."""
     with place(request.param, tmp_path_factory.mktemp("relay")) as url:

@@ -25,12 +25,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from oracle_judge import COUNTED, Fault, Notes, Verdict, judge, lines_of
 from relay_soak import connections_killed, remove, remove_sockets
-from servers import PostgresServer, RedisServer
+from servers import NatsServer, PostgresServer, RedisServer
 
 WORKER = Path(__file__).with_name("oracle_worker.py")
 RESYNC = 1.5
 STORE_TIMEOUT = 1.0
-STORES = ("file", "redis", "postgresql")
+STORES = ("file", "redis", "postgresql", "nats")
 
 
 @dataclass
@@ -125,7 +125,10 @@ async def cut(run: Run) -> None:
 
 async def flushed(run: Run) -> None:
     with run.fault("flushed", is_lossy=True, is_new_epoch=True):
-        run.store.ask("FLUSHALL")
+        if isinstance(run.store, RedisServer):
+            run.store.ask("FLUSHALL")
+        else:
+            run.store.publish("$JS.API.STREAM.PURGE.purgatory_versions")
 
 
 async def deleted(run: Run) -> None:
@@ -143,6 +146,7 @@ FAULTS: dict[str, list[Callable[[Run], Awaitable[None]]]] = {
     "file": [deleted, unheard, unheard],
     "redis": [killed, paused, cut, flushed],
     "postgresql": [killed, paused, cut],
+    "nats": [killed, paused, flushed],
 }
 
 
@@ -177,6 +181,8 @@ async def opened(kind: str) -> AsyncIterator[tuple[str, Any]]:
             server = RedisServer(Path(temporary), "--appendonly", "yes", "--appendfsync", "always")
         elif kind == "postgresql":
             server = PostgresServer()
+        elif kind == "nats":
+            server = NatsServer(Path(temporary))
         try:
             yield server.start().url if server else f"file://{folder}", server or folder
         finally:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from servers import TIMEOUT, PostgresServer, RedisServer
+from servers import TIMEOUT, NatsServer, PostgresServer, RedisServer
 
 WORKER = Path(__file__).with_name("soak_worker.py")
 
@@ -105,6 +105,11 @@ async def flushed(server: RedisServer) -> None:
     server.ask("FLUSHALL")
 
 
+async def purged(server: NatsServer) -> None:
+    await asyncio.sleep(3.0)
+    server.publish("$JS.API.STREAM.PURGE.purgatory_versions")
+
+
 async def rolled_back(server: RedisServer) -> None:
     server.ask("SAVE")
     await asyncio.sleep(2.0)
@@ -148,6 +153,10 @@ SCENARIOS: dict[str, tuple[str, Callable[[Any], Awaitable[None]]]] = {
     "postgresql: killed": ("postgresql", killed_and_restarted),
     "postgresql: connections killed": ("postgresql", connections_killed),
     "postgresql: paused": ("postgresql", paused),
+    "nats: nothing": ("nats", nothing),
+    "nats: killed": ("nats", killed_and_restarted),
+    "nats: paused": ("nats", paused),
+    "nats: purged": ("nats", purged),
 }
 
 
@@ -171,7 +180,8 @@ class Result:
 async def soak(name: str, seconds: float, waits: int, resync: float, forget_after: float = 0.0) -> Result:
     kind, fail = SCENARIOS[name]
     with tempfile.TemporaryDirectory(prefix="soak-") as temporary:
-        folder, server = Path(temporary) / "app", None
+        folder = Path(temporary) / "app"
+        server: Any = None
         if kind == "redis":
             server = RedisServer(
                 Path(temporary), "--appendonly", "no" if "rolled" in name else "yes", "--appendfsync", "always"
@@ -179,6 +189,9 @@ async def soak(name: str, seconds: float, waits: int, resync: float, forget_afte
             url = server.start().url
         elif kind == "postgresql":
             server = PostgresServer()
+            url = server.start().url
+        elif kind == "nats":
+            server = NatsServer(Path(temporary))
             url = server.start().url
         else:
             url = f"file://{folder}"

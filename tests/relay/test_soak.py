@@ -13,9 +13,11 @@ from relay_soak import soak
         ("file: deleted", 0.0),
         ("redis: connections killed", 0.0),
         ("postgresql: killed", 0.0),
+        ("nats: killed", 0.0),
         ("file: nothing", 0.1),
         ("redis: connections killed", 0.1),
         ("postgresql: connections killed", 0.1),
+        ("nats: nothing", 0.1),
     ],
 )
 def test_no_wait_of_any_process_outlives_the_failure_and_none_ends_early(name: str, forget_after: float) -> None:

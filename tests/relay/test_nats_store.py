@@ -1,0 +1,181 @@
+"""The store in NATS: streams that are not a relay's, writers of one key, and a channel that others hear."""
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from loops import Runner
+from ports import free_port
+from servers import TIMEOUT, NatsServer, nats_server
+
+from purgatory import RelayUnavailable
+from purgatory.relay import Change, Relay
+from purgatory.relay._nats import MAX_ROWS_PER_READ, Link, NatsStore
+
+pytestmark = pytest.mark.slow
+
+prefixes = count(1)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    with nats_server(tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+async def ask(server: NatsServer, verb: str, **words: Any) -> Any:
+    """JetStream's answer."""
+    client = await nats.connect(server.url)
+    try:
+        return json.loads((await client.request(f"$JS.API.{verb}", json.dumps(words).encode(), timeout=TIMEOUT)).data)
+    finally:
+        await client.close()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"name": "foreign_versions", "subjects": ["something.else"], "storage": "memory", "allow_direct": True},
+        {"name": "foreign_versions", "subjects": ["foreign_versions.>"], "storage": "file"},
+        {"name": "another", "subjects": ["foreign_versions.*"]},
+    ],
+)
+def test_a_stream_that_is_something_else_is_left_alone(run: Runner, server: NatsServer, config: dict[str, Any]) -> None:
+    async def main() -> None:
+        made = await ask(server, f"STREAM.CREATE.{config['name']}", **config)
+        assert "error" not in made
+        try:
+            with pytest.raises(ValueError, match=r"the stream foreign_versions at nats://.*was left alone"):
+                await Relay(server.url, prefix="foreign", timeout=TIMEOUT).__aenter__()
+            after = await ask(server, f"STREAM.INFO.{config['name']}")
+            assert after["config"] == made["config"]
+            assert after["state"]["messages"] == 0
+        finally:
+            await ask(server, f"STREAM.DELETE.{config['name']}")
+
+    run(main)
+
+
+def test_many_who_bump_one_key_at_once_get_all_numbers(run: Runner, server: NatsServer) -> None:
+    """The versions are raised by the clients, so all but one of several that do so at once begin anew."""
+
+    async def main() -> None:
+        prefix = f"test{next(prefixes)}"
+        stores = [NatsStore(server.url, prefix) for _ in range(8)]
+        for store in stores:
+            await store.open()
+        numbers: list[int] = []
+
+        async def bump(store: NatsStore) -> None:
+            for _ in range(25):
+                numbers.extend((await store.write([Change("a", 0, 1)])).versions.values())
+
+        await asyncio.gather(*map(bump, stores))
+        assert sorted(numbers) == list(range(1, 201))
+        for store in stores:
+            await store.close()
+
+    run(main)
+
+
+def test_what_has_changed_is_read_in_portions(run: Runner, server: NatsServer) -> None:
+    async def main() -> None:
+        store = NatsStore(server.url, f"test{next(prefixes)}")
+        await store.open()
+        keys = [f"key{number}" for number in range(2 * MAX_ROWS_PER_READ + 100)]
+        for first in range(0, len(keys), 100):
+            await store.write([Change(key, 0, 1) for key in keys[first : first + 100]])
+        found: dict[str, int] = {}
+        since, reads, has_more = 0, 0, True
+        while has_more:
+            result = await store.read((), since)
+            found.update(result.versions)
+            since, has_more, reads = result.position, result.has_more, reads + 1
+        assert found == dict.fromkeys(keys, 1)
+        assert reads == 3
+        await store.close()
+
+    run(main)
+
+
+def test_a_write_that_was_begun_on_a_stream_that_is_gone_is_made_anew_on_the_next_one(run: Runner, server: NatsServer) -> None:
+    async def main() -> None:
+        prefix = f"test{next(prefixes)}"
+        store, other = NatsStore(server.url, prefix), NatsStore(server.url, prefix)
+        await store.open()
+        before = await store.write([Change("a", 40, 0)])
+        publish, calls = store._publish, count()
+
+        async def publish_late(*arguments: Any) -> int | None:
+            if next(calls) == 0:  # the stream is replaced after the write has read it
+                await ask(server, f"STREAM.DELETE.{prefix}_versions")
+                await other.open()
+                await other.write([Change("b", 7, 0)])
+            return await publish(*arguments)
+
+        store._publish = publish_late  # type: ignore[method-assign]
+        after = await store.write([Change("a", 0, 1)])
+        assert after.versions == {"a": 1}
+        assert after.epoch != before.epoch
+        assert after.after > before.position
+        for each in (store, other):
+            await each.close()
+
+    run(main)
+
+
+def test_a_connection_that_is_lost_while_something_is_sent_is_made_anew(run: Runner, tmp_path: Path) -> None:
+    async def main() -> None:
+        with nats_server(tmp_path) as server:
+            store = NatsStore(server.url, "test")
+            await store.open()
+            for _ in range(10):
+                sending = [asyncio.create_task(keep_sending(store)) for _ in range(3)]
+                await asyncio.sleep(0.05)
+                server.kill()
+                await asyncio.wait(sending)
+                await asyncio.to_thread(server.start)
+                assert (await store.write([Change("a", 0, 1)])).versions == {"a": 1}
+            await store.close()
+
+    run(main)
+
+
+async def keep_sending(store: NatsStore) -> None:
+    """Until the connection is lost."""
+    with suppress(RelayUnavailable):
+        while True:
+            await store.send(b'"%s"' % (b"x" * 3_000))
+            await asyncio.sleep(0.0)
+
+
+def test_an_opening_that_is_cancelled_at_any_point_ends(run: Runner, server: NatsServer) -> None:
+    async def main() -> None:
+        before = asyncio.all_tasks()
+        for number in range(200):
+            opening = asyncio.create_task(Link.open(server.url))
+            for _ in range(number % 40):
+                await asyncio.sleep(0.0003 if random.random() < 0.1 else 0.0)
+            is_cancelled = opening.cancel()
+            await asyncio.wait([opening])
+            assert opening.cancelled() or not is_cancelled
+            if not opening.cancelled():
+                await opening.result().close()
+        assert asyncio.all_tasks() == before
+
+    run(main)
+
+
+def test_an_address_without_a_server_says_so(run: Runner) -> None:
+    async def main() -> None:
+        with pytest.raises(RelayUnavailable, match=r"cannot use nats://127.0.0.1:\d+: .*(refused|Connect call failed)"):
+            await NatsStore(f"nats://user:secret@127.0.0.1:{free_port()}", "test").open()
+
+    run(main)
