@@ -84,9 +84,12 @@ class StoreClient:
                     return (await self.store.write([change], connection)).versions[key]
                 return await batcher.submit(change)
         except TimeoutError:
+            written = ", and it was perhaps written" if batcher.is_in_flight(key) else ""
             if batcher.is_locked(key):
-                raise RelayUnavailable(f"cannot {action} {key!r}: others hold it locked at {self.store.address}") from None
-            raise self.unavailable(action, key, batcher.last_error) from batcher.last_error
+                locked = f"cannot {action} {key!r}: others hold it locked at {self.store.address}{written}"
+                raise RelayUnavailable(locked) from None
+            error = self.unavailable(action, key, batcher.last_error)
+            raise RelayUnavailable(f"{error}{written}") from batcher.last_error
         except RelayUnavailable as error:
             raise RelayUnavailable(f"cannot {action} {key!r}: {error}, and it was perhaps written") from error
 

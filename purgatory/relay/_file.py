@@ -15,17 +15,13 @@ that process, and each boot of the machine begins with a database, and an epoch,
 
 import sqlite3
 import sys
-from asyncio import TimerHandle, get_running_loop, sleep
-from collections import deque
+from asyncio import get_running_loop, sleep
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from errno import EMSGSIZE
-from os import O_RDONLY, close, fsencode, stat_result
-from os import open as open_file
+from os import stat_result
 from pathlib import Path
 from secrets import token_hex
-from socket import AF_UNIX, SOCK_DGRAM, socket
-from stat import S_ISREG, S_ISSOCK
+from stat import S_ISREG
 from subprocess import run
 from time import monotonic, time
 from typing import Any, Final, TypeVar, final
@@ -33,6 +29,7 @@ from urllib.parse import unquote, urlsplit
 
 from purgatory import RelayUnavailable
 from purgatory.relay._address import without_password
+from purgatory.relay._file_sockets import SocketFolder, datagram_socket, is_named
 from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
 from purgatory.relay._messages import Change, ChangeMessage, ReadResult, encode
 from purgatory.relay._store import NotWritten
@@ -64,12 +61,6 @@ ADD_QUIET: Final = "CREATE TABLE IF NOT EXISTS quiet_listeners (name TEXT PRIMAR
 MAX_ROWS_PER_READ: Final = 1_000
 """How many changes one read returns."""
 
-MAX_SOCKET_PATH: Final = 100
-"""Bytes; systems allow 104 or 108."""
-
-MAX_QUEUED: Final = 100
-"""Messages kept for a socket that is full."""
-
 DAY: Final = 86_400.0
 
 
@@ -93,14 +84,10 @@ class FileStore:
         self._database: sqlite3.Connection | None = None
         self._identities: list[tuple[int, int]] = []
         """Of the open database and its log."""
-        self._sender: socket | None = None
-        self._folder_descriptor: int | None = None
+        self._sockets = SocketFolder(self._folder, self._remove_listener)
         self._own_name = ""
         """Of the socket on which it listens."""
         self._is_interested = True
-        self._queues: dict[str, deque[bytes]] = {}
-        """Messages for listeners whose sockets are full."""
-        self._flush_timer: TimerHandle | None = None
 
     # -- the database
 
@@ -108,9 +95,10 @@ class FileStore:
         """See `Store.open`."""
         self._is_interested = True
         try:
-            self._sender = self._sender or datagram_socket()
+            self._sockets.open()
             await self._retry_while_locked(self._connect)
-            self._remove_leftovers()
+            self._sockets.remove_dead(self._prefix)
+            self._remove_old_databases()
         except OSError as error:
             if isinstance(error, RelayUnavailable):
                 raise
@@ -159,15 +147,8 @@ class FileStore:
             for path in (self._path, Path(f"{self._path}-shm")):
                 path.unlink(missing_ok=True)
 
-    def _remove_leftovers(self) -> None:
-        """Removes sockets of processes that were killed, and databases of earlier boots, and nothing else of such a name."""
-        for path in self._folder.glob(f"{self._prefix}.*.sock"):
-            with suppress(OSError), datagram_socket() as probe:
-                if is_named(path, self._prefix, 16) and S_ISSOCK(path.lstat().st_mode):
-                    try:
-                        probe.connect(self._socket_path(path.name))
-                    except ConnectionRefusedError:
-                        path.unlink()
+    def _remove_old_databases(self) -> None:
+        """Removes those of earlier boots, and nothing else of such a name."""
         for path in self._folder.glob(f"{self._prefix}.*.sqlite"):
             with suppress(OSError):
                 if path != self._path and is_named(path, self._prefix, 8) and is_old_database(path):
@@ -176,16 +157,10 @@ class FileStore:
 
     async def close(self) -> None:
         """See `Store.close`."""
-        if self._flush_timer is not None:
-            self._flush_timer.cancel()
-        if self._sender is not None:
-            self._sender.close()
+        self._sockets.close()
         if self._database is not None:
             self._database.close()
             self._database = None
-        if self._folder_descriptor is not None:
-            close(self._folder_descriptor)
-            self._folder_descriptor = None
 
     async def _transact(self, begin: str, work: Callable[[sqlite3.Connection], T]) -> T:
         """Runs `work` on the database in one transaction, and returns its result."""
@@ -347,7 +322,7 @@ class FileStore:
                         on_message(receiver.recv(1 << 16))
 
             try:
-                receiver.bind(self._socket_path(name))
+                receiver.bind(self._sockets.path(name))
                 hide_from_others(self._folder / name)
                 await self._transact("BEGIN IMMEDIATE", lambda database: self._add_listener(database, name))
                 self._own_name = name
@@ -384,9 +359,7 @@ class FileStore:
 
     def _remove_listener(self, name: str) -> None:
         """Nobody listens at `name` any more. If the database is locked, the next process that sends there removes it."""
-        self._queues.pop(name, None)
-        with suppress(OSError):
-            (self._folder / name).unlink()
+        self._sockets.remove(name)
         if self._database is not None:
             with suppress(sqlite3.Error):
                 self._database.execute("DELETE FROM listeners WHERE name = ?", (name,))
@@ -395,66 +368,13 @@ class FileStore:
     async def send(self, payload: bytes) -> None:
         """See `Store.send`."""
         for (name,) in await self._transact("BEGIN", self._all_listeners):
-            self._send(name, payload)
+            self._sockets.send(name, payload)
 
     def _publish(self, message: ChangeMessage, listeners: list[tuple[str]]) -> None:
         payload = encode(message)
         for (name,) in listeners:
             if name != self._own_name:
-                self._send(name, payload)
-
-    def _send(self, name: str, payload: bytes) -> None:
-        """Sends a message, later if the socket is full. Of very many, the oldest are dropped, which leaves a gap."""
-        queue = self._queues.get(name)
-        if queue is None:
-            if self._try_send(name, payload):
-                return
-            queue = self._queues[name] = deque(maxlen=MAX_QUEUED)
-        queue.append(payload)
-        if self._flush_timer is None:
-            self._flush_timer = get_running_loop().call_later(0.001, self._flush, 0.001)
-
-    def _try_send(self, name: str, payload: bytes) -> bool:
-        """Sends a message, or drops it if that cannot be done; False if the socket is full."""
-        assert self._sender is not None
-        try:
-            self._sender.sendto(payload, self._socket_path(name))
-        except BlockingIOError:
-            return False
-        except OSError as error:
-            if error.errno != EMSGSIZE:  # which leaves a gap
-                self._remove_listener(name)
-        return True
-
-    def _flush(self, delay: float) -> None:
-        self._flush_timer = None
-        for name, queue in list(self._queues.items()):
-            while queue and self._try_send(name, queue[0]):
-                queue.popleft()
-                delay = 0.001
-            if not queue:
-                self._queues.pop(name, None)
-        if self._queues:
-            delay = min(delay * 2.0, 0.1)
-            self._flush_timer = get_running_loop().call_later(delay, self._flush, delay)
-
-    def _socket_path(self, name: str) -> str:
-        """The path of a socket; through a descriptor of the folder, if it is too long for a socket."""
-        path = str(self._folder / name)
-        if len(fsencode(path)) <= MAX_SOCKET_PATH:
-            return path
-        if self._folder_descriptor is None:
-            if not Path("/proc/self/fd").is_dir():
-                raise OSError(f"the path of a socket, {path!r}, is longer than {MAX_SOCKET_PATH} bytes")
-            self._folder_descriptor = open_file(self._folder, O_RDONLY)
-        return f"/proc/self/fd/{self._folder_descriptor}/{name}"
-
-
-def datagram_socket() -> socket:
-    """A socket that does not block."""
-    new = socket(AF_UNIX, SOCK_DGRAM)
-    new.setblocking(False)
-    return new
+                self._sockets.send(name, payload)
 
 
 def identity(status: stat_result) -> tuple[int, int]:
@@ -465,12 +385,6 @@ def identity(status: stat_result) -> tuple[int, int]:
 def hide_from_others(path: Path) -> None:
     """Leaves the rights to a file to its owner and group."""
     path.chmod(path.lstat().st_mode & 0o660)
-
-
-def is_named(path: Path, prefix: str, digits: int) -> bool:
-    """Whether a file is named as those of a store are: by so many hexadecimal digits between the prefix and the suffix."""
-    middle = path.name.removeprefix(f"{prefix}.").removesuffix(path.suffix)
-    return len(middle) == digits and set(middle) <= set("0123456789abcdef")
 
 
 def is_old_database(path: Path) -> bool:

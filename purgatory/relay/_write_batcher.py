@@ -81,6 +81,8 @@ class WriteBatcher:
         self._queue: deque[Call] = deque()
         self._locked: Batch = {}
         """Keys that others hold locked in the store."""
+        self._in_flight: dict[str, Change] = {}
+        """What is being written."""
         self._lock_failures = 0
         self._retry_at = 0.0
         """The loop's time when the locked keys are due."""
@@ -104,6 +106,10 @@ class WriteBatcher:
     def is_locked(self, key: str) -> bool:
         """Whether others hold `key` locked."""
         return key in self._locked
+
+    def is_in_flight(self, key: str) -> bool:
+        """Whether `key` is in a write that is under way, and so is perhaps written though its caller waits no longer."""
+        return key in self._in_flight
 
     async def _run(self) -> None:
         loop = get_running_loop()
@@ -142,7 +148,7 @@ class WriteBatcher:
         try:
             while changes := {key: change for key, pending in batch.items() if (change := pending.change())}:
                 try:
-                    message = await self._write(tuple(changes.values()))
+                    message = await self._write_once(changes)
                 except RelayUnavailable as error:
                     self.last_error = error
                     if not isinstance(error, NotWritten):
@@ -168,6 +174,13 @@ class WriteBatcher:
         except BaseException:
             self._cancel(batch)
             raise
+
+    async def _write_once(self, changes: dict[str, Change]) -> ChangeMessage:
+        self._in_flight = changes
+        try:
+            return await self._write(tuple(changes.values()))
+        finally:
+            self._in_flight = {}
 
     def close(self) -> None:
         """Cancels what was not written."""

@@ -15,7 +15,7 @@ from relay_waits import knows, set_timeout, until
 from servers import TIMEOUT, PostgresServer, postgres_server
 
 from purgatory import Ended, Purgatory, RelayUnavailable, relay
-from purgatory.relay import Change, Relay
+from purgatory.relay import Change, Relay, _postgresql
 from purgatory.relay._postgresql import MAX_ROWS_PER_READ, PostgresStore
 
 pytestmark = pytest.mark.slow
@@ -66,6 +66,27 @@ async def read_all(store: PostgresStore, since: int) -> tuple[list[str], int]:
     return keys, since
 
 
+def test_what_is_written_after_its_caller_has_given_up_was_said_to_be_perhaps_written(
+    run: Runner, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_postgresql, "LOCK_TIMEOUT", 0)  # none, so that the attempt goes on for as long as the row is locked
+
+    async def main() -> None:
+        async with opened(postgres.url) as here, connected(postgres.url) as connection:
+            transaction = connection.transaction()
+            await transaction.start()
+            await here.bump("locked", connection=connection)
+            here._client.timeout = 0.5
+            failing = asyncio.create_task(here.bump("locked"))
+            await asyncio.sleep(0.0)  # the write itself has more time
+            here._client.timeout = TIMEOUT
+            with pytest.raises(RelayUnavailable, match=r"and it was perhaps written$"):
+                await failing
+            await transaction.rollback()
+
+    run(main)
+
+
 @pytest.mark.parametrize("exists", [False, True])
 def test_a_row_that_others_hold_locked_holds_up_no_other_key(run: Runner, postgres: PostgresServer, exists: bool) -> None:
     """Neither as long as it is locked, nor by statements that go on waiting for it; and what has failed is not done later."""
@@ -87,6 +108,7 @@ def test_a_row_that_others_hold_locked_holds_up_no_other_key(run: Runner, postgr
                 assert here.statistics().is_connected
             query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
             assert await connection.fetchval(query) == 2
+            await until(lambda: not here._client.batcher.is_locked("locked"))  # the last attempt has failed, too
             await set_timeout(here, TIMEOUT)
             waiting = [asyncio.create_task(here.bump("locked")) for _ in range(3)]
             await until(lambda: here._client.batcher.is_locked("locked"))
