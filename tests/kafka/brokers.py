@@ -47,7 +47,9 @@ class Running:
 
 
 @contextmanager
-def running(kind: str, *options: str, settings: str = "", log: IO[str] | None = None) -> Iterator[Running]:
+def running(
+    kind: str, *options: str, settings: str = "", log: IO[str] | None = None, port: int = 0, advertised: str = ""
+) -> Iterator[Running]:
     """A new and empty broker until the end of the block.
 
     Args:
@@ -55,6 +57,8 @@ def running(kind: str, *options: str, settings: str = "", log: IO[str] | None = 
         options: of our broker's command line.
         settings: lines for Kafka's configuration.
         log: a file for the log of our broker; without one it is written to the standard error.
+        port: where it listens; 0 is any that is free.
+        advertised: `host:port` where clients are to connect; without it, where it listens.
 
     Raises:
         Unavailable: Kafka's jars are not available.
@@ -62,12 +66,14 @@ def running(kind: str, *options: str, settings: str = "", log: IO[str] | None = 
     with tempfile.TemporaryDirectory(prefix="purgatory-") as folder:
         began = time.monotonic()
         if kind == "Kafka":
-            with kafka_server(Path(folder, "kafka"), AS_SHIPPED, settings) as server:
+            settings += f"advertised.listeners=PLAINTEXT://{advertised}\n" if advertised else ""
+            with kafka_server(Path(folder, "kafka"), AS_SHIPPED, settings, port) as server:
                 assert server.process is not None
                 request_versions(server.address)
                 yield Running(kind, server.address, server.process.pid, time.monotonic() - began)
             return
-        command = [sys.executable, "-m", "purgatory_broker", "--port", "0", *options]
+        command = [sys.executable, "-m", "purgatory_broker", "--port", str(port), *options]
+        command += ["--advertise", advertised] if advertised else []
         with subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=log, text=True) as process:
             try:
                 assert process.stdout is not None
@@ -78,6 +84,12 @@ def running(kind: str, *options: str, settings: str = "", log: IO[str] | None = 
                 yield Running(kind, address, process.pid, time.monotonic() - began)
             finally:
                 process.kill()
+
+
+def is_free(port: int) -> bool:
+    """Whether nothing listens there on this machine."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) != 0
 
 
 def request_versions(address: str) -> bytes:

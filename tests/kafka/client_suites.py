@@ -12,18 +12,46 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from brokers import KINDS, running
+from brokers import KINDS, is_free, running
+from kafka_server import VERSION
 from maven import Unavailable
-from suites import GoSuite, PythonSuite, Result, Suite
+from proxies import proxies
+from suites import Expected, GoSuite, PythonSuite, Result, Suite
 
 ONE_NODE: Final = "there is one node with one disk"
 ENCRYPTION: Final = "connections are not encrypted"
 NO_AUTHENTICATION: Final = "there is no authentication"
 SHARES: Final = "groups that share records are not switched on"
 NO_TOPIC: Final = "committed offsets are in no topic"
+
+NO_QUOTAS: Final = "there are no quotas"
+NODE_1: Final = "it wants the broker to be node 1; here it is node 0"
+TRANSACTIONS: Final = "administrators are not told of producers and transactions"
+DOCKER: Final = (
+    "TestFuncAdminListConsumerGroupOffsets",
+    "TestFuncIdempotentBufferedSequence",
+    "TestFuncTxnProduceWithBrokerFailure",
+)
+AT_ONCE: Final = "it asks for a topic that it has deleted, which creates the topic: here at once"
+WANT_NODE_1: Final = (
+    "TestConn/find_the_group_coordinator",
+    "TestConn/test_list_brokers",
+    "TestConn/test_retrieve_controller",
+    "TestConn/the_connection_advertises_the_broker_that_it_is_connected_to",
+    "TestDialer",
+    "TestDialerResolver",
+    "TestDialerTLS",
+)
+FAIL_ON_KAFKA: Final = ("TestReaderConsumerGroup/consumer_group_rebalance", "TestReaderReadCompactedMessage")
+PANICS: Final = (
+    "TestReaderConsumerGroup/consumer_group_commits_on_close",
+    "TestReaderConsumerGroup/verify_offset_committed",
+    "TestReaderConsumerGroup/verify_offset_committed_when_using_interval_committer",
+)
 
 SERVICE: Final = '''\
 """The source distribution lacks this file. The server runs already."""
@@ -77,6 +105,61 @@ SUITES: Final[tuple[Suite, ...]] = (
         },
         out_of_scope={"TestConsumeRegex": NO_TOPIC, "Test848RegexBrokerResolves": NO_TOPIC},
     ),
+    GoSuite(
+        "github.com/segmentio/kafka-go@v0.4.51",
+        ".",
+        {"KAFKA_VERSION": VERSION},
+        uses_broker=r"localhost|newLocalClient|\btest(Conn|ConsumerGroup|Dialer|Reader|Writer)\w+",
+        never=dict.fromkeys(KINDS, dict.fromkeys(PANICS, "it panics, whatever the broker says, and so ends all others")),
+        out_of_scope={
+            **dict.fromkeys(WANT_NODE_1, NODE_1),
+            **dict.fromkeys(FAIL_ON_KAFKA, "it fails on Kafka itself, too"),
+            "TestConn/test_delete_topics": AT_ONCE,
+            "TestConn/test_delete_topics_with_an_invalid_topic": AT_ONCE,
+            "TestConn/test_join_group_with_an_invalid_refreshTimeout": "sessions may be shorter here than Kafka allows",
+            "TestWriter/writing_a_message_with_SASL_Plain_authentication": NO_AUTHENTICATION,
+            "TestAlterUserScramCredentials": NO_AUTHENTICATION,
+            "TestDescribeUserScramCredentials": NO_AUTHENTICATION,
+            "TestClientCreateACLs": NO_AUTHENTICATION,
+            "TestClientDeleteACLs": NO_AUTHENTICATION,
+            "TestClientDescribeACLs": NO_AUTHENTICATION,
+            "TestClientAlterPartitionReassignments": ONE_NODE,
+            "TestClientAlterPartitionReassignmentsMultiTopics": ONE_NODE,
+            "TestClientElectLeaders": ONE_NODE,
+            "TestClientListPartitionReassignments": ONE_NODE,
+            "TestClientAlterClientQuotas": NO_QUOTAS,
+        },
+        broker=Expected(port=9092),
+    ),
+    GoSuite(
+        "github.com/IBM/sarama@v1.61.1",
+        ".",
+        {"TOXIPROXY_ADDR": "http://127.0.0.1:8474", "KAFKA_VERSION": VERSION},
+        uses_broker="",
+        never=dict.fromkeys(KINDS, dict.fromkeys(DOCKER, "it stops a container of Docker's, or reads its log")),
+        out_of_scope={
+            "TestConsumerFetchFollowerFailover": ONE_NODE,
+            "TestFuncAdminAlterPartitionReassignments": ONE_NODE,
+            "TestFuncAdminDescribeLogDirs": ONE_NODE,
+            "TestFuncAdminElectLeadersV1": ONE_NODE,
+            "TestFuncAdminDescribeConfig": "configurations come without their documentation",
+            "TestFuncAdminIncrementalAlterConfigs": "the configuration of the broker cannot be altered",
+            "TestFuncAdminNetworkErrorClosesControllerConnection": NODE_1,
+            "TestFuncAdminListConsumerGroupOffsetsBatch": "one request has the offsets of one group",
+            "TestFuncAdminQuotas": NO_QUOTAS,
+            "TestFuncAdminUpdateFeatures": "there are no features to switch on",
+            "TestFuncDescribeProducers": TRANSACTIONS,
+            "TestFuncDescribeTransactions": TRANSACTIONS,
+            "TestFuncListTransactions": TRANSACTIONS,
+        },
+        broker=Expected(
+            proxied=(29091, 29092, 29093, 29094, 29095),
+            settings={"ours": ("--no-auto-create",), "Kafka": ("auto.create.topics.enable=false",)},
+        ),
+        tag="functional",
+        files="functional_*_test.go",
+        edits={"functional_test.go": ("ReplicationFactor: 3,", "ReplicationFactor: 1,")},  # there is one node
+    ),
     PythonSuite(
         "confluent-kafka",
         "tests/integration",
@@ -102,8 +185,23 @@ Found = dict[str, dict[str, list[Result]]]
 
 
 def run(suite: Suite, source: Path, kind: str, chosen: str | None) -> list[Result]:
-    """The suite on a new broker."""
-    with running(kind, "--partitions", "4") as broker, tempfile.TemporaryDirectory(prefix="purgatory-") as scratch:
+    """The suite on a new broker.
+
+    Raises:
+        Unavailable: it wants a port that is taken.
+    """
+    expected = suite.broker
+    if expected.port and not is_free(expected.port):
+        raise Unavailable(f"its tests take no address but localhost:{expected.port}, which is taken on this machine")
+    options = "--partitions", "4", *expected.settings.get("ours", ())
+    settings = "".join(f"{line}\n" for line in expected.settings.get("Kafka", ()))
+    with ExitStack() as stack:
+        broker = stack.enter_context(
+            running(kind, *options, settings=settings, port=expected.port, advertised=expected.advertised)
+        )
+        if expected.proxied:
+            stack.enter_context(proxies(expected.proxied, broker.address))
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="purgatory-"))
         found = suite.run(source, kind, broker.address, Path(scratch), chosen)
     return sorted(found, key=lambda result: result.name)
 
@@ -126,7 +224,8 @@ def page(found: Found, missing: dict[str, str]) -> str:
         "# What clients' own test suites say",
         "",
         "Made by `python tests/kafka/client_suites.py --kafka --out examples/broker/CLIENTS.md`, which fetches the suites.",
-        "Of the Go suite those tests are run that use a broker.",
+        "Of the Go suites those tests are run that use a broker; those of sarama by toxiproxy, and with one replica where they",
+        "want three.",
     ]
     for name, by_kind in found.items():
         lines += ["", f"## {name}", ""]

@@ -39,11 +39,11 @@ def go(*words: str, cwd: Path) -> str:
     return run.stdout.strip()
 
 
-def compiled(program: Path, *modules: str) -> Path:
+def compiled(program: Path | str, *modules: str) -> Path:
     """The executable of a program. It and its modules are kept in `~/.cache/purgatory/go`, or where `XDG_CACHE_HOME` says.
 
     Args:
-        program: its file.
+        program: its file, or its path in a module.
         modules: `path@version`, of those that it needs.
 
     Raises:
@@ -67,6 +67,6 @@ def compiled(program: Path, *modules: str) -> Path:
             except OSError:
                 if not folder.is_dir():
                     raise  # otherwise another process was faster
-    executable = folder / program.stem
+    executable = folder / Path(program).stem
     go("build", "-o", str(executable), str(program), cwd=folder)
     return executable

@@ -69,16 +69,18 @@ class KafkaServer:
         folder: for its data; made if it does not exist.
         jvm: the options of Java.
         settings: lines that are added to those of the server.
+        port: where it listens; 0 is any that is free.
 
     Raises:
         Unavailable: there is no Java, or its jars cannot be downloaded.
     """
 
-    def __init__(self, folder: Path, jvm: Sequence[str] = SMALL, settings: str = "") -> None:
+    def __init__(self, folder: Path, jvm: Sequence[str] = SMALL, settings: str = "", port: int = 0) -> None:
         java = shutil.which("java")
         if java is None:
             raise Unavailable("needs Java 17: apt-get install openjdk-17-jre-headless")
-        self.port, controller = free_ports(2)
+        free, controller = free_ports(2)
+        self.port = port or free
         self.address = f"127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
         self.log = folder / "log"
@@ -121,9 +123,9 @@ class KafkaServer:
 
 
 @contextmanager
-def kafka_server(folder: Path, jvm: Sequence[str] = SMALL, settings: str = "") -> Iterator[KafkaServer]:
+def kafka_server(folder: Path, jvm: Sequence[str] = SMALL, settings: str = "", port: int = 0) -> Iterator[KafkaServer]:
     """A node that runs until the end of the block."""
-    server = KafkaServer(folder, jvm, settings)
+    server = KafkaServer(folder, jvm, settings, port)
     try:
         yield server.start()
     finally:

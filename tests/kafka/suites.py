@@ -13,7 +13,7 @@ import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 from xml.etree import ElementTree as ET
 
@@ -43,6 +43,28 @@ def brief(message: str | None) -> str:
 
 
 @dataclass(frozen=True)
+class Expected:
+    """What tests expect of the broker.
+
+    Args:
+        port: of localhost, where they look for it if they take no address.
+        proxied: ports of toxiproxy, by which they reach it.
+        settings: options of the command line of ours, lines of Kafka's configuration; by the kind of broker.
+    """
+
+    port: int = 0
+    proxied: tuple[int, ...] = ()
+    settings: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def advertised(self) -> str:
+        """Where clients are to connect; "" is where the broker listens."""
+        if self.proxied:
+            return f"127.0.0.1:{self.proxied[0]}"
+        return f"localhost:{self.port}" if self.port else ""
+
+
+@dataclass(frozen=True)
 class PythonSuite:
     """Tests that pytest runs.
 
@@ -55,6 +77,7 @@ class PythonSuite:
         left_out: folders and files that need something other than a broker.
         needs_checkout: why they are not on PyPI; "" if the source distribution has them.
         out_of_scope: what this broker does not do, by the name of the test.
+        broker: what they expect of the broker.
     """
 
     package: str
@@ -65,6 +88,7 @@ class PythonSuite:
     left_out: tuple[str, ...] = ()
     needs_checkout: str = ""
     out_of_scope: Mapping[str, str] = field(default_factory=dict)
+    broker: Expected = Expected()
 
     @property
     def name(self) -> str:
@@ -128,11 +152,15 @@ class GoSuite:
 
     Args:
         module: with its version.
-        package: the path of the tested package in it.
+        package: the path of the tested package in it; "." is the module itself.
         variables: of the environment, from which the tests take the address: `{address}` is replaced.
         uses_broker: a pattern for the source of the tests that use a broker; the others are not run.
-        never: out of scope, and not started, since it would never end; by the kind of broker.
+        never: out of scope, and not started, since it would never end, or end all others; by the kind of broker.
         out_of_scope: what this broker does not do, by the name of the test.
+        broker: what they expect of the broker.
+        tag: what its tests are compiled with.
+        files: a pattern for the files with its tests.
+        edits: a text and what to put in its place, by file: what cannot be said in another way.
     """
 
     module: str
@@ -141,6 +169,10 @@ class GoSuite:
     uses_broker: str
     never: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     out_of_scope: Mapping[str, str] = field(default_factory=dict)
+    broker: Expected = Expected()
+    tag: str = ""
+    files: str = "*_test.go"
+    edits: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -151,26 +183,35 @@ class GoSuite:
     def fetch(self, folder: Path, checkout: Path | None = None) -> Path:
         """Compiles the tests into `folder`; returns where their source is."""
         module, _, number = self.module.partition("@")
+        package = str(PurePosixPath(module, self.package))
         go("mod", "init", "suites", cwd=folder)
         if checkout is not None:
             go("mod", "edit", f"-replace={module}={checkout.resolve()}", cwd=folder)
-        go("get", "-t", f"{module}/{self.package}@{number}", cwd=folder)
-        go("test", "-c", "-o", str(folder / "suite.test"), f"{module}/{self.package}", cwd=folder)
-        (folder / "source").symlink_to(Path(go("list", "-m", "-f", "{{.Dir}}", module, cwd=folder)) / self.package)
+        go("get", "-t", f"{package}@{number}", cwd=folder)
+        source = Path(go("list", "-m", "-f", "{{.Dir}}", module, cwd=folder))
+        if self.edits:
+            source = shutil.copytree(source, folder / "module", copy_function=shutil.copyfile)
+            for name, (old, new) in self.edits.items():
+                (source / name).write_text((source / name).read_text().replace(old, new))
+            go("mod", "edit", f"-replace={module}={source}", cwd=folder)
+            go("get", "-t", package, cwd=folder)
+        go("test", "-c", "-tags", self.tag, "-o", str(folder / "suite.test"), package, cwd=folder)
+        (folder / "source").symlink_to(source / self.package)
         return folder / "source"
 
     def broker_tests(self, source: Path) -> list[str]:
         """The names of the tests that use a broker."""
         pattern = re.compile(r"^func (Test\w+)\(t \*testing\.T\) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
-        texts = [each.read_text() for each in sorted(source.glob("*_test.go"))]
+        texts = [each.read_text() for each in sorted(source.glob(self.files))]
         return [name for text in texts for name, body in pattern.findall(text) if re.search(self.uses_broker, body)]
 
     def run(self, source: Path, kind: str, address: str, scratch: Path, chosen: str | None = None) -> list[Result]:
         """Runs it; `chosen` is a pattern for names."""
         never = self.never.get(kind, {})
         names = [name for name in self.broker_tests(source) if re.search(chosen or "", name)]
-        begun = [name for name in names if name not in never]
-        command = [str(source.parent / "suite.test"), "-test.v=test2json", f"-test.run=^({'|'.join(begun)})$"]
+        skipped = "|".join("/".join(f"^{part}$" for part in name.split("/")) for name in never)
+        command = [str(source.parent / "suite.test"), "-test.v=test2json", f"-test.run=^({'|'.join(names)})$"]
+        command += [f"-test.skip={skipped}"] if skipped else []
         command.append(f"-test.timeout={SUITE_TIMEOUT - 60:.0f}s")
         variables = {name: text.format(address=address) for name, text in self.variables.items()}
         _run(command, source, variables, scratch / "output")
@@ -180,7 +221,7 @@ class GoSuite:
             raise subprocess.SubprocessError(
                 f"the suite of {self.name} did not run: {(scratch / 'output').read_text()[-2000:]}"
             )
-        return found + [Result(name, "out of scope", never[name]) for name in names if name in never]
+        return found + [Result(name, "out of scope", why) for name, why in never.items() if name.partition("/")[0] in names]
 
     def results(self, events: list[str]) -> Iterator[Result]:
         """The result of each test in the output of `go tool test2json`; of a test with subtests, those of the subtests."""
@@ -197,7 +238,7 @@ class GoSuite:
             if any(other.startswith(name + "/") for other in outcomes):
                 continue
             outcome = words[action]
-            reason = self.out_of_scope.get(name.partition("/")[0], "")
+            reason = self.out_of_scope.get(name) or self.out_of_scope.get(name.partition("/")[0], "")
             if outcome == "failed" and reason:
                 yield Result(name, "out of scope", reason)
             elif outcome == "passed":

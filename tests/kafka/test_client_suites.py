@@ -1,14 +1,20 @@
 """Suites are downloaded, run on a broker and reported: what fails is distinguished from what is out of scope."""
 
 import json
+import socket
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import client_suites
 import pytest
+from brokers import is_free, request_versions, running
 from client_suites import page
 from maven import Unavailable
-from suites import GoSuite, PythonSuite, Result
+from ports import free_ports
+from proxies import proxies
+from requirements import unavailable
+from suites import Expected, GoSuite, PythonSuite, Result
 
 ONE_NODE = "there is one node with one disk"
 PYTHON = PythonSuite("pytest", "tests/integration", {}, {}, out_of_scope={"test_elect_leaders": ONE_NODE})
@@ -57,6 +63,38 @@ def test_of_a_go_suite_subtests_are_reported_and_what_did_not_end_has_failed() -
     ]
 
 
+def test_of_a_go_suite_a_subtest_may_be_out_of_scope_alone() -> None:
+    suite = replace(GO, out_of_scope={"TestETL/sticky": "no sticky", "TestRegex": "no topic"})
+    names = ("TestETL/range", "TestETL/sticky", "TestRegex/one")
+    lines = [*(("run", name) for name in names), *(("fail", name) for name in names)]
+    events = [json.dumps({"Action": action, "Test": name}) for action, name in lines]
+
+    assert list(suite.results(events)) == [
+        Result("TestETL/range", "failed"),
+        Result("TestETL/sticky", "out of scope", "no sticky"),
+        Result("TestRegex/one", "out of scope", "no topic"),
+    ]
+
+
+def test_a_suite_that_insists_on_a_port_is_not_run_where_that_is_taken(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        with pytest.raises(Unavailable, match=f"no address but localhost:{port}, which is taken"):
+            client_suites.run(replace(GO, broker=Expected(port=port)), tmp_path, "ours", None)
+
+
+@pytest.mark.slow
+def test_ports_of_toxiproxy_lead_to_the_broker() -> None:
+    control, *ports = free_ports(3)
+    try:
+        with running("ours") as broker, proxies(ports, broker.address, control):
+            assert {request_versions(f"127.0.0.1:{port}") for port in ports} == {request_versions(broker.address)}
+    except Unavailable as error:
+        unavailable(str(error))
+    assert all(map(is_free, ports))
+
+
 def test_of_a_go_suite_those_tests_are_run_that_use_a_broker(tmp_path: Path) -> None:
     (tmp_path / "a_test.go").write_text("""
 func TestAsks(t *testing.T) {
@@ -71,7 +109,10 @@ func TestAlone(t *testing.T) {
 func newClient(t *testing.T) {}
 """)
 
-    assert GO.broker_tests(tmp_path) == ["TestAsks"]
+    (tmp_path / "b_test.go").write_text("func TestOther(t *testing.T) {\n\tnewClient(t)\n}\n")
+
+    assert GO.broker_tests(tmp_path) == ["TestAsks", "TestOther"]
+    assert replace(GO, files="b_*.go").broker_tests(tmp_path) == ["TestOther"]
 
 
 def test_the_page_counts_outcomes_for_each_broker_and_lists_those_of_ours() -> None:
@@ -134,7 +175,7 @@ def test_it_is_another_one():
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["kafka-js"], "there is no suite kafka-js: choose of kafka-python, franz-go, confluent-kafka"),
+        (["kafka-js"], "there is no suite kafka-js: choose of kafka-python, franz-go, kafka-go, sarama, confluent-kafka"),
         (["--checkout", "aiokafka=."], "there is no suite aiokafka"),
         (["--checkout", "confluent-kafka=nowhere"], "--checkout confluent-kafka=nowhere: there is no such folder"),
     ],
