@@ -195,7 +195,8 @@ class PostgresServer(Server):
         super().send(number)
         if number in (signal.SIGSTOP, signal.SIGCONT):
             for child in self._children():
-                os.kill(child, number)
+                with suppress(ProcessLookupError):  # it has ended meanwhile
+                    os.kill(child, number)
 
     def _children(self) -> list[int]:
         if self.process is None:
