@@ -29,7 +29,6 @@ SHARES: Final = "groups that share records are not switched on"
 NO_TOPIC: Final = "committed offsets are in no topic"
 
 NO_QUOTAS: Final = "there are no quotas"
-NODE_1: Final = "it wants the broker to be node 1; here it is node 0"
 TRANSACTIONS: Final = "administrators are not told of producers and transactions"
 DOCKER: Final = (
     "TestFuncAdminListConsumerGroupOffsets",
@@ -37,15 +36,6 @@ DOCKER: Final = (
     "TestFuncTxnProduceWithBrokerFailure",
 )
 AT_ONCE: Final = "it asks for a topic that it has deleted, which creates the topic: here at once"
-WANT_NODE_1: Final = (
-    "TestConn/find_the_group_coordinator",
-    "TestConn/test_list_brokers",
-    "TestConn/test_retrieve_controller",
-    "TestConn/the_connection_advertises_the_broker_that_it_is_connected_to",
-    "TestDialer",
-    "TestDialerResolver",
-    "TestDialerTLS",
-)
 FAIL_ON_KAFKA: Final = ("TestReaderConsumerGroup/consumer_group_rebalance", "TestReaderReadCompactedMessage")
 PANICS: Final = (
     "TestReaderConsumerGroup/consumer_group_commits_on_close",
@@ -112,7 +102,6 @@ SUITES: Final[tuple[Suite, ...]] = (
         uses_broker=r"localhost|newLocalClient|\btest(Conn|ConsumerGroup|Dialer|Reader|Writer)\w+",
         never=dict.fromkeys(KINDS, dict.fromkeys(PANICS, "it panics, whatever the broker says, and so ends all others")),
         out_of_scope={
-            **dict.fromkeys(WANT_NODE_1, NODE_1),
             **dict.fromkeys(FAIL_ON_KAFKA, "it fails on Kafka itself, too"),
             "TestConn/test_delete_topics": AT_ONCE,
             "TestConn/test_delete_topics_with_an_invalid_topic": AT_ONCE,
@@ -144,7 +133,6 @@ SUITES: Final[tuple[Suite, ...]] = (
             "TestFuncAdminElectLeadersV1": ONE_NODE,
             "TestFuncAdminDescribeConfig": "configurations come without their documentation",
             "TestFuncAdminIncrementalAlterConfigs": "the configuration of the broker cannot be altered",
-            "TestFuncAdminNetworkErrorClosesControllerConnection": NODE_1,
             "TestFuncAdminListConsumerGroupOffsetsBatch": "one request has the offsets of one group",
             "TestFuncAdminQuotas": NO_QUOTAS,
             "TestFuncAdminUpdateFeatures": "there are no features to switch on",

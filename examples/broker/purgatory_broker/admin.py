@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from .configs import DEFAULTS, altered, config_entries
+from .replicas import LEADER
 from .responses import ApiError, ErrorCode, Response, attempt, raise_if
 from .topics import MAX_PARTITIONS, Topic
 from .wire import APIS, Request
@@ -62,16 +63,16 @@ class Admin:
         return {"error_code": ErrorCode.illegal_sasl_state}
 
     def metadata(self, request: Request) -> Response:
-        """Topics and partitions, all of them led by node 0, at the address by which this client reaches it."""
+        """Topics and partitions, all of them led by this node, at the address by which this client reaches it."""
         body = request.body
         wants_all = body.topics is None or (request.version == 0 and not body.topics)
         wanted = [(name, None) for name in self.topics.by_name] if wants_all else [_identity(topic) for topic in body.topics]
-        brokers = [{"node_id": 0, "host": request.address[0], "port": request.address[1]}]
+        brokers = [{"node_id": LEADER, "host": request.address[0], "port": request.address[1]}]
         topics = [
             {"name": name, "topic_id": topic_id} | attempt(self._topic, name, topic_id, body.allow_auto_topic_creation)
             for name, topic_id in dict.fromkeys(wanted)
         ]
-        return {"brokers": brokers, "cluster_id": "purgatory", "controller_id": 0, "topics": topics}
+        return {"brokers": brokers, "cluster_id": "purgatory", "controller_id": LEADER, "topics": topics}
 
     def _topic(self, name: str | None, topic_id: UUID | None, may_create: bool) -> Response:
         name = self._name(name, topic_id)
@@ -80,6 +81,7 @@ class Admin:
         partitions = [
             {
                 "index": index,
+                "leader_id": LEADER,
                 "leader_epoch": 0,
                 "replica_nodes": list(partition.nodes),
                 "isr_nodes": sorted(partition.in_sync),

@@ -9,6 +9,7 @@ from .codec import STRING, Malformed
 from .coordinator import Coordinator
 from .groups import Group, State
 from .metadata_log import Change
+from .replicas import LEADER
 from .responses import ApiError, ErrorCode, Response, attempt, for_partitions, raise_if
 from .topics import Topics
 from .transactions import Transactions
@@ -120,7 +121,7 @@ class GroupRequests:
 
     def find_coordinator(self, request: Request) -> Response:
         """This broker coordinates all groups and all transactions."""
-        return {"node_id": 0, "host": request.address[0], "port": request.address[1]}
+        return {"node_id": LEADER, "host": request.address[0], "port": request.address[1]}
 
     def describe_groups(self, request: Request) -> Response:
         """The members of groups; the state of an unknown group is Dead."""

@@ -1,6 +1,6 @@
 """The replicas of each partition, and its high watermark: up to where all in-sync replicas have the log and consumers may read.
 
-This broker, node 0, leads every partition. The followers are simulated: an append reaches each of them after `replica_lag`, and
+This broker, node 1, leads every partition. The followers are simulated: an append reaches each of them after `replica_lag`, and
 whatever is appended meanwhile follows in one piece. A stopped follower holds the high watermark back until, after
 `replica_timeout`, it is removed from the in-sync replicas. From then on `acks=all` waits for the others alone, and is refused
 if they are fewer than `min.insync.replicas`.
@@ -14,7 +14,8 @@ from purgatory import TimerTask, WheelTimer
 from .log import Log
 from .settings import Settings
 
-LEADER: Final = 0
+LEADER: Final = 1
+"""As in a Kafka of one node."""
 
 
 class Replicas:
@@ -31,7 +32,7 @@ class Replicas:
 
     def __init__(self, key: tuple[str, int], factor: int, log: Log) -> None:
         self.key, self.log, self.high_watermark = key, log, log.end
-        self.nodes = dict.fromkeys(range(factor), (log.start, log.end))
+        self.nodes = dict.fromkeys(range(LEADER, LEADER + factor), (log.start, log.end))
         self.in_sync, self.in_flight = set(self.nodes), set[int]()
 
     @property
@@ -47,7 +48,7 @@ class Replicas:
 
 
 class Followers:
-    """The simulated nodes 1, 2, ... of the cluster.
+    """The simulated nodes 2, 3, ... of the cluster.
 
     Args:
         settings: `replicas` is how many nodes there are, this one included; `replica_lag`, how long an append takes to reach a
@@ -80,8 +81,9 @@ class Followers:
         Raises:
             ValueError: there is no such follower, or it is stopped.
         """
-        if not 0 < node < self.settings.replicas or node in self.stopped:
-            running = sorted(set(range(1, self.settings.replicas)) - set(self.stopped))
+        followers = range(LEADER + 1, LEADER + self.settings.replicas)
+        if node not in followers or node in self.stopped:
+            running = sorted(set(followers) - set(self.stopped))
             raise ValueError(f"node {node} cannot be stopped: {running} can")
         self.stopped[node] = self._timer.call_later(self.settings.replica_timeout, self._remove_from_in_sync, node)
 
@@ -99,7 +101,7 @@ class Followers:
 
     def toggle_last(self) -> None:
         """Stops the last follower, or starts it again."""
-        last = self.settings.replicas - 1
+        last = LEADER + self.settings.replicas - 1
         (self.start if last in self.stopped else self.stop)(last)
 
     def _send(self, replicas: Replicas, node: int) -> None:

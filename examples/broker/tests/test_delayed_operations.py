@@ -151,7 +151,7 @@ async def test_checks_come_in_kafkas_order(replicas: int, order: list[str]) -> N
 
 async def test_with_a_stopped_replica_acks_all_times_out_until_it_is_out_of_sync() -> None:
     async with running_broker(replicas=3) as client:
-        client.broker.followers.stop(2)
+        client.broker.followers.stop(3)
         response = await client.ask("produce", **produce_fields("topic", ONE, timeout=5))
         assert produced(response) == [("request_timed_out", -1)]
         begun = now()
@@ -159,12 +159,12 @@ async def test_with_a_stopped_replica_acks_all_times_out_until_it_is_out_of_sync
         assert 25 <= now() - begun <= 25.01  # out of sync after 30 s, 5 of which are over
 
         metadata = await client.ask("metadata", topics=[{"name": "topic"}])
-        assert metadata.topics[0].partitions[0].isr_nodes == (0, 1)
-        assert metadata.topics[0].partitions[0].offline_replicas == (2,)
-        client.broker.followers.start(2)
+        assert metadata.topics[0].partitions[0].isr_nodes == (1, 2)
+        assert metadata.topics[0].partitions[0].offline_replicas == (3,)
+        client.broker.followers.start(3)
         await asyncio.sleep(1)
         metadata = await client.ask("metadata", topics=[{"name": "topic"}])
-        assert metadata.topics[0].partitions[0].isr_nodes == (0, 1, 2)
+        assert metadata.topics[0].partitions[0].isr_nodes == (1, 2, 3)
 
 
 async def test_too_few_replicas_are_an_error_before_and_after_the_append() -> None:
@@ -173,31 +173,31 @@ async def test_too_few_replicas_are_an_error_before_and_after_the_append() -> No
         await client.ask(
             "create_topics", topics=[{"name": "safe", "num_partitions": 1, "replication_factor": 2, "configs": configs}]
         )
-        client.broker.followers.stop(1)
+        client.broker.followers.stop(2)
         response = await client.ask("produce", **produce_fields("safe", ONE, timeout=60))
         assert produced(response) == [("not_enough_replicas_after_append", -1)]
         assert produced(await client.ask("produce", **produce_fields("safe", ONE))) == [("not_enough_replicas", -1)]
         assert produced(await client.ask("produce", **produce_fields("safe", ONE, acks=1))) == [("none", 1)]
-        client.broker.followers.start(1)
+        client.broker.followers.start(2)
         await asyncio.sleep(1)
         assert produced(await client.ask("produce", **produce_fields("safe", ONE))) == [("none", 2)]
 
 
 async def test_a_replica_that_was_started_again_has_its_whole_time_again() -> None:
     async with running_broker(replicas=2) as client:
-        client.broker.followers.stop(1)
+        client.broker.followers.stop(2)
         await asyncio.sleep(20)
-        client.broker.followers.start(1)
-        client.broker.followers.stop(1)
+        client.broker.followers.start(2)
+        client.broker.followers.stop(2)
         begun = now()
         assert produced(await client.ask("produce", **produce_fields("topic", ONE, timeout=60))) == [("none", 0)]
         assert 30 <= now() - begun <= 30.01
 
 
-@pytest.mark.parametrize("node", [0, 2, -1])
+@pytest.mark.parametrize("node", [1, 3, -1])
 async def test_only_followers_that_are_there_can_be_stopped(node: int) -> None:
     async with running_broker(replicas=2) as client:
-        with pytest.raises(ValueError, match=rf"node {node} cannot be stopped: \[1\] can"):
+        with pytest.raises(ValueError, match=rf"node {node} cannot be stopped: \[2\] can"):
             client.broker.followers.stop(node)
         with pytest.raises(ValueError, match=rf"node {node} cannot be started: \[\] can"):
             client.broker.followers.start(node)
@@ -215,7 +215,7 @@ async def test_deleted_records_wait_for_the_replicas() -> None:
         (partition,) = (await client.ask("delete_records", **fields(60))).topics[0].partitions
         assert (partition.low_watermark, partition.error_code.name) == (1, "none")
         assert 2 <= now() - begun <= 2.01
-        client.broker.followers.stop(1)
+        client.broker.followers.stop(2)
         response = await client.ask("delete_records", **fields(60))  # the records are deleted already
         assert response.topics[0].partitions[0].error_code.name == "none"
         await client.ask("produce", **produce_fields("topic", ONE, acks=1))
