@@ -1,9 +1,10 @@
-"""A store in NATS 2.12 or later, with JetStream: one stream in memory, and one channel.
+"""A store in NATS 2.12 or later, with JetStream: one stream in memory, and two channels.
 
     purgatory_versions.meta        epoch, floor, and the last position that was forgotten
     purgatory_versions.key.=b3Jk   of each key, whose name is in base64, its version
     purgatory_versions.news        what the last write has changed
-    purgatory_news                 the channel, to which the server publishes `news` again
+    purgatory_news                 the channel of changes, to which the server publishes `news` again
+    purgatory_common               the channel of all else, to which each process listens
 
 The stream keeps the last message of each subject. Its sequence numbers are the positions, so what has changed is read by them.
 A write reads the versions, and publishes the next ones and the news in one batch, which the server stores as a whole, and only
@@ -41,7 +42,7 @@ except ImportError as error:
 from purgatory import RelayUnavailable
 from purgatory.relay._address import check_address, without_password
 from purgatory.relay._forgetting import MAX_FORGOTTEN
-from purgatory.relay._messages import Change, ChangeMessage, ReadResult
+from purgatory.relay._messages import Change, ChangeMessage, ReadResult, encode
 from purgatory.relay._store import NotWritten
 
 MAX_ROWS_PER_READ: Final = 500
@@ -101,7 +102,7 @@ class NatsStore:
     def __init__(self, url: str, prefix: str) -> None:
         self.address = without_password(check_address(url))
         self._url = url
-        self._stream, self._channel = f"{prefix}_versions", f"{prefix}_news"
+        self._stream, self._channel, self._common = f"{prefix}_versions", f"{prefix}_news", f"{prefix}_common"
         self._meta, self._news, self._keys = (f"{self._stream}.{name}" for name in ("meta", "news", "key."))
         self._config = {
             "name": self._stream,
@@ -115,10 +116,15 @@ class NatsStore:
         }
         self._link: Link | None = None
         self._lock = Lock()
+        self._is_interested = True
+        self._listening: tuple[Link, Callable[[Msg], Any]] | None = None
+        """The connection that listens, and what it calls."""
+        self._joining = Lock()
         self._closing: set[Task[None]] = set()
 
     async def open(self) -> None:
         """See `Store.open`."""
+        self._is_interested = True
         async with self._connected() as link:
             await self._make_stream(link)
             await self._state(link, ())
@@ -339,14 +345,16 @@ class NatsStore:
     async def renew(self, epoch: str) -> None:
         """See `Store.renew`."""
         async with self._connected() as link:
-            is_done = False
-            while not is_done:
+            while True:
                 meta, _, _ = await self._state(link, ())
                 if meta.epoch != epoch:
                     return
                 later = meta._replace(epoch=token_hex(4))
                 changed = Publication(self._meta, later.payload, meta.sequence)
-                is_done = await self._publish(link, [changed], None, later.epoch, {}) is not None
+                position = await self._publish(link, [changed], None, later.epoch, {})
+                if position is not None:  # who has no interest in changes is to know of it as well
+                    await link.send(self._common, encode(ChangeMessage(later.epoch, position, position, {})))
+                    return
 
     # -- messages
 
@@ -364,18 +372,38 @@ class NatsStore:
         try:
             link = await Link.open(self._url)
             try:
-                await link.subscribe(self._channel, receive)
+                await link.subscribe(self._common, receive)
+                self._listening = link, receive
+                await self._join_or_leave()
                 on_subscribed()
                 await link.ended
             finally:
+                self._listening = None
                 await link.close()
         except (Error, OSError) as error:
             raise RelayUnavailable(f"cannot use {self.address}: {str(error) or type(error).__name__}") from error
 
+    async def set_interest(self, is_wanted: bool) -> None:
+        """See `StoreWithInterest.set_interest`."""
+        self._is_interested = is_wanted
+        try:
+            await self._join_or_leave()
+        except (Error, OSError) as error:
+            raise RelayUnavailable(f"cannot use {self.address}: {str(error) or type(error).__name__}") from error
+
+    async def _join_or_leave(self) -> None:
+        async with self._joining:
+            if self._listening is not None:
+                link, receive = self._listening
+                if self._is_interested:
+                    await link.subscribe(self._channel, receive)
+                else:
+                    await link.unsubscribe(self._channel)
+
     async def send(self, payload: bytes) -> None:
         """See `Store.send`."""
         async with self._connected() as link:
-            await link.send(self._channel, payload)
+            await link.send(self._common, payload)
 
 
 def sequence_of(message: Msg) -> int:
@@ -402,7 +430,7 @@ class Link:
         self._numbers = count()
         self._calls: dict[str, tuple[list[Msg], Future[list[Msg]]]] = {}
         """Requests under way, by the last part of the subject for their answers."""
-        self._subscriptions: list[Subscription] = []
+        self._subscriptions: dict[str, Subscription] = {}
         self.ended: Future[None] = get_running_loop().create_future()
         self._error: Exception | None = None
 
@@ -453,14 +481,21 @@ class Link:
             pass  # it is closed at the other end
         finally:
             self._on_end(None)
-            for subscription in self._subscriptions:
+            for subscription in self._subscriptions.values():
                 if subscription._wait_for_msgs_task is not None:
                     subscription._wait_for_msgs_task.cancel()
 
     async def subscribe(self, subject: str, on_message: Callable[[Msg], Any]) -> None:
-        """Subscribes, and returns when that is confirmed."""
-        self._subscriptions.append(await self._client.subscribe(subject, cb=on_message))
+        """Subscribes, unless that was done before, and returns when it is confirmed."""
+        if subject not in self._subscriptions:
+            self._subscriptions[subject] = await self._client.subscribe(subject, cb=on_message)
         await self.ask(None, b"")
+
+    async def unsubscribe(self, subject: str) -> None:
+        """Ends a subscription, if there is one."""
+        subscription = self._subscriptions.pop(subject, None)
+        if subscription is not None:
+            await subscription.unsubscribe()
 
     async def send(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> None:
         """Sends a message."""
