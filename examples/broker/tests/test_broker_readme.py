@@ -30,7 +30,8 @@ def test_a_new_block_of_the_page_needs_a_test() -> None:
 def test_each_command_of_the_page_is_understood() -> None:
     lines = [line for language, text in BLOCKS if language == "sh" for line in text.splitlines()] + CODE
     commands = [shlex.split(match[1], comments=True) for line in lines if (match := PROGRAM.match(line))]
-    assert [command[0] for command in commands] == ["examples/broker/demo.py", "tests/kafka/against_kafka.py"]
+    programs = ["examples/broker/demo.py", "tests/kafka/against_kafka.py", "tests/kafka/slow_readers.py"]
+    assert sorted(command[0] for command in commands) == programs
     for program, *options in commands:
         usage = subprocess.run(
             [sys.executable, program, "--help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=200

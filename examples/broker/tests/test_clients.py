@@ -221,7 +221,7 @@ def test_topics_are_created_described_and_deleted(kafka_broker: BrokerThread) ->
         shown = python_admin.describe_configs([KPConfigResource("TOPIC", "topic")], config_filter="all")["topic"]["topic"]
         names = ("retention.bytes", "min.insync.replicas", "preallocate", "min.cleanable.dirty.ratio", "cleanup.policy")
         assert [shown[name]["config_type"] for name in names] == ["LONG", "INT", "BOOLEAN", "DOUBLE", "LIST"]
-    resource = ConfigResource(ConfigResource.Type.BROKER, "0")
+    resource = ConfigResource(ConfigResource.Type.BROKER, "1")
     assert admin.describe_configs([resource])[resource].result(TIMEOUT)["num.partitions"].value == "1"
 
     def refusal(topic: NewTopic) -> str:
