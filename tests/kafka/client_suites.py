@@ -8,6 +8,7 @@ Kafka itself as well: a test that fails there says nothing about a broker. Exits
 """
 
 import argparse
+import re
 import subprocess
 import sys
 import tempfile
@@ -198,7 +199,12 @@ def table(heads: str, results: list[Result]) -> list[str]:
     """Names and reasons; nothing if there are none."""
     if not results:
         return []
-    return ["", f"| {heads} | why |", "|---|---|", *(f"| `{result.name}` | {result.reason} |" for result in results)]
+    return ["", f"| {heads} | why |", "|---|---|", *(f"| `{result.name}` | {plain(result.reason)} |" for result in results)]
+
+
+def plain(words: str) -> str:
+    """What a client says, for Markdown: its brackets make no links."""
+    return re.sub(r"([][<>])", r"\\\1", words)
 
 
 def page(found: Found, missing: dict[str, str]) -> str:
