@@ -78,7 +78,7 @@ def test_a_read_finds_what_was_written_before_it_began() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "forget_after"), [("file", 0.0), *((kind, 0.5) for kind in STORES)])
 def test_relays_keep_their_promises_while_processes_and_stores_are_killed_and_paused(kind: str, forget_after: float) -> None:
-    options = Options(seconds=15.0, processes=3, keys=20, forget_after=forget_after, slack=20.0)
+    options = Options(seconds=10.0, processes=3, keys=20, forget_after=forget_after, slack=20.0)
     verdict, faults = asyncio.run(examine(kind, options))
     assert verdict.wrong == 0, verdict.examples
     assert min(verdict.bumps, verdict.answers, verdict.reads) > 100
