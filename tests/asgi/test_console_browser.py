@@ -187,6 +187,11 @@ def test_thresholds_show_who_waits(server: Server, page: Page) -> None:
     page.until(lambda: page.texts("[data-name=versions] tbody td") == ["'orders'", "3", "5", "2"])
 
 
+def test_each_scale_ends_at_a_round_number_above_what_it_shows(page: Page) -> None:
+    tops = page.run("return Array.from({length: 3000}, (_, i) => ceiling(i / 2)).map((top, i) => [i / 2, top])")
+    assert [(value, top) for value, top in tops if not top or not max(value, 1) <= top <= max(2 * value, 2)] == []
+
+
 def test_there_are_no_holes_where_nothing_is_to_be_drawn(server: Server, page: Page) -> None:
     shown = """return [...document.querySelectorAll("[data-name=jobs] section")].filter((each) => each.offsetHeight)
         .map((each) => each.querySelector("h3").firstChild.textContent)"""
