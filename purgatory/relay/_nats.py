@@ -154,7 +154,10 @@ class NatsStore:
         except (Error, OSError) as error:
             if isinstance(error, RelayUnavailable):
                 raise
-            raise kind(f"cannot use {self.address}: {str(error) or type(error).__name__}") from error
+            raise self._unavailable(error, kind) from error
+
+    def _unavailable(self, error: Exception, kind: type[RelayUnavailable] = RelayUnavailable) -> RelayUnavailable:
+        return kind(f"cannot use {self.address}: {str(error) or type(error).__name__}")
 
     def _drop(self, link: "Link | None") -> None:
         """Closes a connection as soon as nobody uses it."""
@@ -381,7 +384,7 @@ class NatsStore:
                 self._listening = None
                 await link.close()
         except (Error, OSError) as error:
-            raise RelayUnavailable(f"cannot use {self.address}: {str(error) or type(error).__name__}") from error
+            raise self._unavailable(error) from error
 
     async def set_interest(self, is_wanted: bool) -> None:
         """See `StoreWithInterest.set_interest`."""
@@ -389,7 +392,7 @@ class NatsStore:
         try:
             await self._join_or_leave()
         except (Error, OSError) as error:
-            raise RelayUnavailable(f"cannot use {self.address}: {str(error) or type(error).__name__}") from error
+            raise self._unavailable(error) from error
 
     async def _join_or_leave(self) -> None:
         async with self._joining:
