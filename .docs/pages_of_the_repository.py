@@ -1,6 +1,7 @@
-"""A hook of MkDocs: the pages and pictures of the repository become those of the site.
+"""A hook of MkDocs: the pages and pictures of the repository become the site's.
 
-A link to a folder leads to its page. Code is not on the site, so what would be a link to it is only its text.
+A link to a folder leads to its page. Code is not on the site, so what would be a link to it is only
+its text.
 """
 
 import re
@@ -11,8 +12,21 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = {".docs/cookbook": "cookbook", ".github": "project", ".pictures": "pictures"}  # many web servers hide .names
-FILES = ["README.md", ".docs/cookbook/*.md", ".github/*.md", ".pictures/*.*g", "examples/broker/*.svg"]
+FOLDERS = {
+    ".docs/cookbook": "cookbook",
+    ".docs/guide": "guide",
+    ".github": "project",
+    ".pictures": "pictures",
+}  # many web servers hide .names
+FILES = [
+    "README.md",
+    ".docs/cookbook/*.md",
+    ".docs/guide/*.*",
+    ".github/C*.md",
+    ".github/SECURITY.md",
+    ".pictures/*.*g",
+    "examples/broker/*.svg",
+]
 FILES += [f"{folder}/**/*.md" for folder in ("examples", "purgatory", "tests")]
 LINK = re.compile(r"(?<!!)\[([^]]*)\]\((?!https?:)([^)#]*)(#[^)]*)?\)")
 PICTURE = re.compile(r"""(!\[[^]]*\]\(|src="|srcset=")(?!https?:)([^)"]+)""")
@@ -47,6 +61,14 @@ def with_links_of_the_site(text: str, page: Path) -> str:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages and pictures of the repository."""
     for path in sorted(path for pattern in FILES for path in ROOT.glob(pattern)):
-        content = with_links_of_the_site(path.read_text("utf-8"), path) if path.suffix == ".md" else path.read_bytes()
-        files.append(File.generated(config, name_on_site(path), content=content, inclusion=InclusionLevel.INCLUDED))
+        content = (
+            with_links_of_the_site(path.read_text("utf-8"), path)
+            if path.suffix == ".md"
+            else path.read_bytes()
+        )
+        files.append(
+            File.generated(
+                config, name_on_site(path), content=content, inclusion=InclusionLevel.INCLUDED
+            )
+        )
     return files

@@ -1,4 +1,5 @@
-"""Takes README's pictures of the page: `python .pictures/console.py`, in Chromium, of orders that wait to be paid and shipped.
+"""Takes README's pictures of the page: `python .pictures/console.py`, in Chromium, of orders that
+wait to be paid and shipped.
 
 Needs the extra `test`, Chromium and its driver.
 """
@@ -18,9 +19,16 @@ from purgatory import DelayedOperation, Purgatory
 from purgatory.asgi import console
 from purgatory.metrics import Meter
 
-SECONDS = 100  # that the load goes on before the first picture
+SECONDS = 100  # of load before the first picture
 SIZE = {"width": 1180, "height": 702, "deviceScaleFactor": 1, "mobile": False}
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--no-proxy-server", "--disable-dev-shm-usage", "--hide-scrollbars"]
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--no-proxy-server",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+]
 
 meter = Meter()
 payments: Purgatory["Order"] = Purgatory("payments", observer=meter)
@@ -33,7 +41,7 @@ class Order(DelayedOperation[None]):
     ready = False
 
     def try_complete(self) -> bool:
-        """By then, or at the deadline, as nobody has checked its key."""
+        """Also runs at the deadline, if its key was not checked."""
         return self.ready and self.force_complete()
 
 
@@ -42,7 +50,8 @@ class Shipment(Order):
 
 
 def begin(purgatory: Purgatory[Order], operation: Order, keys: list[str], seconds: float) -> None:
-    """Has an operation wait, and what it waits for happen after some time; one in a thousand is forgotten to be checked."""
+    """Starts an operation whose event happens after some time; one in a thousand keys is not
+    checked then."""
     purgatory.try_complete_else_watch(operation, keys)
 
     def happen() -> None:
@@ -74,7 +83,9 @@ async def load() -> None:
 async def serve(port: int) -> None:
     """The page, and the load."""
     loading = asyncio.create_task(load())
-    await uvicorn.Server(uvicorn.Config(console(payments, shipments, meter=meter), port=port, log_level="warning")).serve()
+    await uvicorn.Server(
+        uvicorn.Config(console(payments, shipments, meter=meter), port=port, log_level="warning")
+    ).serve()
     loading.cancel()
 
 

@@ -1,11 +1,13 @@
-"""The load behind `python examples/orders_workers.py --demo`: clients that wait for a payment, webhooks on other connections.
+"""The load behind `python examples/orders_workers.py --demo`: clients that wait for a payment,
+webhooks on other connections.
 
-Each client waits for an order, learns that it is paid, and goes on to the next; `--rate` orders are paid in a second, which
-keeps no process busy, so what is measured is not queueing. A third of the way through, the worker that has answered most is
-killed; its supervisor starts another, and its clients ask again with the ETag that they have (aiohttp does so once by
-itself). Two thirds of the way through, the store is killed and started again a second later, if it is a server that the demo
-has started; if it is yours, all connections of the relays to it are cut. A wait that is not answered although the webhook
-was, is *missed*.
+Each client waits for an order, learns that it is paid, and continues with the next; `--rate` orders
+are paid in a second, which keeps no process busy, so the times include no queueing. A third of the
+way through, the worker that has answered most is killed; its supervisor starts another, and its
+clients ask again with the ETag that they have (aiohttp does so once by itself). Two thirds of the
+way through, the store is killed and started again a second later, if it is a server that the demo
+has started; if it is yours, all connections of the relays to it are cut. A wait that is not
+answered although the webhook was, is *missed*.
 """
 
 import argparse
@@ -35,32 +37,51 @@ from rich.table import Table
 WAIT = 20.0  # seconds, that a client asks for
 SETTLED = 2.0  # seconds after something was killed, until all is as before
 AWAY = 1.0  # seconds for which the store is killed
-LATE = 18.0  # seconds from the webhook's answer to the client's, after which an answer is no answer: longer than any resync
+# seconds from the webhook's answer to the client's, after which an answer is no answer: longer than
+# any resync
+LATE = 18.0
 
 
 @dataclass
 class Seen:
-    """What the clients saw."""
+    """The clients' measurements."""
 
     endings: Counter[str] = field(default_factory=Counter)
-    answers: dict[int, tuple[str, float]] = field(default_factory=dict)  # by order: the worker, and when it answered
+    answers: dict[int, tuple[str, float]] = field(
+        default_factory=dict
+    )  # by order: the worker, and when it answered
     writers: dict[int, tuple[str, float]] = field(
         default_factory=dict
     )  # by order: whose webhook it was, and when it had written
-    acknowledged: dict[int, float] = field(default_factory=dict)  # by order: when the webhook was answered
+    acknowledged: dict[int, float] = field(
+        default_factory=dict
+    )  # by order: when the webhook was answered
     workers: Counter[str] = field(default_factory=Counter)
     events: list[str] = field(default_factory=list)
-    trouble: list[tuple[float, float]] = field(default_factory=list)  # from when to when something was killed or cut
+    trouble: list[tuple[float, float]] = field(
+        default_factory=list
+    )  # from when to when something was killed or cut
 
 
-async def ask(session: aiohttp.ClientSession, url: str, method: str, **options: Any) -> tuple[int, Any, Any]:
+async def ask(
+    session: aiohttp.ClientSession, url: str, method: str, **options: Any
+) -> tuple[int, Any, Any]:
     """One request on a connection of its own, so that any worker may get it."""
     async with session.request(method, url, **options) as response:
-        return response.status, response.headers, await response.json() if response.status == 200 else None
+        return (
+            response.status,
+            response.headers,
+            await response.json() if response.status == 200 else None,
+        )
 
 
 async def keep_waiting(
-    session: aiohttp.ClientSession, url: str, number: int, until: float, seen: Seen, orders: dict[int, asyncio.Event]
+    session: aiohttp.ClientSession,
+    url: str,
+    number: int,
+    until: float,
+    seen: Seen,
+    orders: dict[int, asyncio.Event],
 ) -> None:
     """Waits for one order after the other."""
     order = number * 1_000_000
@@ -84,7 +105,9 @@ async def keep_waiting(
                 seen.answers[order] = (answer["X-Worker"], now)
                 break
             if status == 200:
-                orders.setdefault(order, asyncio.Event()).set()  # it is known, and is waited for next
+                orders.setdefault(
+                    order, asyncio.Event()
+                ).set()  # it is known, and is waited for next
             elif status == 304:
                 seen.endings["by deadline"] += 1
             if order in seen.acknowledged and now - seen.acknowledged[order] > LATE:
@@ -93,9 +116,15 @@ async def keep_waiting(
 
 
 async def keep_paying(
-    session: aiohttp.ClientSession, url: str, number: int, pause: float, seen: Seen, orders: dict[int, asyncio.Event]
+    session: aiohttp.ClientSession,
+    url: str,
+    number: int,
+    pause: float,
+    seen: Seen,
+    orders: dict[int, asyncio.Event],
 ) -> None:
-    """Calls the webhook for each of the client's orders, `pause` seconds on the average after that has begun to wait."""
+    """Calls the webhook for each of the client's orders, `pause` seconds on the average after that
+    has begun to wait."""
     order = number * 1_000_000
     while True:
         order += 1
@@ -103,7 +132,9 @@ async def keep_paying(
         await asyncio.sleep(random.uniform(0.0, 2.0 * pause))
         while order not in seen.acknowledged:
             try:
-                status, headers, body = await ask(session, f"{url}/webhooks/payment", "POST", params={"order": order})
+                status, headers, body = await ask(
+                    session, f"{url}/webhooks/payment", "POST", params={"order": order}
+                )
             except (aiohttp.ClientError, ConnectionError):
                 status = 0
             if status == 200:
@@ -137,7 +168,11 @@ async def cause_trouble(options: argparse.Namespace, seen: Seen, own: OwnStore |
         own.kill()
         await asyncio.sleep(AWAY)
         await asyncio.to_thread(own.start)
-        note(seen, f"killed {own.kind}, and started it again after {time.time() - begun:.1f} s", begun)
+        note(
+            seen,
+            f"killed {own.kind}, and started it again after {time.time() - begun:.1f} s",
+            begun,
+        )
     elif not store.startswith("file:"):
         await (cut_postgresql if store.startswith("postgres") else cut_redis)(store)
         note(seen, "cut all connections to the store, which is yours and was not killed")
@@ -157,7 +192,10 @@ async def cut_redis(store: str) -> None:
 
 async def cut_postgresql(store: str) -> None:
     connection = await asyncpg.connect(store)
-    query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
+    query = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = "
+        "'purgatory.relay'"
+    )
     await connection.execute(query)
     await connection.close()
 
@@ -169,12 +207,17 @@ async def ended(server: "subprocess.Popen[bytes]") -> None:
         await asyncio.sleep(0.1)
 
 
-async def load_while_it_serves(load: Coroutine[Any, Any, Table], server: "subprocess.Popen[bytes]") -> Table:
-    """Nobody waits for a server that is gone."""
+async def load_while_it_serves(
+    load: Coroutine[Any, Any, Table], server: "subprocess.Popen[bytes]"
+) -> Table:
+    """The load's table, unless the server ends first."""
     loading, ending = asyncio.create_task(load), asyncio.create_task(ended(server))
     await asyncio.wait([loading, ending], return_when=asyncio.FIRST_COMPLETED)
     if ending.done():
-        raise SystemExit(f"the server ended while it was needed; see what it says: {shlex.join(map(str, server.args))}")
+        raise SystemExit(
+            "the server ended while it was needed; see the output of "
+            f"{shlex.join(map(str, server.args))}"
+        )
     return loading.result()
 
 
@@ -182,12 +225,19 @@ async def put_load_on(url: str, options: argparse.Namespace, own: OwnStore | Non
     seen = Seen()
     orders: dict[int, asyncio.Event] = {}
     numbers = range(1, options.clients + 1)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True, limit=0)) as session:
+    async with aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(force_close=True, limit=0)
+    ) as session:
         await until_it_serves(session, url)
         until, pause = time.monotonic() + options.seconds, options.clients / options.rate
-        others = [asyncio.create_task(keep_paying(session, url, number, pause, seen, orders)) for number in numbers]
+        others = [
+            asyncio.create_task(keep_paying(session, url, number, pause, seen, orders))
+            for number in numbers
+        ]
         others.append(asyncio.create_task(cause_trouble(options, seen, own)))
-        await asyncio.gather(*(keep_waiting(session, url, number, until, seen, orders) for number in numbers))
+        await asyncio.gather(
+            *(keep_waiting(session, url, number, until, seen, orders) for number in numbers)
+        )
         for task in others:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
@@ -195,10 +245,15 @@ async def put_load_on(url: str, options: argparse.Namespace, own: OwnStore | Non
 
 
 def report(seen: Seen, options: argparse.Namespace) -> Table:
-    """What the clients saw."""
+    """A table of the clients' measurements."""
     store = os.environ["ORDERS_STORE"]
-    title = f"{options.clients} clients, {options.workers} workers, {options.seconds:g} s, {store.partition(':')[0]}"
-    table = Table(title=title, title_justify="left", caption=", ".join(seen.events), caption_justify="left")
+    title = (
+        f"{options.clients} clients, {options.workers} workers, {options.seconds:g} s, "
+        f"{store.partition(':')[0]}"
+    )
+    table = Table(
+        title=title, title_justify="left", caption=", ".join(seen.events), caption_justify="left"
+    )
     table.add_column("")
     table.add_column("clients", justify="right")
     waits = seen.endings["completed"] + seen.endings["missed"]
@@ -206,7 +261,11 @@ def report(seen: Seen, options: argparse.Namespace) -> Table:
     for name in ("completed", "by deadline", "missed", "asked again", "webhooks called again"):
         table.add_row(name, str(seen.endings[name]))
     table.add_section()
-    lasting: dict[str, list[float]] = {"the same worker": [], "another worker": [], "any, around a kill": []}
+    lasting: dict[str, list[float]] = {
+        "the same worker": [],
+        "another worker": [],
+        "any, around a kill": [],
+    }
     for order, (worker, answered) in seen.answers.items():
         writer, written = seen.writers.get(order, ("", answered))
         place = "the same worker" if worker == writer else "another worker"
@@ -230,7 +289,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def run_demo(command: Sequence[str], options: argparse.Namespace) -> None:
-    """Serves, puts load on it, and prints what the clients saw."""
+    """Serves, puts load on the service, and prints the clients' measurements."""
     own = None
     if options.store in KINDS:
         own = OwnStore(options.store, Path(os.environ["ORDERS_FOLDER"]))
@@ -242,7 +301,9 @@ def run_demo(command: Sequence[str], options: argparse.Namespace) -> None:
             own.kill()
 
 
-def serve_and_load(command: Sequence[str], options: argparse.Namespace, own: OwnStore | None) -> None:
+def serve_and_load(
+    command: Sequence[str], options: argparse.Namespace, own: OwnStore | None
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     whole = [*command, "--port", str(port), "--store", os.environ["ORDERS_STORE"]]

@@ -1,13 +1,15 @@
-"""The same wait three times: by hand with `asyncio.Event`, by hand with care, and with a purgatory. What stays, what it costs.
+"""The same wait three times: by hand with `asyncio.Event`, by hand with care, and with a purgatory.
+Compares their leaks and their cost.
 
     python examples/by_hand.py
 
-Needs nothing but the library, and a minute. It opens 100,000 waits that nobody answers, each under a key of its own, and
-counts what is left of them after their deadline. It has 100,000 waits for one job end at once, and measures how long no other
-task runs. And it times waits that are answered one by one, alone and while 1,000 others wait.
+Needs nothing but the library, and a minute. It opens 100,000 waits without an answer, each under
+a key of its own, and counts the keys left after their deadline. It has 100,000 waits for one
+job end at once, and measures how long no other task runs. And it times waits that are answered one
+by one, alone and while 1,000 others wait.
 """
 
-# ruff: noqa: D102 - what the methods do stands in `Jobs`
+# ruff: noqa: D102 - `Jobs` documents the methods
 
 import argparse
 import asyncio
@@ -36,15 +38,15 @@ class Jobs(Protocol):
 
     @property
     def left(self) -> int:
-        """How many keys somebody waits for, or once did."""
+        """The number of keys in memory, with waiters or without."""
         ...
 
 
 class EventByHand:
     """The obvious first version. An event stays in the dictionary if its job never ends.
 
-    To remove it at the deadline would be worse: of two who wait for one job, the first to give up takes the event away from
-    the other, which then never wakes up.
+    To remove it at the deadline would be worse: of two who wait for one job, the first to give up
+    takes the event away from the other, which then never wakes up.
     """
 
     def __init__(self) -> None:
@@ -68,7 +70,8 @@ class EventByHand:
 
 
 class FuturesByHand:
-    """The same with the leak mended: a future for each who waits, and the last one to leave a key removes the key."""
+    """The same with the leak mended: a future for each waiter, and the last waiter of a key removes
+    the key."""
 
     def __init__(self) -> None:
         self.results: dict[int, str] = {}
@@ -119,7 +122,7 @@ class WithPurgatory:
 
 
 async def what_is_left(kind: type[Jobs], waits: int) -> tuple[int, float]:
-    """How many keys, and how many bytes for each wait, are left of waits that nobody answered."""
+    """How many keys, and how many bytes for each wait, are left after waits without an answer."""
     tracemalloc.start()
     jobs = kind()
 
@@ -128,7 +131,7 @@ async def what_is_left(kind: type[Jobs], waits: int) -> tuple[int, float]:
             await jobs.wait(job, 0.01)
 
     await give_up(0)
-    jobs.finish(0, "done")  # what is made only once does not belong to a wait
+    jobs.finish(0, "done")  # objects that are made only once do not belong to a wait
     gc.collect()
     before = tracemalloc.get_traced_memory()[0]
     for first in range(1, waits + 1, 1000):
@@ -141,12 +144,13 @@ async def what_is_left(kind: type[Jobs], waits: int) -> tuple[int, float]:
 
 
 async def longest_pause(kind: type[Jobs], waits: int) -> float:
-    """For how long at most no other task runs when so many waits for one job end at once, in seconds."""
+    """The longest time in which no other task runs when `waits` waits for one job end at once, in
+    seconds."""
     jobs = kind()
     waiting = [asyncio.create_task(jobs.wait(0, 60)) for _ in range(waits)]
     await asyncio.sleep(0)
     gc.collect()
-    gc.freeze()  # a collection of 100,000 tasks is a pause, too, and not what is measured
+    gc.freeze()  # a collection of 100,000 tasks is a pause, too, but not the one to measure
     longest, last = 0.0, time.perf_counter()
     jobs.finish(0, "done")
     while not waiting[-1].done():
@@ -159,7 +163,8 @@ async def longest_pause(kind: type[Jobs], waits: int) -> float:
 
 
 async def seconds_each(kind: type[Jobs], waits: int, beside: int) -> float:
-    """What a wait costs that is answered while `beside` others wait, in seconds, including the switches between tasks."""
+    """The cost of a wait that is answered while `beside` others wait, in seconds, including the
+    switches between tasks."""
     jobs = kind()
     others = [asyncio.create_task(jobs.wait(-1 - number, 60)) for number in range(beside)]
 
@@ -186,22 +191,45 @@ async def seconds_each(kind: type[Jobs], waits: int, beside: int) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="What a wait leaves behind and costs, by hand and with a purgatory.")
-    parser.add_argument("--waits", type=int, default=100_000, help="how many that nobody answers (default: 100000)")
-    parser.add_argument("--rounds", type=int, default=3, help="of the timing; the median counts (default: 3)")
+    parser = argparse.ArgumentParser(
+        description="Leaks and cost of a wait, by hand and with a purgatory."
+    )
+    parser.add_argument(
+        "--waits", type=int, default=100_000, help="how many without an answer (default: 100000)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="of the timing; the median counts (default: 3)"
+    )
     options = parser.parse_args(arguments)
     kinds: list[type[Jobs]] = [EventByHand, FuturesByHand, WithPurgatory]
     left = [asyncio.run(what_is_left(kind, options.waits)) for kind in kinds]
     rounds = range(options.rounds)  # in turns
-    pauses = zip(*([asyncio.run(longest_pause(kind, options.waits)) for kind in kinds] for _ in rounds), strict=True)
-    alone = zip(*([asyncio.run(seconds_each(kind, 5_000, 0)) for kind in kinds] for _ in rounds), strict=True)
-    among = zip(*([asyncio.run(seconds_each(kind, 5_000, OTHERS)) for kind in kinds] for _ in rounds), strict=True)
+    pauses = zip(
+        *([asyncio.run(longest_pause(kind, options.waits)) for kind in kinds] for _ in rounds),
+        strict=True,
+    )
+    alone = zip(
+        *([asyncio.run(seconds_each(kind, 5_000, 0)) for kind in kinds] for _ in rounds),
+        strict=True,
+    )
+    among = zip(
+        *([asyncio.run(seconds_each(kind, 5_000, OTHERS)) for kind in kinds] for _ in rounds),
+        strict=True,
+    )
     together = f"{options.waits:,} end at once"
-    print(f"{'':15}{f'{options.waits:,} unanswered leave':>33}{together:>25}{'answered alone':>18}{f'among {OTHERS:,}':>15}")
+    print(
+        f"{'':15}{f'{options.waits:,} unanswered leave':>33}{together:>25}{'answered alone':>18}{f'among {OTHERS:,}':>15}"
+    )
     for kind, (keys, held), *measured in zip(kinds, left, pauses, alone, among, strict=True):
         pause, *costs = map(statistics.median, measured)
-        leave, others = f"{keys:,} keys, {held * options.waits / 1e6:.1f} MB", f"others pause {pause * 1e3:.1f} ms"
-        print(f"{kind.__name__:15}{leave:>33}{others:>25}{costs[0] * 1e6:>15.1f} µs{costs[1] * 1e6:>12.1f} µs")
+        leave, others = (
+            f"{keys:,} keys, {held * options.waits / 1e6:.1f} MB",
+            f"others pause {pause * 1e3:.1f} ms",
+        )
+        print(
+            f"{kind.__name__:15}{leave:>33}{others:>25}{costs[0] * 1e6:>15.1f} "
+            f"µs{costs[1] * 1e6:>12.1f} µs"
+        )
 
 
 if __name__ == "__main__":

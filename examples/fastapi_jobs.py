@@ -1,18 +1,21 @@
-"""Jobs over HTTP: submit one, then ask for its result with a wait. The typical handler that waits for a condition or a time.
+"""Jobs over HTTP: submit one, then ask for its result with a wait. The typical handler that waits
+for a condition or a time.
 
-    python examples/fastapi_jobs.py --port 8000
-    curl -i -d '{"password": "secret", "rounds": 5000000}' -H 'Content-Type: application/json' http://127.0.0.1:8000/jobs
-    curl -i -H 'Prefer: wait=20' http://127.0.0.1:8000/jobs/1
+    python examples/fastapi_jobs.py --port 8000 curl -i -d '{"password": "secret", "rounds":
+    5000000}' -H 'Content-Type: application/json' http://127.0.0.1:8000/jobs curl -i -H 'Prefer:
+    wait=20' http://127.0.0.1:8000/jobs/1
 
 `POST /jobs`
-    begins to derive a key from a password, in as many rounds as are asked for, and answers 202 at once. `Location` says where
-    to ask for the key.
+    begins to derive a key from a password, in the given number of rounds, and answers 202 at
+    once. `Location` is the address of the result.
 `GET /jobs/{number}`
-    answers as soon as the job has ended, with `{"state": "done", "result": ...}` or `{"state": "failed", ...}`; after the wait
-    that `Prefer: wait=S` or `?wait=S` names (20 seconds, if neither does) with 202 and `{"state": "running"}`. 404 for a job
-    that was never submitted, or that ended ten minutes ago. `/docs` shows the wait as well.
+    answers as soon as the job has ended, with `{"state": "done", "result": ...}` or `{"state":
+    "failed", ...}`; after the wait that `Prefer: wait=S` or `?wait=S` names (20 seconds, if neither
+    does) with 202 and `{"state": "running"}`. 404 for a job that was never submitted, or that ended
+    ten minutes ago. `/docs` shows the wait as well.
 `GET /purgatory`
-    a page that shows who waits, how long, and what was missed; on this machine only. `/metrics` has the same for Prometheus.
+    a page that shows the waits, their ages, and missed triggers; on this machine only. `/metrics`
+    has the same for Prometheus.
 
 Needs the extra `examples`.
 """
@@ -59,7 +62,7 @@ running: set[asyncio.Task[None]] = set()
 
 
 class Order(BaseModel):
-    """What a client submits."""
+    """A client's request."""
 
     password: str
     rounds: Annotated[int, Field(ge=1, le=1_000_000_000)] = 1_000_000
@@ -68,7 +71,9 @@ class Order(BaseModel):
 async def run(number: int, order: Order) -> None:
     """Does the job in a thread, then wakes those who wait for its end."""
     try:
-        key = await asyncio.to_thread(hashlib.pbkdf2_hmac, "sha256", order.password.encode(), b"salt", order.rounds)
+        key = await asyncio.to_thread(
+            hashlib.pbkdf2_hmac, "sha256", order.password.encode(), b"salt", order.rounds
+        )
         jobs[number] = {"state": "done", "result": key.hex()}
     except Exception as error:
         jobs[number] = {"state": "failed", "reason": repr(error)}
@@ -87,12 +92,20 @@ async def submit(order: Order, response: Response) -> dict[str, Any]:
     return {"number": number, "state": "running"}
 
 
-@app.get("/jobs/{number}", response_model=None, responses={**RESPONSES, 202: {"description": "It still runs; ask again."}})
-async def result(number: int, poll: Annotated[Poll, long_poll(polls)], response: Response) -> dict[str, Any] | Response:
+@app.get(
+    "/jobs/{number}",
+    response_model=None,
+    responses={**RESPONSES, 202: {"description": "It still runs; ask again."}},
+)
+async def result(
+    number: int, poll: Annotated[Poll, long_poll(polls)], response: Response
+) -> dict[str, Any] | Response:
     if number not in jobs:
         raise HTTPException(404, f"there is no job {number}")
     job = jobs[number]
-    outcome = await poll.wait_for(ends, lambda: jobs.get(number, job)["state"] != "running", [number])
+    outcome = await poll.wait_for(
+        ends, lambda: jobs.get(number, job)["state"] != "running", [number]
+    )
     if outcome.ending not in (Ending.SATISFIED, Ending.DEADLINE):
         return Response(outcome.reason, outcome.status, outcome.headers)
     response.headers.update(outcome.headers)
@@ -109,8 +122,12 @@ app.add_middleware(polls.middleware)  # as the last one, and so the outermost
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Jobs over HTTP, with a purgatory for those who wait for their end.")
-    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: loopback only)")
+    parser = argparse.ArgumentParser(
+        description="Jobs over HTTP, with a purgatory for requests that wait for their end."
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to serve on (default: loopback only)"
+    )
     parser.add_argument("--port", type=int, default=8000, help="port to serve on (default: 8000)")
     options = parser.parse_args(arguments)
     uvicorn.run(app, host=options.host, port=options.port)

@@ -1,37 +1,45 @@
-"""The board of `long_poll.py` as it would run in production: with all that a small message board over HTTP needs.
+"""The board of `long_poll.py` as it would run in production: with all that a small message board
+over HTTP needs.
 
-Start it, open http://127.0.0.1:8000 in two browser windows, and write in one of them. Or read in one terminal and write in
-another:
+Start it, open http://127.0.0.1:8000 in two browser windows, and write in one of them. Or read in
+one terminal and write in another:
 
     python examples/long_poll_board.py --file board.jsonl
     curl 'http://127.0.0.1:8000/topics/news?offset=0&timeout=20'
     curl -d 'hello' http://127.0.0.1:8000/topics/news
 
-`python examples/long_poll_board.py --demo` lets 500 pollers loose on it. Needs the extra `examples`.
+`python examples/long_poll_board.py --demo` lets 500 pollers loose on it. Needs the extra
+`examples`.
 
-With `--journal DIR` what happens to each poll is written down there, for `python -m purgatory.pipeline report`.
+With `--journal DIR` the outcome of each poll is written there, for `python -m
+purgatory.pipeline report`.
 
 `POST /topics/{topic}`
-    appends the body to the topic and answers 201 with its offset. A client that cannot know whether its message has arrived
-    sends it again with the same `Idempotency-Key`, and the message is stored once: 200, with the offset that it has.
+    appends the body to the topic and answers 201 with its offset. A client that cannot know whether
+    its message has arrived sends it again with the same `Idempotency-Key`, and the message is
+    stored once: 200, with the offset that it has.
 `GET /topics/{topic}?offset=N&timeout=S`
-    answers with the messages from offset N on: at once if there are any, or as soon as one arrives, or with none
-    after S seconds. The offset is what makes this safe: it names what the client has seen, so that nothing published
-    between two polls is lost. 400 says what is wrong with an offset or a timeout. An offset beyond the end of the topic
-    is 400 too, with the end: such a client knows an earlier board, and would sleep through everything up to its offset.
-    Instead of the timeout, `Prefer: wait=S`. Instead of the offset, `If-None-Match` with the `ETag` of the last answer, which
-    names the board as well: to a client of an earlier board, everything is new. The answer at the deadline is 304 then.
+    answers with the messages from offset N on: at once if there are any, or as soon as one arrives,
+    or with none after S seconds. The offset makes this safe: it is the number of messages that the
+    client has seen, so that none published between two polls is lost. 400 explains an invalid
+    offset or timeout. An offset beyond the end of the topic is 400 too, with the end: such a client
+    knows an earlier board, and would sleep through everything up to its offset. Instead of the
+    timeout, `Prefer: wait=S`. Instead of the offset, `If-None-Match` with the `ETag` of the last
+    answer, which names the board as well: to a client of an earlier board, everything is new. The
+    answer at the deadline is 304 then.
 `GET /topics/{topic}/events`
     the same as server-sent events.
 `GET /stats`
-    how the polls ended so far, and what the purgatory holds now.
+    the outcomes of the polls so far, and the number of pending operations.
 `GET /purgatory`
-    the same as a page to look at, live, for a browser on this machine; `python -m purgatory.top` shows it in a terminal.
+    the same as a page to look at, live, for a browser on this machine; `python -m purgatory.top`
+    shows it in a terminal.
 `GET /metrics`
     the same for Prometheus.
 
-A poll ends in exactly one of four ways: by an event, by its deadline, because its client is gone, or because the board
-stops. `purgatory.asgi` says which; there is no race that the handler could get wrong.
+A poll ends in exactly one of four ways: by an event, by its deadline, because its client is gone,
+or because the board stops. `purgatory.asgi` reports which; there is no race that the handler could
+get wrong.
 """
 
 import argparse
@@ -63,8 +71,11 @@ from purgatory.metrics import Meter
 from purgatory.metrics.prometheus import collector
 
 PAGE = Path(__file__).with_suffix(".html")
-MAX_TIMEOUT = 60.0  # seconds; a poll that asks for more is refused, not cut short: its client would be answered too early
-CLOCK_GRAIN = 0.001  # seconds; uvloop's clock shows the last whole millisecond, which is earlier than the client's
+# seconds; a poll that asks for more is refused, not cut short: its client would be answered too
+# early
+MAX_TIMEOUT = 60.0
+# seconds; uvloop's clock shows the last whole millisecond, which is earlier than the client's
+CLOCK_GRAIN = 0.001
 MAX_POLLS = 100_000
 MAX_MESSAGE_BYTES = 64 * 1024
 
@@ -72,10 +83,11 @@ Number = TypeVar("Number", int, float)
 
 
 class Topics:
-    """The messages of each topic, and what clients call them; in a file, too, if there is one.
+    """The messages of each topic, and their entity tags; in a file, too, if there is one.
 
-    The first line of the file is the name of the board, each further one a message. A line is written before the message is
-    answered, so what was acknowledged survives the process, however that ends (if not the power of the machine).
+    The first line of the file is the name of the board, each further one a message. A line is
+    written before the message is answered, so acknowledged messages survive any end of the process
+    (but not a loss of power).
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -131,24 +143,34 @@ class Topics:
 
 
 class Poll(DelayedOperation[list[str]]):
-    """Waits until the topic has a message at `offset`; its result is that message and all that follow."""
+    """Waits until the topic has a message at `offset`; its result is that message and all that
+    follow."""
 
     __slots__ = ("offset", "topic", "topics")
 
-    def __init__(self, topics: Mapping[str, list[str]], topic: str, offset: int, timeout: float) -> None:
+    def __init__(
+        self, topics: Mapping[str, list[str]], topic: str, offset: int, timeout: float
+    ) -> None:
         super().__init__(timeout)
         self.topics, self.topic, self.offset = topics, topic, offset
 
     def try_complete(self) -> bool:
-        """Called when the poll arrives, at each check of its topic, and a last time at its deadline."""
+        """Called when the poll arrives, at each check of its topic, and a last time at its
+        deadline."""
         return len(self.topics.get(self.topic, ())) > self.offset and self.force_complete()
 
     def on_complete(self) -> list[str]:
-        """Called once, however the race between message and deadline went; at the deadline the answer is empty."""
+        """Called once, however the race between message and deadline went; at the deadline the
+        answer is empty."""
         return self.topics.get(self.topic, [])[self.offset :]
 
 
-NAMES = {Ending.SATISFIED: "event", Ending.DEADLINE: "deadline", Ending.GONE: "gone", Ending.STOPPING: "stopped"}
+NAMES = {
+    Ending.SATISFIED: "event",
+    Ending.DEADLINE: "deadline",
+    Ending.GONE: "gone",
+    Ending.STOPPING: "stopped",
+}
 
 
 class Board:
@@ -162,18 +184,35 @@ class Board:
         observers = [meter] if self.journal is None else [meter, self.journal]
         self.polls: Purgatory[Poll] = Purgatory("polls", max_pending=MAX_POLLS, observer=observers)
         self.requests = LongPolls(max_wait=MAX_TIMEOUT, default_wait=30.0)
-        self.versions: Versions[str] = Versions(epoch=self.store.board)  # of a topic: how many messages it has
+        self.versions: Versions[str] = Versions(
+            epoch=self.store.board
+        )  # of a topic: how many messages it has
         metrics = CollectorRegistry()
-        metrics.register(collector(meter, purgatories=self.polls, thresholds=self.versions.thresholds, polls=self.requests))
+        metrics.register(
+            collector(
+                meter,
+                purgatories=self.polls,
+                thresholds=self.versions.thresholds,
+                polls=self.requests,
+            )
+        )
         app = Starlette(
             routes=[
                 Route("/", self.page),
-                Route("/topics/{topic}", self.publish, methods=["POST"], max_body_size=MAX_MESSAGE_BYTES),
+                Route(
+                    "/topics/{topic}",
+                    self.publish,
+                    methods=["POST"],
+                    max_body_size=MAX_MESSAGE_BYTES,
+                ),
                 Route("/topics/{topic}", self.poll, methods=["GET"]),
                 Route("/topics/{topic}/events", self.events, methods=["GET"]),
                 Route("/stats", self.stats, methods=["GET"]),
                 Mount("/metrics", make_asgi_app(metrics)),
-                Mount("/purgatory", console(self.polls, self.versions.thresholds, polls=self.requests, meter=meter)),
+                Mount(
+                    "/purgatory",
+                    console(self.polls, self.versions.thresholds, polls=self.requests, meter=meter),
+                ),
             ],
             lifespan=self.lifespan,
         )
@@ -181,7 +220,8 @@ class Board:
 
     @asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
-        """Opens all that an earlier lifespan has closed, makes the messages of the file known, and closes it at the end."""
+        """Opens all that an earlier lifespan has closed, makes the messages of the file known, and
+        closes it at the end."""
         self.store.open()
         async with self.journal or nullcontext(), self.polls:
             for topic, messages in self.topics.items():
@@ -203,7 +243,7 @@ class Board:
         return JSONResponse({"offset": offset}, status_code=201 if is_new else 200)
 
     async def poll(self, request: Request) -> Response:
-        """Waits in the purgatory for what comes after the offset that the client names."""
+        """Waits in the purgatory for messages from the client's offset on."""
         topic = request.path_params["topic"]
         by_tag = "offset" not in request.query_params and "if-none-match" in request.headers
         if by_tag:
@@ -214,7 +254,9 @@ class Board:
         if "timeout" in request.query_params:
             wait = read_number(request, "timeout", float, default=0.0, most=MAX_TIMEOUT)
         if offset > (end := len(self.topics.get(topic, ()))):
-            return JSONResponse({"reason": f"offset {offset} is beyond the end, {end}", "end": end}, status_code=400)
+            return JSONResponse(
+                {"reason": f"offset {offset} is beyond the end, {end}", "end": end}, status_code=400
+            )
 
         poll = self.requests.poll(request.scope, wait=wait)
         operation = Poll(self.topics, topic, offset, poll.timeout and poll.timeout + CLOCK_GRAIN)
@@ -234,7 +276,8 @@ class Board:
         return JSONResponse(answer, headers=headers)
 
     async def events(self, request: Request) -> Response:
-        """The messages of a topic as server-sent events; the version of a message is how many there are up to it."""
+        """The messages of a topic as server-sent events; the version of a message is how many there
+        are up to it."""
         topic = request.path_params["topic"]
 
         def read(seen: int) -> list[tuple[int, str]]:
@@ -256,7 +299,9 @@ class Board:
         return JSONResponse({"endings": self.endings, "purgatory": asdict(self.polls.statistics())})
 
 
-def read_number(request: Request, name: str, kind: Callable[[str], Number], *, default: Number, most: Number) -> Number:
+def read_number(
+    request: Request, name: str, kind: Callable[[str], Number], *, default: Number, most: Number
+) -> Number:
     """One parameter of the query, or 400 with the reason."""
     text = request.query_params.get(name)
     if text is None:
@@ -272,7 +317,8 @@ def read_number(request: Request, name: str, kind: Callable[[str], Number], *, d
 
 
 class BoardServer(uvicorn.Server):
-    """Says where the board is, and at the end how its polls have ended. `purgatory.asgi` sees to it that they end first."""
+    """Prints the address of the board, and at the end the outcomes of its polls. `purgatory.asgi`
+    ends the polls first."""
 
     def __init__(self, board: Board, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -288,7 +334,9 @@ class BoardServer(uvicorn.Server):
         """Called at the signal, when nothing has been closed yet."""
         await super().shutdown(sockets)
         endings = ", ".join(f"{ending}: {count}" for ending, count in self.board.endings.items())
-        print("polls ended by", endings, flush=True)  # the signal, raised again, ends the process without flushing
+        print(
+            "polls ended by", endings, flush=True
+        )  # the signal, raised again, ends the process without flushing
 
 
 def serve(host: str, port: int, file: Path | None, journal: Path | None) -> None:
@@ -304,19 +352,43 @@ def serve(host: str, port: int, file: Path | None, journal: Path | None) -> None
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description="A message board with long polls, on a purgatory.")
-    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: loopback only)")
-    parser.add_argument("--port", type=int, default=8000, help="port to serve on; 0 takes a free one (default: 8000)")
-    parser.add_argument("--file", type=Path, help="where the messages are kept (default: in memory only)")
-    parser.add_argument("--journal", type=Path, metavar="DIR", help="where the polls are written down (default: nowhere)")
-    parser.add_argument("--demo", action="store_true", help="put load on a board in a process of its own, and report")
-    parser.add_argument("--pollers", type=int, default=500, help="clients of the demo (default: 500)")
-    parser.add_argument("--seconds", type=float, default=5.0, help="length of the demo (default: 5)")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to serve on (default: loopback only)"
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=8000,
+        help="port to serve on; 0 takes a free one (default: 8000)",
+    )
+    parser.add_argument(
+        "--file", type=Path, help="where the messages are kept (default: in memory only)"
+    )
+    parser.add_argument(
+        "--journal",
+        type=Path,
+        metavar="DIR",
+        help="where the polls are written down (default: nowhere)",
+    )
+    parser.add_argument(
+        "--demo",
+        action="store_true",
+        help="put load on a board in a process of its own, and report",
+    )
+    parser.add_argument(
+        "--pollers", type=int, default=500, help="clients of the demo (default: 500)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, help="length of the demo (default: 5)"
+    )
     options = parser.parse_args(arguments)
     if options.demo:
         from _long_poll_demo import run_demo  # noqa: PLC0415 - a server needs none of it
 
         journal = [] if options.journal is None else ["--journal", str(options.journal)]
-        run_demo([sys.executable, __file__, *journal], options.pollers, options.seconds, "/purgatory")
+        run_demo(
+            [sys.executable, __file__, *journal], options.pollers, options.seconds, "/purgatory"
+        )
     else:
         serve(options.host, options.port, options.file, options.journal)
 

@@ -1,25 +1,29 @@
-"""Orders that wait for their payment, on several workers: whoever waits is answered, wherever the webhook lands.
+"""Orders that wait for their payment, on several workers: a waiting client is answered, whichever
+worker receives the webhook.
 
     python examples/orders_workers.py --workers 4 --port 8000
-    curl -i 'http://127.0.0.1:8000/orders/7?wait=20'                    says that it is open, and has an ETag
+    curl -i 'http://127.0.0.1:8000/orders/7?wait=20'                    answers "open", with an ETag
     curl -i -H 'If-None-Match: "..."' 'http://127.0.0.1:8000/orders/7'  waits, with that ETag
     curl -i -X POST 'http://127.0.0.1:8000/webhooks/payment?order=7'    in another terminal; most likely to another worker
 
-or let 400 clients loose on it, kill a worker meanwhile, and see the numbers: `python examples/orders_workers.py --demo`. With
-`--store redis` or `--store postgresql` the demo starts such a server for itself, and kills that, too.
+or let 400 clients loose on it, kill a worker meanwhile, and see the numbers: `python
+examples/orders_workers.py --demo`. With `--store redis` or `--store postgresql` the demo starts
+such a server for itself, and kills that, too.
 
 `GET /orders/{order}?wait=S`
-    answers with the state of the order and its `ETag`; with `If-None-Match`, as soon as it is another one, or 304 after S
-    seconds (20, if it does not say). Ask again with the new `ETag`, any worker, and nothing is missed.
+    answers with the state of the order and its `ETag`; with `If-None-Match`, as soon as it is
+    another one, or 304 after S seconds (20 by default). Ask again with the new `ETag`, any
+    worker, and nothing is missed.
 `POST /webhooks/payment?order=N`
-    what a payment provider calls.
+    called by a payment provider.
 `GET /purgatory`
     a page, for a browser on this machine, which shows the worker that answers and lists the others.
 
-The orders are in SQLite, as if that were a database. A relay notifies the workers of each other's writes: by default
-`file://`, which needs no server; `--store redis://...` or `postgresql://...` for workers of several machines. What matters is
-the order of the two steps in `payment`: first it writes, then it notifies. A commit may take milliseconds, so it runs in a
-thread, and holds no other request up. Needs the extra `examples`.
+The orders are in SQLite, as if that were a database. A relay notifies the workers of each other's
+writes: by default `file://`, which needs no server; `--store redis://...` or `postgresql://...` for
+workers of several machines. The order of the two steps in `payment` matters: first it
+writes, then it notifies. A commit may take milliseconds, so it runs in a thread, and holds no other
+request up. Needs the extra `examples`.
 """
 
 import argparse
@@ -40,7 +44,9 @@ from fastapi.responses import JSONResponse
 from purgatory.asgi import Ending, LongPolls, Versions, console
 from purgatory.relay import Relay
 
-FOLDER = Path(os.environ.get("ORDERS_FOLDER", "/tmp/orders"))  # workers are processes of their own: settings come this way
+FOLDER = Path(
+    os.environ.get("ORDERS_FOLDER", "/tmp/orders")
+)  # workers are processes of their own: settings come this way
 STORE = os.environ.get("ORDERS_STORE", f"file://{FOLDER}")
 
 relay = Relay(STORE)
@@ -86,13 +92,19 @@ async def payment(order: int) -> Response:
     await to_thread.run_sync(pay, order)
     written_at = time.time()
     await relay.bump(f"orders/{order}")
-    return JSONResponse({"order": order, "written_at": written_at}, headers={"X-Worker": str(os.getpid())})
+    return JSONResponse(
+        {"order": order, "written_at": written_at}, headers={"X-Worker": str(os.getpid())}
+    )
 
 
 @app.get("/stats")
 async def stats() -> dict[str, object]:
     numbers = relay.statistics()
-    return {"worker": os.getpid(), "open polls": polls.open, **{name: getattr(numbers, name) for name in numbers.__slots__}}
+    return {
+        "worker": os.getpid(),
+        "open polls": polls.open,
+        **{name: getattr(numbers, name) for name in numbers.__slots__},
+    }
 
 
 app.mount("/purgatory", console(polls=polls, relay=relay))
@@ -104,28 +116,48 @@ def prepare(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with closing(sqlite3.connect(folder / "orders.sqlite", isolation_level=None)) as orders:
         orders.execute("PRAGMA journal_mode = WAL")
-        orders.execute("CREATE TABLE IF NOT EXISTS orders (number INTEGER PRIMARY KEY, paid_at REAL NOT NULL)")
+        orders.execute(
+            "CREATE TABLE IF NOT EXISTS orders (number INTEGER PRIMARY KEY, paid_at REAL NOT NULL)"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Orders on several workers, with a relay for those who wait for a payment.")
-    parser.add_argument("--host", default="127.0.0.1", help="address to serve on (default: loopback only)")
+    parser = argparse.ArgumentParser(
+        description="Orders on several workers, with a relay for requests that wait for a payment."
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to serve on (default: loopback only)"
+    )
     parser.add_argument("--port", type=int, default=8000, help="port to serve on (default: 8000)")
     parser.add_argument("--workers", type=int, default=4, help="how many processes (default: 4)")
     parser.add_argument("--folder", type=Path, help="for the orders (default: a temporary one)")
     stores = "file:///folder, redis://... or postgresql://... (default: in the folder)"
     parser.add_argument(
-        "--store", help=f"of the relay: {stores}; with --demo also redis or postgresql, for a server of its own"
+        "--store",
+        help=f"of the relay: {stores}; with --demo also redis or postgresql, for a server of its "
+        "own",
     )
-    parser.add_argument("--demo", action="store_true", help="let clients loose on it, kill things, print what they saw")
+    parser.add_argument(
+        "--demo",
+        action="store_true",
+        help="run clients against it, kill processes, print the measurements",
+    )
     parser.add_argument("--clients", type=int, default=400, help="of the demo (default: 400)")
-    parser.add_argument("--rate", type=float, default=40.0, help="orders that the demo pays in a second (default: 40)")
-    parser.add_argument("--seconds", type=float, default=15.0, help="for which the demo runs (default: 15)")
+    parser.add_argument(
+        "--rate",
+        type=float,
+        default=40.0,
+        help="orders that the demo pays in a second (default: 40)",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=15.0, help="for which the demo runs (default: 15)"
+    )
     options = parser.parse_args(arguments)
     if options.store in ("redis", "postgresql") and not options.demo:
         parser.error(
-            f"--store {options.store}: a server of its own is for the --demo; name the address of yours, {options.store}://..."
+            f"--store {options.store}: a server of its own is for the --demo; name the address "
+            f"of yours, {options.store}://..."
         )
     with tempfile.TemporaryDirectory(prefix="orders-") as temporary:
         folder = options.folder or Path(temporary)
@@ -135,13 +167,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.demo:
             from _orders_workers_demo import run_demo  # noqa: PLC0415  the demo brings a client, which serving does not need
 
-            run_demo([sys.executable, __file__, "--workers", str(options.workers), "--folder", str(folder)], options)
+            run_demo(
+                [
+                    sys.executable,
+                    __file__,
+                    "--workers",
+                    str(options.workers),
+                    "--folder",
+                    str(folder),
+                ],
+                options,
+            )
         else:
             here = str(Path(__file__).parent)
-            # A new worker imports for some seconds on a busy machine, before it answers the supervisor's health check.
+            # A new worker imports for some seconds on a busy machine, before it answers the
+            # supervisor's health check.
             checks = {"timeout_worker_healthcheck": 60}
             uvicorn.run(
-                "orders_workers:app", host=options.host, port=options.port, workers=options.workers, app_dir=here, **checks
+                "orders_workers:app",
+                host=options.host,
+                port=options.port,
+                workers=options.workers,
+                app_dir=here,
+                **checks,
             )
 
 

@@ -1,4 +1,4 @@
-"""The shortest example: one coroutine waits for the result of a job, another one brings it. Needs nothing but the library."""
+"""The shortest example: one coroutine waits for the result of a job that another one does."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ results: dict[str, str] = {}
 async def work(job: str) -> None:
     await asyncio.sleep(0.2)
     results[job] = "ready"
-    jobs.check_and_complete(job)  # those who wait under this key look again
+    jobs.check_and_complete(job)  # tries the waits under this key again
 
 
 async def main() -> None:

@@ -1,11 +1,13 @@
-"""Orders that wait for their payment and for stock, each with a deadline, decided on Spark as a stream.
+"""Orders that wait for their payment and for stock, each with a deadline, decided on Spark as a
+stream.
 
     pip install '.[spark]' && python examples/stream_orders.py
 
-An order is an operation: it waits until `paid-N` has reached 1 and until the pieces of each article that were ever
-delivered have reached what all orders up to this one need. Payments and deliveries are signals. Both come as JSON lines,
-in two folders, as a service would write them; the second wave has a delivery that is reported late, and an order that was sent
-twice. After each wave it prints what can be decided by then:
+An order is an operation: it waits until `paid-N` has reached 1 and until the pieces of each article
+that were ever delivered have reached what all orders up to this one need. Payments and deliveries
+are signals. Both come as JSON lines, in two folders, as a service would write them; the second wave
+has a delivery that is reported late, and an order that was sent twice. After each wave it prints
+the decisions so far:
 
     after the first wave, up to 12:03:00
       12:00:50  completed  order-1  has paid-1, oak
@@ -28,7 +30,14 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from purgatory.pipeline.streaming import OPERATIONS, SIGNALS, TICKS, outcomes, reconcile, write_ticks
+from purgatory.pipeline.streaming import (
+    OPERATIONS,
+    SIGNALS,
+    TICKS,
+    outcomes,
+    reconcile,
+    write_ticks,
+)
 
 DELAY = 30.0
 """Seconds by which events may be out of order."""
@@ -38,12 +47,16 @@ def at(clock: str) -> str:
     return f"2026-01-01T{clock}Z"
 
 
-def order(number: int, clock: str, minutes: int, mode: str = "all", **articles: int) -> dict[str, object]:
+def order(
+    number: int, clock: str, minutes: int, mode: str = "all", **articles: int
+) -> dict[str, object]:
     pieces = [{"key": article, "threshold": count} for article, count in articles.items()]
     registered = datetime.fromisoformat(at(clock))
     return {
         "operation_id": f"order-{number}",
-        "requirements": pieces if mode == "any" else [{"key": f"paid-{number}", "threshold": 1}, *pieces],
+        "requirements": pieces
+        if mode == "any"
+        else [{"key": f"paid-{number}", "threshold": 1}, *pieces],
         "mode": mode,
         "registered_at": at(clock),
         "deadline": (registered + timedelta(minutes=minutes)).isoformat(),
@@ -62,36 +75,53 @@ WAVES = [
             order(2, "12:00:10", 10, oak=5),
             order(3, "12:00:15", 10, mode="any", oak=9, pine=2),
         ],
-        [signal("oak", 5, "12:00:50"), signal("paid-1", 1, "12:00:20"), signal("pine", 4, "12:02:00")],
+        [
+            signal("oak", 5, "12:00:50"),
+            signal("paid-1", 1, "12:00:20"),
+            signal("pine", 4, "12:02:00"),
+        ],
     ),
     (
         "12:12:00",
         [order(4, "12:04:00", 5, oak=8), order(1, "12:04:30", 10, oak=3)],
-        [signal("paid-4", 1, "12:04:20"), signal("oak", 7, "12:06:00"), signal("oak", 8, "12:05:00")],
+        [
+            signal("paid-4", 1, "12:04:20"),
+            signal("oak", 7, "12:06:00"),
+            signal("oak", 8, "12:05:00"),
+        ],
     ),
 ]
 
 
 def decide(spark: SparkSession, folder: Path) -> None:
-    """Decides on the rows that are there, and ends. What waits is kept in the checkpoint."""
+    """Decides on the present rows, and ends. The checkpoint keeps the pending operations."""
     operations = spark.readStream.schema(OPERATIONS).json(f"{folder}/operations")
     signals = spark.readStream.schema(SIGNALS).json(f"{folder}/signals")
     ticks = spark.readStream.schema(TICKS).parquet(f"{folder}/ticks")
     decided = outcomes(operations, signals, shards=2, delay=DELAY, ticks=ticks)
-    writer = decided.writeStream.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True)
+    writer = decided.writeStream.option("checkpointLocation", f"{folder}/checkpoint").trigger(
+        availableNow=True
+    )
     writer.format("parquet").option("path", f"{folder}/outcomes").start().awaitTermination()
 
 
 def show(spark: SparkSession) -> None:
-    """Writes one wave after another, and prints what has been decided after each."""
+    """Writes one wave after another, and prints the decisions after each."""
     with tempfile.TemporaryDirectory() as name:
         folder, shown = Path(name), 0
         for number, (until, orders, signals) in enumerate(WAVES):
             for kind, rows in (("operations", orders), ("signals", signals)):
                 (folder / kind).mkdir(exist_ok=True)
-                (folder / kind / f"{number}.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
-            # No older events will come. Without this tick the last deadlines would wait for newer ones.
-            write_ticks(spark, f"{folder}/ticks", datetime.fromisoformat(at(until)) + timedelta(seconds=DELAY))
+                (folder / kind / f"{number}.json").write_text(
+                    "".join(json.dumps(row) + "\n" for row in rows)
+                )
+            # No older events will come. Without this tick the last deadlines would wait for newer
+            # ones.
+            write_ticks(
+                spark,
+                f"{folder}/ticks",
+                datetime.fromisoformat(at(until)) + timedelta(seconds=DELAY),
+            )
             decide(spark, folder)
             print(f"after the {('first', 'second')[number]} wave, up to {until}")
             rows = spark.read.parquet(f"{folder}/outcomes").collect()

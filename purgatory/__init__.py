@@ -1,6 +1,8 @@
-"""Await delayed operations on asyncio: each is completed early by a key, or expires at its deadline, exactly once."""
+"""Await delayed operations on asyncio: each is completed early by a key, or expires at its
+deadline, exactly once."""
 
-from purgatory._errors import (
+from purgatory._core.conditions import Reply
+from purgatory._core.errors import (
     OperationCancelled,
     OperationReused,
     OperationTimeout,
@@ -10,7 +12,8 @@ from purgatory._errors import (
     RelayUnavailable,
     WrongLoop,
 )
-from purgatory._inspect import (
+from purgatory._core.idle_tracker import IdleTracker
+from purgatory._core.inspect import (
     Inspection,
     MissedTrigger,
     ThresholdInspection,
@@ -20,15 +23,15 @@ from purgatory._inspect import (
     WheelLevel,
     inspect,
 )
-from purgatory._observers.observer import Cause, Ended, Observer
-from purgatory._operations.operation import DelayedOperation
-from purgatory._operations.purgatory import Purgatory
-from purgatory._state import OperationState
-from purgatory._statistics import PurgatoryStatistics, ThresholdStatistics
-from purgatory._thresholds.threshold import ThresholdPurgatory
-from purgatory._timers.idle_tracker import IdleTracker
-from purgatory._timers.timeouts import Timeout, timeout, timeout_at, wait_for
-from purgatory._timers.wheel_timer import TimerTask, WheelTimer
+from purgatory._core.kernel import COMPILED as COMPILED
+from purgatory._core.observers import Cause, Ended, Observer
+from purgatory._core.operation import DelayedOperation
+from purgatory._core.purgatory import Purgatory
+from purgatory._core.states import OperationState
+from purgatory._core.statistics import PurgatoryStatistics, ThresholdStatistics
+from purgatory._core.thresholds import ThresholdPurgatory
+from purgatory._core.timeouts import Timeout, timeout, timeout_at, wait_for
+from purgatory._core.wheel_timer import TimerTask, WheelTimer
 
 __version__: str
 """Of the distribution that is installed, `asyncio-purgatory`."""
@@ -60,6 +63,7 @@ __all__ = [
     "PurgatoryFull",
     "PurgatoryStatistics",
     "RelayUnavailable",
+    "Reply",
     "ThresholdInspection",
     "ThresholdPurgatory",
     "ThresholdStatistics",

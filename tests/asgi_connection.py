@@ -1,4 +1,4 @@
-"""A client's side of one HTTP connection, by hand: what the tests against real servers speak."""
+"""A client's side of one HTTP connection, by hand, for the tests against real servers."""
 
 import asyncio
 
@@ -11,14 +11,25 @@ class Connection:
 
     def send(self, target: str, method: str = "GET", headers: str = "", body: bytes = b"") -> None:
         is_chunked = "transfer-encoding" in headers
-        length = f"content-length: {len(body)}\r\n" if body or (method == "POST" and not is_chunked) else ""
-        self.writer.write(f"{method} {target} HTTP/1.1\r\nhost: 127.0.0.1\r\n{headers}{length}\r\n".encode() + body)
+        length = (
+            f"content-length: {len(body)}\r\n"
+            if body or (method == "POST" and not is_chunked)
+            else ""
+        )
+        self.writer.write(
+            f"{method} {target} HTTP/1.1\r\nhost: 127.0.0.1\r\n{headers}{length}\r\n".encode()
+            + body
+        )
 
     async def answer(self, first: bytes = b"") -> tuple[int, dict[str, str], bytes]:
-        """The next answer on the connection, whose `first` bytes were read: status, headers and body."""
+        """The next answer on the connection, whose `first` bytes were read: status, headers and
+        body."""
         head = (first + await self.reader.readuntil(b"\r\n\r\n")).decode()
         status_line, *lines = head.removesuffix("\r\n\r\n").split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        headers = {
+            name.lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in lines)
+        }
         status = int(status_line.split()[1])
         if status in (204, 304):
             return status, headers, b""

@@ -1,4 +1,4 @@
-"""Loads examples: `load(EXAMPLES / "long_poll.py")`."""
+"""Loads examples, and blocks of pages: `load(EXAMPLES / "long_poll.py")`."""
 
 import importlib.util
 import sys
@@ -9,10 +9,13 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def load(path: Path) -> ModuleType:
-    """A file as a new module under its name: it holds what a process holds, and its purgatories belong to one loop."""
+    """A file as a new module under its name, with fresh globals, as its purgatories belong to one
+    loop."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # Django looks for it there
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(
+        spec
+    )  # Django looks for it there
     spec.loader.exec_module(module)
     return module

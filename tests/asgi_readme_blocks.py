@@ -1,10 +1,13 @@
-"""The Python blocks of a page in Markdown, each with the file that its first line names: `# app.py`."""
+"""The Python blocks of a page in Markdown, each with the file that its first line names: `#
+app.py`."""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
-_PYTHON = re.compile(r"^```python\n# (?P<title>[\w.]+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+_PYTHON = re.compile(
+    r"^```python\n# (?P<title>[\w.]+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 _ANY_PYTHON = re.compile(r"^```python$", re.MULTILINE)
 
 
@@ -17,7 +20,9 @@ def blocks(page: Path) -> Iterator[tuple[str, str]]:
     text = page.read_text(encoding="utf-8")
     found = list(_PYTHON.finditer(text))
     if len(found) != len(_ANY_PYTHON.findall(text)):
-        raise ValueError(f"of the {len(_ANY_PYTHON.findall(text))} blocks of {page} {len(found)} have a title")
+        raise ValueError(
+            f"of the {len(_ANY_PYTHON.findall(text))} blocks of {page} {len(found)} have a title"
+        )
     for match in found:
         yield match["title"], match["code"]
 

@@ -1,7 +1,7 @@
-"""Requests as a server would make them: what the `purgatory.asgi` tests call applications with.
+"""Requests as a server would make them, for the tests of `purgatory.asgi`.
 
 request = Request(app, b"wait=5", {"prefer": "wait=9"})      # begins at once, in a task of its own
-request.body(b"part", more=True)                             # what the client sends
+request.body(b"part", more=True)                             # sent by the client
 request.leave()
 await request.done()
 assert request.status == 204
@@ -14,7 +14,7 @@ Message = dict[str, Any]
 
 
 class Request:
-    """One request to an application, and what the application has answered."""
+    """One request to an application, and the application's answer."""
 
     def __init__(
         self,
@@ -38,7 +38,9 @@ class Request:
             "root_path": "",
             "scheme": "http",
             "query_string": query,
-            "headers": [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()],
+            "headers": [
+                (name.lower().encode(), value.encode()) for name, value in (headers or {}).items()
+            ],
             "client": (host, 50000),
             "server": ("192.0.2.2", 80),
             "http_version": http_version,

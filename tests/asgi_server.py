@@ -1,4 +1,4 @@
-"""A real server of `asgi/service.py` in a process of its own, and what tests ask of it.
+"""A real server of `asgi/service.py` in a process of its own, with the tests' requests.
 
 with running(*SERVERS["uvicorn-asyncio-h11"]) as server:
     polls = await server.open_polls(20)
@@ -12,12 +12,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from asgi_connection import Connection
 
 SERVICE = Path(__file__).parent / "asgi" / "service.py"
@@ -41,7 +42,9 @@ class Server:
     async def connect(self) -> Connection:
         return Connection(*await asyncio.open_connection("127.0.0.1", self.port))
 
-    async def ask(self, target: str, method: str = "GET", headers: str = "", body: bytes = b"") -> Any:
+    async def ask(
+        self, target: str, method: str = "GET", headers: str = "", body: bytes = b""
+    ) -> Any:
         connection = await self.connect()
         connection.send(target, method, headers, body)
         status, _, content = await connection.answer()
@@ -49,10 +52,14 @@ class Server:
         assert status == 200
         return json.loads(content)
 
-    async def open_polls(self, count: int, target: str = "/poll?key=k&wait=300") -> list[Connection]:
+    async def open_polls(
+        self, count: int, target: str = "/poll?key=k&wait=300"
+    ) -> list[Connection]:
         connections = []
         while len(connections) < count:
-            batch = await asyncio.gather(*(self.connect() for _ in range(min(200, count - len(connections)))))
+            batch = await asyncio.gather(
+                *(self.connect() for _ in range(min(200, count - len(connections))))
+            )
             for connection in batch:
                 connection.send(target)
             connections += batch
@@ -65,12 +72,12 @@ class Server:
         return stats
 
     async def ended(self) -> str:
-        """What the server, which is stopping, has printed by its end; no error."""
+        """The output of the stopping server up to its end; no error."""
         output, _ = await asyncio.to_thread(self.process.communicate, timeout=TIMEOUT)
         return without_error(output)
 
     def stop(self, number: int = signal.SIGTERM) -> str:
-        """Sends the signal and returns what the server has printed by its end; no error."""
+        """Sends the signal and returns the server's output up to its end; no error."""
         self.process.send_signal(number)
         output, _ = self.process.communicate(timeout=TIMEOUT)
         return without_error(output)
@@ -97,3 +104,15 @@ def running(*arguments: str) -> Iterator[Server]:
                 server.stop()
         finally:
             process.kill()
+
+
+@asynccontextmanager
+async def serving(app: Any) -> AsyncIterator[int]:
+    """The port of an application under uvicorn, in this process."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", log_config=None))
+    task = asyncio.create_task(server._serve())  # without its handlers of signals
+    while not server.started:
+        await asyncio.sleep(0.01)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    await task

@@ -8,8 +8,9 @@
         browser.get("http://127.0.0.1:8000")
         ...                                # `browser` cleans up after each test
 
-It reaches 127.0.0.1 and files of this machine, and nothing else. Its log has what the console of the page says. Tests that need
-it are skipped where Chromium and its driver are missing: `apt-get install chromium chromium-driver`.
+It reaches 127.0.0.1 and files of this machine, and nothing else. Its log has the messages of the
+page's console. Tests that need it are skipped where Chromium and its driver are missing: `apt-get
+install chromium chromium-driver`.
 """
 
 import shutil
@@ -19,7 +20,10 @@ import pytest
 from requirements import need, unavailable
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
-MISSING = "needs Chromium and its driver, which pip cannot bring. On Debian: apt-get install chromium chromium-driver"
+MISSING = (
+    "needs Chromium and its driver, which pip cannot bring. On Debian: apt-get install chromium "
+    "chromium-driver"
+)
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -33,7 +37,9 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     """The one of this process; it takes seconds to start."""
     options = ChromeOptions()
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    options.binary_location = next(filter(None, map(shutil.which, NAMES)), None) or unavailable(MISSING)
+    options.binary_location = next(filter(None, map(shutil.which, NAMES)), None) or unavailable(
+        MISSING
+    )
     for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
         options.add_argument(flag)
     with Chrome(options, ChromeService(need("chromedriver", MISSING))) as chrome:

@@ -1,4 +1,5 @@
-"""The fixtures of all tests, and how pytest-asyncio and pytest-xdist run them. `loops` explains on which loops tests run."""
+"""The fixtures of all tests, and how pytest-asyncio and pytest-xdist run them. `loops` explains on
+which loops tests run."""
 
 import os
 import signal
@@ -6,49 +7,81 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 from loops import CURRENT, LOOP_FACTORIES, LoopFactory, Report, Runner, fail_on
 from xdist.scheduler import LoadScopeScheduling
 
 from purgatory import Purgatory
 from purgatory.testing import VirtualTimeLoop
 
-settings.register_profile("tests", deadline=None)  # a busy machine takes longer than 200 ms for an example
+settings.register_profile(
+    "tests", deadline=None
+)  # a busy machine takes longer than 200 ms for an example
 settings.load_profile("tests")
+
+UNIT_TESTS = tuple(
+    Path(__file__).parent / name for name in ("core", "journal", "metrics", "testing")
+)
+"""Folders of tests on virtual time."""
+
+UNIT_TIMEOUT = 10
+"""The time limit of a unit test in seconds. On an idle machine it takes one at most."""
 
 LOOP_PARAMETERS = ("loop_factory", "_asyncio_loop_factory")
 """Which loop a test runs on, of our fixture and of pytest-asyncio's."""
 
 
-def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Callable[[], Any]]:
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], Any]]:
     """Coroutine functions that are tests run on each kind of loop."""
     return {kind: partial(CURRENT.new_loop, kind) for kind in LOOP_FACTORIES}
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the kinds of loop that a test runs on, those beside the first are slow tests, unless it is marked `on_every_loop`.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of the kinds of loop that a test runs on, those beside the first are slow tests, unless it is
+    marked `on_every_loop`.
 
-    Those on eager tasks, which only some Pythons have, are marked `eager`, too: `-m "not slow or eager"` runs them.
+    Tests on eager tasks, which only some Pythons have, are marked `eager`, too: `-m "not slow or
+    eager"` runs them. Unit tests have a time limit of their own, shorter than in `pyproject.toml`, except
+    with `--timeout`.
     """
     for item in items:
         callspec = getattr(item, "callspec", None)
         indices: Mapping[str, int] = getattr(callspec, "indices", {})
-        is_other = any(indices.get(name) for name in LOOP_PARAMETERS) and not item.get_closest_marker("slow")
+        is_other = any(
+            indices.get(name) for name in LOOP_PARAMETERS
+        ) and not item.get_closest_marker("slow")
         if is_other and callspec is not None and "eager" in callspec.id.split("-"):
             item.add_marker("eager")
         if is_other and not item.get_closest_marker("every_loop"):
             item.add_marker("slow")
+        if config.getoption("timeout") is None and is_unit_test(item):
+            item.add_marker(pytest.mark.timeout(UNIT_TIMEOUT))
+
+
+def is_unit_test(item: pytest.Item) -> bool:
+    """Whether a test gets the time limit of unit tests."""
+    return (
+        any(item.path.is_relative_to(folder) for folder in UNIT_TESTS)
+        and not any(item.get_closest_marker(name) for name in ("slow", "long", "timeout"))
+        and not is_hypothesis_test(getattr(item, "obj", None))
+        and "program" not in getattr(item, "fixturenames", ())
+    )
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_reported(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Prepares the loop of a test that is a coroutine function, and fails if anything was reported that it did not expect.
+    """Prepares the loop of a test that is a coroutine function, and fails if anything was reported
+    that it did not expect.
 
-    It is there before the loop and goes after it, so that what is reported when the loop closes counts, too.
+    It exists before the loop and ends after it, so that reports during the closing of the loop
+    count, too.
     """
     if request.node.get_closest_marker("asyncio") is None:
         yield
@@ -70,7 +103,8 @@ def loop_factory(request: pytest.FixtureRequest) -> LoopFactory:
 
 @pytest.fixture
 def reports() -> list[Report]:
-    """What the loop's exception handler was called with, in order. To ask for it is to allow it."""
+    """The calls of the loop's exception handler, in order. A test that asks for them allows
+    them."""
     return []
 
 
@@ -92,7 +126,8 @@ def virtual(request: pytest.FixtureRequest) -> Runner:
 
 @pytest.fixture
 async def purgatory() -> AsyncIterator[Purgatory[Any]]:
-    """A purgatory on the loop of the test. It is checked, and closed, when the test has passed; closing leaves nothing."""
+    """A purgatory on the loop of the test. It is checked, and closed, when the test has passed;
+    closing leaves nothing."""
     purgatory: Purgatory[Any] = Purgatory("test")
     yield purgatory
     purgatory._check()
@@ -103,21 +138,35 @@ async def purgatory() -> AsyncIterator[Purgatory[Any]]:
 
 @pytest.fixture
 def program() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """`program("-m", "purgatory.top", "--help")` runs this Python with these arguments, and returns what it printed.
+    """`program("-m", "purgatory.top", "--help")` runs this Python with these arguments, and returns
+    its output.
 
-    It fails if the exit status is not `status`. Other options are those of `subprocess.run`.
+    It fails if the exit status is not `status`. Other options go to `subprocess.run`.
     """
 
-    def run_program(*argv: object, status: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
-        command, given, timeout = [sys.executable, *map(str, argv)], options.pop("input", None), options.pop("timeout", 240)
-        pipes = dict.fromkeys(("stdout", "stderr") if given is None else ("stdin", "stdout", "stderr"), subprocess.PIPE)
-        with subprocess.Popen(command, **{"text": True, "start_new_session": True, **pipes, **options}) as process:
+    def run_program(
+        *argv: object, status: int = 0, **options: Any
+    ) -> subprocess.CompletedProcess[str]:
+        command, given, timeout = (
+            [sys.executable, *map(str, argv)],
+            options.pop("input", None),
+            options.pop("timeout", 240),
+        )
+        pipes = dict.fromkeys(
+            ("stdout", "stderr") if given is None else ("stdin", "stdout", "stderr"),
+            subprocess.PIPE,
+        )
+        with subprocess.Popen(
+            command, **{"text": True, "start_new_session": True, **pipes, **options}
+        ) as process:
             try:
                 out, err = process.communicate(given, timeout)
             except BaseException:
                 os.killpg(process.pid, signal.SIGKILL)  # those that it has started, too
                 raise
-        assert process.returncode == status, f"{command} ended with {process.returncode}:\n{out}\n{err}"
+        assert process.returncode == status, (
+            f"{command} ended with {process.returncode}:\n{out}\n{err}"
+        )
         return subprocess.CompletedProcess(command, process.returncode, out, err)
 
     return run_program
@@ -125,8 +174,9 @@ def program() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 @pytest.fixture
 def no_watcher_of_sse_starlettes() -> Iterator[None]:
-    """Its task looks twice a second for a uvicorn that is to stop, for ever: on virtual time, two jumps a second. It also ends
-    each stream at once, in every later test of the process, when one uvicorn there was told to stop, and remembers that."""
+    """Its task looks twice a second for a uvicorn that is to stop, for ever: on virtual time, two
+    jumps a second. It also ends each stream at once, in every later test of the process, after one
+    uvicorn there was stopped, and remembers that."""
     from sse_starlette.sse import AppStatus
 
     AppStatus.disable_automatic_graceful_drain()
@@ -136,14 +186,26 @@ def no_watcher_of_sse_starlettes() -> Iterator[None]:
 
 
 class SparkInTwoProcesses(LoadScopeScheduling):
-    """Hands out tests one by one, but those on Spark as two: one for those that share a session, one for those that start Spark
-    as processes of their own. (pytest-xdist's groups do not get through to pytest 9.2.)"""
+    """Hands out tests one by one, but those on Spark as two: one for those that share a session,
+    one for those that start Spark as processes of their own. (pytest-xdist's groups do not get
+    through to pytest 9.2.)"""
 
     def _split_scope(self, nodeid: str) -> str:
         _, folder, name = nodeid.partition("tests/pipeline/on_spark/")
         if not folder:
             return nodeid
-        return "processes of Spark" if name.startswith(("test_interrupts", "test_session", "test_topics")) else "Spark"
+        return (
+            "processes of Spark"
+            if name.startswith(
+                (
+                    "test_interrupts",
+                    "test_library.py::test_spark_connect",
+                    "test_session",
+                    "test_topics",
+                )
+            )
+            else "Spark"
+        )
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:

@@ -1,9 +1,10 @@
-"""What tests of every folder use.
+"""Helpers for the tests of every folder.
 
-`Probe` is the operation that most tests use; `watch_all` has many of them wait, `start_waits` has tasks wait for thresholds.
-`outcome` gives what an awaitable returned or raised, `iterations` lets the loop go on, `raiser` makes hooks that fail. `counts`
-reads statistics, `Listener` observes, `Spy` counts what is asked of a loop, `Pulse` what is done in each iteration of it,
-`profiled` what is called. With `collector` garbage is that of the test alone. `in_thread` calls something in another thread.
+`Probe` is the operation that most tests use; `watch_all` has many of them wait, `start_waits` has
+tasks wait for thresholds. `outcome` gives an awaitable's result or exception, `iterations` lets
+the loop run, `raiser` makes hooks that fail. `counts` reads statistics, `Listener` observes,
+`Spy` counts the calls of a loop's methods, `Pulse` the steps in each iteration of it, `profiled`
+all calls. `collector` switches garbage collection. `in_thread` calls a function in another thread.
 """
 
 import asyncio
@@ -20,10 +21,12 @@ from purgatory import DelayedOperation, Ended, Purgatory, ThresholdPurgatory
 
 
 class Probe(DelayedOperation[Any]):
-    """An operation whose condition is the flag `ready`, which writes down what is called, and whose hooks can be filled in.
+    """An operation whose condition is the flag `ready`, which records calls, and whose hooks can be
+    filled in.
 
-    Each hook appends `(name, "try" | "complete" | "expire")` to `log`, which operations may share, and then calls the
-    function given for it, if any. What `completing` returns is the result, otherwise the result is `name`.
+    Each hook appends `(name, "try" | "complete" | "expire")` to `log`, which operations may share,
+    and then calls the function given for it, if any. What `completing` returns is the result,
+    otherwise the result is `name`.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class Probe(DelayedOperation[Any]):
 
 
 class Listener:
-    """An observer that writes down what it is notified of."""
+    """An observer that records its notifications."""
 
     def __init__(self) -> None:
         self.ended: list[Ended] = []
@@ -85,7 +88,7 @@ class Listener:
 
 
 class Broken(Exception):
-    """What hooks and conditions raise that are to fail."""
+    """Raised by hooks and conditions that have to fail."""
 
 
 def raiser(error: BaseException) -> Callable[[object], object]:
@@ -98,7 +101,7 @@ def raiser(error: BaseException) -> Callable[[object], object]:
 
 
 async def outcome(awaitable: Awaitable[Any]) -> Any:
-    """What the awaitable returned or raised."""
+    """The result of the awaitable, or its exception."""
     try:
         return await awaitable
     except BaseException as error:
@@ -112,7 +115,8 @@ async def iterations(count: int = 1) -> None:
 
 
 def in_thread(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls `function` in another thread while this one stands still, and returns or raises what it returned or raised."""
+    """Calls `function` in another thread while this one blocks, and returns its result or raises
+    its exception."""
     results: list[tuple[Any, BaseException | None]] = []
 
     def call() -> None:
@@ -130,7 +134,9 @@ def in_thread(function: Callable[..., Any], *args: Any) -> Any:
     return result
 
 
-def watch_all(purgatory: Purgatory[Any], operations: list[Probe], keys: Iterable[Hashable] = ("key",)) -> list[Probe]:
+def watch_all(
+    purgatory: Purgatory[Any], operations: list[Probe], keys: Iterable[Hashable] = ("key",)
+) -> list[Probe]:
     """Has all of them wait; they are returned."""
     keys = list(keys)
     for operation in operations:
@@ -139,9 +145,12 @@ def watch_all(purgatory: Purgatory[Any], operations: list[Probe], keys: Iterable
 
 
 async def start_waits(
-    purgatory: ThresholdPurgatory[Any, Any], *waits: tuple[Any, ...], log: list[tuple[int, Any]] | None = None
+    purgatory: ThresholdPurgatory[Any, Any],
+    *waits: tuple[Any, ...],
+    log: list[tuple[int, Any]] | None = None,
 ) -> list[asyncio.Task[Any]]:
-    """Tasks that wait, each for `(key, threshold)` or `(key, threshold, timeout)`; their outcomes go to `log`, too."""
+    """Tasks that wait, each for `(key, threshold)` or `(key, threshold, timeout)`; their outcomes
+    go to `log`, too."""
 
     async def wait(number: int, arguments: tuple[Any, ...]) -> Any:
         result = await outcome(purgatory.wait(*arguments))
@@ -154,14 +163,17 @@ async def start_waits(
     return tasks
 
 
-def counts(purgatory: Purgatory[Any] | ThresholdPurgatory[Any, Any], *names: str) -> tuple[int, ...]:
-    """What its statistics say under `names`; by default how many are pending, watched, and keys."""
+def counts(
+    purgatory: Purgatory[Any] | ThresholdPurgatory[Any, Any], *names: str
+) -> tuple[int, ...]:
+    """Its statistics of these `names`; by default the numbers of pending, watched, and keys."""
     statistics = purgatory.statistics()
     return tuple(getattr(statistics, name) for name in names or ("pending", "watched", "keys"))
 
 
 class Pulse:
-    """Numbers the iterations of the loop and counts the marks in each, until none has come for a while."""
+    """Numbers the iterations of the loop and counts the marks in each, until none has come for a
+    while."""
 
     def __init__(self) -> None:
         self.iteration = self.last = 0
@@ -184,7 +196,8 @@ class Pulse:
 
 
 class Spy:
-    """Counts what is asked of a loop, by wrapping its methods, and may have its timers fire early or late.
+    """Counts the calls of a loop's methods, by wrapping them, and may have its timers fire early or
+    late.
 
     Attributes:
         asked: the instants for which there was to be a timer, in order.
@@ -202,7 +215,9 @@ class Spy:
         for name in ("call_at", "call_soon_threadsafe"):
             setattr(loop, name, partial(self._call, name, getattr(loop, name)))
 
-    def _call(self, name: str, method: Callable[..., asyncio.Handle], *args: Any, context: Any = None) -> asyncio.Handle:
+    def _call(
+        self, name: str, method: Callable[..., asyncio.Handle], *args: Any, context: Any = None
+    ) -> asyncio.Handle:
         self.calls[name] += 1
         if name != "call_at":
             return method(*args, context=context)
@@ -224,7 +239,9 @@ class Spy:
     @property
     def armed_for(self) -> list[float]:
         """The instants of the timers that wait on the loop, sorted."""
-        self._handles = {number: handle for number, handle in self._handles.items() if not handle.cancelled()}
+        self._handles = {
+            number: handle for number, handle in self._handles.items() if not handle.cancelled()
+        }
         return sorted(self.asked[number] for number in self._handles)
 
     @property
@@ -234,31 +251,37 @@ class Spy:
 
 
 def profiled(function: Callable[[], object]) -> int:
-    """How many calls, of Python and C functions, `function` makes. The cost of a thing, without a clock."""
+    """How many calls, of Python and C functions, `function` makes. The cost of a thing, without a
+    clock."""
     count = 0
 
     def profile(frame: object, event: str, arg: object) -> None:
         nonlocal count
         count += event in ("call", "c_call")
 
-    before = sys.getprofile()
+    before, collecting = sys.getprofile(), gc.isenabled()
+    gc.disable()  # the finalizers of others do not count; PyPy runs them whenever it collects
     sys.setprofile(profile)
     try:
         function()
     finally:
         sys.setprofile(before)
+        if collecting:
+            gc.enable()
     return count
 
 
 @contextmanager
 def collector(is_on: bool) -> Iterator[None]:
-    """Switches Python's collector of reference cycles on or off. It passes over what was there before, of other tests too."""
+    """Switches Python's collector of reference cycles on or off. It passes over older
+    objects, of other tests too."""
     was_on = gc.isenabled()
     gc.collect()
-    gc.freeze()
+    freeze, unfreeze = getattr(gc, "freeze", gc.collect), getattr(gc, "unfreeze", gc.collect)
+    freeze()  # PyPy has none
     (gc.enable if is_on else gc.disable)()
     try:
         yield
     finally:
-        gc.unfreeze()
+        unfreeze()
         (gc.enable if was_on else gc.disable)()

@@ -16,8 +16,9 @@
             ...
         run(main)
 
-pytest-asyncio runs the first two, on loops that `CURRENT` makes; the fixtures `run` and `virtual` are a `Runner`. All fail if
-anything was reported to the loop's exception handler, unless the test asks for the fixture `reports`, and all end what hangs.
+pytest-asyncio runs the first two, on loops that `CURRENT` makes; the fixtures `run` and `virtual`
+are a `Runner`. All fail if anything was reported to the loop's exception handler, unless the test
+asks for the fixture `reports`, and all end tests that hang.
 """
 
 import asyncio
@@ -28,7 +29,6 @@ from inspect import iscoroutine
 from typing import Any, TypeVar
 
 import pytest
-import uvloop
 
 from purgatory.testing import VirtualTimeLoop
 
@@ -37,7 +37,8 @@ LoopFactory = Callable[..., asyncio.AbstractEventLoop]
 Report = dict[str, Any]
 
 TIMEOUT = 120.0
-"""Seconds that a test may take on a real clock. A signal does not get through to a uvloop that sleeps, so a timer ends it."""
+"""Seconds that a test may take on a real clock. A signal does not get through to a uvloop that
+sleeps, so a timer ends it."""
 
 
 def eager_virtual_loop(start: float = 0.0) -> asyncio.AbstractEventLoop:
@@ -50,13 +51,17 @@ def eager_virtual_loop(start: float = 0.0) -> asyncio.AbstractEventLoop:
 LOOP_FACTORIES: dict[str, LoopFactory] = {
     "virtual": VirtualTimeLoop,
     "asyncio": asyncio.new_event_loop,
-    "uvloop": uvloop.new_event_loop,
 }
+if sys.implementation.name == "cpython":  # there is no uvloop for PyPy
+    import uvloop
+
+    LOOP_FACTORIES["uvloop"] = uvloop.new_event_loop
 if sys.version_info >= (3, 12):
     LOOP_FACTORIES["eager"] = eager_virtual_loop
 
 on_virtual_time = pytest.mark.asyncio(loop_factories=["virtual"])
-"""Runs a test that is a coroutine function on virtual time only. If it has a parameter `start`, the time begins there."""
+"""Runs a test that is a coroutine function on virtual time only. If it has a parameter `start`, the
+time begins there."""
 
 on_every_loop = pytest.mark.every_loop
 """Runs a test on all its kinds of loop in the default suite, too."""
@@ -80,7 +85,7 @@ class Current:
     """Makes the loop of a test that pytest-asyncio runs.
 
     Attributes:
-        reports: what the loop's exception handler is called with.
+        reports: the calls of the loop's exception handler.
         start: when the time of a virtual loop begins.
     """
 
@@ -91,14 +96,18 @@ class Current:
     def new_loop(self, kind: str) -> asyncio.AbstractEventLoop:
         """A loop of a kind that is named in `LOOP_FACTORIES`."""
         reports = self.reports
-        loop = LOOP_FACTORIES[kind]() if kind in ("asyncio", "uvloop") else LOOP_FACTORIES[kind](start=self.start)
+        loop = (
+            LOOP_FACTORIES[kind]()
+            if kind in ("asyncio", "uvloop")
+            else LOOP_FACTORIES[kind](start=self.start)
+        )
         loop.set_exception_handler(lambda _, context: reports.append(context))
 
         def end() -> None:
             reports.append({"message": f"it still runs after {TIMEOUT:g} s"})
             loop.stop()
 
-        if not isinstance(loop, VirtualTimeLoop):  # which ends by itself what hangs
+        if not isinstance(loop, VirtualTimeLoop):  # which ends a hanging test by itself
             loop.call_later(TIMEOUT, end)
         return loop
 
@@ -107,19 +116,26 @@ CURRENT = Current()
 
 
 class Runner:
-    """Runs a coroutine, or a coroutine function without arguments, on a new loop, and closes the loop.
+    """Runs a coroutine, or a coroutine function without arguments, on a new loop, and closes the
+    loop.
 
-    What the loop's exception handler is called with goes to `reports`; if there are none, `__call__` fails on it. What hangs is
-    ended: by the loop on virtual time, elsewhere after `TIMEOUT`.
+    Calls of the loop's exception handler go to `reports`; without `reports`, `__call__` fails on
+    them. A test that hangs is ended: by the loop on virtual time, elsewhere after `TIMEOUT`.
     """
 
     def __init__(self, loop_factory: LoopFactory, reports: list[Report] | None) -> None:
         self.loop_factory = loop_factory
         self.reports = reports
 
-    def __call__(self, main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T], start: float | None = None) -> T:
+    def __call__(
+        self,
+        main: Callable[[], Coroutine[Any, Any, T]] | Coroutine[Any, Any, T],
+        start: float | None = None,
+    ) -> T:
         reports: list[Report] = [] if self.reports is None else self.reports
-        loop_factory = self.loop_factory if start is None else partial(self.loop_factory, start=start)
+        loop_factory = (
+            self.loop_factory if start is None else partial(self.loop_factory, start=start)
+        )
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.get_loop().set_exception_handler(lambda _, context: reports.append(context))
             coroutine = main if iscoroutine(main) else main()

@@ -1,7 +1,8 @@
 """Free ports for servers that a test starts, and perhaps stops and starts again.
 
-They are outside the range from which the system assigns ports (from 32,768 on Linux) to sockets that ask for any: other tests
-that run at the same time, and the client ends of a thousand connections, would soon be given a port that a server has left.
+They are outside the range from which the system assigns ports (from 32,768 on Linux) to sockets
+that ask for any: other tests that run at the same time, and the client ends of a thousand
+connections, would soon be given a port that a server has left.
 """
 
 import socket

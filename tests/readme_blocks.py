@@ -1,7 +1,8 @@
 """The code blocks of a page in Markdown, and a way to run them.
 
-The Python blocks of a page are one session, as in `python -m asyncio`: one after the other, in one namespace, with `await` at
-the top level. They run on one loop on virtual time, except blocks with `asyncio.run`. A comment after a `print` is its output:
+The Python blocks of a page are one session, as in `python -m asyncio`: one after the other, in one
+namespace, with `await` at the top level. They run on one loop on virtual time, except blocks with
+`asyncio.run`. A comment after a `print` is its output:
 
     print(await versions.wait("orders", 42, timeout=30))  # 43
 """
@@ -43,7 +44,10 @@ class Block:
 
 def parse(text: str, language: str) -> list[Block]:
     """The blocks in `language` of a text in Markdown, in order."""
-    found = (Block(match[1], match[2], text.count("\n", 0, match.start(2)) + 1) for match in FENCED.finditer(text))
+    found = (
+        Block(match[1], match[2], text.count("\n", 0, match.start(2)) + 1)
+        for match in FENCED.finditer(text)
+    )
     return [block for block in found if block.language == language]
 
 

@@ -1,5 +1,7 @@
-"""A copy of the library in which the core's private names are others: what works beside it uses public names alone."""
+"""A copy of the library with other private names in the core: a module that works with it uses
+public names alone."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,18 +9,29 @@ from pathlib import Path
 
 import purgatory as package
 
-PRIVATE = ("_engine", "notifier", "watchers", "by_key", "dispatcher", "queues", "loop_wheel", "async_waits", "wants_checks")
+PRIVATE = (
+    "_engine",
+    "notifier",
+    "watchers",
+    "by_key",
+    "dispatcher",
+    "queues",
+    "loop_wheel",
+    "async_waits",
+    "wants_checks",
+)
 """Attributes of the core."""
 
 
 def beside_a_renamed_core(folder: Path, program: str, *packages: str) -> str:
-    """What `program` prints beside a copy, in `folder`, of the core with other names and of these packages as they are.
+    """What `program` prints beside a copy, in `folder`, of the core with other names and of these
+    packages as they are.
 
     Raises:
-        AssertionError: it fails; the message is what it says to that.
+        AssertionError: it fails; the message is its output.
     """
     source = Path(package.__file__).parent
-    core = [*source.glob("*.py"), *source.glob("_*/*.py")]
+    core = [*source.glob("*.py"), *source.glob("_core/*.py")]
     for path in [*core, *(path for name in packages for path in source.glob(f"{name}/**/*.*"))]:
         if path.suffix not in (".py", ".html"):
             continue
@@ -29,7 +42,15 @@ def beside_a_renamed_core(folder: Path, program: str, *packages: str) -> str:
         target.parent.mkdir(exist_ok=True, parents=True)
         target.write_text(text, encoding="utf-8")
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, check=False, cwd=folder, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        command,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "PURGATORY_PURE": "1"},  # the copy has no kernel
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -1,14 +1,17 @@
-"""``python tests/soak.py``: each public call a hundred thousand times and more, and what memory each has left behind.
+"""``python tests/soak.py``: each public call a hundred thousand times and more, and what memory
+each has left behind.
 
-The loop runs on virtual time, which moves on by 10 ms every eighth cycle, and Python's collector of reference cycles is off.
-What is in use is counted after the warm-up, a tenth as long, and at the end. How much more it is then:
+The loop runs on virtual time, which moves on by 10 ms every eighth cycle, and Python's collector of
+reference cycles is off. Objects and memory in use are counted after the warm-up, a tenth as long,
+and at the end. The growth:
 
     blocks  of memory that Python's allocator has handed out, one or two for each object: none, however many cycles
-    RSS     the most that the process has ever used; what is no object of Python's shows here, tables for instance
+    RSS     the highest use of the process; it includes memory outside of Python's objects, such as tables
     cyclic  objects in reference cycles: what only the collector could free
 
-Purgatories that were made and dropped, and operations whose hooks raise, are left to the collector, which is on then. A
-journal's rows wait for its thread: it warms up for as long as it is counted, and is judged by RSS alone.
+Purgatories that were made and dropped, and operations whose hooks raise, are left to the collector,
+which is on then. A journal's rows wait for its thread: it warms up for as long as it is counted,
+and is judged by RSS alone.
 """
 
 import argparse
@@ -52,7 +55,7 @@ class Figures:
 
 
 def soak(name: str, *stages: int) -> list[Figures]:
-    """Runs one of `CALLS` for so many cycles in each stage, on a loop of its own.
+    """Runs one of `CALLS` for the given cycles in each stage, on a loop of its own.
 
     Args:
         name: of the call.
@@ -99,25 +102,51 @@ async def _run(cycle: Cycle, first: int, cycles: int) -> None:
 
 def main() -> int:
     """Runs the program; 1 if anything was not flat."""
-    parser = argparse.ArgumentParser(description="Each public call over and over: what it leaves in memory.")
-    parser.add_argument("--cycles", type=int, default=100_000, metavar="N", help="of each call (default: %(default)s)")
-    parser.add_argument("--only", action="append", metavar="NAME", help="calls whose names contain this; may be repeated")
+    parser = argparse.ArgumentParser(
+        description="Each public call over and over: what it leaves in memory."
+    )
+    parser.add_argument(
+        "--cycles",
+        type=int,
+        default=100_000,
+        metavar="N",
+        help="of each call (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        metavar="NAME",
+        help="calls whose names contain this; may be repeated",
+    )
     options = parser.parse_args()
-    names = [name for name in CALLS if not options.only or any(part in name for part in options.only)]
-    print(f"{options.cycles:,} cycles each, after {options.cycles // 10:,}: how much more is in use after them")
+    names = [
+        name for name in CALLS if not options.only or any(part in name for part in options.only)
+    ]
+    print(
+        f"{options.cycles:,} cycles each, after {options.cycles // 10:,}: how much more is in "
+        "use after them"
+    )
     print(f"{'call':48} {'blocks':>7} {'RSS kB':>7} {'cyclic':>7} {'µs a cycle':>10}")
-    processes = get_context("spawn")  # each in one of its own: what another has left would hide what this one takes
+    processes = get_context(
+        "spawn"
+    )  # each in one of its own: leftovers of another would hide its growth
     are_flat = True
     for name in names:
         with processes.Pool(1) as pool:
             warm_up = options.cycles if name in BUFFERED else options.cycles // 10
             [grown] = pool.apply(soak, (name, warm_up, options.cycles))
         is_flat = grown.rss < MAX_TRANSIENT_BYTES + MAX_BYTES_PER_CYCLE * grown.cycles
-        is_flat &= grown.blocks < MAX_TRANSIENT_BLOCKS + MAX_BLOCKS_PER_CYCLE * grown.cycles or name in BUFFERED
+        is_flat &= (
+            grown.blocks < MAX_TRANSIENT_BLOCKS + MAX_BLOCKS_PER_CYCLE * grown.cycles
+            or name in BUFFERED
+        )
         is_flat &= not grown.cyclic or name in COLLECTED
         are_flat &= is_flat
         microseconds = grown.seconds / grown.cycles * 1e6
-        row = f"{name:48} {grown.blocks:7,} {grown.rss // 1024:7,} {grown.cyclic:7,} {microseconds:10.0f}"
+        row = (
+            f"{name:48} {grown.blocks:7,} {grown.rss // 1024:7,} {grown.cyclic:7,} "
+            f"{microseconds:10.0f}"
+        )
         print(row if is_flat else f"{row}  NOT FLAT", flush=True)
     return 0 if are_flat else 1
 

@@ -1,7 +1,9 @@
-"""What `soak` does over and over: each public call that waits, ends a wait or limits one, in each way it can end.
+"""What `soak` does over and over: each public call that waits, ends a wait or limits one, in each
+way it can end.
 
-Each entry of `CALLS` makes what it needs once and gives a cycle: a coroutine function of the cycle's number, which does the
-call once, checks how it ended and leaves nothing behind. Keys are new in each cycle, so that what is kept for a key shows.
+Each entry of `CALLS` makes its objects once and gives a cycle: a coroutine function of the
+cycle's number, which does the call once, checks how it ended and leaves nothing behind. Keys are
+new in each cycle, so that leftovers of a key show.
 """
 
 import asyncio
@@ -41,17 +43,19 @@ COLLECTED = {
     "operation: a hook raises",
     "wait_for, its predicate raises",
 }
-"""What makes a purgatory and drops it: the parts of one know each other, and go when the collector comes. And operations one of
-whose hooks raises: the traceback of the exception leads back to them."""
+"""What makes a purgatory and drops it: the parts of one know each other, and go when the collector
+comes. And operations one of whose hooks raises: the traceback of the exception leads back to
+them."""
 
 BUFFERED = {"Journal, as observer"}
-"""What has a thread that is late by as much as it likes: its rows wait in memory, up to a bound, and come and go."""
+"""What has a thread that is late by as much as it likes: its rows wait in memory, up to a bound,
+and come and go."""
 
 CANCELLED, WELL = asyncio.CancelledError, type(None)
 
 
 def call(name: str) -> Callable[[Make], Make]:
-    """Enters what it decorates into `CALLS`."""
+    """Enters the decorated function into `CALLS`."""
 
     def enter(make: Make) -> Make:
         CALLS[name] = make
@@ -60,8 +64,11 @@ def call(name: str) -> Callable[[Make], Make]:
     return enter
 
 
-def cycle(name: str, kind: Callable[[], Any] = Purgatory) -> Callable[[Callable[[int, Any], Coroutine[Any, Any, None]]], None]:
-    """Enters a cycle into `CALLS`, which gets beside its number one object that `kind` has made for all cycles."""
+def cycle(
+    name: str, kind: Callable[[], Any] = Purgatory
+) -> Callable[[Callable[[int, Any], Coroutine[Any, Any, None]]], None]:
+    """Enters a cycle into `CALLS`, which gets beside its number one object that `kind` has made for
+    all cycles."""
 
     def enter(function: Callable[[int, Any], Coroutine[Any, Any, None]]) -> None:
         def make(stack: contextlib.AsyncExitStack) -> Cycle:
@@ -80,13 +87,14 @@ def check(is_so: object) -> None:
 
 
 def soon(function: Callable[..., object], *args: Any) -> None:
-    """Has a function called from the loop, if a hook in it raises: called here, the exception would hold a cycle's task."""
+    """Has a function called from the loop, if a hook in it raises: called here, the exception would
+    hold a cycle's task."""
     asyncio.get_running_loop().call_soon(function, *args)
 
 
 async def end(task: "asyncio.Task[Any]", kind: type) -> None:
-    """Waits until `task` has ended, which must be with an exception of this `kind`; nothing is raised here, which would
-    make a cycle of the soak's own: exception, traceback, frame, task."""
+    """Waits until `task` has ended, which must be with an exception of this `kind`; nothing is
+    raised here, which would make a cycle of the soak's own: exception, traceback, frame, task."""
     await asyncio.wait((task,))
     check((CANCELLED if task.cancelled() else type(task.exception())) is kind)
 
@@ -104,7 +112,7 @@ async def cancelled(wait: Coroutine[Any, Any, Any]) -> None:
 
 
 class Flag(DelayedOperation[bool]):
-    """Is complete when its flag says so."""
+    """Is complete when its flag is set."""
 
     def __init__(self, timeout: float | None = None) -> None:
         super().__init__(timeout)
@@ -259,7 +267,9 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
         operation = Flag()
         purgatory.try_complete_else_watch(operation, [number])
         operation.is_ready = True
-        await asyncio.get_running_loop().run_in_executor(threads, purgatory.check_and_complete_threadsafe, number)
+        await asyncio.get_running_loop().run_in_executor(
+            threads, purgatory.check_and_complete_threadsafe, number
+        )
         check(await operation)
 
     return cycle
@@ -308,7 +318,9 @@ def _completed(predicate: Callable[[list[int]], Callable[[], Any]], kind: type =
 
         async def cycle(number: int) -> None:
             is_ready: list[int] = []
-            task = asyncio.create_task(purgatory.wait_for(predicate(is_ready), [number, "all"], 30.0))
+            task = asyncio.create_task(
+                purgatory.wait_for(predicate(is_ready), [number, "all"], 30.0)
+            )
             await iterations(3)
             is_ready.append(number)
             soon(purgatory.check_and_complete, number)
@@ -391,7 +403,10 @@ async def _(number: int, purgatory: Purgatory[Any]) -> None:
 
 @cycle("statistics, pending, watched")
 async def _(number: int, purgatory: Purgatory[Any]) -> None:
-    check(purgatory.statistics().pending == purgatory.pending == purgatory.watched == 0 and repr(purgatory))
+    check(
+        purgatory.statistics().pending == purgatory.pending == purgatory.watched == 0
+        and repr(purgatory)
+    )
 
 
 @cycle("aclose, a new purgatory each time")
@@ -431,7 +446,9 @@ def _(stack: contextlib.AsyncExitStack) -> Cycle:
     async def cycle(number: int) -> None:
         task = asyncio.create_task(thresholds.wait(number, 1))
         await iterations(1)
-        await asyncio.get_running_loop().run_in_executor(threads, thresholds.advance_threadsafe, number, 1)
+        await asyncio.get_running_loop().run_in_executor(
+            threads, thresholds.advance_threadsafe, number, 1
+        )
         await end(task, WELL)
         check(thresholds.forget(number))
 
@@ -576,10 +593,14 @@ def _poll(ending: Ending, status: int) -> Make:
 
         async def endpoint(scope: Any, receive: Any, send: Any) -> None:
             number = int(scope["path"][1:])
-            outcome = await polls.poll(scope).wait_for(purgatory, lambda: results.get(number), [number])
+            outcome = await polls.poll(scope).wait_for(
+                purgatory, lambda: results.get(number), [number]
+            )
             check(outcome.ending is ending or ending is Ending.REFUSED)
             headers = [(name.encode(), value.encode()) for name, value in outcome.headers.items()]
-            await send({"type": "http.response.start", "status": outcome.status, "headers": headers})
+            await send(
+                {"type": "http.response.start", "status": outcome.status, "headers": headers}
+            )
             await send({"type": "http.response.body", "body": b""})
 
         app = polls.middleware(endpoint)
@@ -590,7 +611,9 @@ def _poll(ending: Ending, status: int) -> Make:
                 first = Request(app, path=f"/{number}")
                 second = Request(app, path=f"/{number}")
                 await iterations(3)
-            request = Request(app, b"wait=0.01" if ending is Ending.DEADLINE else b"wait=1000", path=f"/{number}")
+            request = Request(
+                app, b"wait=0.01" if ending is Ending.DEADLINE else b"wait=1000", path=f"/{number}"
+            )
             request.body()
             await iterations(3)
             if ending in (Ending.SATISFIED, Ending.REFUSED):
@@ -648,7 +671,9 @@ def _other_poll(begin: Callable[[Any, int], Coroutine[Any, Any, Any]]) -> Make:
 
 def _waiting(stack: contextlib.AsyncExitStack) -> Cycle:
     purgatory: Purgatory[Flag] = Purgatory()
-    return _other_poll(lambda poll, number: poll.wait(purgatory, Flag(poll.timeout), [number]))(stack)
+    return _other_poll(lambda poll, number: poll.wait(purgatory, Flag(poll.timeout), [number]))(
+        stack
+    )
 
 
 def _reaching(stack: contextlib.AsyncExitStack) -> Cycle:

@@ -1,7 +1,8 @@
-"""Nothing lingers: what has ended leaves no garbage, no callback and no table behind; and an observer is notified once.
+"""Ended operations leave no garbage, no callback and no table behind; and an observer is notified
+once.
 
-Of an operation one of whose hooks has raised, the traceback of its exception leads back to it, as everywhere in Python: what is
-asked then is only that the collector can take it away.
+Of an operation one of whose hooks has raised, the traceback of its exception leads back to it, as
+everywhere in Python: then the test asserts only that the collector can free it.
 """
 
 import asyncio
@@ -15,7 +16,13 @@ from helpers import Broken, Listener, Probe, collector, iterations, outcome, rai
 from loops import on_virtual_time
 
 import purgatory as library
-from purgatory import OperationCancelled, OperationState, OperationTimeout, Purgatory, ThresholdPurgatory
+from purgatory import (
+    OperationCancelled,
+    OperationState,
+    OperationTimeout,
+    Purgatory,
+    ThresholdPurgatory,
+)
 from purgatory.testing import VirtualTimeLoop
 
 PENDING, COMPLETED, EXPIRED, CANCELLED = OperationState
@@ -26,7 +33,7 @@ def fails(*_):
 
 
 async def collects_nothing_of(once):
-    """Asserts that the garbage collector finds nothing after twenty times more of what was done once."""
+    """Asserts that the garbage collector finds nothing after twenty further calls of `once`."""
     await once()
     with collector(is_on=False):
         for _ in range(20):
@@ -111,7 +118,7 @@ async def reached_threshold(purgatory, thresholds):
         reached_threshold,
     ],
 )
-async def test_a_wait_that_ends_well_leaves_nothing_for_the_garbage_collector(wait):
+async def test_completed_wait_leaves_no_cyclic_garbage(wait):
     async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
         await collects_nothing_of(lambda: wait(purgatory, thresholds))
 
@@ -127,7 +134,9 @@ async def test_a_wait_that_ends_well_leaves_nothing_for_the_garbage_collector(wa
         expired_library_wait_for,
     ],
 )
-async def test_a_wait_that_expires_or_is_ended_by_others_leaves_nothing_for_the_garbage_collector(wait):
+async def test_failed_wait_leaves_no_cyclic_garbage(
+    wait,
+):
     async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
 
         async def once():
@@ -177,7 +186,7 @@ async def timeout_left_before_a_failure(purgatory, thresholds):
         timeout_left_before_a_failure,
     ],
 )
-def test_a_wait_that_ends_the_task_it_runs_in_leaves_nothing_for_the_garbage_collector(loop_factory, wait):
+def test_wait_that_ends_its_task_leaves_no_garbage(loop_factory, wait):
     async def main():
         async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
 
@@ -209,8 +218,10 @@ async def failed_expiration(purgatory, thresholds):
     await purgatory.wait(Probe(0.01, expiring=fails), ["key"])
 
 
-@pytest.mark.parametrize("wait", [failed_wait_for, wait_for_that_fails_later, failed_hook, failed_expiration])
-async def test_what_a_failed_wait_leaves_the_garbage_collector_takes_away(wait):
+@pytest.mark.parametrize(
+    "wait", [failed_wait_for, wait_for_that_fails_later, failed_hook, failed_expiration]
+)
+async def test_garbage_of_failed_hook_is_collected(wait):
     async with Purgatory() as purgatory, ThresholdPurgatory() as thresholds:
         with collector(is_on=False):
             error = await outcome(wait(purgatory, thresholds))
@@ -223,14 +234,19 @@ async def test_what_a_failed_wait_leaves_the_garbage_collector_takes_away(wait):
 
 
 @on_virtual_time
-@pytest.mark.parametrize("wait", [expired_wait_for, failed_wait_for, failed_hook, expired_threshold])
-async def test_a_wait_that_expires_or_fails_asks_the_loop_for_no_callback_of_its_own(wait):
+@pytest.mark.parametrize(
+    "wait", [expired_wait_for, failed_wait_for, failed_hook, expired_threshold]
+)
+async def test_expired_wait_schedules_no_callback_of_its_own(wait):
     loop = asyncio.get_running_loop()
     asked, call_soon = Counter(), loop.call_soon
 
     def counted(callback, *args, **kwargs):
         asked[
-            "task" if isinstance(getattr(callback, "__self__", None), asyncio.Task) or "Task" in repr(callback) else "own"
+            "task"
+            if isinstance(getattr(callback, "__self__", None), asyncio.Task)
+            or "Task" in repr(callback)
+            else "own"
         ] += 1
         return call_soon(callback, *args, **kwargs)
 
@@ -242,13 +258,13 @@ async def test_a_wait_that_expires_or_fails_asks_the_loop_for_no_callback_of_its
         loop.call_soon = counted
         await asyncio.wait(tasks)
         loop.call_soon = call_soon
-        # What the loop is asked for in all is for the iteration, not for each.
+        # The callbacks of the loop are per iteration, not per operation.
         assert asked["own"] <= 110  # each task notifies `asyncio.wait` that it is done
         purgatory.cancel_for_key("other")
         other.cancel()
 
 
-async def test_a_failure_that_nobody_sees_is_reported_though_somebody_had_waited(reports):
+async def test_unseen_failure_is_reported_after_cancelled_wait(reports):
     async with Purgatory() as purgatory:
         operation = Probe(None, completing=raiser(Broken()))
         purgatory.try_complete_else_watch(operation, ["key"])
@@ -262,8 +278,10 @@ async def test_a_failure_that_nobody_sees_is_reported_though_somebody_had_waited
 
 
 @on_virtual_time
-@pytest.mark.parametrize(("keys", "timeout"), [("own", None), ("own", 30.0), ("shared", 30.0), ("shared", float("inf"))])
-async def test_after_very_many_have_left_their_table_is_given_back(purgatory, keys, timeout):
+@pytest.mark.parametrize(
+    ("keys", "timeout"), [("own", None), ("own", 30.0), ("shared", 30.0), ("shared", float("inf"))]
+)
+async def test_large_table_is_freed_after_operations_left(purgatory, keys, timeout):
     await purgatory.acancel_for_key("bind")
     await iterations(2)
     with collector(is_on=False):
@@ -272,7 +290,9 @@ async def test_after_very_many_have_left_their_table_is_given_back(purgatory, ke
             before, _ = tracemalloc.get_traced_memory()
             operations = [Probe(timeout) for _ in range(10_000)]
             for number, operation in enumerate(operations):
-                purgatory.try_complete_else_watch(operation, [number if keys == "own" else number % 100])
+                purgatory.try_complete_else_watch(
+                    operation, [number if keys == "own" else number % 100]
+                )
             full, _ = tracemalloc.get_traced_memory()
             for operation in operations:
                 operation.cancel()
@@ -287,7 +307,7 @@ async def test_after_very_many_have_left_their_table_is_given_back(purgatory, ke
 
 @pytest.mark.parametrize("claim", ["complete", "cancel"])
 @pytest.mark.parametrize("when", ["first", "check", "deadline"])
-def test_the_observer_is_notified_once_also_of_one_that_exits_after_it_was_claimed(reports, claim, when):
+def test_observer_is_notified_once_of_exit_after_claim(reports, claim, when):
     observer = Listener()
     purgatory = Purgatory(observer=observer)
     tries = {"first": 1, "check": 2, "deadline": 2}[when]

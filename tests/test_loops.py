@@ -1,4 +1,5 @@
-"""How tests run on loops: each of those kinds that they ask for, at the time that they ask for, and nothing is overlooked."""
+"""How tests run on loops: each of those kinds that they ask for, at the time that they ask for, and
+nothing is overlooked."""
 
 import asyncio
 from typing import Any
@@ -11,10 +12,17 @@ from purgatory.testing import VirtualTimeLoop
 VIRTUAL = ("virtual", "eager")
 
 
-async def test_a_coroutine_function_runs_on_each_kind_of_loop(request: pytest.FixtureRequest) -> None:
+async def test_coroutine_function_runs_on_each_loop(
+    request: pytest.FixtureRequest,
+) -> None:
     loop, kind = asyncio.get_running_loop(), request.node.callspec.id
-    assert (isinstance(loop, VirtualTimeLoop), type(loop).__module__ == "uvloop") == (kind in VIRTUAL, kind == "uvloop")
-    kinds = request.node.ihook.pytest_asyncio_loop_factories(config=request.config, item=request.node)
+    assert (isinstance(loop, VirtualTimeLoop), type(loop).__module__ == "uvloop") == (
+        kind in VIRTUAL,
+        kind == "uvloop",
+    )
+    kinds = request.node.ihook.pytest_asyncio_loop_factories(
+        config=request.config, item=request.node
+    )
     assert kind in kinds and set(kinds) == set(LOOP_FACTORIES)
 
 
@@ -26,17 +34,21 @@ async def test_virtual_time_begins_at_zero() -> None:
 
 @on_virtual_time
 @pytest.mark.parametrize("start", [7.0, 1e9])
-async def test_virtual_time_begins_at_the_start_that_a_test_names(start: float) -> None:
+async def test_virtual_time_begins_at_given_start(start: float) -> None:
     assert asyncio.get_running_loop().time() == start
 
 
-async def test_what_is_reported_reaches_the_test_that_asks_for_it(reports: list[dict[str, Any]]) -> None:
+async def test_reports_reach_test_that_asks_for_them(
+    reports: list[dict[str, Any]],
+) -> None:
     loop = asyncio.get_running_loop()
     loop.call_exception_handler({"message": "as expected"})
-    assert [report["message"] for report in reports] == ["as expected"] and CURRENT.reports is reports
+    assert [report["message"] for report in reports] == [
+        "as expected"
+    ] and CURRENT.reports is reports
 
 
-def test_what_is_reported_and_not_asked_for_fails_the_test() -> None:
+def test_report_fails_test_that_does_not_ask() -> None:
     error = ValueError("the cause")
     with pytest.raises(AssertionError, match="not as expected") as failure:
         fail_on([{"message": "not as expected", "exception": error}])

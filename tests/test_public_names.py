@@ -1,4 +1,4 @@
-"""What users can name, and what `import purgatory` costs them."""
+"""The public names, and the cost of `import purgatory`."""
 
 import inspect
 import subprocess
@@ -31,18 +31,22 @@ EXTRAS = [
 
 
 @pytest.mark.parametrize(
-    "module", [purgatory, purgatory.asgi, purgatory.relay, purgatory.testing], ids=lambda module: module.__name__
+    "module",
+    [purgatory, purgatory.asgi, purgatory.relay, purgatory.testing],
+    ids=lambda module: module.__name__,
 )
 def test_all_is_sorted_and_names_what_is_public(module):
     def is_ours(value: object) -> bool:
         return getattr(value, "__module__", "").partition(".")[0] == "purgatory"
 
-    public = {name for name, value in vars(module).items() if not name.startswith("_") and is_ours(value)}
+    public = {
+        name for name, value in vars(module).items() if not name.startswith("_") and is_ours(value)
+    }
     assert module.__all__ == sorted(public)
 
 
 @pytest.mark.parametrize("name", purgatory.__all__)
-def test_everything_public_is_documented_and_says_where_it_is_imported_from(name):
+def test_public_object_has_docstring_and_public_module(name):
     value = getattr(purgatory, name)
     assert inspect.getdoc(value)
     assert value.__module__.partition(".")[0] == "purgatory"
@@ -50,7 +54,11 @@ def test_everything_public_is_documented_and_says_where_it_is_imported_from(name
 
 def may_be_subclassed(value: type) -> bool:
     is_protocol = getattr(value, "_is_protocol", False)
-    return value is purgatory.DelayedOperation or is_protocol or issubclass(value, (BaseException, Enum))
+    return (
+        value is purgatory.DelayedOperation
+        or is_protocol
+        or issubclass(value, (BaseException, Enum))
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,14 +71,16 @@ def may_be_subclassed(value: type) -> bool:
     ],
     ids=lambda value: value.__name__,
 )
-def test_only_the_delayed_operation_is_made_to_be_subclassed(value):
+def test_only_delayed_operation_can_be_subclassed(value):
     assert getattr(value, "__final__", False), f"{value.__name__} is not @final"
 
 
 def test_importing_purgatory_imports_no_extra():
     program = f"import purgatory, sys; print([name for name in {EXTRAS!r} if name in sys.modules])"
     root = Path(purgatory.__file__).parent.parent
-    child = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
+    child = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True
+    )
     assert child.stdout.strip() == "[]"
 
 

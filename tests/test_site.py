@@ -1,4 +1,5 @@
-"""The site: its page on the API names everything public, and the recipes of its cookbook pass their own tests.
+"""The site: its page on the API names everything public, and the recipes of its cookbook pass their
+own tests.
 
 That it can be built, and that its links lead somewhere, is for `mkdocs build`.
 """
@@ -28,16 +29,30 @@ def test_the_page_on_the_api_names_everything_public(module: ModuleType) -> None
 
 
 @pytest.mark.slow
-def test_the_recipes_of_the_cookbook_pass_their_tests(tmp_path: Path, program: Callable[..., Any]) -> None:
+def test_the_recipes_of_the_cookbook_pass_their_tests(
+    tmp_path: Path, program: Callable[..., Any]
+) -> None:
     tests = 0
     for page in sorted((SITE / "cookbook").glob("*.md")):
         for block in blocks(page, "python"):
             name = FILE.match(block.text)
-            assert name is not None, f"{page.name}, line {block.line}: the first line is to name the file"
+            assert name is not None, (
+                f"{page.name}, line {block.line}: the first line is to name the file"
+            )
             file = tmp_path / name[1]
-            assert not file.exists(), f"{page.name}, line {block.line}: another recipe has a file of this name"
+            assert not file.exists(), (
+                f"{page.name}, line {block.line}: another recipe has a file of this name"
+            )
             file.write_text(block.text, encoding="utf-8")
             tests += len(re.findall(r"^def test_", block.text, re.MULTILINE))
-    options = ("-q", "-W", "error", "-p", "no:cacheprovider", "-o", "asyncio_default_fixture_loop_scope=function")
+    options = (
+        "-q",
+        "-W",
+        "error",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "asyncio_default_fixture_loop_scope=function",
+    )
     done = program("-m", "pytest", *options, "--rootdir", tmp_path, cwd=tmp_path)
     assert f"\n{tests + 2} passed" in done.stdout  # one test has three parameters

@@ -9,7 +9,8 @@ from soak_calls import BUFFERED, CALLS, COLLECTED
 CYCLES, CYCLES_COLLECTED = 128, 2048
 """In each stage; what is left to the collector leaves some kB to and fro, however many cycles."""
 MIN_OBJECT_BYTES = 16
-"""Bytes of the smallest object: what leaves one behind in each cycle leaves so much. Less is the interpreter's own."""
+"""Bytes of the smallest object: what leaves one behind in each cycle leaves so much. Less is the
+interpreter's own."""
 
 
 def is_slow(name: str) -> bool:
@@ -32,6 +33,6 @@ def test_memory_is_flat(name):
         figures = soak(name, *([cycles] * 4))
     finally:
         tracemalloc.stop()
-    # What is left behind grows in each stage. Buckets that are opened, and tables that are full, grow in one.
+    # Leftovers grow in each stage. Buckets that are opened, and tables that are full, grow in one.
     assert min(each.bytes for each in figures) < cycles * MIN_OBJECT_BYTES
     assert name in COLLECTED or not sum(each.cyclic for each in figures)

@@ -1,7 +1,9 @@
-"""`--demo`: three clients, each with a producer and a group whose members join, leave and are killed; then a report.
+"""`--demo`: three clients, each with a producer and a group whose members join, leave and are
+killed; then a report.
 
-The broker runs in this process, each producer and each member in one of its own. Twice a second a connection is cut, so that
-idempotent producers send again what was not confirmed, and consumers reconnect.
+The broker runs in this process, each producer and each member in one of its own. Twice a second a
+connection is cut, so that idempotent producers send unconfirmed records again, and consumers
+reconnect.
 """
 
 import argparse
@@ -48,7 +50,13 @@ class ClientRun:
     async def start(self, job: str, *arguments: object) -> asyncio.subprocess.Process:
         """Starts a process, whose output goes to a file."""
         path = self.folder / f"{self.client} {job} {len(self.files) if job == 'consume' else 0}"
-        command = [str(Path(__file__).with_name("demo_client.py")), self.client, job, self.address, f"topic-{self.client}"]
+        command = [
+            str(Path(__file__).with_name("demo_client.py")),
+            self.client,
+            job,
+            self.address,
+            f"topic-{self.client}",
+        ]
         if job == "consume":
             self.files.append(path)
         with path.open("w") as file, path.with_suffix(".errors").open("w") as errors:
@@ -68,7 +76,8 @@ class ClientRun:
         member = self.members.pop(0)
         if member.returncode is not None:
             raise RuntimeError(
-                f"a member of {self.client}'s group has ended by itself, with status {member.returncode}: {self.errors()}"
+                f"a member of {self.client}'s group has ended by itself, with status "
+                f"{member.returncode}: {self.errors()}"
             )
         member.send_signal(how)
         self.changes["left" if how is signal.SIGTERM else "killed"] += 1
@@ -76,31 +85,48 @@ class ClientRun:
 
     def errors(self) -> str:
         """The last line that each member wrote to its standard error, if any."""
-        lines = [path.with_suffix(".errors").read_text().strip().rpartition("\n")[2] for path in self.files]
+        lines = [
+            path.with_suffix(".errors").read_text().strip().rpartition("\n")[2]
+            for path in self.files
+        ]
         return "; ".join(filter(None, lines)) or "it has printed nothing"
 
     def confirmed(self) -> set[int]:
         """The numbers of the messages that the broker has confirmed."""
-        return {int(line) for line in (self.folder / f"{self.client} produce 0").read_text().splitlines()}
+        return {
+            int(line)
+            for line in (self.folder / f"{self.client} produce 0").read_text().splitlines()
+        }
 
     def received(self) -> list[tuple[int, int, int, float]]:
-        """Partition, offset, number and delay of each received message. Half a line of a killed member is ignored."""
+        """Partition, offset, number and delay of each received message. Half a line of a killed
+        member is ignored."""
         lines = [line.split() for path in self.files for line in path.read_text().split("\n")[:-1]]
-        return [(int(partition), int(offset), int(number), float(delay)) for partition, offset, number, delay in lines]
+        return [
+            (int(partition), int(offset), int(number), float(delay))
+            for partition, offset, number, delay in lines
+        ]
 
     async def run(self, messages: int, rate: float) -> None:
-        """Starts two members; while messages are sent a third one joins, one leaves, one is killed, and a last one joins."""
+        """Starts two members; while messages are sent a third one joins, one leaves, one is killed,
+        and a last one joins."""
         quarter = messages / rate / 4
         await asyncio.gather(self.add_member(), self.add_member())
         await asyncio.sleep(JOIN_DELAY)
         producer = await self.start("produce", messages, rate)
-        for change in (self.add_member, partial(self.end_member, signal.SIGTERM), partial(self.end_member, signal.SIGKILL)):
+        for change in (
+            self.add_member,
+            partial(self.end_member, signal.SIGTERM),
+            partial(self.end_member, signal.SIGKILL),
+        ):
             await asyncio.sleep(quarter)
             await change()
         await self.add_member()
         await producer.wait()
         until = time.monotonic() + RECEIVE_TIMEOUT
-        while time.monotonic() < until and self.confirmed() - {number for _, _, number, _ in self.received()}:  # noqa: ASYNC110
+        while time.monotonic() < until and self.confirmed() - {  # noqa: ASYNC110
+            number for _, _, number, _ in self.received()
+        }:
             await asyncio.sleep(0.2)
         while self.members:
             await self.end_member(signal.SIGTERM)
@@ -121,7 +147,9 @@ class ClientRun:
             len(received) - len(by_offset),
         ]
         changes = [self.changes[change] for change in ("joined", "left", "killed")]
-        times = [f"{delays[int(quantile * (len(delays) - 1))] * 1000:.1f} ms" for quantile in (0.5, 0.99)]
+        times = [
+            f"{delays[int(quantile * (len(delays) - 1))] * 1000:.1f} ms" for quantile in (0.5, 0.99)
+        ]
         return [f"{number:,}" for number in (*numbers, *changes)] + times
 
 
@@ -158,7 +186,9 @@ async def run_clients(messages: int, rate: float, folder: Path) -> tuple[Server,
             await asyncio.gather(*(run.run(messages, rate) for run in runs))
         finally:
             cutting.cancel()
-            for process in [process for run in runs for process in run.processes if process.returncode is None]:
+            for process in [
+                process for run in runs for process in run.processes if process.returncode is None
+            ]:
                 with suppress(ProcessLookupError):
                     process.kill()
     return server, runs
@@ -182,26 +212,57 @@ def run_demo(messages: int, rate: float) -> None:
     """
     logging.getLogger("purgatory_broker").setLevel(logging.ERROR)
     print(
-        f"{messages} messages by each of three clients, {rate:g} a second: {messages / rate:g} s and a little more", flush=True
+        f"{messages} messages by each of three clients, {rate:g} a second: {messages / rate:g} "
+        "s and a little more",
+        flush=True,
     )
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner(loop_factory=new_loop) as runner:
         server, runs = runner.run(run_clients(messages, rate, Path(folder)))
         columns = [run.cells() for run in runs]
-    show("what the clients saw", ["", *CLIENTS], [[name, *cells] for name, *cells in zip(ROWS, *columns, strict=True)])
+    show(
+        "seen by the clients",
+        ["", *CLIENTS],
+        [[name, *cells] for name, *cells in zip(ROWS, *columns, strict=True)],
+    )
     statistics = [purgatory.statistics() for purgatory in server.broker.purgatories]
     kinds = [
-        [of.name, *(f"{count:,}" for count in (of.completed, of.expired, of.cancelled, of.missed_triggers, of.pending))]
+        [
+            of.name,
+            *(
+                f"{count:,}"
+                for count in (
+                    of.completed,
+                    of.expired,
+                    of.cancelled,
+                    of.missed_triggers,
+                    of.pending,
+                )
+            ),
+        ]
         for of in statistics
     ]
-    show("what waited in the broker", ["", "completed", "expired", "cancelled", "missed triggers", "pending"], kinds)
+    show(
+        "operations in the broker",
+        ["", "completed", "expired", "cancelled", "missed triggers", "pending"],
+        kinds,
+    )
     times = sorted(server.broker.coordinator.rebalances)
-    print(f"rebalances: {len(times)}, median {times[len(times) // 2]:.2f} s, longest {times[-1]:.2f} s")
+    print(
+        f"rebalances: {len(times)}, median {times[len(times) // 2]:.2f} s, longest "
+        f"{times[-1]:.2f} s"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Three clients with groups whose members join, leave and are killed.")
-    parser.add_argument("--messages", type=count, default=4000, help="of each client (default: 4000)")
-    parser.add_argument("--rate", type=count, default=200, help="messages a second of each client (default: 200)")
+    parser = argparse.ArgumentParser(
+        description="Three clients with groups whose members join, leave and are killed."
+    )
+    parser.add_argument(
+        "--messages", type=count, default=4000, help="of each client (default: 4000)"
+    )
+    parser.add_argument(
+        "--rate", type=count, default=200, help="messages a second of each client (default: 200)"
+    )
     options = parser.parse_args()
     with suppress(KeyboardInterrupt):
         run_demo(options.messages, options.rate)

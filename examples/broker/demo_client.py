@@ -1,7 +1,9 @@
-"""One client of the demo, in a process that can be killed: `demo_client.py CLIENT produce|consume ADDRESS ...`.
+"""One client of the demo, in a process that can be killed: `demo_client.py CLIENT produce|consume
+ADDRESS ...`.
 
-It prints a line for each message: a producer its number when the broker has confirmed it; a consumer the partition, the offset,
-the number, and how many seconds ago it was sent. SIGTERM ends it cleanly: a consumer leaves its group.
+It prints a line for each message: a producer its number when the broker has confirmed it; a
+consumer the partition, the offset, the number, and how many seconds ago it was sent. SIGTERM ends
+it cleanly: a consumer leaves its group.
 """
 # ruff: noqa: PLC0415 - a process imports one client only
 
@@ -26,7 +28,7 @@ stopping = False
 
 
 def stop(*_: object) -> None:
-    global stopping  # noqa: PLW0603 - a signal handler has no other way to say so
+    global stopping  # noqa: PLW0603 - a signal handler has no other way to report it
     stopping = True
 
 
@@ -55,7 +57,9 @@ def seconds_until(begun: float, number: int, rate: float) -> float:
 def confluent_produce(address: str, topic: str, count: int, rate: float) -> None:
     from confluent_kafka import Producer
 
-    producer = Producer({"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 0, "log_level": 0})
+    producer = Producer(
+        {"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 0, "log_level": 0}
+    )
     begun = time.monotonic()
     for number in range(count):
         producer.poll(seconds_until(begun, number, rate))
@@ -67,8 +71,17 @@ def confluent_produce(address: str, topic: str, count: int, rate: float) -> None
 def confluent_consume(address: str, topic: str, group: str) -> None:
     from confluent_kafka import Consumer
 
-    timing = {"session.timeout.ms": SESSION, "heartbeat.interval.ms": HEARTBEAT, "auto.commit.interval.ms": COMMIT}
-    settings = {"bootstrap.servers": address, "group.id": group, "auto.offset.reset": "earliest", "log_level": 0}
+    timing = {
+        "session.timeout.ms": SESSION,
+        "heartbeat.interval.ms": HEARTBEAT,
+        "auto.commit.interval.ms": COMMIT,
+    }
+    settings = {
+        "bootstrap.servers": address,
+        "group.id": group,
+        "auto.offset.reset": "earliest",
+        "log_level": 0,
+    }
     consumer = Consumer(settings | timing)
     consumer.subscribe([topic])
     while not stopping:
@@ -109,7 +122,8 @@ def python_consume(address: str, topic: str, group: str) -> None:
 
 
 async def started(make: Callable[[], Any]) -> Any:
-    """A client that has connected. One whose first connection is cut gives up, so another one is made."""
+    """A client that has connected. One whose first connection is cut gives up, so another one is
+    made."""
     from aiokafka.errors import KafkaConnectionError  # type: ignore[import-untyped]
 
     while True:
@@ -126,13 +140,17 @@ def aio_produce(address: str, topic: str, count: int, rate: float) -> None:
     from aiokafka import AIOKafkaProducer  # type: ignore[import-untyped]
 
     async def main() -> None:
-        producer = await started(lambda: AIOKafkaProducer(bootstrap_servers=address, enable_idempotence=True))
+        producer = await started(
+            lambda: AIOKafkaProducer(bootstrap_servers=address, enable_idempotence=True)
+        )
         try:
             begun, sent = time.monotonic(), []
             for number in range(count):
                 await asyncio.sleep(seconds_until(begun, number, rate))
                 future = await producer.send(topic, value_of(number), partition=number % 6)
-                future.add_done_callback(lambda done, number=number: confirmed(number, done.exception()))
+                future.add_done_callback(
+                    lambda done, number=number: confirmed(number, done.exception())
+                )
                 sent.append(future)
             await asyncio.gather(*sent, return_exceptions=True)
         finally:

@@ -1,4 +1,5 @@
-"""The dependencies: a clone needs its own `asyncio-purgatory`, as long as that is not on PyPI; elsewhere its name is enough."""
+"""The dependencies: a clone needs its own `asyncio-purgatory`, as long as that is not on PyPI;
+elsewhere its name is enough."""
 
 from pathlib import Path
 from typing import Any
@@ -13,5 +14,7 @@ class Dependencies(MetadataHookInterface):
         """Called by hatchling, with the metadata of the project."""
         clone = Path(self.root).parents[1]
         is_clone = (clone / "purgatory").is_dir()
-        purgatory = f"asyncio-purgatory @ {clone.as_uri()}" if is_clone else "asyncio-purgatory>=0.1"
+        purgatory = (
+            f"asyncio-purgatory @ {clone.as_uri()}" if is_clone else "asyncio-purgatory>=0.1"
+        )
         metadata["dependencies"] = [purgatory, *self.config["dependencies"]]

@@ -1,4 +1,5 @@
-"""aiohttp: no ASGI, so the handler uses the purgatory itself. With an option the server cancels the handlers of lost clients.
+"""aiohttp: no ASGI, so the handler uses the purgatory itself. With an option the server cancels the
+handlers of lost clients.
 
 pip install . aiohttp
 python examples/recipes/with_aiohttp.py
@@ -19,7 +20,9 @@ results: dict[str, str] = {}
 async def result(request: web.Request) -> web.Response:
     name, wait = request.match_info["name"], float(request.query.get("wait", 20))
     try:  # a client that leaves cancels this handler, and with it the wait
-        return web.Response(text=await jobs.wait_for(lambda: results.get(name), [name], timeout=min(wait, 60)))
+        return web.Response(
+            text=await jobs.wait_for(lambda: results.get(name), [name], timeout=min(wait, 60))
+        )
     except OperationTimeout:
         return web.Response(status=204)
     except (OperationCancelled, PurgatoryClosed):  # the server stops

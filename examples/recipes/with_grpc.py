@@ -1,4 +1,5 @@
-"""gRPC: the deadline of the call is that of the wait. A client that disconnects cancels its handler. Without `.proto` files.
+"""gRPC: the wait has the deadline of the call. A client that disconnects cancels its
+handler. Without `.proto` files.
 
 pip install . grpcio
 python examples/recipes/with_grpc.py          # serves /jobs/Result and /jobs/Finish, with bytes for messages
@@ -19,7 +20,9 @@ MAX_WAIT = 60.0
 
 async def result(request: bytes, context: Any) -> bytes:
     name, left = request.decode(), context.time_remaining()
-    wait = MAX_WAIT if left is None else min(left * 0.9, MAX_WAIT)  # so that the answer is there before the client's deadline
+    wait = (
+        MAX_WAIT if left is None else min(left * 0.9, MAX_WAIT)
+    )  # so that the answer is there before the client's deadline
     try:  # a client that disconnects cancels this handler, and with it the wait
         return await jobs.wait_for(lambda: results.get(name), [name], timeout=wait)
     except OperationTimeout:
@@ -38,13 +41,16 @@ async def finish(request: bytes, _: Any) -> bytes:
 
 def server_on(address: str) -> tuple[Any, int]:
     server = grpc.aio.server()
-    handlers = {"Result": grpc.unary_unary_rpc_method_handler(result), "Finish": grpc.unary_unary_rpc_method_handler(finish)}
+    handlers = {
+        "Result": grpc.unary_unary_rpc_method_handler(result),
+        "Finish": grpc.unary_unary_rpc_method_handler(finish),
+    }
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("jobs", handlers)])
     return server, server.add_insecure_port(address)
 
 
 async def stop(server: Any) -> None:
-    await jobs.aclose()  # an answer for everybody who waits
+    await jobs.aclose()  # an answer for each waiting client
     await server.stop(grace=5)
 
 

@@ -9,7 +9,7 @@ curl -X PUT --data done http://127.0.0.1:8000/jobs/7            # brings the res
 from typing import Any
 
 import uvicorn
-from litestar import Litestar, Request, Response, get, put
+from litestar import Litestar, Request, get, put
 from litestar.params import FromPath
 
 from purgatory import Purgatory
@@ -21,9 +21,9 @@ results: dict[str, str] = {}
 
 
 @get("/jobs/{name:str}")
-async def result(name: FromPath[str], request: Request[Any, Any, Any]) -> Response[Any]:
-    outcome = await polls.poll(request.scope).wait_for(jobs, lambda: results.get(name), [name])
-    return Response(outcome.value or outcome.reason or None, status_code=outcome.status, headers=outcome.headers)
+async def result(name: FromPath[str], request: Request[Any, Any, Any]) -> str:
+    poll = polls.poll(request.scope)
+    return await poll.result(jobs, lambda: results.get(name), [name])
 
 
 @put("/jobs/{name:str}", status_code=204)

@@ -1,4 +1,4 @@
-"""A plain TCP server: whoever sends the name of a job in a line gets a line when the job is done.
+"""A plain TCP server: a client that sends the name of a job gets a line when the job is done.
 
 python examples/recipes/with_tcp.py
 nc 127.0.0.1 8000                 # get 7            waits for the result of job 7: "+done", "-timeout" or "-stopping"
@@ -33,7 +33,7 @@ async def answer(command: str, name: str = "", value: str = "") -> str:
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     words = (await reader.readline()).decode().strip().split(maxsplit=2) or [""]
     answering = asyncio.create_task(answer(*words))
-    leaving = asyncio.create_task(reader.read(1))  # the client has nothing more to say
+    leaving = asyncio.create_task(reader.read(1))  # the client sends nothing more
     try:
         await asyncio.wait([answering, leaving], return_when=asyncio.FIRST_COMPLETED)
         if answering.done():
@@ -52,7 +52,7 @@ async def main(port: int = 8000) -> None:
     server = await asyncio.start_server(serve, "127.0.0.1", port)
     await stop.wait()
     server.close()  # no new connections
-    await jobs.aclose()  # an answer for everybody who waits
+    await jobs.aclose()  # an answer for each waiting client
     await server.wait_closed()
 
 

@@ -1,18 +1,21 @@
-"""The client of one request: the only reader of the server's `receive`, which buffers the body and notices a disconnect.
+"""The client of one request: the only reader of the server's `receive`. It buffers the body and
+notices a disconnect.
 
-An ASGI server announces a disconnect through the channel that also brings the body. So a wait has to read that channel, and
-may get a piece of the body, which is meant for the application. Two readers would take messages from each other, and a reader
-behind middleware that wraps `receive` sees only what the middleware passes on. So the outermost layer puts a `Client` in front
-of the channel, and everybody else asks the `Client`:
+An ASGI server announces a disconnect through the channel that also brings the body. So a wait must
+read that channel, and may get a piece of the body, which the application needs. Two readers would
+take messages from each other, and a reader behind middleware that wraps `receive` sees only the
+messages that the middleware passes on. So the outermost layer puts a `Client` in front of the
+channel, and all others ask the `Client`:
 
-    the server              Client                    who asks
+    the server              Client                    caller
     http.request "par"  ->  buffer: "par"             a wait has the client read on
     http.request "t"    ->  buffer: "par", "t"        receive -> "par", and then "t"
     http.disconnect     ->  disconnected              listeners are notified;  receive -> http.disconnect, from now on
 
-A WebSocket works the same way: its messages are `websocket.receive`, and the last one is a `websocket.disconnect` with a code.
+A WebSocket works the same way: its messages are `websocket.receive`, and the last one is a
+    `websocket.disconnect` with a code.
 
-One of the waiting tasks reads, and the others wait for what it reads; if it is cancelled, another one takes over. The end of
+One of the waiting tasks reads for all of them; if it is cancelled, another takes over. The end of
 the body is not a disconnect: the client still waits for its answer.
 """
 
@@ -25,19 +28,25 @@ MESSAGE_OVERHEAD: Final = 256
 """Bytes that a buffered message counts for, beside its content."""
 
 READ_AHEAD: Final = 256 * 1024
-"""Bytes that are buffered by default. With more in the buffer we stop reading until the application has read some: the server
-then slows the client down, and we notice a disconnect only after that."""
+"""Bytes that are buffered by default. With more in the buffer we stop reading until the application
+has read some: the server then slows the client down, and we notice a disconnect only after that."""
 
 END_OF_BODY: Final[Message] = {"type": "http.request", "body": b"", "more_body": False}
-"""The last message of a body, with nothing in it. Most requests have no other one, so all of them share it, and it counts for
-nothing."""
+"""The empty last message of a body. Most requests have no other message, so all requests share
+it, and it does not count toward the buffered bytes."""
 
 
 def size_of(message: Message) -> int:
-    """Bytes that a buffered message counts for."""
+    """Bytes that a buffered message counts for. A text that is not ASCII takes up to four bytes
+    for each character, and counts for that."""
     if message is END_OF_BODY:
         return 0
-    return MESSAGE_OVERHEAD + sum(len(message.get(part) or b"") for part in ("body", "bytes", "text"))
+    text = message.get("text") or ""
+    return (
+        MESSAGE_OVERHEAD
+        + sum(len(message.get(part) or b"") for part in ("body", "bytes"))
+        + len(text) * (1 if text.isascii() else 4)
+    )
 
 
 class DisconnectListener(Protocol):
@@ -52,16 +61,17 @@ class DisconnectListener(Protocol):
 
 @final
 class Client:
-    """Stands between a server's `receive` and everybody who would call it. It is called as that is.
+    """Wraps a server's `receive` and shares its messages. It is callable like `receive`.
 
     Args:
         receive: the server's.
-        read_ahead: how many bytes to buffer before reading stops; each message counts as at least `MESSAGE_OVERHEAD`.
+        read_ahead: how many bytes to buffer before reading stops; each message counts as at least
+            `MESSAGE_OVERHEAD`.
     """
 
     __slots__ = (
         "_buffer", "_buffered_bytes", "_changed", "_disconnect_message", "_listener", "_others", "_read_ahead", "_reader",
-        "_reading", "_receive", "disconnected", "error",
+        "_reading", "_receive", "disconnected", "error", "is_over",
     )  # fmt: skip
 
     def __init__(self, receive: Receive, read_ahead: int = READ_AHEAD) -> None:
@@ -76,15 +86,18 @@ class Client:
         """Reads ahead as long as there may be listeners."""
         self._listener: DisconnectListener | None = None
         self._others: tuple[DisconnectListener, ...] = ()
-        """Further listeners. Most requests have one; a container of it would be one more object for the garbage collector,
-        whose work is a quarter of what a poll costs a server."""
+        """Further listeners. Most requests have one listener; a container would be one more object
+        for the garbage collector, which takes a quarter of a poll's CPU."""
         self.disconnected = False
+        self.is_over = False
+        """Whether the application has returned."""
         self._disconnect_message: Message | None = None
         self.error: Exception | None = None
-        """What the server's `receive` has raised in our reader."""
+        """The exception of the server's `receive` in the reader task."""
 
     async def __call__(self) -> Message:
-        """The next message for the application, from the buffer or else from the server, as ASGI's `receive`."""
+        """The next message for the application, from the buffer or else from the server, as ASGI's
+        `receive`."""
         while not self._buffer:
             if self._disconnect_message is not None:
                 return {**self._disconnect_message}
@@ -104,7 +117,8 @@ class Client:
     receive = __call__
 
     def add_listener(self, listener: DisconnectListener) -> None:
-        """Reads ahead until the client disconnects, and then notifies `listener`, unless `disconnected` is true already.
+        """Reads ahead until the client disconnects, and then notifies `listener`, unless
+        `disconnected` is true already.
 
         Raises:
             Exception: the server's `receive` has raised it before.
@@ -116,17 +130,20 @@ class Client:
         else:
             self._others += (listener,)
         if self._reader is None and not self.disconnected:
-            self._reader = get_running_loop().create_task(self._read_on(), name="purgatory.asgi: listens to a client")
+            self._reader = get_running_loop().create_task(
+                self._read_on(), name="purgatory.asgi: listens to a client"
+            )
 
     def remove_listener(self, listener: DisconnectListener) -> None:
-        """Notifies `listener` no more. We go on reading, for the next one, until `close`."""
+        """Removes `listener`. Reading continues until `close`, for later listeners."""
         if self._listener is listener:
             self._listener = None
         elif self._others:
             self._others = tuple(other for other in self._others if other is not listener)
 
     def close(self) -> None:
-        """Stops reading: the application has returned, and nobody will ask for what is buffered."""
+        """Stops reading: the application has returned, and the buffer is not needed any more."""
+        self.is_over = True
         if self._reader is not None:
             self._reader.cancel()
         listeners, self._listener, self._others = self._listeners(), None, ()
@@ -147,7 +164,9 @@ class Client:
                     self._store(await self._receive())
                 finally:
                     self._stop_reading()
-        except CancelledError:  # by `close`; kept in the task, its traceback would hold the client, and so the task
+        except (
+            CancelledError
+        ):  # by `close`; kept in the task, its traceback would hold the client, and so the task
             return
         except Exception as error:
             self.error = error
@@ -162,7 +181,9 @@ class Client:
         if message["type"] in ("http.disconnect", "websocket.disconnect"):
             self.disconnected, self._disconnect_message = True, message
             return
-        if message["type"] == "http.request" and not (message.get("body") or message.get("more_body")):
+        if message["type"] == "http.request" and not (
+            message.get("body") or message.get("more_body")
+        ):
             message = END_OF_BODY
         if self._buffer is None:
             self._buffer = [message]
@@ -171,7 +192,8 @@ class Client:
         self._buffered_bytes += size_of(message)
 
     async def _wait_change(self) -> None:
-        """Waits until something was read, or taken from the buffer, or the task that read was cancelled."""
+        """Waits until something was read, or taken from the buffer, or the task that read was
+        cancelled."""
         future = get_running_loop().create_future()
         self._changed += (future,)
         await future

@@ -1,10 +1,12 @@
-"""Notifies observers of the waits of requests, as a purgatory does of its operations: see `purgatory.Observer`.
+"""Notifies observers of the waits of requests, as a purgatory does of its operations: see
+`purgatory.Observer`.
 
-    SATISFIED    COMPLETED, KEY             GONE        CANCELLED, CANCELLED; also if somebody else cancels the task
+    SATISFIED    COMPLETED, KEY             GONE        CANCELLED, CANCELLED; also if other code cancels the task
     DEADLINE     EXPIRED, DEADLINE          STOPPING    CANCELLED, CLOSED
                                             REFUSED     CANCELLED, FAILED; no notification if it did not begin to wait
 
-These operations have no keys, and their kind is "poll". The purgatory in which a request waits notifies its own observers.
+These operations have no keys, and their kind is "poll". The purgatory in which a request waits
+notifies its own observers.
 """
 
 from asyncio import get_running_loop
@@ -13,7 +15,7 @@ from math import inf
 from typing import Final, final
 
 from purgatory import Cause, Observer, OperationState
-from purgatory._observers.observer_group import ObserverGroup
+from purgatory._core.observer_group import ObserverGroup
 from purgatory.asgi._outcome import Ending
 
 KIND: Final = "poll"
@@ -33,7 +35,7 @@ class PollNotifier:
 
     Args:
         name: of the polls.
-        observers: those of `observers_of`.
+        observers: the observers that `observers_of` returned.
     """
 
     __slots__ = ("_name", "_observers")
@@ -48,9 +50,15 @@ class PollNotifier:
         return get_running_loop().time()
 
     def notify_ended(
-        self, poll: object, timeout: float, started_at: float, ending: Ending | None, error: BaseException | None
+        self,
+        poll: object,
+        timeout: float,
+        started_at: float,
+        ending: Ending | None,
+        error: BaseException | None,
     ) -> None:
-        """Notifies of the end of a wait of at most `timeout` seconds: with `ending`, or else with `error`, which is raised."""
+        """Notifies of the end of a wait of at most `timeout` seconds: with `ending`, or else with
+        `error`, which is raised."""
         failure = error if ending is None and isinstance(error, Exception) else None
         state, cause = STATES[ending or (Ending.GONE if failure is None else Ending.REFUSED)]
         limit = None if timeout == inf else max(timeout, 0.0)

@@ -1,12 +1,14 @@
-"""The polls that are open on one event loop, from the beginning of an application's lifespan to its end.
+"""The polls that are open on one event loop, from the beginning of an application's lifespan to its
+end.
 
     polls.open                register                 unregister
       ...  a request waits ──────────> it is counted ────────────> it is not
 
-    is_stopping: nobody can register any more; after `grace` seconds each open poll is stopped, 512 per iteration of the loop
+    is_stopping: registration is refused; after `grace` seconds each open poll is stopped, 512
+        per iteration of the loop
 
-Each lifespan and each loop has a new `OpenPolls`. A poll unregisters where it registered, and a stop that is under way ends
-only the polls that were open when it began.
+Each lifespan and each loop has a new `OpenPolls`. A poll unregisters where it registered, and a
+stop that is under way ends only the polls that were open when it began.
 """
 
 from asyncio import AbstractEventLoop, Event
@@ -14,11 +16,48 @@ from collections import Counter, deque
 from collections.abc import Hashable
 from typing import Final, Protocol, final
 
+from purgatory._core.arguments import printable
+from purgatory._core.logs import log
+
+try:
+    import resource
+except ImportError:  # on Windows
+    resource = None  # type: ignore[assignment]
+
 MAX_STOPS_PER_ITERATION: Final = 512
 
 
+def open_files_limit() -> int | None:
+    """How many files, sockets among them, this process may have open; `None` if any number."""
+    if resource is None:
+        return None
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def default_max_open() -> int | None:
+    """Three quarters of the limit of open files; a quarter is left for other files and
+    connections."""
+    limit = open_files_limit()
+    return None if limit is None else max(limit - limit // 4, 1)
+
+
+def warn_of_open_files(name: str, max_open: float | None) -> None:
+    """Logs that the limit of open files will be reached before `max_open` polls are open."""
+    limit = open_files_limit()
+    if limit is not None and (max_open is None or max_open >= limit):
+        log.warning(
+            "%s: max_open is %s, but this process may have only %d files open, connections among"
+            " them. When they are used up, the server accepts no connection and sends no answers."
+            " Raise the limit (ulimit -n, or LimitNOFILE= of systemd), or set max_open below it",
+            printable(name),
+            max_open,
+            limit,
+        )
+
+
 class Stoppable(Protocol):
-    """What this module needs of a poll."""
+    """The part of a poll that this module uses."""
 
     def on_stop(self) -> None:
         """Called once, when the server stops."""
@@ -43,8 +82,14 @@ class OpenPolls:
         self._to_stop: deque[Stoppable] = deque()
         self._drained = Event()
 
-    def register(self, poll: Stoppable, client_key: Hashable, max_open: int | None, max_per_client: int | None) -> str | None:
-        """Counts `poll` as open, or says why it cannot be.
+    def register(
+        self,
+        poll: Stoppable,
+        client_key: Hashable,
+        max_open: int | None,
+        max_per_client: int | None,
+    ) -> str | None:
+        """Counts `poll` as open, or returns the reason for a refusal.
 
         Args:
             poll: is not registered yet.
@@ -74,7 +119,8 @@ class OpenPolls:
             self._drained.set()
 
     def stop(self, grace: float) -> None:
-        """Lets no poll register any more, and stops the open ones after `grace` seconds. Calling it again is allowed."""
+        """Lets no poll register any more, and stops the open ones after `grace` seconds. Calling it
+        again is allowed."""
         if self.is_stopping:
             return
         self.is_stopping = True

@@ -1,15 +1,18 @@
-"""What a request can wait for: an operation, a predicate, a threshold, or whatever can be awaited. `LongPolls.poll` makes it.
+"""Waits of a request: for an operation, a predicate, a threshold, or any awaitable.
+`LongPolls.poll` makes a `Poll`.
 
     outcome = await poll.wait(purgatory, operation, keys)            an operation of your own
     outcome = await poll.wait_for(purgatory, predicate, keys)        until predicate() is true
+    value = await poll.result(purgatory, predicate, keys)            the same, or an exception that frameworks answer
     outcome = await poll.reach(thresholds, "orders", 42)             until the offset has reached 42
     outcome = await poll.run(database.fetch("..."))                  no purgatory at all
 
-Each ends when what it waits for is there, at its deadline, when the client disconnects or when the server stops: see `_wait`.
-All waits of a poll share its `timeout`.
+Each ends with its result, at its deadline, when the client disconnects, or when the server stops:
+see `_wait`. All waits of a poll share its `timeout`.
 """
 
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
+from asyncio import get_running_loop
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator
 from inspect import isawaitable
 from typing import Any, Generic, TypeVar, final, overload
 
@@ -24,6 +27,8 @@ from purgatory import (
     ThresholdPurgatory,
     timeout,
 )
+from purgatory._core.arguments import describe
+from purgatory.asgi._frameworks import framework_of
 from purgatory.asgi._outcome import Ending, Outcome
 from purgatory.asgi._wait import PollWait
 
@@ -35,69 +40,154 @@ V = TypeVar("V", bound=Any)
 
 @final
 class Poll(PollWait):
-    """A request that may wait, several times one after the other, for `timeout` seconds in all. `LongPolls.poll` makes it."""
+    """A request that may wait, several times one after the other, for `timeout` seconds in total.
+    `LongPolls.poll` makes it."""
 
     __slots__ = ()
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: object, _handler: object) -> Any:
+        """What FastAPI asks of a parameter that is no dependency."""
+        raise TypeError(
+            "Poll is no parameter of a request: annotate with Annotated[Poll, long_poll(polls)], of"
+            " purgatory.asgi.fastapi, and call long_poll"
+        )
 
     def wait(
         self, purgatory: Purgatory[Any], operation: DelayedOperation[R], keys: Iterable[Hashable]
     ) -> Coroutine[Any, Any, Outcome[R]]:
-        """Waits until `operation` has ended, as `Purgatory.wait`; its timeout is its own, for instance `self.remaining`.
+        """Waits until `operation` has ended, as `Purgatory.wait`; it has a timeout of its own, for
+        instance `self.remaining`.
 
         Returns:
-            `SATISFIED` with the operation's result; `DEADLINE` with what it returns at its expiry, which is `None` if
-            it raises `OperationTimeout`; or another ending, and then the operation is in no purgatory any more.
+            `SATISFIED` with the operation's result; `DEADLINE` with its result at the expiry, which
+            is `None` if it raises `OperationTimeout`; or another ending, and then the operation is
+            in no purgatory any more.
 
         Raises:
             RuntimeError: this poll waits already.
-            BaseException: what a hook raised; what is wrong with the arguments, as in `try_complete_else_watch`; what
-                the server's `receive` raised.
+            BaseException: the exception of a hook; the errors of `try_complete_else_watch`; the
+                exception of the server's `receive`.
         """
         return self._until(_Operation(purgatory, operation, keys))
 
     @overload
     def wait_for(
-        self, purgatory: Purgatory[Any], predicate: Callable[[], Awaitable[T | None]], keys: Iterable[Hashable]
+        self,
+        purgatory: Purgatory[Any],
+        predicate: Callable[[], Awaitable[T | None]],
+        keys: Iterable[Hashable],
+        *,
+        give_back: Callable[[T], object] | None = None,
     ) -> Coroutine[Any, Any, Outcome[T]]: ...
     @overload
     def wait_for(
-        self, purgatory: Purgatory[Any], predicate: Callable[[], T | None], keys: Iterable[Hashable]
+        self,
+        purgatory: Purgatory[Any],
+        predicate: Callable[[], T | None],
+        keys: Iterable[Hashable],
+        *,
+        give_back: Callable[[T], object] | None = None,
     ) -> Coroutine[Any, Any, Outcome[T]]: ...
     def wait_for(
-        self, purgatory: Purgatory[Any], predicate: Callable[[], Any], keys: Iterable[Hashable]
+        self,
+        purgatory: Purgatory[Any],
+        predicate: Callable[[], Any],
+        keys: Iterable[Hashable],
+        *,
+        give_back: Callable[[Any], object] | None = None,
     ) -> Coroutine[Any, Any, Outcome[Any]]:
-        """Waits for at most `timeout` until `predicate()` is true, as `Purgatory.wait_for`; the outcome has its first true
-        value. Raises what `wait` raises."""
-        return self._until(_Predicate(purgatory, predicate, keys, self))
+        """Waits for at most `timeout` until `predicate()` is true, as `Purgatory.wait_for`; the
+        outcome has its first true value.
 
-    def reach(self, thresholds: ThresholdPurgatory[K, V], key: K, threshold: V) -> Coroutine[Any, Any, Outcome[V]]:
-        """Waits for at most `timeout` until the value of `key` is at least `threshold`, as `ThresholdPurgatory.wait`; the
-        outcome has the value.
+        Args:
+            purgatory: where to wait.
+            predicate: is not called any more once the client has left or the server stops.
+            keys: whose checks call it again.
+            give_back: for a predicate that removes the value it returns. If the client leaves or
+                the task is cancelled before the value is returned, `give_back` is called with it
+                and the keys are checked: the outcome is `GONE`, and the next waiter gets the value.
+                Without `give_back` the value is lost.
+
+        Raises:
+            BaseException: what `wait` raises.
+        """
+        return self._until(_Predicate(purgatory, predicate, keys, self, give_back))
+
+    @overload
+    async def result(
+        self,
+        purgatory: Purgatory[Any],
+        predicate: Callable[[], Awaitable[T | None]],
+        keys: Iterable[Hashable],
+        *,
+        give_back: Callable[[T], object] | None = None,
+    ) -> T: ...
+    @overload
+    async def result(
+        self,
+        purgatory: Purgatory[Any],
+        predicate: Callable[[], T | None],
+        keys: Iterable[Hashable],
+        *,
+        give_back: Callable[[T], object] | None = None,
+    ) -> T: ...
+    async def result(
+        self,
+        purgatory: Purgatory[Any],
+        predicate: Callable[[], Any],
+        keys: Iterable[Hashable],
+        *,
+        give_back: Callable[[Any], object] | None = None,
+    ) -> Any:
+        """Waits as `wait_for`, and returns the value alone.
+
+        Raises:
+            PollEnded: there is no value. FastAPI, Starlette and Litestar answer it with the status
+                and the headers of its `outcome`, as their own HTTP exception; without a framework
+                the middleware does. In a WebSocket they close it with its code and reason.
+            BaseException: what `wait` raises.
+        """
+        outcome = await self.wait_for(purgatory, predicate, keys, give_back=give_back)
+        if not outcome.is_satisfied:
+            framework, is_socket = framework_of(self.scope), self.scope["type"] == "websocket"
+            ended = framework.socket_ended if is_socket else framework.ended
+            raise ended(outcome, self.scope)
+        return outcome.value
+
+    def reach(
+        self, thresholds: ThresholdPurgatory[K, V], key: K, threshold: V
+    ) -> Coroutine[Any, Any, Outcome[V]]:
+        """Waits for at most `timeout` until the value of `key` is at least `threshold`, as
+        `ThresholdPurgatory.wait`; the outcome has the value.
 
         Raises:
             RuntimeError: this poll waits already.
-            BaseException: what `ThresholdPurgatory.fail` was given; what is wrong with the arguments; what the server's
-                `receive` raised.
+            BaseException: the exception that `ThresholdPurgatory.fail` was given; the errors of
+                `ThresholdPurgatory.wait`; the exception of the server's `receive`.
         """
         return self._until(_Threshold(thresholds, key, threshold))
 
     async def run(self, awaitable: Awaitable[T]) -> Outcome[T]:
-        """Waits for at most `timeout` for whatever can be awaited, a query or a model for instance; the outcome has its value.
+        """Waits for at most `timeout` for any awaitable, for instance a query or a model; the
+        outcome has its value.
 
-        At the deadline, when the client disconnects and when the server stops it is cancelled, and awaited until it has ended:
-        its `except` and `finally` blocks are done when this returns. If it returns a value all the same, that counts.
+        At the deadline, when the client disconnects and when the server stops, the awaitable is
+        cancelled, and awaited until it has ended: its `except` and `finally` blocks are done when
+        this returns. If it returns a value after its cancellation, the outcome is `SATISFIED`.
 
         Args:
-            awaitable: a coroutine, which runs in this task; or a task or future, which is cancelled with the wait, unless it
-                is in `asyncio.shield`. If there is no wait, a coroutine is closed, and a task or future cancelled.
+            awaitable: a coroutine, which runs in this task; or a task or future, which is cancelled
+                with the wait, unless it is in `asyncio.shield`. If there is no wait, a coroutine is
+                closed, and a task or future cancelled.
 
         Raises:
             RuntimeError: this poll waits already.
             TypeError: `awaitable` cannot be awaited.
-            BaseException: what it raised, whatever that is; what the server's `receive` raised.
+            BaseException: the exception of the awaitable, or of the server's `receive`.
         """
         if not isawaitable(awaitable):
-            raise TypeError(f"cannot wait for {awaitable!r}: it is not awaitable")
+            raise TypeError(f"cannot wait for {describe(awaitable)}: it is not awaitable")
         limited = _Limited(awaitable, self)
         try:
             return await self._until(limited)
@@ -105,14 +195,25 @@ class Poll(PollWait):
             limited.discard_unawaited()
 
     def at_once(self, value: T) -> Outcome[T]:
-        """The outcome of a wait for something that is there already: `SATISFIED` with `value`, without waiting."""
+        """The outcome for a value that needs no wait: `SATISFIED` with `value`."""
         return self._outcome(Ending.SATISFIED, value) if self._problem is None else self._refused()
+
+    def refuse(self, reason: str) -> Outcome[Any]:
+        """The outcome of a wait that cannot begin: `REFUSED`, 503 with `Retry-After`.
+
+        Args:
+            reason: for the client; at most 123 bytes of UTF-8 are sent.
+        """
+        return self._outcome(Ending.REFUSED, reason=reason)
 
 
 class _PurgatoryTarget:
     """Something that a purgatory waits for."""
 
     __slots__ = ()
+
+    def give_back(self) -> bool:
+        return False
 
     def ending(self, error: Exception | None) -> Ending | None:
         if error is None:
@@ -123,17 +224,24 @@ class _PurgatoryTarget:
 
 
 class _Predicate(_PurgatoryTarget):
-    """A predicate, and what it has returned or raised last."""
+    """A predicate, with its last value or exception."""
 
-    __slots__ = ("error", "found", "keys", "poll", "predicate", "purgatory")
+    __slots__ = ("error", "found", "keys", "poll", "predicate", "purgatory", "returns")
 
     def __init__(
-        self, purgatory: Purgatory[Any], predicate: Callable[[], Any], keys: Iterable[Hashable], poll: PollWait
+        self,
+        purgatory: Purgatory[Any],
+        predicate: Callable[[], Any],
+        keys: Iterable[Hashable],
+        poll: PollWait,
+        returns: Callable[[Any], object] | None,
     ) -> None:
         self.purgatory = purgatory
         self.predicate = predicate
-        self.keys = keys
+        self.keys = tuple(keys) if isinstance(keys, Iterator) else keys
         self.poll = poll
+        self.returns = returns
+        """`give_back`: called with a value that cannot be returned."""
         self.found: tuple[Any] | None = None
         """Its last value, in a tuple, if that was true."""
         self.error: BaseException | None = None
@@ -142,6 +250,8 @@ class _Predicate(_PurgatoryTarget):
         return self.purgatory.wait_for(self, self.keys, timeout)
 
     def __call__(self) -> Any:
+        if self.poll.is_ending:  # a value taken now could not be returned
+            return None
         try:
             value = self.predicate()
         except BaseException as error:
@@ -156,6 +266,20 @@ class _Predicate(_PurgatoryTarget):
 
     def value(self) -> tuple[Any] | None:
         return self.found
+
+    def give_back(self) -> bool:
+        found, self.found = self.found, None
+        if self.returns is None or found is None:
+            return False
+        try:
+            self.returns(*found)
+        except Exception as error:
+            get_running_loop().call_exception_handler(
+                {"message": f"give_back {describe(self.returns)} raised", "exception": error}
+            )
+        for key in self.keys:  # for the next waiter
+            self.purgatory.check_and_complete(key)
+        return True
 
     async def _await(self, awaitable: Awaitable[Any]) -> Any:
         try:
@@ -175,7 +299,9 @@ class _Operation(_PurgatoryTarget, Generic[R]):
 
     __slots__ = ("keys", "operation", "purgatory")
 
-    def __init__(self, purgatory: Purgatory[Any], operation: DelayedOperation[R], keys: Iterable[Hashable]) -> None:
+    def __init__(
+        self, purgatory: Purgatory[Any], operation: DelayedOperation[R], keys: Iterable[Hashable]
+    ) -> None:
         self.purgatory = purgatory
         self.operation = operation
         self.keys = keys
@@ -185,12 +311,16 @@ class _Operation(_PurgatoryTarget, Generic[R]):
         return self.purgatory.wait(self.operation, self.keys)
 
     def ending(self, error: Exception | None) -> Ending | None:
-        if self.operation.state is OperationState.EXPIRED and (error is None or isinstance(error, OperationTimeout)):
+        if self.operation.state is OperationState.EXPIRED and (
+            error is None or isinstance(error, OperationTimeout)
+        ):
             return Ending.DEADLINE
         return super().ending(error)
 
     def value(self) -> tuple[R] | None:
-        return (self.operation.result(),) if self.operation.state is OperationState.COMPLETED else None
+        return (
+            (self.operation.result(),) if self.operation.state is OperationState.COMPLETED else None
+        )
 
 
 class _Threshold(_PurgatoryTarget, Generic[V]):
@@ -215,7 +345,7 @@ class _Threshold(_PurgatoryTarget, Generic[V]):
 
 
 class _Limited(Generic[T]):
-    """Whatever can be awaited, for a limited time."""
+    """Any awaitable, with a time limit."""
 
     __slots__ = ("awaitable", "awaited", "limit", "poll")
 
@@ -233,13 +363,20 @@ class _Limited(Generic[T]):
     def ending(self, error: Exception | None) -> Ending | None:
         if error is None:
             return Ending.SATISFIED
-        return Ending.DEADLINE if self.awaited and self.limit.expired() and isinstance(error, TimeoutError) else None
+        return (
+            Ending.DEADLINE
+            if self.awaited and self.limit.expired() and isinstance(error, TimeoutError)
+            else None
+        )
 
     def value(self) -> None:
-        """If there were one, the wait would have returned it."""
+        """Always None here: the wait would have returned it."""
+
+    def give_back(self) -> bool:
+        return False
 
     def discard_unawaited(self) -> None:
-        """Closes or cancels what was not awaited, so that Python does not warn of it."""
+        """Closes or cancels an awaitable that was not awaited, so that Python does not warn."""
         if not self.awaited:
             for method in ("close", "cancel"):  # a coroutine's, a future's
                 if hasattr(self.awaitable, method):

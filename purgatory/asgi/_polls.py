@@ -1,27 +1,32 @@
-"""`LongPolls`, of which an application has one: its limits, its middleware, and the stop of the server.
+"""`LongPolls`, one for each application: limits, middleware, and the stop of the server.
 
-    the server ─> LongPolls.middleware ─> any other middleware ─> the endpoint ─> polls.poll(scope).wait_for(...)
+    the server ─> LongPolls.middleware ─> any other middleware ─> the endpoint ─>
+    polls.poll(scope).wait_for(...)
                       │                                                               │
                       └── puts the Client of the request into the scope ──────────────┘ finds it there
 
-So a poll reads from the server directly, whatever other middleware does to `receive`.
+So a poll reads from the server directly, even if other middleware wraps `receive`.
 """
 
-from asyncio import get_running_loop
+from asyncio import current_task, get_running_loop
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from math import inf, isnan
 from random import random
 from signal import SIGINT, SIGTERM, valid_signals
+from types import EllipsisType
 from typing import Any, Final, cast, final
 
+from anyio import CancelScope
+
 from purgatory import Observer, WrongLoop
-from purgatory._observers.observer import observers_of
+from purgatory._core.arguments import describe
+from purgatory._core.observers import observers_of
 from purgatory.asgi._client import READ_AHEAD, Client
+from purgatory.asgi._frameworks import PollEnded, framework_of
 from purgatory.asgi._notifier import PollNotifier
-from purgatory.asgi._open import OpenPolls, Stoppable
+from purgatory.asgi._open import OpenPolls, Stoppable, default_max_open, warn_of_open_files
 from purgatory.asgi._outcome import Ending, Outcome, malformed, outcome_of
 from purgatory.asgi._poll import Poll
 from purgatory.asgi._preferences import preference_applied, requested_wait
@@ -33,41 +38,48 @@ CLIENT: Final = "purgatory.asgi.client"
 
 
 def host_of(scope: Scope) -> Hashable:
-    """The address of a request's client, without its port; `None` if the server does not know it."""
+    """Address of a request's client, without its port; `None` if the server does not report it."""
     client = scope.get("client")
     return client[0] if client else None
 
 
 @final
 class LongPolls:
-    """The long polls of one application: how long and how many may wait, and their end when the server stops.
+    """The long polls of one application: limits of time and number, and their end when the server
+    stops.
 
-    Serves one event loop at a time. With each lifespan and on each new loop it starts again: not stopping, with no open polls.
-    `middleware` has to be the outermost layer around the endpoints that poll.
+    Serves one event loop at a time. Each lifespan and each new loop starts without a stop and
+    without open polls. `middleware` must be the outermost layer around the endpoints that poll.
 
     Args:
-        max_wait: the longest wait in seconds, whatever a request asks for; more than zero.
-        default_wait: the wait of a request that asks for none, in seconds; `None` for `max_wait`.
-        spread: each wait is shortened at random by up to this fraction, from 0 to 1, so that polls that began together do not
-            all end together.
-        wait_parameter: the parameter of the query that requests a wait.
-        max_open: how many may be open at once, `None` for no limit; one more is refused.
-        max_per_client: the same for each client.
-        client_of: the client that a request counts for; `None` is not limited. By default the peer's address: behind a proxy
-            that is the proxy's, unless the server puts the client's own in its place.
-        retry_after: what `Retry-After` says to those who are refused, in seconds, rounded up.
-        grace: how long open polls may go on when the server is to stop, in seconds, before they are answered.
-        name: for observers.
-        observer: is notified of each wait of a request, as of an operation of the kind "poll"; or a sequence of such observers.
-        signals: at which the polls are stopped, before the server handles them; empty if `stop` is called by other means.
-            We handle them from the beginning of the lifespan protocol to its end; under a server without it, call `stop`.
-        read_ahead: bytes of a request's body that are read and buffered for the application while it waits, each message
-            counted as at least 256; zero and more. An open poll may take that much memory. If a client sends more, nothing
-            more is read until the application reads: so the server slows the client down, as always, and a disconnect is
-            noticed then, or at the deadline. To avoid that, read the body before you wait.
+        max_wait: limit of each wait, in seconds; more than zero.
+        default_wait: wait of a request that names none, in seconds; `None` for `max_wait`.
+        spread: each wait is shortened at random by up to this fraction, from 0 to 1, so that polls
+            that began together do not all end together.
+        wait_parameter: name of the query parameter that requests a wait.
+        max_open: how many may be open at once, `None` for no limit; one more is refused. By
+            default three quarters of the limit of open files (`ulimit -n`) when this is made.
+        max_per_client: limit of open polls for each client; `None` for no limit.
+        client_of: returns the client that a request counts for; `None` is not limited. By default
+            the peer's address: behind a proxy that is the proxy's address, unless the server
+            replaces it by the client's.
+        retry_after: value of `Retry-After` in refusals, in seconds, rounded up.
+        grace: seconds for which open polls may continue when the server is to stop, before they
+            are answered.
+        name: name for observers and log messages.
+        observer: is notified of each wait of a request, as of an operation of the kind "poll"; or a
+            sequence of such observers.
+        signals: numbers of the signals at which the polls are stopped, before the server handles
+            them; empty if `stop` is called by other means. They are handled during the lifespan;
+            under a server without the lifespan protocol, call `stop`.
+        read_ahead: bytes of a request's body that are read and buffered for the application while
+            it waits, each message counted as at least 256; zero and more. An open poll may take
+            that much memory. If a client sends more, reading stops until the application reads: the
+            server slows the client down, and a disconnect is noticed only then, or at the deadline.
+            To avoid that, read the body before you wait.
 
     Raises:
-        ValueError, TypeError: an argument is out of its bounds or of another type.
+        ValueError, TypeError: an argument is out of its bounds or has a wrong type.
     """
 
     def __init__(
@@ -77,7 +89,7 @@ class LongPolls:
         default_wait: float | None = None,
         spread: float = 0.0,
         wait_parameter: str = "wait",
-        max_open: int | None = None,
+        max_open: int | EllipsisType | None = ...,
         max_per_client: int | None = None,
         client_of: Callable[[Scope], Hashable] = host_of,
         retry_after: float = 1.0,
@@ -89,17 +101,25 @@ class LongPolls:
     ) -> None:
         self.name = name
         if not 0.0 < max_wait < inf:
-            raise ValueError(f"max_wait must be a finite number of seconds above zero, not {max_wait!r}")
+            raise ValueError(
+                f"max_wait must be a finite number of seconds above zero, not {max_wait!r}"
+            )
         if default_wait is not None and not 0.0 <= default_wait <= max_wait:
-            raise ValueError(f"default_wait must be from 0 to max_wait ({max_wait!r}), not {default_wait!r}")
+            raise ValueError(
+                f"default_wait must be from 0 to max_wait ({max_wait!r}), not {default_wait!r}"
+            )
         if not 0.0 <= spread <= 1.0:
             raise ValueError(f"spread must be a fraction from 0 to 1, not {spread!r}")
+        if isinstance(max_open, EllipsisType):
+            max_open = default_max_open()
         for name, limit in (("max_open", max_open), ("max_per_client", max_per_client)):
             if limit is not None and not limit >= 1:  # so that NaN is refused, too
                 raise ValueError(f"{name} must be at least 1, or None for no limit, not {limit!r}")
         for name, seconds in (("retry_after", retry_after), ("grace", grace)):
             if not 0.0 <= seconds < inf:
-                raise ValueError(f"{name} must be a finite number of seconds, zero or more, not {seconds!r}")
+                raise ValueError(
+                    f"{name} must be a finite number of seconds, zero or more, not {seconds!r}"
+                )
         if not 0 <= read_ahead < inf:
             raise ValueError(f"read_ahead must be zero or more bytes, not {read_ahead!r}")
         self._signals = tuple(signals)
@@ -115,24 +135,25 @@ class LongPolls:
         self.retry_after = retry_after
         self.grace = grace
         self.endings: Counter[Ending] = Counter()
-        """How the waits have ended so far."""
+        """Number of waits by ending."""
         self.all_endings = tuple(Ending)
-        """For metrics, which begin at zero."""
+        """All endings, for metrics, which report zeros too."""
         self.read_ahead = read_ahead
         observers = observers_of(observer)
         self.notifier = PollNotifier(self.name, observers) if observers else None
-        """Of the observers, if there are any."""
+        """Notifies the observers; None without observers."""
         self._client_of = client_of
         self._open_polls: OpenPolls | None = None
 
     @property
     def open(self) -> int:
-        """How many polls are open. Exact. Cost: O(1)."""
+        """Number of open polls, exact. Cost: O(1)."""
         return 0 if self._open_polls is None else len(self._open_polls.polls)
 
     @property
     def is_stopping(self) -> bool:
-        """Whether new polls are answered with 503, and the open ones soon. May be set, for instance to allow polls again."""
+        """Whether new polls are answered with 503, and open polls soon. May be set, for instance to
+        allow polls again."""
         return self._open_polls is not None and self._open_polls.is_stopping
 
     @is_stopping.setter
@@ -145,18 +166,30 @@ class LongPolls:
         """A poll for the request of `scope`. It counts as open only while it waits.
 
         Args:
-            scope: of a request, or a WebSocket, that came through `middleware`.
-            wait: how long it may wait in all, in seconds, if the endpoint sets it; otherwise what the request asks for, capped.
+            scope: scope of a request or a WebSocket that came through `middleware`.
+            wait: limit of all its waits together, in seconds; by default the wait that the request
+                names, capped.
 
         Raises:
-            RuntimeError: the request did not come through `middleware`, or the application has returned.
+            RuntimeError: the request did not come through `middleware`, or the application has
+                returned.
             ValueError: `wait` is NaN.
+            TypeError: `scope` is no scope, or `wait` no number.
         """
+        if not isinstance(scope, Mapping):
+            hint = ": pass its .scope" if hasattr(scope, "scope") else ""
+            raise TypeError(f"scope must be the scope of a request, got {describe(scope)}{hint}")
+        if callable(wait):
+            raise TypeError(
+                f"wait must be a number of seconds, got {describe(wait)}: pass the scope alone, "
+                "since the middleware has `receive` already"
+            )
         scope = cast(Scope, scope)
         client = scope.get(CLIENT)
         if client is None:
             raise RuntimeError(
-                "cannot poll: the request did not come through LongPolls.middleware, which has to be around the app, or is over"
+                "cannot poll: the request did not come through LongPolls.middleware, which has "
+                "to be around the app, or is over"
             )
         if wait is not None:
             if isnan(wait):
@@ -165,7 +198,8 @@ class LongPolls:
         try:
             requested = requested_wait(scope, self.wait_parameter)
         except ValueError as error:
-            return Poll(self, scope, client, 0.0, problem=malformed(str(error)))
+            kind = framework_of(scope).outcome
+            return Poll(self, scope, client, 0.0, problem=malformed(str(error), kind))
         timeout = self.default_wait if requested is None else min(requested.seconds, self.max_wait)
         if self.spread:
             timeout *= 1.0 - self.spread * random()
@@ -173,16 +207,29 @@ class LongPolls:
         return Poll(self, scope, client, timeout, applied)
 
     def middleware(self, app: AnyApp) -> ASGIApp:
-        """Wraps an application: `app = polls.middleware(app)`, or `app.add_middleware(polls.middleware)` as the last call."""
+        """Wraps an application: `app = polls.middleware(app)`, or
+        `app.add_middleware(polls.middleware)` as the last call."""
 
-        async def serve(scope: Scope, receive: Receive, send: Send) -> None:  # a coroutine function is how servers know ASGI 3
-            if scope["type"] in ("http", "websocket"):
+        async def serve(
+            scope: Scope, receive: Receive, send: Send
+        ) -> None:  # a coroutine function is how servers know ASGI 3
+            if CLIENT in scope:  # of a LongPolls around this one: the channel has one reader
+                await app(scope, receive, send)
+            elif scope["type"] in ("http", "websocket"):
                 scope[CLIENT] = client = Client(receive, self.read_ahead)
+                if scope["type"] == "websocket":
+                    send = partial(_send_unless_gone, client, send)
                 try:
                     await app(scope, client, send)
+                except PollEnded as ended:
+                    if type(ended) is not PollEnded:  # its framework answers it
+                        raise
+                    await ended.outcome(scope, client, send)
                 finally:
                     client.close()
-                    scope.pop(CLIENT, None)  # breaks the cycle: scope, client, the server's `receive`, scope
+                    scope.pop(
+                        CLIENT, None
+                    )  # breaks the cycle: scope, client, the server's `receive`, scope
             elif scope["type"] == "lifespan":
                 open_polls = self._polls_of_loop(reset=True)
                 chain = SignalChain(self._signals, partial(open_polls.stop, self.grace))
@@ -196,9 +243,11 @@ class LongPolls:
     # -- the stop
 
     def stop(self) -> None:
-        """Refuses new polls from now on, and answers the open ones: after `grace`, 512 in each iteration of the loop.
+        """Refuses new polls from now on, and answers open polls: after `grace`, 512 in each
+        iteration of the loop.
 
-        Called at a signal, or at the latest at the end of the lifespan. Calling it again is allowed.
+        Called at a signal, or at the latest at the end of the lifespan. Calling it again is
+        allowed.
         """
         self._polls_of_loop().stop(self.grace)
 
@@ -209,7 +258,8 @@ class LongPolls:
     # -- for a poll
 
     def register(self, poll: Stoppable, scope: Scope) -> OpenPolls | str:
-        """Where `poll` counts as open from now on, or why it cannot be open; an empty text if the server stops.
+        """Where `poll` counts as open from now on, or why it cannot be open; an empty text if the
+        server stops.
 
         Raises:
             WrongLoop: polls of another loop, which is not closed, are open.
@@ -218,13 +268,18 @@ class LongPolls:
         if open_polls.is_stopping:
             return ""
         client_key = None if self.max_per_client is None else self._client_of(scope)
-        return open_polls.register(poll, client_key, self.max_open, self.max_per_client) or open_polls
+        return (
+            open_polls.register(poll, client_key, self.max_open, self.max_per_client) or open_polls
+        )
 
-    def outcome(self, ending: Ending, value: Any, scope: Scope, applied: str | None, reason: str = "") -> Outcome[Any]:
-        """Counts the ending of a wait, and makes its outcome; `reason`, if given, replaces the usual one."""
+    def outcome(
+        self, ending: Ending, value: Any, scope: Scope, applied: str | None, reason: str = ""
+    ) -> Outcome[Any]:
+        """Counts the ending of a wait, and makes its outcome; `reason`, if given, replaces the
+        usual one."""
         self.endings[ending] += 1
-        outcome = outcome_of(ending, value, scope, applied, self.retry_after)
-        return replace(outcome, reason=reason) if reason else outcome
+        kind = framework_of(scope).outcome
+        return outcome_of(ending, value, scope, applied, self.retry_after, reason, kind)
 
     # -- loops and lifespans
 
@@ -237,14 +292,34 @@ class LongPolls:
         loop, known = get_running_loop(), self._open_polls
         if known is not None and known.loop is loop and not (reset and known.is_stopping):
             return known
-        if known is not None and known.loop is not loop and known.polls and not known.loop.is_closed():
-            raise WrongLoop(f"cannot poll on {loop!r}: these LongPolls have {len(known.polls)} polls open on {known.loop!r}")
+        if (
+            known is not None
+            and known.loop is not loop
+            and known.polls
+            and not known.loop.is_closed()
+        ):
+            raise WrongLoop(
+                f"cannot poll on {loop!r}: these LongPolls have {len(known.polls)} polls open "
+                f"on {known.loop!r}"
+            )
+        warn_of_open_files(self.name, self.max_open)
+        if current_task() is not None:  # in a callback, such as a signal's, anyio knows no loop
+            CancelScope()  # anyio loads its backend with the first one: while files can be opened
         self._open_polls = OpenPolls(loop)
         return self._open_polls
 
-    async def _receive_lifespan(self, receive: Receive, open_polls: OpenPolls, chain: SignalChain) -> Message:
+    async def _receive_lifespan(
+        self, receive: Receive, open_polls: OpenPolls, chain: SignalChain
+    ) -> Message:
         message = await receive()
         if message["type"] == "lifespan.shutdown":
             await open_polls.aclose(self.grace)
             chain.remove()
         return message
+
+
+async def _send_unless_gone(client: Client, send: Send, message: Message) -> None:
+    """Sends a message of a WebSocket; but not the close of one that the client has closed, which
+    some servers take for an error."""
+    if not (client.disconnected and message["type"] == "websocket.close"):
+        await send(message)

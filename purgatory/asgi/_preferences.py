@@ -1,4 +1,5 @@
-"""How long a request wants to wait: `Prefer: wait=20` (RFC 7240), or a parameter of its query, `?wait=20`.
+"""How long a request wants to wait: `Prefer: wait=20` (RFC 7240), or a parameter of its query,
+`?wait=20`.
 
     requested      max_wait    spread    effective                response
     wait=20        60          0         20                       Preference-Applied: wait=20
@@ -6,12 +7,12 @@
     wait=60        60          1/16      between 56.25 and 60     Preference-Applied: wait=58, rounded up
     nothing        60          0         default_wait
 
-Polls that began together, after a restart for instance, would all come back at once, again and again: `spread` shortens each
-wait by up to that fraction. Consul adds up to a sixteenth, but in RFC 7240 the client names an upper bound, after which it may
-have disconnected.
+Polls that began together, after a restart for instance, would all come back at once, again and
+again: `spread` shortens each wait by up to that fraction. Consul adds up to a sixteenth, but in RFC
+7240 the client names an upper bound, after which it may have disconnected.
 
-RFC 7240 has a server ignore a preference that it does not understand, so a malformed `Prefer` counts as none. A parameter is
-part of the request, and a malformed one is an error.
+RFC 7240 has a server ignore a preference that it does not understand, so a malformed `Prefer`
+counts as none. A parameter is part of the request, and a malformed one is an error.
 """
 
 from collections.abc import Iterable
@@ -24,6 +25,7 @@ from purgatory.asgi._types import Scope, header_values
 
 _QUOTED = regex(r'"(?:[^"\\]|\\.)*+"?')
 _SECONDS = regex(r"[0-9]{1,18}")
+_NUMBER = regex(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|inf")
 
 
 class RequestedWait(NamedTuple):
@@ -51,19 +53,18 @@ def requested_wait(scope: Scope, parameter: str) -> RequestedWait | None:
     """
     text = query_parameter(scope, parameter)
     if text is not None:
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = -1.0
-        if not seconds >= 0.0:  # so that NaN is refused, too
-            raise ValueError(f"{parameter} must be a number of seconds, zero or more, not {text[:40]!r}")
-        return RequestedWait(seconds, from_header=False)
+        if not _NUMBER.fullmatch(text):
+            raise ValueError(
+                f"{parameter} must be a number of seconds, zero or more, not {text[:40]!r}"
+            )
+        return RequestedWait(float(text), from_header=False)
     preferred = preferred_wait(header_values(scope, b"prefer"))
     return None if preferred is None else RequestedWait(preferred, from_header=True)
 
 
 def preferred_wait(prefer: Iterable[str]) -> float | None:
-    """The `wait` among the preferences in the values of `Prefer` header fields: the first one, as in RFC 7240."""
+    """The `wait` among the preferences in the values of `Prefer` header fields: the first one, as
+    in RFC 7240."""
     for value in prefer:
         for preference in _QUOTED.sub("", value).split(","):
             name, _, word = preference.partition(";")[0].partition("=")
@@ -73,5 +74,6 @@ def preferred_wait(prefer: Iterable[str]) -> float | None:
 
 
 def preference_applied(seconds: float, from_header: bool) -> str:
-    """The `Preference-Applied` header of a wait: in whole seconds, rounded up, if `Prefer` requested it."""
+    """The `Preference-Applied` header of a wait: in whole seconds, rounded up, if `Prefer`
+    requested it."""
     return f"wait={ceil(seconds)}" if from_header else f"wait={seconds:.3f}".rstrip("0").rstrip(".")

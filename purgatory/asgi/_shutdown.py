@@ -1,21 +1,23 @@
 """Stops the polls at a signal, before the server handles it.
 
-A server that is to stop waits until its connections are idle, and only then notifies the application, by the lifespan protocol.
-With polls open that takes as long as the longest of them: each waits for the other. Both can notice the signal. So we wrap its
-handler: the wrapper schedules our callback, and calls the handler that was there before.
+A stopping server waits until its connections are idle, and only then notifies the application, by
+the lifespan protocol. With open polls that takes as long as the longest poll. So we wrap the
+handler of the signal: the wrapper schedules our callback, and calls the previous handler.
 
     SIGTERM  ->  our callback, soon on the loop  ->  the polls are answered, and the connections become idle
              ->  the server's handler            ->  the server waits for its connections, which takes no time now
 
-Several chains may wrap one signal, and be removed in any order. Each has a link, whose `previous` is the handler that it wraps.
-An inactive link only passes the signal on, and is unlinked when it is the first one, or between two others of ours:
+Several chains may wrap one signal, and be removed in any order. Each has a link, whose `previous`
+is the handler that it wraps. An inactive link only passes the signal on, and is unlinked when it is
+the first one, or between two others of ours:
 
     first.install, second.install    second -> first -> the server's
     first.remove                     second ----------> the server's
     second.remove                                       the server's
 
-This works where the server handles signals in the application's process: uvicorn, its workers and gunicorn's, hypercorn without
-worker processes. A signal that nobody handles kills the process, as without us.
+This works where the server handles signals in the application's process: uvicorn, its workers and
+gunicorn's, hypercorn without worker processes. An unhandled signal kills the process, as
+it would without this module.
 """
 
 import signal
@@ -31,7 +33,7 @@ class SignalChain:
     """Calls `callback` on the loop at each of `signals`, before the present handlers.
 
     Args:
-        signals: numbers of signals; those that nobody handles are left alone.
+        signals: numbers of signals; signals without a handler are left alone.
         callback: a plain function, called on the loop's thread.
     """
 
@@ -43,7 +45,8 @@ class SignalChain:
         self._links: dict[int, _Link] = {}
 
     def install(self, loop: AbstractEventLoop) -> None:
-        """Wraps the handlers. Has no effect outside the main thread, as Python sets handlers only there."""
+        """Wraps the handlers. Has no effect outside the main thread, as Python sets handlers only
+        there."""
         self.remove()
         if current_thread() is not main_thread():
             return
@@ -55,7 +58,8 @@ class SignalChain:
                 signal.signal(number, link)
 
     def remove(self) -> None:
-        """Calls `callback` no more, and restores the handlers, unless somebody else has wrapped ours."""
+        """Stops calling `callback`, and restores the handlers, unless other code has wrapped
+        ours."""
         links, self._links = self._links, {}
         for number, link in links.items():
             link.callback = None
@@ -68,7 +72,10 @@ class _Link:
     __slots__ = ("callback", "loop", "previous")
 
     def __init__(
-        self, loop: AbstractEventLoop, callback: Callable[[], object], previous: Callable[[int, FrameType | None], Any]
+        self,
+        loop: AbstractEventLoop,
+        callback: Callable[[], object],
+        previous: Callable[[int, FrameType | None], Any],
     ) -> None:
         self.loop = loop
         self.callback: Callable[[], object] | None = callback
@@ -89,7 +96,8 @@ class _Link:
 
 
 def _unlink_inactive(number: int) -> None:
-    """Unlinks the inactive links of a signal, from the first one on, up to the first handler that is not ours."""
+    """Unlinks the inactive links of a signal, from the first one on, up to the first handler that
+    is not ours."""
     if current_thread() is not main_thread():
         return
     link = handler = signal.getsignal(number)

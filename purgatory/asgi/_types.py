@@ -1,7 +1,7 @@
-"""The types of ASGI: what a server calls an application with (https://asgi.readthedocs.io, version 3).
+"""The types of ASGI, version 3 (https://asgi.readthedocs.io): an application's arguments.
 
-They are the same plain types as Starlette's, so that code for one fits the other. Other frameworks have typed dictionaries of
-their own; `AnyApp` and `ASGIApp` fit those as well.
+They are the same plain types as Starlette's, so that code for one fits the other. Other frameworks
+have typed dictionaries of their own; `AnyApp` and `ASGIApp` fit those as well.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
@@ -17,4 +17,8 @@ ASGIApp: TypeAlias = Callable[[Any, Any, Any], Coroutine[Any, Any, None]]
 
 def header_values(scope: Scope, name: bytes) -> list[str]:
     """The values of the header fields called `name`, which is in lower case, in their order."""
-    return [value.decode("latin-1") for field, value in scope.get("headers", ()) if field.lower() == name]
+    return [
+        value.decode("latin-1")
+        for field, value in scope.get("headers", ())
+        if field.lower() == name
+    ]

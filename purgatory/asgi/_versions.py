@@ -1,5 +1,5 @@
-"""Versions, so that no update is lost between two polls: a client names the version that it has seen, and is answered at once
-if there is another one.
+"""Versions, so that no update is lost between two polls: a client names the version that it has
+seen, and gets an answer at once if the current version is another one.
 
     GET /news                                     200, ETag: "8f3a21c0-41"     at once: it has seen nothing
     GET /news   If-None-Match: "8f3a21c0-41"      waits; at the deadline 304, ETag: "8f3a21c0-41"
@@ -9,29 +9,29 @@ if there is another one.
                               the server is restarted, and counts from 0
     GET /news   If-None-Match: "8f3a21c0-43"      200, ETag: "b07c55d9-0"      at once: not a version of this server
 
-A tag is the server's epoch and a version. As entity tags (RFC 9110), tags are compared only for equality: if the client has the
-current version, its poll waits for the next one, otherwise it is answered at once. So a client of an earlier server does not
-wait until the new one has counted that far.
+A tag is the server's epoch and a version. As entity tags (RFC 9110), tags are compared only for
+equality: if the client has the current version, its poll waits for the next one, otherwise it is
+answered at once. So a client of an earlier server does not wait until the new one reaches its
+number.
 
-With a relay the versions and their epoch are those of its store, so all this holds for all its workers, also after a restart of
-all of them.
+With a relay the versions and their epoch come from its store, so tags hold in all its workers, even
+after all of them have restarted.
 
-Without `If-None-Match` the same tag is taken from a parameter of the query, `?index=8f3a21c0-41`, as in Consul's blocking
-queries.
+Without `If-None-Match` the same tag is taken from a parameter of the query, `?index=8f3a21c0-41`,
+as in Consul's blocking queries.
 """
 
-from asyncio import _get_running_loop as running_loop
 from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from re import compile as regex
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, cast, final
 
 from purgatory import RelayUnavailable, ThresholdPurgatory
-from purgatory._arguments import describe
-from purgatory._loop.binding import LoopBinding
-from purgatory._loop.inbox import ThreadsafeInbox
+from purgatory._core.arguments import describe
+from purgatory._core.inbox import ThreadsafeInbox
+from purgatory._core.loop import LoopBinding, running_loop
 from purgatory.asgi._outcome import ANSWERS, Ending, Outcome
 from purgatory.asgi._poll import Poll
 from purgatory.asgi._preferences import query_parameter
@@ -42,7 +42,12 @@ if TYPE_CHECKING:
 
 K = TypeVar("K", bound=Hashable)
 
+MAX_VERSION: Final = 2**53 - 1
+"""Greatest version that a client may name: a relay's versions are bounded, and are exact in
+JSON."""
+
 _ENTITY_TAG = regex(r'(?:W/)?"([^"]*)"')
+_VERSION = regex(r"[0-9]{1,19}")
 
 
 @final
@@ -51,18 +56,28 @@ class Versions(Generic[K]):
 
     Args:
         thresholds: holds the numbers and the waits; a new one if not given.
-        epoch: distinguishes these numbers from those of an earlier server; random if not given. Where numbers outlive the
-            server, as offsets in a file do for instance, so may the epoch. Letters, digits and underscores.
+        epoch: distinguishes these numbers from an earlier server's numbers; random if not given.
+            Where numbers outlive the server, as offsets in a file do for instance, so may the
+            epoch. Letters, digits and underscores.
         unchanged: the status at the deadline: 304, or 204 where clients do not expect that.
-        index_parameter: the parameter of the query that may stand for `If-None-Match`.
-        relay: whose versions these are, in place of `thresholds` and `epoch`. They rise by `await relay.bump(key)`.
+        index_parameter: the query parameter that may replace `If-None-Match`.
+        relay: whose versions these are, in place of `thresholds` and `epoch`. They rise by `await
+            relay.bump(key)`.
 
     Raises:
         ValueError: an argument is out of its bounds.
         TypeError: both a relay and `thresholds` or `epoch` are given.
     """
 
-    __slots__ = ("_binding", "_bumps", "_epoch", "index_parameter", "relay", "thresholds", "unchanged")
+    __slots__ = (
+        "_binding",
+        "_bumps",
+        "_epoch",
+        "index_parameter",
+        "relay",
+        "thresholds",
+        "unchanged",
+    )
 
     def __init__(
         self,
@@ -75,29 +90,38 @@ class Versions(Generic[K]):
     ) -> None:
         if relay is not None:
             if thresholds is not None or epoch is not None:
-                raise TypeError("the versions of a relay have its thresholds and its epoch: give neither with it")
+                raise TypeError(
+                    "the versions of a relay have its thresholds and its epoch: give neither "
+                    "with it"
+                )
             thresholds = cast(Any, _RelayThresholds(relay))
         if epoch is None:
             epoch = token_hex(4)
         elif not (isinstance(epoch, str) and epoch.isascii() and epoch.replace("_", "a").isalnum()):
-            raise ValueError(f"epoch must consist of letters, digits and underscores, not {epoch!r}")
+            raise ValueError(
+                f"epoch must consist of letters, digits and underscores, not {epoch!r}"
+            )
         if not isinstance(unchanged, int) or unchanged not in (204, 304):
             raise ValueError(f"unchanged must be 204 or 304, not {unchanged!r}")
-        self.thresholds: ThresholdPurgatory[K, int] = ThresholdPurgatory("versions") if thresholds is None else thresholds
+        self.thresholds: ThresholdPurgatory[K, int] = (
+            ThresholdPurgatory("versions") if thresholds is None else thresholds
+        )
         self._epoch = epoch
         self.unchanged = unchanged
         self.index_parameter = index_parameter
         self.relay = relay
         self._binding = LoopBinding()
-        self._bumps: ThreadsafeInbox[tuple[K, int]] = ThreadsafeInbox(self._binding, self._bump_from_threads, _merged)
-        """Those of other threads: keys, and how often each is to be bumped."""
+        self._bumps: ThreadsafeInbox[tuple[K, int]] = ThreadsafeInbox(
+            self._binding, self._bump_from_threads
+        )
+        """Bumps from other threads: keys, and the number of bumps for each."""
 
     @property
     def epoch(self) -> str:
         """Distinguishes these numbers from others.
 
         Raises:
-            RelayUnavailable: they are those of a relay that was never open.
+            RelayUnavailable: the versions come from a relay that was never open.
         """
         return self._epoch if self.relay is None else self.relay.epoch
 
@@ -108,7 +132,9 @@ class Versions(Generic[K]):
             RuntimeError: these are the versions of a relay.
         """
         self._refuse_relay("get the version of", key, "version")
-        if running_loop() is not None and (not self._binding.is_bound or self._binding.loop.is_closed()):
+        if running_loop() is not None and (
+            not self._binding.is_bound or self._binding.loop.is_closed()
+        ):
             self._bind("get the version of {}", key)
         return self.thresholds.value(key) or 0
 
@@ -130,12 +156,12 @@ class Versions(Generic[K]):
         return version
 
     def bump_threadsafe(self, key: K) -> None:
-        """Has `bump(key)` called on the loop soon; may be called from any thread, for instance by a handler that is a plain
-        function, which frameworks run in a thread.
+        """Has `bump(key)` called on the loop soon; may be called from any thread, for instance by a
+        handler that is a plain function, which frameworks run in a thread.
 
-        However many calls come before the loop wakes up, it is woken once, and each call counts. Before the first use on a loop
-        they wait for that; when the loop is closed they are without effect. Exceptions of `bump` go to the loop's exception
-        handler.
+        However many calls come before the loop wakes up, it is woken once, and each call counts.
+        Before the first use on a loop they wait for that; when the loop is closed they are without
+        effect. Exceptions of `bump` go to the loop's exception handler.
 
         Raises:
             TypeError: `key` is not hashable.
@@ -150,13 +176,18 @@ class Versions(Generic[K]):
         return f"{self.epoch}-{version}"
 
     def parse(self, tag: str) -> int | None:
-        """The version in a tag; `None` if it is not of this epoch, or no tag at all."""
+        """The version in a tag; `None` if it is not of this epoch, above `MAX_VERSION`, or no tag
+        at all."""
         epoch, _, digits = tag.rpartition("-")
-        return int(digits) if epoch == self.epoch and digits.isascii() and digits.isdigit() and len(digits) < 20 else None
+        if epoch != self.epoch or not _VERSION.fullmatch(digits):
+            return None
+        version = int(digits)
+        return version if version <= MAX_VERSION else None
 
     def seen(self, scope: Scope) -> int | None:
-        """The version of this epoch that a request names, by `If-None-Match`, or else by the parameter of the query; `None` if
-        it names none. For responses that go on where the last one has ended."""
+        """The version of this epoch that a request names, by `If-None-Match`, or else by the
+        query parameter; `None` if it names none. For responses that resume where the last one
+        ended."""
         conditions = header_values(scope, b"if-none-match")
         if not conditions:
             return self.parse(query_parameter(scope, self.index_parameter) or "")
@@ -164,19 +195,22 @@ class Versions(Generic[K]):
         return next((version for version in named if version is not None), None)
 
     def has_seen(self, scope: Scope, version: int) -> bool:
-        """Whether a request names `version`, by `If-None-Match`, or else by the parameter of the query."""
+        """Whether a request names `version`, by `If-None-Match`, or else by the parameter of the
+        query."""
         tag = self.tag(version)
         conditions = header_values(scope, b"if-none-match")
         if not conditions:
             return query_parameter(scope, self.index_parameter) == tag
-        return any(value.strip() == "*" or tag in _ENTITY_TAG.findall(value) for value in conditions)
+        return any(
+            value.strip() == "*" or tag in _ENTITY_TAG.findall(value) for value in conditions
+        )
 
     async def changed(self, poll: Poll, key: K) -> Outcome[int]:
-        """Waits until `key` has another version than the one that the request names, which may be at once.
+        """Waits until the version of `key` differs from the version in the request.
 
         Returns:
-            `SATISFIED` with the current version: what is read before the next `await` belongs to it. At the `DEADLINE` the
-            status is `unchanged`. Both with an `ETag`.
+            `SATISFIED` with the current version, to which data read before the next `await`
+            belongs. At the `DEADLINE` the status is `unchanged`. Both with an `ETag`.
 
         Raises:
             RuntimeError, PurgatoryFull: as `Poll.reach`.
@@ -195,22 +229,29 @@ class Versions(Generic[K]):
         headers = {**outcome.headers, "ETag": f'"{self.tag(now)}"'}
         if now == version and outcome.ending is Ending.DEADLINE:
             return replace(outcome, status=self.unchanged, headers=headers)
-        return Outcome(Ending.SATISFIED, now, ANSWERS[Ending.SATISFIED].status, headers)
+        status = ANSWERS[Ending.SATISFIED].status
+        return replace(
+            outcome, ending=Ending.SATISFIED, value=now, status=status, headers=headers, reason=""
+        )
 
     def _refuse_relay(self, action: str, key: K, method: str) -> None:
         if self.relay is not None:
             raise RuntimeError(
-                f"cannot {action} {key!r} here: its versions are those of a relay, so `await relay.{method}(...)`"
+                f"cannot {action} {key!r} here: its versions come from a relay, so use `await "
+                f"relay.{method}(...)`"
             )
 
     def _bind(self, action: str, key: K) -> None:
-        """Binds these versions to the running loop, or raises `WrongLoop` if they are bound to another one."""
+        """Binds these versions to the running loop, or raises `WrongLoop` if they are bound to
+        another one."""
         binding = self._binding
-        if running_loop() is not binding.loop and binding.bind(action, key, threadsafe="bump_threadsafe"):
+        if running_loop() is not binding.loop and binding.bind(
+            action, key, threadsafe="bump_threadsafe"
+        ):
             self._bumps.rebind()
 
     def _bump_from_threads(self, bumps: Iterable[tuple[K, int]]) -> None:
-        for key, times in bumps:
+        for key, times in _merged(bumps):
             try:
                 self.thresholds.advance(key, self.version(key) + times)
             except Exception as error:
@@ -218,23 +259,26 @@ class Versions(Generic[K]):
                 self._binding.loop.call_exception_handler({"message": message, "exception": error})
 
     async def _changed_in(self, relay: "Relay", poll: Poll, key: str) -> Outcome[int]:
-        """`changed` with a relay. A client that has seen a version of its epoch waits, even while the store is unreachable. One
-        that has seen none has to get the current version, and is refused with 503 then."""
+        """`changed` with a relay. A client that has seen a version of its epoch waits, even while
+        the store is unreachable. One that has seen none has to get the current version, and is
+        refused with 503 then."""
         thresholds = cast(Any, _RelayThresholds(relay, relay.epoch))
         seen, version = self.seen(poll.scope), 0
         if seen is None:
             try:
                 version = await relay.version(key)
-            except RelayUnavailable as error:
-                answer = ANSWERS[Ending.REFUSED]
-                refused: Outcome[Any] = Outcome(Ending.REFUSED, None, answer.status, {"Retry-After": "1"}, str(error))
-                return refused
+            except RelayUnavailable:  # its text names the store's address, which is not for clients
+                return poll.refuse(f"cannot read {describe(key)}: the store is unreachable")
             if self.has_seen(poll.scope, version):  # as `*` has any
                 seen = version
         outcome: Outcome[int]
-        outcome = poll.at_once(version) if seen is None else await poll.reach(thresholds, key, seen + 1)
+        outcome = (
+            poll.at_once(version) if seen is None else await poll.reach(thresholds, key, seen + 1)
+        )
         if outcome.ending is Ending.SATISFIED and outcome.value is not None:
-            return replace(outcome, headers={**outcome.headers, "ETag": f'"{self.tag(outcome.value)}"'})
+            return replace(
+                outcome, headers={**outcome.headers, "ETag": f'"{self.tag(outcome.value)}"'}
+            )
         if outcome.ending is Ending.DEADLINE and seen is not None:
             headers = {**outcome.headers, "ETag": f'"{self.tag(seen)}"'}
             return replace(outcome, status=self.unchanged, headers=headers)

@@ -1,17 +1,17 @@
-"""The waits of one request, one after the other, and how one that is ended early returns.
+"""The waits of one request, one after the other, and how a wait returns that is ended early.
 
-A wait runs in the request's own task, in a scope of anyio. Whoever ends it early, because the client has disconnected or the
-server stops, cancels the scope:
+A wait runs in the request's own task, in a scope of anyio. A disconnect of the client and the stop
+of the server cancel the scope:
 
     the task        with scope: await purgatory.wait(operation, keys)
     the client      disconnects -> on_disconnect -> scope.cancel()
     the purgatory   cancels and frees the operation
     the task        leaves the scope; scope.cancelled_caught -> Outcome(GONE)
 
-What had completed by then is `SATISFIED` all the same: the purgatory decides, and once. A cancellation that is not the scope's
-passes through.
+A wait that has completed by then is `SATISFIED`: the purgatory decides, and once. A cancellation
+that is not the scope's passes through.
 
-The wait that a client asks for begins with the first wait of its request, and all of them share it.
+The time that a client requests starts with the first wait of its request; all its waits share it.
 """
 
 from asyncio import CancelledError, get_running_loop
@@ -33,44 +33,52 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class PollRegistry(Protocol):
-    """What a poll needs of the `LongPolls` that it belongs to."""
+    """The part of `LongPolls` that a poll uses."""
 
     endings: Counter[Ending]
     notifier: PollNotifier | None
 
     def register(self, poll: Stoppable, scope: Scope) -> OpenPolls | str:
-        """Where `poll` counts as open from now on, or why it cannot be open; an empty text if the server stops."""
+        """Where `poll` counts as open from now on, or why it cannot be open; an empty text if the
+        server stops."""
         ...
 
-    def outcome(self, ending: Ending, value: Any, scope: Scope, applied: str | None, reason: str = "") -> Outcome[Any]:
+    def outcome(
+        self, ending: Ending, value: Any, scope: Scope, applied: str | None, reason: str = ""
+    ) -> Outcome[Any]:
         """Counts the ending of a wait, and makes its outcome."""
         ...
 
 
 class WaitTarget(Protocol[T_co]):
-    """What is waited for."""
+    """The source of a wait's value."""
 
     def wait(self, timeout: float, /) -> Coroutine[Any, Any, T_co]:
-        """Waits for so many seconds."""
+        """Waits at most `timeout` seconds."""
         ...
 
     def ending(self, error: Exception | None) -> Ending | None:
-        """The ending of a wait that has returned, or has raised `error`; `None` if the error is to be raised."""
+        """The ending of a wait that has returned, or has raised `error`; `None` if the error is to
+        be raised."""
 
     def value(self) -> tuple[T_co] | None:
-        """What was waited for, in a tuple, if it was there when the wait was cancelled."""
+        """The value, in a tuple, if it had arrived when the wait was cancelled."""
+
+    def give_back(self) -> bool:
+        """Gives back a value that cannot be returned; returns whether it could."""
+        ...
 
 
 class PollWait:
-    """A `Poll`, except for what it can wait for.
+    """A `Poll` without its targets.
 
     Args:
-        polls: where it belongs.
-        scope: of the request.
-        client: of the request.
-        timeout: the effective wait, in seconds.
-        applied: the `Preference-Applied` header, if any.
-        problem: the outcome of each wait, if something is wrong with the request.
+        polls: registry of the application's polls.
+        scope: scope of the request.
+        client: client of the request.
+        timeout: effective wait, in seconds.
+        applied: `Preference-Applied` header, if any.
+        problem: outcome of each wait if the request is malformed.
     """
 
     __slots__ = (
@@ -90,7 +98,7 @@ class PollWait:
         self.scope = scope
         self._timeout = timeout
         self._deadline: float | None = None
-        """When the wait is over that the client has asked for; `None` until it begins."""
+        """Loop time at which the requested time is over; `None` before the first wait."""
         self._polls = polls
         self._client = client
         self._applied = applied
@@ -98,16 +106,21 @@ class PollWait:
         self._is_held = False
         """Whether it stays registered between two waits."""
         self._registration: OpenPolls | None = None
-        """Where it counts as open."""
+        """Open polls among which it counts; None if it is not open."""
         self._wait_scope: CancelScope | None = None
-        """While it waits."""
+        """Scope of its wait; None between waits."""
         self._ending: Ending | None = None
         """Why its wait is cancelled."""
 
     @property
+    def is_ending(self) -> bool:
+        """Whether its wait is being ended: its client has left, or the server stops."""
+        return self._ending is not None
+
+    @property
     def timeout(self) -> float:
-        """How long it may wait in all, in seconds: what was requested, capped and spread. It begins with the first wait; what
-        you set it to begins with the next one."""
+        """Limit of all its waits together, in seconds: the requested time, capped and spread. It
+        starts with the first wait; a value that you set starts with the next one."""
         return self._timeout
 
     @timeout.setter
@@ -116,14 +129,19 @@ class PollWait:
 
     @property
     def remaining(self) -> float:
-        """What is left of `timeout`, in seconds, zero and more. Give it to an operation of your own."""
-        return self._timeout if self._deadline is None else max(self._deadline - get_running_loop().time(), 0.0)
+        """Rest of `timeout`, in seconds, zero and more; for operations of your own."""
+        return (
+            self._timeout
+            if self._deadline is None
+            else max(self._deadline - get_running_loop().time(), 0.0)
+        )
 
     def hold(self) -> Outcome[Any] | None:
-        """Stays one of the open polls until the end of the request, also between its waits: for streams.
+        """Keeps this poll open until the end of the request, also between its waits: for streams.
 
         Returns:
-            `None`, or the refusal, if too many are open.
+            `None`, or the refusal: too many polls are open, the server stops, or the request is
+            over.
         """
         refusal = self._register()
         if refusal is None:
@@ -141,7 +159,7 @@ class PollWait:
         self._cancel(Ending.STOPPING)
 
     def on_request_end(self) -> None:
-        """Ends what `hold` began. A wait that another task goes on with stays registered to its end."""
+        """Ends `hold`. A wait that another task continues stays registered to its end."""
         self._is_held = False
         if self._wait_scope is None:
             self._unregister()
@@ -172,6 +190,11 @@ class PollWait:
                 ending, found = self._ending, target.value()
                 if found is not None:
                     ending, [value] = Ending.SATISFIED, found
+            if self._client.disconnected and ending is Ending.SATISFIED and target.give_back():
+                ending, value = Ending.GONE, None
+        except CancelledError:
+            target.give_back()
+            raise
         except Exception as error:
             ending = None if error is self._client.error else target.ending(error)
             if ending is None:
@@ -185,35 +208,41 @@ class PollWait:
         return self._outcome(ending, value)
 
     def _begin(self) -> Outcome[Any] | None:
-        """Prepares a wait, or says why there is none."""
+        """Prepares a wait, or returns the outcome of a refused one."""
         if self._wait_scope is not None:
-            raise RuntimeError("cannot wait: this poll waits already; a second wait at the same time needs a poll of its own")
-        refusal = self._register()
-        if refusal is not None:
-            return refusal
-        # We are not notified again of what the client did before now, perhaps in this very call.
-        if self._client.error is not None or self._client.disconnected:
-            self._leave()
-            if self._client.error is not None:
-                raise self._client.error
-            return self._outcome(Ending.GONE)
-        return None
+            raise RuntimeError(
+                "cannot wait: this poll waits already; a second wait at the same time needs "
+                "another poll"
+            )
+        return self._register()
 
     def _register(self) -> Outcome[Any] | None:
-        """Becomes one of the open polls, and listens to the client; or says why not."""
+        """Joins the open polls and listens to the client, or returns the outcome of a refusal."""
         if self._problem is not None:
             return self._refused()
-        if self._registration is not None:
-            return self._outcome(Ending.STOPPING) if self._registration.is_stopping else None
-        registration = self._polls.register(self, self.scope)
-        if isinstance(registration, str):
-            return self._outcome(Ending.REFUSED if registration else Ending.STOPPING, reason=registration)
-        self._registration = registration
-        try:
-            self._client.add_listener(self)
-        except BaseException:
-            self._unregister()
-            raise
+        client = self._client
+        if client.is_over:  # it would stay registered, and its answer is not read
+            return self._outcome(Ending.GONE)
+        if self._registration is None:
+            registration = self._polls.register(self, self.scope)
+            if isinstance(registration, str):
+                return self._outcome(
+                    Ending.REFUSED if registration else Ending.STOPPING, reason=registration
+                )
+            self._registration = registration
+            try:
+                client.add_listener(self)
+            except BaseException:
+                self._unregister()
+                raise
+        elif self._registration.is_stopping:
+            return self._outcome(Ending.STOPPING)
+        # The listener is not notified of earlier events, including events during this call.
+        if client.error is not None or client.disconnected:
+            self._leave()
+            if client.error is not None:
+                raise client.error
+            return self._outcome(Ending.GONE)
         return None
 
     def _leave(self) -> None:
@@ -232,7 +261,7 @@ class PollWait:
             self._wait_scope.cancel()
 
     async def cancelled_once(self, awaitable: Awaitable[Any]) -> Any:
-        """For what it waits for: awaits what is not ours, and may take its time to clean up."""
+        """Awaits foreign code for a target; cleaning up after a cancellation may take time."""
         assert self._wait_scope is not None
         with CancelScope() as cleanup:
             return await _CancelledOnce(_awaited(awaitable), self._wait_scope, cleanup)
@@ -252,13 +281,16 @@ class PollWait:
 class _CancelledOnce(Generator[Any, Any, Any]):
     """The steps of a coroutine that `scope` cancels once, as `Task.cancel` would.
 
-    anyio cancels what runs in a scope again in each iteration of the loop, until the scope is left. That would break off what
-    cleans up, and keep the loop busy meanwhile. So `cleanup`, a scope within it, is shielded once the cancellation has come.
+    anyio repeats a scope's cancellation in each iteration of the loop until the scope is left. That
+    would interrupt the cleanup and keep the loop busy. So `cleanup`, a scope within it, is shielded
+    after the first cancellation.
     """
 
     __slots__ = ("_cleanup", "_coroutine", "_scope")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], scope: CancelScope, cleanup: CancelScope) -> None:
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, Any], scope: CancelScope, cleanup: CancelScope
+    ) -> None:
         self._coroutine = coroutine
         self._scope = scope
         self._cleanup = cleanup

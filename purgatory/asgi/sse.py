@@ -1,26 +1,30 @@
 """Server-sent events: a stream with an event for each version, which can be resumed.
 
-    event_source(polls.poll(request.scope), versions, "news", lambda seen: enumerate(news[seen:], seen + 1))
+    event_source(polls.poll(request.scope), versions, "news", lambda seen: enumerate(news[seen:],
+    seen + 1))
 
     GET /news/events                              id: 8f3a21c0-1   data: hello
                                                   id: 8f3a21c0-2   data: again
     the connection breaks, two more come
     GET /news/events  Last-Event-ID: 8f3a21c0-2   id: 8f3a21c0-3 ...
 
-`sse-starlette` makes the stream itself: its format, its pings, and what happens when a client is slow. It ends when the client
-disconnects and when the server stops; browsers then reconnect by themselves.
+`sse-starlette` makes the stream itself: its format, its pings, and its handling of slow clients. It
+ends when the client disconnects and when the server stops; browsers then reconnect by
+themselves.
 """
 
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from math import inf
 from typing import Any, TypeVar
 
-from purgatory._errors import how_to_install
+from purgatory._core.errors import how_to_install
 
 try:
     from sse_starlette import EventSourceResponse, ServerSentEvent
 except ImportError as error:
-    raise ImportError(f"purgatory.asgi.sse needs sse-starlette: {how_to_install('asgi')}") from error
+    raise ImportError(
+        f"purgatory.asgi.sse needs sse-starlette: {how_to_install('asgi')}"
+    ) from error
 from starlette.responses import PlainTextResponse, Response
 
 from purgatory.asgi._poll import Poll
@@ -40,18 +44,20 @@ def event_source(
     *,
     ping: float = 15.0,
 ) -> Response:
-    """A response that sends an event for each version of `key`, after the last one that the client has.
+    """A response that sends an event for each version of `key`, after the last one that the client
+    has.
 
     Args:
-        poll: of the request; for as long as the stream lasts it is one of the open polls.
-        versions: those of `key`.
+        poll: the request's poll, which counts as open until the stream ends.
+        versions: the versions of `key`.
         key: whose versions.
-        read: is called with the last version that the client has, 0 if it has none of this epoch, and returns what came after
-            it: pairs of a version and the data of its event, in order.
+        read: is called with the last version that the client has, 0 if it has none of this epoch,
+            and returns what came after it: pairs of a version and the data of its event, in order.
         ping: seconds between two comments that keep the connection alive; 0 for none.
 
     Returns:
-        An `EventSourceResponse`, or, if too many polls are open, the refusal: 503 with `Retry-After`.
+        An `EventSourceResponse`, or, if too many polls are open, the refusal: 503 with
+        `Retry-After`.
 
     Raises:
         ValueError: `ping` is negative, infinite or NaN.
@@ -63,13 +69,19 @@ def event_source(
         return PlainTextResponse(refusal.reason, refusal.status, refusal.headers)
     [last, *_] = header_values(poll.scope, b"last-event-id") or [""]
     seen = versions.parse(last) or 0
-    if versions.relay is None and seen > versions.version(key):  # the key was forgotten, and counts from 0 again
+    if versions.relay is None and seen > versions.version(
+        key
+    ):  # the key was forgotten, and counts from 0 again
         seen = 0
     return EventSourceResponse(_events(poll, versions, key, read, seen), ping=ping)
 
 
 async def _events(
-    poll: Poll, versions: Versions[K], key: K, read: Callable[[int], Iterable[tuple[int, Any]]], seen: int
+    poll: Poll,
+    versions: Versions[K],
+    key: K,
+    read: Callable[[int], Iterable[tuple[int, Any]]],
+    seen: int,
 ) -> AsyncIterator[ServerSentEvent]:
     poll.timeout = inf
     now = versions.version(key) if versions.relay is None else 0

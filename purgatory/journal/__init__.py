@@ -1,4 +1,4 @@
-"""What happened in a purgatory, written to Parquet files while it happens. Comes with the extra ``journal``.
+"""Writes the operations and checks of a purgatory to Parquet files. Needs the extra ``journal``.
 
     loop's thread    Journal    an operation has ended: its fields are appended to a queue
     own thread       Writer     queue -> rows -> one file at a time, renamed when it is complete
@@ -6,7 +6,7 @@
 `OPERATIONS` and `CHECKS` are the schemas of the rows.
 """
 
-from purgatory._errors import how_to_install as _how_to_install
+from purgatory._core.errors import how_to_install as _how_to_install
 
 try:
     import pyarrow as _pyarrow  # noqa: F401  (only to fail here, with a helpful message)

@@ -1,7 +1,8 @@
-"""Turns what the loop has recorded into rows of the journal, a column at a time. Runs on the writer's thread.
+"""Converts records of the loop to rows of the journal, a column at a time. Runs on the writer's
+thread.
 
-Records are stored in one flat list, field after field. As tuples, a hundred thousand of them would be as many objects for the
-garbage collector to traverse, on whichever thread it runs.
+The records are in one flat list, field after field. A hundred thousand tuples would be as many
+objects for the garbage collector to traverse, on whichever thread it runs.
 """
 
 import logging
@@ -18,41 +19,54 @@ from purgatory.journal._schema import CHECKS, INSTANT, OPERATIONS
 MICROSECONDS: Final = 1_000_000
 
 ENDED_FIELDS: Final = Ended._fields
-"""What the loop records of an operation: the event itself, without its exception, which would keep other objects alive."""
+"""Fields of an operation's record: those of the event. The exception is replaced by None, since it
+would keep other objects alive."""
 CHECK_FIELDS: Final = ("key", "tried", "completed", "at")
-"""What the loop records of a check."""
+"""Fields of a check's record."""
 CHECKS_WITHOUT_PART: Final = CHECKS.remove(CHECKS.get_field_index("part"))
-"""The columns that are known before the file is."""
+"""Columns of a check before its file is known."""
 
 TRY_CAUSES: Final = {Cause.FIRST_TRY, Cause.KEY, Cause.DEADLINE}
-"""Those in which the operation was tried last."""
+"""Causes of an end during a try of the operation."""
 
-pc: Final[Any] = pyarrow.compute  # its functions are made when it is imported, unseen by type checkers
+# Its functions are made on import, where type checkers do not see them.
+pc: Final[Any] = pyarrow.compute
 
 log: Final = logging.getLogger("purgatory.journal")
 
-pa.array([])  # the first array imports pandas, if that is installed; later, while the interpreter exits, that would fail
+# The first array imports pandas, if that is installed. While the interpreter exits, that would
+# fail.
+pa.array([])
+
+
+def encodable(text: str) -> str:
+    r"""The text with lone surrogates escaped (`\ud800`). They have no encoding in UTF-8, and
+    clients can send them in JSON."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 class RowBuilder:
-    """Makes rows of records.
+    """Converts records to rows.
 
     Args:
-        run_id: names the run.
-        key_of: what the journal contains in place of a key.
+        run_id: identifies the run.
+        key_of: returns the journal's text for a key.
     """
 
     def __init__(self, run_id: str, key_of: Callable[[Any], str]) -> None:
         self.run_id = run_id
-        self.purgatory = ""
+        self.purgatory: str | None = None
+        """The purgatory's name, once an operation has ended."""
         self.epoch = 0.0
-        """What to add to the loop's clock to have seconds since 1970."""
+        """The offset of the loop's clock from seconds since 1970."""
         self._key_of = key_of
         self._key_of_failed = False
 
     def operations(self, records: Sequence[Any], first_id: int) -> pa.Table:
         """Rows of operations, numbered from `first_id`."""
-        _, kinds, keys, started, ended, timeouts, states, causes, by, failed, missed, *_ = _columns(records, ENDED_FIELDS)
+        _, kinds, keys, started, ended, timeouts, states, causes, by, failed, missed, *_ = _columns(
+            records, ENDED_FIELDS
+        )
         completed = [state is OperationState.COMPLETED for state in states]
         was_tried = [cause in TRY_CAUSES for cause in causes]
         columns = {
@@ -64,8 +78,14 @@ class RowBuilder:
             "ended_at": self._instants(pa.array(ended, pa.float64())),
             "timeout_s": timeouts,
             "outcome": [state._value_ for state in states],
-            "attempts": [tries + (last and done) for tries, last, done in zip(failed, was_tried, completed, strict=True)],
-            "ended_by": [self._text(key) if cause is Cause.KEY else None for key, cause in zip(by, causes, strict=True)],
+            "attempts": [
+                tries + (last and done)
+                for tries, last, done in zip(failed, was_tried, completed, strict=True)
+            ],
+            "ended_by": [
+                self._text(key) if cause is Cause.KEY else None
+                for key, cause in zip(by, causes, strict=True)
+            ],
             "missed_trigger": missed,
         }
         return _table(columns, OPERATIONS)
@@ -84,7 +104,10 @@ class RowBuilder:
         return _table(columns, CHECKS_WITHOUT_PART)
 
     def _names(self, count: int) -> dict[str, pa.Array]:
-        return {"run_id": pa.repeat(self.run_id, count), "purgatory": pa.repeat(self.purgatory, count)}
+        return {
+            "run_id": pa.repeat(self.run_id, count),
+            "purgatory": pa.repeat(encodable(self.purgatory or ""), count),
+        }
 
     def _instants(self, times: pa.Array) -> pa.Array:
         """Converts instants of the loop's clock to UTC, without changing their order."""
@@ -101,25 +124,33 @@ class RowBuilder:
             text = self._key_of(key)
             if not isinstance(text, str):
                 raise TypeError(f"key_of returned {type(text).__name__}, not str")
-            return text
+            return encodable(text)
         except Exception as error:
-            # The key may be private, so its type alone is shown instead.
+            # The key may be private, so only its type is shown.
             if not self._key_of_failed:
                 self._key_of_failed = True
-                log.error("key_of failed for a key, which is journalled as its type, %s: %s", type(key).__name__, type(error))
-            return f"<{type(key).__name__}>"
+                log.error(
+                    "key_of failed for a key of type %s, which is journalled as its type: %s",
+                    type(key).__name__,
+                    type(error),
+                )
+            return encodable(f"<{type(key).__name__}>")
 
 
 def aggregate(checks: list[pa.Table]) -> pa.Table:
-    """Sums rows of checks up to one for each key and second, still without `part`."""
+    """Sums rows of checks up by key and second, still without `part`."""
     names = ["run_id", "purgatory", "key", "second"]
-    sums = pa.concat_tables(checks).group_by(names).aggregate([(name, "sum") for name in ("checks", "tried", "completed")])
+    sums = (
+        pa.concat_tables(checks)
+        .group_by(names)
+        .aggregate([(name, "sum") for name in ("checks", "tried", "completed")])
+    )
     sums = sums.rename_columns([name.removesuffix("_sum") for name in sums.column_names])
     return sums.select(CHECKS_WITHOUT_PART.names).cast(CHECKS_WITHOUT_PART)
 
 
 def with_part(checks: pa.Table, part: int) -> pa.Table:
-    """The rows as they are written to the file with this number."""
+    """The rows with the number of their file."""
     return checks.append_column("part", pa.repeat(part, len(checks))).cast(CHECKS)
 
 

@@ -1,8 +1,8 @@
-"""How many operations have ended in a run, in a file that a crash leaves behind.
+"""The number of operations that have ended in a run, in a file that a crash leaves behind.
 
-    runs/abc      the number, updated four times a second; deleted once all of them are in files
+    runs/abc      the number, updated four times a second; deleted once all operations are in files
 
-What is still in memory when a process is killed is in no Parquet file; this file says how much that was.
+When a process is killed, the rows in its memory are lost. This file has their number.
 """
 
 from contextlib import suppress
@@ -30,7 +30,8 @@ class RunCounter:
         self.update(0)
 
     def update(self, count: int) -> None:
-        """Overwrites the number in place. Its length never changes, so that this works on a full disk, too."""
+        """Overwrites the number in place. Its length never changes, so this works on a full
+        disk."""
         if count != self._count:
             with suppress(OSError):  # the next update tries again
                 self._file.seek(0)

@@ -1,8 +1,11 @@
-"""What a journal consists of: two kinds of Parquet files, in the folders ``operations`` and ``checks`` of its directory.
+"""The schemas of a journal: Parquet files in the folders ``operations`` and ``checks`` of its
+directory.
 
-The folder ``runs`` has a file for each run that is in progress, or that left something unwritten: see `_run_counter`.
+The folder ``runs`` has a file for each run that is in progress, or that has unwritten rows: see
+`_run_counter`.
 
-These schemas are the contract between the writers and the readers of journals. Instants are microseconds in UTC.
+The schemas are the contract between writers and readers of journals. Instants are microseconds in
+UTC.
 """
 
 from typing import Final
@@ -32,9 +35,9 @@ OPERATIONS: Final = pa.schema(
 - `run_id`, `operation_id`: together they identify the operation; the ids of a run count up from 0, so a gap means lost rows.
 - `kind`: the class. `purgatory`: the name. `keys`: as strings.
 - `started_at`: null if it started before the journal did. `ended_at`, `outcome`: null if its end was not written.
-- `timeout_s`: null for no deadline. `outcome`: completed, expired or cancelled.
-- `attempts`: how often its condition was tried. `ended_by`: the key whose check completed it, if a check did.
-- `missed_trigger`: it was completed by the try at its deadline.
+- `timeout_s`: null without a deadline. `outcome`: completed, expired or cancelled.
+- `attempts`: the number of tries of its condition. `ended_by`: the key whose check completed it, or null.
+- `missed_trigger`: whether the try at its deadline completed it.
 """
 
 CHECKS: Final = pa.schema(
@@ -49,15 +52,17 @@ CHECKS: Final = pa.schema(
         pa.field("part", pa.int64(), nullable=False),
     ]
 )
-"""One row for each key, second and file, if a check found waiters: how many checks, and what they tried and completed.
+"""One row for each key, second and file in which a check found waiters: the number of checks, and
+of the operations that they tried and completed.
 
 - `part`: the number of the file in its run. A second during which a file was finished has a row in that file and one in the
-  next; add them up. So a row is identified by `run_id`, `purgatory`, `key`, `second` and `part`: two with the same values are
-  copies. Journals of earlier versions have no such column; readers use 0.
+  next; add them up. So `run_id`, `purgatory`, `key`, `second` and `part` identify a row: two rows with the same values are copies.
+  Journals of earlier versions lack the column; readers use 0.
 """
 
 FOLDERS: Final = {"operations": OPERATIONS, "checks": CHECKS}
 """The folders of a journal's directory."""
 
 RUNS: Final = "runs"
-"""The folder of files that are named by their `run_id`, and contain one line: how many operations have ended in that run."""
+"""The folder of run counters. A file is named by its `run_id`; its one line is the number of
+operations that have ended in the run."""

@@ -1,18 +1,22 @@
 """The thread that writes records to files.
 
-Every quarter of a second it drains the two queues, in batches so that the loop's thread can run in between, and makes rows.
-When the rows are old or large enough they become a file: written under a hidden name, synced, renamed. So a visible file is
-complete, and a failed write loses nothing: its rows are still in memory, and it is retried.
+Every quarter of a second it drains the two queues, in batches so that the loop's thread can run in
+between, and makes rows. When the rows are old or large enough they become a file: written under a
+hidden name, synced, renamed. So a visible file is complete, and a failed write loses nothing: its
+rows are still in memory, and it is retried.
 
     operations/.abc-000007.parquet.partial  ->  operations/abc-000007.parquet
 
-If writes go on failing, the rows fill their half of `max_rows`, then the queues fill theirs, and then records are dropped.
+If writes keep failing, the rows fill their half of `max_rows`, or `max_bytes`; then the thread
+drops the queued rows. It is woken when a thousand records are queued, so that these do not become
+many while it sleeps.
 """
 
 import logging
 import os
 import threading
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -22,55 +26,81 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from purgatory.journal._row_builder import CHECK_FIELDS, ENDED_FIELDS, RowBuilder, aggregate, with_part
+from purgatory._core.arguments import describe
+from purgatory.journal._row_builder import (
+    CHECK_FIELDS,
+    ENDED_FIELDS,
+    RowBuilder,
+    aggregate,
+    with_part,
+)
 from purgatory.journal._run_counter import RunCounter
 from purgatory.journal._schema import FOLDERS
 
 POLL_INTERVAL: Final = 0.25
 RETRY_DELAY: Final = 1.0
 MAX_BATCH: Final = 1_000
-"""Records that become rows at once: about two milliseconds in which the loop's thread may have to wait."""
+"""Records that become rows at once, which may hold the loop's thread up for some two
+milliseconds."""
+MAX_BATCH_BYTES: Final = 4 * 1024 * 1024
+"""Size of the keys that become rows at once."""
+WAKE_RECORDS: Final = MAX_BATCH
+"""Number of queued records at which the thread is woken."""
 MAX_PLAIN_ROWS: Final = 100
-"""Files of at most so many rows have no dictionaries and statistics, which would take more space and time than they save."""
+"""Rows up to which a file has no dictionaries and statistics: they would cost more space and time
+than they save."""
 
 log: Final = logging.getLogger("purgatory.journal")
 
 
 @dataclass(frozen=True, slots=True)
 class JournalStatistics:
-    """What has become of the records so far. Counts operations, except `dropped_checks`."""
+    """Counts of a journal so far, of operations or, by name, of checks."""
 
     run_id: str
+    """Identifies the rows of the run."""
     written: int
-    """In complete files."""
+    """Operations in complete files."""
     waiting: int
-    """In memory."""
+    """Operations in memory."""
     dropped: int
-    """Not recorded, because `max_rows` were waiting, or the journal was closed."""
+    """Operations that were not recorded: `max_rows` or `max_bytes` were reached, or the journal was
+    closed."""
     dropped_checks: int
+    """The same for checks."""
     lost: int
-    """Recorded and not written: the disk failed until the journal was closed, or they could not be converted to rows."""
+    """Operations that were recorded and not written: the disk failed until the journal was closed,
+    or they could not be converted to rows."""
+    lost_checks: int
+    """The same for checks."""
     files: int
+    """Files that were written."""
     bytes: int
+    """Their size."""
     failure: str | None
-    """Why the last attempt to write a file failed; `None` if it did not."""
+    """The error of the last attempt to write a file; None if it succeeded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When a file is finished, and how much may wait: see `Journal`."""
+    """Limits of files and of memory: see `Journal`."""
 
     file_seconds: float
     file_bytes: int
     max_rows: int
+    max_bytes: int
 
     def __post_init__(self) -> None:
         if not self.file_seconds > 0:
-            raise ValueError(f"file_seconds must be positive, not {self.file_seconds!r}")
+            raise ValueError(f"file_seconds must be positive, got {self.file_seconds!r}")
         if not self.file_bytes >= 1:  # so that NaN is refused, too
-            raise ValueError(f"file_bytes must be at least 1, not {self.file_bytes!r}")
+            raise ValueError(f"file_bytes must be at least 1, got {self.file_bytes!r}")
         if not 8 * MAX_BATCH <= self.max_rows < inf:
-            raise ValueError(f"max_rows must be at least {8 * MAX_BATCH}, and finite, not {self.max_rows!r}")
+            raise ValueError(
+                f"max_rows must be at least {8 * MAX_BATCH} and finite, got {self.max_rows!r}"
+            )
+        if not self.max_bytes >= 1:
+            raise ValueError(f"max_bytes must be at least 1, got {self.max_bytes!r}")
 
 
 class Writer:
@@ -84,28 +114,39 @@ class Writer:
         self.checked: list[Any] = []
         self.dropped = 0
         self.dropped_checks = 0
+        """Written by the loop's thread; `_discarded_checks` is written by this one."""
+        self._discarded = 0
+        self._discarded_checks = 0
+        self._early_bytes = 0
+        """The size of the keys of checks before the purgatory is known."""
         self._known_dropped = 0
-        """How many were dropped at the last look."""
+        """The number of dropped operations at the last poll."""
         self._is_dropping = False
-        """Whether a warning has said so, and it goes on."""
+        """Operations are being dropped, and a warning was logged."""
         self._rows = rows
         self._limits = limits
         self._operations: list[pa.Table] = []
         self._checks: list[pa.Table] = []
         self._oldest: float | None = None
-        """When the first row that is not in a file yet was made."""
+        """The time at which the oldest row in memory was made."""
         self._next_id = 0
-        """The id of the next operation, if none is dropped before it."""
+        """The next operation's id, unless one is dropped before it."""
         self._skipped_ids = 0
-        """How many ids were left out so far, for operations that were dropped."""
+        """Ids that were left out so far, for dropped operations."""
         self._written = 0
         self._lost = 0
+        self._lost_checks = 0
+        self._has_logged_loss = False
         self._files = 0
         self._bytes = 0
         self._failure: str | None = None
         self._retry_at = 0.0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"journal {rows.run_id}", daemon=True)
+        self.wake = threading.Event()
+        """Set when there is work, or the thread is to stop."""
+        self._is_stopping = False
+        self._thread = threading.Thread(
+            target=self._run, name=f"journal {rows.run_id}", daemon=True
+        )
         for folder in FOLDERS:
             (directory / folder).mkdir(parents=True, exist_ok=True)
         self._run_counter = RunCounter(directory, rows.run_id)
@@ -114,12 +155,13 @@ class Writer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Writes everything, and ends the thread. Blocks until then."""
-        self._stopping.set()
+        """Writes everything, and ends the thread. Blocks meanwhile."""
+        self._is_stopping = True
+        self.wake.set()
         self._thread.join()
 
     def abandon(self) -> None:
-        """Closes the file that is the parent's, in a child of a process that has forked."""
+        """Closes the parent's file, in the child of a fork."""
         self._run_counter.close(is_all_written=False)
 
     def statistics(self) -> JournalStatistics:
@@ -128,9 +170,10 @@ class Writer:
             run_id=self._rows.run_id,
             written=self._written,
             waiting=_rows_in(self._operations) + self._queued(),
-            dropped=self.dropped,
-            dropped_checks=self.dropped_checks,
+            dropped=self._total_dropped,
+            dropped_checks=self.dropped_checks + self._discarded_checks,
             lost=self._lost,
+            lost_checks=self._lost_checks,
             files=self._files,
             bytes=self._bytes,
             failure=self._failure,
@@ -138,7 +181,9 @@ class Writer:
 
     def record_check(self, *record: Any) -> None:
         """Records a check before the journal knows its purgatory."""
-        if len(self.checked) >= self.queue_limit * len(CHECK_FIELDS):
+        self._early_bytes += _size_of(record[0])
+        has_room = self._early_bytes <= self._limits.max_bytes // 4
+        if len(self.checked) >= self.queue_limit * len(CHECK_FIELDS) or not has_room:
             self.dropped_checks += 1
         else:
             self.checked.extend(record)
@@ -147,11 +192,14 @@ class Writer:
         """Counts an operation that ended after the journal was closed."""
         if not self._is_dropping:
             self._is_dropping = True
-            log.warning("the journal %s is closed, and drops what ends from now on, until it is entered again", self.directory)
+            log.warning(
+                "the journal %s is closed, and drops all operations until it is entered again",
+                self.directory,
+            )
         self.dropped += 1
 
     def drop_check(self, *_: object) -> None:
-        """Counts a check after that."""
+        """Counts a check after the journal was closed."""
         self.dropped_checks += 1
 
     # -- the thread
@@ -159,7 +207,9 @@ class Writer:
     def _run(self) -> None:
         stopping = False
         while not stopping:
-            stopping = self._stopping.wait(POLL_INTERVAL)
+            self.wake.wait(POLL_INTERVAL)
+            self.wake.clear()
+            stopping = self._is_stopping
             try:
                 self._poll(stopping)
             except Exception as error:  # a bug in here must not end the journal silently
@@ -169,31 +219,39 @@ class Writer:
         self._run_counter.close(is_all_written=not self._lost)
 
     def _queued(self) -> int:
-        """How many operations wait in the queue."""
+        """The number of queued operations."""
         return len(self.ended) // len(ENDED_FIELDS)
 
     def _update_counter(self) -> None:
-        """Writes how many operations have ended so far, including those that were dropped."""
+        """Writes the number of operations that have ended, dropped ones included."""
         self._run_counter.update(self._next_id + self.dropped - self._skipped_ids + self._queued())
+
+    @property
+    def _total_dropped(self) -> int:
+        return self.dropped + self._discarded
 
     def _warn_of_drops(self) -> None:
         """Logs when records begin to be dropped."""
-        was_dropping, self._is_dropping = self._is_dropping, self.dropped > self._known_dropped
-        self._known_dropped = self.dropped
+        dropped = self._total_dropped
+        was_dropping, self._is_dropping = self._is_dropping, dropped > self._known_dropped
+        self._known_dropped = dropped
         if self._is_dropping and not was_dropping:
-            most = self.queue_limit
-            log.warning("the journal %s drops operations: %d wait already, and its files do not keep up", self.directory, most)
+            log.warning(
+                "the journal %s drops operations: max_rows (%d) or max_bytes (%d) is reached, since"
+                " its files do not keep up",
+                self.directory,
+                self._limits.max_rows,
+                self._limits.max_bytes,
+            )
 
     def _poll(self, stopping: bool) -> None:
         """Drains the queues, and writes the files that are due."""
         self._warn_of_drops()
         self._update_counter()
-        while self.ended or (self.checked and self._rows.purgatory):
+        while self.ended or (self.checked and self._rows.purgatory is not None):
             if not self._has_capacity():
                 self._write()
-            if not self._has_capacity():
-                break
-            self._take_batch()
+            self._take_batch(self._has_capacity())
             self._update_counter()
             time.sleep(0)  # lets the loop's thread run
             if self._is_full() or self._is_old():  # the queues may never be empty
@@ -202,36 +260,92 @@ class Writer:
             self._write()
 
     def _has_capacity(self) -> bool:
-        return _rows_in(self._operations) + _rows_in(self._checks) + 3 * MAX_BATCH <= self._limits.max_rows // 2
+        rows = _rows_in(self._operations) + _rows_in(self._checks)
+        return (
+            rows + 3 * MAX_BATCH <= self._limits.max_rows // 2
+            and self._bytes_of_rows() < self._limits.max_bytes
+        )
 
-    def _take_batch(self) -> None:
-        """Makes rows of the next records."""
+    def _bytes_of_rows(self) -> int:
+        return sum(table.nbytes for table in (*self._operations, *self._checks))
+
+    def _take_batch(self, has_capacity: bool) -> None:
+        """Makes rows of the next records, or drops them."""
         dropped = self.dropped
-        ended = _take(self.ended, len(ENDED_FIELDS))
+        ended = _take(self.ended, ENDED_FIELDS, "keys")
         if ended:
-            # Operations that were dropped before these leave a gap in the ids, so that readers can count them.
-            first, count = self._next_id + dropped - self._skipped_ids, len(ended) // len(ENDED_FIELDS)
+            # Dropped operations leave a gap in the ids, so that readers can count them.
+            first, count = (
+                self._next_id + dropped - self._skipped_ids,
+                len(ended) // len(ENDED_FIELDS),
+            )
             self._next_id, self._skipped_ids = first + count, dropped
-            try:
-                self._operations.append(self._rows.operations(ended, first))
-            except Exception:
-                self._lost += count
-                raise
-        checked = _take(self.checked, len(CHECK_FIELDS)) if self._rows.purgatory else []
-        if checked:
-            self._checks.append(self._rows.checks(checked))
+            if has_capacity:
+                tables, lost = self._convert(
+                    lambda some, skipped: self._rows.operations(some, first + skipped),
+                    ended,
+                    len(ENDED_FIELDS),
+                )
+                self._operations += tables
+                self._lost += lost
+            else:
+                self._discarded += count
+        is_known = self._rows.purgatory is not None
+        checked = _take(self.checked, CHECK_FIELDS, "key") if is_known else []
+        if checked and has_capacity:
+            tables, lost = self._convert(
+                lambda some, _: self._rows.checks(some), checked, len(CHECK_FIELDS)
+            )
+            self._checks += tables
+            self._lost_checks += lost
+        else:
+            self._discarded_checks += len(checked) // len(CHECK_FIELDS)
         if self._oldest is None:
             self._oldest = time.monotonic()
 
+    def _convert(
+        self, make: Callable[[list[Any], int], pa.Table], records: list[Any], width: int
+    ) -> tuple[list[pa.Table], int]:
+        """Converts records to rows, and counts the records that cannot be converted. A batch that
+        fails is converted in halves, so that a bad record costs itself alone.
+
+        Args:
+            make: takes records and the number of records before them; returns their rows.
+            width: the number of fields of a record.
+        """
+        tables, lost, waiting = list[pa.Table](), 0, [(0, len(records))]
+        while waiting:
+            begin, end = waiting.pop()
+            try:
+                tables.append(make(records[begin:end], begin // width))
+            except Exception as error:
+                if end - begin > width:
+                    middle = begin + (end - begin) // width // 2 * width
+                    waiting += [(middle, end), (begin, middle)]
+                    continue
+                lost += 1
+                if not self._has_logged_loss:
+                    self._has_logged_loss = True
+                    log.error(
+                        "the journal %s loses a record, which cannot be converted to a row: %s."
+                        " Logged once; statistics() counts further ones",
+                        self.directory,
+                        describe(error),
+                    )
+        return tables, lost
+
     def _is_full(self) -> bool:
-        return bool(sum(table.nbytes for table in (*self._operations, *self._checks)) >= self._limits.file_bytes)
+        return self._bytes_of_rows() >= self._limits.file_bytes
 
     def _is_old(self) -> bool:
-        return self._oldest is not None and time.monotonic() - self._oldest >= self._limits.file_seconds
+        return (
+            self._oldest is not None
+            and time.monotonic() - self._oldest >= self._limits.file_seconds
+        )
 
     def _write(self) -> None:
         """Writes the rows to files."""
-        if time.monotonic() < self._retry_at and not self._stopping.is_set():
+        if time.monotonic() < self._retry_at and not self._is_stopping:
             return
         try:
             if self._operations:
@@ -253,7 +367,7 @@ class Writer:
         name = f"{self._rows.run_id}-{self._files:06d}.parquet"
         partial = self.directory / folder / f".{name}.partial"
         try:
-            with partial.open("wb") as file:
+            with partial.open("xb") as file:  # a link would lead elsewhere
                 write_parquet(rows, file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -268,35 +382,59 @@ class Writer:
 
     def _fail(self, error: Exception) -> None:
         if self._failure is None:
-            log.warning("cannot write the journal %s, and go on trying: %r", self.directory, error)
+            log.warning("cannot write the journal %s, and keep trying: %r", self.directory, error)
         self._failure = repr(error)
         self._retry_at = time.monotonic() + RETRY_DELAY
 
     def _discard_rest(self) -> None:
-        """Counts and logs what could not be written at the end."""
-        self._lost += _rows_in(self._operations) + self._queued()
+        """Counts and logs the rows that could not be written."""
+        unwritten = _rows_in(self._operations) + self._queued()
         lost_checks = _rows_in(self._checks) + len(self.checked) // len(CHECK_FIELDS)
+        self._lost += unwritten
+        self._lost_checks += lost_checks
         self._operations, self._checks = [], []
         self.ended.clear()
         self.checked.clear()
-        if self._lost or lost_checks:
+        if unwritten or lost_checks:
             log.error(
-                "the journal %s is closed without its last %d operations and %d rows of checks: %s",
+                "the journal %s is closed without its last %d operations and %d checks: %s",
                 self.directory,
-                self._lost,
+                unwritten,
                 lost_checks,
                 self._failure,
             )
 
 
-def _take(queue: list[Any], fields: int) -> list[Any]:
-    """Removes the next records from a queue, each of so many fields.
+def _take(queue: list[Any], fields: Sequence[str], sized: str) -> list[Any]:
+    """Removes the next records from a queue: up to `MAX_BATCH`, or `MAX_BATCH_BYTES`.
 
     The loop's thread extends the list meanwhile; each of these statements is atomic.
+
+    Args:
+        fields: of a record.
+        sized: the field whose size counts.
     """
-    records = queue[: MAX_BATCH * fields]
+    width = len(fields)
+    records = queue[: MAX_BATCH * width]
+    filled = count = 0
+    for value in records[fields.index(sized) :: width]:
+        if count and filled >= MAX_BATCH_BYTES:
+            break
+        filled += _size_of(value)
+        count += 1
+    del records[count * width :]
     del queue[: len(records)]
     return records
+
+
+def _size_of(key: object) -> int:
+    """The approximate size of a key, or of a tuple of keys, as text."""
+    kind = type(key)
+    if kind is str or kind is bytes:
+        return len(key)  # type: ignore[arg-type]
+    if kind is tuple:
+        return sum(map(_size_of, key))  # type: ignore[call-overload]
+    return 0
 
 
 def _rows_in(tables: list[pa.Table]) -> int:
@@ -306,4 +444,6 @@ def _rows_in(tables: list[pa.Table]) -> int:
 def write_parquet(rows: pa.Table, file: Any) -> None:
     """Writes a file of a journal, with checksums, so that damage is detected."""
     has_many = rows.num_rows > MAX_PLAIN_ROWS
-    pq.write_table(rows, file, write_page_checksum=True, use_dictionary=has_many, write_statistics=has_many)
+    pq.write_table(
+        rows, file, write_page_checksum=True, use_dictionary=has_many, write_statistics=has_many
+    )

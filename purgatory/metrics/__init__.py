@@ -1,4 +1,5 @@
-"""Metrics of purgatories: counted by a `Meter`, read by Prometheus (`.prometheus`), OpenTelemetry (`.otel`) or anybody."""
+"""Metrics of purgatories: a `Meter` counts them, and Prometheus (`.prometheus`), OpenTelemetry
+(`.otel`) or your own code reads them."""
 
 from purgatory.metrics._meter import Meter
 from purgatory.metrics._snapshot import Histogram, KindMetrics

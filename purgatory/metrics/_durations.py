@@ -1,7 +1,7 @@
 """Counts durations into buckets, cheaply.
 
-A duration is appended to a list. When there are 512 of them, they are sorted, and each bound is searched among them: this
-costs half of what searching each duration among the bounds would.
+Durations are appended to a list. At 512 the list is sorted, and each bound is searched in it. This
+costs half as much as searching each duration among the bounds.
 
     recent     0.3  0.001  40.0  0.7           sorted      0.001 | 0.3  0.7 | 40.0
     bounds     0.1  1.0  inf                   counts      1       2          1
@@ -17,15 +17,15 @@ from purgatory.metrics._snapshot import Histogram
 MAX_UNSORTED: Final = 512
 
 _lock: Final = RLock()
-"""Held while durations are moved to their buckets or read, which may be on another thread."""
+"""Held while durations are moved to their buckets, or read, perhaps on another thread."""
 
 
 @final
 class Durations:
-    """How many durations there were, in buckets. One thread writes, any may read.
+    """Counts of durations, in buckets. One thread writes, any thread may read.
 
     Args:
-        bounds: the upper bounds, in ascending order; the last one is infinite.
+        bounds: the upper bounds, in ascending order; the last bound is infinite.
     """
 
     __slots__ = ("_bounds", "_counts", "_recent", "_sum", "add")
@@ -49,18 +49,24 @@ class Durations:
         """All durations so far."""
         with _lock:
             recent = sorted(self._recent)
-            counts = [one + other for one, other in zip(self._counts, self._bucket_counts(recent), strict=True)]
+            counts = [
+                one + other
+                for one, other in zip(self._counts, self._bucket_counts(recent), strict=True)
+            ]
             return Histogram(self._bounds, tuple(counts), self._sum + sum(recent))
 
     def _sort(self) -> None:
         with _lock:
             batch = self._recent[:]
-            del self._recent[: len(batch)]  # what another thread adds meanwhile stays
+            del self._recent[: len(batch)]  # keeps what another thread has added meanwhile
             batch.sort()
-            self._counts = [one + other for one, other in zip(self._counts, self._bucket_counts(batch), strict=True)]
+            self._counts = [
+                one + other
+                for one, other in zip(self._counts, self._bucket_counts(batch), strict=True)
+            ]
             self._sum += sum(batch)
 
     def _bucket_counts(self, durations: list[float]) -> list[int]:
-        """How many of the sorted `durations` are in each bucket."""
+        """The number of the sorted `durations` in each bucket."""
         ends = [0, *(bisect_right(durations, bound) for bound in self._bounds)]
         return [end - begin for begin, end in pairwise(ends)]

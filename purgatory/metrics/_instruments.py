@@ -1,4 +1,4 @@
-"""Observable instruments: what a meter has counted, read when an SDK exports."""
+"""Observable instruments, which read the counts of a meter when an SDK exports."""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -9,7 +9,15 @@ from opentelemetry.metrics import Meter as OTelMeter
 
 from purgatory import Purgatory, ThresholdPurgatory
 from purgatory.metrics._meter import Meter
-from purgatory.metrics._purgatories import POLL, Polls, Statistics, as_tuple, open_limit, sum_by_name
+from purgatory.metrics._purgatories import (
+    POLL,
+    Polls,
+    Statistics,
+    as_tuple,
+    encodable,
+    open_limit,
+    sum_by_name,
+)
 from purgatory.metrics._snapshot import Histogram, KindMetrics
 
 if TYPE_CHECKING:
@@ -27,15 +35,18 @@ def observe(
     relay: "Relay | None" = None,
     meter_provider: MeterProvider | None = None,
 ) -> None:
-    """Creates the instruments: the metrics of `prometheus.collector`, named by the conventions of OpenTelemetry.
+    """Creates the instruments: the metrics of `prometheus.collector`, named by the conventions of
+    OpenTelemetry.
 
     Args:
         meter: counts the operations that ended.
-        purgatories: for what is pending, and the work of their timing wheels. Those that share a name are summed up.
-        thresholds: the same for these.
-        polls: how polls ended, and how many are open.
+        purgatories: read for pending operations and the work of their timing wheels. Purgatories
+            that share a name are summed up.
+        thresholds: read in the same way.
+        polls: read for open polls and their endings.
         relay: its connection and its counts.
-        meter_provider: creates the instruments; the global one by default. It reads them on its own thread.
+        meter_provider: creates the instruments, and reads them on its own thread; by default the
+            global one.
 
     Raises:
         TypeError: `meter` is not a `Meter`.
@@ -45,13 +56,31 @@ def observe(
     otel_meter = get_meter("purgatory", meter_provider=meter_provider)
     _create_for_kinds(otel_meter, meter)
     _create_for_purgatories(otel_meter, as_tuple(purgatories), as_tuple(thresholds))
-    counter, up_down = otel_meter.create_observable_counter, otel_meter.create_observable_up_down_counter
+    counter, up_down = (
+        otel_meter.create_observable_counter,
+        otel_meter.create_observable_up_down_counter,
+    )
     all_polls = as_tuple(polls)
     if all_polls:
-        up_down("purgatory.polls.open", [partial(_open, all_polls)], "{poll}", "Long polls that are open now.")
+        up_down(
+            "purgatory.polls.open",
+            [partial(_open, all_polls)],
+            "{poll}",
+            "Long polls that are open now.",
+        )
         gauge = otel_meter.create_observable_gauge
-        gauge("purgatory.polls.limit", [partial(_limit, all_polls)], "{poll}", "How many long polls may be open at once.")
-        counter("purgatory.polls", [partial(_endings, all_polls)], "{poll}", "Long polls that have ended, by their ending.")
+        gauge(
+            "purgatory.polls.limit",
+            [partial(_limit, all_polls)],
+            "{poll}",
+            "How many long polls may be open at once.",
+        )
+        counter(
+            "purgatory.polls",
+            [partial(_endings, all_polls)],
+            "{poll}",
+            "Long polls that have ended, by their ending.",
+        )
     if relay is not None:
         up_down(
             "purgatory.relay.connected",
@@ -60,41 +89,113 @@ def observe(
             "Whether the relay is connected to its store, 1 or 0.",
         )
         for field in ("received", "sent", "resyncs", "healed", "epochs"):
-            counter(f"purgatory.relay.{field}", [partial(_relay, relay, field)], "1", f"`{field}` of the relay's statistics.")
+            counter(
+                f"purgatory.relay.{field}",
+                [partial(_relay, relay, field)],
+                "1",
+                f"`{field}` of the relay's statistics.",
+            )
 
 
 def _create_for_kinds(otel_meter: OTelMeter, meter: Meter) -> None:
-    def counter(name: str, read: Callable[[KindMetrics], Observations], unit: str, text: str) -> None:
+    def counter(
+        name: str, read: Callable[[KindMetrics], Observations], unit: str, text: str
+    ) -> None:
         def read_all(_: CallbackOptions) -> Observations:
             return [each for kind in meter.snapshot() for each in read(kind)]
 
         otel_meter.create_observable_counter(f"purgatory.{name}", [read_all], unit, text)
 
-    counter("operations", _operations, "{operation}", "Operations that have ended, by outcome and cause.")
-    counter("poll_waits", _poll_waits, "{wait}", "Waits of requests that have ended, by outcome and cause.")
-    counter("wait.operations", _waits, "{operation}", "Operations by an upper bound of how long they waited.")
+    counter(
+        "operations",
+        _operations,
+        "{operation}",
+        "Operations that have ended, by outcome and cause.",
+    )
+    counter(
+        "poll_waits",
+        _poll_waits,
+        "{wait}",
+        "Waits of requests that have ended, by outcome and cause.",
+    )
+    counter(
+        "wait.operations",
+        _waits,
+        "{operation}",
+        "Operations by an upper bound of how long they waited.",
+    )
     counter("wait.duration", _wait_sums, "s", "How long operations waited, in total.")
-    counter("lateness.operations", _lateness, "{operation}", "Operations by an upper bound of how long after their deadline.")
-    counter("lateness.duration", _lateness_sum, "s", "How long after their deadline operations were answered, in total.")
-    counter("missed_triggers", _missed, "{operation}", "Operations that only the last try, at their deadline, completed.")
-    counter("retries", _retries, "{try}", "Tries by a check of a key whose condition did not hold yet.")
+    counter(
+        "lateness.operations",
+        _lateness,
+        "{operation}",
+        "Operations by an upper bound of how long after their deadline.",
+    )
+    counter(
+        "lateness.duration",
+        _lateness_sum,
+        "s",
+        "How long after their deadline operations were answered, in total.",
+    )
+    counter(
+        "missed_triggers",
+        _missed,
+        "{operation}",
+        "Operations that only the last try, at their deadline, completed.",
+    )
+    counter(
+        "retries", _retries, "{try}", "Tries by a check of a key whose condition did not hold yet."
+    )
 
 
-def _create_for_purgatories(otel_meter: OTelMeter, purgatories: tuple[Any, ...], thresholds: tuple[Any, ...]) -> None:
-    counter, up_down = otel_meter.create_observable_counter, otel_meter.create_observable_up_down_counter
+def _create_for_purgatories(
+    otel_meter: OTelMeter, purgatories: tuple[Any, ...], thresholds: tuple[Any, ...]
+) -> None:
+    counter, up_down = (
+        otel_meter.create_observable_counter,
+        otel_meter.create_observable_up_down_counter,
+    )
     both = *purgatories, *thresholds
     for create, name, sources, field, unit, text in (
         (up_down, "pending", both, "pending", "{operation}", "Operations that wait now."),
-        (up_down, "watches", purgatories, "watched", "{watch}", "Pairs of an operation and a key that it watches."),
-        (up_down, "keys", both, "keys", "{key}", "Keys that operations watch, or that have a value, in threshold purgatories."),
-        (counter, "wake_ups", both, "wake_ups", "{callback}", "Callbacks that the event loop made to the timing wheel."),
-        (counter, "moves", both, "moves", "{operation}", "How often the timing wheel moved an operation to a narrower bucket."),
+        (
+            up_down,
+            "watches",
+            purgatories,
+            "watched",
+            "{watch}",
+            "Pairs of an operation and a key that it watches.",
+        ),
+        (
+            up_down,
+            "keys",
+            both,
+            "keys",
+            "{key}",
+            "Keys that operations watch, or that have a value, in threshold purgatories.",
+        ),
+        (
+            counter,
+            "wake_ups",
+            both,
+            "wake_ups",
+            "{callback}",
+            "Callbacks that the event loop made to the timing wheel.",
+        ),
+        (
+            counter,
+            "moves",
+            both,
+            "moves",
+            "{operation}",
+            "How often the timing wheel moved an operation to a narrower bucket.",
+        ),
     ):
         create(f"purgatory.{name}", [partial(_of_purgatories, sources, field)], unit, text)
 
 
 def _names(kind: KindMetrics) -> dict[str, str]:
-    return {"purgatory": kind.purgatory, "kind": kind.kind}
+    return {"purgatory": encodable(kind.purgatory), "kind": kind.kind}
 
 
 def _operations(kind: KindMetrics) -> Iterable[Observation]:
@@ -142,7 +243,9 @@ def _buckets(histogram: Histogram, attributes: dict[str, str]) -> Iterator[Obser
             yield Observation(count, {**attributes, "up_to": str(bound)})
 
 
-def _of_purgatories(purgatories: Iterable[Any], field: str, _: CallbackOptions) -> Iterator[Observation]:
+def _of_purgatories(
+    purgatories: Iterable[Any], field: str, _: CallbackOptions
+) -> Iterator[Observation]:
     statistics: list[Statistics] = [purgatory.statistics() for purgatory in purgatories]
     for name, number in sum_by_name(statistics, field).items():
         yield Observation(number, {"purgatory": name})

@@ -1,12 +1,13 @@
-"""The meter: an observer that counts what ends.
+"""The meter: an observer that counts operations as they end.
 
-It has a histogram for each purgatory, kind, state and cause, and keeps nothing of single operations or keys:
+It has a histogram for each purgatory, kind, state and cause, and stores nothing of single
+operations or keys:
 
     ("jobs", "Fetch"), COMPLETED, KEY        how many waited up to 1 ms, 2 ms, 4 ms, ... 262 s, longer; total seconds
     ("jobs", "Fetch"), EXPIRED, DEADLINE     the same
 
-The number of operations is the sum of the histogram. For operations that a key completed, which are most, it receives only the
-duration, and no event is made: see `completed_by_key`.
+The number of operations is the sum of the histogram. Most operations are completed by a key. For
+these it receives only the duration, and no event is created: see `completed_by_key`.
 """
 
 from collections.abc import Callable
@@ -28,13 +29,15 @@ MISSED: Final = OperationState.COMPLETED, Cause.DEADLINE
 
 @final
 class Meter:
-    """Counts what ends, and how long it took. Pass it to any number of purgatories as `observer`.
+    """Counts operations as they end, and their durations. Pass it to any number of purgatories as
+    `observer`.
 
         meter = Meter()
         jobs = Purgatory("jobs", observer=meter)
         orders = Purgatory("orders", observer=meter)
 
-    Purgatories with the same name are counted together. It needs no extra, and any thread may call `snapshot`.
+    Purgatories with the same name are counted together. It needs no extra, and any thread may call
+    `snapshot`.
     """
 
     key_checked = Observer.key_checked  # not overridden, so checks are not reported
@@ -43,17 +46,21 @@ class Meter:
         self._kinds: dict[Names, _Kind] = {}
 
     def operation_ended(self, ended: Ended) -> None:
-        """Counts it."""
+        """Counts the operation."""
         self._kind(ended.purgatory, ended.kind).count(ended)
 
     def completed_by_key(self, purgatory: str, kind: str) -> Callable[[float], object]:
-        """Returns the function that counts an operation which a key completed, given how long it waited."""
+        """Returns a function that counts an operation which a key completed. Its argument is the
+        time for which the operation waited, in seconds."""
         return self._kind(purgatory, kind).waits_of(BY_KEY).add
 
     def snapshot(self) -> tuple[KindMetrics, ...]:
-        """All counts, by purgatory and kind, in order of their names. The cost depends on the number of kinds alone."""
+        """Returns all counts, by purgatory and kind, in order of their names. Any thread may call
+        it. Cost: proportional to the number of kinds."""
         kinds = [(names, kind.snapshot(*names)) for names, kind in list(self._kinds.items())]
-        return tuple(metrics for _, metrics in sorted(kinds, key=lambda pair: pair[0]) if metrics.ended)
+        return tuple(
+            metrics for _, metrics in sorted(kinds, key=lambda pair: pair[0]) if metrics.ended
+        )
 
     def _kind(self, purgatory: str, kind: str) -> "_Kind":
         names = purgatory, kind
@@ -90,8 +97,12 @@ class _Kind:
             self.retries += retries
 
     def snapshot(self, purgatory: str, kind: str) -> KindMetrics:
-        histograms = {outcome: durations.histogram() for outcome, durations in list(self.waits.items())}
-        outcomes = {outcome: histogram.count for outcome, histogram in histograms.items() if histogram.count}
+        histograms = {
+            outcome: durations.histogram() for outcome, durations in list(self.waits.items())
+        }
+        outcomes = {
+            outcome: histogram.count for outcome, histogram in histograms.items() if histogram.count
+        }
         waits: dict[OperationState, Histogram] = {}
         for (state, cause), histogram in histograms.items():
             if cause is not Cause.FIRST_TRY and histogram.count:

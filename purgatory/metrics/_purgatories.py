@@ -1,4 +1,4 @@
-"""What is read when metrics are scraped, because no meter counts it: how many operations are pending, for instance."""
+"""Numbers that no meter counts and that are read at each scrape, such as pending operations."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,31 +12,32 @@ Statistics = PurgatoryStatistics | ThresholdStatistics
 
 
 class Polls(Protocol):
-    """A `purgatory.asgi.LongPolls`. Its package stands above this one, since its page shows metrics."""
+    """A `purgatory.asgi.LongPolls`, whose package imports this one."""
 
     @property
     def open(self) -> int:
-        """How many polls are open."""
+        """The number of open polls."""
         ...
 
     @property
     def endings(self) -> "Counter[Any]":
-        """How many have ended, by their ending."""
+        """Polls that have ended, by their ending."""
         ...
 
     all_endings: Iterable[Any]
-    """Those that there are."""
+    """All possible endings."""
 
     max_open: int | None
-    """How many may be open at once; `None` for no limit."""
+    """The most polls that may be open at once; None for no limit."""
 
 
 POLL: Final = "poll"
-"""The kind of a request's wait in `LongPolls`. What it waits for in a purgatory is an operation, and counted as one."""
+"""Kind of a request's wait in `LongPolls`. The operation in a purgatory that the request waits for
+is counted apart."""
 
 
 def open_limit(polls: Iterable[Polls]) -> float:
-    """How many polls may be open at once, in all; infinite if there is no limit."""
+    """The most polls that may be open at once, in all; infinite without a limit."""
     return sum(inf if each.max_open is None else each.max_open for each in polls)
 
 
@@ -45,9 +46,15 @@ def as_tuple(given: T | Iterable[T]) -> tuple[T, ...]:
     return tuple(given) if isinstance(given, Iterable) else (given,)
 
 
+def encodable(text: str) -> str:
+    r"""The text with lone surrogates escaped (`\ud800`): a label with one would fail the whole
+    export."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
 def sum_by_name(statistics: Sequence[Statistics], field: str) -> Counter[str]:
     """Sums of `field` by the names of the purgatories, which several may share."""
     sums: Counter[str] = Counter()
     for each in statistics:
-        sums[each.name] += getattr(each, field)
+        sums[encodable(each.name)] += getattr(each, field)
     return sums

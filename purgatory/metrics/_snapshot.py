@@ -1,4 +1,4 @@
-"""What a meter has counted, as immutable data."""
+"""The counts of a meter, as immutable data."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -10,38 +10,50 @@ from typing import Final, final
 from purgatory import Cause, OperationState
 
 WAIT_BOUNDS: Final = (*(0.001 * 2**power for power in range(19)), inf)
-"""In seconds: 1 ms, doubled up to 262 s. No usual timeout (1, 5, 10, 30, 60, 120) is close below a bound."""
+"""Bounds in seconds: 1 ms, doubled up to 262 s. No usual timeout (1, 5, 10, 30, 60, 120) is just
+below a bound."""
 
 LATENESS_BOUNDS: Final = (*(0.00025 * 2**power for power in range(16)), inf)
-"""In seconds: a quarter of a millisecond, doubled up to 8 s. The default tick, a millisecond, is a bound."""
+"""Bounds in seconds: a quarter of a millisecond, doubled up to 8 s. The default tick, a
+millisecond, is a bound."""
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many durations there were, in buckets."""
+    """Counts of durations, in buckets."""
 
     bounds: tuple[float, ...]
-    """The inclusive upper bounds in seconds; the last one is infinite."""
+    """Inclusive upper bounds, in seconds; the last bound is infinite."""
     counts: tuple[int, ...]
-    """How many are in each bucket: above the previous bound, and up to its own."""
+    """Durations in each bucket: above the previous bound, up to its own."""
     sum: float
     """The total of all durations, in seconds."""
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of durations."""
         return sum(self.counts)
 
     def __add__(self, other: "Histogram") -> "Histogram":
-        """The histogram of the durations of both, which have the same bounds."""
-        counts = tuple([one + another for one, another in zip(self.counts, other.counts, strict=True)])
+        """The sum of both histograms, which have the same bounds."""
+        counts = tuple(
+            [one + another for one, another in zip(self.counts, other.counts, strict=True)]
+        )
         return Histogram(self.bounds, counts, self.sum + other.sum)
 
     def quantile(self, share: float) -> float | None:
-        """The lowest bound, in seconds, that is not exceeded by this share of them, from 0 to 1; None if there are none."""
+        """The lowest bound, in seconds, that this share of the durations does not exceed; None if
+        there are none.
+
+        Args:
+            share: from 0 to 1.
+
+        Raises:
+            ValueError: `share` is out of its bounds.
+        """
         if not 0.0 <= share <= 1.0:
-            raise ValueError(f"a quantile is of a share from 0 to 1, not of {share!r}")
+            raise ValueError(f"share must be between 0 and 1, got {share!r}")
         cumulative = list(accumulate(self.counts))
         total = cumulative[-1]
         return self.bounds[bisect_left(cumulative, max(share * total, 1))] if total else None
@@ -50,24 +62,24 @@ class Histogram:
 @final
 @dataclass(frozen=True, slots=True)
 class KindMetrics:
-    """How the operations of one kind in one purgatory have ended."""
+    """Counts of the operations of one kind in one purgatory that have ended."""
 
     purgatory: str
-    """Its name."""
+    """The purgatory's name."""
     kind: str
     """The name of the operations' class."""
     outcomes: Mapping[tuple[OperationState, Cause], int]
-    """How many have ended, by state and cause; without zeros."""
+    """Operations by state and cause, without zeros."""
     waits: Mapping[OperationState, Histogram]
-    """How long operations waited, by state; without those that ended at their first try."""
+    """Times that operations waited, by state, without operations that ended at their first try."""
     lateness: Histogram
-    """How long after its deadline an operation ended, for those that reached it."""
+    """Times between the deadline and the end, of operations that reached their deadline."""
     missed_triggers: int
-    """How many only the last try, at their deadline, completed: nobody had checked their keys."""
+    """Operations that only the last try, at their deadline, completed: no check had tried them."""
     retries: int
-    """How many tries by checks found a condition that did not hold yet."""
+    """Tries by checks whose condition did not hold yet."""
 
     @property
     def ended(self) -> int:
-        """How many have ended, in total."""
+        """The number of operations that have ended."""
         return sum(self.outcomes.values())

@@ -1,18 +1,29 @@
-"""A span for each operation that waits, from the first try to the end, linked to the span that completed it.
+"""A span for each operation that waits, from the first try to the end, linked to the span that
+completed it.
 
     request A      ├── jobs wait ────────────────────────────┤        a child of the span of A
     request B                      ├─ POST /results ─┤                calls check_and_complete: linked from A's wait
 
-The parent is the waiter's span, because `operation_started` is called in the waiter's context. The link is to the span that is
-current at the end, because `operation_ended` is called in the context of the caller that ended it. A deadline has no span,
-so no link.
+The parent is the waiter's span, because `operation_started` is called in the waiter's context. The
+link is to the span that is current at the end, because `operation_ended` is called in the context
+of the caller that ended it. A deadline has no span, so no link.
 """
 
+import traceback
 from typing import Any, Final, final
 
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, TracerProvider, get_current_span, get_tracer
+from opentelemetry.trace import (
+    Span,
+    SpanKind,
+    Status,
+    StatusCode,
+    TracerProvider,
+    get_current_span,
+    get_tracer,
+)
 
 from purgatory import DelayedOperation, Ended, Observer
+from purgatory.metrics._purgatories import encodable
 
 MAX_KEYS_LENGTH: Final = 512
 """Characters of the attribute `purgatory.keys`."""
@@ -20,25 +31,28 @@ MAX_KEYS_LENGTH: Final = 512
 
 @final
 class Spans:
-    """Makes a span for each operation: pass it to purgatories as `observer`. It keeps none that is not recorded.
+    """Makes a span for each operation: pass it to purgatories as `observer`. It stores only spans
+    that are recorded.
 
         Purgatory("jobs", observer=Spans())
 
-    The name of a span is the purgatory's name and "wait"; its attributes are the kind, the outcome, the cause and the number of
-    failed tries. If a hook raised, its status is an error.
+    The name of a span is the purgatory's name and "wait"; its attributes are the kind, the outcome,
+    the cause and the number of failed tries. If a hook raised, its status is an error.
 
     Args:
-        tracer_provider: makes the spans; the global one by default.
-        tell_keys: whether the keys are an attribute. They may be private, so by default they are not.
+        tracer_provider: makes the spans; by default the global one.
+        tell_keys: whether the keys are an attribute; False by default, since they may be private.
     """
 
     key_checked = Observer.key_checked  # not overridden, so checks are not reported
 
-    def __init__(self, *, tracer_provider: TracerProvider | None = None, tell_keys: bool = False) -> None:
+    def __init__(
+        self, *, tracer_provider: TracerProvider | None = None, tell_keys: bool = False
+    ) -> None:
         self._tracer = get_tracer("purgatory", tracer_provider=tracer_provider)
         self._tell_keys = tell_keys
         self._waiting: dict[int, Span] = {}
-        """The spans that are recorded, by the `id` of their operation."""
+        """Recorded spans, by the `id` of their operation."""
 
     def operation_started(self, operation: DelayedOperation[Any]) -> None:
         """Begins a span, as a child of the current one."""
@@ -54,10 +68,11 @@ class Spans:
         completing = get_current_span().get_span_context()
         if completing.is_valid and completing.span_id != _parent_id(span):
             span.add_link(completing)
-        span.update_name(f"{ended.purgatory} wait")
+        name = encodable(ended.purgatory)
+        span.update_name(f"{name} wait")
         span.set_attributes(
             {
-                "purgatory.name": ended.purgatory,
+                "purgatory.name": name,
                 "purgatory.kind": ended.kind,
                 "purgatory.outcome": ended.state.value,
                 "purgatory.cause": ended.cause.value,
@@ -68,14 +83,24 @@ class Spans:
         if ended.timeout is not None:
             span.set_attribute("purgatory.timeout", ended.timeout)
         if self._tell_keys:
-            span.set_attribute("purgatory.keys", ", ".join(map(repr, ended.keys))[:MAX_KEYS_LENGTH])
+            keys = ", ".join(map(repr, ended.keys))
+            span.set_attribute("purgatory.keys", encodable(keys[:MAX_KEYS_LENGTH]))
         if ended.exception is not None:
-            span.record_exception(ended.exception)
-            span.set_status(Status(StatusCode.ERROR, str(ended.exception)))
+            text = encodable(str(ended.exception))
+            span.record_exception(ended.exception, _attributes_of(ended.exception, text))
+            span.set_status(Status(StatusCode.ERROR, text))
         span.end()
 
 
+def _attributes_of(exception: BaseException, text: str) -> dict[str, str] | None:
+    """Replaces what an exporter could not encode; None if it can."""
+    if text == str(exception):
+        return None
+    trace = encodable("".join(traceback.format_exception(exception)))
+    return {"exception.message": text, "exception.stacktrace": trace}
+
+
 def _parent_id(span: Span) -> int | None:
-    """The id of its parent. An operation that its own request ends needs no link to it."""
+    """The id of the span's parent. A link to the request that waits would be redundant."""
     parent = getattr(span, "parent", None)
     return None if parent is None else parent.span_id

@@ -1,4 +1,4 @@
-"""What a stream of `purgatory.pipeline` has done so far, updated after each of its batches."""
+"""Counts of a stream of `purgatory.pipeline`, updated after each batch."""
 
 import threading
 import time
@@ -21,18 +21,32 @@ class StreamStatistics:
     """Operations that came behind the watermark, copies, and malformed ones."""
     late_signals: int = 0
     rows: int = 0
-    """Read by this run."""
+    """Rows that this run has read."""
     batches: int = 0
-    """Finished by this run."""
+    """Batches that this run has finished."""
     batch_rows: int = 0
-    """Of the last batch, like the next two fields."""
+    """Rows of the last batch; the next two fields are of the same batch."""
     batch_seconds: float = 0.0
     batch_at: float | None = None
-    """When it ended, in seconds since 1970."""
+    """The end of the batch, in seconds since 1970."""
     watermark: float | None = None
-    """Up to when everything is decided, in event time, in seconds since 1970."""
+    """The event time up to which everything is decided, in seconds since 1970."""
     state_rows: int = 0
     state_bytes: int = 0
+    next_due: float | None = None
+    """The event time of the next decision, in seconds since 1970; None if nothing waits."""
+    held_back_by: str | None = None
+    """The silent input that holds the watermark back: `operations` or `signals`."""
+    silent_since: float | None = None
+    """The time of the last rows of this input, or the start of the run, in seconds since 1970."""
+    overdue: int = 0
+    """Pending operations whose deadline had passed when they were last counted."""
+
+    def behind(self, now: float) -> float:
+        """Seconds by which the watermark is behind the clock; 0 if nothing is due by the clock."""
+        if self.next_due is None or self.next_due > now:
+            return 0.0
+        return max(now - (self.watermark or self.next_due), 0.0)
 
     @property
     def pending(self) -> int:
@@ -42,11 +56,15 @@ class StreamStatistics:
 
 @final
 class StreamMeter:
-    """Counts what a stream does. One thread writes, any may read."""
+    """Counts the work of a stream. One thread writes, any thread may read."""
 
-    def __init__(self, name: str, *, registered: int = 0, completed: int = 0, expired: int = 0, late: int = 0) -> None:
+    def __init__(
+        self, name: str, *, registered: int = 0, completed: int = 0, expired: int = 0, late: int = 0
+    ) -> None:
         self._lock = threading.Lock()
-        self._now = StreamStatistics(name, registered=registered, completed=completed, expired=expired, late=late)
+        self._now = StreamStatistics(
+            name, registered=registered, completed=completed, expired=expired, late=late
+        )
 
     def batch_ended(
         self,
@@ -62,7 +80,8 @@ class StreamMeter:
         late: int = 0,
         late_signals: int = 0,
     ) -> None:
-        """Adds the counts of a batch, and replaces the watermark, unless it is None, and the size of the state."""
+        """Adds the counts of a batch, and replaces the watermark, unless it is None, and the size
+        of the state."""
         with self._lock:
             now = self._now
             self._now = replace(
@@ -82,8 +101,26 @@ class StreamMeter:
                 state_bytes=state_bytes,
             )
 
+    def looked(
+        self,
+        *,
+        next_due: float | None,
+        held_back_by: str | None,
+        silent_since: float | None,
+        overdue: int,
+    ) -> None:
+        """Replaces the known event time: after each batch, and each look for new rows."""
+        with self._lock:
+            self._now = replace(
+                self._now,
+                next_due=next_due,
+                held_back_by=held_back_by,
+                silent_since=silent_since,
+                overdue=overdue,
+            )
+
     def ended(self) -> None:
-        """The stream has ended."""
+        """Records that the stream has ended."""
         with self._lock:
             self._now = replace(self._now, is_running=False)
 

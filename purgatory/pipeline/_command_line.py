@@ -4,20 +4,23 @@ Only the module of the program that is asked for is loaded, since each needs oth
 """
 
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
-from purgatory._errors import how_to_install
-from purgatory._programs import Program, run_program
+from purgatory._core.errors import how_to_install
 from purgatory.pipeline import _interrupts
 from purgatory.pipeline._errors import NoJournal, SparkUnavailable
+from purgatory.pipeline._programs import Program, run_program
+from purgatory.pipeline._shown import shown, without_secrets
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A program: what it does, the module that has its `add_arguments` and `run`, and the extra that this module needs."""
+    """A program: its purpose, the module with its `add_arguments` and `run`, and the extra
+    that this module needs."""
 
     summary: str
     module: str
@@ -25,23 +28,39 @@ class Entry:
 
 
 PROGRAMS: Final = {
-    "compact": Entry("Makes few large files of a journal's many small ones, and deletes old ones.", "compact", "journal"),
-    "report": Entry("Reads journals and tells what is wrong with timeouts, keys and triggers.", "report._command", "report"),
-    "simulate": Entry(
-        "Replays a journal with other ticks, wheel sizes and timeouts, and recommends one.", "simulate._command", "spark"
+    "compact": Entry(
+        "Makes few large files of a journal's many small ones, and deletes old ones.",
+        "compact",
+        "journal",
     ),
-    "stream": Entry("Decides on streams of operations and signals, exactly once.", "streaming._command", "spark"),
-    "synth": Entry("Makes a journal of any size, with known facts for a report to find.", "synth", "spark"),
+    "report": Entry(
+        "Reads journals and finds problems with timeouts, keys and triggers.",
+        "report._command",
+        "report",
+    ),
+    "simulate": Entry(
+        "Replays a journal with other ticks, wheel sizes and timeouts, and recommends one.",
+        "simulate._command",
+        "spark",
+    ),
+    "stream": Entry(
+        "Decides on streams of operations and signals, exactly once.", "streaming._command", "spark"
+    ),
+    "synth": Entry(
+        "Makes a journal of any size, with known facts for a report to find.", "synth", "spark"
+    ),
 }
 USER_ERRORS: Final = (NoJournal, SparkUnavailable, OSError)
-"""Errors whose message is enough for a user; a traceback would not help. So are those of the `ENGINES`."""
+"""Errors whose message is enough for a user; a traceback would not help. So are those of the
+`ENGINES`."""
 ENGINES: Final = ("duckdb", "_duckdb", "pyspark", "py4j")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the program that the arguments name, and returns its exit status: 1 if it failed, 130 after Ctrl-C.
+    """Runs the program that the arguments name, and returns its exit status: 1 if it failed, 130
+    after Ctrl-C.
 
-    In both cases it prints one line that says so.
+    In both cases it prints one line with the reason.
     """
     given = sys.argv[1:] if arguments is None else [*arguments]
     description = "Reads the journals of purgatories, and decides on streams of operations."
@@ -51,17 +70,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if _interrupts.is_interruption(error):
             print(_interrupts.LINE, file=sys.stderr)
             return _interrupts.STATUS
-        if not _is_for_users(error) or "--verbose" in given:
+        if not _is_for_users(error):
             raise
-        print(exception_line(str(error)), file=sys.stderr)
+        if "--verbose" in given:
+            print(without_secrets(traceback.format_exc()), file=sys.stderr)
+        else:
+            print(shown(exception_line(str(error))), file=sys.stderr)
         return 1
 
 
 def _programs(given: list[str]) -> list[Program]:
-    """All programs, for the help; the one that is asked for with its arguments."""
+    """All programs, for the help; only the requested one with its arguments."""
     asked = next((name for name in given if not name.startswith("-")), None)
     return [
-        _loaded(name, entry) if name == asked else Program(name, entry.summary, lambda _: None, lambda _: 2)
+        _loaded(name, entry)
+        if name == asked
+        else Program(name, entry.summary, lambda _: None, lambda _: 2)
         for name, entry in PROGRAMS.items()
     ]
 
@@ -74,7 +98,9 @@ def _loaded(name: str, entry: Entry) -> Program:
         missing = (error.name or "").partition(".")[0]
         if missing == "purgatory":
             raise
-        raise OSError(f"cannot run {name!r}: {missing} is not installed; {how_to_install(entry.extra)}") from error
+        raise OSError(
+            f"cannot run {name!r}: {missing} is not installed; {how_to_install(entry.extra)}"
+        ) from error
     return Program(name, entry.summary, module.add_arguments, module.run)
 
 
@@ -86,6 +112,16 @@ def _is_for_users(error: BaseException) -> bool:
 def exception_line(text: str) -> str:
     """The last line of a worker's traceback: the exception and its message."""
     lines = [line.strip() for line in text.splitlines()]
-    ends = [number for number, line in enumerate(lines) if line.startswith("File ") and number + 2 < len(lines)]
-    words = [line for line in lines[ends[-1] + 2 :] if line and not set(line) <= set("^~ ")] if ends else lines
-    return next((line for line in words if ":" in line), words[0] if words else "no reason was given")
+    ends = [
+        number
+        for number, line in enumerate(lines)
+        if line.startswith("File ") and number + 2 < len(lines)
+    ]
+    words = (
+        [line for line in lines[ends[-1] + 2 :] if line and not set(line) <= set("^~ ")]
+        if ends
+        else lines
+    )
+    return next(
+        (line for line in words if ":" in line), words[0] if words else "no reason was given"
+    )

@@ -6,4 +6,4 @@ class NoJournal(Exception):
 
 
 class SparkUnavailable(Exception):
-    """Spark cannot be started here; the message says why, and what to do."""
+    """Spark cannot be started here; the message has the reason and a remedy."""

@@ -1,10 +1,12 @@
 """The files of a journal: which there are, and which replace others since a compaction.
 
-Names are literal: nothing in them is a pattern. A name with ``://`` is a URI, which only Spark can read: see `_remote`.
+Names are literal: nothing in them is a pattern. A name with ``://`` is a URI, which only Spark can
+    read: see `_remote`.
 """
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
@@ -21,13 +23,25 @@ from purgatory.pipeline._errors import NoJournal
 COMPACTED: Final = "compacted-"
 """The prefix of the names of files that replace others."""
 REPLACES: Final = b"purgatory.replaces"
-"""The key in the footer of such a file under which the names of those others are, as a list in JSON."""
-UNREADABLE: Final = (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError)
-"""What pyarrow raises for a file that is not what it should be."""
+"""The key in the footer of such a file under which the names of those others are, as a list in
+JSON."""
+RUN_COUNTER: Final = re.compile(rb"([0-9]{1,20})\n?")
+"""The content of a file in the folder ``runs``."""
+MAX_RUN_COUNTER: Final = 22
+"""The bytes that are read of such a file: one more than the longest has."""
+UNREADABLE: Final = (
+    pa.ArrowException,
+    OSError,
+    ValueError,
+    MemoryError,
+    OverflowError,
+    RecursionError,
+)
+"""pyarrow's exceptions for a damaged file."""
 
 
 class Damaged(Exception):
-    """A file cannot be read; the message says why."""
+    """A file cannot be read; the message has the reason."""
 
 
 class Vanished(Exception):
@@ -56,10 +70,14 @@ class Storage(Protocol):
     """Folders and files, by full names."""
 
     def sizes(self, folder: str) -> dict[str, int] | None:
-        """The sizes of the files of a folder by their names in it, without hidden ones; `None` if it is not there."""
+        """The sizes of the files of a folder by their names in it, without hidden ones; `None` if
+        it is not there."""
         ...
 
-    def read(self, file: str) -> bytes: ...
+    def read(self, file: str, limit: int) -> bytes:
+        """The first `limit` bytes of a file."""
+        ...
+
     def write(self, file: str, content: bytes) -> None: ...
     def make(self, folder: str) -> None: ...
 
@@ -90,11 +108,17 @@ class Local:
                         sizes[each.name] = each.stat().st_size
         return sizes
 
-    def read(self, file: str) -> bytes:
-        return Path(file).read_bytes()
+    def read(self, file: str, limit: int) -> bytes:
+        with Path(file).open("rb") as opened:
+            return opened.read(limit)
 
     def write(self, file: str, content: bytes) -> None:
-        Path(file).write_bytes(content)
+        """Writes a new file, and then gives it the name: a link that has the name is replaced."""
+        partial = Path(f"{file}.partial")
+        partial.unlink(missing_ok=True)
+        with partial.open("xb") as opened:
+            opened.write(content)
+        partial.replace(file)
 
     def make(self, folder: str) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -116,12 +140,19 @@ def is_uri(name: str) -> bool:
 
 def distinct(names: Iterable[str]) -> list[str]:
     """Journals, each once, as any process understands them."""
-    return [*dict.fromkeys(name.rstrip("/") if is_uri(name) else os.path.abspath(name) for name in names)]  # noqa: PTH100
+    absolute = os.path.abspath  # a link stays as it is named
+    return [*dict.fromkeys(name.rstrip("/") if is_uri(name) else absolute(name) for name in names)]
 
 
 def is_hidden(name: str) -> bool:
     """Whether Spark and we leave a file out, by its name."""
     return name.startswith((".", "_"))
+
+
+def is_visible(name: str) -> bool:
+    """Whether a name is a plain file name, without a path, that readers of a folder see."""
+    is_plain = not {*name} & {"/", "\0", os.sep}
+    return name.endswith(".parquet") and not is_hidden(name) and is_plain
 
 
 def is_compacted(file: str) -> bool:
@@ -130,7 +161,8 @@ def is_compacted(file: str) -> bool:
 
 
 def list_files(storage: Storage, journal: str, folder: str) -> dict[str, int]:
-    """The sizes of the Parquet files of a folder of a journal, by their full names, in the order of those.
+    """The sizes of the Parquet files of a folder of a journal, by their full names, in the order of
+    those.
 
     Raises:
         NoJournal: it has no folder ``operations``.
@@ -138,7 +170,11 @@ def list_files(storage: Storage, journal: str, folder: str) -> dict[str, int]:
     found = storage.sizes(f"{journal}/{folder}")
     if found is None and folder == "operations":
         raise NoJournal(f"cannot read {journal!r} as a journal: it has no folder 'operations'")
-    return {f"{journal}/{folder}/{name}": size for name, size in sorted((found or {}).items()) if name.endswith(".parquet")}
+    return {
+        f"{journal}/{folder}/{name}": size
+        for name, size in sorted((found or {}).items())
+        if is_visible(name)
+    }
 
 
 def size(storage: Storage, journals: Iterable[str]) -> int:
@@ -147,7 +183,11 @@ def size(storage: Storage, journals: Iterable[str]) -> int:
     Raises:
         NoJournal: a journal has no folder ``operations``.
     """
-    return sum(sum(list_files(storage, name, folder).values()) for name in journals for folder in ("operations", "checks"))
+    return sum(
+        sum(list_files(storage, name, folder).values())
+        for name in journals
+        for folder in ("operations", "checks")
+    )
 
 
 def replaced_by(file: str) -> list[str]:
@@ -162,22 +202,35 @@ def replaced_by(file: str) -> list[str]:
 
 
 def replaced_names(source: pa.NativeFile) -> list[str]:
-    """The names that the footer of a compacted file has.
+    """The names that the footer of a compacted file has: plain names of Parquet files.
 
     Raises:
-        UNREADABLE: it is none.
+        UNREADABLE: it is no Parquet, or a name is no such name. A path would lead elsewhere.
     """
-    return [str(name) for name in json.loads((pq.read_metadata(source).metadata or {}).get(REPLACES, b"[]"))]
+    names = json.loads((pq.read_metadata(source).metadata or {}).get(REPLACES, b"[]"))
+    bad = (
+        [name for name in names if not (isinstance(name, str) and is_visible(name))]
+        if isinstance(names, list)
+        else [names]
+    )
+    if bad:
+        raise ValueError(
+            f"{REPLACES.decode()} must list plain names of Parquet files, got {bad[0]!r:.100}"
+        )
+    return [*names]
 
 
 def run_counters(storage: Storage, journal: str) -> dict[str, int]:
-    """How many operations have ended in each run that goes on, was killed, or could not write all of its rows."""
+    """The number of operations that have ended, for each run that is in progress, was killed, or
+    could not write all of its rows."""
     counted = {}
     for name in storage.sizes(f"{journal}/{RUNS}") or ():
         try:
-            counted[name] = int(storage.read(f"{journal}/{RUNS}/{name}")[:100])
-        except (ValueError, OSError):
-            continue  # it is being written, or the run has just ended
+            found = RUN_COUNTER.fullmatch(storage.read(f"{journal}/{RUNS}/{name}", MAX_RUN_COUNTER))
+        except OSError:
+            continue  # the run has just ended
+        if found is not None and int(found[1]) < 2**63:  # it is being written, or not ours
+            counted[name] = int(found[1])
     return counted
 
 
@@ -192,19 +245,25 @@ def row_groups_of(file: str) -> list[int]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line."""
+    """The message of an exception, in one line."""
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
-def batches_of_parts(sizes: dict[str, int], groups: dict[str, list[int]], limit: int) -> Iterable[list[Part]]:
-    """Divides files into batches of about `limit` bytes. A larger file is divided by its row groups."""
+def batches_of_parts(
+    sizes: dict[str, int], groups: dict[str, list[int]], limit: int
+) -> Iterable[list[Part]]:
+    """Divides files into batches of about `limit` bytes. A larger file is divided by its row
+    groups."""
     batch: list[Part] = []
     filled = 0
     for file, size in sizes.items():
         if size > limit and len(groups.get(file, [])) > 1:
             count = len(groups[file])
             each = max(1, round(count * limit / size))
-            yield from ([Part(file, tuple(range(first, min(first + each, count))))] for first in range(0, count, each))
+            yield from (
+                [Part(file, tuple(range(first, min(first + each, count))))]
+                for first in range(0, count, each)
+            )
             continue
         if filled and filled + size > limit:
             yield batch

@@ -13,14 +13,15 @@ LINE: Final = "interrupted"
 
 
 def end_at_once(*_: object) -> NoReturn:
-    """Ends the process immediately: a signal handler for a time in which there is nothing to clean up."""
+    """Ends the process immediately: a signal handler for times with nothing to clean up."""
     os.write(2, f"{LINE}\n".encode())
     os._exit(STATUS)
 
 
 @contextmanager
 def during_imports() -> Iterator[None]:
-    """Ctrl-C ends the process at once in the block, where some modules turn an exception into another one."""
+    """Ctrl-C ends the process at once in the block, where some modules turn an exception into
+    another one."""
     if threading.current_thread() is not threading.main_thread():
         yield  # which gets no signals
         return
@@ -33,7 +34,8 @@ def during_imports() -> Iterator[None]:
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """Delays Ctrl-C until the end of the block, unless something in it installs another signal handler."""
+    """Delays Ctrl-C until the end of the block, unless something in it installs another signal
+    handler."""
     if threading.current_thread() is not threading.main_thread():
         yield  # which gets no signals
         return
@@ -53,7 +55,8 @@ def deferred() -> Iterator[None]:
 
 
 def is_interruption(error: BaseException | None) -> bool:
-    """Whether Ctrl-C caused an error, perhaps through others: it also reaches Java, which then cannot be stopped properly."""
+    """Whether Ctrl-C caused an error, perhaps through others: it also reaches Java, which then
+    cannot be stopped properly."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     return error is not None

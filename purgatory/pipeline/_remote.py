@@ -1,4 +1,5 @@
-"""Folders and files wherever Spark reads and writes: ``hdfs://``, ``s3a://``, ``abfss://``, ``gs://``, ``file://``."""
+"""Folders and files wherever Spark reads and writes: ``hdfs://``, ``s3a://``, ``abfss://``,
+``gs://``, ``file://``."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from purgatory.pipeline._session import literal
 
 
 def storage_of(spark: SparkSession, path: str) -> Storage:
-    """Where a path or a URI leads."""
+    """The storage of a path or a URI."""
     if not is_uri(path):
         return Local()
     return Connected(spark) if is_remote() else Hadoop(spark)
@@ -23,15 +24,17 @@ def storage_of(spark: SparkSession, path: str) -> Storage:
 
 @contextmanager
 def _told(what: str) -> Iterator[None]:
-    """An error of Java is one of the operating system, in one line."""
+    """Turns an error of Java into an OSError of one line."""
     try:
         yield
     except Py4JJavaError as error:
-        raise OSError(f"{what}: {first_line(Exception(error.java_exception.getMessage()))}") from error
+        raise OSError(
+            f"{what}: {first_line(Exception(error.java_exception.getMessage()))}"
+        ) from error
 
 
 class Hadoop:
-    """What Spark's own file systems reach, as a `Storage`: Hadoop's, in the Java of the session."""
+    """A `Storage` on Hadoop's file systems, in the Java of the session."""
 
     def __init__(self, spark: SparkSession) -> None:
         context: Any = spark.sparkContext
@@ -44,14 +47,16 @@ class Hadoop:
             if not files.exists(path):
                 return None
             found = ((each.getPath().getName(), each) for each in files.listStatus(path))
-            return {name: each.getLen() for name, each in found if each.isFile() and not is_hidden(name)}
+            return {
+                name: each.getLen() for name, each in found if each.isFile() and not is_hidden(name)
+            }
 
-    def read(self, file: str) -> bytes:
+    def read(self, file: str, limit: int) -> bytes:
         with _told(f"cannot read {file!r}"):
             files, path = self._at(file)
             stream = files.open(path)
             try:
-                return bytes(stream.readAllBytes())
+                return bytes(stream.readNBytes(limit))
             finally:
                 stream.close()
 
@@ -83,7 +88,11 @@ class Hadoop:
     def names(self, folder: str) -> list[str]:
         with _told(f"cannot list {folder!r}"):
             files, path = self._at(folder)
-            return [each.getPath().getName() for each in files.listStatus(path)] if files.exists(path) else []
+            return (
+                [each.getPath().getName() for each in files.listStatus(path)]
+                if files.exists(path)
+                else []
+            )
 
     def _at(self, name: str) -> tuple[Any, Any]:
         path = self._jvm.org.apache.hadoop.fs.Path(name)
@@ -91,24 +100,34 @@ class Hadoop:
 
 
 class Connected:
-    """What a Spark behind Spark Connect can read. It has no Java that we could ask to write or to rename a file."""
+    """A `Storage` that reads through Spark Connect. It cannot write or rename: the client has no
+    Java."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
     def sizes(self, folder: str) -> dict[str, int] | None:
         try:
-            # A reader of binary files would leave out empty ones.
+            # The reader of binary files leaves out empty ones.
             found = self._spark.read.text(literal(folder)).inputFiles()
+            files = self._spark.read.format("binaryFile").load(literal(folder))
+            sizes = {row.path: row.length for row in files.select("path", "length").collect()}
         except AnalysisException as error:
             if error.getCondition() == "PATH_NOT_FOUND":
                 return None
             raise
-        return dict.fromkeys((unquote(each.rsplit("/", 1)[1]) for each in found), 0)
+        names = {path.rpartition("/")[2]: size for path, size in sizes.items()}
+        listed = (unquote(each.rpartition("/")[2]) for each in found)
+        return {name: names.get(name, 0) for name in listed}
 
-    def read(self, file: str) -> bytes:
-        [row] = self._spark.read.format("binaryFile").load(literal(file)).select("content").collect()
-        return bytes(row.content)
+    def read(self, file: str, limit: int) -> bytes:
+        found = self._spark.read.format("binaryFile").load(literal(file))
+        # Spark would read the whole file, so it reads no larger one.
+        content = [
+            bytes(row.content)
+            for row in found.where(f"length <= {limit}").select("content").collect()
+        ]
+        return content[0] if content else b""
 
     def names(self, folder: str) -> list[str]:
         return [*(self.sizes(folder) or ())]
@@ -127,4 +146,7 @@ class Connected:
 
 
 def _refuse(name: str) -> None:
-    raise OSError(f"cannot write to {name!r} through Spark Connect: use a folder of this machine, or a --master without sc://")
+    raise OSError(
+        f"cannot write to {name!r} through Spark Connect: use a folder of this machine, or a "
+        "--master without sc://"
+    )

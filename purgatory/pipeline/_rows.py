@@ -1,10 +1,10 @@
-"""The rows of a journal's files: of each file either all rows, or none and the reason.
+"""The rows of a journal's files: all rows of a file, or none and the reason.
 
-A day may have 69,000 small files, so the cost of opening one matters. Small files are read as they are, by several threads, and
-their rows are cast to `TYPES` together.
+A day may have 69,000 small files, so the cost of opening one matters. Small files are read by
+several threads, and their rows are cast to `TYPES` together.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,14 +15,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from purgatory.journal import FOLDERS
-from purgatory.pipeline._files import UNREADABLE, Damaged, Part, Vanished, first_line, replaced_names
+from purgatory.pipeline._files import (
+    UNREADABLE,
+    Damaged,
+    Part,
+    Vanished,
+    first_line,
+    replaced_names,
+    row_groups_of,
+)
 
 DICTIONARIES: Final = ("run_id", "purgatory", "kind", "key", "outcome")
 """The columns with few different values, which are dictionary-encoded."""
 TYPES: Final = {
     folder: pa.schema(
         [
-            pa.field(field.name, pa.dictionary(pa.int32(), pa.string()) if field.name in DICTIONARIES else field.type)
+            pa.field(
+                field.name,
+                pa.dictionary(pa.int32(), pa.string())
+                if field.name in DICTIONARIES
+                else field.type,
+            )
             for field in schema
         ]
     )
@@ -30,15 +43,16 @@ TYPES: Final = {
 }
 """The columns of a folder, as `read` returns them."""
 DEFAULTS: Final = {"part": 0}
-"""The columns that journals of earlier versions lack, and their values then."""
+"""The columns that journals of earlier versions lack, and their default values."""
 SMALL_FILE_BYTES: Final = 1024 * 1024
-"""A smaller file is read at once."""
+"""The size of a file up to which it is read at once."""
 FEW_ROWS: Final = 1000
-"""With more rows, Parquet's own dictionaries are kept, to save memory. Below, encoding later is cheaper."""
-ROWS_OF_BATCH: Final = 10_000
-"""About so many rows go from a worker to Spark at once."""
+"""The rows of a file up to which encoding dictionaries later is cheaper than keeping Parquet's,
+which saves memory."""
 FILES_PER_THREAD_TASK: Final = 100
-"""An interruption waits for the tasks that have begun."""
+"""The files of one task: an interruption waits for the tasks that have begun."""
+
+SourceOf = Callable[[Part], pa.NativeFile]
 
 
 @dataclass(slots=True)
@@ -46,21 +60,31 @@ class ReadResult:
     """The rows that were read, and the files that could not be."""
 
     table: pa.Table
-    """The rows of all that could be read, with the columns and types of `TYPES`."""
+    """The rows of all readable parts, with the columns and types of `TYPES`."""
     files: list[str] = field(default_factory=list)
-    """Those that the rows are from, in order."""
+    """The files of the rows, in order."""
     counts: list[int] = field(default_factory=list)
-    """How many rows are from each of `files`."""
+    """The number of rows of each of `files`."""
     damaged: dict[str, str] = field(default_factory=dict)
     """The reason for each file that cannot be read."""
     has_vanished: bool = False
-    """Whether a file that was listed is gone."""
+    """Whether a listed file was deleted meanwhile."""
 
 
-def read(parts: Sequence[Part], folder: str) -> ReadResult:
-    """The rows of parts of files; of a file that is damaged none."""
+def _by_path(part: Part) -> pa.NativeFile:
+    return pa.OSFile(part.file)
+
+
+def read(parts: Sequence[Part], folder: str, source_of: SourceOf = _by_path) -> ReadResult:
+    """Reads parts of files. A damaged part has no rows.
+
+    Args:
+        parts: the parts to read.
+        folder: ``operations`` or ``checks``.
+        source_of: opens the file of a part, in any thread.
+    """
     rows, tables = ReadResult(TYPES[folder].empty_table()), []
-    for part, found in zip(parts, _results(parts, folder), strict=True):
+    for part, found in zip(parts, _results(parts, folder, source_of), strict=True):
         if isinstance(found, Vanished):
             rows.has_vanished = True
         elif isinstance(found, Damaged):
@@ -75,39 +99,49 @@ def read(parts: Sequence[Part], folder: str) -> ReadResult:
         tables = _undamaged(tables, rows)
     rows.counts = [table.num_rows for table in tables]
     if tables:
-        rows.table = pa.concat_tables([_cast(alike, folder) for alike in _concat_same_schema(tables)])
+        rows.table = pa.concat_tables(
+            [_cast(alike, folder) for alike in _concat_same_schema(tables)]
+        )
     return rows
 
 
-def _results(parts: Sequence[Part], folder: str) -> list[pa.Table | Damaged | Vanished]:
+def _results(
+    parts: Sequence[Part], folder: str, source_of: SourceOf
+) -> list[pa.Table | Damaged | Vanished]:
     """The rows or the error of each part. pyarrow releases the GIL while it reads."""
-    batches = [parts[first : first + FILES_PER_THREAD_TASK] for first in range(0, len(parts), FILES_PER_THREAD_TASK)]
+    batches = [
+        parts[first : first + FILES_PER_THREAD_TASK]
+        for first in range(0, len(parts), FILES_PER_THREAD_TASK)
+    ]
     threads = min(pa.cpu_count(), len(batches))
     if threads < 2:
-        return _try_each(parts, folder)
+        return _try_each(parts, folder, source_of)
+    try_some = partial(_try_each, folder=folder, source_of=source_of)
     with ThreadPoolExecutor(threads) as pool:
-        return [found for some in pool.map(partial(_try_each, folder=folder), batches) for found in some]
+        return [found for some in pool.map(try_some, batches) for found in some]
 
 
-def _try_each(parts: Sequence[Part], folder: str) -> list[pa.Table | Damaged | Vanished]:
+def _try_each(
+    parts: Sequence[Part], folder: str, source_of: SourceOf
+) -> list[pa.Table | Damaged | Vanished]:
     found: list[pa.Table | Damaged | Vanished] = []
     for part in parts:
         try:
-            found.append(rows_of(part, folder))
+            found.append(rows_of(part, folder, source_of))
         except (Damaged, Vanished) as error:
             found.append(error.with_traceback(None))
     return found
 
 
-def rows_of(part: Part, folder: str) -> pa.Table:
-    """The rows of a part of a file, with the columns of `TYPES`, and types that can be cast to theirs.
+def rows_of(part: Part, folder: str, source_of: SourceOf = _by_path) -> pa.Table:
+    """Reads a part of a file. It has the columns of `TYPES`, with types that can be cast to theirs.
 
     Raises:
-        Damaged: the file is no Parquet, lacks a column, or a page of it is not what was written.
-        Vanished: the file is not there.
+        Damaged: the file is no Parquet, lacks a column, or has a damaged page.
+        Vanished: the file was deleted.
     """
     try:
-        with pa.OSFile(part.file) as source:
+        with source_of(part) as source:
             if part.groups is None and source.size() < SMALL_FILE_BYTES:
                 return _rows_of_content(source.read_buffer(), folder)
             schema = FOLDERS[folder]
@@ -119,10 +153,11 @@ def rows_of(part: Part, folder: str) -> pa.Table:
     except FileNotFoundError:
         raise Vanished(part.file) from None
     except UNREADABLE as error:
-        raise _unreadable(error) from error
+        raise unreadable(error) from error
 
 
-def _unreadable(error: BaseException) -> Damaged:
+def unreadable(error: BaseException) -> Damaged:
+    """The error for a file that pyarrow cannot read."""
     return Damaged(f"cannot be read as Parquet: {first_line(error)}")
 
 
@@ -132,16 +167,21 @@ def _rows_of_content(content: pa.Buffer, folder: str) -> pa.Table:
     if parquet.metadata.num_rows > FEW_ROWS:
         parquet = _with_dictionaries(source, parquet.metadata, schema)
     are_all = parquet.metadata.num_columns == len(schema)
-    return _select_columns(parquet.read(None if are_all else schema.names, use_threads=False), folder)
+    return _select_columns(
+        parquet.read(None if are_all else schema.names, use_threads=False), folder
+    )
 
 
 def _with_dictionaries(source: Any, metadata: pq.FileMetaData, schema: pa.Schema) -> pq.ParquetFile:
     few = [name for name in schema.names if name in DICTIONARIES]
-    return pq.ParquetFile(source, metadata=metadata, read_dictionary=few, page_checksum_verification=True)
+    return pq.ParquetFile(
+        source, metadata=metadata, read_dictionary=few, page_checksum_verification=True
+    )
 
 
 def check_values(rows: pa.Table) -> None:
-    """Checks that texts are UTF-8, and that the offsets of lists and the indices of dictionaries are within bounds.
+    """Checks that texts are UTF-8, and that the offsets of lists and the indices of dictionaries
+    are within bounds.
 
     Raises:
         Damaged: they do not.
@@ -149,11 +189,11 @@ def check_values(rows: pa.Table) -> None:
     try:
         rows.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise _unreadable(error) from error
+        raise unreadable(error) from error
 
 
 def _undamaged(tables: list[pa.Table], rows: ReadResult) -> list[pa.Table]:
-    """The tables with valid values. The files of the others are added to `rows.damaged`."""
+    """The tables with valid values. The files of invalid tables are added to `rows.damaged`."""
     kept, files = [], []
     for table, file in zip(tables, rows.files, strict=True):
         try:
@@ -211,73 +251,85 @@ def type_name(type_: pa.DataType) -> str:
     return "string" if pa.types.is_large_string(type_) else str(type_)
 
 
-def plain(rows: pa.Table) -> pa.Table:
-    """The rows, with plain columns in place of dictionary-encoded ones."""
-    types = [each.type.value_type if pa.types.is_dictionary(each.type) else each.type for each in rows.schema]
-    return rows.cast(pa.schema([each.with_type(type_) for each, type_ in zip(rows.schema, types, strict=True)]))
-
-
-# -- on Spark's workers
-
-
-def rows_and_account(
-    batches: Iterator[pa.RecordBatch], folder: str, journal: str, replaced: frozenset[str]
-) -> Iterator[pa.RecordBatch]:
-    """The rows of files, and after those of each file a row that tells of it.
-
-    Args:
-        batches: `path` and `content` of files.
-        replaced: the full names of those to leave out.
-
-    Returns:
-        The columns of `FOLDERS`, and `file`, `damage` and `is_account`. In a row that tells of a file the columns of `FOLDERS`
-        are null; `damage` says why the file cannot be read, if so.
-    """
-    waiting: list[pa.Table] = []
-    for batch in batches:
-        for path, content in zip(batch.column("path"), batch.column("content"), strict=True):
-            file = f"{journal}/{folder}/{path.as_py().rsplit('/', 1)[1]}"
-            if file in replaced:
-                continue
-            rows, damage = TYPES[folder].empty_table(), None
-            try:
-                found = _rows_of_content(content.as_buffer(), folder)
-                check_values(found)
-                rows = _cast(found, folder)
-            except Damaged as error:
-                damage = str(error)
-            except UNREADABLE as error:
-                damage = str(_unreadable(error))
-            waiting += [_told(plain(rows), file, None, is_account=False), _account(folder, file, damage)]
-            if sum(table.num_rows for table in waiting) >= ROWS_OF_BATCH:
-                yield from _batches(waiting)
-                waiting = []
-    if waiting:
-        yield from _batches(waiting)
-
-
-def _account(folder: str, file: str, damage: str | None) -> pa.Table:
-    schema = plain(TYPES[folder].empty_table()).schema
-    row = pa.table([pa.nulls(1, each.type) for each in schema], names=schema.names)
-    return _told(row, file, damage, is_account=True)
-
-
-def _told(rows: pa.Table, file: str, damage: str | None, *, is_account: bool) -> pa.Table:
-    count = rows.num_rows
-    told = {"file": pa.scalar(file), "damage": pa.scalar(damage, pa.string()), "is_account": pa.scalar(is_account)}
-    for name, value in told.items():
-        rows = rows.append_column(name, pa.repeat(value, count))
-    return rows
-
-
-def _batches(tables: list[pa.Table]) -> list[pa.RecordBatch]:
-    rows = pa.concat_tables([each.cast(nullable(each.schema)) for each in tables])
-    return list(rows.combine_chunks().to_batches(max_chunksize=ROWS_OF_BATCH))
-
-
 def nullable(schema: pa.Schema) -> pa.Schema:
     """The schema with nulls allowed, since some rows may be invalid."""
     return pa.schema([each.with_nullable(True) for each in schema])
+
+
+def damaged_files(files: Sequence[str], folder: str, *, whole: bool = True) -> dict[str, str]:
+    """The reason for each file that cannot be read.
+
+    Args:
+        files: files of this machine.
+        whole: read all rows; otherwise only footers.
+
+    Raises:
+        Vanished: a file is not there.
+    """
+    batches = [
+        files[first : first + FILES_PER_THREAD_TASK]
+        for first in range(0, len(files), FILES_PER_THREAD_TASK)
+    ]
+    found: dict[str, str] = {}
+    with ThreadPoolExecutor(max(1, min(pa.cpu_count(), len(batches)))) as pool:
+        for damaged in pool.map(partial(_damaged_of, folder=folder, whole=whole), batches):
+            found |= damaged
+    return found
+
+
+def _damaged_of(files: Sequence[str], folder: str, *, whole: bool) -> dict[str, str]:
+    found = {}
+    for file in files:
+        try:
+            check_footer(file, folder)
+            groups = range(len(row_groups_of(file)))
+            # One row group of a large file at a time, which bounds the memory.
+            parts = [Part(file, (group,)) for group in groups] if len(groups) > 1 else [Part(file)]
+            for part in parts if whole else ():
+                check_values(rows_of(part, folder))
+        except Damaged as error:
+            found[file] = str(error)
+    return found
+
+
+def check_footer(file: str, folder: str) -> None:
+    """Checks the columns of a file, and their types.
+
+    Raises:
+        Damaged: they differ from the folder's, or the file is no Parquet.
+        Vanished: the file is not there.
+    """
+    try:
+        with pa.OSFile(file) as source:
+            schema = pq.read_metadata(source).schema.to_arrow_schema()
+            if schema != FOLDERS[folder]:
+                _check_columns(schema, folder)
+    except FileNotFoundError:
+        raise Vanished(file) from None
+    except UNREADABLE as error:
+        raise unreadable(error) from error
+
+
+# -- on Spark's workers: files, not rows
+
+
+def damaged_on_workers(batches: Iterator[pa.RecordBatch], folder: str) -> Iterator[pa.RecordBatch]:
+    """The files that cannot be read: columns `name` and `damage`.
+
+    Args:
+        batches: `path` and `content` of files.
+    """
+    for batch in batches:
+        for path, content in zip(batch.column("path"), batch.column("content"), strict=True):
+            try:
+                check_values(_rows_of_content(content.as_buffer(), folder))
+                continue
+            except Damaged as error:
+                damage = str(error)
+            except UNREADABLE as error:
+                damage = str(unreadable(error))
+            name = path.as_py().rpartition("/")[2]
+            yield pa.RecordBatch.from_pydict({"name": [name], "damage": [damage]})
 
 
 def replaced_on_workers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,6 @@
-"""The columns of a journal, as Spark knows them. `purgatory.journal` says what they mean.
+"""The columns of a journal as schemas of Spark. `purgatory.journal` describes them.
 
-Every column may be null here: a journal may be broken, and it is the pipeline that has to notice this and say so.
+Every column may be null here, since a journal may be broken, and the pipeline has to report that.
 """
 
 from typing import Final

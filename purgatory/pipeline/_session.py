@@ -1,29 +1,36 @@
-"""The Spark session that the programs run on: on this machine, on a cluster, or elsewhere through Spark Connect.
+"""The Spark session of the programs: on this machine, on a cluster, or through Spark Connect.
 
-Spark on this machine needs Java, which pip cannot bring. Without Java, Spark starts to fail late and says little, so we look
-for it first.
+Spark on this machine needs Java, which pip cannot install. Without it Spark fails late, with an
+unclear error, so Java is looked for first.
 """
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Final
 
+import pyspark
 from pyspark.sql import SparkSession
 
 from purgatory.pipeline._errors import SparkUnavailable
 from purgatory.pipeline._interrupts import deferred
+from purgatory.pipeline._shown import without_secrets
 
 JAVA_NEEDED: Final = 17
 JAVA_ADVICE: Final = (
-    f"Spark runs on Java {JAVA_NEEDED} or newer. On Debian and Ubuntu: apt-get install openjdk-17-jre-headless; on macOS: "
-    "brew install openjdk@17; elsewhere: https://adoptium.net. Or let JAVA_HOME name one that is there. A Spark that runs "
+    f"Spark runs on Java {JAVA_NEEDED} or newer. On Debian and Ubuntu: apt-get install "
+    "openjdk-17-jre-headless; on macOS: "
+    "brew install openjdk@17; elsewhere: https://adoptium.net. Or let JAVA_HOME name one that "
+    "is there. A Spark that runs "
     "elsewhere needs no Java here: --master sc://HOST."
 )
 SETTINGS: Final = {
@@ -41,60 +48,111 @@ LOCAL_SETTINGS: Final = {
     "spark.ui.showConsoleProgress": "false",
 }
 """Settings of a Spark on this machine, which starts and stops with the program."""
+MASTER: Final = "spark.master"
+SUBMIT_OPTIONS: Final = {"--master": MASTER, "--driver-memory": "spark.driver.memory"}
+"""The options of ``spark-submit`` that settings of ours could change."""
 PATTERN: Final = re.compile(r"[\\*?\[\]{}]")
-"""The characters that are part of a pattern, for Spark, in the name of a folder to read."""
+"""The characters that Spark takes for patterns in the name of a folder."""
 
 
 def literal(path: str) -> str:
-    """The name with its pattern characters escaped, for Spark to read from."""
+    """The name with its pattern characters escaped, for Spark's readers."""
     return PATTERN.sub(r"\\\g<0>", path)
 
 
 @contextmanager
 def spark_session(
-    name: str, master: str | None = None, settings: Mapping[str, str] | None = None, *, verbose: bool = False
+    name: str,
+    master: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    *,
+    verbose: bool = False,
 ) -> Iterator[SparkSession]:
     """A session, which is stopped at the end of the block.
 
     Args:
         name: of the application, as a cluster shows it.
-        master: where Spark is: ``local[N]``, ``spark://…``, or ``sc://…`` for Spark Connect. By default what the environment
-            variable ``SPARK_REMOTE`` says, or else ``local[*]``.
-        settings: added to ours; where both have a setting, these count.
-        verbose: show what Java and Spark print. Otherwise that goes to a file without a name.
+        master: the URL of Spark: ``local[N]``, ``spark://…``, or ``sc://…`` for Spark Connect. By
+            default the one that ``spark-submit``, ``SPARK_REMOTE`` or Spark's own configuration
+            names, or else ``local[*]``.
+        settings: added to ours; where both have a setting, these count. What Spark's own
+            configuration sets counts more.
+        verbose: show the output of Java and Spark, which otherwise goes to an unnamed file.
 
     Raises:
-        SparkUnavailable: Spark would have to start here, and there is no Java that it can use; or it does not start.
+        SparkUnavailable: Spark does not start, or there is no Java for a Spark on this machine.
     """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # workers would otherwise be whatever is called python3
+    # Only PySpark itself uses pandas here, and the functions called here work with pandas 3.
+    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    os.environ.setdefault(
+        "PYSPARK_PYTHON", sys.executable
+    )  # by default workers are any program called python3
     builder = SparkSession.builder.appName(name)
+    configured = configuration()
+    ours = {**SETTINGS, **(settings or {})}
     remote = master if master is not None and master.startswith("sc://") else None
-    if master is None:
+    if master is None and not is_submitted():
         remote = os.environ.get("SPARK_REMOTE")
     if remote is not None:
         builder = builder.remote(remote)
-        ours: Mapping[str, str] = SETTINGS
-    else:
+    elif not is_submitted():
         check_java()
-        master = master or "local[*]"
-        builder = builder.master(master)
-        ours = {**SETTINGS, **LOCAL_SETTINGS} if master.startswith("local") else SETTINGS
-    for key, value in {**ours, **(settings or {})}.items():
-        builder = builder.config(key, value)
+        if master is None and MASTER not in configured:
+            master = "local[*]"
+        if master is not None:
+            builder = builder.master(master)
+            if master.startswith("local"):
+                ours = {**LOCAL_SETTINGS, **ours}
+    for key, value in ours.items():
+        if key in SETTINGS or key not in configured:
+            builder = builder.config(key, value)
     with nullcontext() if verbose or remote is not None else _java_output_to_file() as printed:
         try:
-            with deferred():  # if nobody waits for a Java that starts, it never ends
+            with deferred():  # a Java that is not awaited while it starts never ends
                 spark = builder.getOrCreate()
         except Exception as error:
-            errors = [] if printed is None else [line for line in _lines(printed) if "Exception" in line or "Error" in line]
+            errors = (
+                []
+                if printed is None
+                else [line for line in _lines(printed) if "Exception" in line or "Error" in line]
+            )
             reason = errors[0] if errors else str(error).splitlines()[0]
-            raise SparkUnavailable(f"cannot start Spark on {remote or master}: {reason}") from error
+            where = remote or master or configured.get(MASTER, "the master of spark-submit")
+            message = f"cannot start Spark on {where}: {reason}"
+            raise SparkUnavailable(without_secrets(message)) from error
     try:
         if remote is None:
             spark.sparkContext.setLogLevel("WARN" if verbose else "ERROR")
         yield spark
     finally:
         spark.stop()
+
+
+def is_submitted() -> bool:
+    """Whether ``spark-submit`` started this process: then its options count."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def configuration() -> dict[str, str]:
+    """What Spark's own configuration sets: ``spark-defaults.conf``, and the environment variables
+    ``MASTER`` and ``PYSPARK_SUBMIT_ARGS``."""
+    home = os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)
+    folder = os.environ.get("SPARK_CONF_DIR") or str(Path(home, "conf"))
+    found = {}
+    if (file := Path(folder, "spark-defaults.conf")).is_file():
+        for line in file.read_text("utf-8", errors="replace").splitlines():
+            if entry := re.fullmatch(r"\s*([\w.]+)(?:\s*[=:]\s*|\s+)(.*?)\s*", line):
+                found[entry[1]] = entry[2]
+    if "MASTER" in os.environ:
+        found[MASTER] = os.environ["MASTER"]
+    words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
+    for option, value in pairwise(words):
+        if option in SUBMIT_OPTIONS:
+            found[SUBMIT_OPTIONS[option]] = value
+        elif option == "--conf":
+            name, _, setting = value.partition("=")
+            found[name] = setting
+    return found
 
 
 def _lines(file: IO[bytes]) -> list[str]:
@@ -104,7 +162,8 @@ def _lines(file: IO[bytes]) -> list[str]:
 
 @contextmanager
 def _java_output_to_file() -> Iterator[IO[bytes]]:
-    """Redirects stdout and stderr to a file without a name; processes that start in the block stay redirected."""
+    """Redirects stdout and stderr to a file without a name; processes that start in the block stay
+    redirected."""
     sys.stdout.flush()
     sys.stderr.flush()
     ours = [os.dup(1), os.dup(2)]
@@ -120,21 +179,30 @@ def _java_output_to_file() -> Iterator[IO[bytes]]:
 
 
 def check_java() -> None:
-    """Looks for the Java that Spark would start.
+    """Checks the Java that Spark would start.
 
     Raises:
-        SparkUnavailable: it is missing, does not run, or is too old.
+        SparkUnavailable: Java is missing, does not run, or is too old.
     """
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None:
-        raise SparkUnavailable(f"cannot start Spark: there is no java on the PATH, and JAVA_HOME is not set. {JAVA_ADVICE}")
+        raise SparkUnavailable(
+            "cannot start Spark: there is no java on the PATH, and JAVA_HOME is not set. "
+            f"{JAVA_ADVICE}"
+        )
     try:
-        answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False, timeout=60)
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, check=False, timeout=60
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise SparkUnavailable(f"cannot start Spark: {java} does not run ({error}). {JAVA_ADVICE}") from error
+        raise SparkUnavailable(
+            f"cannot start Spark: {java} does not run ({error}). {JAVA_ADVICE}"
+        ) from error
     found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
     if found is None:
-        raise SparkUnavailable(f"cannot start Spark: {java} does not tell its version. {JAVA_ADVICE}")
+        raise SparkUnavailable(
+            f"cannot start Spark: {java} does not report its version. {JAVA_ADVICE}"
+        )
     if int(found[1]) < JAVA_NEEDED:
         raise SparkUnavailable(f"cannot start Spark: {java} is Java {found[1]}. {JAVA_ADVICE}")

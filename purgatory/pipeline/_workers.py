@@ -1,4 +1,4 @@
-"""Our code on Spark's workers, which may not have it installed."""
+"""Sends our code to Spark's workers, which may not have it installed."""
 
 import pickle
 from collections.abc import Callable
@@ -18,7 +18,8 @@ import purgatory
 def for_workers(function: Callable[..., Any], **arguments: Any) -> Callable[[Any], Any]:
     """A function of one of our modules, for ``mapInArrow`` and ``applyInArrow``.
 
-    Spark unpickles what it is given before our code is there. So this is pickled by its value, and the function by its name.
+    Spark unpickles functions before our code has arrived. So the returned function is pickled by
+    value, and has the given one pickled by name.
     """
     pickled = pickle.dumps(partial(function, **arguments))
 
@@ -36,10 +37,15 @@ def send_package(spark: SparkSession) -> None:
 
 @cache
 def _archive() -> str:
-    """A ZIP file with our code. It stays until this process ends, since workers may ask for it at any time."""
+    """A ZIP file with our code. It exists until this process ends, since workers may ask for it at
+    any time."""
     package = Path(purgatory.__file__).parent
-    sources = {str(path.relative_to(package.parent)): path.read_bytes() for path in sorted(package.rglob("*.py"))}
-    # A session refuses a second file of a name unless it is the same, so name and content depend on the code alone.
+    sources = {
+        str(path.relative_to(package.parent)): path.read_bytes()
+        for path in sorted(package.rglob("*.py"))
+    }
+    # A session refuses a second file of a name unless it is the same, so name and content depend on
+    # the code alone.
     file = Path(_FOLDER.name) / f"purgatory-{sha256(repr(sources).encode()).hexdigest()[:12]}.zip"
     with ZipFile(file, "w") as archive:
         for path, content in sources.items():

@@ -1,14 +1,17 @@
-"""``python -m purgatory.pipeline synth``: generates a journal of any size on Spark, with known facts for a report to find.
+"""``python -m purgatory.pipeline synth``: generates a journal of any size on Spark, with known
+facts for a report to find.
 
-The workload is that of the benchmark with which Kafka's purgatory was measured: Poisson arrivals, a log-normal time to
-completion (median 20 ms, three quarters within 60 ms), a timeout of 200 ms, three of a hundred keys for each operation. Two of
-the four kinds, ``Fetch`` and ``Produce``, have longer timeouts here, which suit them. These facts are planted:
+The workload is taken from the benchmark of Kafka's purgatory: Poisson arrivals, a
+log-normal time to completion (median 20 ms, three quarters within 60 ms), a timeout of 200 ms,
+three of a hundred keys for each operation. Two of the four kinds, ``Fetch`` and ``Produce``, have
+longer timeouts here, which suit them. These facts are planted:
 
 - a timeout that is too short: ``Join`` takes 200 ms at the median, and expires after 200 ms;
 - a hot key: every fourth operation watches ``key-0``, besides those that draw it;
-- a key that nobody triggers: every operation of ``Forgotten`` watches ``forgotten`` alone, and completes at its deadline.
+- a key that is never triggered: every operation of ``Forgotten`` watches ``forgotten`` alone, and completes at its deadline.
 
-The same arguments give the same journal: everything random is a hash of the row's number and the seed.
+The same arguments give the same journal: all random values are hashes of the row's number and the
+seed.
 """
 
 import argparse
@@ -27,7 +30,7 @@ from purgatory.pipeline._session import spark_session
 START: Final = 1_767_225_600_000_000
 """The beginning of 2026, in microseconds."""
 RATE: Final = 25_000
-"""Arrivals per second."""
+"""The number of arrivals per second."""
 KEYS: Final = 100
 KINDS: Final = {
     # share, median and third quartile of the time to completion, timeout: all in microseconds
@@ -68,8 +71,12 @@ def operations(spark: SparkSession, count: int, seed: int = 1) -> DataFrame:
 
 def checks(operations: DataFrame) -> DataFrame:
     """The checks that ended the operations. Each of them also tried two others in vain."""
-    ended = operations.filter("ended_by IS NOT NULL").withColumn("second", F.date_trunc("second", "ended_at"))
-    counts = ended.groupBy("run_id", "purgatory", F.col("ended_by").alias("key"), "second").agg(F.count("*").alias("checks"))
+    ended = operations.filter("ended_by IS NOT NULL").withColumn(
+        "second", F.date_trunc("second", "ended_at")
+    )
+    counts = ended.groupBy("run_id", "purgatory", F.col("ended_by").alias("key"), "second").agg(
+        F.count("*").alias("checks")
+    )
     return counts.select(
         "run_id",
         "purgatory",
@@ -84,20 +91,25 @@ def checks(operations: DataFrame) -> DataFrame:
 
 def _uniform(seed: int, what: str) -> Column:
     """A number in (0, 1), which depends on the row, the seed and its purpose `what`."""
-    return (F.pmod(F.xxhash64("operation_id", F.lit(f"{seed} {what}")), F.lit(1 << 52)) + 0.5) / float(1 << 52)
+    return (
+        F.pmod(F.xxhash64("operation_id", F.lit(f"{seed} {what}")), F.lit(1 << 52)) + 0.5
+    ) / float(1 << 52)
 
 
 def _normal(seed: int, what: str) -> Column:
     """A normal number of mean 0 and deviation 1, by the transform of Box and Muller."""
-    return F.sqrt(-2 * F.log(_uniform(seed, what + " radius"))) * F.cos(2 * F.pi() * _uniform(seed, what + " angle"))
+    return F.sqrt(-2 * F.log(_uniform(seed, what + " radius"))) * F.cos(
+        2 * F.pi() * _uniform(seed, what + " angle")
+    )
 
 
 def _arrival(seed: int) -> Column:
-    """Uniform in a span around the time of its row number. Together nearly Poisson, yet each depends on its row alone."""
+    """Uniform in a span around the time of its row number. Together nearly Poisson, yet each
+    depends on its row alone."""
     spread = 100
-    return F.lit(START) + F.floor((F.col("operation_id") + spread * _uniform(seed, "arrival")) * (1_000_000 / RATE)).cast(
-        "long"
-    )
+    return F.lit(START) + F.floor(
+        (F.col("operation_id") + spread * _uniform(seed, "arrival")) * (1_000_000 / RATE)
+    ).cast("long")
 
 
 def _kind(seed: int) -> Column:
@@ -122,16 +134,25 @@ def _needs(seed: int) -> Column:
     for kind, (_, median, quartile, _) in KINDS.items():
         if median:
             sigma = log(quartile / median) / THIRD_QUARTILE
-            chosen = F.when(F.col("kind") == kind, F.exp(_normal(seed, "needs") * sigma) * median).otherwise(chosen)
+            chosen = F.when(
+                F.col("kind") == kind, F.exp(_normal(seed, "needs") * sigma) * median
+            ).otherwise(chosen)
     return F.ceil(chosen).cast("long")
 
 
 def _keys(seed: int) -> Column:
     """Three different keys. In every fourth row the first is ``key-0``."""
-    first = F.when(F.col("operation_id") % 4 == 0, F.lit(0)).otherwise(F.floor(_uniform(seed, "key 1") * KEYS))
+    first = F.when(F.col("operation_id") % 4 == 0, F.lit(0)).otherwise(
+        F.floor(_uniform(seed, "key 1") * KEYS)
+    )
     second = first + 1 + F.floor(_uniform(seed, "key 2") * (KEYS // 2 - 1))
     third = first + KEYS // 2 + F.floor(_uniform(seed, "key 3") * (KEYS // 2 - 1))
-    return F.array(*(F.concat(F.lit("key-"), (key % KEYS).cast("long").cast("string")) for key in (first, second, third)))
+    return F.array(
+        *(
+            F.concat(F.lit("key-"), (key % KEYS).cast("long").cast("string"))
+            for key in (first, second, third)
+        )
+    )
 
 
 def _count(text: str) -> int:
@@ -142,8 +163,19 @@ def _count(text: str) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--operations", type=_count, required=True, metavar="N", help="how many")
-    parser.add_argument("--out", required=True, metavar="DIR", help="the journal's directory; what is there is replaced")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of everything random (default: %(default)s)")
+    parser.add_argument(
+        "--out",
+        required=True,
+        metavar="DIR",
+        help="the journal's directory; its content is replaced",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=1,
+        metavar="N",
+        help="of everything random (default: %(default)s)",
+    )
     add_master_option(parser)
 
 

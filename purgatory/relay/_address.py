@@ -1,11 +1,11 @@
-"""Addresses of stores, without what may not be shown."""
+"""Addresses of stores, with passwords left out of errors and logs."""
 
 from urllib.parse import urlsplit
 
 
 def without_password(url: str) -> str:
-    """An address without user, password and options, whatever is wrong with it: nothing before its last `@`, and no port that
-    is not a number."""
+    """The address without user, password and options. This holds for malformed addresses, too: the
+    text before the last `@` is dropped, and so is a port that is not a number."""
     scheme, separator, _ = url.partition("://")
     start = scheme + separator if separator and scheme.replace("+", "a").isalnum() else ""
     rest = url.removeprefix(start).rpartition("@")[2]
@@ -16,12 +16,15 @@ def without_password(url: str) -> str:
 
 
 def check_address(url: str) -> str:
-    """The address of a server.
+    """Returns the address of a server unchanged, if it is well-formed.
 
     Raises:
-        ValueError: its user or password has a character that ends it, or its port is no number.
+        ValueError: the `//` is missing, the user or password contains an unescaped delimiter, or
+            the port is not a number.
     """
     parts = urlsplit(url)
+    if not url.lower().startswith(f"{parts.scheme}://"):
+        raise ValueError(f"expected {parts.scheme}://..., got {without_password(url)!r}")
     try:
         is_valid = parts.port != 0
     except ValueError:

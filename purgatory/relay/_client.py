@@ -1,24 +1,65 @@
-"""Calls of a store that are tried again until they succeed or their time is over, and that say what could not be done."""
+"""Calls a store, retries until the call succeeds or its timeout is over, and words the errors."""
 
+import logging
 from asyncio import sleep
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from itertools import count
 from random import uniform
-from typing import Any, Final, final
+from typing import Any, Final, cast, final
 
 from purgatory import RelayUnavailable, timeout
-from purgatory.relay._messages import Change, ChangeMessage
-from purgatory.relay._store import Store
+from purgatory._core.arguments import printable
+from purgatory.relay._delivery_batcher import DeliveryBatcher
+from purgatory.relay._messages import (
+    MAX_VALUE_BYTES,
+    Change,
+    ChangeMessage,
+    Delivery,
+    check_delivery,
+    check_message,
+)
+from purgatory.relay._store import (
+    NotWritten,
+    Refused,
+    Store,
+    StoreWithDeliveries,
+    SweptStore,
+)
 from purgatory.relay._write_batcher import WriteBatcher
 
 MIN_BACKOFF: Final = 0.02
 MAX_BACKOFF: Final = 1.0
-"""Seconds between two attempts to reach a store."""
+"""Bounds of the delay between two attempts to reach a store, in seconds."""
+
+
+MIN_SWEEP_INTERVAL: Final = 1.0
+MAX_SWEEP_INTERVAL: Final = 60.0
+"""Seconds between two searches for expired values; the minimum applies while there are some."""
+
+MAX_SWEPT: Final = 100
+"""Maximum number of expired values removed by one call."""
+
+SWEEP_PAUSE: Final = 0.005
+"""Pause between two portions of expired values, in seconds, so that writes can run in between."""
+
+log = logging.getLogger("purgatory.relay")
 
 
 def backoff(failures: int) -> float:
-    """Seconds to wait after so many failures, with jitter, so that many processes do not come back at once."""
+    """Seconds to wait after this number of failures, with jitter, so that processes do not all
+    retry at once."""
     return min(MAX_BACKOFF, MIN_BACKOFF * 2.0 ** min(failures, 10)) * uniform(0.5, 1.0)
+
+
+@asynccontextmanager
+async def answer_within(store: Store, seconds: float) -> AsyncIterator[None]:
+    """Limits the block, which calls `store`, to `seconds`; then it raises RelayUnavailable."""
+    try:
+        async with timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise RelayUnavailable(f"{store.address} gave no answer within {seconds} s") from error
 
 
 @final
@@ -26,62 +67,83 @@ class StoreClient:
     """Opens a store, and writes to it.
 
     Args:
-        store: a new one.
-        timeout: seconds after which a call fails.
-        write: makes changes in the store.
+        store: a new store, not opened yet.
+        timeout: time limit of each call, in seconds.
+        write: writes changes to the store; by default `StoreClient.write`.
+        max_value: size limit of a delivered value, in bytes.
+
+    Raises:
+        ValueError, TypeError: `max_value` is not a positive integer.
     """
 
     def __init__(
-        self, store: Store, timeout: float, write: Callable[[Sequence[Change]], Awaitable[ChangeMessage]] | None = None
+        self,
+        store: Store,
+        timeout: float,
+        write: Callable[[Sequence[Change]], Awaitable[ChangeMessage]] | None = None,
+        max_value: int = MAX_VALUE_BYTES,
     ) -> None:
+        if isinstance(max_value, bool) or not isinstance(max_value, int):
+            raise TypeError(f"max_value must be an integer, got {max_value!r}")
+        if max_value < 1:
+            raise ValueError(f"max_value must be a positive number of bytes, got {max_value}")
         self.store, self.timeout = store, timeout
         self.batcher = WriteBatcher(self.write if write is None else write, backoff)
+        self.deliveries = DeliveryBatcher(self._settle, backoff)
+        self._max_value = max_value
         self.last_error: RelayUnavailable | None = None
-        """Why the store could not be opened, the last time."""
+        """Error of the last attempt to open the store; None if it succeeded."""
 
     async def open(self) -> None:
-        """Tries until the store is open."""
+        """Opens the store; retries until it succeeds."""
         for failures in count():
             try:
                 await self.store.open()
                 self.last_error = None
                 return
+            except Refused:
+                raise
             except RelayUnavailable as error:
                 self.last_error = error
             await sleep(backoff(failures))
 
-    async def close(self) -> None:
-        """Closes the store, for as long as `timeout`."""
+    def stop(self) -> None:
+        """Cancels unanswered writes and deliveries."""
         self.batcher.close()
+        self.deliveries.close()
+
+    async def close(self) -> None:
+        """Closes the store, within `timeout`."""
+        self.stop()
         try:
             async with timeout(self.timeout):
                 await self.store.close()
         except (RelayUnavailable, TimeoutError):
-            pass  # it is closed at the other end
+            pass  # the server closed it first, or does not answer
 
     async def write(self, changes: Sequence[Change]) -> ChangeMessage:
-        """Makes changes, once.
+        """Writes the changes, without a retry.
 
         Raises:
-            RelayUnavailable: they were perhaps not made.
+            RelayUnavailable: the write failed; the changes may have been made.
         """
-        try:
-            async with timeout(self.timeout):
-                return await self.store.write(changes)
-        except TimeoutError as error:
-            raise RelayUnavailable(f"{self.store.address} gave no answer within {self.timeout} s") from error
+        async with answer_within(self.store, self.timeout):
+            return check_message(await self.store.write(changes))
 
     async def change(self, action: str, change: Change, connection: Any = None) -> int:
-        """Makes a change together with others; the version of its key after that, or the one that a bump was given.
+        """Writes a change, batched with others. Returns the key's version after it; for a bump, the
+        version allotted to it.
 
         Raises:
-            RelayUnavailable: it was not made, or perhaps.
+            RelayUnavailable: the change was not made, or may have been made; the message says
+                which.
         """
         key, batcher = change.key, self.batcher
         try:
             async with timeout(self.timeout):
                 if connection is not None:
-                    return (await self.store.write([change], connection)).versions[key]
+                    message = check_message(await self.store.write([change], connection))
+                    return message.versions[key]
                 return await batcher.submit(change)
         except TimeoutError:
             written = ", and it was perhaps written" if batcher.is_in_flight(key) else ""
@@ -91,13 +153,86 @@ class StoreClient:
             error = self.unavailable(action, key, batcher.last_error)
             raise RelayUnavailable(f"{error}{written}") from batcher.last_error
         except RelayUnavailable as error:
-            raise RelayUnavailable(f"cannot {action} {key!r}: {error}, and it was perhaps written") from error
+            written = "" if isinstance(error, NotWritten) else ", and it was perhaps written"
+            raise RelayUnavailable(f"cannot {action} {key!r}: {error}{written}") from error
 
-    async def retry(self, action: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
-        """The result of a call that may be made more than once.
+    # -- deliveries
+
+    def require_deliveries(self, action: str, key: str) -> None:
+        """Raises TypeError if the store has no methods for deliveries."""
+        if not hasattr(self.store, "settle"):
+            raise TypeError(
+                f"cannot {action} {key!r}: the store at {self.store.address} takes no deliveries, see "
+                "purgatory.relay.StoreWithDeliveries"
+            )
+
+    async def deliver(self, key: str, value: bytes, ttl: float, connection: Any = None) -> bool:
+        """Settles a key. Returns whether this call did it.
 
         Raises:
-            RelayUnavailable: it has failed until the time was over.
+            RelayUnavailable: the value was not delivered, or may have been; the message says which.
+            ValueError, TypeError: an argument is out of bounds or of a wrong type.
+        """
+        delivery = check_delivery(key, value, ttl, self._max_value)
+        self.require_deliveries("deliver to", key)
+        limit = getattr(self.store, "max_value", self._max_value)
+        if len(value) > limit:
+            raise ValueError(
+                f"cannot deliver {len(value)} bytes to {key!r}: the server at {self.store.address} "
+                f"takes at most {limit}"
+            )
+        pending = None
+        try:
+            async with timeout(self.timeout):
+                if connection is not None:
+                    store = cast(StoreWithDeliveries, self.store)
+                    return (await store.settle([delivery], connection))[key]
+                pending = self.deliveries.submit(delivery)
+                return await pending.answer
+        except TimeoutError:
+            made = ", and it was perhaps delivered" if pending and pending.is_perhaps_made else ""
+            if pending and pending.is_locked:
+                locked = f"another transaction holds it locked at {self.store.address}"
+                raise RelayUnavailable(f"cannot deliver to {key!r}: {locked}{made}") from None
+            last = self.deliveries.last_error
+            error = self.unavailable("deliver to", key, last)
+            raise RelayUnavailable(f"{error}{made}") from last
+        except RelayUnavailable as error:
+            made = "" if isinstance(error, NotWritten) else ", and it was perhaps delivered"
+            raise RelayUnavailable(f"cannot deliver to {key!r}: {error}{made}") from error
+
+    async def _settle(self, deliveries: Sequence[Delivery]) -> Mapping[str, bool]:
+        # Half the timeout leaves time for a second attempt.
+        async with answer_within(self.store, self.timeout / 2.0):
+            return await cast(StoreWithDeliveries, self.store).settle(deliveries)
+
+    async def keep_sweeping(self) -> None:
+        """Removes expired values, in portions, unless the store does so by itself. Every process
+        runs this; a search that finds none is cheap."""
+        if not hasattr(self.store, "sweep"):
+            return
+        interval = MAX_SWEEP_INTERVAL / 2.0
+        while True:
+            await sleep(interval * uniform(0.5, 1.0))
+            interval = min(interval * 2.0, MAX_SWEEP_INTERVAL)
+            try:
+                while await self._sweep():
+                    interval = MIN_SWEEP_INTERVAL
+                    await sleep(SWEEP_PAUSE)
+            except (RelayUnavailable, TimeoutError):
+                log.debug("%s: nothing was swept", self.store.address, exc_info=True)
+            except Exception as error:
+                log.warning("%s: cannot sweep: %s", self.store.address, printable(error))
+
+    async def _sweep(self) -> int:
+        async with timeout(self.timeout):
+            return await cast(SweptStore, self.store).sweep(MAX_SWEPT)
+
+    async def retry(self, action: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Makes an idempotent call, with retries, and returns its result.
+
+        Raises:
+            RelayUnavailable: every attempt within the timeout failed.
         """
         last_error: Exception | None = None
         try:
@@ -105,6 +240,8 @@ class StoreClient:
                 for failures in count():
                     try:
                         return await call()
+                    except Refused as error:
+                        raise RelayUnavailable(f"cannot {action} {key!r}: {error}") from error
                     except RelayUnavailable as error:
                         last_error = error
                     await sleep(backoff(failures))
@@ -112,6 +249,8 @@ class StoreClient:
             raise self.unavailable(action, key, last_error) from last_error
 
     def unavailable(self, action: str, key: str, error: Exception | None) -> RelayUnavailable:
-        """Says what could not be done, and why if that is known."""
+        """The error for a failed action, with the cause if it is known."""
         reason = "" if error is None else f": {error}"
-        return RelayUnavailable(f"cannot {action} {key!r}: {self.store.address} gave no answer within {self.timeout} s{reason}")
+        return RelayUnavailable(
+            f"cannot {action} {key!r}: {self.store.address} gave no answer within {self.timeout} s{reason}"
+        )

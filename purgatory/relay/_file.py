@@ -1,27 +1,34 @@
-"""A store without a server, for the processes of one machine: SQLite for the versions, Unix datagram sockets for the messages.
+"""A store without a server, for the processes of one machine: SQLite holds the versions, Unix
+datagram sockets carry the messages.
 
-    /run/app/purgatory.5f1c2d3e.sqlite     versions, position, epoch and listeners; 5f1c2d3e is this boot of the machine
-    /run/app/purgatory.9a8b7c6d.sock       one for each process that listens
+    /run/app/purgatory.5f1c2d3e.sqlite     versions, position, epoch, listeners and delivered values; 5f1c2d3e identifies the boot
+    /run/app/purgatory.9a8b7c6d.sock       one for each listening process
 
-A listener binds its socket, and then writes its name into the database: whatever is committed after that, is sent to it. A
-writer reads these names in the transaction that it writes in, and sends after the commit. If it dies in between, or a socket is
-full for long, messages are lost, and what they said is found at the next gap or resync. A process without interest in changes
-has its name in another table, which only those read who send something to all.
+A listener binds its socket and then inserts its name into the database; all later commits are sent
+to it. A writer reads these names in its write transaction, and sends after the commit. If it dies
+in between, or a socket stays full, messages are lost, and the next gap or resync finds their
+changes. The names of processes without interest in changes are in another table, read only for
+messages to all processes.
 
-A transaction takes 15 µs, less than handing it to a thread and back (25 µs), so it runs on the loop's thread. While the
-database is locked, a coroutine sleeps and tries again. Nothing is synced to the disk: what a process has committed survives
-that process, and each boot of the machine begins with a database, and an epoch, of its own.
+A transaction takes 15 µs, less than a round trip to a thread (25 µs), so it runs on the loop's
+thread. While the database is locked, the coroutine sleeps and retries. Nothing is synced to the
+disk: commits survive the process that made them, and each boot of the machine starts with a new
+database and a new epoch.
 """
 
 import sqlite3
 import sys
 from asyncio import get_running_loop, sleep
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from os import stat_result
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from errno import EACCES, EPERM, EROFS
+from fcntl import LOCK_EX, LOCK_NB, flock
+from os import O_CREAT, O_DIRECTORY, O_EXCL, O_NOFOLLOW, O_RDONLY, O_RDWR, geteuid, stat_result
+from os import close as close_file
+from os import open as open_file
 from pathlib import Path
 from secrets import token_hex
-from stat import S_ISREG
+from stat import S_ISDIR, S_ISREG, S_IWGRP, S_IWOTH
 from subprocess import run
 from time import monotonic, time
 from typing import Any, Final, TypeVar, final
@@ -29,15 +36,27 @@ from urllib.parse import unquote, urlsplit
 
 from purgatory import RelayUnavailable
 from purgatory.relay._address import without_password
-from purgatory.relay._file_sockets import SocketFolder, datagram_socket, is_named
+from purgatory.relay._file_sockets import (
+    MAX_DATAGRAM,
+    SocketFolder,
+    datagram_socket,
+    is_file_name,
+)
 from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
-from purgatory.relay._messages import Change, ChangeMessage, ReadResult, encode
-from purgatory.relay._store import NotWritten
+from purgatory.relay._messages import (
+    Change,
+    ChangeMessage,
+    Delivery,
+    ReadResult,
+    encode,
+    encode_settled,
+)
+from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Refused, refuse_connection
 
 T = TypeVar("T")
 
 APPLICATION_ID: Final = 0x70726C79
-"""Tells the database of a relay from others."""
+"""SQLite's application id, which identifies a relay's database."""
 
 SCHEMA: Final = f"""
     CREATE TABLE versions (key TEXT PRIMARY KEY, version INTEGER NOT NULL, position INTEGER NOT NULL) WITHOUT ROWID;
@@ -53,25 +72,56 @@ ADD_FORGETTING: Final = """
     CREATE TABLE samples (time REAL NOT NULL, position INTEGER NOT NULL);
     PRAGMA user_version = 2;
 """
-"""What the second version has beside the first, which forgot nothing. `forgotten` is the latest position that was forgotten."""
+"""Upgrades the schema from version 1, which had no forgetting, to 2. `forgotten` is the latest
+position among the forgotten keys."""
 
-ADD_QUIET: Final = "CREATE TABLE IF NOT EXISTS quiet_listeners (name TEXT PRIMARY KEY) WITHOUT ROWID"
-"""Those to whom no changes are sent. Processes of an earlier version of this library do not know of it, which does no harm."""
+ADD_QUIET: Final = (
+    "CREATE TABLE IF NOT EXISTS quiet_listeners (name TEXT PRIMARY KEY) WITHOUT ROWID"
+)
+"""Listeners that receive no changes. Earlier versions of this library ignore the table, which is
+harmless."""
+
+ADD_DELIVERIES: Final = """
+    CREATE TABLE IF NOT EXISTS settled (
+        key TEXT PRIMARY KEY, token BLOB NOT NULL, expires REAL NOT NULL, value BLOB NOT NULL
+    );
+    CREATE INDEX IF NOT EXISTS expiries ON settled (expires)
+"""
+"""Delivered values, also ignored by earlier versions. `expires` is on the monotonic clock of this
+boot."""
+
+MAX_FREE_PAGES: Final = 1_000
+"""Free pages (4 KiB each) that the database keeps for new values. Sweeping returns further ones to
+the disk."""
+
+MAX_VACUUMED: Final = 500
+"""Limit of pages returned to the disk per sweep."""
+
+MAX_LOG_BYTES: Final = 4 << 20
+"""Size to which SQLite truncates its log after a checkpoint, in bytes."""
 
 MAX_ROWS_PER_READ: Final = 1_000
-"""How many changes one read returns."""
+"""Limit of changes per read."""
 
 DAY: Final = 86_400.0
 
 
 @final
 class FileStore:
-    """The store at `file:///folder`, which is created if it is missing. See `purgatory.relay.Store`."""
+    """The store at `file:///folder`, which is created if it is missing. See
+    `purgatory.relay.Store`."""
 
     def __init__(self, url: str, prefix: str) -> None:
         parts = urlsplit(url)
-        if parts.netloc not in ("", "localhost") or len(parts.path) < 2 or parts.query or parts.fragment:
-            raise ValueError(f"a store in a folder is file:///folder, with three slashes, not {without_password(url)!r}")
+        if (
+            parts.netloc not in ("", "localhost")
+            or len(parts.path) < 2
+            or parts.query
+            or parts.fragment
+        ):
+            raise ValueError(
+                f"a store in a folder is file:///folder, with three slashes, not {without_password(url)!r}"
+            )
         if sys.platform == "win32":
             raise ValueError(
                 f"cannot open {without_password(url)!r}: Windows lacks Unix datagram sockets; use redis:// or postgresql://"
@@ -83,10 +133,10 @@ class FileStore:
         self._log_path = Path(f"{self._path}-wal")
         self._database: sqlite3.Connection | None = None
         self._identities: list[tuple[int, int]] = []
-        """Of the open database and its log."""
+        """Device and inode of the open database and of its log."""
         self._sockets = SocketFolder(self._folder, self._remove_listener)
         self._own_name = ""
-        """Of the socket on which it listens."""
+        """Name of this process's socket while it listens, else empty."""
         self._is_interested = True
 
     # -- the database
@@ -105,55 +155,85 @@ class FileStore:
             raise self._unavailable(error) from error
 
     def _connect(self) -> None:
-        """Opens the database, and creates its tables."""
+        """Opens the database, and creates missing tables."""
         if self._database is not None:
             self._database.close()
             self._database = None
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._remove_without_log()
-        if self._path.is_symlink():
-            raise ValueError(f"cannot use {self._path}: it is a symbolic link, and was left alone")
-        database = self._database = sqlite3.connect(self._path, timeout=0.0, isolation_level=None)
-        database.execute("PRAGMA synchronous = OFF")
-        database.execute("BEGIN IMMEDIATE")
+        check_folder(self._folder)
         try:
-            [application] = database.execute("PRAGMA application_id").fetchone()
-            [tables] = database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-            [schema] = database.execute("PRAGMA user_version").fetchone()
+            self._open_database()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_IOERR_SHORT_READ:
+                raise
+            self._remove_unreadable()
+            self._open_database()
+        self._identities = self._find_identities()
+
+    def _open_database(self) -> None:
+        with suppress(FileExistsError):
+            close_file(open_file(self._path, O_CREAT | O_EXCL | O_RDWR | O_NOFOLLOW, 0o660))
+        check_database(self._path, self._folder)
+        database = self._database = sqlite3.connect(self._path, timeout=0.0, isolation_level=None)
+        try:
+            database.execute("PRAGMA synchronous = OFF")
+            first_row(database, f"PRAGMA journal_size_limit = {MAX_LOG_BYTES}")
+            database.execute("PRAGMA auto_vacuum = INCREMENTAL")  # for a new database
+            database.execute("BEGIN IMMEDIATE")
+            [application] = first_row(database, "PRAGMA application_id")
+            [tables] = first_row(database, "SELECT count(*) FROM sqlite_schema")
+            [schema] = first_row(database, "PRAGMA user_version")
             if not application and not tables and not schema:
-                hide_from_others(self._path)
                 for statement in SCHEMA.split(";"):
                     database.execute(statement)
                 database.execute("INSERT INTO state VALUES (?, 0)", (token_hex(4),))
                 schema = 1
             elif application != APPLICATION_ID or schema not in (1, 2):
-                raise ValueError(f"cannot use {self._path}: it is the database of something else, and was left alone")
+                raise ValueError(
+                    f"cannot use {self._path}: it is the database of something else, and was left alone"
+                )
             if schema == 1:
                 for statement in ADD_FORGETTING.split(";"):
                     database.execute(statement)
             database.execute(ADD_QUIET)
+            for statement in ADD_DELIVERIES.split(";"):
+                database.execute(statement)
             database.execute("COMMIT")
-            database.execute("PRAGMA journal_mode = WAL")
-            database.execute("SELECT * FROM state").fetchone()  # which creates the log
+            first_row(database, "PRAGMA journal_mode = WAL")
+            first_row(database, "SELECT * FROM state")  # creates the log
         except BaseException:
             self._database = None
             database.close()
             raise
-        self._identities = self._find_identities()
 
-    def _remove_without_log(self) -> None:
-        """Removes the database, if its log was deleted while it was in use: nobody can open it, or know what it has lost."""
-        if Path(f"{self._path}-shm").exists() and not self._log_path.exists():
-            for path in (self._path, Path(f"{self._path}-shm")):
-                path.unlink(missing_ok=True)
+    def _remove_unreadable(self) -> None:
+        """Removes a database whose log was deleted while in use: SQLite then reads less from the
+        log than the `-shm` promises, and no process can open it again.
+
+        One process at a time does this, after another attempt to open: another process may have
+        created a new database by now.
+        """
+        folder = open_file(self._folder, O_RDONLY | O_DIRECTORY)
+        try:
+            flock(folder, LOCK_EX | LOCK_NB)  # BlockingIOError if another process holds it
+            self._open_database()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_IOERR_SHORT_READ:
+                raise
+            remove_database(self._path)
+        else:
+            assert self._database is not None
+            self._database.close()
+        finally:
+            close_file(folder)
 
     def _remove_old_databases(self) -> None:
-        """Removes those of earlier boots, and nothing else of such a name."""
+        """Removes the databases of earlier boots, but no other files with such names."""
         for path in self._folder.glob(f"{self._prefix}.*.sqlite"):
             with suppress(OSError):
-                if path != self._path and is_named(path, self._prefix, 8) and is_old_database(path):
-                    for each in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
-                        each.unlink(missing_ok=True)
+                is_ours = is_file_name(path.name, self._prefix, "sqlite")
+                if path != self._path and is_ours and is_old_database(path):
+                    remove_database(path)
 
     async def close(self) -> None:
         """See `Store.close`."""
@@ -167,7 +247,11 @@ class FileStore:
 
         def transaction() -> T:
             database = self._database
-            if database is None or not self._identities or self._find_identities() != self._identities:
+            if (
+                database is None
+                or not self._identities
+                or self._find_identities() != self._identities
+            ):
                 self._connect()
                 assert self._database is not None
                 database = self._database
@@ -184,24 +268,32 @@ class FileStore:
         return await self._retry_while_locked(transaction)
 
     async def _retry_while_locked(self, work: Callable[[], T]) -> T:
-        """Calls `work` until it finds the database unlocked, and returns its result."""
+        """Calls `work`, retries while the database is locked, and returns the result."""
         delay = 0.0005
-        await sleep(0.0)  # nothing else here suspends, and many transactions would be one iteration of the loop
+        await sleep(
+            0.0
+        )  # nothing else here suspends: many transactions would share one loop iteration
         while True:
             try:
                 return work()
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                if error.sqlite_errorcode & 0xFF not in (
+                    sqlite3.SQLITE_BUSY,
+                    sqlite3.SQLITE_LOCKED,
+                ):
                     raise self._unavailable(error) from error
             except sqlite3.DatabaseError as error:
                 raise ValueError(f"cannot use {self._path}: {error}") from error
+            except BlockingIOError:
+                pass
             except OSError as error:
                 raise self._unavailable(error) from error
             await sleep(delay)
             delay = min(delay * 2.0, 0.01)
 
     def _find_identities(self) -> list[tuple[int, int]]:
-        """Tells the files in the folder from others, also from later ones of the same names."""
+        """Device and inode of the database and of its log: other numbers for later files of the
+        same names."""
         try:
             return [identity(path.stat()) for path in (self._path, self._log_path)]
         except OSError:
@@ -209,7 +301,9 @@ class FileStore:
 
     def _unavailable(self, error: Exception) -> RelayUnavailable:
         reason = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-        return NotWritten(f"cannot use {self.address}: {reason}")
+        is_refused = isinstance(error, OSError) and error.errno in (EACCES, EPERM, EROFS)
+        kind = Refused if is_refused else NotWritten
+        return kind(f"cannot use {self.address}: {reason}")
 
     # -- versions
 
@@ -218,7 +312,7 @@ class FileStore:
 
         def work(database: sqlite3.Connection) -> ReadResult:
             query = "SELECT epoch, position, floor, forgotten FROM state"
-            epoch, position, floor, forgotten = database.execute(query).fetchone()
+            epoch, position, floor, forgotten = first_row(database, query)
             is_incomplete = since is not None and since < forgotten
             rows: list[tuple[str, int, int]] = []
             if since is not None and since < position:
@@ -226,10 +320,10 @@ class FileStore:
                 rows = database.execute(query, (since, MAX_ROWS_PER_READ)).fetchall()
             latest, has_more = position, len(rows) == MAX_ROWS_PER_READ
             if has_more:
-                position = rows[-1][2] - 1  # there may be more at the last one
+                position = rows[-1][2] - 1  # the last position may have more changes
             versions = {key: version for key, version, at in rows if at <= position}
             for key in keys:
-                row = database.execute("SELECT version FROM versions WHERE key = ?", (key,)).fetchone()
+                row = first_row(database, "SELECT version FROM versions WHERE key = ?", (key,))
                 versions[key] = row[0] if row else floor
             return ReadResult(epoch, position, versions, has_more, latest, is_incomplete)
 
@@ -237,14 +331,13 @@ class FileStore:
 
     async def write(self, changes: Sequence[Change], connection: Any = None) -> ChangeMessage:
         """See `Store.write`."""
-        if connection is not None:
-            raise TypeError(f"{self.address} writes in no other transaction than its own, so it takes no connection")
+        refuse_connection(self, connection)
 
-        def work(database: sqlite3.Connection) -> tuple[ChangeMessage, list[tuple[str]]]:
-            [base] = database.execute("SELECT floor FROM state").fetchone()
+        def work(database: sqlite3.Connection) -> tuple[ChangeMessage, list[str], list[str]]:
+            [base] = first_row(database, "SELECT floor FROM state")
             versions, raised = {}, []
             for key, floor, increment in changes:
-                row = database.execute("SELECT version FROM versions WHERE key = ?", (key,)).fetchone()
+                row = first_row(database, "SELECT version FROM versions WHERE key = ?", (key,))
                 before = row[0] if row else base
                 versions[key] = max(before, floor) + increment
                 if versions[key] > before:
@@ -253,11 +346,13 @@ class FileStore:
             [(epoch, position)] = database.execute(query, (len(raised),)).fetchall()
             rows = [(key, versions[key], position) for key in raised]
             database.executemany("INSERT OR REPLACE INTO versions VALUES (?, ?, ?)", rows)
-            return ChangeMessage(epoch, position - len(raised), position, versions), self._listeners(database)
+            message = ChangeMessage(epoch, position - len(raised), position, versions)
+            return message, raised, self._listeners(database)
 
-        message, listeners = await self._transact("BEGIN IMMEDIATE", work)
-        if message.position > message.after:
-            self._publish(message, listeners)
+        message, raised, listeners = await self._transact("BEGIN IMMEDIATE", work)
+        if raised:
+            versions = {key: message.versions[key] for key in raised}
+            self._publish(message._replace(versions=versions), listeners)
         return message
 
     async def forget(self, keys: Sequence[str]) -> None:
@@ -265,15 +360,18 @@ class FileStore:
 
         def work(database: sqlite3.Connection) -> None:
             query = "DELETE FROM versions WHERE key = ? RETURNING version, position"
-            self._raise_floor(database, [row for key in keys for row in database.execute(query, (key,)).fetchall()])
+            self._raise_floor(
+                database,
+                [row for key in keys for row in database.execute(query, (key,)).fetchall()],
+            )
 
         await self._transact("BEGIN IMMEDIATE", work)
 
     async def forget_unwritten(self, seconds: float) -> bool:
-        """See `Store.forget_unwritten`. The time is that of this boot of the machine."""
+        """See `Store.forget_unwritten`. Times are on the monotonic clock of this boot."""
 
         def work(database: sqlite3.Connection) -> bool:
-            [position] = database.execute("SELECT position FROM state").fetchone()
+            [position] = first_row(database, "SELECT position FROM state")
             before = database.execute("SELECT time, position FROM samples ORDER BY time").fetchall()
             samples, last = horizon(before, monotonic(), position, seconds)
             if samples != before:
@@ -290,41 +388,120 @@ class FileStore:
         return await self._transact("BEGIN IMMEDIATE", work)
 
     def _raise_floor(self, database: sqlite3.Connection, forgotten: list[tuple[int, int]]) -> None:
-        """The floor is above these versions from now on, which stood at these positions."""
+        """Raises the floor to the highest of these forgotten versions, each given with its
+        position."""
         if forgotten:
             highest = [max(numbers) for numbers in zip(*forgotten, strict=True)]
-            database.execute("UPDATE state SET floor = max(floor, ?), forgotten = max(forgotten, ?)", highest)
+            database.execute(
+                "UPDATE state SET floor = max(floor, ?), forgotten = max(forgotten, ?)", highest
+            )
 
     async def renew(self, epoch: str) -> None:
         """See `Store.renew`."""
 
-        def work(database: sqlite3.Connection) -> tuple[ChangeMessage | None, list[tuple[str]]]:
+        def work(database: sqlite3.Connection) -> tuple[ChangeMessage | None, list[str]]:
             query = "UPDATE state SET epoch = ? WHERE epoch = ? RETURNING epoch, position"
             rows = database.execute(query, (token_hex(4), epoch)).fetchall()
-            message = next((ChangeMessage(new, position, position, {}) for new, position in rows), None)
+            message = next(
+                (ChangeMessage(new, position, position, {}) for new, position in rows), None
+            )
             return message, self._all_listeners(database)
 
         message, listeners = await self._transact("BEGIN IMMEDIATE", work)
         if message is not None:
             self._publish(message, listeners)
 
+    # -- deliveries
+
+    async def settle(
+        self, deliveries: Sequence[Delivery], connection: Any = None
+    ) -> Mapping[str, bool]:
+        """See `StoreWithDeliveries.settle`."""
+        refuse_connection(self, connection)
+
+        def work(database: sqlite3.Connection) -> tuple[dict[str, bool], list[str], list[str]]:
+            now = monotonic()
+            settled, new = {}, []
+            for key, value, ttl, token in deliveries:
+                query = "SELECT token FROM settled WHERE key = ? AND expires > ?"
+                row = first_row(database, query, (key, now))
+                settled[key] = row is None or row[0] == token
+                if row is None:
+                    query = "INSERT OR REPLACE INTO settled VALUES (?, ?, ?, ?)"
+                    database.execute(query, (key, token, now + ttl, value))
+                    new.append(key)
+            return settled, new, self._listeners(database)
+
+        settled, new, listeners = await self._transact("BEGIN IMMEDIATE", work)
+        if new:
+            for payload in encode_settled(new, MAX_DATAGRAM):
+                for name in listeners:
+                    self._sockets.send(name, payload)
+        return settled
+
+    async def settled(self, keys: Sequence[str]) -> Mapping[str, bytes]:
+        """See `StoreWithDeliveries.settled`."""
+
+        def work(database: sqlite3.Connection) -> dict[str, bytes]:
+            values: dict[str, bytes] = {}
+            now, size = monotonic(), 0
+            for key in keys:
+                query = "SELECT value FROM settled WHERE key = ? AND expires > ?"
+                row = first_row(database, query, (key, now))
+                if row is not None:
+                    values[key] = row[0]
+                    size += len(row[0])
+                if size > MAX_SETTLED_BYTES:
+                    break
+            return values
+
+        return await self._transact("BEGIN", work)
+
+    async def sweep(self, limit: int) -> int:
+        """See `SweptStore.sweep`. Removes fewer if they are large. Also returns free pages to the
+        disk."""
+
+        def work(database: sqlite3.Connection) -> int:
+            query = "SELECT rowid, length(value) FROM settled WHERE expires <= ? ORDER BY expires LIMIT ?"
+            rows = database.execute(query, (monotonic(), limit)).fetchall()
+            count, size = 0, 0
+            for row, length in rows:
+                database.execute("DELETE FROM settled WHERE rowid = ?", (row,))
+                count, size = count + 1, size + length
+                if size > MAX_SETTLED_BYTES:
+                    break
+            before = free_pages(database)
+            if before > MAX_FREE_PAGES:
+                pages = min(before - MAX_FREE_PAGES, MAX_VACUUMED)
+                database.execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
+            return count or before - free_pages(database)
+
+        if not await self._transact("BEGIN", needs_sweep):
+            return 0
+        return await self._transact("BEGIN IMMEDIATE", work)
+
     # -- messages
 
-    async def listen(self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]) -> None:
+    async def listen(
+        self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]
+    ) -> None:
         """See `Store.listen`."""
         loop = get_running_loop()
         name = f"{self._prefix}.{token_hex(8)}.sock"
+        buffer = memoryview(bytearray(2 * MAX_DATAGRAM))
         with datagram_socket() as receiver:
 
             def receive() -> None:
                 with suppress(BlockingIOError):
                     for _ in range(64):
-                        on_message(receiver.recv(1 << 16))
+                        size = receiver.recv_into(buffer)
+                        on_message(bytes(buffer[:size]))
 
             try:
                 receiver.bind(self._sockets.path(name))
-                hide_from_others(self._folder / name)
-                await self._transact("BEGIN IMMEDIATE", lambda database: self._add_listener(database, name))
+                await self._transact(
+                    "BEGIN IMMEDIATE", lambda database: self._add_listener(database, name)
+                )
                 self._own_name = name
                 loop.add_reader(receiver, receive)
                 on_subscribed()
@@ -343,7 +520,9 @@ class FileStore:
         self._is_interested = is_wanted
         name = self._own_name
         if name:
-            await self._transact("BEGIN IMMEDIATE", lambda database: self._add_listener(database, name))
+            await self._transact(
+                "BEGIN IMMEDIATE", lambda database: self._add_listener(database, name)
+            )
 
     def _add_listener(self, database: sqlite3.Connection, name: str) -> None:
         database.execute("DELETE FROM quiet_listeners WHERE name = ?", (name,))
@@ -351,14 +530,21 @@ class FileStore:
         table = "listeners" if self._is_interested else "quiet_listeners"
         database.execute(f"INSERT INTO {table} VALUES (?)", (name,))
 
-    def _listeners(self, database: sqlite3.Connection) -> list[tuple[str]]:
-        return database.execute("SELECT name FROM listeners").fetchall()
+    def _listeners(self, database: sqlite3.Connection) -> list[str]:
+        return self._names(database, "SELECT name FROM listeners")
 
-    def _all_listeners(self, database: sqlite3.Connection) -> list[tuple[str]]:
-        return database.execute("SELECT name FROM listeners UNION SELECT name FROM quiet_listeners").fetchall()
+    def _all_listeners(self, database: sqlite3.Connection) -> list[str]:
+        query = "SELECT name FROM listeners UNION SELECT name FROM quiet_listeners"
+        return self._names(database, query)
+
+    def _names(self, database: sqlite3.Connection, query: str) -> list[str]:
+        """The valid socket names among the rows of the query."""
+        rows = database.execute(query).fetchall()
+        return [name for (name,) in rows if is_file_name(name, self._prefix, "sock")]
 
     def _remove_listener(self, name: str) -> None:
-        """Nobody listens at `name` any more. If the database is locked, the next process that sends there removes it."""
+        """Removes a listener that is gone. If the database is locked, the next process that sends
+        to it removes its name."""
         self._sockets.remove(name)
         if self._database is not None:
             with suppress(sqlite3.Error):
@@ -367,38 +553,112 @@ class FileStore:
 
     async def send(self, payload: bytes) -> None:
         """See `Store.send`."""
-        for (name,) in await self._transact("BEGIN", self._all_listeners):
+        for name in await self._transact("BEGIN", self._all_listeners):
             self._sockets.send(name, payload)
 
-    def _publish(self, message: ChangeMessage, listeners: list[tuple[str]]) -> None:
+    def _publish(self, message: ChangeMessage, listeners: list[str]) -> None:
+        """Sends a change message. One that is too large is split into parts, each with some of the
+        keys and as many positions."""
         payload = encode(message)
-        for (name,) in listeners:
+        if len(payload) > MAX_DATAGRAM:
+            keys = list(message.versions)
+            middle = len(keys) // 2
+            for first, last in ((0, middle), (middle, len(keys))):
+                versions = {key: message.versions[key] for key in keys[first:last]}
+                after, position = message.after + first, message.after + last
+                part = ChangeMessage(message.epoch, after, position, versions)
+                self._publish(part, listeners)
+            return
+        for name in listeners:
             if name != self._own_name:
                 self._sockets.send(name, payload)
 
 
+def first_row(database: sqlite3.Connection, query: str, arguments: Sequence[Any] = ()) -> Any:
+    """The first row of a query, or None."""
+    # An open statement blocks a commit, and PyPy frees cursors only at its next garbage collection.
+    with closing(database.execute(query, arguments)) as cursor:
+        return cursor.fetchone()
+
+
+def needs_sweep(database: sqlite3.Connection) -> bool:
+    """Whether there are expired values, or more free pages than `MAX_FREE_PAGES`."""
+    query = "SELECT EXISTS (SELECT 1 FROM settled WHERE expires <= ?)"
+    [has_expired] = first_row(database, query, (monotonic(),))
+    return bool(has_expired) or free_pages(database) > MAX_FREE_PAGES
+
+
+def free_pages(database: sqlite3.Connection) -> int:
+    """Number of unused pages in the database."""
+    [count] = first_row(database, "PRAGMA freelist_count")
+    return int(count)
+
+
 def identity(status: stat_result) -> tuple[int, int]:
-    """Tells a file from others."""
+    """Device and inode of a file, which identify it."""
     return status.st_dev, status.st_ino
 
 
-def hide_from_others(path: Path) -> None:
-    """Leaves the rights to a file to its owner and group."""
-    path.chmod(path.lstat().st_mode & 0o660)
+def check_folder(folder: Path) -> None:
+    """Checks that no other user can change the folder's contents.
+
+    Raises:
+        ValueError: the folder belongs to another user, is writable by everyone, or is not a folder.
+    """
+    status = folder.lstat()
+    if not S_ISDIR(status.st_mode):
+        raise ValueError(f"cannot use {folder}: expected a folder, not a link or another file")
+    if status.st_uid not in (geteuid(), 0):
+        raise ValueError(
+            f"cannot use {folder}: expected a folder of this user ({geteuid()}) or root, "
+            f"got one of user {status.st_uid}"
+        )
+    if status.st_mode & S_IWOTH:
+        raise ValueError(
+            f"cannot use {folder}: expected a folder to which others may not write, "
+            f"got mode {status.st_mode & 0o7777:04o}"
+        )
+
+
+def check_database(path: Path, folder: Path) -> None:
+    """Checks that a database belongs to this user, to root, or, in a folder writable by its group,
+    to any member.
+
+    Raises:
+        ValueError: it belongs to another user, is writable by everyone, or is not a regular file.
+    """
+    status = path.lstat()
+    if not S_ISREG(status.st_mode):
+        kind = "a symbolic link" if path.is_symlink() else "no file"
+        raise ValueError(f"cannot use {path}: it is {kind}, and was left alone")
+    is_shared = folder.stat().st_mode & S_IWGRP
+    if (status.st_uid not in (geteuid(), 0) and not is_shared) or status.st_mode & S_IWOTH:
+        raise ValueError(
+            f"cannot use {path}: expected a file of this user ({geteuid()}) or root to which others "
+            f"may not write, got one of user {status.st_uid} with mode {status.st_mode & 0o7777:04o}"
+        )
+
+
+def remove_database(path: Path) -> None:
+    """Removes a database with its log and index."""
+    for each in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        each.unlink(missing_ok=True)
 
 
 def is_old_database(path: Path) -> bool:
-    """Whether this is a relay's database, of a day ago or earlier, and no link to one."""
+    """Whether this is a relay's database, not a link to one, and unchanged for a day."""
     status = path.lstat()
     if not S_ISREG(status.st_mode) or status.st_mtime > time() - DAY:
         return False
     with path.open("rb") as file:
         header = file.read(100)
-    return header.startswith(b"SQLite format 3\0") and header[68:72] == APPLICATION_ID.to_bytes(4, "big")
+    return header.startswith(b"SQLite format 3\0") and header[68:72] == APPLICATION_ID.to_bytes(
+        4, "big"
+    )
 
 
 def boot_id() -> str:
-    """Tells this boot of the machine from others."""
+    """Identifier of this boot of the machine, 8 characters."""
     file = Path("/proc/sys/kernel/random/boot_id")
     if file.exists():
         return file.read_text()[:8]

@@ -1,11 +1,14 @@
-"""The sockets of a relay's processes in a folder: sends messages there, and removes those of processes that were killed."""
+"""The sockets of a relay's processes in a folder. Sends messages to them, and removes the sockets
+of killed processes."""
 
+import re
+import sys
 from asyncio import TimerHandle, get_running_loop
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from errno import EMSGSIZE
-from os import O_RDONLY, close, fsencode
+from os import O_RDONLY, close, fchmod, fsencode
 from os import open as open_file
 from pathlib import Path
 from socket import AF_UNIX, SOCK_DGRAM, socket
@@ -13,10 +16,13 @@ from stat import S_ISSOCK
 from typing import Final, final
 
 MAX_SOCKET_PATH: Final = 100
-"""Bytes; systems allow 104 or 108."""
+"""Length of a socket path, in bytes; systems allow 104 or 108."""
+
+MAX_DATAGRAM: Final = 1 << 16
+"""Size of a message, in bytes."""
 
 MAX_QUEUED: Final = 100
-"""Messages kept for a socket that is full."""
+"""Messages queued per full socket."""
 
 
 @final
@@ -24,25 +30,25 @@ class SocketFolder:
     """Sends to sockets in a folder, by their names.
 
     Args:
-        folder: need not exist yet.
-        on_gone: called with the name of a socket at which nobody receives any more.
+        folder: the folder of the sockets; need not exist yet.
+        on_gone: called with the name of a socket that has no receiver any more.
     """
 
     def __init__(self, folder: Path, on_gone: Callable[[str], None]) -> None:
         self._folder, self._on_gone = folder, on_gone
         self._sender: socket | None = None
         self._descriptor: int | None = None
-        """Of the folder, if its path is too long for that of a socket."""
+        """File descriptor of the folder, opened if its path is too long for a socket address."""
         self._queues: dict[str, deque[bytes]] = {}
-        """Messages for sockets that are full."""
+        """Full sockets -> messages queued for them."""
         self._flush_timer: TimerHandle | None = None
 
     def open(self) -> None:
-        """Makes the socket that sends, unless it is there."""
+        """Creates the sending socket, unless it exists."""
         self._sender = self._sender or datagram_socket()
 
     def close(self) -> None:
-        """Drops what was not sent."""
+        """Closes the sending socket. Queued messages are dropped."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
         if self._sender is not None:
@@ -52,7 +58,8 @@ class SocketFolder:
             self._descriptor = None
 
     def send(self, name: str, payload: bytes) -> None:
-        """Sends a message, later if the socket is full. Of very many, the oldest are dropped, which leaves a gap."""
+        """Sends a message, or queues it while the socket is full. Above `MAX_QUEUED` the oldest are
+        dropped, which receivers notice as a gap."""
         queue = self._queues.get(name)
         if queue is None:
             if self._try_send(name, payload):
@@ -63,14 +70,14 @@ class SocketFolder:
             self._flush_timer = get_running_loop().call_later(0.001, self._flush, 0.001)
 
     def _try_send(self, name: str, payload: bytes) -> bool:
-        """Sends a message, or drops it if that cannot be done; False if the socket is full."""
+        """Sends a message; on an error, drops it. Returns False if the socket is full."""
         assert self._sender is not None
         try:
             self._sender.sendto(payload, self.path(name))
         except BlockingIOError:
             return False
         except OSError as error:
-            if error.errno != EMSGSIZE:  # which leaves a gap
+            if error.errno != EMSGSIZE:  # too large: only this message is lost
                 self._on_gone(name)
         return True
 
@@ -87,41 +94,50 @@ class SocketFolder:
             self._flush_timer = get_running_loop().call_later(delay, self._flush, delay)
 
     def remove(self, name: str) -> None:
-        """Removes a socket, and what is kept for it."""
+        """Removes a socket and its queued messages."""
         self._queues.pop(name, None)
+        path = self._folder / name
         with suppress(OSError):
-            (self._folder / name).unlink()
+            if S_ISSOCK(path.lstat().st_mode):
+                path.unlink()
 
     def remove_dead(self, prefix: str) -> None:
-        """Removes sockets of processes that were killed, and nothing else of such a name."""
+        """Removes the sockets of killed processes, but no other files with such names."""
         for path in self._folder.glob(f"{prefix}.*.sock"):
             with suppress(OSError), datagram_socket() as probe:
-                if is_named(path, prefix, 16) and S_ISSOCK(path.lstat().st_mode):
+                if is_file_name(path.name, prefix, "sock") and S_ISSOCK(path.lstat().st_mode):
                     try:
                         probe.connect(self.path(path.name))
                     except ConnectionRefusedError:
                         path.unlink()
 
     def path(self, name: str) -> str:
-        """The path of a socket; through a descriptor of the folder, if it is too long for a socket."""
+        """The path of a socket, shortened through a descriptor of the folder if it is too long."""
         path = str(self._folder / name)
         if len(fsencode(path)) <= MAX_SOCKET_PATH:
             return path
         if self._descriptor is None:
             if not Path("/proc/self/fd").is_dir():
-                raise OSError(f"the path of a socket, {path!r}, is longer than {MAX_SOCKET_PATH} bytes")
+                raise OSError(
+                    f"the path of a socket, {path!r}, is longer than {MAX_SOCKET_PATH} bytes"
+                )
             self._descriptor = open_file(self._folder, O_RDONLY)
         return f"/proc/self/fd/{self._descriptor}/{name}"
 
 
 def datagram_socket() -> socket:
-    """A socket that does not block."""
+    """A non-blocking socket. On Linux its mode is set before it is bound, so users outside its group
+    never have access; a later `chmod` would follow a link."""
     new = socket(AF_UNIX, SOCK_DGRAM)
     new.setblocking(False)
+    if sys.platform == "linux":
+        fchmod(new.fileno(), 0o660)
     return new
 
 
-def is_named(path: Path, prefix: str, digits: int) -> bool:
-    """Whether a file is named as those of a store are: by so many hexadecimal digits between the prefix and the suffix."""
-    middle = path.name.removeprefix(f"{prefix}.").removesuffix(path.suffix)
-    return len(middle) == digits and set(middle) <= set("0123456789abcdef")
+def is_file_name(name: object, prefix: str, suffix: str) -> bool:
+    """Whether `name` has the form of this store's file names, `prefix.0123abcd.suffix`. Names from
+    the folder or the database are checked here before they are used as paths."""
+    digits = {"sock": 16, "sqlite": 8}[suffix]
+    form = rf"{re.escape(prefix)}\.[0-9a-f]{{{digits}}}\.{suffix}"
+    return isinstance(name, str) and re.fullmatch(form, name) is not None

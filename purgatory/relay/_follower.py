@@ -1,27 +1,37 @@
-"""The protocol: what a process knows of the versions in a store. Events in, what to read next out; no network, loop or clock.
+"""The protocol: the versions in a store, as one process knows them. It takes events and decides
+what to read next, without a network, a loop or a clock.
 
-Change messages arrive over a channel that may lose, repeat, delay and reorder them. That does no harm: versions only rise
-within an epoch and the store can be read again, so what is known of a key is the maximum of what was received. Messages only
-save time.
+Change messages arrive over a channel that may lose, repeat, delay and reorder them. This is
+harmless: versions only rise within an epoch, the store can be read again, and the known version of
+a key is the maximum received. Messages only save time.
 
-    subscribe, and wait for the confirmation    what is written between a read and a later subscription would be missed
-    read what has changed since position 41     also after each further confirmation: messages before it may be lost
+One rule decides whether the store has lost data. A version below the known one, in a message or
+among the changes of a read, proves nothing: it may be late. It causes a read of the key, which
+decides: if the answer is below the version known at the start of the read, the store has gone
+backwards, and its epoch ends. The same holds for the position of each answer, to a read or a write.
+
+    subscribe, and wait for the confirmation    writes between a read and a later subscription would be missed
+    read the changes since position 41          also after each further confirmation: earlier messages may be lost
     message: after 41, up to 43, orders/7 is 5  in order, so everything up to position 43 is known
-    message: after 44, up to 45, orders/9 is 2  44 is missing, so read since 43, unless it still comes within a moment
-    read since 43: up to 45, orders/7 is 6      a version without a message. It counts as healed if its message has not come
-                                                when a probe, sent through the same channel afterwards, has come back
-    read since 45: up to 40                     the store has gone backwards: end its epoch, so that nobody waits until the
-                                                numbers that were lost have been given out again
-    read since 45: of another epoch             every wait of the old epoch ends, with the current version
-    nobody waits any more: leave                the changes are not sent to this process, and a resync reads no more than the
-                                                epoch and the position
-    wait, joined, read orders/7 and position    what was read before the subscription to the changes was confirmed is read
-                                                again, at position 90: from here on it follows what has changed
+    message: after 44, up to 45, orders/9 is 2  44 is missing: read since 43, unless it arrives within a moment
+    read since 43: up to 45, orders/7 is 6      a version without a message. It counts as healed if its message has not
+                                                arrived when a probe, sent later through the same channel, has returned
+    message: after 21, up to 22, orders/7 is 3  lower than 6: late, or the store has lost 6; read orders/7
+    read orders/7: 3                            lost: end the epoch, so that no wait blocks on a reused number
+    read since 45: up to 40                     the same, by the position
+    read since 45: of another epoch             all waits of the old epoch end, with the current version
+    the last wait ends: leave                   the store no longer sends changes here; a resync reads only the epoch and
+                                                the position
+    wait, joined, read orders/7 and position    reads from before the confirmed subscription are repeated, at position 90;
+                                                changes are followed from there
 
-A wait names the version that its caller has seen. A read that began after the wait must find this version or a higher one. If
-it finds a lower one, `seen` is from an earlier epoch, and the wait ends as after a change of epoch.
+Deleting a row by hand publishes nothing, so each resync also reads some followed keys, in turn.
 
-Sources: Centrifugo's recovery by offset and epoch; etcd's revisions; h11's form of a protocol without I/O.
+A wait names the version its caller has seen. A read that began after the wait must find that
+version or a higher one. A lower version shows that `seen` is from another epoch; only this wait
+ends.
+
+Sources: Centrifugo's recovery by offset and epoch; etcd's revisions; h11, a protocol without I/O.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,101 +43,110 @@ from purgatory.relay._messages import ChangeMessage, Hint, ReadResult
 MAX_KEYS_PER_READ: Final = 300
 
 MAX_OUT_OF_ORDER: Final = 1_000
-"""How many messages beyond a gap are remembered. With more, what is missing is read at once."""
+"""Limit of messages remembered after a gap. Above it, the missing changes are read at once."""
 
 
 class ReadRequest(NamedTuple):
-    """What to read: the versions of `keys`, and, if `since` is not None, what has changed after that position."""
+    """A read: the versions of `keys` and, unless `since` is None, all changes after that
+    position."""
 
     keys: tuple[str, ...]
     since: int | None
     known: dict[str, int]
-    """The versions of `keys` that were known when the read began. A lower one shows that the store has lost something."""
+    """Known versions of `keys` when the read began. A lower answer shows that the store has lost
+    data."""
     latest: int
-    """The latest known position when the read began, for the same purpose."""
+    """Latest known position when the read began, for the same check."""
     subscriptions: int
-    """How many subscriptions had been confirmed when the read began."""
+    """Number of confirmed subscriptions when the read began."""
     hinted: frozenset[str] = frozenset()
-    """Those of `keys` that are read because of a hint."""
+    """The subset of `keys` read because of a hint."""
     is_resync: bool = False
-    """Whether it compares what is known with the store: by what has changed, or while it follows nothing by the position."""
+    """Whether the read is a resync: it compares the known state with the store, by its changes or,
+    while changes are not followed, by its position only."""
     begins_to_follow: bool = False
-    """Whether it began after the changes were joined, so that messages go on where its result ends."""
+    """Whether the read began after joining the changes, so that messages continue from its
+    position."""
 
 
 @final
 class FollowedKey:
-    """A key for which somebody waits."""
+    """A key with waiters."""
 
-    __slots__ = ("epochs", "max_seen", "version", "waiters")
+    __slots__ = ("epochs", "version", "waiters")
 
     def __init__(self, epochs: int) -> None:
         self.waiters = 0
         self.version: int | None = None
-        """The highest known one in the epoch that it is from; None until it was read."""
-        self.max_seen = 0
-        """The highest `seen` of all waiters, also of some that are gone."""
+        """Highest known version in its epoch; None before the first read."""
         self.epochs = epochs
-        """How many epochs there had been when its waits began, or its version was read. If there have been more since, its
-        waits end as soon as the version in this one is known; nothing goes through all keys when an epoch begins."""
+        """Number of epochs when the first wait began, or when the version became known. If the
+        follower has counted more since, the waits end once the version in the current epoch is
+        known. So a new epoch needs no loop over all keys."""
 
 
 @final
 class Follower:
-    """Follows a store: keeps the versions of keys for which somebody waits, and says what to read next.
+    """Follows a store: keeps the versions of the keys with waiters, and decides what to read.
 
     Args:
-        on_advance: called with a followed key and its new version, which is higher than any before in this epoch.
-        on_epoch_change: called with a followed key and its version, when some who wait for it have seen a version of another
-            epoch. Of those who have seen one of this epoch these go on waiting who have seen this version, or a higher one if
-            the third argument is false: then it was perhaps read before they began to wait, and has to be read again.
-        on_change: called with each key that has changed, followed or not.
+        on_advance: called with a followed key and its new version, the highest one in this epoch.
+        on_epoch_change: called with a followed key and its version in a new epoch. Waits from an
+        older epoch end; other waits restart if they have seen this version or a higher one.
+        on_ahead: called with a followed key and the version that a read has found. All waits that
+        have seen a higher version end, since theirs is from another epoch.
+        on_change: called with each changed key, followed or not.
     """
 
     def __init__(
         self,
         on_advance: Callable[[str, int], None],
-        on_epoch_change: Callable[[str, int, bool], None],
+        on_epoch_change: Callable[[str, int], None],
+        on_ahead: Callable[[str, int], None],
         on_change: Callable[[str], None],
     ) -> None:
-        self._on_advance, self._on_epoch_change, self._on_change = on_advance, on_epoch_change, on_change
+        self._on_advance, self._on_epoch_change = on_advance, on_epoch_change
+        self._on_ahead, self._on_change = on_ahead, on_change
         self.epoch: str | None = None
         self.position = 0
-        """Everything that was written up to here is known, of each followed key that is not still to be read."""
+        """All writes up to this position are known, for each followed key outside
+        `_keys_to_read`."""
         self.latest = 0
-        """The latest position that was received in this epoch."""
+        """Latest position received in this epoch."""
         self.followed: dict[str, FollowedKey] = {}
         self.is_subscribed = False
         self.is_current = False
-        """Subscribed, and everything that was written before the subscription is known."""
+        """Whether it is subscribed, and knows all writes before the subscription."""
         self.reports_all_keys = False
-        """Whether to call `on_change` with every key of a new epoch, and not only with those that are followed."""
+        """Whether to call `on_change` with every key of a new epoch, not only with followed
+        keys."""
         self.is_joined = True
         """Whether the store sends changes to this process."""
         self._follows_changes = True
-        """Whether `position` means anything. Between `leave` and the first read after `on_joined` it does not."""
+        """Whether `position` is valid. False from `leave` to the first read after `on_joined`."""
         self.waits = 0
-        """How many waits have begun."""
+        """Number of waits begun so far."""
         self.epoch_to_end: str | None = None
-        """The epoch that the store has to end, because it has gone backwards."""
+        """The epoch to end in the store, because the store has gone backwards."""
         self.epochs = self.resyncs = self.healed = self.received = 0
         self.subscriptions = 0
-        """How many subscriptions were confirmed."""
+        """Number of confirmed subscriptions."""
         self._probes = 0
         self._wants_changes = True
-        """Whether to read what has changed since `position`."""
+        """Whether to read the changes since `position`."""
         self._keys_to_read: dict[str, bool] = {}
-        """In order; whether a hint has named them."""
+        """Keys to read, in order -> whether a hint named the key."""
         self._out_of_order: dict[int, int] = {}
-        """Messages beyond a gap: the position that they come after -> their own."""
+        """Messages after a gap: the position before each message -> its own position."""
         self._unconfirmed: dict[str, tuple[int, int]] = {}
-        """Keys whose version was found by a read -> that version, and the probe that decides whether its message was lost."""
+        """Keys whose version was found by a read -> the version, and the number of the probe that
+        decides whether its message was lost."""
         self._in_flight: ReadRequest | None = None
 
     # -- waiters
 
     def add_waiter(self, key: str, seen: int) -> None:
-        """Somebody who has seen version `seen` begins to wait for `key`."""
+        """Adds a waiter for `key` whose caller has seen version `seen`."""
         followed = self.followed.get(key)
         if followed is None:
             followed = self.followed[key] = FollowedKey(self.epochs)
@@ -136,10 +155,9 @@ class Follower:
         version = self._version(followed)
         if version is None or seen > version:
             self._keys_to_read.setdefault(key, False)
-        followed.max_seen = max(followed.max_seen, seen)
 
     def remove_waiter(self, key: str) -> bool:
-        """Somebody no longer waits for `key`; whether nobody does now."""
+        """Removes a waiter for `key`. Returns whether it was the key's last waiter."""
         followed = self.followed[key]
         followed.waiters -= 1
         if followed.waiters:
@@ -156,21 +174,23 @@ class Follower:
 
     @property
     def has_interest(self) -> bool:
-        """Whether changes matter to anybody here."""
+        """Whether this process needs changes."""
         return self.reports_all_keys or bool(self.followed)
 
     def report_all_keys(self) -> None:
-        """Has every change reported from now on, and every key of a new epoch."""
-        self.reports_all_keys = self._follows_changes = True  # from the last position, which is before any later change
+        """Reports every change from now on, and every key of a new epoch."""
+        # Following resumes from the last position, so no change is skipped.
+        self.reports_all_keys = self._follows_changes = True
 
     def leave(self) -> None:
-        """Nobody has an interest, so that the store need not send changes; `on_joined` has to follow when somebody has."""
+        """Stops following changes; the store need not send them. `on_joined` must follow once there
+        is interest again."""
         self.is_joined = self._follows_changes = False
         self._out_of_order.clear()
         self._unconfirmed.clear()
 
     def on_joined(self) -> None:
-        """The store sends changes again, which was confirmed."""
+        """Handles the store's confirmation that it sends changes again."""
         self.is_joined = self._wants_changes = True
         if not self._follows_changes:
             self._read_followed()
@@ -178,27 +198,28 @@ class Follower:
     # -- the channel
 
     def on_subscribed(self) -> None:
-        """A subscription was confirmed: the first one, or one that was made anew."""
+        """Handles the confirmation of a subscription, the first or a renewed one."""
         self.subscriptions += 1
         self.is_subscribed, self.is_current = True, False
         self._wants_changes = True
         if self.subscriptions > 1:
             self._read_followed()  # the store may have crashed and lost its last writes
-        self._count_lost(self._probes + 1)  # what has not come through the previous subscription never will
+        # Messages still missing from the previous subscription will never arrive.
+        self._count_lost(self._probes + 1)
 
     def on_disconnected(self) -> None:
-        """The subscription has ended."""
+        """Handles the end of the subscription."""
         self.is_subscribed = self.is_current = False
 
     def on_message(self, message: ChangeMessage) -> None:
-        """A change message was received."""
+        """Handles a received change message."""
         self.received += len(message.versions)
         if self._unconfirmed:
             self._confirm(message.versions)
         self._apply_message(message)
 
     def on_hint(self, hint: Hint) -> None:
-        """A hint was received. Anyone may have sent it, so it only has something read."""
+        """Handles a received hint. Its sender is unknown, so it only causes reads."""
         self.received += len(hint.keys)
         if self.reports_all_keys or not hint.keys:
             self._wants_changes = True
@@ -208,83 +229,118 @@ class Follower:
                 self._unconfirmed.pop(key, None)
 
     def on_written(self, message: ChangeMessage, latest: int) -> None:
-        """A write has returned `message`. `latest` is what the follower's was when the write began."""
+        """Handles the result of a write. `latest` is the follower's value when the write began."""
         if message.epoch == self.epoch and message.after < message.position <= latest:
-            self.epoch_to_end, self._wants_changes = message.epoch, True  # a write comes after all that was before it
+            self._end_epoch()
         self._apply_message(message)
 
     def _apply_message(self, message: ChangeMessage) -> None:
         epoch, after, position, versions = message
         if epoch != self.epoch:
-            self._wants_changes = True  # only the store knows which of the two is the later one
+            self._wants_changes = True  # only the store knows which epoch is later
             return
         self.latest = max(self.latest, position)
+        is_new = True
         if after >= 0 and self._follows_changes:
-            if position <= self.position:
-                return
-            if after <= self.position:
+            is_new = position > self.position
+            if is_new and after <= self.position:
                 self._advance_position(position)
-            else:
+            elif is_new:
                 self._out_of_order[after] = position
-                self._wants_changes = self._wants_changes or len(self._out_of_order) > MAX_OUT_OF_ORDER
+                self._wants_changes = (
+                    self._wants_changes or len(self._out_of_order) > MAX_OUT_OF_ORDER
+                )
         for key, version in versions.items():
-            followed = self.followed.get(key)
-            if followed is not None and ((known := self._version(followed)) is None or version > known):
-                self._advance_key(key, followed, version, is_latest=False)
-            self._on_change(key)
+            self._apply_version(key, version)
+            if is_new:
+                self._on_change(key)
+
+    def _apply_version(self, key: str, version: int) -> bool:
+        """Applies a received version of `key`. Returns whether it is new."""
+        followed = self.followed.get(key)
+        if followed is None:
+            return False
+        known = self._version(followed)
+        if known is not None and version <= known:
+            if version < known:  # late, or lost by the store: a read decides
+                self._keys_to_read.setdefault(key, False)
+            return False
+        is_from_old_epoch = 0 < followed.epochs < self.epochs
+        followed.version, followed.epochs = version, self.epochs
+        if is_from_old_epoch:
+            self._on_epoch_change(key, version)
+        else:
+            self._on_advance(key, version)
+        return known is not None
 
     @property
     def has_gap(self) -> bool:
-        """Whether a message was received before an earlier one."""
+        """Whether a message arrived before an earlier one."""
         return bool(self._out_of_order)
 
     # -- reads
 
     def resync(self) -> None:
-        """Asks for a read of what has changed, as messages may have been lost."""
+        """Requests a read of the changes, since messages may have been lost."""
         self._wants_changes = True
         if not self._follows_changes:
             self._read_followed()
 
+    def recheck(self) -> None:
+        """Requests a resync and a read of some followed keys, in turn, since a deleted row sends no
+        message."""
+        self.resync()
+        for key in tuple(islice(self.followed, MAX_KEYS_PER_READ)):
+            self.followed[key] = self.followed.pop(key)
+            self._keys_to_read.setdefault(key, False)
+
     def _read_followed(self) -> None:
-        """Has all keys read for which somebody waits."""
+        """Requests a read of all followed keys."""
         self._keys_to_read = dict.fromkeys(self.followed, False)
 
     @property
     def needs_changes(self) -> bool:
-        """Whether what has changed is to be read, or there is more of it."""
+        """Whether a read of the changes is due, or the last one left some of them unread."""
         return self._wants_changes
 
     @property
     def needs_read(self) -> bool:
-        """Whether there is something to read, and no read in flight."""
+        """Whether a read is needed and none is in flight."""
         return self._in_flight is None and (self._wants_changes or bool(self._keys_to_read))
 
     def begin_read(self) -> ReadRequest:
-        """What to read. `on_read` or `on_read_failed` has to follow before the next one."""
+        """Returns the next read. `on_read` or `on_read_failed` must follow before another call."""
         keys = tuple(islice(self._keys_to_read, MAX_KEYS_PER_READ))
         hinted = frozenset([key for key in keys if self._keys_to_read.pop(key)])
         is_resync = self._wants_changes and self.epoch is not None
         since = self.position if is_resync and self._follows_changes else None
         begins = self.is_joined and not self._follows_changes
         self._wants_changes = False
-        known = {key: version for key in keys if (version := self._version(self.followed[key])) is not None}
-        self._in_flight = ReadRequest(keys, since, known, self.latest, self.subscriptions, hinted, is_resync, begins)
+        known = {
+            key: version
+            for key in keys
+            if (version := self._version(self.followed[key])) is not None
+        }
+        self._in_flight = ReadRequest(
+            keys, since, known, self.latest, self.subscriptions, hinted, is_resync, begins
+        )
         return self._in_flight
 
     def on_read_failed(self, request: ReadRequest) -> None:
-        """The read has failed."""
+        """Handles a failed read; it is requested again."""
         self._in_flight = None
         self._wants_changes = self._wants_changes or request.is_resync or self.epoch is None
-        self._keys_to_read.update((key, key in request.hinted) for key in request.keys if key in self.followed)
+        self._keys_to_read.update(
+            (key, key in request.hinted) for key in request.keys if key in self.followed
+        )
 
     def on_read(self, request: ReadRequest, result: ReadResult) -> None:
-        """The read has returned `result`."""
+        """Handles the result of a read."""
         self._in_flight = None
         if result.epoch != self.epoch:
             self._begin_epoch(request, result)
         elif self._went_backwards(request, result):
-            self.epoch_to_end = self.epoch
+            self._end_epoch()
             self.on_read_failed(request)
             return
         elif request.is_resync:
@@ -296,21 +352,33 @@ class Follower:
                 self._advance_position(result.position)
             if result.is_incomplete:
                 self._read_followed()
-            self._out_of_order = {after: at for after, at in self._out_of_order.items() if at > self.position}
+            self._out_of_order = {
+                after: at for after, at in self._out_of_order.items() if at > self.position
+            }
         if request.begins_to_follow and self.is_joined:
             self._follows_changes = True
         self.latest = max(self.latest, result.position)
         self._apply_result(request, result)
-        if request.subscriptions == self.subscriptions and self.is_subscribed and not self._wants_changes:
+        if (
+            request.subscriptions == self.subscriptions
+            and self.is_subscribed
+            and not self._wants_changes
+        ):
             self.is_current = True
 
     @staticmethod
     def _went_backwards(request: ReadRequest, result: ReadResult) -> bool:
-        """Whether a position or a version is lower than before. A version may be, though no position is: when others have
-        written as much since as the store had lost."""
+        """Whether an answer is behind the state known when the read began. The positions alone do
+        not show it if later writes made up for the number of lost ones; then a version does."""
         if max(result.position, result.latest) < request.latest:
             return True
-        return any(result.versions.get(key, version) < version for key, version in request.known.items())
+        return any(
+            result.versions.get(key, version) < version for key, version in request.known.items()
+        )
+
+    def _end_epoch(self) -> None:
+        """Has the next read end the store's epoch first, because the store has gone backwards."""
+        self.epoch_to_end, self._wants_changes = self.epoch, True
 
     def _begin_epoch(self, request: ReadRequest, result: ReadResult) -> None:
         self.epochs += 1
@@ -329,52 +397,35 @@ class Follower:
     def _apply_result(self, request: ReadRequest, result: ReadResult) -> None:
         requested = set(request.keys)
         for key, version in result.versions.items():
-            followed = self.followed.get(key)
-            if followed is not None:
-                known = self._version(followed)
-                if known is None or version > known:
-                    self._advance_key(key, followed, version, key in requested and key not in self._keys_to_read)
-                    if known is not None and request.since is not None and key not in request.hinted:
-                        self._unconfirmed[key] = (version, self._probes + 1)
-                if key in requested:
-                    self._release_ahead_waiters(key, followed)
+            is_decided = key in requested and key not in self._keys_to_read
+            is_new = self._apply_version(key, version)
+            if is_new and request.since is not None and key not in request.hinted:
+                self._unconfirmed[key] = (version, self._probes + 1)
+            if is_decided and key in self.followed:
+                # A message may have raised the version during the read; no repetition is needed.
+                self._keys_to_read.pop(key, None)
+                self._on_ahead(key, self._version(self.followed[key]) or version)
             if request.since is not None:
                 self._on_change(key)
 
-    def _release_ahead_waiters(self, key: str, followed: FollowedKey) -> None:
-        """Releases waiters whose `seen` exceeds the store's version, except those that came after the read began: for them the
-        key is to be read again."""
-        version = self._version(followed)
-        if version is not None and followed.max_seen > version and key not in self._keys_to_read:
-            followed.max_seen = version
-            self._on_epoch_change(key, version, True)
-
-    def _advance_key(self, key: str, followed: FollowedKey, version: int, is_latest: bool) -> None:
-        """The version has risen, or is that of a new epoch. `is_latest`: it was read after all waits had begun."""
-        is_from_old_epoch = 0 < followed.epochs < self.epochs
-        followed.version, followed.epochs = version, self.epochs
-        if is_from_old_epoch:
-            followed.max_seen = 0
-            self._on_epoch_change(key, version, is_latest)
-        else:
-            self._on_advance(key, version)
-
     def _advance_position(self, position: int) -> None:
-        """Everything up to `position` is known, and so are the messages that directly follow it."""
+        """Marks all writes up to `position` as known, and the messages that directly follow."""
         out_of_order = self._out_of_order
         while out_of_order and position in out_of_order:
             position = out_of_order.pop(position)
         self.position = position
 
-    # -- messages that were lost
+    # -- lost messages
 
     def begin_probe(self) -> int:
-        """The number of a probe to send through the channel; `on_probe` has to be called when it comes back."""
+        """Returns the number of a new probe, to be sent through the channel; call `on_probe` when
+        it returns."""
         self._probes += 1
         return self._probes
 
     def on_probe(self, probe: int) -> bool:
-        """A probe has come back, and with it all messages that were sent before; whether it is the latest probe."""
+        """Handles a returned probe: all earlier messages have arrived or are lost. Returns whether
+        it is the latest probe."""
         self._count_lost(probe)
         return probe == self._probes
 
@@ -385,7 +436,7 @@ class Follower:
         self.healed += len(lost)
 
     def _confirm(self, versions: Mapping[str, int]) -> None:
-        """The messages of these versions were only late."""
+        """Marks these versions as confirmed: their messages were only late."""
         for key, version in versions.items():
             unconfirmed = self._unconfirmed.get(key)
             if unconfirmed is not None and version >= unconfirmed[0]:

@@ -1,14 +1,17 @@
-"""Which other processes there are. Those that want to be listed announce themselves through the channel of the store.
+"""Lists the other processes. A process that wants to be listed announces itself through the store's
+channel, or, if strangers can use the channel, through the store itself.
 
-    A announces itself and asks the others to do so    when somebody there wants the list
+    A announces itself and calls all others to do so   when the list is requested in A
     B announces itself                                 at once
-    A announces itself and asks again                  3 s later, if somebody there or in B still wants the list
-    B has been killed                                  10 s later it is no longer listed
+    A announces itself and calls again                 3 s later, if the list is still requested in A or B
+    B is killed                                        10 s later it is no longer listed
 
-Everyone receives every announcement, so one request serves all who want the list. The store keeps nothing, so a process that
-was killed leaves nothing behind; and while nobody wants the list, nothing is sent. What is lost comes with the next request.
+Each process receives every announcement, so one call serves all lists. A channel keeps no
+announcements. A store keeps at most the last one of each process, and the next announcement of any
+process removes those older than some seconds. Without requests for the list, nothing is sent. A
+lost announcement is replaced after the next call.
 
-Knows no network, no loop and no clock.
+This module uses no network, loop or clock.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,63 +22,74 @@ from typing import Any, Final, NamedTuple, final
 from purgatory.relay._messages import Announcement
 
 ANNOUNCE_INTERVAL: Final = 3.0
-"""Seconds between two requests to all processes to announce themselves."""
+"""Seconds between two calls to all processes to announce themselves."""
 
 MEMBER_TTL: Final = 10.0
-"""Seconds after which a process that has not announced itself is no longer listed: three requests."""
+"""Seconds without an announcement after which a process is no longer listed: three calls."""
 
 MIN_REPLY_INTERVAL: Final = 0.5
-"""Rate limit, in seconds: concurrent requests share one reply, and nobody who can write to the store can trigger a storm."""
+"""Minimum interval between replies, in seconds: concurrent calls share one reply, and forged calls
+cannot trigger a storm."""
 
 MAX_MEMBERS: Final = 256
-"""How many other processes are listed."""
+"""Limit of listed processes."""
 
 About = Callable[[], Mapping[str, Any]]
 
 
 @final
 class Worker(NamedTuple):
-    """Another process of the same relay, as it has announced itself. Do not trust it: anyone who can write to the store can
-    send an announcement."""
+    """Another process of the same relay, as it announced itself. Do not trust it: any user of the
+    store can send announcements."""
 
     id: str
-    """Made when its relay was opened."""
+    """Random id, created when the process opened its relay."""
     about: Mapping[str, Any]
     heard_at: float
-    """The loop's time when its last announcement was received."""
+    """Loop time at which its last announcement was received."""
 
 
 @final
 class Membership:
-    """What is known of the other processes, and what this one tells them."""
+    """The other processes, as known here, and this process's own announcement."""
 
     def __init__(self) -> None:
         self.id = ""
         self.about: About | None = None
-        """What this process tells the others; None if it does not want to be listed."""
+        """Returns the details that this process publishes; None if it does not want to be
+        listed."""
         self._others: dict[str, Worker] = {}
         self._requested_at = -inf
-        """When any process has last asked all to announce themselves."""
+        """Time of the last call by any process."""
+        self._listed_at = -inf
+        """Time of the last request for the list in this process."""
         self._replied_at = -inf
-        """When this process has last announced itself because another one had asked."""
+        """Time of the last announcement in reply to a call."""
 
     def begin(self) -> None:
-        """Makes a new id. Not in the constructor: several processes may be forked from the one that has made the relay."""
+        """Creates a new id. Not in the constructor, because the process may fork after constructing
+        the relay."""
         self.id = token_hex(8)
 
     def is_due(self, now: float) -> bool:
-        """Whether to ask all processes to announce themselves, because nobody has done so lately. If so, it counts as done."""
+        """Whether a call to all processes is due. If so, it counts as sent."""
+        self._listed_at = now
         if now < self._requested_at + ANNOUNCE_INTERVAL:
             return False
         self._requested_at = now
         return True
 
+    def is_interested(self, now: float) -> bool:
+        """Whether this process needs announcements: it wants to be listed, or the list was
+        requested."""
+        return self.about is not None or now < self._listed_at + MEMBER_TTL
+
     def announcement(self, calls: bool) -> Announcement:
-        """The announcement of this process. Raises what `about` raises."""
+        """The announcement of this process. Propagates errors of `about`."""
         return Announcement(self.id, calls, None if self.about is None else dict(self.about()))
 
     def on_announcement(self, announcement: Announcement, now: float) -> bool:
-        """An announcement was received, perhaps one's own; whether to reply with the one of this process."""
+        """Handles a received announcement, perhaps this process's own. Returns whether to reply."""
         id_, calls, about = announcement
         if id_ == self.id:
             return False
@@ -91,5 +105,9 @@ class Membership:
 
     def others(self, now: float) -> list[Worker]:
         """The other processes, in the order of their first announcements."""
-        self._others = {id_: worker for id_, worker in self._others.items() if now < worker.heard_at + MEMBER_TTL}
+        self._others = {
+            id_: worker
+            for id_, worker in self._others.items()
+            if now < worker.heard_at + MEMBER_TTL
+        }
         return list(self._others.values())

@@ -1,55 +1,69 @@
-"""A store in NATS 2.12 or later, with JetStream: one stream in memory, and two channels.
+"""A store in NATS 2.12 or later, with JetStream: two streams in memory, and two channels.
 
     purgatory_versions.meta        epoch, floor, and the last position that was forgotten
     purgatory_versions.key.=b3Jk   of each key, whose name is in base64, its version
     purgatory_versions.news        what the last write has changed
+    purgatory_settled.=cGF5        of each key to which a value was delivered, that value; made when it is first needed
     purgatory_news                 the channel of changes, to which the server publishes `news` again
+    purgatory_news.>               to which it publishes the headers of delivered values
     purgatory_common               the channel of all else, to which each process listens
 
-The stream keeps the last message of each subject. Its sequence numbers are the positions, so what has changed is read by them.
-A write reads the versions, and publishes the next ones and the news in one batch, which the server stores as a whole, and only
-if none of the keys has a later message by now, and neither has `meta`: otherwise it begins anew.
+The stream keeps the last message of each subject. Its sequence numbers are the positions, so what
+has changed is read by them. A write reads the versions, and publishes the next ones and the news in
+one batch, which the server stores as a whole, and only if none of the keys has a later message by
+now, and neither has `meta`: otherwise it begins anew.
 
-What is forgotten raises the floor in `meta` first. Then it is deleted by its sequence number, which is another one if somebody
-has written the key meanwhile; and a write that knows the old floor is refused.
+What is forgotten raises the floor in `meta` first. Then it is deleted by its sequence number, which
+is another one if somebody has written the key meanwhile; and a write that knows the old floor is
+refused.
 
-A stream in memory is lost as a whole, when its server is restarted or when it is deleted. The epoch is lost with it, and the
-next process that comes makes both anew. Its first sequence number is the time: it has none that the last one had, so a write
-that was begun there is refused. The stream has no replicas, since these might answer reads with what is no longer so.
+A delivered value is stored if its key has none. The server removes it after whole seconds, and
+publishes its headers, without the value, to those who have an interest in changes. Its own time to live is in a
+header, and is over by the server's clock.
+
+A stream in memory is lost as a whole, when its server is restarted or when it is deleted. The epoch
+is lost with it, and the next process that comes makes both anew. Its first sequence number is the
+time: it has none that the last one had, so a write that was begun there is refused. The stream has
+no replicas, since these might answer reads with what is no longer so.
 """
 
 import time
-from asyncio import CancelledError, Future, Lock, Task, create_task, gather, get_running_loop, wait
+from asyncio import CancelledError, Lock, Task, create_task, gather
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
-from itertools import count
 from json import dumps, loads
+from math import ceil
 from secrets import token_hex
 from typing import Any, Final, NamedTuple, final
-
-from purgatory._errors import how_to_install
-
-try:
-    from nats.aio.client import Client
-    from nats.aio.msg import Msg
-    from nats.aio.subscription import Subscription
-    from nats.errors import Error
-except ImportError as error:
-    raise ImportError(f"a relay over NATS needs its client: {how_to_install('nats')}") from error
 
 from purgatory import RelayUnavailable
 from purgatory.relay._address import check_address, without_password
 from purgatory.relay._forgetting import MAX_FORGOTTEN
-from purgatory.relay._messages import Change, ChangeMessage, ReadResult, encode
-from purgatory.relay._store import NotWritten
+from purgatory.relay._messages import (
+    MAX_NUMBER,
+    Change,
+    ChangeMessage,
+    Delivery,
+    ReadResult,
+    check_key,
+    encode,
+    encode_settled,
+)
+from purgatory.relay._nats_link import SEQUENCE, Error, Msg, NatsLink
+from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, refuse_connection
 
 MAX_ROWS_PER_READ: Final = 500
 """How many changes one read returns."""
 
 EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
 EPOCH: Final = "Purgatory-Epoch"
+TTL: Final = "Purgatory-TTL"
+DELIVERED_BY: Final = "Purgatory-Delivered-By"
+
+MAX_HEADER_BYTES: Final = 1_000
+"""What the headers of a delivered value may take of a message."""
 
 FOUND: Final = "204"
 NOT_FOUND: Final = "404"
@@ -102,8 +116,14 @@ class NatsStore:
     def __init__(self, url: str, prefix: str) -> None:
         self.address = without_password(check_address(url))
         self._url = url
-        self._stream, self._channel, self._common = f"{prefix}_versions", f"{prefix}_news", f"{prefix}_common"
-        self._meta, self._news, self._keys = (f"{self._stream}.{name}" for name in ("meta", "news", "key."))
+        self._stream, self._channel, self._common = (
+            f"{prefix}_versions",
+            f"{prefix}_news",
+            f"{prefix}_common",
+        )
+        self._meta, self._news, self._keys = (
+            f"{self._stream}.{name}" for name in ("meta", "news", "key.")
+        )
         self._config = {
             "name": self._stream,
             "subjects": [f"{self._stream}.>"],
@@ -114,10 +134,27 @@ class NatsStore:
             "allow_atomic": True,
             "republish": {"src": self._news, "dest": self._channel},
         }
-        self._link: Link | None = None
+        self._settled = f"{prefix}_settled"
+        self._settled_config = {
+            "name": self._settled,
+            "subjects": [f"{self._settled}.>"],
+            "storage": "memory",
+            "num_replicas": 1,
+            "max_msgs_per_subject": 1,
+            "allow_direct": True,
+            "allow_msg_ttl": True,
+            "republish": {
+                "src": f"{self._settled}.>",
+                "dest": f"{self._channel}.>",
+                "headers_only": True,
+            },
+        }
+        self.max_value = MAX_NUMBER
+        """The largest value that the server takes, once it was asked."""
+        self._link: NatsLink | None = None
         self._lock = Lock()
         self._is_interested = True
-        self._listening: tuple[Link, Callable[[Msg], Any]] | None = None
+        self._listening: tuple[NatsLink, Callable[[Msg], Any]] | None = None
         """The connection that listens, and what it calls."""
         self._joining = Lock()
         self._closing: set[Task[None]] = set()
@@ -126,7 +163,7 @@ class NatsStore:
         """See `Store.open`."""
         self._is_interested = True
         async with self._connected() as link:
-            await self._make_stream(link)
+            await self._make_stream(link, self._config)
             await self._state(link, ())
 
     async def close(self) -> None:
@@ -135,7 +172,7 @@ class NatsStore:
         await gather(*self._closing)
 
     @asynccontextmanager
-    async def _connected(self) -> AsyncIterator["Link"]:
+    async def _connected(self) -> AsyncIterator[NatsLink]:
         """A connection. Translates its errors."""
         kind: type[RelayUnavailable] = NotWritten
         link = None
@@ -144,7 +181,8 @@ class NatsStore:
                 if self._link is not None and self._link.ended.done():
                     self._drop(self._link)
                 if self._link is None:
-                    self._link = await Link.open(self._url)
+                    self._link = await NatsLink.open(self._url)
+                    self.max_value = self._link.max_payload - MAX_HEADER_BYTES
                 link = self._link
             kind = RelayUnavailable
             yield link
@@ -156,10 +194,12 @@ class NatsStore:
                 raise
             raise self._unavailable(error, kind) from error
 
-    def _unavailable(self, error: Exception, kind: type[RelayUnavailable] = RelayUnavailable) -> RelayUnavailable:
+    def _unavailable(
+        self, error: Exception, kind: type[RelayUnavailable] = RelayUnavailable
+    ) -> RelayUnavailable:
         return kind(f"cannot use {self.address}: {str(error) or type(error).__name__}")
 
-    def _drop(self, link: "Link | None") -> None:
+    def _drop(self, link: NatsLink | None) -> None:
         """Closes a connection as soon as nobody uses it."""
         if link is not None and link is self._link:
             self._link = None
@@ -167,48 +207,59 @@ class NatsStore:
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
-    async def _ask(self, link: "Link", verb: str, **words: Any) -> Any:
+    async def _ask(self, link: NatsLink, verb: str, **words: Any) -> Any:
         """The server's answer to a request."""
         [message] = await link.ask(f"$JS.API.{verb}", dumps(words).encode())
         if message.headers:
             raise NotWritten(f"cannot use {self.address}: JetStream is not enabled, or not ready")
         return loads(message.data)
 
-    async def _get(self, link: "Link", **words: Any) -> tuple[list[Msg], bool]:
-        """Stored messages in their order, and whether there are more."""
+    async def _get(
+        self, link: NatsLink, config: dict[str, Any] | None = None, **words: Any
+    ) -> tuple[list[Msg], bool]:
+        """Stored messages in their order, and whether there are more; by default from the stream of
+        versions. Makes the stream, if there is none."""
+        config = config or self._config
         while True:
-            *messages, end = await link.ask(f"$JS.API.DIRECT.GET.{self._stream}", dumps(words).encode())
+            *messages, end = await link.ask(
+                f"$JS.API.DIRECT.GET.{config['name']}", dumps(words).encode()
+            )
             status = (end.headers or {}).get("Status")
             if status in (FOUND, NOT_FOUND):
                 return messages, status == FOUND and end.headers["Nats-Num-Pending"] != "0"  # type: ignore[index]
             if status != NOBODY:
                 raise NotWritten(f"cannot use {self.address}: it has answered {status}")
-            await self._make_stream(link)
+            await self._make_stream(link, config)
 
-    async def _make_stream(self, link: "Link") -> None:
-        """Makes the stream, unless there is one."""
-        answer = await self._ask(link, f"STREAM.INFO.{self._stream}")
+    async def _make_stream(self, link: NatsLink, wanted: dict[str, Any]) -> None:
+        """Makes a stream, unless there is one."""
+        stream = wanted["name"]
+        answer = await self._ask(link, f"STREAM.INFO.{stream}")
         if answer.get("error", {}).get("err_code") == NO_STREAM:
             first = time.time_ns() // 1_000
-            answer = await self._ask(link, f"STREAM.CREATE.{self._stream}", **self._config, first_seq=first)
+            answer = await self._ask(link, f"STREAM.CREATE.{stream}", **wanted, first_seq=first)
         code = answer.get("error", {}).get("err_code")
         if code == EXISTS:  # others are quicker
             return
         if "error" in answer and code != OVERLAPS:
             raise NotWritten(f"cannot use {self.address}: {answer['error']['description']}")
         config = answer.get("config", {})
-        if not config.get("allow_atomic") and config.get("republish") == self._config["republish"]:
+        is_old = wanted is self._config and not config.get("allow_atomic")
+        if is_old and config.get("republish") == wanted["republish"]:
             raise ValueError(f"cannot use {self.address}: its NATS is older than 2.12")
-        if any(config.get(name) != value for name, value in self._config.items()):
+        if any(config.get(name) != value for name, value in wanted.items()):
             raise ValueError(
-                f"cannot use the stream {self._stream} at {self.address}: it is something else, and was left alone"
+                f"cannot use the stream {stream} at {self.address}: it is something else, and was left alone"
             )
 
-    async def _state(self, link: "Link", keys: Iterable[str]) -> State:
+    async def _state(self, link: NatsLink, keys: Iterable[str]) -> State:
         """The last messages of these keys, in one snapshot. Begins an epoch, if there is none."""
         while True:
-            messages, _ = await self._get(link, multi_last=[self._meta, self._news, *map(self._subject, keys)])
-            position, meta, versions = 0, None, {}
+            messages, _ = await self._get(
+                link, multi_last=[self._meta, self._news, *map(self._subject, keys)]
+            )
+            position, meta = 0, None
+            found: list[tuple[str, int | None, int]] = []
             for message in messages:
                 sequence = sequence_of(message)
                 if message.headers["Nats-Subject"] == self._meta:  # type: ignore[index]
@@ -216,24 +267,47 @@ class NatsStore:
                     meta = Meta(epoch, floor, forgotten, sequence)
                 elif message.headers["Nats-Subject"] == self._news:  # type: ignore[index]
                     position = sequence
-                else:
-                    versions[self._key(message)] = (int(message.data), sequence)
+                elif (key := self._key(message)) is not None:
+                    found.append((key, version_of(message), sequence))
             if meta is not None:
+                floor = meta.floor
+                versions = {
+                    key: (floor if version is None else version, sequence)
+                    for key, version, sequence in found
+                }
                 return State(meta, position, versions)
-            await self._publish(link, [Publication(self._meta, Meta(token_hex(4), 0, 0).payload, 0)], None, "", {})
+            await self._publish(
+                link, [Publication(self._meta, Meta(token_hex(4), 0, 0).payload, 0)], None, "", {}
+            )
 
     def _subject(self, key: str) -> str:
-        return f"{self._keys}={urlsafe_b64encode(key.encode()).decode().rstrip('=')}"
+        return f"{self._keys}{encode_key(key)}"
 
-    def _key(self, message: Msg) -> str:
-        name: str = message.headers["Nats-Subject"].rpartition("=")[2]  # type: ignore[index]
-        return urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode()
+    def _key(self, message: Msg, keys: str = "") -> str | None:
+        """The key of a stored message; None if its subject is not one that this store gives.
+
+        Args:
+            message: with the headers that the server gives it.
+            keys: how subjects begin; by default those of versions.
+        """
+        subject: str = message.headers["Nats-Subject"]  # type: ignore[index]
+        keys = keys or self._keys
+        name = subject.removeprefix(f"{keys}=")
+        with suppress(ValueError):
+            key = check_key(urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode())
+            return key if f"{keys}{encode_key(key)}" == subject else None
+        return None
 
     async def _publish(
-        self, link: "Link", publications: Sequence[Publication], meta: Meta | None, epoch: str, versions: dict[str, int]
+        self,
+        link: NatsLink,
+        publications: Sequence[Publication],
+        meta: Meta | None,
+        epoch: str,
+        versions: dict[str, int],
     ) -> int | None:
-        """Stores these messages and the news of them; the position after that, or None if it was refused, as others have
-        written.
+        """Stores these messages and the news of them; the position after that, or None if it was
+        refused, as others have written.
 
         Args:
             link: the connection.
@@ -244,13 +318,23 @@ class NatsStore:
         """
         id_ = token_hex(8)
         for number, (subject, payload, expected) in enumerate(publications, 1):
-            headers = {"Nats-Batch-Id": id_, "Nats-Batch-Sequence": str(number), EXPECTED: str(expected)}
+            headers = {
+                "Nats-Batch-Id": id_,
+                "Nats-Batch-Sequence": str(number),
+                EXPECTED: str(expected),
+            }
             await link.send(subject, payload, headers)
-        headers = {"Nats-Batch-Id": id_, "Nats-Batch-Sequence": str(len(publications) + 1), "Nats-Batch-Commit": "1"}
+        headers = {
+            "Nats-Batch-Id": id_,
+            "Nats-Batch-Sequence": str(len(publications) + 1),
+            "Nats-Batch-Commit": "1",
+        }
         headers[EPOCH] = epoch
         if meta is not None:
             headers |= {EXPECTED: str(meta.sequence), f"{EXPECTED}-Subject": self._meta}
-        [message] = await link.ask(self._news, dumps(versions, separators=(",", ":")).encode(), headers)
+        [message] = await link.ask(
+            self._news, dumps(versions, separators=(",", ":")).encode(), headers
+        )
         if not message.data:
             raise NotWritten(f"cannot use {self.address}: the stream {self._stream} is gone")
         answer = loads(message.data)
@@ -269,22 +353,31 @@ class NatsStore:
         async with self._connected() as link:
             if since is not None:
                 every = f"{self._stream}.>"
-                changes, has_more = await self._get(link, seq=since + 1, batch=MAX_ROWS_PER_READ, next_by_subj=every)
+                changes, has_more = await self._get(
+                    link, seq=since + 1, batch=MAX_ROWS_PER_READ, next_by_subj=every
+                )
             meta, latest, known = await self._state(link, keys)
-        versions = {self._key(message): int(message.data) for message in changes if self._is_key(message)}
+        versions: dict[str, int] = {}
+        for message in changes:
+            key, version = self._key(message), version_of(message)
+            if key is not None and version is not None:
+                versions[key] = version
         versions.update({key: known[key][0] if key in known else meta.floor for key in keys})
         position = latest
         if since is not None:
             position = min(latest, sequence_of(changes[-1]) if changes else since)
-        return ReadResult(meta.epoch, position, versions, has_more, latest, since is not None and since < meta.forgotten)
-
-    def _is_key(self, message: Msg) -> bool:
-        return message.headers["Nats-Subject"].startswith(self._keys)  # type: ignore[index]
+        return ReadResult(
+            meta.epoch,
+            position,
+            versions,
+            has_more,
+            latest,
+            since is not None and since < meta.forgotten,
+        )
 
     async def write(self, changes: Sequence[Change], connection: Any = None) -> ChangeMessage:
         """See `Store.write`."""
-        if connection is not None:
-            raise TypeError(f"{self.address} writes in no other transaction than its own, so it takes no connection")
+        refuse_connection(self, connection)
         async with self._connected() as link:
             while True:
                 try:
@@ -299,20 +392,30 @@ class NatsStore:
                     before, sequence = known.get(key, (meta.floor, 0))
                     versions[key] = max(before, floor) + increment
                     if versions[key] > before:
-                        raised.append(Publication(self._subject(key), b"%d" % versions[key], sequence))
+                        raised.append(
+                            Publication(self._subject(key), b"%d" % versions[key], sequence)
+                        )
                 if changes and not raised:
                     return ChangeMessage(meta.epoch, position, position, versions)
-                news = {key: version for key, version in versions.items() if version > known.get(key, (meta.floor, 0))[0]}
+                news = {
+                    key: version
+                    for key, version in versions.items()
+                    if version > known.get(key, (meta.floor, 0))[0]
+                }
                 stored_at = await self._publish(link, raised, meta, meta.epoch, news)
                 if stored_at is not None:
-                    return ChangeMessage(meta.epoch, stored_at - len(raised) - 1, stored_at, versions)
+                    return ChangeMessage(
+                        meta.epoch, stored_at - len(raised) - 1, stored_at, versions
+                    )
 
     async def forget(self, keys: Sequence[str]) -> None:
         """See `Store.forget`."""
         async with self._connected() as link:
             while True:
                 state = await self._state(link, keys)
-                if not state.versions or await self._raise_floor(link, state.meta, state.versions.values()):
+                if not state.versions or await self._raise_floor(
+                    link, state.meta, state.versions.values()
+                ):
                     break
             deletions = (
                 self._ask(link, f"STREAM.MSG.DELETE.{self._stream}", seq=sequence, no_erase=True)
@@ -328,21 +431,30 @@ class NatsStore:
                 return False
             horizon = datetime.fromisoformat(info["ts"]) - timedelta(seconds=seconds)
             meta, _, _ = await self._state(link, ())
-            messages, _ = await self._get(link, seq=1, batch=MAX_FORGOTTEN, next_by_subj=f"{self._keys}>")
+            messages, _ = await self._get(
+                link, seq=1, batch=MAX_FORGOTTEN, next_by_subj=f"{self._keys}>"
+            )
             old = [message for message in messages if time_of(message) <= horizon]
             if not old:
                 return False
-            if await self._raise_floor(link, meta, [(int(message.data), sequence_of(message)) for message in old]):
+            if await self._raise_floor(
+                link, meta, [(version_of(message) or 0, sequence_of(message)) for message in old]
+            ):
                 # What was written again since has a later number.
                 filter_ = {"filter": f"{self._keys}>", "seq": sequence_of(old[-1]) + 1}
                 await self._ask(link, f"STREAM.PURGE.{self._stream}", **filter_)
             return len(old) == MAX_FORGOTTEN
 
-    async def _raise_floor(self, link: "Link", meta: Meta, forgotten: Iterable[tuple[int, int]]) -> bool:
-        """Has the floor be above these versions and sequence numbers; whether no one else has changed it meanwhile."""
+    async def _raise_floor(
+        self, link: NatsLink, meta: Meta, forgotten: Iterable[tuple[int, int]]
+    ) -> bool:
+        """Has the floor be above these versions and sequence numbers; whether no one else has
+        changed it meanwhile."""
         versions, sequences = zip(*forgotten, strict=True)
         later = Meta(meta.epoch, max(meta.floor, *versions), max(meta.forgotten, *sequences))
-        stored = await self._publish(link, [Publication(self._meta, later.payload, meta.sequence)], None, meta.epoch, {})
+        stored = await self._publish(
+            link, [Publication(self._meta, later.payload, meta.sequence)], None, meta.epoch, {}
+        )
         return stored is not None
 
     async def renew(self, epoch: str) -> None:
@@ -356,24 +468,96 @@ class NatsStore:
                 changed = Publication(self._meta, later.payload, meta.sequence)
                 position = await self._publish(link, [changed], None, later.epoch, {})
                 if position is not None:  # who has no interest in changes is to know of it as well
-                    await link.send(self._common, encode(ChangeMessage(later.epoch, position, position, {})))
+                    await link.send(
+                        self._common, encode(ChangeMessage(later.epoch, position, position, {}))
+                    )
                     return
+
+    # -- deliveries
+
+    async def settle(
+        self, deliveries: Sequence[Delivery], connection: Any = None
+    ) -> Mapping[str, bool]:
+        """See `StoreWithDeliveries.settle`."""
+        refuse_connection(self, connection)
+        async with self._connected() as link:
+            answers = await gather(*(self._settle(link, delivery) for delivery in deliveries))
+        return {
+            delivery.key: is_settled
+            for delivery, is_settled in zip(deliveries, answers, strict=True)
+        }
+
+    async def _settle(self, link: NatsLink, delivery: Delivery) -> bool:
+        key, value, ttl, token = delivery
+        subject = f"{self._settled}.{encode_key(key)}"
+        expected = 0
+        while True:
+            headers = {
+                EXPECTED: str(expected),
+                "Nats-TTL": f"{ceil(ttl)}s",
+                TTL: repr(ttl),
+                DELIVERED_BY: token.hex(),
+            }
+            [answer] = await link.ask(subject, value, headers)
+            if not answer.data:  # no stream takes it
+                await self._make_stream(link, self._settled_config)
+                continue
+            error = loads(answer.data).get("error")
+            if error is None:
+                return True
+            if error.get("err_code") not in WRONG_LAST_SEQUENCE:
+                raise NotWritten(f"cannot use {self.address}: {error['description']}")
+            messages, _ = await self._get(link, self._settled_config, multi_last=[subject])
+            expected = 0
+            for message in messages:
+                if message.headers.get(DELIVERED_BY) == token.hex():  # type: ignore[union-attr]
+                    return True
+                if not is_over(message, await self._server_time(link)):
+                    return False
+                expected = sequence_of(message)
+
+    async def settled(self, keys: Sequence[str]) -> Mapping[str, bytes]:
+        """See `StoreWithDeliveries.settled`."""
+        async with self._connected() as link:
+            subjects = [f"{self._settled}.{encode_key(key)}" for key in keys]
+            messages, _ = await self._get(
+                link, self._settled_config, multi_last=subjects, max_bytes=MAX_SETTLED_BYTES
+            )
+            now = await self._server_time(link) if messages else None
+        found = ((self._key(message, f"{self._settled}."), message) for message in messages)
+        return {
+            key: message.data
+            for key, message in found
+            if key is not None and now is not None and not is_over(message, now)
+        }
+
+    async def _server_time(self, link: NatsLink) -> datetime | None:
+        """The server's time; None if the stream is gone, and with it all that it had."""
+        info = await self._ask(link, f"STREAM.INFO.{self._settled}")
+        return datetime.fromisoformat(info["ts"]) if "ts" in info else None
 
     # -- messages
 
-    async def listen(self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]) -> None:
+    async def listen(
+        self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]
+    ) -> None:
         """See `Store.listen`."""
 
         async def receive(message: Msg) -> None:
             headers = message.headers or {}
-            if EPOCH in headers:
-                after, position = headers["Nats-Last-Sequence"], headers["Nats-Sequence"]
-                on_message(f'["{headers[EPOCH]}",{after},{position},{message.data.decode()}]')
+            if EPOCH in headers:  # anyone may have sent it, so `decode` has to check it
+                numbers = [headers.get(name, "") for name in ("Nats-Last-Sequence", SEQUENCE)]
+                epoch, data = dumps(headers[EPOCH]), message.data.decode(errors="replace")
+                on_message(f"[{epoch},{','.join(numbers)},{data}]")
+            elif headers.get("Nats-Stream") == self._settled and "Nats-Subject" in headers:
+                key = self._key(message, f"{self._settled}.")
+                if key is not None:
+                    on_message(encode_settled([key], MAX_SETTLED_BYTES)[0])
             else:
                 on_message(message.data)
 
         try:
-            link = await Link.open(self._url)
+            link = await NatsLink.open(self._url)
             try:
                 await link.subscribe(self._common, receive)
                 self._listening = link, receive
@@ -398,10 +582,11 @@ class NatsStore:
         async with self._joining:
             if self._listening is not None:
                 link, receive = self._listening
-                if self._is_interested:
-                    await link.subscribe(self._channel, receive)
-                else:
-                    await link.unsubscribe(self._channel)
+                for channel in (self._channel, f"{self._channel}.>"):
+                    if self._is_interested:
+                        await link.subscribe(channel, receive)
+                    else:
+                        await link.unsubscribe(channel)
 
     async def send(self, payload: bytes) -> None:
         """See `Store.send`."""
@@ -411,119 +596,29 @@ class NatsStore:
 
 def sequence_of(message: Msg) -> int:
     """The sequence number of a stored message."""
-    return int(message.headers["Nats-Sequence"])  # type: ignore[index]
+    return int(message.headers[SEQUENCE])  # type: ignore[index]
+
+
+def encode_key(key: str) -> str:
+    """The last part of the subject of a key."""
+    return f"={urlsafe_b64encode(key.encode()).decode().rstrip('=')}"
+
+
+def is_over(message: Msg, now: datetime | None) -> bool:
+    """Whether the time to live of a delivered value is over. It is of a value without one, which
+    was not delivered by a relay."""
+    with suppress(ValueError, OverflowError):
+        ttl = float((message.headers or {}).get(TTL, ""))
+        return now is None or now >= time_of(message) + timedelta(seconds=ttl)
+    return True
+
+
+def version_of(message: Msg) -> int | None:
+    """The version in a stored message; None if it is something else."""
+    data = message.data
+    return int(data) if len(data) <= 16 and data.isdigit() and int(data) <= MAX_NUMBER else None
 
 
 def time_of(message: Msg) -> datetime:
     """When a message was stored."""
     return datetime.fromisoformat(message.headers["Nats-Time-Stamp"])  # type: ignore[index]
-
-
-@final
-class Link:
-    """A connection, which is not made anew by itself.
-
-    nats-py has callbacks for the end of a connection. They are not called if it is lost while something is being sent, and its
-    `flush` then waits for ever. So it has ended when one of its tasks has, and a message to oneself confirms a subscription.
-    """
-
-    def __init__(self) -> None:
-        self._client = Client()
-        self._inbox = self._client.new_inbox()
-        self._numbers = count()
-        self._calls: dict[str, tuple[list[Msg], Future[list[Msg]]]] = {}
-        """Requests under way, by the last part of the subject for their answers."""
-        self._subscriptions: dict[str, Subscription] = {}
-        self.ended: Future[None] = get_running_loop().create_future()
-        self._error: Exception | None = None
-
-    @classmethod
-    async def open(cls, url: str) -> "Link":
-        """Connects.
-
-        Raises:
-            Error, OSError: it could not.
-        """
-        link = cls()
-        options: dict[str, Any] = {"max_reconnect_attempts": 1, "reconnect_time_wait": 0, "connect_timeout": 3_600}
-        # In a task of its own: it uses `wait_for`, which on Python 3.11 may swallow a cancellation.
-        connecting = create_task(link._client.connect(url, allow_reconnect=False, error_cb=link._on_error, **options))
-        try:
-            await wait([connecting])
-            connecting.result()
-            for task in (link._client._reading_task, link._client._flusher_task):
-                if task is not None:
-                    task.add_done_callback(link._on_end)
-            await link.subscribe(f"{link._inbox}.*", link._on_answer)
-        except BaseException as error:
-            connecting.cancel()
-            await wait([connecting])
-            await link.close()
-            if isinstance(error, Error) and link._error is not None:
-                raise link._error from error  # which says why
-            raise
-        return link
-
-    async def _on_error(self, error: Exception) -> None:
-        self._error = error
-
-    def _on_end(self, task: "Task[None] | None") -> None:
-        if task is not None and not task.cancelled():
-            self._error = task.exception() or self._error  # type: ignore[assignment]
-        if not self.ended.done():
-            self.ended.set_result(None)
-        for _, answered in self._calls.values():
-            if not answered.done():
-                answered.set_exception(ConnectionError(f"the connection has ended: {self._error or 'it was closed'}"))
-
-    async def close(self) -> None:
-        """Closes it, and ends the requests under way."""
-        try:
-            await self._client.close()
-        except (Error, OSError):
-            pass  # it is closed at the other end
-        finally:
-            self._on_end(None)
-            for subscription in self._subscriptions.values():
-                if subscription._wait_for_msgs_task is not None:
-                    subscription._wait_for_msgs_task.cancel()
-
-    async def subscribe(self, subject: str, on_message: Callable[[Msg], Any]) -> None:
-        """Subscribes, unless that was done before, and returns when it is confirmed."""
-        if subject not in self._subscriptions:
-            self._subscriptions[subject] = await self._client.subscribe(subject, cb=on_message)
-        await self.ask(None, b"")
-
-    async def unsubscribe(self, subject: str) -> None:
-        """Ends a subscription, if there is one."""
-        subscription = self._subscriptions.pop(subject, None)
-        if subscription is not None:
-            await subscription.unsubscribe()
-
-    async def send(self, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> None:
-        """Sends a message."""
-        await self._client.publish(subject, payload, headers=headers)
-
-    async def ask(self, subject: str | None, payload: bytes, headers: dict[str, str] | None = None) -> list[Msg]:
-        """The messages that answer a request: stored ones, if these were requested, and one more.
-
-        Args:
-            subject: of the request; None to be answered by oneself.
-            payload: of the request.
-            headers: of the request.
-        """
-        number = str(next(self._numbers))
-        answered: Future[list[Msg]] = get_running_loop().create_future()
-        self._calls[number] = [], answered
-        reply = f"{self._inbox}.{number}"
-        try:
-            await self._client.publish(subject or reply, payload, reply if subject else "", headers)
-            return await answered
-        finally:
-            del self._calls[number]
-
-    async def _on_answer(self, message: Msg) -> None:
-        messages, answered = self._calls.get(message.subject.rpartition(".")[2], ([], None))
-        messages.append(message)
-        if answered is not None and not answered.done() and "Nats-Sequence" not in (message.headers or {}):
-            answered.set_result(messages)

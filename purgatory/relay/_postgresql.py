@@ -1,60 +1,84 @@
-"""A store in PostgreSQL 13 or later: one table, and two channels.
+"""A store in PostgreSQL 13 or later: two tables, and two channels.
 
     purgatory_versions     the table: key, version, changed (by which transaction), epoch (in the row of 0xff, which is no key)
-    purgatory_news_2200    the channel; 2200 is the schema of the table
+                           rows of 0xf8 and what follows are announcements of processes
+    purgatory_settled      delivered values: key, token, expires, value; made when it is first needed
+    purgatory_news_2200    the channel; 2200 is the schema of the tables
     purgatory_quiet_2200   what is sent to all, but no changes; processes in which nobody waits listen here and not there
 
-A version is raised by an UPDATE, if wanted in the caller's transaction. The row is locked until that ends, NOTIFY publishes the
-key if and only if it is committed, and no other transaction gets the same number. So keep such transactions short. Others wait
-for a locked row for a moment only: then the server ends the statement, it is made again in halves, without the locked keys, and
-these are left out.
+A version is raised by an UPDATE, if wanted in the caller's transaction. The row is locked until
+that ends, NOTIFY publishes the key if and only if it is committed, and no other transaction gets
+the same number. So keep such transactions short. Others wait for a locked row for a moment only:
+then the server ends the statement, it is made again in halves, without the locked keys, and these
+are left out.
 
-The table is UNLOGGED: after a crash, and on a replica that is promoted, it is empty, without the row of the epoch; and no
-commit waits for the disk. A dump that is restored has this row, which names the transaction that has made it; but another
-transaction has inserted it there, so it does not count. Its `version` is the floor.
+The table is UNLOGGED: after a crash, and on a replica that is promoted, it is empty, without the
+row of the epoch; and no commit waits for the disk. A dump that is restored has this row, which
+names the transaction that has made it; but another transaction has inserted it there, so it does
+not count. Its `version` is the floor.
 
-Writes are not counted: that would make all of them wait for each other. A position is what a snapshot has seen:
-`730:745:733,740` has seen all transactions below 745 but two that were running. The next read asks for rows of these two and of
-those from 745 on, so it reads each change once, however long a transaction takes. It does so in portions, each of which goes on
-after the last row of the one before.
+Writes are not counted: that would make all of them wait for each other. A position is what a
+snapshot has seen: `730:745:733,740` has seen all transactions below 745 but two that were running.
+The next read asks for rows of these two and of those from 745 on, so it reads each change once,
+however long a transaction takes. It does so in portions, each of which goes on after the last row
+of the one before.
 
-Anyone who may connect may listen to a channel and send to it. So a message is a hint to read these keys, or, if their names are
-too long for one, all that has changed; only the table says what has.
+Anyone who may connect may listen to a channel and send to it. So a message is a hint to read these
+keys, or, if their names are too long for one, all that has changed; only the table says what has.
+Announcements are in the table, too, and the message of one only says that it is there.
 
-What is forgotten is deleted while nobody else writes: an INSERT waits for the lock of the table before it takes its snapshot,
-so whoever writes a key anew sees the floor that the old one has left.
+What is forgotten is deleted while nobody else writes: an INSERT waits for the lock of the table
+before it takes its snapshot, so whoever writes a key anew sees the floor that the old one has left.
 
-One channel for all keys, because NOTIFY makes commits wait for each other; so all writes of one iteration of the loop are one
-message. A listener is gone with its connection, and `listen` ends with it. A process has two connections: one listens and
-reads, the other writes. asyncpg calls back as it reads from the connection; psycopg has to be polled, and holds the
-connection's lock meanwhile.
+One channel for all keys, because NOTIFY makes commits wait for each other; so all writes of one
+iteration of the loop are one message. A listener is gone with its connection, and `listen` ends
+with it. A process has two connections: one listens and reads, the other writes. asyncpg calls back
+as it reads from the connection; psycopg has to be polled, and holds the connection's lock
+meanwhile.
 """
 
 from asyncio import Future, Lock, gather, get_running_loop
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from json import dumps, loads
-from secrets import token_hex
+from secrets import token_bytes, token_hex
 from typing import Any, Final, NamedTuple, final
 
-from purgatory._errors import how_to_install
+from purgatory._core.errors import how_to_install
 
 try:
     import asyncpg
 except ImportError as error:
-    raise ImportError(f"a relay over PostgreSQL needs its client: {how_to_install('postgresql')}") from error
+    raise ImportError(
+        f"a relay over PostgreSQL needs its client: {how_to_install('postgresql')}"
+    ) from error
 
 from purgatory import RelayUnavailable
 from purgatory.relay._address import check_address, without_password
 from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
-from purgatory.relay._messages import NO_POSITION, Change, ChangeMessage, Hint, ReadResult, encode_hint
+from purgatory.relay._messages import (
+    MAX_ANNOUNCEMENT_BYTES,
+    NO_POSITION,
+    Announcement,
+    Change,
+    ChangeMessage,
+    Delivery,
+    Hint,
+    ReadResult,
+    encode_announcement,
+    encode_hint,
+)
 from purgatory.relay._postgresql_queries import (
     ADOPT,
     AGE,
+    ANNOUNCE,
+    ANNOUNCEMENT_KEY,
+    ANNOUNCEMENTS,
     BEGIN_EPOCH,
     CHANNEL,
     COLUMNS,
     CREATE,
+    CREATE_SETTLED,
     EPOCH_KEY,
     FORGET,
     FORGOTTEN_KEY,
@@ -63,10 +87,15 @@ from purgatory.relay._postgresql_queries import (
     READ,
     RENEW,
     SAMPLE,
+    SETTLE,
+    SETTLED,
+    SETTLED_COLUMNS,
     SHAPE,
+    SWEEP,
+    TOKENS,
     WRITE,
 )
-from purgatory.relay._store import NotWritten
+from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Refused
 
 MAX_HINT_BYTES: Final = 7_000
 """NOTIFY takes 8,000."""
@@ -76,17 +105,25 @@ MAX_ROWS_PER_READ: Final = 2_000
 
 LOCK_TIMEOUT: Final = 50
 SHORT_LOCK_TIMEOUT: Final = 5
-"""Milliseconds that a statement waits for a row: longer than processes that write the same keys hold each other up; and once it
-is known that others hold some row locked."""
+"""Milliseconds that a statement waits for a row: longer than processes that write the same keys
+hold each other up; and once it is known that others hold some row locked."""
+
+MAX_ANNOUNCEMENT_AGE: Final = 5_000
+"""Milliseconds, by the server's clock, after which an announcement is no longer read."""
+
+ANNOUNCED: Final = encode_announcement(Announcement("-", False, None)).decode()
+"""The message that says that an announcement is in the table."""
 
 
 @final
 class Position(int):
-    """The last transaction before all that were running at the time of a snapshot; and what is still to be read after it.
+    """The last transaction before all that were running at the time of a snapshot; and what is
+    still to be read after it.
 
     Attributes:
         seen: the snapshot, all of whose changes were read.
-        target: a later one, all of whose changes have been read when those from `last` on have; empty if there is none.
+        target: a later one, all of whose changes have been read when those from `last` on have;
+            empty if there is none.
         last: the transaction and the key of the last row that was read on the way there.
     """
 
@@ -124,31 +161,89 @@ class PostgresStore:
     def __init__(self, url: str, prefix: str) -> None:
         self.address = without_password(check_address(url))
         self._table = f'"{prefix}_versions"'
+        """With its schema, once it was found or created: the caller's connection may have another
+        `search_path`."""
+        self._is_checked = False
+        self._settled_table = ""
+        """With its schema; empty until it was found or created."""
         self._prefix = prefix
         self._reader = PooledConnection(url)
         self._writer = PooledConnection(url)
         self._is_interested = True
         self._listener: Listener | None = None
+        self._announcement_key = b""
+        self._heard: dict[bytes, int] = {}
+        """The last announcements that were read: their keys and times."""
 
     def _query(self, text: str) -> str:
-        channel, quiet = (each.format(table=self._table, prefix=self._prefix) for each in (CHANNEL, QUIET_CHANNEL))
-        return text.format(table=self._table, channel=channel, quiet=quiet, rows=MAX_ROWS_PER_READ)
+        channel, quiet = (
+            each.format(table=self._table, prefix=self._prefix) for each in (CHANNEL, QUIET_CHANNEL)
+        )
+        return text.format(
+            table=self._table,
+            settled=self._settled_table,
+            channel=channel,
+            quiet=quiet,
+            rows=MAX_ROWS_PER_READ,
+        )
 
     async def open(self) -> None:
         """See `Store.open`."""
         self._is_interested = True
-        async with self._connection(self._writer) as connection, connection.transaction():
-            # All processes of an application start at once, and CREATE TABLE IF NOT EXISTS is not made for that.
-            await connection.execute("SET LOCAL lock_timeout = 0")
-            await connection.execute("SELECT pg_advisory_xact_lock(hashtext($1))", self._table)
-            shape = [tuple(row) for row in await connection.fetch(SHAPE, self._table)]
-            if not shape:
-                await connection.execute(self._query(CREATE))
-            elif shape != COLUMNS:
-                raise ValueError(
-                    f"cannot use the table {self._table} at {self.address}: it is something else, and was left alone"
-                )
-            await self._begin_epoch(connection)
+        self._is_checked = False
+        self._settled_table = ""
+        self._announcement_key = ANNOUNCEMENT_KEY + token_bytes(8)
+        async with self._connection(self._writer):
+            pass
+
+    async def _check_versions(self, connection: Any) -> None:
+        """Checks the table of versions, and begins an epoch in it. Creates the other one as well,
+        if this role may: a role with fewer rights cannot do so later."""
+        name = f'"{self._prefix}_versions"'
+        self._table = await self._check_table(connection, name, COLUMNS, CREATE)
+        self._is_checked = True
+        await self._begin_epoch(connection)
+        with suppress(asyncpg.InsufficientPrivilegeError, ValueError):  # told where it is needed
+            await self._check_settled(connection)
+
+    async def _check_settled(self, connection: Any) -> None:
+        """Checks the table of delivered values."""
+        name = f'"{self._prefix}_settled"'
+        self._settled_table = await self._check_table(
+            connection, name, SETTLED_COLUMNS, CREATE_SETTLED
+        )
+
+    async def _check_table(
+        self, connection: Any, name: str, columns: list[str], create: str
+    ) -> str:
+        """Creates a table unless it exists, and checks that no other role's code runs when it is
+        used. Without a lock, which any role could hold. Returns its name with its schema."""
+        row = await connection.fetchrow(SHAPE, name)
+        if row is None:
+            with suppress(
+                asyncpg.DuplicateTableError,
+                asyncpg.DuplicateObjectError,
+                asyncpg.UniqueViolationError,
+            ):
+                await connection.execute(create.format(table=name))  # others may do so just now
+            row = await connection.fetchrow(SHAPE, name)
+        if row is None:
+            raise NotWritten(f"cannot use {self.address}: its table {name} was dropped again")
+        if row["columns"] != columns:
+            problem = "is something else, and was left alone"
+        elif not row["is_trusted"]:
+            problem = (
+                f"belongs to {row['owner']}: expected this role, a superuser, or the owner of the "
+                "schema or the database"
+            )
+        elif row["has_code"]:
+            problem = (
+                "is not a plain table: it has triggers, rules, policies, defaults or constraints"
+            )
+        else:
+            found: str = row["name"]
+            return found
+        raise ValueError(f"cannot use the table {name} at {self.address}: it {problem}")
 
     async def _begin_epoch(self, connection: Any) -> None:
         """Begins an epoch, unless the table has one that was begun in it."""
@@ -157,13 +252,17 @@ class PostgresStore:
 
     async def close(self) -> None:
         """See `Store.close`."""
-        # Together: on a server that is paused neither ends before the time limit, which terminates both.
+        # Together: on a server that is paused neither ends before the time limit, which terminates
+        #     both.
         await gather(self._reader.close(), self._writer.close(), return_exceptions=True)
 
     @asynccontextmanager
     async def _connection(self, pooled: "PooledConnection") -> AsyncIterator[Any]:
         with self._translate_errors(NotWritten):
             await pooled.connect()
+            if not self._is_checked:
+                async with pooled.connection() as connection:
+                    await self._check_versions(connection)
         with self._translate_errors():
             async with pooled.connection() as connection:
                 yield connection
@@ -172,16 +271,32 @@ class PostgresStore:
     def _translate_errors(self, kind: type[RelayUnavailable] = RelayUnavailable) -> Iterator[None]:
         try:
             yield
-        except (asyncpg.DataError, asyncpg.UndefinedColumnError, asyncpg.DatatypeMismatchError) as error:
-            raise ValueError(f"cannot use the table {self._table} at {self.address}: {error}") from error
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+        except (
+            asyncpg.DataError,
+            asyncpg.UndefinedColumnError,
+            asyncpg.DatatypeMismatchError,
+        ) as error:
+            self._is_checked, self._settled_table = False, ""
+            raise ValueError(
+                f"cannot use the table {self._table} at {self.address}: {error}"
+            ) from error
+        except (
+            asyncpg.PostgresError,
+            asyncpg.InterfaceError,
+            asyncpg.InternalClientError,
+            OSError,
+        ) as error:
             if isinstance(error, RelayUnavailable):
                 raise
-            has_answered = isinstance(error, asyncpg.PostgresError) and not str(getattr(error, "sqlstate", "")).startswith(
-                ("08", "57")
-            )
-            if has_answered or "cannot switch to state" in str(error):  # the statement has failed, or was not begun
-                kind = NotWritten
+            has_answered = isinstance(error, asyncpg.PostgresError) and not str(
+                getattr(error, "sqlstate", "")
+            ).startswith(("08", "57"))
+            if isinstance(error, asyncpg.UndefinedTableError):  # it is created again
+                self._is_checked, self._settled_table = False, ""
+            # The statement has failed, or was not begun.
+            if has_answered or "cannot switch to state" in str(error):
+                is_refused = isinstance(error, asyncpg.InsufficientPrivilegeError)
+                kind = Refused if is_refused else NotWritten
             raise kind(f"cannot use {self.address}: {error}") from error
 
     # -- versions
@@ -207,33 +322,45 @@ class PostgresStore:
         last = b"", ""
         for name, version, changed, _ in rows[1:]:
             if name == FORGOTTEN_KEY:
-                is_incomplete = before is not None and (changed in running or int(changed) >= before.limit)
+                is_incomplete = before is not None and (
+                    changed in running or int(changed) >= before.limit
+                )
                 continue
             versions[name.decode()] = version
             if changed is not None:
                 changes += 1
                 last = name, changed
-        position, has_more = Position(snapshot), changes >= MAX_ROWS_PER_READ - 1  # one may have been that of the epoch
+        position, has_more = (
+            Position(snapshot),
+            changes >= MAX_ROWS_PER_READ - 1,
+        )  # one may have been that of the epoch
         latest = position.limit - 1
         if before is not None:
             target = before.target or snapshot
-            position = Position(before.seen, target, (int(last[1]), last[0])) if has_more else Position(target)
+            position = (
+                Position(before.seen, target, (int(last[1]), last[0]))
+                if has_more
+                else Position(target)
+            )
         return ReadResult(epoch, position, versions, has_more, latest, is_incomplete)
 
     async def write(self, changes: Sequence[Change], connection: Any = None) -> ChangeMessage:
         """See `Store.write`. Errors of the caller's connection are raised as they are."""
         if connection is not None:
-            if not hasattr(connection, "fetchrow"):
-                raise TypeError(f"{self.address} writes on a connection of asyncpg, not on {connection!r}")
+            self._check_connection(connection)
             return await self._write(connection, changes)
         async with self._connection(self._writer) as own:
             try:
                 return await self._write(own, changes)
             except asyncpg.LockNotAvailableError:
-                await own.execute(f"SET lock_timeout = {SHORT_LOCK_TIMEOUT}")
-                message = await self._write_unlocked(own, changes)
-                await own.execute(f"SET lock_timeout = {LOCK_TIMEOUT}")
-                return message
+                async with short_lock_timeout(own):
+                    return await self._write_unlocked(own, changes)
+
+    def _check_connection(self, connection: Any) -> None:
+        if not hasattr(connection, "fetchrow"):
+            raise TypeError(
+                f"{self.address} writes on a connection of asyncpg, not on {connection!r}"
+            )
 
     async def _write_unlocked(self, connection: Any, changes: Sequence[Change]) -> ChangeMessage:
         """Writes those of several keys that others do not hold locked."""
@@ -254,7 +381,10 @@ class PostgresStore:
         hint = encode_hint(Hint(tuple(key for key, _, _ in changes))).decode() if changes else ""
         if len(hint) > MAX_HINT_BYTES:
             hint = "[]"
-        floors, increments = [floor for _, floor, _ in changes], [increment for _, _, increment in changes]
+        floors, increments = (
+            [floor for _, floor, _ in changes],
+            [increment for _, _, increment in changes],
+        )
         rows = await connection.fetch(self._query(WRITE), names, floors, increments, hint)
         if rows[0]["epoch"] is None:  # the table was emptied, or restored
             await self._begin_epoch(connection)
@@ -273,20 +403,27 @@ class PostgresStore:
             now, position, before = await connection.fetchrow(self._query(AGE))
             known = loads(before or "[]")
             samples, last = horizon(known, now, position, seconds)
-            if len(samples) != len(known) or samples[-1:] != [tuple(sample) for sample in known[-1:]]:
+            if len(samples) != len(known) or samples[-1:] != [
+                tuple(sample) for sample in known[-1:]
+            ]:
                 await connection.execute(self._query(SAMPLE), dumps(samples))
         return last >= 0 and await self._forget([], last) == MAX_FORGOTTEN
 
     async def _forget(self, names: list[bytes], last: int) -> int:
-        """Forgets these keys, and some of those that no transaction after `last` has changed; how many."""
+        """Forgets these keys, and some of those that no transaction after `last` has changed; how
+        many."""
         async with self._connection(self._writer) as connection:
             try:
                 async with connection.transaction():
                     await connection.execute(self._query(LOCK))
-                    count: int = await connection.fetchval(self._query(FORGET), names, str(max(last, 0)), MAX_FORGOTTEN)
+                    count: int = await connection.fetchval(
+                        self._query(FORGET), names, str(max(last, 0)), MAX_FORGOTTEN
+                    )
                     return count
             except asyncpg.LockNotAvailableError as error:
-                locked = NotWritten(f"cannot forget anything at {self.address}: a transaction that has written there is open")
+                locked = NotWritten(
+                    f"cannot forget anything at {self.address}: a transaction that has written there is open"
+                )
                 locked.__cause__ = error
         raise locked
 
@@ -295,9 +432,77 @@ class PostgresStore:
         async with self._connection(self._writer) as connection:
             await connection.execute(self._query(RENEW), token_hex(4), epoch)
 
+    # -- deliveries
+
+    @asynccontextmanager
+    async def _settled_connection(self, pooled: "PooledConnection") -> AsyncIterator[Any]:
+        """As `_connection`, when the table of delivered values was checked, too."""
+        async with self._connection(pooled) as connection:
+            if not self._settled_table:
+                with self._translate_errors(NotWritten):
+                    await self._check_settled(connection)
+            yield connection
+
+    async def settle(
+        self, deliveries: Sequence[Delivery], connection: Any = None
+    ) -> Mapping[str, bool]:
+        """See `StoreWithDeliveries.settle`. Errors of the caller's connection are raised as they
+        are."""
+        if connection is not None:
+            self._check_connection(connection)
+            if not self._settled_table:
+                async with self._settled_connection(self._writer):
+                    pass
+            return await self._settle(connection, deliveries)
+        async with self._settled_connection(self._writer) as own:
+            try:
+                return await self._settle(own, deliveries)
+            except asyncpg.LockNotAvailableError:
+                settled: dict[str, bool] = {}
+                async with short_lock_timeout(own):
+                    for delivery in deliveries:
+                        with suppress(asyncpg.LockNotAvailableError):
+                            settled |= await self._settle(own, [delivery])
+                return settled
+
+    async def _settle(self, connection: Any, deliveries: Sequence[Delivery]) -> dict[str, bool]:
+        tokens = {delivery.key.encode(): delivery.token for delivery in deliveries}
+        rows = await connection.fetch(
+            self._query(SETTLE),
+            list(tokens),
+            [dumps(delivery.key) for delivery in deliveries],
+            [delivery.value for delivery in deliveries],
+            [delivery.ttl for delivery in deliveries],
+            list(tokens.values()),
+            MAX_HINT_BYTES,
+        )
+        settled = {row["key"] for row in rows}
+        others = [key for key in tokens if key not in settled]
+        if others:  # another statement: its snapshot has what an earlier attempt has written
+            rows = await connection.fetch(self._query(TOKENS), others)
+            settled |= {row["key"] for row in rows if row["token"] == tokens[row["key"]]}
+        return {key.decode(): key in settled for key in tokens}
+
+    async def settled(self, keys: Sequence[str]) -> Mapping[str, bytes]:
+        """See `StoreWithDeliveries.settled`."""
+        async with self._settled_connection(self._reader) as connection:
+            names = [key.encode() for key in keys]
+            rows = await connection.fetch(self._query(SETTLED), names, MAX_SETTLED_BYTES)
+        return {row["key"].decode(): row["value"] for row in rows}
+
+    async def sweep(self, limit: int) -> int:
+        """See `SweptStore.sweep`."""
+        if not self._settled_table:
+            return 0
+        async with self._settled_connection(self._writer) as connection:
+            count: int = await connection.fetchval(self._query(SWEEP), limit)
+            return count
+
     # -- messages
 
-    async def listen(self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]) -> None:
+    async def listen(
+        self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]
+    ) -> None:
         """See `Store.listen`."""
         ended: Future[None] = get_running_loop().create_future()
 
@@ -309,7 +514,9 @@ class PostgresStore:
             connection.add_termination_listener(end)
             channels = tuple(await connection.fetchrow(self._query("SELECT {channel}, {quiet}")))
             listener = self._listener = Listener(
-                connection, channels, lambda _connection, _process, _channel, payload: on_message(payload)
+                connection,
+                channels,
+                lambda _connection, _process, _channel, payload: on_message(payload),
             )
             await listener.listen(self._is_interested)
         try:
@@ -333,6 +540,23 @@ class PostgresStore:
             query = "SELECT pg_notify({channel}, $1), pg_notify({quiet}, $1)"
             await connection.execute(self._query(query), payload.decode())
 
+    async def announce(self, payload: bytes) -> None:
+        """See `StoreWithAnnouncements.announce`."""
+        words = self._announcement_key, payload.decode(), ANNOUNCED, MAX_ANNOUNCEMENT_AGE
+        async with self._connection(self._writer) as connection:
+            await connection.execute(self._query(ANNOUNCE), *words)
+
+    async def announcements(self) -> list[bytes]:
+        """See `StoreWithAnnouncements.announcements`."""
+        known = list(self._heard), list(self._heard.values())
+        words = *known, MAX_ANNOUNCEMENT_BYTES, MAX_ANNOUNCEMENT_AGE
+        async with self._connection(self._reader) as connection:
+            rows = await connection.fetch(self._query(ANNOUNCEMENTS), *words)
+        self._heard.update((key, time) for key, time, _ in rows)
+        oldest = max(self._heard.values(), default=0) - 3 * MAX_ANNOUNCEMENT_AGE
+        self._heard = {key: time for key, time in self._heard.items() if time > oldest}
+        return [payload.encode() for _, _, payload in rows]
+
 
 class Listener(NamedTuple):
     """What listens on a connection to one of two channels, with changes or without."""
@@ -350,7 +574,8 @@ class Listener(NamedTuple):
 
 @final
 class PooledConnection:
-    """One connection, used by one task at a time. After an error or a cancellation it is terminated, and made anew."""
+    """One connection, used by one task at a time. After an error or a cancellation it is
+    terminated, and made anew."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -361,7 +586,9 @@ class PooledConnection:
         """Connects, unless it is connected."""
         async with self._lock:
             if self._connection is None or self._connection.is_closed():
-                connection = await asyncpg.connect(self._url, server_settings={"application_name": "purgatory.relay"})
+                connection = await asyncpg.connect(
+                    self._url, server_settings={"application_name": "purgatory.relay"}
+                )
                 try:
                     await connection.execute(f"SET lock_timeout = {LOCK_TIMEOUT}")
                 except BaseException:
@@ -388,6 +615,15 @@ class PooledConnection:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
+
+
+@asynccontextmanager
+async def short_lock_timeout(connection: Any) -> AsyncIterator[None]:
+    """Lets statements wait for locked rows only briefly, as some are known to be locked. An error
+    ends the connection, and so the setting."""
+    await connection.execute(f"SET lock_timeout = {SHORT_LOCK_TIMEOUT}")
+    yield
+    await connection.execute(f"SET lock_timeout = {LOCK_TIMEOUT}")
 
 
 def halves(changes: Sequence[Change]) -> list[Sequence[Change]]:

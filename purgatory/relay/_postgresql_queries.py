@@ -1,25 +1,57 @@
-"""What a store in PostgreSQL asks its server. {table} is that of the versions; {channel} and {quiet} are names of channels."""
+"""What a store in PostgreSQL asks its server. {table} is the table of versions; {channel} and
+{quiet} are names of channels; {settled} is the table of delivered values."""
 
 from typing import Final
 
 EPOCH_KEY: Final = b"\xff"
 
 FORGOTTEN_KEY: Final = b"\xfe"
-"""Of the row that has in `changed` the last transaction whose change was forgotten, and in `epoch` the samples as JSON."""
+"""Of the row that has in `changed` the last transaction whose change was forgotten, and in `epoch`
+the samples as JSON."""
 
-COLUMNS: Final = [("key", "bytea"), ("version", "bigint"), ("changed", "xid8"), ("epoch", "text")]
+ANNOUNCEMENT_KEY: Final = b"\xf8"
+"""Of the announcement of a process, with its id after it. The time, in ms, is in `version`, the
+announcement in `epoch`. No UTF-8 begins with this byte or a higher one."""
+
+COLUMNS: Final = ["key bytea", "version int8", "changed xid8", "epoch text"]
+
+SETTLED_COLUMNS: Final = ["key bytea", "token bytea", "expires timestamptz", "value bytea"]
 
 SHAPE: Final = """
-    SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
-    WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped ORDER BY attnum
+    SELECT format('%I.%I', nspname, relname) AS name, relowner::regrole::text AS owner,
+        ARRAY(SELECT attname || ' ' || CASE WHEN typnamespace = 'pg_catalog'::regnamespace THEN typname ELSE 'another type' END
+            FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid
+            WHERE attrelid = pg_class.oid AND attnum > 0 AND NOT attisdropped ORDER BY attnum) AS columns,
+        pg_has_role(relowner, 'MEMBER') OR pg_has_role(datdba, 'MEMBER') OR relowner IN (datdba, nspowner)
+            OR (SELECT rolsuper FROM pg_roles WHERE oid = relowner) AS is_trusted,
+        relkind <> 'r' OR relrowsecurity OR relhasrules
+            OR EXISTS (SELECT FROM pg_trigger WHERE tgrelid = pg_class.oid)
+            OR EXISTS (SELECT FROM pg_policy WHERE polrelid = pg_class.oid)
+            OR EXISTS (SELECT FROM pg_attrdef WHERE adrelid = pg_class.oid)
+            OR EXISTS (SELECT FROM pg_constraint WHERE conrelid = pg_class.oid AND contype NOT IN ('p', 'n'))
+            OR EXISTS (SELECT FROM pg_index WHERE indrelid = pg_class.oid AND (indexprs IS NOT NULL OR indpred IS NOT NULL))
+            AS has_code
+    FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace JOIN pg_database ON datname = current_database()
+    WHERE pg_class.oid = to_regclass($1)
 """
+"""What a table is. Code that another role has attached to it (triggers, rules, policies, defaults, constraints, expressions of
+indexes) would run with the rights of whoever writes to it. `typname` is that of `pg_catalog` whatever `search_path` is."""
 
 CREATE: Final = """
     CREATE UNLOGGED TABLE {table} (key bytea PRIMARY KEY, version bigint NOT NULL, changed xid8 NOT NULL, epoch text);
     CREATE INDEX ON {table} (changed)
 """
 
-CHANNEL: Final = "(SELECT '{prefix}_news_' || relnamespace FROM pg_class WHERE oid = to_regclass('{table}'))"
+CREATE_SETTLED: Final = """
+    CREATE UNLOGGED TABLE {table} (
+        key bytea PRIMARY KEY, token bytea NOT NULL, expires timestamptz NOT NULL, value bytea NOT NULL
+    );
+    CREATE INDEX ON {table} (expires)
+"""
+
+CHANNEL: Final = (
+    "(SELECT '{prefix}_news_' || relnamespace FROM pg_class WHERE oid = to_regclass('{table}'))"
+)
 
 QUIET_CHANNEL: Final = CHANNEL.replace("news", "quiet")
 
@@ -34,7 +66,7 @@ READ: Final = """
         (SELECT * FROM {table} WHERE changed >= $5::text::xid8 AND (changed, key) > ($3::text::xid8, $4::bytea)
             ORDER BY changed, key LIMIT {rows})
         ORDER BY changed, key LIMIT {rows}
-    ) AS changes WHERE key < '\\xfe'
+    ) AS changes WHERE key < '\\xf8'
 """
 
 WRITE: Final = """
@@ -83,7 +115,7 @@ SAMPLE: Final = """
 FORGET: Final = """
     WITH forgotten AS (
         DELETE FROM {table} WHERE key = ANY (ARRAY(SELECT unnest($1::bytea[]) UNION ALL (
-            SELECT key FROM {table} WHERE changed <= $2::text::xid8 AND key < '\\xfe' ORDER BY changed LIMIT $3
+            SELECT key FROM {table} WHERE changed <= $2::text::xid8 AND key < '\\xf8' ORDER BY changed LIMIT $3
         ))) AND EXISTS (SELECT FROM {table} WHERE key = '\\xff' AND xmin = changed::xid) RETURNING version, changed
     ), highest AS (
         SELECT max(version) AS version, max(changed::text::bigint)::text::xid8 AS changed, count(*) AS count FROM forgotten
@@ -103,3 +135,66 @@ RENEW: Final = """
     )
     SELECT pg_notify({channel}, '[]'), pg_notify({quiet}, '[]') FROM renewed
 """
+
+SETTLE: Final = """
+    WITH delivery AS MATERIALIZED (
+        SELECT * FROM unnest($1::bytea[], $2::text[], $3::bytea[], $4::float8[], $5::bytea[])
+            AS delivery (key, name, value, ttl, token)
+    ), settled AS (
+        INSERT INTO {settled} AS row (key, token, expires, value)
+        SELECT key, token, clock_timestamp() + ttl * interval '1 second', value FROM delivery ORDER BY key
+        ON CONFLICT (key) DO UPDATE SET token = excluded.token, expires = excluded.expires, value = excluded.value
+            WHERE row.expires <= clock_timestamp()
+        RETURNING key
+    ), names AS MATERIALIZED (
+        SELECT '{{"settled":[' || string_agg(name, ',') || ']}}' AS names FROM settled JOIN delivery USING (key)
+    ), message AS MATERIALIZED (
+        SELECT pg_notify({channel}, CASE WHEN octet_length(names) <= $6 THEN names ELSE '{{"settled":[]}}' END)
+        FROM names WHERE names IS NOT NULL
+    )
+    SELECT key FROM settled, message
+"""
+"""The keys that were settled. Names that are too long for a message are left out of it."""
+
+TOKENS: Final = "SELECT key, token FROM {settled} WHERE key = ANY ($1::bytea[])"
+
+SETTLED: Final = """
+    SELECT key, value FROM (
+        SELECT key, value, sum(octet_length(value)) OVER (ORDER BY key) - octet_length(value) AS before
+        FROM {settled} WHERE key = ANY ($1::bytea[]) AND expires > clock_timestamp()
+    ) AS found WHERE before <= $2
+"""
+
+SWEEP: Final = """
+    WITH swept AS (
+        DELETE FROM {settled} WHERE key = ANY (ARRAY(
+            SELECT key FROM {settled} WHERE expires <= clock_timestamp() ORDER BY expires LIMIT $1
+            FOR UPDATE SKIP LOCKED
+        )) AND expires <= clock_timestamp() RETURNING 1
+    )
+    SELECT count(*) FROM swept
+"""
+
+ANNOUNCE: Final = """
+    WITH now AS MATERIALIZED (
+        SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint AS time
+    ), outdated AS (
+        DELETE FROM {table} WHERE key = ANY (ARRAY(
+            SELECT key FROM {table} AS row CROSS JOIN now
+            WHERE key >= '\\xf8' AND key < '\\xfe' AND key <> $1 AND abs(version - time) > $4
+            FOR UPDATE OF row SKIP LOCKED
+        ))
+    ), announced AS (
+        INSERT INTO {table} SELECT $1, time, '0', $2 FROM now
+        ON CONFLICT (key) DO UPDATE SET version = excluded.version, epoch = excluded.epoch
+    )
+    SELECT pg_notify({channel}, $3), pg_notify({quiet}, $3)
+"""
+
+ANNOUNCEMENTS: Final = """
+    SELECT key, version, epoch FROM {table} CROSS JOIN extract(epoch FROM clock_timestamp()) AS now
+    WHERE key >= '\\xf8' AND key < '\\xfe' AND abs(version - now * 1000) <= $4 AND octet_length(epoch) <= $3
+        AND (key, version) NOT IN (SELECT * FROM unnest($1::bytea[], $2::bigint[]))
+    ORDER BY version LIMIT 256
+"""
+"""Those that are recent, but for these."""

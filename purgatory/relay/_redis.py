@@ -1,34 +1,40 @@
-"""A store in Redis, or Valkey: two keys, and two channels.
+"""A store in Redis, or Valkey: two keys, one more for each delivered value, and two channels.
 
     {purgatory}:versions        a hash: epoch, server, position, and v:orders/7 -> its version
     {purgatory}:order           a sorted set: v:orders/7 -> the position of its last write
+    {purgatory}:settled:pay/7   a token of 16 bytes and the value that was delivered; it has a time to live
     {purgatory}:news:0          the channel of database 0; channels know nothing of databases
     {purgatory}:news:0:quiet    what is sent to all, but no changes; for processes in which nobody waits
 
-Each operation is one script, so a version is raised and published in one step. FLUSHALL or eviction removes the epoch together
-with the versions, and the next script begins a new one. It also does so on another server than the one on which the epoch was
-begun: one that was restarted, and perhaps has read an older dump, or a replica that was promoted before it had everything.
-Asking the server for its run_id takes 6 µs of its time.
+Each operation is one script, so a version is raised and published in one step. FLUSHALL or eviction
+removes the epoch together with the versions, and the next script begins a new one. It also does so
+on another server than the one on which the epoch was begun: one that was restarted, and perhaps has
+read an older dump, or a replica that was promoted before it had everything. Asking the server for
+its run_id takes 6 µs of its time.
 
-One channel for all keys. Each process in which somebody waits receives each write, which costs it 40 µs if nobody there waits
-for the key. A channel for each key would cost a subscription, its confirmation and a read for each key that somebody begins to
-wait for, and all of that at once after a lost connection; and on one channel the positions show when something is missing.
+One channel for all keys. Each process in which somebody waits receives each write, which costs it
+40 µs if nobody there waits for the key. A channel for each key would cost a subscription, its
+confirmation and a read for each key that somebody begins to wait for, and all of that at once after
+a lost connection; and on one channel the positions show when something is missing.
 
-A process is subscribed to one of the two channels. It goes over to the other one by subscribing to that too, and when this is
-confirmed it leaves the first. The client subscribes again by itself when its connection was cut; the only trace of that is
-another confirmation, the first of its connection, which `listen` reports. On a cluster the braces put everything into one slot,
-and messages go through sharded channels; so a relay talks to one node only.
+A process is subscribed to one of the two channels. It goes over to the other one by subscribing to
+that too, and when this is confirmed it leaves the first. The client subscribes again by itself when
+its connection was cut; the only trace of that is another confirmation, the first of its connection,
+which `listen` reports. On a cluster the braces put everything into one slot, and messages go
+through sharded channels; so a relay talks to one node only.
 """
 
+import re
 from asyncio import Future, get_running_loop
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from json import dumps, loads
+from math import ceil
 from secrets import token_hex
 from typing import Any, Final, final
 from urllib.parse import urlsplit, urlunsplit
 
-from purgatory._errors import how_to_install
+from purgatory._core.errors import how_to_install
 
 try:
     from redis.asyncio import Redis
@@ -41,14 +47,18 @@ except ImportError as error:
 from purgatory import RelayUnavailable
 from purgatory.relay._address import check_address, without_password
 from purgatory.relay._forgetting import MAX_FORGOTTEN, horizon
-from purgatory.relay._messages import Change, ChangeMessage, ReadResult
-from purgatory.relay._store import NotWritten
+from purgatory.relay._messages import Change, ChangeMessage, Delivery, ReadResult
+from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Refused, refuse_connection
+
+REFUSAL: Final = re.compile("permission|ACL failure|executing the script can't", re.IGNORECASE)
+"""What servers of all versions say if a user lacks a right, also in a script."""
 
 MAX_ROWS_PER_READ: Final = 5_000
 """How many changes one read returns."""
 
-# KEYS: versions, order. ARGV: channel, command to publish, an epoch in case a new one begins, then what the operation needs.
-# Versions and positions are below 2^53, and so exact as Lua's numbers; but its tostring rounds them to 14 digits.
+# KEYS: versions, order. ARGV: channel, command to publish, an epoch in case a new one begins, then
+# what the operation needs. Versions and positions are below 2^53, and so exact as Lua's numbers;
+# but its tostring rounds them to 14 digits.
 BEGIN: Final = """
 local versions, order = redis.call('TYPE', KEYS[1]).ok, redis.call('TYPE', KEYS[2]).ok
 local epoch, position, began_on, floor = false, false, false, false
@@ -80,6 +90,12 @@ local function publish(channel, after, changes)
 end
 local function publish_epoch()
     for _, channel in ipairs({ARGV[1], ARGV[1] .. ':quiet'}) do publish(channel, position, {}) end
+end
+-- A script is not undone when a command is refused. So what may be refused comes before what changes anything: writes
+-- of what is there already, then the publication, then the writes.
+local function check_writes()
+    redis.call('HSET', KEYS[1], 'position', position)
+    redis.call('ZADD', KEYS[2], -1, 'epoch')
 end
 if epoch == ARGV[3] then publish_epoch() end
 """
@@ -117,13 +133,15 @@ for i = 4, #ARGV, 4 do
     end
 end
 if #changes > 0 then
+    check_writes()
     position = string.format('%.0f', tonumber(position) + #changes)
+    publish(ARGV[1], after, changes)
     for i = 1, #fields, 2 do scores[i], scores[i + 1] = position, fields[i] end
     redis.call('HSET', KEYS[1], 'position', position, unpack(fields))
     redis.call('ZADD', KEYS[2], unpack(scores))
-    publish(ARGV[1], after, changes)
 elseif #ARGV == 3 then
-    redis.call('HSET', KEYS[1], 'position', position)
+    check_writes()
+    publish_epoch()
 end
 return {epoch, after, position, numbers}
 """
@@ -159,41 +177,88 @@ return count
 RENEW: Final = """
 -- then: the epoch to be ended
 if epoch == ARGV[4] then
+    redis.call('HSET', KEYS[1], 'epoch', epoch)  -- refused here, if at all: nothing has changed yet
     epoch = ARGV[3]
-    redis.call('HSET', KEYS[1], 'epoch', epoch)
     publish_epoch()
+    redis.call('HSET', KEYS[1], 'epoch', epoch)
 end
 return {epoch}
+"""
+
+SETTLE: Final = """
+-- KEYS: of the values. ARGV: channel, command to publish; then, for each key: its name in JSON, its token with the value,
+-- milliseconds. What may be refused comes first: SET with XX changes nothing where there is nothing.
+local settled, new, names = {}, {}, {}
+for i = 1, #KEYS do
+    local value = ARGV[3 * i + 1]
+    local length = redis.call('STRLEN', KEYS[i])
+    if length == 0 then
+        redis.call('SET', KEYS[i], '', 'XX')
+        new[#new + 1] = i
+        names[#names + 1] = ARGV[3 * i]
+        settled[i] = 1
+    else
+        settled[i] = redis.call('GETRANGE', KEYS[i], 0, 15) == string.sub(value, 1, 16) and 1 or 0
+    end
+end
+if #new > 0 then redis.call(ARGV[2], ARGV[1], '{"settled":[' .. table.concat(names, ',') .. ']}') end
+for _, i in ipairs(new) do redis.call('SET', KEYS[i], ARGV[3 * i + 1], 'PX', ARGV[3 * i + 2]) end
+return settled
+"""
+
+SETTLED: Final = """
+-- KEYS: of the values. ARGV: how many bytes are enough
+local values, size = {}, 0
+for i = 1, #KEYS do
+    local value = size <= tonumber(ARGV[1]) and redis.call('GET', KEYS[i])
+    values[i] = value
+    if value then size = size + #value - 16 end
+end
+return values
 """
 
 
 @final
 class RedisStore:
-    """The store at `redis://host:port/database`, `rediss://...` or `unix:///socket?db=0`. See `purgatory.relay.Store`."""
+    """The store at `redis://host:port/database`, `rediss://...` or `unix:///socket?db=0`. See
+    `purgatory.relay.Store`."""
 
     def __init__(self, url: str, prefix: str) -> None:
         self.address = without_password(check_address(url))
         self._url = url
         # All servers speak version 2 of the protocol. Time limits and retries are the caller's.
-        self._options: dict[str, Any] = {"protocol": 2, "socket_timeout": None, "retry": Retry(NoBackoff(), 0)}
+        self._options: dict[str, Any] = {
+            "protocol": 2,
+            "socket_timeout": None,
+            "retry": Retry(NoBackoff(), 0),
+        }
         self._seed = Redis.from_url(url, **self._options)
         self._client: Redis | None = None
         """Of the server that has the keys; None until the first use."""
         self._is_cluster = False
         self._names = [f"{{{prefix}}}:versions", f"{{{prefix}}}:order"]
-        self._channel = f"{{{prefix}}}:news:{self._seed.connection_pool.connection_kwargs.get('db') or 0}"
+        self._channel = (
+            f"{{{prefix}}}:news:{self._seed.connection_pool.connection_kwargs.get('db') or 0}"
+        )
         self._quiet_channel = f"{self._channel}:quiet"
         self._is_interested = True
         self._pubsub: Any = None
         """While it listens."""
         self._confirmed: Future[None] | None = None
         """Of the latest `set_interest`."""
-        self._scripts = {text: self._seed.register_script(BEGIN + text) for text in (READ, WRITE, AGE, FORGET, RENEW)}
+        self._scripts = {
+            text: self._seed.register_script(BEGIN + text)
+            for text in (READ, WRITE, AGE, FORGET, RENEW)
+        }
+        self._prefix = prefix
+        self._settle_script, self._settled_script = map(
+            self._seed.register_script, (SETTLE, SETTLED)
+        )
 
     async def open(self) -> None:
         """See `Store.open`."""
         self._is_interested = True
-        await self.read((), None)
+        await self.write(())  # the user may lack the right to write or to publish
 
     async def close(self) -> None:
         """See `Store.close`."""
@@ -213,13 +278,17 @@ class RedisStore:
             kind = RelayUnavailable
             yield self._client
         except (RedisError, OSError) as error:
-            if isinstance(error, ResponseError) and ("FOREIGN" in str(error) or "WRONGTYPE" in str(error)):
-                names = " or ".join(self._names)
-                raise ValueError(f"cannot use {names} at {self.address}: it is something else, and was left alone") from error
+            if isinstance(error, ResponseError) and (
+                "FOREIGN" in str(error) or "WRONGTYPE" in str(error)
+            ):
+                names = " or ".join([*self._names, self._value_name("*")])
+                raise ValueError(
+                    f"cannot use {names} at {self.address}: it is something else, and was left alone"
+                ) from error
             if isinstance(error, ResponseError) and self._client is not self._seed:
                 self._client = None  # on a cluster it may have moved
             if isinstance(error, (ResponseError, BusyLoadingError)):  # the server has refused it
-                kind = NotWritten
+                kind = Refused if REFUSAL.search(str(error)) else NotWritten
             raise kind(f"cannot use {self.address}: {error}") from error
 
     async def _find_server(self) -> Redis:
@@ -232,23 +301,32 @@ class RedisStore:
         for first, last, [host, port, *_], *_ in await ask("CLUSTER SLOTS"):
             if first <= slot <= last:
                 parts = urlsplit(self._url)
-                known = host.decode() if host else parts.hostname  # a node that does not know its own name says so
+                known = (
+                    host.decode() if host else parts.hostname
+                )  # a node that does not know its own name says so
                 netloc = f"{parts.netloc.rpartition('@')[0]}@{known}:{port}"
-                return Redis.from_url(urlunsplit(parts._replace(netloc=netloc.removeprefix("@"))), **self._options)
-        raise RelayUnavailable(f"cannot use {self.address}: no node of the cluster has the slot of {self._names[0]}")
+                return Redis.from_url(
+                    urlunsplit(parts._replace(netloc=netloc.removeprefix("@"))), **self._options
+                )
+        raise RelayUnavailable(
+            f"cannot use {self.address}: no node of the cluster has the slot of {self._names[0]}"
+        )
 
     async def _run_script(self, script: str, *arguments: Any) -> Any:
         async with self._connected() as client:
-            publish = "SPUBLISH" if self._is_cluster else "PUBLISH"
-            common = (self._channel, publish, token_hex(4))
-            return await self._scripts[script](keys=self._names, args=[*common, *arguments], client=client)
+            common = (self._channel, self._publish, token_hex(4))
+            return await self._scripts[script](
+                keys=self._names, args=[*common, *arguments], client=client
+            )
 
     # -- versions
 
     async def read(self, keys: Sequence[str], since: int | None) -> ReadResult:
         """See `Store.read`."""
         names = [f"v:{key}" for key in keys]
-        reply = await self._run_script(READ, "" if since is None else since, MAX_ROWS_PER_READ, *names)
+        reply = await self._run_script(
+            READ, "" if since is None else since, MAX_ROWS_PER_READ, *names
+        )
         epoch, position, changed, numbers = reply[0].decode(), int(reply[1]), reply[2], reply[3]
         versions = dict(zip(keys, map(int, numbers[len(changed) // 2 :]), strict=True))
         latest, has_more = position, len(changed) == 2 * MAX_ROWS_PER_READ
@@ -257,13 +335,18 @@ class RedisStore:
         for name, at, number in zip(changed[::2], changed[1::2], numbers, strict=False):
             if int(at) <= position:
                 versions[name[2:].decode()] = int(number)
-        return ReadResult(epoch, position, versions, has_more, latest, since is not None and since < int(reply[4]))
+        return ReadResult(
+            epoch, position, versions, has_more, latest, since is not None and since < int(reply[4])
+        )
 
     async def write(self, changes: Sequence[Change], connection: Any = None) -> ChangeMessage:
         """See `Store.write`."""
-        if connection is not None:
-            raise TypeError(f"{self.address} writes in no other transaction than its own, so it takes no connection")
-        arguments = [word for key, floor, increment in changes for word in (f"v:{key}", dumps(key), floor, increment)]
+        refuse_connection(self, connection)
+        arguments = [
+            word
+            for key, floor, increment in changes
+            for word in (f"v:{key}", dumps(key), floor, increment)
+        ]
         epoch, after, position, versions = await self._run_script(WRITE, *arguments)
         return ChangeMessage(
             epoch.decode(),
@@ -277,7 +360,8 @@ class RedisStore:
         await self._run_script(FORGET, "", "", 0, "", *(f"v:{key}" for key in keys))
 
     async def forget_unwritten(self, seconds: float) -> bool:
-        """See `Store.forget_unwritten`. Several processes may overwrite each other's samples, all of which are true."""
+        """See `Store.forget_unwritten`. Several processes may overwrite each other's samples, all
+        of which are true."""
         epoch, now, position, before = await self._run_script(AGE)
         samples, last = horizon(loads(before), float(now), int(position), seconds)
         count: int = await self._run_script(FORGET, dumps(samples), last, MAX_FORGOTTEN, epoch)
@@ -287,9 +371,46 @@ class RedisStore:
         """See `Store.renew`."""
         await self._run_script(RENEW, epoch)
 
+    # -- deliveries
+
+    async def settle(
+        self, deliveries: Sequence[Delivery], connection: Any = None
+    ) -> Mapping[str, bool]:
+        """See `StoreWithDeliveries.settle`."""
+        refuse_connection(self, connection)
+        arguments = [
+            word
+            for key, value, ttl, token in deliveries
+            for word in (dumps(key), token + value, ceil(ttl * 1_000.0))
+        ]
+        async with self._connected() as client:
+            reply = await self._settle_script(
+                keys=[self._value_name(delivery.key) for delivery in deliveries],
+                args=[self._channel, self._publish, *arguments],
+                client=client,
+            )
+        return {
+            delivery.key: bool(is_settled)
+            for delivery, is_settled in zip(deliveries, reply, strict=True)
+        }
+
+    async def settled(self, keys: Sequence[str]) -> Mapping[str, bytes]:
+        """See `StoreWithDeliveries.settled`."""
+        names = [self._value_name(key) for key in keys]
+        async with self._connected() as client:
+            reply = await self._settled_script(keys=names, args=[MAX_SETTLED_BYTES], client=client)
+        return {
+            key: value[16:] for key, value in zip(keys, reply, strict=True) if value is not None
+        }
+
+    def _value_name(self, key: str) -> str:
+        return f"{{{self._prefix}}}:settled:{key}"
+
     # -- messages
 
-    async def listen(self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]) -> None:
+    async def listen(
+        self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]
+    ) -> None:
         """See `Store.listen`."""
         is_new = False
         async with self._connected() as client, client.pubsub() as pubsub:
@@ -317,13 +438,18 @@ class RedisStore:
             return
         confirmed = self._confirmed = get_running_loop().create_future()
         try:
-            # The client would connect again, if it has to, though the task that listens does so too. That subscribes then.
+            # Not `pubsub.subscribe`: it reconnects if the connection is lost, while the task that
+            # listens does the same with the same socket. That task subscribes after a reconnection.
             if pubsub.connection.is_connected:
                 verb = "SSUBSCRIBE" if self._is_cluster else "SUBSCRIBE"
                 await pubsub.connection.send_command(verb, self._wanted_channel, check_health=False)
         except (RedisError, OSError) as error:
             raise RelayUnavailable(f"cannot use {self.address}: {error}") from error
         await confirmed
+
+    @property
+    def _publish(self) -> str:
+        return "SPUBLISH" if self._is_cluster else "PUBLISH"
 
     @property
     def _wanted_channel(self) -> str:
@@ -333,9 +459,13 @@ class RedisStore:
         await (pubsub.ssubscribe if self._is_cluster else pubsub.subscribe)(channel)
 
     async def _on_confirmed(self, pubsub: Any, channel: str) -> bool:
-        """A subscription was confirmed; whether it is the one that is wanted. Leaves the other one then."""
+        """A subscription was confirmed; whether it is the one that is wanted. Leaves the other one
+        then."""
         wanted = self._wanted_channel
-        subscribed = {name.decode() for name in (pubsub.shard_channels if self._is_cluster else pubsub.channels)}
+        subscribed = {
+            name.decode()
+            for name in (pubsub.shard_channels if self._is_cluster else pubsub.channels)
+        }
         if wanted not in subscribed:  # the client does not know of it, and so would not renew it
             await self._subscribe(pubsub, wanted)
         if channel != wanted:
@@ -354,5 +484,5 @@ class RedisStore:
         async with self._connected() as client, client.pipeline(transaction=False) as pipeline:
             publish: Any = pipeline.execute_command
             for channel in (self._channel, self._quiet_channel):
-                publish("SPUBLISH" if self._is_cluster else "PUBLISH", channel, payload)
+                publish(self._publish, channel, payload)
             await pipeline.execute()

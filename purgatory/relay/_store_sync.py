@@ -1,17 +1,29 @@
 """Keeps a follower in sync with its store, over connections that come and go.
 
-Two tasks. One listens to the channel, and subscribes again when a subscription has ended. The other does the follower's reads,
-one at a time; what is requested meanwhile goes into the next one. A third task sends an announcement now and then.
+Two tasks. One listens to the channel, and subscribes again when a subscription has ended. The other
+does the follower's reads, one at a time; what is requested meanwhile goes into the next one. A
+third task sends an announcement now and then.
 
-While nobody here waits, and no purgatory is attached, the store need not send changes to this process. A task tells the store
-when that begins and ends.
+While nobody here waits, and no purgatory is attached, the store need not send changes to this
+process. A task tells the store when that begins and ends.
 
-A timer covers what no message shows: every `resync` seconds it reads what has changed, and sends a probe through the channel.
-If the probe does not come back in time, the connection is dead, though it reports no error, and is made anew.
+A timer covers what no message shows: every `resync` seconds it reads what has changed, and sends a
+probe through the channel. If the probe does not come back in time, the connection is dead, though
+it reports no error, and is made anew.
 """
 
 import logging
-from asyncio import AbstractEventLoop, CancelledError, Event, Future, Task, TimerHandle, gather, get_running_loop, sleep
+from asyncio import (
+    AbstractEventLoop,
+    CancelledError,
+    Event,
+    Future,
+    Task,
+    TimerHandle,
+    gather,
+    get_running_loop,
+    sleep,
+)
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from itertools import count, islice
@@ -21,18 +33,32 @@ from secrets import token_hex
 from typing import Final, final
 
 from purgatory import OperationCancelled, RelayUnavailable, Timeout, timeout
-from purgatory.relay._client import backoff
+from purgatory._core.arguments import printable
+from purgatory._core.logs import RateLimit
+from purgatory.relay._client import answer_within, backoff
 from purgatory.relay._follower import MAX_KEYS_PER_READ, Follower, ReadRequest
 from purgatory.relay._forgetting import SAMPLES
 from purgatory.relay._membership import Membership
-from purgatory.relay._messages import Announcement, Hint, decode, encode_announcement
-from purgatory.relay._store import Store
+from purgatory.relay._messages import (
+    Announcement,
+    Hint,
+    Settled,
+    check_result,
+    decode,
+    encode_announcement,
+)
+from purgatory.relay._receiver import Receiver
+from purgatory.relay._store import Refused, Store
 
 REORDER_DELAY: Final = 0.02
 """How long, in seconds, a message may arrive after later ones before it is taken for lost."""
 
+ANNOUNCEMENT_DELAY: Final = 0.05
+"""Seconds for which announcements gather before they are read from the store."""
+
 LEAVE_DELAY: Final = 5.0
-"""Seconds without any wait before the changes are left, so that waits that come and go do not join and leave all the time."""
+"""Seconds without any wait before the changes are left, so that waits that come and go do not join
+and leave all the time."""
 
 MAX_SWEEP_INTERVAL: Final = 60.0
 """Seconds between two looks for keys to forget."""
@@ -42,6 +68,9 @@ SWEEP_PAUSE: Final = 0.005
 
 log = logging.getLogger("purgatory.relay")
 
+foreign_messages: Final = RateLimit()
+"""Anyone who may use a channel could fill the log."""
+
 
 @final
 class StoreSync:
@@ -50,6 +79,7 @@ class StoreSync:
     Args:
         store: an open one.
         follower: a new one.
+        receiver: a new one.
         membership: of this process.
         resync: seconds between two reads of what has changed, and so between two probes.
         timeout: seconds after which an answer is taken for lost.
@@ -60,15 +90,20 @@ class StoreSync:
         self,
         store: Store,
         follower: Follower,
+        receiver: Receiver,
         membership: Membership,
         resync: float,
         timeout: float,
         forget_after: float | None,
     ) -> None:
         self._store, self._follower, self._membership = store, follower, membership
+        self._receiver = receiver
+        receiver.on_error = self._log_error
         self._resync, self._timeout = resync, timeout
         self._is_channel_trusted = getattr(store, "is_channel_trusted", True)
-        self._set_interest: Callable[[bool], Awaitable[None]] | None = getattr(store, "set_interest", None)
+        self._set_interest: Callable[[bool], Awaitable[None]] | None = getattr(
+            store, "set_interest", None
+        )
         self._loop: AbstractEventLoop = get_running_loop()
         self._has_work = Event()
         self._requested: dict[str, list[Future[int]]] = {}
@@ -80,17 +115,27 @@ class StoreSync:
         self._id = token_hex(8)
         """Tells its own probes from those of other processes."""
         self._announcing: Task[None] | None = None
+        self._announcements: Callable[[], Awaitable[list[bytes]]] | None = getattr(
+            store, "announcements", None
+        )
+        """Where announcements are read, if the channel is not trusted."""
+        self._was_announced = Event()
+        """Set when there is perhaps an announcement to be read."""
         self._is_closing = False
         self._is_probe_due = True
-        """Whether to send a probe when what has changed was read: after a resync or a subscription, and not after each hint."""
+        """Whether to send a probe when what has changed was read: after a resync or a subscription,
+        and not after each hint."""
         self._takes_writes = True
         """Whether the last write was made."""
         self._has_interest = Event()
         """Set when somebody has an interest in changes that the store does not send."""
         self.is_current = Event()
         """Set while `follower.is_current`, and the store takes writes."""
+        self.opened: Future[None] = self._loop.create_future()
+        """Done when it is current for the first time, or when the store has refused the
+        subscription."""
         self.since = self._loop.time()
-        """The loop's time when that has last changed."""
+        """The loop's time when `is_current` has last changed."""
         self.last_error: Exception | None = None
         """Why the store could not be reached, the last time."""
         self._tasks: list[Task[None]] = [
@@ -98,15 +143,29 @@ class StoreSync:
             self._loop.create_task(self._keep_reading(), name="purgatory.relay: reading"),
         ]
         if self._set_interest is not None:
-            self._tasks.append(self._loop.create_task(self._keep_interest(), name="purgatory.relay: joining and leaving"))
+            self._tasks.append(
+                self._loop.create_task(
+                    self._keep_interest(), name="purgatory.relay: joining and leaving"
+                )
+            )
+        if self._announcements is not None:
+            self._tasks.append(
+                self._loop.create_task(
+                    self._keep_reading_announcements(self._announcements),
+                    name="purgatory.relay: reading announcements",
+                )
+            )
         if forget_after is not None:
             forgetting = self._keep_forgetting(forget_after)
-            self._tasks.append(self._loop.create_task(forgetting, name="purgatory.relay: forgetting"))
+            self._tasks.append(
+                self._loop.create_task(forgetting, name="purgatory.relay: forgetting")
+            )
         self._schedule_resync()
 
     async def close(self) -> None:
         """Ends all tasks, and cancels the futures that `read` has returned."""
         self._is_closing = True
+        self.opened.cancel()
         self._cancel_reads(self._requested)
         for timer in (self._resync_timer, self._gap_timer):
             if timer is not None:
@@ -114,17 +173,22 @@ class StoreSync:
         tasks = self._tasks if self._announcing is None else [*self._tasks, self._announcing]
         for task in tasks:
             task.cancel()
-        await gather(*tasks, return_exceptions=True)
+        await gather(*tasks, self._receiver.close(), return_exceptions=True)
 
     def poke(self) -> None:
         """Starts what the follower needs; to be called when that may have changed."""
         follower = self._follower
-        if not follower.is_joined and follower.has_interest:
+        if not follower.is_joined and self._is_interested:
             self._has_interest.set()
         if follower.needs_read:
             self._has_work.set()
         elif follower.has_gap and self._gap_timer is None:
             self._gap_timer = self._loop.call_later(REORDER_DELAY, self._fill_gap)
+
+    @property
+    def _is_interested(self) -> bool:
+        """Whether changes or deliveries matter to anybody here."""
+        return self._follower.has_interest or bool(self._receiver.waiters)
 
     def read(self, key: str) -> Future[int]:
         """The version of `key` in the store, read after this call."""
@@ -139,14 +203,20 @@ class StoreSync:
         failures = 0
         while True:
             subscriptions = self._follower.subscriptions
-            error: Exception = RelayUnavailable(f"the subscription to {self._store.address} has ended")
+            error: Exception = RelayUnavailable(
+                f"the subscription to {self._store.address} has ended"
+            )
             try:
                 async with timeout(self._timeout) as self._listen_timeout:
                     await self._store.listen(self._on_subscribed, self._on_message)
             except TimeoutError:
-                error = RelayUnavailable(f"nothing was heard from {self._store.address} within {self._timeout} s")
+                error = RelayUnavailable(
+                    f"nothing was heard from {self._store.address} within {self._timeout} s"
+                )
             except Exception as other:
                 error = other
+                if isinstance(error, Refused) and not self.opened.done():
+                    self.opened.set_exception(error)
             finally:
                 self._listen_timeout = None
                 self._follower.on_disconnected()
@@ -160,6 +230,7 @@ class StoreSync:
             self._listen_timeout.reschedule(None)
         self._is_probe_due = True
         self._follower.on_subscribed()
+        self._receiver.recheck()
         self._update_connected()
         self.poke()
 
@@ -167,26 +238,59 @@ class StoreSync:
         try:
             message = decode(payload)
         except ValueError as error:
-            log.warning("%s: %s", self._store.address, error)
+            if foreign_messages.allow(self._store.address):
+                more = foreign_messages.suppressed(self._store.address)
+                log.warning("%s: %s%s", self._store.address, printable(error), more)
             return
         if isinstance(message, Announcement):
-            if self._membership.on_announcement(message, self._loop.time()):
-                self.announce(calls=False)
+            if self._is_channel_trusted:
+                self._on_announcement(message)
+            elif self._membership.is_interested(self._loop.time()):
+                self._was_announced.set()
         elif isinstance(message, str):
             id_, _, number = message.partition(":")
-            is_own = id_ == self._id and number.isdecimal() and len(number) < 20  # anyone may write to a store
+            is_own = (
+                id_ == self._id and number.isdecimal() and len(number) < 20
+            )  # anyone may write to a store
             if is_own and self._follower.on_probe(int(number)) and self._listen_timeout is not None:
                 self._listen_timeout.reschedule(None)
+        elif isinstance(message, Settled):
+            self._receiver.on_settled(message.keys)
         else:
             if isinstance(message, Hint) or not self._is_channel_trusted:
-                self._follower.on_hint(Hint(message.keys if isinstance(message, Hint) else tuple(message.versions)))
+                self._follower.on_hint(
+                    Hint(message.keys if isinstance(message, Hint) else tuple(message.versions))
+                )
             else:
                 self._follower.on_message(message)
             self.poke()
 
+    def _on_announcement(self, announcement: Announcement) -> None:
+        if self._membership.on_announcement(announcement, self._loop.time()):
+            self.announce(calls=False)
+
+    async def _keep_reading_announcements(self, read: Callable[[], Awaitable[list[bytes]]]) -> None:
+        """Reads announcements when the channel says so: several at once, and a flood of such
+        messages is no flood of reads."""
+        while True:
+            await self._was_announced.wait()
+            await sleep(ANNOUNCEMENT_DELAY)
+            self._was_announced.clear()
+            try:
+                async with timeout(self._timeout / 2.0):
+                    payloads = await read()
+            except (RelayUnavailable, TimeoutError, ValueError):
+                log.debug("%s: no announcement was read", self._store.address, exc_info=True)
+                continue
+            for payload in payloads:
+                with suppress(ValueError):
+                    message = decode(payload)
+                    if isinstance(message, Announcement):
+                        self._on_announcement(message)
+
     def announce(self, calls: bool) -> None:
-        """Sends the announcement of this process, and asks the others for theirs if `calls`. Does nothing while the last one is
-        being sent: the next occasion is not far."""
+        """Sends the announcement of this process, and asks the others for theirs if `calls`. Does
+        nothing while the last one is being sent: the next occasion is not far."""
         if self._announcing is not None and not self._announcing.done():
             return
         try:
@@ -195,8 +299,10 @@ class StoreSync:
             message = f"{self._store.address}: this process cannot be introduced to the others"
             self._loop.call_exception_handler({"message": message, "exception": error})
         else:
+            send = getattr(self._store, "announce", self._store.send)
             self._announcing = self._loop.create_task(
-                self._send(payload, "an announcement"), name="purgatory.relay: announcement"
+                self._send(send, payload, "an announcement"),
+                name="purgatory.relay: announcement",
             )
 
     def on_write(self, error: Exception | None) -> None:
@@ -207,8 +313,8 @@ class StoreSync:
         self._update_connected()
 
     async def _probe(self) -> None:
-        """Sends a probe through the channel, and ends the subscription if it does not come back in time. If the last write has
-        failed, finds out whether the store takes writes again."""
+        """Sends a probe through the channel, and ends the subscription if it does not come back in
+        time. If the last write has failed, finds out whether the store takes writes again."""
         if not self._takes_writes:
             with suppress(RelayUnavailable, TimeoutError):
                 async with timeout(self._timeout / 2.0):
@@ -217,7 +323,8 @@ class StoreSync:
         if self._follower.is_subscribed:
             number = self._follower.begin_probe()
             self._expect_probe()
-            await self._send(dumps(f"{self._id}:{number}").encode(), "a probe")
+            probe = dumps(f"{self._id}:{number}").encode()
+            await self._send(self._store.send, probe, "a probe")
 
     def _expect_probe(self) -> None:
         """Ends the subscription, unless a probe comes back in time."""
@@ -225,11 +332,13 @@ class StoreSync:
         if running is not None and running.when() is None:
             running.reschedule(self._loop.time() + self._timeout)
 
-    async def _send(self, payload: bytes, what: str) -> None:
+    async def _send(
+        self, send: Callable[[bytes], Awaitable[None]], payload: bytes, what: str
+    ) -> None:
         """Sends a message; if it cannot, that is noticed when nothing comes back."""
         try:
             async with timeout(self._timeout / 2.0):
-                await self._store.send(payload)
+                await send(payload)
         except Exception:
             log.debug("%s: %s was not sent", self._store.address, what, exc_info=True)
 
@@ -244,7 +353,10 @@ class StoreSync:
                 self._has_work.clear()
                 continue
             request = follower.begin_read()
-            requested = {key: self._requested.pop(key) for key in tuple(islice(self._requested, MAX_KEYS_PER_READ))}
+            requested = {
+                key: self._requested.pop(key)
+                for key in tuple(islice(self._requested, MAX_KEYS_PER_READ))
+            }
             try:
                 await self._read(request, requested)
             except Exception as error:
@@ -270,20 +382,21 @@ class StoreSync:
 
     async def _read(self, request: ReadRequest, requested: dict[str, list[Future[int]]]) -> None:
         follower, store = self._follower, self._store
-        seconds = self._timeout / 2.0  # which leaves time for a second attempt
         epochs = follower.epochs
-        try:
-            async with timeout(seconds):
-                if follower.epoch_to_end is not None:
-                    log.warning("%s has gone back behind what it had answered: its epoch ends", store.address)
-                    await store.renew(follower.epoch_to_end)
-                    follower.epoch_to_end = None
-                result = await store.read(tuple(dict.fromkeys((*request.keys, *requested))), request.since)
-        except TimeoutError as error:
-            raise RelayUnavailable(f"{store.address} gave no answer within {seconds} s") from error
+        # Half the time leaves some for a second attempt.
+        async with answer_within(store, self._timeout / 2.0):
+            if follower.epoch_to_end is not None:
+                log.warning(
+                    "%s has gone back behind what it had answered: its epoch ends", store.address
+                )
+                await store.renew(follower.epoch_to_end)
+                follower.epoch_to_end = None
+            keys = tuple(dict.fromkeys((*request.keys, *requested)))
+            result = check_result(await store.read(keys, request.since))
         follower.on_read(request, result)
         if follower.epochs > epochs > 0:
             log.warning("%s begins a new epoch, %s", store.address, follower.epoch)
+            self._receiver.recheck()
         for key, futures in requested.items():
             for future in futures:
                 if not future.done():
@@ -291,10 +404,13 @@ class StoreSync:
 
     def _cancel_reads(self, requested: dict[str, list[Future[int]]]) -> None:
         for key, futures in requested.items():
-            self._retry_or_fail(key, futures, OperationCancelled(f"cannot read {key!r}: the relay was closed"))
+            self._retry_or_fail(
+                key, futures, OperationCancelled(f"cannot read {key!r}: the relay was closed")
+            )
 
     def _retry_or_fail(self, key: str, futures: list[Future[int]], error: Exception) -> None:
-        """Requests `key` again after `error`, if that may help; else sets it as the exception of the futures."""
+        """Requests `key` again after `error`, if that may help; else sets it as the exception of
+        the futures."""
         if not isinstance(error, RelayUnavailable):
             for future in futures:
                 if not future.done():
@@ -306,27 +422,34 @@ class StoreSync:
     def _schedule_resync(self) -> None:
         if self._resync_timer is not None:
             self._resync_timer.cancel()
-        self._resync_timer = self._loop.call_later(self._resync * uniform(0.9, 1.0), self._read_changes)
+        self._resync_timer = self._loop.call_later(
+            self._resync * uniform(0.9, 1.0), self._read_changes, self._recheck
+        )
 
-    def _read_changes(self) -> None:
+    def _recheck(self) -> None:
+        self._follower.recheck()
+        self._receiver.recheck()
+
+    def _read_changes(self, request: Callable[[], None]) -> None:
         self._is_probe_due = True
-        self._follower.resync()
+        request()
         self._has_work.set()
 
     def _fill_gap(self) -> None:
         self._gap_timer = None
         if self._follower.has_gap:
-            self._read_changes()
+            self._read_changes(self._follower.resync)
 
     # -- joining and leaving the changes
 
     async def _keep_interest(self) -> None:
-        """Leaves the changes when nobody has waited for a while, and joins them when somebody does."""
-        follower = self._follower
+        """Leaves the changes when nobody has waited for a while, and joins them when somebody
+        does."""
+        follower, receiver = self._follower, self._receiver
         while True:
-            waits = follower.waits
+            waits = follower.waits + receiver.waits
             await sleep(LEAVE_DELAY)
-            if follower.has_interest or follower.waits > waits:
+            if self._is_interested or follower.waits + receiver.waits > waits:
                 continue
             follower.leave()
             self._has_interest.clear()
@@ -337,6 +460,7 @@ class StoreSync:
                     break
                 await sleep(backoff(failures))
             follower.on_joined()
+            receiver.recheck()
             self.poke()
 
     async def _try_set_interest(self, is_wanted: bool) -> bool:
@@ -345,7 +469,9 @@ class StoreSync:
             async with timeout(self._timeout):
                 await self._set_interest(is_wanted)
         except TimeoutError:
-            self._log_error(RelayUnavailable(f"{self._store.address} gave no answer within {self._timeout} s"))
+            self._log_error(
+                RelayUnavailable(f"{self._store.address} gave no answer within {self._timeout} s")
+            )
             return False
         except Exception as error:
             self._log_error(error)
@@ -355,7 +481,8 @@ class StoreSync:
     # -- forgetting
 
     async def _keep_forgetting(self, seconds: float) -> None:
-        """Forgets what nobody has written for so long. All processes do; those that find nothing do little."""
+        """Forgets what nobody has written for so long. All processes do; those that find nothing do
+        little."""
         while True:
             await sleep(min(seconds / SAMPLES, MAX_SWEEP_INTERVAL) * uniform(0.5, 1.0))
             has_more = True
@@ -377,6 +504,8 @@ class StoreSync:
         self.since = self._loop.time()
         if is_current:
             self.is_current.set()
+            if not self.opened.done():
+                self.opened.set_result(None)
             self.last_error = None
             log.info("%s: connected", self._store.address)
         else:
@@ -387,5 +516,9 @@ class StoreSync:
     def _log_error(self, error: Exception) -> None:
         """Logs why the store could not be reached, unless it is the same as the last time."""
         if self.last_error is None or str(error) != str(self.last_error):
-            log.warning("%s", error, exc_info=None if isinstance(error, RelayUnavailable) else error)
+            log.warning(
+                "%s",
+                printable(error),
+                exc_info=None if isinstance(error, RelayUnavailable) else error,
+            )
         self.last_error = error

@@ -1,12 +1,13 @@
-"""Batches the writes of a process: however many calls are made at once, few writes go to the store, and few messages out.
+"""Batches the writes of a process, so that many calls at once become few writes and few messages.
 
     in one iteration of the loop    bump("a"), bump("a"), bump("b"), advance("a", 10)
     one write                       a: to at least 10, then by 2; b: by 1
     its result                      a: 12, b: 1      so the bumps return 11 and 12, and 1; the advance 12
 
-While a write is under way the next batch gathers. What was surely not written is tried again for as long as its caller waits.
-What was perhaps written is not, unless it is an advance, which changes nothing the second time. Keys that others hold locked
-are tried again by themselves, so that they hold nothing else up.
+While a write is in flight, the next batch gathers. A write that was certainly not made is retried
+as long as its caller waits. A write that may have been made is not retried, except for advances,
+which are idempotent. Keys locked by other transactions are retried on their own, so that they delay
+no other keys.
 """
 
 from asyncio import Event, Future, Task, get_running_loop, sleep
@@ -17,12 +18,12 @@ from typing import Final, final
 
 from purgatory import OperationCancelled, RelayUnavailable, timeout_at
 from purgatory.relay._messages import Change, ChangeMessage
-from purgatory.relay._store import NotWritten
+from purgatory.relay._store import NotWritten, Refused
 
 MAX_CHANGES_PER_WRITE: Final = 100
 
 MAX_CALLS_PER_WRITE: Final = 1_000
-"""How many callers one write answers, which all go on in the next iteration of the loop."""
+"""Limit of calls per write: all their callers resume in one loop iteration."""
 
 Call = tuple[Change, Future[int]]
 
@@ -37,20 +38,25 @@ class PendingWrite:
         self.calls: list[Call] = []
 
     def change(self) -> Change | None:
-        """What is to be written: what those have asked for who still wait, or None."""
+        """The combined change of the calls whose callers still wait, or None without any."""
         self.calls = [call for call in self.calls if not call[1].done()]
         if not self.calls:
             return None
         changes = [change for change, _ in self.calls]
-        return Change(changes[0].key, max(change.floor for change in changes), sum(change.increment for change in changes))
+        return Change(
+            changes[0].key,
+            max(change.floor for change in changes),
+            sum(change.increment for change in changes),
+        )
 
     @property
     def is_awaited(self) -> bool:
-        """Whether anybody still waits for it."""
+        """Whether any caller still waits for it."""
         return any(not future.done() for _, future in self.calls)
 
     def finish(self, version: int, increment: int) -> None:
-        """Sets the results: `change` was made, which has raised the version by `increment` to `version`."""
+        """Sets the results of the calls: the write has raised the version by `increment` to
+        `version`."""
         number = version - increment
         for change, future in self.calls:
             number += change.increment
@@ -69,32 +75,36 @@ Batch = dict[str, PendingWrite]
 
 @final
 class WriteBatcher:
-    """The writes of a process.
+    """Batches and retries the writes of a process.
 
     Args:
-        write: makes changes; raises `RelayUnavailable` if it cannot.
-        backoff: seconds to wait after that, by the number of failures before.
+        write: writes changes to the store; raises `RelayUnavailable` on failure.
+        backoff: maps the number of earlier failures to the delay before a retry, in seconds.
     """
 
-    def __init__(self, write: Callable[[Sequence[Change]], Awaitable[ChangeMessage]], backoff: Callable[[int], float]) -> None:
+    def __init__(
+        self,
+        write: Callable[[Sequence[Change]], Awaitable[ChangeMessage]],
+        backoff: Callable[[int], float],
+    ) -> None:
         self._write, self._backoff = write, backoff
         self._queue: deque[Call] = deque()
         self._locked: Batch = {}
-        """Keys that others hold locked in the store."""
+        """Pending writes of keys that other transactions hold locked."""
         self._in_flight: dict[str, Change] = {}
-        """What is being written."""
+        """Changes of the write in flight, by key."""
         self._lock_failures = 0
         self._retry_at = 0.0
-        """The loop's time when the locked keys are due."""
+        """Loop time of the next attempt to write the locked keys."""
         self._submitted = Event()
         self._task: Task[None] | None = None
         self.last_error: Exception | None = None
-        """Why the last write has failed."""
+        """Error of the last write, or None if it succeeded."""
         self.sent = 0
-        """How many changes were written."""
+        """Number of changes written."""
 
     def submit(self, change: Change) -> Future[int]:
-        """Has a change written, whose increment is 0 or 1; the version is the future's result."""
+        """Queues a change, whose increment is 0 or 1. The future's result is the version."""
         loop = get_running_loop()
         future: Future[int] = loop.create_future()
         self._queue.append((change, future))
@@ -104,11 +114,12 @@ class WriteBatcher:
         return future
 
     def is_locked(self, key: str) -> bool:
-        """Whether others hold `key` locked."""
+        """Whether another transaction holds `key` locked."""
         return key in self._locked
 
     def is_in_flight(self, key: str) -> bool:
-        """Whether `key` is in a write that is under way, and so is perhaps written though its caller waits no longer."""
+        """Whether `key` is part of the write in flight, which may succeed though the caller has
+        stopped waiting."""
         return key in self._in_flight
 
     async def _run(self) -> None:
@@ -143,12 +154,16 @@ class WriteBatcher:
         return batch
 
     async def _send(self, batch: Batch) -> None:
-        """Writes a batch, except for what others hold locked."""
+        """Writes a batch. Locked keys move to `_locked`."""
         failures = 0
         try:
-            while changes := {key: change for key, pending in batch.items() if (change := pending.change())}:
+            while changes := {
+                key: change for key, pending in batch.items() if (change := pending.change())
+            }:
                 try:
                     message = await self._write_once(changes)
+                except Refused:
+                    raise
                 except RelayUnavailable as error:
                     self.last_error = error
                     if not isinstance(error, NotWritten):
@@ -183,7 +198,7 @@ class WriteBatcher:
             self._in_flight = {}
 
     def close(self) -> None:
-        """Cancels what was not written."""
+        """Cancels unwritten changes."""
         if self._task is not None:
             self._task.cancel()
         while self._queue:
@@ -193,4 +208,6 @@ class WriteBatcher:
 
     def _cancel(self, batch: Batch) -> None:
         for key, pending in batch.items():
-            pending.fail(OperationCancelled(f"{key!r} was perhaps not written: the relay was closed"))
+            pending.fail(
+                OperationCancelled(f"{key!r} was perhaps not written: the relay was closed")
+            )

@@ -4,11 +4,15 @@
 
     with Relay("redis://localhost:6379/0") as relay:
         relay.bump("orders/7")      # whoever waits in an asynchronous process is answered
+        relay.deliver("payments/7", b"paid", ttl=600)
 
-It writes and reads, and does not wait. A thread and a loop of its own do the work, so all threads may share one relay. Enter it
-after a fork, as in Celery's `worker_process_init` or gunicorn's `post_fork`.
+It writes and reads, and does not wait. A thread and a loop of its own do the work, so all threads
+may share one relay. Enter it after a fork, as in Celery's `worker_process_init` or gunicorn's
+`post_fork`.
 """
 
+import os
+from asyncio import Task, create_task
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
@@ -20,7 +24,13 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from purgatory import PurgatoryClosed, RelayUnavailable, timeout
 from purgatory.relay._client import StoreClient
-from purgatory.relay._messages import Change, check_key, check_version
+from purgatory.relay._messages import (
+    MAX_VALUE_BYTES,
+    Change,
+    check_key,
+    check_result,
+    check_version,
+)
 from purgatory.relay._store import Store, open_store
 
 __all__ = ["Relay"]
@@ -34,22 +44,38 @@ class Relay:
         store: as of `purgatory.relay.Relay`.
         timeout: seconds after which a call fails.
         prefix: as of `purgatory.relay.Relay`.
+        max_value: as of `purgatory.relay.Relay`.
 
     Raises:
         ValueError, TypeError: an argument is out of bounds or of a wrong type.
         ImportError: the client of the store is not installed.
     """
 
-    def __init__(self, store: str | Store, *, timeout: float = 5.0, prefix: str = "purgatory") -> None:
+    def __init__(
+        self,
+        store: str | Store,
+        *,
+        timeout: float = 5.0,
+        prefix: str = "purgatory",
+        max_value: int = MAX_VALUE_BYTES,
+    ) -> None:
         if not (isfinite(timeout) and timeout > 0.0):
-            raise ValueError(f"timeout must be a positive, finite number of seconds, not {timeout!r}")
-        self._make_client: Callable[[], StoreClient] = lambda: StoreClient(open_store(store, prefix), timeout)
+            raise ValueError(
+                f"timeout must be a positive, finite number of seconds, not {timeout!r}"
+            )
+        self._make_client: Callable[[], StoreClient] = lambda: StoreClient(
+            open_store(store, prefix), timeout, max_value=max_value
+        )
         self._client = self._make_client()
+        self._sweeping: Task[None] | None = None
         self._portal: BlockingPortal | None = None
+        self._process = 0
+        """Id of the process that has entered it; its thread is not copied by a fork."""
         self._stack = ExitStack()
 
     def __enter__(self) -> "Relay":
-        """Opens the store; while it is away it tries again, for `timeout`. A relay that was closed may be entered again.
+        """Opens the store; while it is away it tries again, for `timeout`. A relay that was closed
+        may be entered again.
 
         Raises:
             RelayUnavailable: it could not be reached within `timeout`.
@@ -64,7 +90,7 @@ class Relay:
         except BaseException:
             self._stack.close()
             raise
-        self._portal = portal
+        self._portal, self._process = portal, os.getpid()
         return self
 
     async def _open(self) -> None:
@@ -77,19 +103,33 @@ class Relay:
             if not isinstance(error, TimeoutError):
                 raise
             reason = client.last_error or f"{client.store.address} gave no answer"
-            raise RelayUnavailable(f"cannot open the relay: tried for {client.timeout} s: {reason}") from client.last_error
+            raise RelayUnavailable(
+                f"cannot open the relay: tried for {client.timeout} s: {reason}"
+            ) from client.last_error
+        self._sweeping = create_task(client.keep_sweeping(), name="purgatory.relay: sweeping")
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection; calls that are under way end with `OperationCancelled`. Idempotent."""
+        """Closes the connection; calls that are under way end with `OperationCancelled`.
+        Idempotent."""
         portal, self._portal = self._portal, None
-        if portal is not None:
+        if portal is not None and self._process == os.getpid():
             try:
-                portal.call(self._client.close)
+                portal.call(self._close)
             finally:
                 self._stack.close()
+
+    async def _close(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+        await self._client.close()
 
     def bump(self, key: str) -> int:
         """Raises the version of `key` by one, for all processes; as `purgatory.relay.Relay.bump`.
@@ -104,7 +144,8 @@ class Relay:
         """Raises the version of `key` to at least `version`; as `purgatory.relay.Relay.advance`.
 
         Raises:
-            RelayUnavailable, OperationCancelled, ValueError, TypeError, PurgatoryClosed: as with `bump`.
+            RelayUnavailable, OperationCancelled, ValueError, TypeError, PurgatoryClosed: as with
+                `bump`.
         """
         return self._change("advance", key, check_version(version, "version", 52), 0)
 
@@ -112,23 +153,38 @@ class Relay:
         """The version of `key` in the store; as `purgatory.relay.Relay.version`.
 
         Raises:
-            RelayUnavailable, OperationCancelled, ValueError, TypeError, PurgatoryClosed: as with `bump`.
+            RelayUnavailable, OperationCancelled, ValueError, TypeError, PurgatoryClosed: as with
+                `bump`.
         """
 
         async def read() -> int:
-            return (await self._client.store.read([key], None)).versions[key]
+            return check_result(await self._client.store.read([key], None)).versions[key]
 
-        version: int = self._call("read", key, partial(self._client.retry, "read", check_key(key), read))
+        version: int = self._call(
+            "read", key, partial(self._client.retry, "read", check_key(key), read)
+        )
         return version
 
     def forget(self, key: str) -> None:
         """Removes `key` from the store; as `purgatory.relay.Relay.forget`.
 
         Raises:
-            RelayUnavailable, OperationCancelled, ValueError, TypeError, PurgatoryClosed: as with `bump`.
+            RelayUnavailable, OperationCancelled, ValueError, TypeError, PurgatoryClosed: as with
+                `bump`.
         """
         call = partial(self._client.store.forget, [check_key(key)])
         self._call("forget", key, partial(self._client.retry, "forget", key, call))
+
+    def deliver(self, key: str, value: bytes, *, ttl: float) -> bool:
+        """Delivers `value` to everyone who receives under `key`, in any process; whether this call
+        has settled the key. As `purgatory.relay.Relay.deliver`.
+
+        Raises:
+            RelayUnavailable, OperationCancelled, ValueError, TypeError, PurgatoryClosed: as there.
+        """
+        call = partial(self._client.deliver, check_key(key), value, ttl)
+        settled: bool = self._call("deliver to", key, call)
+        return settled
 
     def _change(self, action: str, key: str, floor: int, increment: int) -> int:
         change = Change(check_key(key), floor, increment)
@@ -138,5 +194,12 @@ class Relay:
     def _call(self, action: str, key: str, call: Callable[[], Awaitable[Any]]) -> Any:
         portal = self._portal
         if portal is None:
-            raise PurgatoryClosed(f"cannot {action} {key!r}: the relay at {self._client.store.address} is not open")
+            raise PurgatoryClosed(
+                f"cannot {action} {key!r}: the relay at {self._client.store.address} is not open"
+            )
+        if self._process != os.getpid():
+            raise RuntimeError(
+                f"cannot {action} {key!r}: the relay at {self._client.store.address} was entered in "
+                f"process {self._process}, and this is {os.getpid()}; enter one after the fork"
+            )
         return portal.call(call)

@@ -1,8 +1,8 @@
 """Tests that wait for hours and take milliseconds: an event loop on virtual time.
 
-An event loop sleeps in one place only, in the `select` of its selector. The selector of `VirtualTimeLoop` never sleeps
-for a timer: when nothing else is ready, it sets the clock to the next timer instead. So a run depends on nothing but the
-program, and is the same each time:
+An event loop sleeps in one place only, in the `select` of its selector. The selector of
+`VirtualTimeLoop` never sleeps for a timer: when nothing else is ready, it sets the clock to the
+next timer instead. So a run depends on nothing but the program, and is the same each time:
 
     async def main() -> float:
         loop = asyncio.get_running_loop()
@@ -15,21 +15,23 @@ program, and is the same each time:
 
 When nothing is ready, the loop does the first of these that applies:
 
-1. Time is held: by a thread of `run_in_executor`, `asyncio.to_thread` or `anyio.to_thread.run_sync` that still works, or by
-   `VirtualTimeLoop.hold_time`. The loop waits in real time. A thread that is no longer awaited holds nothing; but one that
-   anyio has abandoned does, until it ends.
+1. Time is held: by a thread of `run_in_executor`, `asyncio.to_thread` or `anyio.to_thread.run_sync`
+   that still works, or by `VirtualTimeLoop.hold_time`. The loop waits in real time. A thread that
+   is no longer awaited holds nothing; but one that anyio has abandoned does, until it ends.
 2. A timer is set: the clock jumps to it.
-3. A file descriptor is watched, a signal handler is set, or a child process runs: the loop waits for it in real time, as
-   any loop does.
+3. A file descriptor is watched, a signal handler is set, or a child process runs: the loop waits
+   for it in real time, as any loop does.
 4. Nothing can ever wake the loop again: it raises `DeadlockError`.
 
-So I/O that is ready always comes before the clock moves, but the clock does not wait for I/O that is not: what another
-process sends may come an hour late, by the clock of the loop. To wait for it, use `hold_time`.
+So I/O that is ready always comes before the clock moves, but the clock does not wait for I/O that
+is not: what another process sends may come an hour late, by the clock of the loop. To wait for it,
+use `hold_time`.
 
-The clock is frozen while callbacks run and while anything is ready. A task that spins on `asyncio.sleep(0)` until the
-clock has moved spins for ever, and so does a thread that holds time and itself waits for time to pass on the loop.
+The clock is frozen while callbacks run and while anything is ready. A task that spins on
+`asyncio.sleep(0)` until the clock has moved spins for ever, and so does a thread that holds time
+and itself waits for time to pass on the loop.
 
-The idea is that of trio's `MockClock` with `autojump_threshold=0`, and of tokio's paused time.
+The idea comes from trio's `MockClock` with `autojump_threshold=0`, and of tokio's paused time.
 """
 
 import asyncio
@@ -54,13 +56,15 @@ MAX_TASKS_SHOWN: Final = 10
 class DeadlockError(RuntimeError):
     """Nothing can ever wake the loop, so it would hang.
 
-    Raised out of `run_forever`, `run_until_complete` and `asyncio.Runner.run`; no task sees it. The message lists the
-    tasks that wait. The loop can be run again, for instance to cancel them, as `asyncio.Runner` does.
+    Raised out of `run_forever`, `run_until_complete` and `asyncio.Runner.run`; no task sees it. The
+    message lists the tasks that wait. The loop can be run again, for instance to cancel them, as
+    `asyncio.Runner` does.
     """
 
 
 class _Selector(selectors.DefaultSelector):
-    """A selector that calls `jump` before it sleeps, and does not sleep if the result is true: then the clock has moved."""
+    """A selector that calls `jump` before it sleeps, and does not sleep if the result is true: then
+    the clock has moved."""
 
     def __init__(self, jump: Callable[[], bool]) -> None:
         super().__init__()
@@ -77,19 +81,21 @@ class _Selector(selectors.DefaultSelector):
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """An event loop whose clock jumps to the next timer whenever nothing else is ready.
 
-    A timer runs when `time()` is exactly the instant it was set for, or as soon as it is set if that lies in the past;
-    that holds at any loop time, also where `time() + 1e-9 == time()`, and however far ahead. A jump costs one iteration
-    of the loop.
+    A timer runs when `time()` is exactly the instant it was set for, or as soon as it is set if
+    that lies in the past; that holds at any loop time, also where `time() + 1e-9 == time()`, and
+    however far ahead. A jump costs one iteration of the loop.
 
     Args:
-        start: The loop time at the beginning, in seconds; finite. For code that must also be right far from zero.
+        start: The loop time at the beginning, in seconds; finite. For code that must also be right
+            far from zero.
 
     Raises:
         ValueError: `start` is infinite or NaN.
     """
 
-    # This and _clock_resolution are the only private attributes of asyncio that are used. When select is called with a timeout,
-    # the head of this heap is the next timer that is not cancelled. The timeout itself is rounded, and at most a day.
+    # This and _clock_resolution are the only private attributes of asyncio that are used. When
+    # select is called with a timeout, the head of this heap is the next timer that is not
+    # cancelled. The timeout itself is rounded, and at most a day.
     _scheduled: list[asyncio.TimerHandle]
 
     def __init__(self, *, start: float = 0.0) -> None:
@@ -110,11 +116,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     @contextlib.contextmanager
     def hold_time(self) -> Iterator[None]:
-        """Let time stand still while the loop waits for something outside.
+        """Stop the time while the loop waits for something outside.
 
-        Inside the block the loop waits in real time, for `call_soon_threadsafe`, for I/O or for a signal, and no timer
-        runs that is not already due: nothing inside may wait for one. Blocks may nest and overlap, and are entered and
-        left on the loop's thread. To wait for a thread of your own, for example:
+        Inside the block the loop waits in real time, for `call_soon_threadsafe`, for I/O or for a
+        signal, and no timer runs that is not already due: nothing inside may wait for one. Blocks
+        may nest and overlap, and are entered and left on the loop's thread. To wait for a thread of
+        your own, for example:
 
             with loop.hold_time():
                 threading.Thread(target=work, args=(loop, future)).start()
@@ -140,18 +147,25 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
     def _set_time(self, now: float) -> None:
         self._now = now
-        # asyncio runs what is due before now + resolution. With the real clock's resolution, that is too early near zero,
-        # and never far from zero (cpython#145703). With the distance to the next float it is what is due at or before now.
+        # asyncio runs timers that are due before now + resolution. With the real clock's
+        # resolution, that is too early near zero, and never far from zero (cpython#145703). With
+        # the distance to the next float, timers run that are due at or before now.
         self._clock_resolution = math.nextafter(now, math.inf) - now
 
     def _anyio_thread_works(self) -> bool:
-        # anyio has no interface for this. Its limiters count threads, but each caller may use its own limiter.
+        # anyio has no interface for this. Its limiters count threads, but each caller may use its
+        # own limiter.
         backend = sys.modules.get("anyio._backends._asyncio")
         worker_type = getattr(backend, "WorkerThread", None)
         if worker_type is None:
             return False
-        workers: list[Any] = [thread for thread in threading.enumerate() if isinstance(thread, worker_type)]
-        return any(worker.loop is self and not worker.stopping and worker not in worker.idle_workers for worker in workers)
+        workers: list[Any] = [
+            thread for thread in threading.enumerate() if isinstance(thread, worker_type)
+        ]
+        return any(
+            worker.loop is self and not worker.stopping and worker not in worker.idle_workers
+            for worker in workers
+        )
 
     def _can_be_woken(self) -> bool:
         return (
@@ -161,9 +175,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         )
 
     def _describe_deadlock(self) -> str:
-        tasks = sorted(asyncio.all_tasks(self), key=lambda task: (len(task.get_name()), task.get_name()))
+        tasks = sorted(
+            asyncio.all_tasks(self), key=lambda task: (len(task.get_name()), task.get_name())
+        )
         lines = [
-            f"nothing can wake this loop any more, at loop time {self._now!r}: no timer is set, no file or signal is"
+            f"nothing can wake this loop any more, at loop time {self._now!r}: no timer is set, "
+            "no file or signal is"
             " watched, and no thread is awaited (for a thread of your own, use hold_time());"
             f" tasks that wait for ever: {len(tasks)}",
             *(f"  {task!r}" for task in tasks[:MAX_TASKS_SHOWN]),
@@ -172,10 +189,12 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             lines.append(f"  and {len(tasks) - MAX_TASKS_SHOWN} more")
         return "\n".join(lines)
 
-    # These methods behave as asyncio's, and keep track of what the loop may have to wait for.
+    # These methods behave as asyncio's, and count the calls that the loop may have to wait for.
 
-    def run_in_executor(self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts) -> asyncio.Future[_T]:
-        """As asyncio's; time stands still until the future is done or cancelled."""
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*_Ts], _T], *args: *_Ts
+    ) -> asyncio.Future[_T]:
+        """As asyncio's; time does not advance until the future is done or cancelled."""
         future = super().run_in_executor(executor, func, *args)
         hold = contextlib.ExitStack()
         hold.enter_context(self.hold_time())
@@ -183,7 +202,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return future
 
     async def shutdown_default_executor(self, *args: Any, **kwargs: Any) -> None:
-        """As asyncio's; time stands still until the threads have ended, so its timeout never expires."""
+        """As asyncio's; time does not advance until the threads have ended, so its timeout never
+        expires."""
         with self.hold_time():
             await super().shutdown_default_executor(*args, **kwargs)
 
@@ -197,13 +217,18 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._signals.discard(sig)
         return super().remove_signal_handler(sig)
 
-    async def subprocess_exec(self, *args: Any, **kwargs: Any) -> tuple[asyncio.SubprocessTransport, Any]:
-        """As asyncio's; while the child runs the loop is not deadlocked, but its clock does not wait."""
+    async def subprocess_exec(
+        self, *args: Any, **kwargs: Any
+    ) -> tuple[asyncio.SubprocessTransport, Any]:
+        """As asyncio's; while the child runs the loop is not deadlocked, but its clock does not
+        wait."""
         transport, protocol = await super().subprocess_exec(*args, **kwargs)
         self._children.add(transport)
         return transport, protocol
 
-    async def subprocess_shell(self, *args: Any, **kwargs: Any) -> tuple[asyncio.SubprocessTransport, Any]:
+    async def subprocess_shell(
+        self, *args: Any, **kwargs: Any
+    ) -> tuple[asyncio.SubprocessTransport, Any]:
         """As `subprocess_exec`."""
         transport, protocol = await super().subprocess_shell(*args, **kwargs)
         self._children.add(transport)

@@ -6,19 +6,22 @@ The fixture needs no other plugin, and a test that does not request it is unchan
         with pytest.raises(TimeoutError):
             virtual_time_runner.run(asyncio.wait_for(asyncio.Event().wait(), 3600))
 
-For `async def` tests, a conftest.py configures the plugin that runs them to use `purgatory.testing.VirtualTimeLoop`.
-pytest-asyncio from 1.4 on, where the hook may choose by `item`, too:
+For `async def` tests, a conftest.py configures the plugin that runs them to use
+`purgatory.testing.VirtualTimeLoop`. pytest-asyncio from 1.4 on, where the hook may choose by
+`item`, too:
 
     def pytest_asyncio_loop_factories(config, item):
         return {"virtual_time": VirtualTimeLoop}
 
-Before 1.4, override its fixture `event_loop_policy` by a policy whose `new_event_loop` makes one. anyio:
+Before 1.4, override its fixture `event_loop_policy` by a policy whose `new_event_loop` makes one.
+anyio:
 
     @pytest.fixture
     def anyio_backend():
         return "asyncio", {"loop_factory": VirtualTimeLoop}
 
-This plugin does neither by itself, since that would change the loop of tests whose authors have not asked for it.
+This plugin does neither by itself, since that would change the loop of tests whose authors have not
+asked for it.
 """
 
 import asyncio
@@ -31,7 +34,8 @@ from purgatory.testing import VirtualTimeLoop
 
 @pytest.fixture
 def virtual_time_runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
-    """Run coroutines on virtual time: an `asyncio.Runner`, with its `run(coroutine)` and its `get_loop().time()`.
+    """Run coroutines on virtual time: an `asyncio.Runner`, with its `run(coroutine)` and its
+    `get_loop().time()`.
 
     Time starts at 0, or at the value of an indirect parameter:
     `@pytest.mark.parametrize("virtual_time_runner", [0.0, 2e7, 1e9], indirect=True)`.

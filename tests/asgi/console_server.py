@@ -9,6 +9,7 @@ python console_server.py PORT [FOLDER]     with a relay in that folder, if one i
     /session/3        three wait under keys that begin alike
     /threshold        two wait for a version
     /refuse           a poll was refused
+    /eight            another page, with eight purgatories
 """
 
 import asyncio
@@ -32,10 +33,15 @@ from purgatory.asgi._types import Scope
 from purgatory.metrics import Meter
 from purgatory.relay import Relay
 
-ATTACKS = ["<script>window.hacked = 1</script>", '<img src=x onerror="window.hacked = 1">', "</td><b>bold</b>"]
+ATTACKS = [
+    "<script>window.hacked = 1</script>",
+    '<img src=x onerror="window.hacked = 1">',
+    "</td><b>bold</b>",
+]
 
 meter = Meter()
 jobs: Purgatory["Job"] = Purgatory("jobs", observer=meter)
+eight: list[Purgatory["Job"]] = [Purgatory(f"purgatory {number}") for number in range(8)]
 versions: ThresholdPurgatory[str, int] = ThresholdPurgatory("versions")
 polls = LongPolls()
 port, *folders = sys.argv[1:]
@@ -61,7 +67,9 @@ async def hello(_: Request) -> Response:
 
 async def wait(request: Request) -> Response:
     for _ in range(int(request.path_params["count"])):
-        jobs.try_complete_else_watch(Job(request.path_params["key"], 600), [request.path_params["key"]])
+        jobs.try_complete_else_watch(
+            Job(request.path_params["key"], 600), [request.path_params["key"]]
+        )
     return Response()
 
 
@@ -132,8 +140,13 @@ routes = [
     Route("/threshold", threshold),
     Route("/refuse", refuse),
     Mount("/purgatory", page),
+    Mount("/eight", console(*eight)),
     Mount("/guarded", console(jobs, name="orders service", authorize=authorize)),
 ]
 
 if __name__ == "__main__":
-    uvicorn.run(polls.middleware(Starlette(routes=routes, lifespan=lifespan)), port=int(port), log_level="warning")
+    uvicorn.run(
+        polls.middleware(Starlette(routes=routes, lifespan=lifespan)),
+        port=int(port),
+        log_level="warning",
+    )

@@ -3,8 +3,9 @@
     python tests/asgi/service.py uvicorn --loop uvloop --http httptools
     python tests/asgi/service.py hypercorn --loop asyncio
 
-It prints the address that it serves on. `GET /poll?key=K` waits for `POST /check?key=K`, `GET /news` for the next version of
-the news, `GET /stats` has what is open. Errors are printed, so that a test sees them.
+It prints the address that it serves on. `GET /poll?key=K` waits for `POST /check?key=K`, `GET
+/news` for the next version of the news, `GET /stats` has the open waits. Errors are printed, so
+that a test sees them.
 """
 
 import argparse
@@ -63,14 +64,16 @@ async def bump(_: Request) -> Response:
 
 
 async def socket_poll(websocket: WebSocket) -> None:
-    """Waits for the key, then sends the ending, and what the client has sent meanwhile."""
+    """Waits for the key, then sends the ending, and the client's messages meanwhile."""
     await websocket.accept()
     key = websocket.query_params.get("key", "")
     outcome = await polls.poll(websocket.scope).wait_for(purgatory, lambda: values.get(key), [key])
     if outcome.is_satisfied:
         await websocket.send_json({"value": outcome.value, "said": await websocket.receive_text()})
     if outcome.ending is not Ending.GONE:
-        with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # uvicorn's, if it has closed the socket itself
+        with contextlib.suppress(
+            WebSocketDisconnect, RuntimeError
+        ):  # uvicorn's, if it has closed the socket itself
             await websocket.close(outcome.close_code, outcome.reason)
 
 
@@ -118,11 +121,17 @@ async def plug(_: Request) -> Response:
 @contextlib.asynccontextmanager
 async def lifespan(_: Starlette) -> AsyncIterator[None]:
     asyncio.get_running_loop().set_exception_handler(
-        lambda _, context: print("unhandled:", json.dumps(context, default=repr), file=sys.stderr, flush=True)
+        lambda _, context: print(
+            "unhandled:", json.dumps(context, default=repr), file=sys.stderr, flush=True
+        )
     )
     yield
     await purgatory.aclose()
-    print("endings:", json.dumps({ending.value: number for ending, number in polls.endings.items()}), flush=True)
+    print(
+        "endings:",
+        json.dumps({ending.value: number for ending, number in polls.endings.items()}),
+        flush=True,
+    )
 
 
 routes = [
@@ -137,7 +146,9 @@ routes = [
 
 
 def application(*, behind_base_middleware: bool) -> Any:
-    middleware = [Middleware(BaseHTTPMiddleware, dispatch=through)] if behind_base_middleware else []
+    middleware = (
+        [Middleware(BaseHTTPMiddleware, dispatch=through)] if behind_base_middleware else []
+    )
     return polls.middleware(Starlette(routes=routes, middleware=middleware, lifespan=lifespan))
 
 

@@ -1,4 +1,5 @@
-"""`purgatory.asgi._client`: one reader, which buffers the body for the application and notices a disconnect."""
+"""`purgatory.asgi._client`: one reader, which buffers the body for the application and notices a
+disconnect."""
 
 import asyncio
 from typing import Any
@@ -31,7 +32,7 @@ def client_and_request(read_ahead: int = READ_AHEAD) -> tuple[Client, Request]:
     return Client(request.receive, read_ahead), request
 
 
-async def test_messages_that_came_while_somebody_listened_are_kept_for_the_application_in_order():
+async def test_messages_read_ahead_keep_their_order():
     client, request = client_and_request()
     client.add_listener(Listener())
     request.body(b"par", more=True)
@@ -68,7 +69,7 @@ async def test_an_unknown_message_is_kept_as_well():
     await iterations(2)
 
 
-async def test_the_end_of_the_body_is_not_the_end_of_the_client_but_hanging_up_is():
+async def test_end_of_body_is_not_a_disconnect():
     client, request = client_and_request()
     listener = Listener()
     client.add_listener(listener)
@@ -98,7 +99,7 @@ async def test_there_is_one_reader_however_many_ask():
     assert request.most_readers == 1
 
 
-async def test_a_reader_that_is_cancelled_hands_over_to_another_one():
+async def test_cancelled_reader_hands_over():
     client, request = client_and_request()
     listener = Listener()
     reader = asyncio.create_task(client.receive())
@@ -113,7 +114,7 @@ async def test_a_reader_that_is_cancelled_hands_over_to_another_one():
     assert request.most_readers == 1
 
 
-async def test_somebody_who_waits_for_the_reader_may_be_cancelled():
+async def test_waiter_for_the_reader_may_be_cancelled():
     client, request = client_and_request()
     client.add_listener(Listener())
     await iterations(2)
@@ -128,7 +129,7 @@ async def test_somebody_who_waits_for_the_reader_may_be_cancelled():
 
 
 @on_virtual_time
-async def test_a_body_of_any_length_is_read_only_as_fast_as_the_application_takes_it():
+async def test_long_body_is_read_at_the_applications_pace():
     client, request = client_and_request()
     listener = Listener()
     client.add_listener(listener)
@@ -137,7 +138,7 @@ async def test_a_body_of_any_length_is_read_only_as_fast_as_the_application_take
     request.leave()
     await asyncio.sleep(1)
     left = request.messages.qsize()
-    assert left == 11 - 4  # the fourth is what made it too much, with what a message takes besides
+    assert left == 11 - 4  # the fourth exceeded the limit, with the overhead of a message
     assert listener.notified == []
     for _ in range(10):
         assert len((await client.receive())["body"]) == READ_AHEAD // 4
@@ -148,10 +149,14 @@ async def test_a_body_of_any_length_is_read_only_as_fast_as_the_application_take
 @on_virtual_time
 @pytest.mark.parametrize(
     ("chunks", "notified"),
-    [([bytes(64 * 1024)], ["left"]), ([bytes(100)] * 300, ["left"]), ([bytes(READ_AHEAD - 256), b"x"], [])],
+    [
+        ([bytes(64 * 1024)], ["left"]),
+        ([bytes(100)] * 300, ["left"]),
+        ([bytes(READ_AHEAD - 256), b"x"], []),
+    ],
     ids=["64 KiB", "300 chunks", "beyond"],
 )
-async def test_a_client_that_leaves_an_unread_body_behind_is_noticed_up_to_the_bound(chunks, notified):
+async def test_disconnect_after_unread_body_is_noticed_within_bounds(chunks, notified):
     client, request = client_and_request()
     listener = Listener()
     client.add_listener(listener)
@@ -163,7 +168,7 @@ async def test_a_client_that_leaves_an_unread_body_behind_is_noticed_up_to_the_b
     assert listener.notified == notified
 
 
-async def test_a_disconnect_after_the_end_of_the_body_is_noticed_whatever_the_bound():
+async def test_disconnect_after_the_body_ignores_the_bound():
     client, request = client_and_request(0)
     listener = Listener()
     client.add_listener(listener)
@@ -213,7 +218,7 @@ async def test_closing_stops_the_listener():
     assert request.readers == 0
 
 
-async def test_what_the_servers_receive_raises_is_announced_to_the_listeners_and_raised_to_the_next():
+async def test_receive_error_is_announced_and_raised_later():
     async def receive() -> Message:
         raise ConnectionError("the server is broken")
 

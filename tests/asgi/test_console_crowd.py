@@ -1,4 +1,5 @@
-"""More pages than may be open, on real sockets of a real server: one is refused, and a stop answers all the others."""
+"""More pages than may be open, on real sockets of a real server: one is refused, and a stop answers
+all the others."""
 
 import asyncio
 import os
@@ -43,12 +44,19 @@ async def look(page: Connection, seen: str) -> tuple[dict[str, str], bytes]:
 
 
 @on_asyncio
-async def test_a_thousand_pages_are_open_one_more_is_refused_and_all_are_answered_when_the_server_stops() -> None:
+async def test_thousand_pages_refuse_one_more_and_stop() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 4 * MAX_PAGES), hard))
     port = free_port()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "REFRESH": "60", "MAX_WAIT": "100"}
-    server = await asyncio.create_subprocess_exec(sys.executable, SERVER, str(port), env=environment)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "REFRESH": "60",
+        "MAX_WAIT": "100",
+    }
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, SERVER, str(port), env=environment
+    )
     connections: list[Connection] = []
     try:
         async with asyncio.timeout(TIMEOUT):
@@ -61,11 +69,15 @@ async def test_a_thousand_pages_are_open_one_more_is_refused_and_all_are_answere
             [refused], open_pages = await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
             headers, reason = await refused
             assert headers["retry-after"] == "5" and reason == b"1000 polls are open already"
-            connections.append(other := await connect(port))  # a new one: uvicorn closes what was idle for 5 s
+            connections.append(
+                other := await connect(port)
+            )  # a new one: uvicorn closes connections after 5 s without use
             other.send("/hello")  # for which there is room
             assert (await other.answer())[0] == 200
             server.send_signal(signal.SIGTERM)
-            assert {reason for _, reason in await asyncio.gather(*open_pages)} == {b"the server is stopping"}
+            assert {reason for _, reason in await asyncio.gather(*open_pages)} == {
+                b"the server is stopping"
+            }
             await server.wait()
     finally:
         for connection in connections:
@@ -73,5 +85,7 @@ async def test_a_thousand_pages_are_open_one_more_is_refused_and_all_are_answere
         if server.returncode is None:
             server.kill()
             await server.wait()
-        await asyncio.gather(*(connection.writer.wait_closed() for connection in connections), return_exceptions=True)
+        await asyncio.gather(
+            *(connection.writer.wait_closed() for connection in connections), return_exceptions=True
+        )
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

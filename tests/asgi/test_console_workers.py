@@ -1,4 +1,5 @@
-"""The pages of several workers, real processes on real stores: each lists the others, and one that is killed is gone."""
+"""The pages of several workers, real processes on real stores: each lists the others, and one that
+is killed is gone."""
 
 import json
 import os
@@ -61,9 +62,11 @@ class Worker:
         self.process = subprocess.Popen(command, env=environment)
 
     def state(self) -> dict[str, Any]:
-        """What its page shows now."""
+        """The present state of its page."""
         opener = build_opener(ProxyHandler({}))
-        with opener.open(f"http://127.0.0.1:{self.port}/purgatory/state", timeout=TIMEOUT) as answer:
+        with opener.open(
+            f"http://127.0.0.1:{self.port}/purgatory/state", timeout=TIMEOUT
+        ) as answer:
             return json.loads(answer.read())
 
     def others(self) -> list[dict[str, Any]]:
@@ -94,16 +97,26 @@ def workers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[Wor
                 worker.process.wait()
 
 
-def test_each_page_lists_the_other_workers_and_not_those_that_were_killed(workers: list[Worker]) -> None:
+def test_page_lists_live_workers_only(
+    workers: list[Worker],
+) -> None:
     for worker in workers:
         pending = sorted(other.pending for other in workers if other is not worker)
-        until(lambda worker=worker, pending=pending: sorted(each["pending"] for each in worker.others()) == pending)
+        until(
+            lambda worker=worker, pending=pending: (
+                sorted(each["pending"] for each in worker.others()) == pending
+            )
+        )
     first, second, victim = workers
     announced = {each["pid"]: each for each in first.others()}
     assert announced.keys() == {second.process.pid, victim.process.pid}
     assert announced[victim.process.pid]["address"] == f"http://127.0.0.1:{victim.port}/purgatory/"
     assert announced[second.process.pid]["address"] is None
-    assert announced[second.process.pid]["host"] == socket.gethostname() == first.state()["worker"]["host"]
+    assert (
+        announced[second.process.pid]["host"]
+        == socket.gethostname()
+        == first.state()["worker"]["host"]
+    )
     assert "secret" not in json.dumps(first.state()["others"])
     victim.process.send_signal(signal.SIGKILL)
     until(lambda: [each["pid"] for each in first.others()] == [second.process.pid])

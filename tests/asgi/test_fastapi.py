@@ -17,7 +17,9 @@ def app() -> FastAPI:
     polls = LongPolls(max_wait=30, default_wait=0, wait_parameter="patience")
 
     @app.get("/job", responses=RESPONSES)
-    async def job(poll: Annotated[Poll, long_poll(polls)], same: Annotated[Poll, long_poll(polls)]) -> Response:
+    async def job(
+        poll: Annotated[Poll, long_poll(polls)], same: Annotated[Poll, long_poll(polls)]
+    ) -> Response:
         outcome = await poll.wait_for(jobs, lambda: None, ["job"])
         return Response(outcome.reason, outcome.status, outcome.headers)
 
@@ -55,7 +57,7 @@ def test_a_websocket_is_polled_as_well(app):
         assert websocket.receive_text() == "deadline after 0.01 s"
 
 
-def test_the_document_says_what_may_be_asked_for_and_answered(app):
+def test_openapi_documents_wait_and_answers(app):
     operation = app.openapi()["paths"]["/job"]["get"]
     patience, prefer = operation["parameters"]
     assert (patience["name"], patience["in"], patience["required"]) == ("patience", "query", False)
@@ -66,6 +68,9 @@ def test_the_document_says_what_may_be_asked_for_and_answered(app):
     assert "Retry-After" in operation["responses"]["503"]["headers"]
 
 
-def test_without_fastapi_the_rest_works_and_the_error_says_how_to_get_it(program):
-    code = "import sys; sys.modules['fastapi'] = None; import purgatory.asgi; import purgatory.asgi.fastapi"
+def test_missing_fastapi_names_its_installation(program):
+    code = (
+        "import sys; sys.modules['fastapi'] = None; import purgatory.asgi; import "
+        "purgatory.asgi.fastapi"
+    )
     assert "pip install fastapi" in program("-c", code, status=1).stderr

@@ -1,4 +1,5 @@
-"""What stands at the level of a module, and the lifespans of Starlette's `TestClient`, each of which has a loop of its own."""
+"""Objects at the level of a module, under the lifespans of Starlette's `TestClient`, each of which
+has a loop of its own."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +25,11 @@ class Service:
         self.polls = LongPolls(max_wait=60)
         self.results: dict[str, str] = {}
         self.renew()
-        routes = [Route("/", self.get), Route("/", self.put, methods=["PUT"]), Route("/news", self.news)]
+        routes = [
+            Route("/", self.get),
+            Route("/", self.put, methods=["PUT"]),
+            Route("/news", self.news),
+        ]
         self.app = self.polls.middleware(Starlette(routes=routes))
 
     def renew(self) -> None:
@@ -32,7 +37,9 @@ class Service:
         self.versions: Versions[str] = Versions()
 
     async def get(self, request: Request) -> Response:
-        outcome = await self.polls.poll(request.scope).wait_for(self.jobs, lambda: self.results.get("a"), ["a"])
+        outcome = await self.polls.poll(request.scope).wait_for(
+            self.jobs, lambda: self.results.get("a"), ["a"]
+        )
         return Response(outcome.value or outcome.reason, outcome.status, outcome.headers)
 
     async def put(self, request: Request) -> Response:
@@ -59,7 +66,9 @@ def serve_once(service: Service) -> None:
         assert [future.result().text for future in waiting] == ["done"] * 2
         tag = changed.result().headers["etag"]
         assert client.get("/news?wait=0.01", headers={"If-None-Match": tag}).status_code == 304
-        assert service.polls.open == service.jobs.pending == service.versions.thresholds.pending == 0
+        assert (
+            service.polls.open == service.jobs.pending == service.versions.thresholds.pending == 0
+        )
 
 
 def test_polls_serve_in_one_lifespan_after_the_other():
@@ -69,7 +78,7 @@ def test_polls_serve_in_one_lifespan_after_the_other():
         serve_once(service)
 
 
-def test_polls_of_a_lifespan_that_has_ended_serve_without_one_as_well():
+def test_polls_serve_after_their_lifespan_without_one():
     service = Service()
     serve_once(service)
     service.renew()
@@ -78,14 +87,14 @@ def test_polls_of_a_lifespan_that_has_ended_serve_without_one_as_well():
     assert client.get("/news").status_code == 200
 
 
-def test_all_that_stands_at_the_level_of_a_module_serves_in_one_lifespan_after_the_other():
+def test_module_level_objects_serve_consecutive_lifespans():
     service = Service()
     for _ in range(3):
         serve_once(service)
 
 
 @pytest.mark.parametrize("kind", [Purgatory, ThresholdPurgatory])
-def test_a_purgatory_that_each_lifespan_closes_opens_again_with_the_next(run, kind):
+def test_closed_purgatory_opens_with_the_next_lifespan(run, kind):
     purgatory = kind("module's", max_pending=1)
 
     async def lifespan() -> None:
@@ -109,14 +118,18 @@ def test_a_purgatory_that_each_lifespan_closes_opens_again_with_the_next(run, ki
                 await wait(1)
 
     async def wait(value: int) -> None:
-        await (purgatory.wait_for(lambda: results, ["key"]) if kind is Purgatory else purgatory.wait("key", value))
+        await (
+            purgatory.wait_for(lambda: results, ["key"])
+            if kind is Purgatory
+            else purgatory.wait("key", value)
+        )
 
     results: list[str] = []
     for _ in range(2):
         run(lifespan)
 
 
-async def test_a_purgatory_that_is_being_closed_cannot_be_entered(purgatory):
+async def test_closing_purgatory_cannot_be_entered(purgatory):
     waiting = asyncio.create_task(purgatory.wait_for(lambda: None, ["key"]))
     await iterations(2)
     closing = asyncio.create_task(purgatory.aclose(drain=60))
@@ -130,7 +143,7 @@ async def test_a_purgatory_that_is_being_closed_cannot_be_entered(purgatory):
         assert await purgatory.wait_for(lambda: 7, ["key"]) == 7
 
 
-def test_an_idle_tracker_that_was_closed_tracks_again_when_it_is_entered(virtual):
+def test_closed_idle_tracker_tracks_again_when_entered(virtual):
     idle: list[str] = []
     tracker = IdleTracker(1.0, idle.append)
 
@@ -147,23 +160,32 @@ def test_an_idle_tracker_that_was_closed_tracks_again_when_it_is_entered(virtual
     assert idle == ["id"] * 2
 
 
-def test_the_examples_serve_in_one_lifespan_after_the_other(tmp_path):
-    board = load(EXAMPLES / "long_poll_board.py").Board(tmp_path / "board.jsonl", tmp_path / "journal")
+def test_examples_serve_consecutive_lifespans(tmp_path):
+    board = load(EXAMPLES / "long_poll_board.py").Board(
+        tmp_path / "board.jsonl", tmp_path / "journal"
+    )
     jobs = load(EXAMPLES / "fastapi_jobs.py")
     for number in range(1, 4):
         with TestClient(board.app) as client:
             assert client.post("/topics/tea", content="ready").json() == {"offset": number - 1}
-            assert client.get(f"/topics/tea?offset={number - 1}&timeout=1").json()["messages"] == ["ready"]
-            assert client.get("/purgatory/state", headers={"host": "localhost"}).status_code in (200, 403)
+            assert client.get(f"/topics/tea?offset={number - 1}&timeout=1").json()["messages"] == [
+                "ready"
+            ]
+            assert client.get("/purgatory/state", headers={"host": "localhost"}).status_code in (
+                200,
+                403,
+            )
         with TestClient(jobs.app) as client:
             place = client.post("/jobs", json={"password": "x", "rounds": 1}).headers["location"]
             assert client.get(f"{place}?wait=20").json()["state"] == "done"
-    runs = {file.name.split("-")[0] for file in (tmp_path / "journal" / "operations").glob("*.parquet")}
+    runs = {
+        file.name.split("-")[0] for file in (tmp_path / "journal" / "operations").glob("*.parquet")
+    }
     assert len(runs) == 3
 
 
 @pytest.mark.parametrize("name", ["litestar", "quart"])  # Django has no lifespans
-def test_the_recipes_serve_in_one_lifespan_after_the_other(name):
+def test_recipes_serve_consecutive_lifespans(name):
     recipe = load(EXAMPLES / "recipes" / f"with_{name}.py")
     for number in range(3):
         with TestClient(recipe.app) as client, ThreadPoolExecutor() as threads:

@@ -1,4 +1,5 @@
-"""One real server, in a process of its own, answers each ending; the other servers are in `test_servers`."""
+"""One real server, in a process of its own, answers each ending; the other servers are in
+`test_servers`."""
 
 import signal
 
@@ -23,6 +24,9 @@ async def test_under_uvicorn_each_ending_has_its_answer() -> None:
         assert stats["pending"] == stats["watched"] == 1
         server.process.send_signal(signal.SIGTERM)
         assert (await stopped.answer())[::2] == (503, b"the server is stopping")
-        assert 'endings: {"deadline": 1, "satisfied": 1, "gone": 1, "stopping": 1}' in await server.ended()
+        assert (
+            'endings: {"deadline": 1, "satisfied": 1, "gone": 1, "stopping": 1}'
+            in await server.ended()
+        )
         for connection in (satisfied, leaving, late, stopped):
             connection.hang_up()

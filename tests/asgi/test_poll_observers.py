@@ -1,4 +1,5 @@
-"""Observers of `LongPolls`: they are notified of each wait of a request as of an operation, however it ends."""
+"""Observers of `LongPolls`: they are notified of each wait of a request as of an operation, however
+it ends."""
 
 import asyncio
 from math import inf
@@ -31,7 +32,9 @@ class Listener:
 class Service:
     def __init__(self, **options):
         self.listener, self.meter, self.results = Listener(), Meter(), []
-        self.polls = LongPolls(signals=(), max_wait=20, observer=[self.listener, self.meter], **options)
+        self.polls = LongPolls(
+            signals=(), max_wait=20, observer=[self.listener, self.meter], **options
+        )
         self.purgatory = Purgatory(max_pending=1)
         self.app = self.polls.middleware(self.answer)
 
@@ -64,7 +67,7 @@ ENDS = {
 
 @on_virtual_time
 @pytest.mark.parametrize("way", ENDS)
-async def test_however_a_wait_of_a_request_ends_one_event_says_so(way):
+async def test_each_ending_is_one_event(way):
     end, state, cause = ENDS[way]
     service, loop = Service(name="board"), asyncio.get_running_loop()
     request = Request(service.app)
@@ -74,9 +77,18 @@ async def test_however_a_wait_of_a_request_ends_one_event_says_so(way):
     end(service, request)
     await asyncio.wait([request.task])
     [ended] = service.listener.ended
-    assert (ended.purgatory, ended.kind, ended.keys, ended.key, ended.timeout) == ("board", "poll", (), None, 20)
+    assert (ended.purgatory, ended.kind, ended.keys, ended.key, ended.timeout) == (
+        "board",
+        "poll",
+        (),
+        None,
+        20,
+    )
     assert (ended.state, ended.cause) == (state, cause)
-    assert (ended.started_at, ended.ended_at) == (begun, pytest.approx(begun + (20 if way == "deadline" else 1), abs=0.002))
+    assert (ended.started_at, ended.ended_at) == (
+        begun,
+        pytest.approx(begun + (20 if way == "deadline" else 1), abs=0.002),
+    )
     assert type(ended.exception) is (KeyError if way == "a hook raises" else type(None))
     assert service.listener.started == [ended.operation_id]
     [kind] = service.meter.snapshot()
@@ -86,7 +98,7 @@ async def test_however_a_wait_of_a_request_ends_one_event_says_so(way):
 
 
 @on_virtual_time
-async def test_what_did_not_begin_to_wait_notifies_nobody_but_what_the_purgatory_refused_does():
+async def test_refused_poll_notifies_only_after_starting():
     service = Service(max_open=2)
     first = Request(service.app)
     await asyncio.sleep(1)
@@ -103,7 +115,7 @@ async def test_what_did_not_begin_to_wait_notifies_nobody_but_what_the_purgatory
 
 
 @on_virtual_time
-async def test_one_that_may_wait_for_ever_has_no_deadline():
+async def test_infinite_wait_has_no_deadline_in_events():
     service = Service()
 
     async def answer(scope, receive, send):
@@ -119,9 +131,11 @@ async def test_one_that_may_wait_for_ever_has_no_deadline():
 
 
 @on_virtual_time
-async def test_an_observer_that_raises_is_reported_and_ends_no_wait(reports):
+async def test_raising_observer_is_reported_and_harmless(reports):
     service = Service()
-    service.listener.operation_ended = service.listener.operation_started = raiser(ZeroDivisionError())
+    service.listener.operation_ended = service.listener.operation_started = raiser(
+        ZeroDivisionError()
+    )
     request = Request(service.app)
     await asyncio.sleep(1)
     service.bring(1)

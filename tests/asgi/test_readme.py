@@ -1,4 +1,4 @@
-"""`purgatory/asgi/README.md`: each of its blocks is run, and its tables are what the code has."""
+"""`purgatory/asgi/README.md`: each of its blocks is run, and its tables match the code."""
 
 import asyncio
 import json
@@ -41,12 +41,17 @@ def test_its_tests_pass(folder, program):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     options = ["-q", "-W", "error", "-p", "no:cacheprovider", "--rootdir", folder]
     options += ["-o", "asyncio_default_fixture_loop_scope=function"]
-    assert "5 passed" in program("-m", "pytest", *options, "test_app.py", cwd=folder, env=environment).stdout
+    assert (
+        "5 passed"
+        in program("-m", "pytest", *options, "test_app.py", cwd=folder, env=environment).stdout
+    )
 
 
 @on_virtual_time
-async def test_who_waits_for_an_order_and_leaves_takes_none_away(app):
-    leaving, staying = (Request(app.app, b"wait=20", method="POST", path="/orders/next") for _ in range(2))
+async def test_client_that_leaves_takes_no_order(app):
+    leaving, staying = (
+        Request(app.app, b"wait=20", method="POST", path="/orders/next") for _ in range(2)
+    )
     await asyncio.sleep(1)
     leaving.leave()
     await leaving.done()
@@ -89,7 +94,7 @@ def test_a_websocket_waits(app):
             assert websocket.receive()["code"] == 1000
 
 
-def test_the_page_is_shown_to_those_with_a_header_a_session_or_a_token(app):
+def test_readme_authorizes_by_header_session_or_token(app):
     for headers, query, status in [
         ({}, "", 403),
         ({"X-User": "operator"}, "", 200),
@@ -99,10 +104,16 @@ def test_the_page_is_shown_to_those_with_a_header_a_session_or_a_token(app):
         answer = TestClient(app.app).get(f"/guarded{query}", headers=headers)
         assert answer.status_code == status
         if status == 200:  # the page asks for its state with the same query
-            assert TestClient(app.app).get(f"/guarded/state{query}", headers=headers).json()["service"] == "jobs"
+            assert (
+                TestClient(app.app).get(f"/guarded/state{query}", headers=headers).json()["service"]
+                == "jobs"
+            )
     outer = SessionMiddleware(Mount("/", console(app.jobs, authorize=app.by_session)), "key")
     cookie = b64encode(json.dumps({"user": "operator"}).encode())
-    for cookies, status in [({}, 403), ({"session": TimestampSigner("key").sign(cookie).decode()}, 200)]:
+    for cookies, status in [
+        ({}, 403),
+        ({"session": TimestampSigner("key").sign(cookie).decode()}, 200),
+    ]:
         assert TestClient(outer, cookies=cookies).get("/").status_code == status
 
 
@@ -117,9 +128,15 @@ async def test_without_a_framework_it_is_the_same(folder):
     assert (await Request(plain.app, b"wait=1", path="/8").done()).status == 204
 
 
-def test_the_table_of_endings_is_the_one_of_the_code():
-    rows = re.findall(r"^\| (?:`(\w+)`)? *\| (\d+) \| (\d+) \| ([^|]*)\|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    shown = {name: (int(status), int(code), headers.strip()) for name, status, code, headers in rows}
+def test_readme_table_equals_answers():
+    rows = re.findall(
+        r"^\| (?:`(\w+)`)? *\| (\d+) \| (\d+) \| ([^|]*)\|",
+        PAGE.read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    shown = {
+        name: (int(status), int(code), headers.strip()) for name, status, code, headers in rows
+    }
 
     def headers(ending: Ending) -> str:
         answer = ANSWERS[ending]
@@ -131,7 +148,10 @@ def test_the_table_of_endings_is_the_one_of_the_code():
         return ", ".join(name for name, is_there in named.items() if is_there)
 
     assert shown == {
-        **{ending.name: (ANSWERS[ending].status, ANSWERS[ending].close_code, headers(ending)) for ending in Ending},
+        **{
+            ending.name: (ANSWERS[ending].status, ANSWERS[ending].close_code, headers(ending))
+            for ending in Ending
+        },
         "": (MALFORMED.status, MALFORMED.close_code, ""),
     }
 

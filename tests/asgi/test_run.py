@@ -1,4 +1,4 @@
-"""`Poll.run`: the endings of a wait for whatever can be awaited."""
+"""`Poll.run`: the endings of a wait for any awaitable."""
 
 import asyncio
 import gc
@@ -35,7 +35,8 @@ class Service:
 
 
 class Work:
-    """A coroutine function that takes `seconds`, and notes what it comes to. Its cleaning up takes another one."""
+    """A coroutine function that takes `seconds`, and records its progress. Its cleanup takes one
+    second more."""
 
     def __init__(self, seconds: float = 100.0) -> None:
         self.seconds = seconds
@@ -56,7 +57,8 @@ class Work:
 
 @pytest.fixture(autouse=True, scope="module")
 def nothing_is_left_unawaited() -> Iterator[None]:
-    """A coroutine that nobody awaits warns when it is collected, and a warning is an error here."""
+    """A coroutine that is never awaited warns when it is collected, and a warning is an error
+    here."""
     yield
     gc.collect()
 
@@ -92,7 +94,7 @@ async def test_at_the_deadline_it_is_cancelled_and_awaited():
 
 
 @on_virtual_time
-async def test_when_the_client_leaves_it_is_cancelled_and_awaited():
+async def test_disconnect_cancels_and_awaits_the_awaitable():
     work = Work()
     service = Service(work)
     request = Request(service.app)
@@ -106,7 +108,7 @@ async def test_when_the_client_leaves_it_is_cancelled_and_awaited():
 
 
 @on_virtual_time
-async def test_when_the_server_stops_it_is_cancelled_and_awaited():
+async def test_stop_cancels_and_awaits_the_awaitable():
     work = Work()
     service = Service(work)
     request = Request(service.app)
@@ -121,7 +123,13 @@ async def test_when_the_server_stops_it_is_cancelled_and_awaited():
 
 @pytest.mark.parametrize(
     "error",
-    [ValueError("bad"), TimeoutError("its own"), OperationTimeout("its own"), OperationCancelled("x"), PurgatoryFull("x")],
+    [
+        ValueError("bad"),
+        TimeoutError("its own"),
+        OperationTimeout("its own"),
+        OperationCancelled("x"),
+        PurgatoryFull("x"),
+    ],
 )
 async def test_its_exception_is_raised_whatever_it_is(error):
     async def work() -> None:
@@ -135,7 +143,7 @@ async def test_its_exception_is_raised_whatever_it_is(error):
     assert service.polls.open == 0
 
 
-async def test_a_cancellation_of_what_is_awaited_is_not_ours():
+async def test_cancellation_of_the_awaitable_is_raised():
     task = asyncio.create_task(asyncio.sleep(100))
     service = Service(lambda: task)
     request = Request(service.app)
@@ -147,7 +155,7 @@ async def test_a_cancellation_of_what_is_awaited_is_not_ours():
 
 
 @on_virtual_time
-async def test_a_task_that_is_cancelled_from_elsewhere_stays_cancelled_whoever_else_ends_it():
+async def test_externally_cancelled_task_stays_cancelled_at_any_end():
     for also_stopped in (False, True):
         work = Work()
         service = Service(work)
@@ -163,7 +171,7 @@ async def test_a_task_that_is_cancelled_from_elsewhere_stays_cancelled_whoever_e
 
 @on_virtual_time
 @pytest.mark.parametrize("by", ["client", "deadline"])
-async def test_a_value_after_a_cancellation_counts_all_the_same(by):
+async def test_value_returned_after_cancellation_is_satisfied(by):
     async def stubborn() -> str:
         try:
             await asyncio.sleep(100)
@@ -184,7 +192,7 @@ async def test_a_value_after_a_cancellation_counts_all_the_same(by):
 
 
 @pytest.mark.parametrize("kind", ["coroutine", "task", "future", "other"])
-async def test_what_is_never_begun_is_neither_left_running_nor_warned_of(kind):
+async def test_unstarted_awaitable_is_closed_without_warning(kind):
     class Other:
         def __await__(self) -> Any:
             return asyncio.sleep(0).__await__()
@@ -213,7 +221,7 @@ async def test_what_is_never_begun_is_neither_left_running_nor_warned_of(kind):
     assert work.log == []
 
 
-async def test_a_second_wait_at_a_time_and_what_cannot_be_awaited_are_errors_that_leave_nothing():
+async def test_concurrent_wait_and_non_awaitable_raise_cleanly():
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         poll = polls.poll(scope)
         first = asyncio.create_task(poll.run(Work(100)()))
@@ -234,7 +242,7 @@ async def test_a_second_wait_at_a_time_and_what_cannot_be_awaited_are_errors_tha
 
 
 @on_virtual_time
-async def test_a_shielded_task_lives_on_and_can_be_waited_for_again():
+async def test_shielded_task_survives_and_can_be_awaited_again():
     task = asyncio.create_task(Work(8)())
     service = Service(lambda: asyncio.shield(task))
     statuses = [(await Request(service.app, b"wait=5").done()).status for _ in range(2)]
@@ -243,7 +251,7 @@ async def test_a_shielded_task_lives_on_and_can_be_waited_for_again():
 
 
 @on_virtual_time
-async def test_no_time_at_all_and_no_end_of_it():
+async def test_zero_and_infinite_waits():
     async def answer(scope: Any, receive: Any, send: Any) -> None:
         poll = polls.poll(scope, wait=0)
         assert (await poll.run(Work()())).ending is Ending.DEADLINE
@@ -260,7 +268,7 @@ async def test_no_time_at_all_and_no_end_of_it():
 
 
 @on_virtual_time
-async def test_scopes_of_anyio_within_it_are_cancelled_with_it():
+async def test_inner_anyio_scopes_are_cancelled_as_well():
     log: list[str] = []
 
     async def work() -> None:

@@ -1,4 +1,5 @@
-"""A poll within scopes of others: the end of a wait keeps nobody from ending the request's task, or a part of it."""
+"""A poll within foreign scopes: after the end of a wait, the request's task, or a part of it, can
+still be cancelled."""
 
 import asyncio
 import contextlib
@@ -30,7 +31,8 @@ class Fetch(DelayedOperation[str]):
 
 
 class Service:
-    """A request that waits within `around`, and everything that may end it, each a method without arguments."""
+    """A request that waits within `around`, and everything that may end it, each a method without
+    arguments."""
 
     def __init__(self, wait: str, around: str) -> None:
         self.polls = LongPolls(signals=(), max_wait=100)
@@ -67,7 +69,9 @@ class Service:
                     self.sibling.cancel()
         except (TimeoutError, ExceptionGroup):
             self.ended_by_scope = True
-        if self.around != "group":  # in 3.11 a group of tasks does not take its own cancellation back
+        if (
+            self.around != "group"
+        ):  # in 3.11 a group of tasks does not take its own cancellation back
             assert task.cancelling() == before
         await iterations(5)  # where a cancellation that was left behind would strike
 
@@ -82,7 +86,9 @@ class Service:
 
     async def wait(self, poll: Any) -> Outcome[Any]:
         if self.kind == "predicate":
-            return await poll.wait_for(self.purgatory, lambda: self.found.is_set() and "found", ["key"])
+            return await poll.wait_for(
+                self.purgatory, lambda: self.found.is_set() and "found", ["key"]
+            )
         if self.kind == "asynchronous predicate":
             return await poll.wait_for(self.purgatory, self.look, ["key"])
         if self.kind == "operation":
@@ -120,7 +126,8 @@ class Service:
             self.sibling.set_result(None)
 
     async def run(self, events: tuple[str, ...], pause: int) -> bool:
-        """Has the events happen to a request, so many iterations apart, and returns whether the request was cancelled."""
+        """Applies the events to a request, `pause` iterations apart, and returns whether the
+        request was cancelled."""
         self.request = Request(self.app)
         await iterations(20)
         for event in events:
@@ -134,12 +141,18 @@ class Service:
         return False
 
     def check_nothing_is_left(self) -> None:
-        assert self.polls.open == self.purgatory.pending == self.purgatory.watched == self.thresholds.pending == 0
+        assert (
+            self.polls.open
+            == self.purgatory.pending
+            == self.purgatory.watched
+            == self.thresholds.pending
+            == 0
+        )
 
 
 @pytest.mark.parametrize("wait", WAITS)
 @pytest.mark.parametrize("around", ["nothing", "timeout", "anyio", "group"])
-async def test_whoever_ends_a_wait_or_what_is_around_it_nobody_else_is_kept_from_his_own(wait, around):
+async def test_each_end_of_a_wait_reaches_its_owner(wait, around):
     names = ["satisfy", "leave", "stop", "cancel", *(["end_scope"] if around != "nothing" else [])]
     for events, pause in product(permutations(names, 2), range(3)):
         service = Service(wait, around)
@@ -153,17 +166,19 @@ async def test_whoever_ends_a_wait_or_what_is_around_it_nobody_else_is_kept_from
 
 
 @pytest.mark.parametrize("wait", WAITS)
-async def test_what_is_there_when_the_server_stops_or_the_client_leaves_is_satisfied(wait):
+async def test_value_present_at_the_end_is_satisfied(wait):
     for event, around in product(["stop", "leave"], ["nothing", "timeout", "anyio", "group"]):
         service = Service(wait, around)
-        await service.run(("satisfy", event), 0 if wait != "asynchronous predicate" else 3)  # that has to be awaited
+        await service.run(
+            ("satisfy", event), 0 if wait != "asynchronous predicate" else 3
+        )  # that has to be awaited
         assert service.outcome is not None
         assert (service.outcome.ending, bool(service.outcome.value)) == (Ending.SATISFIED, True)
 
 
 @on_every_loop
 @pytest.mark.parametrize("wait", WAITS)
-async def test_the_scope_of_a_server_around_a_request_ends_its_wait(wait):
+async def test_cancelled_server_scope_ends_the_wait(wait):
     service = Service(wait, "nothing")
 
     async def serve(scope: Any, receive: Any, send: Any) -> None:
@@ -177,7 +192,7 @@ async def test_the_scope_of_a_server_around_a_request_ends_its_wait(wait):
 
 
 @on_virtual_time
-async def test_the_end_of_a_wait_has_an_asynchronous_predicate_clean_up_undisturbed():
+async def test_asynchronous_predicate_cleans_up_undisturbed():
     log: list[str] = []
 
     async def look() -> None:
@@ -202,7 +217,7 @@ async def test_the_end_of_a_wait_has_an_asynchronous_predicate_clean_up_undistur
 
 
 @on_virtual_time
-async def test_what_goes_on_after_its_cancellation_is_awaited_to_its_end():
+async def test_cancelled_awaitable_is_awaited_to_its_end():
     async def stubborn() -> None:
         for _ in range(2):
             with contextlib.suppress(asyncio.CancelledError):
@@ -220,7 +235,7 @@ async def test_what_goes_on_after_its_cancellation_is_awaited_to_its_end():
     assert asyncio.get_running_loop().time() == 11.0
 
 
-async def test_a_cancellation_of_something_else_does_not_keep_the_end_of_the_wait_away():
+async def test_other_cancellation_does_not_prevent_the_end():
     other = asyncio.get_running_loop().create_future()
 
     async def work() -> None:

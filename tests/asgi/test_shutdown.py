@@ -1,4 +1,5 @@
-"""`purgatory.asgi._shutdown`: our callback is called at a signal, and so is the handler that was there."""
+"""`purgatory.asgi._shutdown`: our callback is called at a signal, and so is the handler that was
+there."""
 
 import asyncio
 import signal
@@ -18,7 +19,7 @@ NUMBER = signal.SIGUSR1
 
 @pytest.fixture
 def calls() -> Iterator[list[str]]:
-    """What was called, with the server's handler installed."""
+    """The calls of handlers, with the server's handler installed."""
     calls: list[str] = []
     before = signal.signal(NUMBER, lambda number, frame: calls.append("server"))
     yield calls
@@ -30,7 +31,7 @@ async def until_called(calls: list[str], count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_callback_is_called_and_so_is_the_handler_that_was_there(calls):
+async def test_callback_and_previous_handler_are_called(calls):
     chain = SignalChain([NUMBER], lambda: calls.append("ours"))
     chain.install(asyncio.get_running_loop())
     signal.raise_signal(NUMBER)
@@ -64,7 +65,7 @@ async def test_a_signal_that_nobody_handles_is_left_alone():
     assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
 
 
-async def test_a_handler_that_was_set_since_is_not_taken_away(calls):
+async def test_handler_set_later_is_kept(calls):
     chain = SignalChain([NUMBER], lambda: calls.append("ours"))
     chain.install(asyncio.get_running_loop())
     signal.signal(NUMBER, lambda number, frame: calls.append("newer"))
@@ -87,7 +88,7 @@ async def test_installing_again_wraps_once(calls):
 
 @pytest.mark.parametrize("leaving", list(permutations("abc")), ids="".join)
 @pytest.mark.parametrize("is_wrapped", [False, True])
-async def test_several_leave_in_any_order_and_the_rest_and_the_server_are_called(calls, leaving, is_wrapped):
+async def test_chains_are_removed_in_any_order(calls, leaving, is_wrapped):
     server = signal.getsignal(NUMBER)
     chains = {name: SignalChain([NUMBER], partial(calls.append, name)) for name in "abc"}
     for chain in chains.values():
@@ -109,7 +110,7 @@ async def test_several_leave_in_any_order_and_the_rest_and_the_server_are_called
     assert calls == ["another"] * is_wrapped + ["server"]
 
 
-async def test_those_who_come_and_go_beside_others_leave_no_chain_behind(calls):
+async def test_removed_chains_leave_no_links(calls):
     loop = asyncio.get_running_loop()
     before, after = (SignalChain([NUMBER], lambda: None) for _ in range(2))
     before.install(loop)
@@ -122,7 +123,7 @@ async def test_those_who_come_and_go_beside_others_leave_no_chain_behind(calls):
     before.remove()
 
 
-async def test_what_is_asked_of_a_handler_is_answered_by_the_one_that_was_there():
+async def test_attributes_come_from_the_previous_handler():
     class Server:
         should_exit = False
 
@@ -157,7 +158,7 @@ def test_in_another_thread_nothing_is_installed(calls):
     assert signal.getsignal(NUMBER) is before
 
 
-def test_after_its_loop_is_closed_only_the_handler_that_was_there_is_called(calls):
+def test_closed_loop_leaves_only_the_previous_handler(calls):
     chain = SignalChain([NUMBER], lambda: calls.append("ours"))
 
     async def main() -> None:

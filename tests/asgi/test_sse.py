@@ -1,4 +1,4 @@
-"""`purgatory.asgi.sse`: streams that go on where they were broken off."""
+"""`purgatory.asgi.sse`: streams that resume where the connection was lost."""
 
 import asyncio
 from typing import Any
@@ -26,7 +26,9 @@ class News:
         self.app = self.polls.middleware(app)
 
     async def stream(self, request: StarletteRequest) -> Response:
-        return event_source(self.polls.poll(request.scope), self.versions, "news", self.read, ping=0)
+        return event_source(
+            self.polls.poll(request.scope), self.versions, "news", self.read, ping=0
+        )
 
     def read(self, seen: int) -> list[tuple[int, str]]:
         return list(enumerate(self.items[seen:], seen + 1))
@@ -41,7 +43,7 @@ def event(number: int, data: str) -> str:
 
 
 @on_virtual_time
-async def test_a_stream_brings_what_there_is_and_what_comes():
+async def test_stream_sends_past_and_future_events():
     news = News()
     news.publish("one")
     request = Request(news.app)
@@ -60,21 +62,24 @@ async def test_a_stream_brings_what_there_is_and_what_comes():
 
 @on_virtual_time
 @pytest.mark.parametrize(
-    ("last_event_id", "first"), [("e-1", 2), ("e-0", 1), ("old-2", 1), ("nonsense", 1), ("", 1), ("e-99", 1)]
+    ("last_event_id", "first"),
+    [("e-1", 2), ("e-0", 1), ("old-2", 1), ("nonsense", 1), ("", 1), ("e-99", 1)],
 )
-async def test_a_stream_goes_on_after_the_last_event_that_the_client_has(last_event_id, first):
+async def test_stream_resumes_after_last_event_id(last_event_id, first):
     news = News()
     for number in (1, 2, 3):
         news.publish(str(number))
     request = Request(news.app, headers={"Last-Event-ID": last_event_id})
     await asyncio.sleep(1)
-    assert request.content.decode() == "".join(event(number, str(number)) for number in range(first, 4))
+    assert request.content.decode() == "".join(
+        event(number, str(number)) for number in range(first, 4)
+    )
     request.leave()
     await request.done()
 
 
 @pytest.mark.parametrize("ending", ["leaves", "stops", "lives on"])
-def test_streams_of_one_loop_after_the_other_go_on_where_the_last_one_was(virtual, ending):
+def test_streams_resume_on_the_next_loop(virtual, ending):
     news = News(max_open=1)
 
     async def main() -> str:
@@ -87,11 +92,13 @@ def test_streams_of_one_loop_after_the_other_go_on_where_the_last_one_was(virtua
             request.leave()
         elif ending == "stops":
             news.polls.stop()
-        if ending != "lives on":  # until the loop cancels what is left
+        if ending != "lives on":  # until the loop cancels the remaining tasks
             await request.done()
         return content
 
-    assert [virtual(main) for _ in range(3)] == [event(number, f"number {number}") for number in (1, 2, 3)]
+    assert [virtual(main) for _ in range(3)] == [
+        event(number, f"number {number}") for number in (1, 2, 3)
+    ]
 
 
 @on_virtual_time
@@ -121,7 +128,7 @@ async def test_the_stop_ends_streams_properly():
 
 
 @on_virtual_time
-async def test_a_stream_counts_as_open_for_as_long_as_it_lasts():
+async def test_stream_counts_as_one_open_poll():
     news = News(max_open=1)
     stream = Request(news.app)
     await asyncio.sleep(1)
@@ -137,7 +144,7 @@ async def test_a_stream_counts_as_open_for_as_long_as_it_lasts():
 
 
 @pytest.mark.parametrize("ping", [-1.0, float("nan"), float("inf")])
-async def test_a_ping_out_of_its_bounds_is_refused_before_it_is_registered(ping):
+async def test_invalid_ping_is_refused_before_registration(ping):
     news = News()
 
     async def stream(scope: Any, receive: Any, send: Any) -> None:
@@ -148,8 +155,11 @@ async def test_a_ping_out_of_its_bounds_is_refused_before_it_is_registered(ping)
     await Request(news.polls.middleware(stream)).done()
 
 
-def test_without_sse_starlette_the_rest_works_and_the_error_says_how_to_get_it(program):
-    code = "import sys; sys.modules['sse_starlette'] = None; import purgatory.asgi; import purgatory.asgi.sse"
+def test_missing_sse_starlette_names_its_installation(program):
+    code = (
+        "import sys; sys.modules['sse_starlette'] = None; import purgatory.asgi; import "
+        "purgatory.asgi.sse"
+    )
     assert "pip install '.[asgi]' in a clone" in program("-c", code, status=1).stderr
 
 

@@ -1,4 +1,5 @@
-"""Handlers that are plain functions, which frameworks run in threads: they change state by the `..._threadsafe` methods."""
+"""Handlers that are plain functions, which frameworks run in threads: they change state by the
+`..._threadsafe` methods."""
 
 import asyncio
 from collections.abc import Callable
@@ -29,7 +30,7 @@ PATHS = ["/jobs", "/offsets", "/replies", "/news"]
 
 
 class Service:
-    """What requests wait for, and how a plain function brings it, under each of the paths."""
+    """Values that requests wait for, and plain functions that deliver them, by path."""
 
     def __init__(self) -> None:
         self.polls = LongPolls(signals=(), max_wait=20)
@@ -56,7 +57,9 @@ class Service:
         """Changes what `wait` waits for; by the method for the loop's own thread, if `is_wrong`."""
         if name == "jobs":
             self.results["job"] = "done"
-            (self.jobs.check_and_complete if is_wrong else self.jobs.check_and_complete_threadsafe)("job")
+            (self.jobs.check_and_complete if is_wrong else self.jobs.check_and_complete_threadsafe)(
+                "job"
+            )
         elif name == "offsets":
             (self.offsets.advance if is_wrong else self.offsets.advance_threadsafe)("topic", 1)
         elif name == "replies":
@@ -82,7 +85,9 @@ def fastapi_app(service: Service) -> Any:
 
 def litestar_app(service: Service) -> Any:
     @litestar_get("/{name:str}")
-    async def wait(name: FromPath[str], request: LitestarRequest[Any, Any, Any]) -> LitestarResponse[str]:
+    async def wait(
+        name: FromPath[str], request: LitestarRequest[Any, Any, Any]
+    ) -> LitestarResponse[str]:
         text, status, headers = await service.wait(name, request.scope)
         return LitestarResponse(text, status_code=status, headers=headers)
 
@@ -114,7 +119,9 @@ def django_app(service: Service) -> Any:
 @on_asyncio
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("make", [fastapi_app, litestar_app, django_app])
-async def test_a_plain_function_answers_those_who_wait(make: Callable[[Service], Any], path: str) -> None:
+async def test_a_plain_function_answers_those_who_wait(
+    make: Callable[[Service], Any], path: str
+) -> None:
     service = Service()
     with override_settings(ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"]):
         app = make(service)
@@ -128,12 +135,18 @@ async def test_a_plain_function_answers_those_who_wait(make: Callable[[Service],
             change.body()
             assert (await change.done()).status == 204
             assert (await waiting.done()).status == 200
-    assert service.polls.open == service.jobs.pending == service.replies.pending == service.offsets.pending == 0
+    assert (
+        service.polls.open
+        == service.jobs.pending
+        == service.replies.pending
+        == service.offsets.pending
+        == 0
+    )
 
 
 @on_asyncio
 @pytest.mark.parametrize("path", PATHS)
-async def test_the_method_that_is_for_the_loop_alone_names_the_one_for_threads(path: str) -> None:
+async def test_loop_method_in_thread_names_threadsafe_one(path: str) -> None:
     service = Service()
     waiting = asyncio.create_task(service.jobs.wait_for(lambda: None, ["job"], 20))
     receiving = asyncio.create_task(service.replies.receive(7, 20))

@@ -37,6 +37,8 @@ async def handler(poll: Poll) -> str:
     asynchronous = await poll.wait_for(jobs, query, [7])
     if asynchronous.is_satisfied:
         assert_type(asynchronous.value, str)
+    assert_type(await poll.result(jobs, lambda: results.get(7), [7]), str)
+    assert_type(await poll.result(jobs, query, [7]), str)
     operation = await poll.wait(jobs, Fetch(poll.remaining), [7])
     if operation.is_satisfied:
         assert_type(operation.value, bytes)
@@ -65,18 +67,26 @@ def service(tmp_path: Path) -> Path:
 
 
 def need_module(name: str) -> str:
-    return name if find_spec(name) else unavailable(f"needs {name}: pip install '.[lint]'")
+    return name if find_spec(name) else unavailable(f"needs {name}: pip install --group lint")
 
 
 @pytest.mark.slow
-def test_mypy_finds_the_type_of_what_was_waited_for(service, program):
-    done = program("-m", need_module("mypy"), "--strict", f"--cache-dir={service.parent / 'cache'}", service)
+def test_mypy_infers_the_type_of_values(service, program):
+    done = program(
+        "-m", need_module("mypy"), "--strict", f"--cache-dir={service.parent / 'cache'}", service
+    )
     assert done.stdout == "Success: no issues found in 1 source file\n"
 
 
 @pytest.mark.slow
-def test_pyright_finds_the_type_of_what_was_waited_for(service, program):
-    settings = {"typeCheckingMode": "strict", "reportMissingTypeStubs": False, "include": [service.name]}
+def test_pyright_infers_the_type_of_values(service, program):
+    settings = {
+        "typeCheckingMode": "strict",
+        "reportMissingTypeStubs": False,
+        "include": [service.name],
+    }
     (service.parent / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
-    done = program("-m", need_module("pyright"), "--pythonpath", sys.executable, "-p", service.parent)
+    done = program(
+        "-m", need_module("pyright"), "--pythonpath", sys.executable, "-p", service.parent
+    )
     assert "0 errors" in done.stdout

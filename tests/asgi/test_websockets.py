@@ -1,6 +1,8 @@
-"""`purgatory.asgi` and WebSockets: a poll notices a disconnect, and takes nothing from the application."""
+"""`purgatory.asgi` and WebSockets: a poll notices a disconnect, and takes nothing from the
+application."""
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -25,7 +27,12 @@ class Socket:
     def __init__(self, app: Any, query: bytes = b"") -> None:
         self.messages: asyncio.Queue[Message] = asyncio.Queue()
         self.sent: list[Message] = []
-        self.scope: dict[str, Any] = {"type": "websocket", "query_string": query, "headers": [], "client": ("192.0.2.1", 1)}
+        self.scope: dict[str, Any] = {
+            "type": "websocket",
+            "query_string": query,
+            "headers": [],
+            "client": ("192.0.2.1", 1),
+        }
         self.messages.put_nowait({"type": "websocket.connect"})
         self.task = asyncio.create_task(app(self.scope, self.messages.get, self.send))
 
@@ -38,7 +45,8 @@ class Socket:
 
 
 class Board:
-    """An application that, once connected, waits for `results` once, and then keeps what else it receives."""
+    """An application that, once connected, waits for `results` once, and then keeps what else it
+    receives."""
 
     def __init__(self, **options: Any) -> None:
         self.polls = LongPolls(**{"signals": (), **options})
@@ -52,9 +60,13 @@ class Board:
         if scope["query_string"] != b"poll=first":
             self.received.append(await receive())
             await send({"type": "websocket.accept"})
-        outcome = await self.polls.poll(scope).wait_for(self.purgatory, lambda: self.results, ["key"])
+        outcome = await self.polls.poll(scope).wait_for(
+            self.purgatory, lambda: self.results, ["key"]
+        )
         self.outcomes.append(outcome)
-        await send({"type": "websocket.close", "code": outcome.close_code, "reason": outcome.reason})
+        await send(
+            {"type": "websocket.close", "code": outcome.close_code, "reason": outcome.reason}
+        )
         while not self.received or self.received[-1]["type"] != "websocket.disconnect":
             self.received.append(await receive())
         self.received.append(await receive())
@@ -65,10 +77,14 @@ class Board:
 
 
 @pytest.mark.parametrize("query", [b"", b"poll=first"])
-async def test_what_is_satisfied_leaves_the_messages_in_their_order(query):
+async def test_satisfied_wait_keeps_message_order(query):
     board = Board()
     socket = Socket(board.app, query)
-    spoken = [text("one"), {"type": "websocket.receive", "bytes": b"two"}, {"type": "websocket.receive", "text": "three"}]
+    spoken = [
+        text("one"),
+        {"type": "websocket.receive", "bytes": b"two"},
+        {"type": "websocket.receive", "text": "three"},
+    ]
     socket.say(*spoken)
     await iterations(30)
     assert board.polls.open == 1
@@ -83,7 +99,7 @@ async def test_what_is_satisfied_leaves_the_messages_in_their_order(query):
 
 
 @on_virtual_time
-async def test_a_client_that_leaves_ends_the_wait_and_the_application_gets_its_code():
+async def test_disconnect_ends_the_wait_and_keeps_its_code():
     board = Board()
     socket = Socket(board.app)
     await asyncio.sleep(1)
@@ -93,6 +109,18 @@ async def test_a_client_that_leaves_ends_the_wait_and_the_application_gets_its_c
     assert [outcome.ending for outcome in board.outcomes] == [Ending.GONE]
     assert board.received == [{"type": "websocket.connect"}, text("bye"), LEFT, LEFT]
     assert board.polls.open == board.purgatory.pending == 0
+
+
+@on_virtual_time
+@pytest.mark.parametrize("character", [b"%F0%9F%90%99", b"%00", b"%22"])
+async def test_every_reason_fits_into_a_close_frame(character):
+    board = Board()
+    socket = Socket(board.app, b"wait=" + character * 99)
+    await iterations(10)
+    reason = socket.sent[-1]["reason"]
+    assert reason.startswith("wait must be a number of seconds")
+    assert len(reason.encode()) <= 123
+    socket.task.cancel()
 
 
 @on_virtual_time
@@ -124,7 +152,7 @@ async def test_each_ending_has_the_code_to_close_with(query, ending, code):
 
 @on_virtual_time
 @pytest.mark.parametrize("kind", ["text", "bytes"])
-async def test_a_client_that_talks_without_end_is_slowed_down(kind):
+async def test_endless_messages_slow_the_client_down(kind):
     board = Board()
     socket = Socket(board.app)
     message: Any = {"text": "x" * 1024, "bytes": b"x" * 1024}[kind]
@@ -140,7 +168,20 @@ async def test_a_client_that_talks_without_end_is_slowed_down(kind):
 
 
 @on_virtual_time
-async def test_whatever_can_be_awaited_ends_with_a_websocket_as_well():
+@pytest.mark.parametrize("character", ["\N{OCTOPUS}", "ж"])
+async def test_read_ahead_bounds_the_memory_of_text(character):
+    board = Board()
+    socket = Socket(board.app)
+    for _ in range(1_000):
+        socket.say(text(character * 1024))
+    await asyncio.sleep(1)
+    taken = 1_001 - socket.messages.qsize()
+    assert taken * sys.getsizeof(character * 1024) <= READ_AHEAD + 4 * 1024 + 256
+    socket.task.cancel()
+
+
+@on_virtual_time
+async def test_run_ends_with_its_websocket():
     async def serve(scope: Any, receive: Any, send: Any) -> None:
         outcomes.append(await polls.poll(scope).run(asyncio.sleep(100)))
 

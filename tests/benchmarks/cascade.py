@@ -1,9 +1,11 @@
-"""``python tests/benchmarks cascade``: many deadlines in one wide bucket of the wheel, and how late it makes anybody.
+"""``python tests/benchmarks cascade``: many deadlines in one wide bucket of the wheel, and how late
+other timers get.
 
-A million timers are due within 262 s, all in one wide bucket, which cascades into narrower ones before it begins. We watch
-twice: while that bucket cascades, and from shortly before it begins. The loop's clock is moved on in between, while nothing is
-due, which only asyncio's allows. All the time, short timers are started on the same wheel. A callback that runs in every
-iteration of the loop measures how long the iterations are, in CPU time; lateness is by the clock.
+A million timers are due within 262 s, all in one wide bucket, which cascades into narrower ones
+before it begins. We watch twice: while that bucket cascades, and from shortly before it begins. The
+loop's clock is moved on in between, while nothing is due, which only asyncio's allows. All the
+time, short timers are started on the same wheel. A callback that runs in every iteration of the
+loop measures how long the iterations are, in CPU time; lateness is by the clock.
 """
 
 import argparse
@@ -22,8 +24,8 @@ from benchmarks.options import add_common_options
 from benchmarks.process import in_fresh_process
 from benchmarks.report import opened_console, plain_table, write_report
 from purgatory import WheelTimer
-from purgatory._programs import Program
-from purgatory._timers.wheel_timer import TimerTask
+from purgatory._core.wheel_timer import TimerTask
+from purgatory.pipeline._programs import Program
 
 TIMERS = 1_000_000
 SPREAD = 262.144
@@ -59,8 +61,8 @@ CASES: tuple[tuple[int, Order], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Milliseconds. `late` are the timers, `short` those beside them; `max_stall` is the longest iteration of the loop,
-    `own_stall` the longest without Python's garbage collection."""
+    """Milliseconds. `late` are the timers, `short` those beside them; `max_stall` is the longest
+    iteration of the loop, `own_stall` the longest without Python's garbage collection."""
 
     wheel_size: int
     order: Order
@@ -92,12 +94,16 @@ def run(options: argparse.Namespace) -> int:
     """Measures each case, prints the table and writes the JSON."""
     timers = TIMERS // QUICK_DIVISOR if options.quick else TIMERS
     cases = CASES[-2:] if options.quick else CASES
-    console = opened_console(f"cascade: {timers:,} timers in one wide bucket, {len(cases)} times, on asyncio")
+    console = opened_console(
+        f"cascade: {timers:,} timers in one wide bucket, {len(cases)} times, on asyncio"
+    )
     figures: list[Figures] = []
     for size, order in cases:
         console.print(f"{order}, wheel size {size}", style="dim")
         try:
-            figures.append(in_fresh_process(measure, size, order, timers, options.seed, options.quick))
+            figures.append(
+                in_fresh_process(measure, size, order, timers, options.seed, options.quick)
+            )
         except Unmeasurable as error:
             console.print(f"{order}, wheel size {size}: {error}")
     console.print(table(figures, options.quick))
@@ -114,7 +120,7 @@ def measure(wheel_size: int, order: Order, timers: int, seed: int, quick: bool =
 
 
 class Lateness:
-    """What a timer calls, which appends how late it is."""
+    """A timer's callback, which appends how late it is."""
 
     __slots__ = ("late", "loop", "task")
 
@@ -131,7 +137,9 @@ class Lateness:
 class Cascade:
     """One case, while it is measured."""
 
-    def __init__(self, loop: MovableLoop, wheel_size: int, order: Order, timers: int, rng: random.Random) -> None:
+    def __init__(
+        self, loop: MovableLoop, wheel_size: int, order: Order, timers: int, rng: random.Random
+    ) -> None:
         self.loop = loop
         self.wheel_size = wheel_size
         self.order: Order = order
@@ -145,7 +153,8 @@ class Cascade:
         while span < SPREAD:
             self.narrower, span = span, span * wheel_size
         self.start = (int(loop.time() / span) + 3) * span
-        """When the wide bucket begins. The buckets into which it cascades are as wide as `narrower`."""
+        """When the wide bucket begins. The buckets into which it cascades are as wide as
+        `narrower`."""
         self.lead = span
         """It cascades from so many seconds before on."""
 
@@ -212,7 +221,8 @@ class Cascade:
             await asyncio.sleep(0)
 
     def _change(self, tasks: Iterator[TimerTask]) -> None:
-        """Cancels some and postpones as many, in each iteration of the loop until there are no more."""
+        """Cancels some and postpones as many, in each iteration of the loop until there are no
+        more."""
         for _ in range(CHANGES_PER_ITERATION):
             cancelled, postponed = next(tasks, None), next(tasks, None)
             if cancelled is None or postponed is None:
@@ -224,20 +234,47 @@ class Cascade:
 
 def table(figures: Sequence[Figures], quick: bool) -> Table:
     caption = (
-        f"Lateness by the clock: of the timers due in the first {EXPIRING_SECONDS:.0f} s, and of timers of"
+        f"Lateness by the clock: of the timers due in the first {EXPIRING_SECONDS:.0f} s, and "
+        "of timers of"
         f" {SHORT_TIMEOUT * 1e3:.0f} ms beside them,\nbefore that and during the cascade."
-        " max stall: the longest iteration of the loop, in CPU time;\nours: the longest without Python's garbage collection."
+        " max stall: the longest iteration of the loop, in CPU time;\nours: the longest without "
+        "Python's garbage collection."
     )
-    numbers = ("timers", "fired", "p99 ms", "max ms", "short p99 ms", "short max ms", "max stall ms", "ours ms")
-    result = plain_table("How late a cascade makes anybody", caption, ("wheel", "order"), numbers, quick)
+    numbers = (
+        "timers",
+        "fired",
+        "p99 ms",
+        "max ms",
+        "short p99 ms",
+        "short max ms",
+        "max stall ms",
+        "ours ms",
+    )
+    result = plain_table(
+        "How late a cascade makes anybody", caption, ("wheel", "order"), numbers, quick
+    )
     for each in figures:
-        late = (each.late_p99_ms, each.late_max_ms, each.short_p99_ms, each.short_max_ms, each.max_stall_ms, each.own_stall_ms)
+        late = (
+            each.late_p99_ms,
+            each.late_max_ms,
+            each.short_p99_ms,
+            each.short_max_ms,
+            each.max_stall_ms,
+            each.own_stall_ms,
+        )
         result.add_row(
-            str(each.wheel_size), each.order, f"{each.timers:,}", f"{each.fired:,}", *(f"{figure:.2f}" for figure in late)
+            str(each.wheel_size),
+            each.order,
+            f"{each.timers:,}",
+            f"{each.fired:,}",
+            *(f"{figure:.2f}" for figure in late),
         )
     return result
 
 
 PROGRAM = Program(
-    "cascade", "A million deadlines in one wide bucket of the wheel: how late they and others are.", add_arguments, run
+    "cascade",
+    "A million deadlines in one wide bucket of the wheel: how late they and others are.",
+    add_arguments,
+    run,
 )

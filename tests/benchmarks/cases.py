@@ -1,4 +1,5 @@
-"""What a row of a benchmark is: a `Case` says what is measured and which target it has, a `Result` what was found."""
+"""The rows of a benchmark: a `Case` is a measurement with its target, a `Result` has the
+figures."""
 
 import asyncio
 import random
@@ -19,7 +20,7 @@ QUICK_DIVISOR = 100
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a case gets to know: its loop, its randomness and how much to do.
+    """A case's parameters: its loop, its randomness and the amount of work.
 
     Attributes:
         random: seeded anew for each row, so that a row does the same alone as among the others.
@@ -47,9 +48,10 @@ class Case:
     Attributes:
         name: for `--only`.
         work: the sentence in the table.
-        against: what ours is compared with; empty if ours is measured alone.
-        targets: the most that the figure should be on each loop. On a loop that is not named the row is for information.
-        unit: of the figure and of its target: a ratio (×), or what is measured.
+        against: the other side of the comparison; empty if ours is measured alone.
+        targets: the most that the figure should be on each loop. On a loop that is not named the
+            row is for information.
+        unit: of the figure and of its target: a ratio (×), or a unit of measurement.
         measure: does the work, on the running loop.
         compared_in: if the figure is a ratio, the unit of both sides.
     """
@@ -70,7 +72,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What was measured for a case on a loop, or the reason why nothing was."""
+    """The figures of a case on a loop, or the reason why there are none."""
 
     case: Case
     loop_name: LoopName
@@ -110,6 +112,6 @@ def on_both(limit: float) -> dict[LoopName, float]:
 
 
 def run_on(name: LoopName, coroutine: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine returns on a new loop of this name."""
+    """The result of a coroutine on a new loop of this name."""
     with asyncio.Runner(loop_factory=loop_factory(name)) as runner:
         return runner.run(coroutine)

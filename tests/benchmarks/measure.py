@@ -1,9 +1,10 @@
 """How the benchmarks measure: contenders alternate, batch by batch, in one process and on one loop.
 
-One round is a batch of ours, then a batch of theirs (A B A B ...). So whatever else the machine does affects both in the same
-way. Each round gives a ratio. The figure of a row is the median of these paired ratios, shown with their quartiles.
+One round is a batch of ours, then a batch of theirs (A B A B ...). So whatever else the machine
+does affects both in the same way. Each round gives a ratio. The figure of a row is the median of
+these paired ratios, shown with their quartiles.
 
-- A batch is about 1,000 operations. A loop frees what was cancelled only in its next iteration. So a longer batch would measure
+- A batch is about 1,000 operations. A loop frees cancelled timers only in its next iteration. So a longer batch would measure
   a heap of cancelled timers that no server collects within one iteration, and a shorter one the clock, which costs about 1 µs.
 - The clock is `time.process_time`: CPU time of this process. A batch never waits, and the time that the machine gives to other
   programs meanwhile is not the contender's cost.
@@ -26,6 +27,9 @@ BATCH = 1_000
 SETTLING_ITERATIONS = 2
 WARM_UP_ROUNDS = 5
 
+_collections: list[Callable[[str, dict[str, int]], None]] = getattr(gc, "callbacks", [])
+"""What is called at each garbage collection; nothing on PyPy, whose stalls include it."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -37,7 +41,7 @@ Contender = Iterator[Batch]
 
 
 class Unmeasurable(Exception):
-    """The row cannot be measured on this machine now. The message says why."""
+    """The row cannot be measured on this machine now. The message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ class Quantiles:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The costs of both sides, and the `figure`: their ratio, or just `ours` if there is nothing to compare with."""
+    """The costs of both sides, and the `figure`: their ratio, or just `ours` if there is nothing to
+    compare with."""
 
     ours: Quantiles
     theirs: Quantiles | None
@@ -77,7 +82,8 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The figures of a row. `bare` is judged; `settled` includes the iterations of the loop that clean up after each batch."""
+    """The figures of a row. `bare` is judged; `settled` includes the iterations of the loop that
+    clean up after each batch."""
 
     bare: Comparison
     settled: Comparison | None = None
@@ -99,7 +105,8 @@ async def compare(ours: Contender, theirs: Contender, rounds: Iterable[int]) -> 
         mine.append(await _time(ours))
         others.append(await _time(theirs))
     bare, settled = (
-        Comparison.paired(*costs) for costs in zip(zip(*mine, strict=False), zip(*others, strict=False), strict=True)
+        Comparison.paired(*costs)
+        for costs in zip(zip(*mine, strict=False), zip(*others, strict=False), strict=True)
     )
     return Measured(bare, settled)
 
@@ -119,29 +126,34 @@ async def _time(contender: Contender) -> tuple[float, float]:
 def own_copy(function: Callable[P, T]) -> Callable[P, T]:
     """A copy of `function` with byte code of its own.
 
-    Both contenders run the same lines of Python. But CPython adapts byte code to the types that it meets: lines that meet two
-    kinds of timer alternately would be adapted to neither, which does not happen in a real program.
+    Both contenders run the same lines of Python. But CPython adapts byte code to the types that it
+    meets: lines that meet two kinds of timer alternately would be adapted to neither, which does
+    not happen in a real program.
     """
     assert isinstance(function, FunctionType)
     code = function.__code__.replace()
-    copy: Callable[P, T] = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+    copy: Callable[P, T] = FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__
+    )
     return copy
 
 
 class LoopProbe:
     """Measures how long callbacks have to wait while the loop is busy.
 
-    A callback that schedules itself again with `call_soon` runs once in each iteration of the loop. The longest gap between two
-    of its runs is the longest time that any other callback could have had to wait. With the probe the loop never sleeps, so the
-    gaps can be measured in CPU time. By the wall clock one would only see the scheduler of a busy machine, which takes the
-    processor away for 4 ms and more at a time.
+    A callback that schedules itself again with `call_soon` runs once in each iteration of the loop.
+    The longest gap between two of its runs is the longest time that any other callback could have
+    had to wait. With the probe the loop never sleeps, so the gaps can be measured in CPU time. By
+    the wall clock one would only see the scheduler of a busy machine, which takes the processor
+    away for 4 ms and more at a time.
     """
 
     def __init__(self) -> None:
         self.max_stall = 0.0
         """In seconds."""
         self.max_own_stall = 0.0
-        """The same without Python's garbage collection, which takes as long as there are objects."""
+        """The same without Python's garbage collection, which takes as long as there are
+        objects."""
         self._collecting = 0.0
         """What that has taken since the last run."""
         self._loop = asyncio.get_running_loop()
@@ -152,11 +164,11 @@ class LoopProbe:
         self._running = True
         self._last_run = time.process_time()
         self._loop.call_soon(self._run)
-        gc.callbacks.append(self._on_collection)
+        _collections.append(self._on_collection)
         return self
 
     def __exit__(self, *_: object) -> None:
-        gc.callbacks.remove(self._on_collection)
+        _collections.remove(self._on_collection)
         self._running = False
         self._read()  # the last gap, which is still open
 

@@ -1,4 +1,5 @@
-"""The options that several programs take. What is wrong is refused before the work, not after it."""
+"""The options that several programs take. Invalid values are refused before the work, not after
+it."""
 
 import argparse
 import importlib.util
@@ -9,12 +10,17 @@ from benchmarks.cases import LoopName
 
 
 def add_common_options(
-    parser: argparse.ArgumentParser, random: bool = True, any_loop: bool = True, fastest_loop: bool = False
+    parser: argparse.ArgumentParser,
+    random: bool = True,
+    any_loop: bool = True,
+    fastest_loop: bool = False,
 ) -> None:
-    """Adds ``--quick`` and ``--json``, ``--seed`` if anything is random, and ``--loop`` if it runs on any.
+    """Adds ``--quick`` and ``--json``, ``--seed`` if anything is random, and ``--loop`` if it runs
+    on any.
 
     Args:
-        fastest_loop: the default is not to run on all loops, for programs that take too long for that.
+        fastest_loop: the default is not to run on all loops, for programs that take too long for
+            that.
     """
     if any_loop:
         available: tuple[LoopName, ...] = ("asyncio", "uvloop") if has_uvloop() else ("asyncio",)
@@ -28,24 +34,21 @@ def add_common_options(
             help=f"the event loop to run on (default: {' and '.join(default)})",
         )
     if random:
-        parser.add_argument("--seed", type=int, default=1, metavar="N", help="of everything random (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="do a small part: shows that it runs, and proves nothing")
-    parser.add_argument("--json", type=writable_file, metavar="FILE", help="write the figures to FILE, too")
-
-
-def add_plot_option(parser: argparse.ArgumentParser) -> None:
-    """Adds ``--plot``."""
-    parser.add_argument("--plot", type=writable_directory, metavar="DIR", help="draw the figures as PNG files in DIR, too")
-
-
-def writable_directory(name: str) -> Path:
-    """A directory to draw into, which is made if it does not exist."""
-    path = Path(name)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"cannot draw into {name!r}: {error.strerror}") from None
-    return path
+        parser.add_argument(
+            "--seed",
+            type=int,
+            default=1,
+            metavar="N",
+            help="of everything random (default: %(default)s)",
+        )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="do a small part: shows that it runs, and proves nothing",
+    )
+    parser.add_argument(
+        "--json", type=writable_file, metavar="FILE", help="write the figures to FILE, too"
+    )
 
 
 def writable_file(name: str) -> Path:
@@ -54,7 +57,9 @@ def writable_file(name: str) -> Path:
     if path.is_dir():
         raise argparse.ArgumentTypeError(f"{name!r} is a directory")
     if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"cannot write {name!r}: there is no directory {str(path.parent)!r}")
+        raise argparse.ArgumentTypeError(
+            f"cannot write {name!r}: there is no directory {str(path.parent)!r}"
+        )
     return path
 
 
@@ -62,7 +67,9 @@ def checkout(text: str) -> Path:
     """A directory that holds the package."""
     path = Path(text).resolve()
     if not (path / "purgatory" / "__init__.py").is_file():
-        raise argparse.ArgumentTypeError(f"{text!r} is no checkout: it has no purgatory/__init__.py")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no checkout: it has no purgatory/__init__.py"
+        )
     return path
 
 
@@ -86,13 +93,15 @@ def more_than_zero(text: str) -> float:
 
 
 def loops(name: str) -> tuple[LoopName, ...]:
-    """The loops that a value of ``--loop`` stands for."""
+    """The loops that a value of ``--loop`` names."""
     if name == "asyncio":
         return ("asyncio",)
     if name not in ("uvloop", "both"):
         raise argparse.ArgumentTypeError(f"{name!r} is not one of asyncio, uvloop, both")
     if not has_uvloop():
-        raise argparse.ArgumentTypeError(f"{name!r} needs uvloop, which is not installed: pip install uvloop")
+        raise argparse.ArgumentTypeError(
+            f"{name!r} needs uvloop, which is not installed: pip install uvloop"
+        )
     return ("uvloop",) if name == "uvloop" else ("asyncio", "uvloop")
 
 

@@ -1,4 +1,4 @@
-"""Processes of their own, and what a process takes: memory and open files."""
+"""Processes of their own, and the memory and open files of a process."""
 
 import multiprocessing
 import os
@@ -21,11 +21,15 @@ TESTS = Path(__file__).resolve().parents[1]
 def run_module(module: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
     """The command line and the environment of a process that runs a module of `benchmarks`."""
     paths = [str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return [sys.executable, "-m", module, *arguments], {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    return [sys.executable, "-m", module, *arguments], {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+    }
 
 
 def in_fresh_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `function` returns in a process of its own: it meets no memory and no adapted byte code of other measurements.
+    """What `function` returns in a process of its own: it meets no memory and no adapted byte code
+    of other measurements.
 
     The function, its arguments and its result are pickled.
     """
@@ -36,7 +40,8 @@ def in_fresh_process(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
 def resident_bytes() -> int:
     """The memory of this process that is in RAM now.
 
-    Unlike tracemalloc, it contains what the allocator rounds up, and what uvloop allocates outside of Python.
+    Unlike tracemalloc, it includes the allocator's rounding, and uvloop's memory outside of
+    Python.
 
     Raises:
         Unmeasurable: the system has no ``/proc``.
@@ -44,7 +49,9 @@ def resident_bytes() -> int:
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except FileNotFoundError:
-        raise Unmeasurable("resident memory is read from /proc, which this system does not have") from None
+        raise Unmeasurable(
+            "resident memory is read from /proc, which this system does not have"
+        ) from None
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -1,45 +1,52 @@
-"""``python tests/benchmarks relay``: waits that complete in another process, ours and what people write by hand.
+"""``python tests/benchmarks relay``: waits that complete in another process, ours and what people
+write by hand.
 
-One process waits for the next version of each of 200 keys, another one writes them at a rate. Latency is from the call of the
-write in one to the answer of the wait in the other; CPU is the waiting process's for each answer, and for each message that of
-a third process, which waits for another key. Then the same while all subscribers' connections are killed every 0.3 seconds: a
-wake-up is lost if a waiter has not been answered within a second. The stores: a folder; a Redis of its own, if ``redis-server``
-is installed; any ``--store`` besides. All of it is repeated in several rounds; the figures are medians, what is counted are
-sums.
+One process waits for the next version of each of 200 keys, another one writes them at a rate.
+Latency is from the call of the write in one to the answer of the wait in the other; CPU is the
+waiting process's for each answer, and, for each message, a third process's, which waits for
+another key. Then the same while all subscribers' connections are killed every 0.3 seconds: a
+wake-up is lost if a waiter has not been answered within a second. The stores: a folder; a Redis of
+its own, if ``redis-server`` is installed; any ``--store`` besides. All of it is repeated in several
+rounds; the figures are medians, the counts are sums.
 
-``--channels`` measures instead why there is one channel for all keys: 10,000 keys come and go, each is waited for once, 200 at
-a time, with a relay and with a subscription for each key that somebody waits for.
+``--channels`` measures instead why there is one channel for all keys: 10,000 keys come and go, each
+is waited for once, 200 at a time, with a relay and with a subscription for each awaited
+key.
 
-``--interest`` measures instead what the writes of five processes cost 1, 4 and 16 others, in each of which somebody waits for
-another key, or nobody for anything; and what it costs such a process when a wait begins there, and when it has ended.
-``--sizes`` measures instead what 1,000 to 1,000,000 keys take: the longest iterations of the loop of a process that writes all,
-waits for all and is answered, and the memory of this process and of the store.
+``--interest`` measures instead the cost of five processes' writes for 1, 4 and 16 others, each
+with a wait for another key, or without waits; and the cost for such a process
+when a wait starts there, and when it has ended. ``--sizes`` measures instead what 1,000 to
+1,000,000 keys take: the longest iterations of the loop of a process that writes all, waits for all
+and is answered, and the memory of this process and of the store. ``--replies`` measures instead
+`deliver` and `receive`: see `replies`.
 """
 
 import argparse
-import asyncio
 import json
-import shutil
-import socket
 import statistics
-import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
-from urllib.parse import urlsplit
 
-from ports import free_port
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.options import add_common_options, positive
-from benchmarks.process import run_module
 from benchmarks.relay_process import lines_of
+from benchmarks.relay_servers import (
+    ask,
+    cpu_of_redis,
+    go_on,
+    own_redis,
+    process,
+    read_line,
+    stored_bytes,
+)
+from benchmarks.replies import report_replies
 from benchmarks.report import opened_console, plain_table, write_report
-from purgatory._programs import Program
+from purgatory.pipeline._programs import Program
 
 KEYS = 200
 MANY_KEYS = 10_000
@@ -53,25 +60,66 @@ KILL_INTERVAL = 0.3
 LOST_AFTER = 1.0
 """Seconds after which an answer counts as lost."""
 SETTLE_TIMEOUTS = {"ours": 60.0, "theirs": 2.0, "channels": 60.0}
-"""For how many seconds after the last write those who wait may still be answered. Theirs may have lost it for ever."""
-SERVER_TIMEOUT = 60.0
+"""For how many seconds after the last write those who wait may still be answered. Theirs may have
+lost it for ever."""
 
 Row = dict[str, Any]
-Child = subprocess.Popen[str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--store", action="append", default=[], metavar="URL", help="a store besides; may be repeated")
-    parser.add_argument("--rate", type=positive, default=1_000, metavar="N", help="writes a second (default: %(default)s)")
-    parser.add_argument("--seconds", type=positive, default=10, metavar="S", help="of each row (default: %(default)s)")
-    parser.add_argument("--rounds", type=positive, default=3, metavar="N", help="times that all is measured (default: 3)")
     parser.add_argument(
-        "--channels", action="store_true", help="measure one channel against one for each key, on Redis, instead"
+        "--store",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="a store besides; may be repeated",
     )
     parser.add_argument(
-        "--interest", action="store_true", help="measure what writes cost processes that wait for nothing, instead"
+        "--rate",
+        type=positive,
+        default=1_000,
+        metavar="N",
+        help="writes a second (default: %(default)s)",
     )
-    parser.add_argument("--sizes", action="store_true", help="measure 1,000 to 1,000,000 keys on each store instead")
+    parser.add_argument(
+        "--seconds",
+        type=positive,
+        default=10,
+        metavar="S",
+        help="of each row (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--rounds",
+        type=positive,
+        default=3,
+        metavar="N",
+        help="times that all is measured (default: 3)",
+    )
+    parser.add_argument(
+        "--channels",
+        action="store_true",
+        help="measure one channel against one for each key, on Redis, instead",
+    )
+    parser.add_argument(
+        "--interest",
+        action="store_true",
+        help="measure what writes cost processes that wait for nothing, instead",
+    )
+    parser.add_argument(
+        "--sizes", action="store_true", help="measure 1,000 to 1,000,000 keys on each store instead"
+    )
+    parser.add_argument(
+        "--replies",
+        action="store_true",
+        help="measure deliver and receive on each store, and by hand on Redis, instead",
+    )
+    parser.add_argument(
+        "--expired",
+        type=positive,
+        default=100_000,
+        metavar="N",
+        help="replies that expire, with --replies (default: %(default)s)",
+    )
     add_common_options(parser, any_loop=False)
 
 
@@ -87,13 +135,24 @@ def run(options: argparse.Namespace) -> int:
         if options.interest:
             report_interest(console, stores_of(folder, redis, options), options)
             return 0
+        if options.replies:
+            urls = stores_of(folder, redis, options)
+            figures = report_replies(console, urls, reduced(options.expired, options), options)
+            write_report(console, options, "relay", **head, **figures)
+            return 0
         if options.sizes:
-            sizes = [row for url in stores_of(folder, redis, options) for row in rows_of_sizes(url, options)]
+            sizes = [
+                row
+                for url in stores_of(folder, redis, options)
+                for row in rows_of_sizes(url, options)
+            ]
             console.print(table_of_sizes(sizes, options))
             write_report(console, options, "relay", **head, rows=sizes)
             return 0
         rounds = [
-            round_of_channels(redis, options) if options.channels and redis else round_of_stores(folder, redis, options)
+            round_of_channels(redis, options)
+            if options.channels and redis
+            else round_of_stores(folder, redis, options)
             for _ in range(1 if options.quick else options.rounds)
         ]
         rows = [medians_of(each) for each in zip(*rounds, strict=True)]
@@ -104,7 +163,9 @@ def run(options: argparse.Namespace) -> int:
         count = reduced(WATCHED, options)
         memory = memory_of(f"file://{folder}/memory", count)
     console.print(table_of_stores(rows, options))
-    console.print(f"{count:,} keys watched: {memory / 1e6:.1f} MB more than in a ThresholdPurgatory alone")
+    console.print(
+        f"{count:,} keys watched: {memory / 1e6:.1f} MB more than in a ThresholdPurgatory alone"
+    )
     write_report(console, options, "relay", **head, rows=rows, watched=count, bytes=memory)
     return 0
 
@@ -128,45 +189,15 @@ def rows_of_sizes(url: str, options: argparse.Namespace) -> list[Row]:
         before = stored_bytes(url, prefix)
         with process({"work": "grow", "url": url, "prefix": prefix, "keys": count}) as child:
             row = json.loads(read_line(child))
-        rows.append({"store": url.partition(":")[0], "keys": count, **row, "stored": stored_bytes(url, prefix) - before})
+        rows.append(
+            {
+                "store": url.partition(":")[0],
+                "keys": count,
+                **row,
+                "stored": stored_bytes(url, prefix) - before,
+            }
+        )
     return rows
-
-
-def stored_bytes(url: str, prefix: str) -> int:
-    """What a store takes: its files, the memory of a Redis, a table of PostgreSQL, or a stream of NATS."""
-    scheme = url.partition(":")[0]
-    if scheme == "file":
-        return sum(path.stat().st_size for path in Path(urlsplit(url).path).rglob("*") if path.is_file())
-    if scheme == "redis":
-        return int(field_of_redis(url, "memory", "used_memory"))
-    if scheme.startswith("postgres"):
-        return asyncio.run(bytes_of_table(url, f'"{prefix}_versions"'))
-    if scheme == "nats":
-        return asyncio.run(bytes_of_stream(url, f"{prefix}_versions"))
-    raise ValueError(f"--sizes does not know how to measure a {scheme}:// store")
-
-
-async def bytes_of_table(url: str, table: str) -> int:
-    """The size of a table with its indexes, or 0 if there is none."""
-    import asyncpg  # which only those need who name such a store
-
-    connection: Any = await asyncpg.connect(url)
-    try:
-        return int(await connection.fetchval("SELECT pg_total_relation_size(to_regclass($1))", table) or 0)
-    finally:
-        await connection.close()
-
-
-async def bytes_of_stream(url: str, stream: str) -> int:
-    """What a stream takes, as NATS counts, or 0 if there is none."""
-    import nats  # which only those need who name such a store
-
-    connection = await nats.connect(url)
-    try:
-        answer = json.loads((await connection.request(f"$JS.API.STREAM.INFO.{stream}")).data)
-        return int(answer.get("state", {}).get("bytes", 0))
-    finally:
-        await connection.close()
 
 
 def round_of_stores(folder: str, redis: str | None, options: argparse.Namespace) -> list[Row]:
@@ -177,7 +208,14 @@ def round_of_stores(folder: str, redis: str | None, options: argparse.Namespace)
         contenders += [("ours", redis), ("theirs", redis)]
     rows = []
     for way, url in contenders:
-        job = {"way": way, "url": url, "keys": KEYS, "rate": options.rate, "seconds": seconds, "seed": options.seed}
+        job = {
+            "way": way,
+            "url": url,
+            "keys": KEYS,
+            "rate": options.rate,
+            "seconds": seconds,
+            "seed": options.seed,
+        }
         for is_killed in [False, True] if url == redis else [False]:
             if url == redis:
                 ask(url, "FLUSHALL")  # keys begin at 0
@@ -211,16 +249,30 @@ def report_interest(console: Console, urls: Sequence[str], options: argparse.Nam
     """Two tables: of processes that listen, and of a process that joins and leaves."""
     head = {"seed": options.seed, "rate": options.rate}
     counts = PROCESSES[:2] if options.quick else PROCESSES
-    rows = [cost_of_news(url, count, waits, options) for url in urls for count in counts for waits in (True, False)]
+    rows = [
+        cost_of_news(url, count, waits, options)
+        for url in urls
+        for count in counts
+        for waits in (True, False)
+    ]
     joins = []
     for url in urls:
-        with process({"work": "come and go", "url": url, "times": reduced(JOINS, options)}) as child:
+        with process(
+            {"work": "come and go", "url": url, "times": reduced(JOINS, options)}
+        ) as child:
             joins.append({"store": url.partition(":")[0], **json.loads(read_line(child))})
     caption = (
-        f"{options.rate:,} writes a second by {WRITERS} processes to {MANY_KEYS:,} keys. CPU is the median of the processes."
+        f"{options.rate:,} writes a second by {WRITERS} processes to {MANY_KEYS:,} keys. CPU is "
+        "the median of the processes."
     )
     numbers = ("writes a second", "in a message", "CPU for each write", "of a core")
-    table = plain_table("purgatory, relay: interest", caption, ("store", "processes", "in each"), numbers, options.quick)
+    table = plain_table(
+        "purgatory, relay: interest",
+        caption,
+        ("store", "processes", "in each"),
+        numbers,
+        options.quick,
+    )
     for row in rows:
         waits = "a wait for another key" if row["is_waiting"] else "no wait"
         costs = (
@@ -231,21 +283,37 @@ def report_interest(console: Console, urls: Sequence[str], options: argparse.Nam
         )
         table.add_row(row["store"], str(row["processes"]), waits, *(cost or "" for cost in costs))
     console.print(table)
-    table = plain_table("", "", ("store",), ("times", "CPU to join and leave", "until joined"), options.quick)
+    table = plain_table(
+        "", "", ("store",), ("times", "CPU to join and leave", "until joined"), options.quick
+    )
     for row in joins:
-        table.add_row(row["store"], str(row["times"]), f"{1e6 * row['cpu']:.0f} µs", milliseconds(1e3 * row["seconds"]))
+        table.add_row(
+            row["store"],
+            str(row["times"]),
+            f"{1e6 * row['cpu']:.0f} µs",
+            milliseconds(1e3 * row["seconds"]),
+        )
     console.print(table)
     write_report(console, options, "relay", **head, rows=rows, joins=joins)
 
 
 def cost_of_news(url: str, count: int, is_waiting: bool, options: argparse.Namespace) -> Row:
-    """What the writes of one process cost so many others."""
+    """The cost of one process's writes for `count` others."""
     seconds = options.seconds / QUICK_DIVISOR if options.quick else options.seconds
     job = {"way": "ours", "url": url, "is_waiting": is_waiting}
-    write = {**job, "work": "write", "keys": MANY_KEYS, "rate": options.rate / WRITERS, "seconds": seconds}
+    write = {
+        **job,
+        "work": "write",
+        "keys": MANY_KEYS,
+        "rate": options.rate / WRITERS,
+        "seconds": seconds,
+    }
     with ExitStack() as stack:
         listeners = [stack.enter_context(process({**job, "work": "listen"})) for _ in range(count)]
-        writers = [stack.enter_context(process({**write, "seed": options.seed + number})) for number in range(WRITERS)]
+        writers = [
+            stack.enter_context(process({**write, "seed": options.seed + number}))
+            for number in range(WRITERS)
+        ]
         for child in (*listeners, *writers):
             read_line(child)
         for child in writers:
@@ -254,7 +322,10 @@ def cost_of_news(url: str, count: int, is_waiting: bool, options: argparse.Names
         for child in listeners:
             go_on(child)
         listened = [json.loads(read_line(child)) for child in listeners]
-    writes, took = sum(len(each["writes"]) for each in written), max(each["seconds"] for each in written)
+    writes, took = (
+        sum(len(each["writes"]) for each in written),
+        max(each["seconds"] for each in written),
+    )
     cpu = statistics.median(each["cpu"] for each in listened)
     received, messages = (sum(each[name] for each in listened) for name in ("received", "messages"))
     return {
@@ -279,53 +350,6 @@ def medians_of(rows: Sequence[Row]) -> Row:
         elif type(value) is int:
             result[name] = sum(values)
     return result
-
-
-@contextmanager
-def own_redis(folder: str) -> Iterator[str | None]:
-    """The address of a Redis of its own, or None where there is none."""
-    command = shutil.which("redis-server")
-    if command is None:
-        yield None
-        return
-    port = free_port()
-    words = [command, "--port", str(port), "--bind", "127.0.0.1", "--dir", folder, "--save", "", "--loglevel", "warning"]
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL) as server:
-        try:
-            deadline = time.monotonic() + SERVER_TIMEOUT
-            while time.monotonic() < deadline:
-                with socket.socket() as client:
-                    if client.connect_ex(("127.0.0.1", port)) == 0:
-                        break
-                time.sleep(0.05)
-            yield f"redis://127.0.0.1:{port}/0"
-        finally:
-            server.kill()
-
-
-@contextmanager
-def process(job: dict[str, Any]) -> Iterator[Child]:
-    command, env = run_module("benchmarks.relay_process", json.dumps(job))
-    with subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
-        try:
-            yield child
-        finally:
-            child.kill()
-
-
-def read_line(child: Child) -> str:
-    assert child.stdout is not None
-    text = child.stdout.readline()
-    if not text:
-        raise RuntimeError(f"a process of the benchmark ended with status {child.wait()}")
-    return text
-
-
-def go_on(child: Child, message: object = None) -> None:
-    """Sends a message to a process, and closes its standard input."""
-    assert child.stdin is not None
-    child.stdin.write(json.dumps(message))
-    child.stdin.close()
 
 
 def measured(job: dict[str, Any], is_killed: bool) -> Row:
@@ -362,31 +386,17 @@ def measured(job: dict[str, Any], is_killed: bool) -> Row:
     }
 
 
-def ask(url: str, command: str) -> str:
-    """What a Redis answers to a command."""
-    port = int(url.rpartition(":")[2].partition("/")[0])
-    with socket.create_connection(("127.0.0.1", port)) as client:
-        client.sendall(command.encode() + b"\r\n")
-        return client.recv(1 << 16).decode()
-
-
-def cpu_of_redis(url: str) -> float:
-    """The seconds of CPU time that a Redis has used."""
-    return sum(float(field_of_redis(url, "cpu", name)) for name in ("used_cpu_user", "used_cpu_sys"))
-
-
-def field_of_redis(url: str, section: str, name: str) -> str:
-    """A number that a Redis knows about itself."""
-    return dict(row.split(":", 1) for row in ask(url, f"INFO {section}").splitlines() if ":" in row)[name]
-
-
 def compared(writes: list[tuple[str, int, float]], waited: dict[str, Any]) -> Row:
     """Latencies of the answers to each version that was written, and how many were lost."""
     written_at = {(key, version): at for key, version, at in writes}
     answered: dict[str, list[tuple[int, float]]] = {}
     for key, version, at in waited["answers"]:
         answered.setdefault(key, []).append((version, at))
-    latencies = sorted(at - written_at[key, version] for key, version, at in waited["answers"] if (key, version) in written_at)
+    latencies = sorted(
+        at - written_at[key, version]
+        for key, version, at in waited["answers"]
+        if (key, version) in written_at
+    )
     in_time = sum(
         any(answer >= version and when - at < LOST_AFTER for answer, when in answered.get(key, ()))
         for key, version, at in writes
@@ -403,7 +413,7 @@ def compared(writes: list[tuple[str, int, float]], waited: dict[str, Any]) -> Ro
 
 
 def memory_of(url: str, count: int) -> int:
-    """What so many watched keys take, beyond what they take in a `ThresholdPurgatory`."""
+    """The memory of `count` watched keys, beyond their memory in a `ThresholdPurgatory`."""
     job = {"work": "watch", "url": url, "keys": count}
     with process({**job, "way": "ours"}) as ours, process({**job, "way": "plain"}) as plain:
         return int(json.loads(read_line(ours))["bytes"] - json.loads(read_line(plain))["bytes"])
@@ -415,9 +425,13 @@ def milliseconds(value: float | None) -> str:
 
 def table_of_stores(rows: list[Row], options: argparse.Namespace) -> Table:
     caption = f"{options.rate:,} writes a second to {KEYS} keys."
-    caption += f" Lines of code around it: {lines_of('ours')} with a relay, {lines_of('theirs')} by hand."
+    caption += (
+        f" Lines of code around it: {lines_of('ours')} with a relay, {lines_of('theirs')} by hand."
+    )
     numbers = ("writes", "p50", "p99", "CPU/news", "CPU/answer", "lost", "healed")
-    table = plain_table("purgatory, relay", caption, ("store", "way", "connections"), numbers, options.quick)
+    table = plain_table(
+        "purgatory, relay", caption, ("store", "way", "connections"), numbers, options.quick
+    )
     for row in rows:
         table.add_row(
             row["store"],
@@ -435,10 +449,22 @@ def table_of_stores(rows: list[Row], options: argparse.Namespace) -> Table:
 
 
 def table_of_sizes(rows: list[Row], options: argparse.Namespace) -> Table:
-    caption = "Longest iterations of the loop, in CPU time without garbage collection, while all keys are written, waited for"
+    caption = (
+        "Longest iterations of the loop, in CPU time without garbage collection, while all keys "
+        "are written, waited for"
+    )
     caption += " and written again; memory of the process then, and of the store."
-    numbers = ("writing", "beginning to wait", "answering", "process, written", "process, waiting", "store")
-    table = plain_table("purgatory, relay: sizes", caption, ("store", "keys"), numbers, options.quick)
+    numbers = (
+        "writing",
+        "beginning to wait",
+        "answering",
+        "process, written",
+        "process, waiting",
+        "store",
+    )
+    table = plain_table(
+        "purgatory, relay: sizes", caption, ("store", "keys"), numbers, options.quick
+    )
     for row in rows:
         stalls = (f"{row[name]:.1f} ms" for name in ("write_ms", "wait_ms", "answer_ms"))
         sizes = (f"{row[name] / 1e6:.1f} MB" for name in ("written", "waited", "stored"))
@@ -447,14 +473,24 @@ def table_of_sizes(rows: list[Row], options: argparse.Namespace) -> Table:
 
 
 def table_of_channels(rows: list[Row], options: argparse.Namespace) -> Table:
-    caption = f"{options.rate:,} writes a second; keys are waited for once each, {KEYS} at a time. CPU is for each write."
+    caption = (
+        f"{options.rate:,} writes a second; keys are waited for once each, {KEYS} at a time. "
+        "CPU is for each write."
+    )
     numbers = ("writes", "p50", "p99", "CPU of who waits", "of who waits for another", "of Redis")
     table = plain_table("purgatory, relay: channels", caption, ("way",), numbers, options.quick)
     for row in rows:
         way = "one for all (relay)" if row["way"] == "ours" else "one for each key"
         costs = (f"{row[name]:.0f} µs" for name in ("cpu", "cpu_of_listener", "cpu_of_server"))
-        table.add_row(way, f"{row['writes']:,}", milliseconds(row["p50"]), milliseconds(row["p99"]), *costs)
+        table.add_row(
+            way, f"{row['writes']:,}", milliseconds(row["p50"]), milliseconds(row["p99"]), *costs
+        )
     return table
 
 
-PROGRAM = Program("relay", "Waits that complete in another process, against what people write by hand.", add_arguments, run)
+PROGRAM = Program(
+    "relay",
+    "Waits that complete in another process, against what people write by hand.",
+    add_arguments,
+    run,
+)

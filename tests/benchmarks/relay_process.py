@@ -1,9 +1,10 @@
-"""One process of ``python tests/benchmarks relay``: waits for versions of keys, or writes them, our way or by hand.
+"""One process of ``python tests/benchmarks relay``: waits for versions of keys, or writes them, our
+way or by hand.
 
     python -m benchmarks.relay_process JSON
 
-By hand is what tutorials show: a message on a channel sets the `asyncio.Event` of its key. A channel for each key is the same,
-with a subscription for as long as somebody waits for the key.
+By hand is the way of tutorials: a message on a channel sets the `asyncio.Event` of its key. A
+channel for each key is the same, with a subscription for as long as the key has waiters.
 """
 
 import asyncio
@@ -36,7 +37,11 @@ AT_ONCE = 200
 MAX_WRITES = 10_000
 """How many writes are under way."""
 
-CLIENT_OPTIONS: dict[str, Any] = {"max_connections": 5_000, "socket_timeout": None, "socket_connect_timeout": None}
+CLIENT_OPTIONS: dict[str, Any] = {
+    "max_connections": 5_000,
+    "socket_timeout": None,
+    "socket_connect_timeout": None,
+}
 """Those who write by hand have as many connections, and as much time, as they need."""
 
 
@@ -92,7 +97,8 @@ class Theirs:
 
 
 class Channels:
-    """Publish/subscribe with a channel for each key that somebody here waits for, one wait to a key, and an event for each."""
+    """Publish/subscribe with a channel and an event for each awaited key, with one wait to a
+    key."""
 
     def __init__(self, url: str) -> None:
         self.client = Redis.from_url(url, **CLIENT_OPTIONS)
@@ -155,7 +161,7 @@ async def until_told_to_go_on() -> Any:
 
 
 class Waits:
-    """What tasks that wait have been answered."""
+    """The answers to waiting tasks."""
 
     def __init__(self, way: Any) -> None:
         self.way = way
@@ -169,7 +175,8 @@ class Waits:
         self.versions[key] = version
 
     async def until_answered(self, last: dict[str, int], timeout: float) -> None:
-        """Returns when each key has been answered with its last version, or the timeout has passed."""
+        """Returns when each key has been answered with its last version, or the timeout has
+        passed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 while any(self.versions[key] < version for key, version in last.items()):
@@ -177,8 +184,8 @@ class Waits:
 
 
 async def wait_for_keys(job: dict[str, Any]) -> dict[str, Any]:
-    """Waits for the next version of each key, again and again, or once for each with so many waits at a time; without keys, for
-    one that nobody writes."""
+    """Waits for the next version of each key, again and again, or once for each with a given number
+    of waits at a time; without keys, for one that is never written."""
     way = WAYS[job["way"]](job["url"])
     await way.begin()
     waits = Waits(way)
@@ -218,7 +225,8 @@ async def wait_for_keys(job: dict[str, Any]) -> dict[str, Any]:
 
 
 async def write_keys(job: dict[str, Any]) -> dict[str, Any]:
-    """Writes keys at a rate, at random or in order, as soon as it is told to: when each write began."""
+    """Writes keys at a rate, at random or in order, after the signal to start; returns when each
+    write started."""
     way = WAYS[job["way"]](job["url"])
     await way.begin()
     writes: list[tuple[str, int, float]] = []
@@ -249,7 +257,7 @@ async def write_keys(job: dict[str, Any]) -> dict[str, Any]:
 
 
 async def listen(job: dict[str, Any]) -> dict[str, Any]:
-    """Waits for a key that nobody writes, or for nothing, while others write."""
+    """Waits for a key that is never written, or for nothing, while others write."""
     messages = 0
 
     def counted(call: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -262,12 +270,21 @@ async def listen(job: dict[str, Any]) -> dict[str, Any]:
 
     async with Relay(job["url"]) as relay:
         follower: Any = relay._follower
-        follower.on_message, follower.on_hint = counted(follower.on_message), counted(follower.on_hint)
-        waiting = asyncio.create_task(relay.wait("nobody writes this", 0)) if job["is_waiting"] else None
+        follower.on_message, follower.on_hint = (
+            counted(follower.on_message),
+            counted(follower.on_hint),
+        )
+        waiting = (
+            asyncio.create_task(relay.wait("nobody writes this", 0)) if job["is_waiting"] else None
+        )
         await asyncio.sleep(1.0 if waiting else 2.0 * LEAVE_DELAY + 1.0)
         cpu = time.process_time()
         await until_told_to_go_on()
-        result = {"cpu": time.process_time() - cpu, "received": relay.statistics().received, "messages": messages}
+        result = {
+            "cpu": time.process_time() - cpu,
+            "received": relay.statistics().received,
+            "messages": messages,
+        }
         if waiting is not None:
             waiting.cancel()
             await asyncio.wait([waiting])
@@ -275,8 +292,8 @@ async def listen(job: dict[str, Any]) -> dict[str, Any]:
 
 
 async def come_and_go(job: dict[str, Any]) -> dict[str, Any]:
-    """What it costs to join the changes and to leave them: that of so many waits which do, less that of as many which do
-    not."""
+    """The cost of joining the changes and of leaving them: waits that do both, less the same number
+    of waits that do neither."""
     joined: list[float] = []
 
     async def cpu_of_waits(leave_delay: float) -> float:
@@ -300,16 +317,22 @@ async def come_and_go(job: dict[str, Any]) -> dict[str, Any]:
             return time.process_time() - cpu
 
     both = [await cpu_of_waits(leave_delay) for leave_delay in (0.004, 1_000.0)]
-    return {"times": len(joined), "cpu": (both[0] - both[1]) / max(1, len(joined)), "seconds": statistics.median(joined)}
+    return {
+        "times": len(joined),
+        "cpu": (both[0] - both[1]) / max(1, len(joined)),
+        "seconds": statistics.median(joined),
+    }
 
 
 async def watch_many(job: dict[str, Any]) -> dict[str, Any]:
-    """The memory of so many keys that are waited for, in a relay or in a `ThresholdPurgatory` alone."""
+    """The memory of `keys` awaited keys, in a relay or in a `ThresholdPurgatory` alone."""
     count = job["keys"]
     async with Relay(job["url"]) as relay, ThresholdPurgatory[str, int]() as plain:
         keys = [f"key{number}" for number in range(count)]
         before = resident_bytes()
-        wait: Callable[[str, int], Awaitable[int]] = relay.wait if job["way"] == "ours" else plain.wait
+        wait: Callable[[str, int], Awaitable[int]] = (
+            relay.wait if job["way"] == "ours" else plain.wait
+        )
         seen = 0 if job["way"] == "ours" else 1
         tasks = [asyncio.ensure_future(wait(key, seen)) for key in keys]
         while (relay.statistics().watched if seen == 0 else plain.pending) < count:
@@ -324,8 +347,9 @@ async def watch_many(job: dict[str, Any]) -> dict[str, Any]:
 
 
 async def grow(job: dict[str, Any]) -> dict[str, Any]:
-    """The longest iterations of the loop, in milliseconds of CPU, and the memory, while so many keys are written, waited for
-    and written again. Without garbage collection, whose time depends on how many objects there are, whoever has made them."""
+    """The longest iterations of the loop, in milliseconds of CPU, and the memory, while the keys
+    are written, waited for and written again. Without garbage collection, whose time depends on the
+    number of all objects in the process."""
     keys = [f"key{number}" for number in range(job["keys"])]
     gc.collect()
     gc.disable()
@@ -349,7 +373,11 @@ async def grow(job: dict[str, Any]) -> dict[str, Any]:
                 if not task.done():
                     await task
     stalls = {"write_ms": writing, "wait_ms": waiting, "answer_ms": answering}
-    return {**{name: 1e3 * probe.max_stall for name, probe in stalls.items()}, "written": written, "waited": waited}
+    return {
+        **{name: 1e3 * probe.max_stall for name, probe in stalls.items()},
+        "written": written,
+        "waited": waited,
+    }
 
 
 async def write_all(relay: Relay, keys: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""What a program shows: where it runs, how far it is, tables at the end, and JSON."""
+"""The output of a program: its machine, its progress, tables at the end, and JSON."""
 
 import argparse
 import dataclasses
@@ -12,11 +12,17 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.cases import Case, Result, Verdict
 
-VERDICT_STYLES: dict[Verdict, str] = {"met": "green", "missed": "bold red", "no target": "dim", "not measured": "yellow"}
+VERDICT_STYLES: dict[Verdict, str] = {
+    "met": "green",
+    "missed": "bold red",
+    "no target": "dim",
+    "not measured": "yellow",
+}
 
 
 def environment() -> dict[str, str | int | None]:
@@ -45,17 +51,23 @@ def _processor() -> str:
 
 
 def opened_console(title: str) -> Console:
-    """A console on which the title and the machine stand. If the output goes to a file, wide tables are not cut off."""
+    """A console that shows the title and the machine. If the output goes to a file, wide tables
+    are not cut off."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, 160)
     console.print(title)
-    console.print(", ".join(f"{name} {value}" for name, value in environment().items()), style="dim")
+    console.print(
+        ", ".join(f"{name} {value}" for name, value in environment().items()), style="dim"
+    )
     return console
 
 
-def write_report(console: Console, options: argparse.Namespace, program: str, **figures: Any) -> dict[str, Any]:
-    """The report of a program as plain data. It is written to the JSON file, if one was asked for."""
+def write_report(
+    console: Console, options: argparse.Namespace, program: str, **figures: Any
+) -> dict[str, Any]:
+    """The report of a program as plain data. It is written to the JSON file, if one was asked
+    for."""
     report = {"program": program, "environment": environment(), "quick": options.quick, **figures}
     if options.json is not None:
         options.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", "utf-8")
@@ -63,18 +75,25 @@ def write_report(console: Console, options: argparse.Namespace, program: str, **
     return report
 
 
-def plain_table(title: str, caption: str, texts: Sequence[str], numbers: Sequence[str], quick: bool = False) -> Table:
+def plain_table(
+    title: str, caption: str, texts: Sequence[str], numbers: Sequence[str], quick: bool = False
+) -> Table:
     """An empty table.
 
     Args:
-        caption: below the table; a quick run says there that it is one.
+        caption: below the table; a quick run is marked there.
         texts: the headings of the first columns, and ...
         numbers: ... of the others, which are aligned to the right.
     """
     if quick:
         caption += "\nQUICK: done with a small part of everything; these figures prove nothing."
     table = Table(
-        title=title, caption=caption or None, caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
+        title=title,
+        caption=caption or None,
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
     )
     for heading in texts:
         table.add_column(heading, no_wrap=True)
@@ -90,12 +109,14 @@ def results_table(results: Iterable[Result], title: str, caption: str, quick: bo
     table.add_column("verdict")
     for each in results:
         target = "" if each.target is None else f"{each.target:g}"
-        table.add_row(each.case.name, each.loop_name, *_figures(each), target, _styled(each.verdict))
+        table.add_row(
+            each.case.name, each.loop_name, *_figures(each), target, _styled(each.verdict)
+        )
     return table
 
 
 def legend_table(cases: Iterable[Case]) -> Table:
-    """What the rows of `results_table` mean."""
+    """The meaning of the rows of `results_table`."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("row", "ours", "theirs"):
         table.add_column(heading)
@@ -105,10 +126,10 @@ def legend_table(cases: Iterable[Case]) -> Table:
 
 
 def result_line(result: Result, seconds: float) -> str:
-    """What is printed as soon as a row is done."""
+    """The line to print as soon as a row is done."""
     figure = _figures(result)[2]
     label = f"{result.case.name} on {result.loop_name}"
-    reason = f": {result.reason}" if result.reason else ""
+    reason = f": {escape(result.reason)}" if result.reason else ""
     return f"{label:<24}{figure:>12}   {_styled(result.verdict)}{reason}   [dim]{seconds:.1f} s[/]"
 
 
@@ -117,7 +138,8 @@ def _styled(verdict: Verdict) -> str:
 
 
 def _figures(result: Result) -> tuple[str, str, str, str, str]:
-    """Ours, theirs, the figure, its quartiles, and the figure with the iterations of the loop that clean up."""
+    """Ours, theirs, the figure, its quartiles, and the figure with the iterations of the loop that
+    clean up."""
     if result.measured is None:
         return "", "", "", "", ""
     case, bare, settled = result.case, result.measured.bare, result.measured.settled
@@ -125,7 +147,9 @@ def _figures(result: Result) -> tuple[str, str, str, str, str]:
         number(bare.ours.median, case.cost_unit) if bare.theirs else "",
         number(bare.theirs.median, case.cost_unit) if bare.theirs else "",
         number(bare.figure.median, case.unit),
-        f"{number(bare.figure.low)}–{number(bare.figure.high)}" if bare.figure.low < bare.figure.high else "",
+        f"{number(bare.figure.low)}–{number(bare.figure.high)}"
+        if bare.figure.low < bare.figure.high
+        else "",
         number(settled.figure.median, case.unit) if settled else "",
     )
 
@@ -137,7 +161,8 @@ def number(value: float, unit: str = "") -> str:
 
 
 def as_json(result: Result) -> dict[str, Any]:
-    """A result as plain data. Of each figure it has ``{"median", "low", "high"}``, where low and high are the quartiles."""
+    """A result as plain data. Of each figure it has ``{"median", "low", "high"}``, where low and
+    high are the quartiles."""
     case, measured = result.case, result.measured
     return {
         "name": case.name,

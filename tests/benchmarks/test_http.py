@@ -1,4 +1,4 @@
-"""``python tests/benchmarks http``: that it runs, and prints what it should. How fast anything is, is not tested here."""
+"""``python tests/benchmarks http`` runs, and prints its rows. Speed is not tested here."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from benchmarks.measure import Unmeasurable
 pytestmark = pytest.mark.slow
 
 
-def test_a_quick_run_measures_every_row_prints_it_and_writes_it_as_json(
+def test_quick_run_prints_every_row_and_writes_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "http.json"
@@ -30,7 +30,16 @@ def test_a_quick_run_measures_every_row_prints_it_and_writes_it_as_json(
     report = json.loads(file.read_text())
     assert (report["program"], report["quick"]) == ("http", True)
     assert "prove nothing" in printed
-    names = ["1000-p50", "1000-p99", "1000-p99.9", "1000-cpu", "memory", "memory-share", "stop", "vanish"]
+    names = [
+        "1000-p50",
+        "1000-p99",
+        "1000-p99.9",
+        "1000-cpu",
+        "memory",
+        "memory-share",
+        "stop",
+        "vanish",
+    ]
     assert [row["name"] for row in report["rows"]] == names
     for row in report["rows"]:
         if row["name"] == "memory" and row["verdict"] == "not measured":
@@ -58,7 +67,7 @@ RUNS = [
 ]
 
 
-def test_ratios_are_of_paired_runs_and_judged_by_their_median() -> None:
+def test_ratio_is_the_median_of_paired_runs() -> None:
     p99, cpu = (compared(RUNS, figure).bare for figure in ("p99", "cpu"))
 
     assert p99.theirs is not None and cpu.theirs is not None
@@ -66,8 +75,10 @@ def test_ratios_are_of_paired_runs_and_judged_by_their_median() -> None:
     assert (cpu.ours.median, cpu.theirs.median) == pytest.approx((8.0, 10.0))
 
 
-@pytest.mark.parametrize(("count", "verdict"), [(1_000, "met"), (15_000, "missed"), (5_000, "no target")])
-def test_the_target_of_a_load_depends_on_its_polls(count: int, verdict: str) -> None:
+@pytest.mark.parametrize(
+    ("count", "verdict"), [(1_000, "met"), (15_000, "missed"), (5_000, "no target")]
+)
+def test_load_target_depends_on_its_polls(count: int, verdict: str) -> None:
     cases = command.load_cases(Load(count, rounds=3, seconds=1.0, check_interval=1.0))
 
     measured = compared(RUNS, "p99")
@@ -76,23 +87,31 @@ def test_the_target_of_a_load_depends_on_its_polls(count: int, verdict: str) -> 
     assert verdicts == ["no target", verdict, "no target", verdict]
 
 
-def test_a_load_in_which_a_handler_has_answered_nothing_has_no_figure() -> None:
+def test_load_without_answers_has_no_figure() -> None:
     with pytest.raises(Unmeasurable, match="no poll was answered"):
         compared(RUNS[:3], "p99")
 
 
-def test_a_limit_of_open_files_that_is_too_low_is_reported_before_anything_is_measured(
+def test_low_file_limit_is_reported_before_measuring(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "raise_file_limit", lambda: 1024)
 
     assert main(["http"]) == 2
 
-    assert "cannot open 15000 connections: the limit of open files is 1024" in capsys.readouterr().err
+    assert (
+        "cannot open 15000 connections: the limit of open files is 1024" in capsys.readouterr().err
+    )
 
 
-def test_clients_that_fail_are_not_taken_for_a_figure(capfd: pytest.CaptureFixture[str]) -> None:
-    job = {"work": "load", "polls": 10, "loop": "asyncio", "seed": 1, "check_interval": 1.0}  # which lacks the rest
+def test_failed_clients_yield_no_figure(capfd: pytest.CaptureFixture[str]) -> None:
+    job = {
+        "work": "load",
+        "polls": 10,
+        "loop": "asyncio",
+        "seed": 1,
+        "check_interval": 1.0,
+    }  # which lacks the rest
     with pytest.raises(RuntimeError, match="the clients ended with status 1"):
         asyncio.run(rows.measured_once(job))
     assert "KeyError" in capfd.readouterr().err
@@ -127,7 +146,9 @@ def test_every_handler_answers_the_same_question_alike(run) -> None:
 def test_their_handler_notices_its_deadline_and_its_client(virtual) -> None:
     async def main_() -> None:
         service = Service(check_interval=1.0)
-        patient, leaver = (Request(service.app, b"key=1&seen=0&wait=5", path="/theirs") for _ in range(2))
+        patient, leaver = (
+            Request(service.app, b"key=1&seen=0&wait=5", path="/theirs") for _ in range(2)
+        )
         for request in (patient, leaver):
             request.body()
         await asyncio.sleep(2.5)

@@ -1,4 +1,5 @@
-"""The implementations that the benchmarks compare: each gives the same answers as ours, or it would not be a comparison."""
+"""The implementations that the benchmarks compare: each gives the same answers as ours, or it would
+not be a comparison."""
 
 import asyncio
 from collections.abc import Callable
@@ -23,12 +24,14 @@ from purgatory.testing import VirtualTimeLoop
 
 pytestmark = pytest.mark.slow
 
-each_implementation = pytest.mark.parametrize("named", IMPLEMENTATIONS, ids=lambda named: named.name)
+each_implementation = pytest.mark.parametrize(
+    "named", IMPLEMENTATIONS, ids=lambda named: named.name
+)
 others = pytest.mark.parametrize("named", IMPLEMENTATIONS[1:], ids=lambda named: named.name)
 
 
 def run_virtually(main: Callable[[], Any]) -> Any:
-    """For tests that compare what happens on one loop with what happens on another."""
+    """For tests that compare the events on one loop with the events on another."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main())
 
@@ -42,7 +45,9 @@ class Recorder:
         self.implementation: Implementation = named.make()
         self.ended: dict[object, tuple[str, float]] = {}
 
-    def watch(self, name: object, keys: tuple[str, ...], timeout: float = 0.2, latency_ms: int = NEVER_MS) -> Any:
+    def watch(
+        self, name: object, keys: tuple[str, ...], timeout: float = 0.2, latency_ms: int = NEVER_MS
+    ) -> Any:
         recorder, kind = self, self.implementation.new_request
 
         class Recorded(kind):  # type: ignore[misc,valid-type]
@@ -62,7 +67,8 @@ class Recorder:
 
 
 def outcomes(named: Named, latency: Latency, seed: int) -> tuple[dict[int, str], dict[int, float]]:
-    """Whether each of 600 requests was completed or expired, and how late those were, in milliseconds."""
+    """Whether each of 600 requests was completed or expired, and how late those were, in
+    milliseconds."""
     workload = Workload(600, 2000.0, latency, seed)
 
     async def main() -> Recorder:
@@ -90,14 +96,16 @@ def outcomes(named: Named, latency: Latency, seed: int) -> tuple[dict[int, str],
     arrived: dict[int, float] = {}
     ended = run_virtually(main).ended
     late = {
-        name: (at - arrived[name] - TIMEOUT_MS / 1000) * 1000 for name, (outcome, at) in ended.items() if outcome == "expired"
+        name: (at - arrived[name] - TIMEOUT_MS / 1000) * 1000
+        for name, (outcome, at) in ended.items()
+        if outcome == "expired"
     }
     return {name: outcome for name, (outcome, _) in ended.items()}, late
 
 
 @pytest.mark.parametrize("latency", LATENCIES, ids=lambda latency: latency.name)
 @others
-def test_the_same_requests_are_completed_and_expire_as_in_ours(named: Named, latency: Latency) -> None:
+def test_same_requests_complete_and_expire_as_in_ours(named: Named, latency: Latency) -> None:
     ours, _ = outcomes(OURS, latency, seed=3)
     theirs, _ = outcomes(named, latency, seed=3)
 
@@ -106,7 +114,7 @@ def test_the_same_requests_are_completed_and_expire_as_in_ours(named: Named, lat
 
 
 @each_implementation
-def test_no_request_expires_early_nor_more_than_a_tick_late(named: Named) -> None:
+def test_request_expires_within_a_tick_and_never_early(named: Named) -> None:
     _, late = outcomes(named, LATENCIES[1], seed=4)
 
     assert len(late) > 200
@@ -117,10 +125,14 @@ def test_no_request_expires_early_nor_more_than_a_tick_late(named: Named) -> Non
 @on_virtual_time
 @each_implementation
 @pytest.mark.parametrize("start", [0.0, 1e9])
-async def test_a_request_expires_on_time_at_any_loop_time(named: Named, start: float) -> None:
+async def test_request_expires_on_time_at_any_loop_time(named: Named, start: float) -> None:
     recorder = Recorder(named)
     await asyncio.sleep(0.0123)
-    timeouts = (0.0005, 0.2, 0.75)  # less than a tick, the benchmark's, and beyond two levels of Kafka's wheel
+    timeouts = (
+        0.0005,
+        0.2,
+        0.75,
+    )  # less than a tick, the benchmark's, and beyond two levels of Kafka's wheel
     requests = [recorder.watch(timeout, ("a", "b"), timeout) for timeout in timeouts]
     await asyncio.sleep(2.0)
     assert recorder.implementation.pending() == 0
@@ -133,7 +145,9 @@ async def test_a_request_expires_on_time_at_any_loop_time(named: Named, start: f
 
 @on_virtual_time
 @each_implementation
-async def test_a_check_completes_whose_condition_holds_under_its_key_and_nobody_else(named: Named) -> None:
+async def test_check_completes_only_satisfied_requests_of_its_key(
+    named: Named,
+) -> None:
     recorder = Recorder(named)
     recorder.watch("ready", ("a", "b"), 1.0, latency_ms=5)
     recorder.watch("not yet", ("a", "c"), 1.0, latency_ms=50)
@@ -143,7 +157,9 @@ async def test_a_check_completes_whose_condition_holds_under_its_key_and_nobody_
     recorder.implementation.check_and_complete("a")
     recorder.implementation.check_and_complete("nobody's")
     await asyncio.sleep(0)
-    assert {name: outcome for name, (outcome, _) in recorder.ended.items()} == {"ready": "completed"}
+    assert {name: outcome for name, (outcome, _) in recorder.ended.items()} == {
+        "ready": "completed"
+    }
     recorder.run_state.now_ms = 50
     for key in ("b", "c"):
         recorder.implementation.check_and_complete(key)
@@ -159,7 +175,9 @@ async def test_a_check_completes_whose_condition_holds_under_its_key_and_nobody_
 
 @on_virtual_time
 @each_implementation
-async def test_a_request_whose_condition_holds_is_completed_at_once_and_each_is_answered_once(named: Named) -> None:
+async def test_satisfied_request_completes_at_once_and_only_once(
+    named: Named,
+) -> None:
     recorder = Recorder(named)
     at_once = recorder.watch("at once", ("a", "b", "c"), latency_ms=0)
     completed = recorder.watch("completed", ("a", "b", "c"))
@@ -171,12 +189,16 @@ async def test_a_request_whose_condition_holds_is_completed_at_once_and_each_is_
         "at once": "completed",
         "completed": "completed",
     }
-    assert (recorder.run_state.answered, len(recorder.run_state.lateness), recorder.implementation.pending()) == (2, 0, 0)
+    assert (
+        recorder.run_state.answered,
+        len(recorder.run_state.lateness),
+        recorder.implementation.pending(),
+    ) == (2, 0, 0)
     recorder.implementation.close()
 
 
 @on_virtual_time
-async def test_kafkas_purges_what_lingers_and_ours_has_nothing_to_purge() -> None:
+async def test_kafkas_purges_lingering_requests_and_ours_has_none() -> None:
     counted = {}
     for name in ("ours", "kafka"):
         recorder = Recorder(BY_NAME[name])
@@ -191,32 +213,43 @@ async def test_kafkas_purges_what_lingers_and_ours_has_nothing_to_purge() -> Non
     assert counted["kafka"]["purges"] > 0
 
 
-def test_the_generator_gets_every_request_answered_and_the_empty_purgatory_the_same_ones() -> None:
+def test_generator_gets_answers_for_every_request() -> None:
     def driven(named: Named) -> Any:
-        return run_virtually(lambda: drive(named.make, Workload(3000, 20_000.0, LATENCIES[0], seed=5)))
+        return run_virtually(
+            lambda: drive(named.make, Workload(3000, 20_000.0, LATENCIES[0], seed=5))
+        )
 
     ours, empty = driven(OURS), driven(EMPTY)
     never = Workload(3000, 20_000.0, LATENCIES[0], seed=5).never
 
     assert (ours.answered, len(ours.lateness_s)) == (3000, never) and 0 < never < 600
-    assert ours.created_s == pytest.approx(0.15, rel=0.1) and ours.cpu_s > 0 and ours.max_stall_s > 0
-    assert empty.answered <= 3000 - never  # nobody tries those whose time has come when they arrive
+    assert (
+        ours.created_s == pytest.approx(0.15, rel=0.1) and ours.cpu_s > 0 and ours.max_stall_s > 0
+    )
+    assert empty.answered <= 3000 - never  # requests that are due on arrival are not tried
     assert empty.answered >= 0.95 * (3000 - never) and empty.lateness_s == []
 
 
-def test_a_workload_has_the_percentiles_of_the_seeds_the_rate_and_three_keys_each() -> None:
+def test_workload_has_its_percentiles_rate_and_three_keys() -> None:
     for latency in LATENCIES:
         workload = Workload(100_000, 50_000.0, latency, seed=6)
         taken = sorted(workload.latencies_ms)
         half = taken[50_000]
         assert half == pytest.approx(20, rel=0.05) if latency.name == "low" else half >= 195
-        assert workload.never / 100_000 == pytest.approx(0.079 if latency.name == "low" else 0.5, abs=0.01)
-        assert sum(workload.arrivals) == 100_000 and len(workload.arrivals) == pytest.approx(2000, rel=0.02)
+        assert workload.never / 100_000 == pytest.approx(
+            0.079 if latency.name == "low" else 0.5, abs=0.01
+        )
+        assert sum(workload.arrivals) == 100_000 and len(workload.arrivals) == pytest.approx(
+            2000, rel=0.02
+        )
         sets = [keys for keys, _ in zip(workload.key_sets(), range(5000), strict=False)]
-        assert all(len(set(keys)) == 3 for keys in sets) and len({key for keys in sets for key in keys}) == 100
+        assert (
+            all(len(set(keys)) == 3 for keys in sets)
+            and len({key for keys in sets for key in keys}) == 100
+        )
 
 
-def test_the_same_seed_gives_the_same_workload_and_another_one_another() -> None:
+def test_equal_seeds_alone_give_equal_workloads() -> None:
     first, same, other = (Workload(1000, 10_000.0, LATENCIES[0], seed) for seed in (1, 1, 2))
 
     assert (first.arrivals, first.latencies_ms) == (same.arrivals, same.latencies_ms)

@@ -1,4 +1,4 @@
-"""``python tests/benchmarks micro``: that it runs, and prints what it should. How fast anything is, is not tested here."""
+"""``python tests/benchmarks micro`` runs, and prints its rows. Speed is not tested here."""
 
 import asyncio
 import itertools
@@ -25,7 +25,7 @@ LOOPS = ["asyncio", "uvloop"]
 
 
 @pytest.mark.parametrize("loop_name", LOOPS)
-def test_a_quick_run_measures_every_row_prints_it_and_writes_it_as_json(
+def test_quick_run_prints_every_row_and_writes_json(
     loop_name: LoopName, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "micro.json"
@@ -41,32 +41,61 @@ def test_a_quick_run_measures_every_row_prints_it_and_writes_it_as_json(
     for row, case in zip(report["rows"], micro.CASES, strict=True):
         assert row["loop"] == loop_name
         if row["verdict"] == "not measured":
-            # A machine may be too busy for a row; it then says so, and the others are there all the same.
+            # A machine may be too busy for a row, which is marked then; the others are still
+            # there.
             assert "too busy" in row["reason"]
             continue
-        assert row["verdict"] in ("met", "missed") if loop_name in case.targets else row["verdict"] == "no target"
+        assert (
+            row["verdict"] in ("met", "missed")
+            if loop_name in case.targets
+            else row["verdict"] == "no target"
+        )
         assert row["target"] == case.targets.get(loop_name)
         for spread in filter(None, row["bare"].values()):
             assert spread["low"] <= spread["median"] <= spread["high"]
-            assert spread["low"] > 0 or " add" in row["work"]  # on a busy machine a difference may be less than nothing
+            assert (
+                spread["low"] > 0 or " add" in row["work"]
+            )  # on a busy machine a difference may be less than nothing
         assert (row["settled"] is None) == (row["unit"] != "×")
         assert f"{case.name} on {loop_name}" in printed
 
 
-def test_an_older_checkout_is_measured_alternately_and_each_row_says_how_it_has_changed(
+def test_older_checkout_alternates_and_each_row_shows_change(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, older = tmp_path / "micro.json", tmp_path / "older"
-    shutil.copytree(Path(purgatory.__file__).parent, older / "purgatory", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(purgatory.__file__).parent,
+        older / "purgatory",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     slow = older / "purgatory" / "__init__.py"
     slow.write_text(slow.read_text("utf-8") + SLOWER, "utf-8")
 
-    arguments = ["--quick", "--loop", "asyncio", "--only", "timer-1s-0", "--only", "memory", "--json", str(file)]
+    arguments = [
+        "--quick",
+        "--loop",
+        "asyncio",
+        "--only",
+        "timer-1s-0",
+        "--only",
+        "memory",
+        "--json",
+        str(file),
+    ]
     assert main(["micro", "--against", str(older), *arguments]) == 0
 
     ratio, bytes_ = json.loads(file.read_text())["rows"]
-    assert (ratio["name"], ratio["reason"], bytes_["name"], bytes_["reason"]) == ("timer-1s-0", None, "memory", None)
-    assert ratio["before"] > 3 * ratio["after"] > 0 and ratio["before_figure"] > 3 * ratio["after_figure"] > 0
+    assert (ratio["name"], ratio["reason"], bytes_["name"], bytes_["reason"]) == (
+        "timer-1s-0",
+        None,
+        "memory",
+        None,
+    )
+    assert (
+        ratio["before"] > 3 * ratio["after"] > 0
+        and ratio["before_figure"] > 3 * ratio["after_figure"] > 0
+    )
     assert bytes_["before"] > 0 < bytes_["after"] and bytes_["before_figure"] is None
     printed = capsys.readouterr().out
     assert "timer-1s-0 on asyncio: " in printed and "of what it was" in printed
@@ -81,18 +110,37 @@ WheelTimer.call_later = call_later
 """
 
 
-def test_a_row_that_an_older_checkout_cannot_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_row_unknown_to_older_checkout_is_marked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "purgatory").mkdir()
     (tmp_path / "purgatory" / "__init__.py").write_text("")
 
-    assert main(["micro", "--quick", "--loop", "asyncio", "--only", "timer-1s-0", "--against", str(tmp_path)]) == 0
+    assert (
+        main(
+            [
+                "micro",
+                "--quick",
+                "--loop",
+                "asyncio",
+                "--only",
+                "timer-1s-0",
+                "--against",
+                str(tmp_path),
+            ]
+        )
+        == 0
+    )
 
     printed = capsys.readouterr().out
-    assert "timer-1s-0 on asyncio: not measured before: ImportError: cannot import name 'WheelTimer'" in printed
+    assert (
+        "timer-1s-0 on asyncio: not measured before: ImportError: cannot import name 'WheelTimer'"
+        in printed
+    )
 
 
 @pytest.mark.parametrize("name", ["uvloop", "both"])
-def test_asking_for_uvloop_where_there_is_none_says_how_to_get_it(
+def test_missing_uvloop_error_names_the_extra(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(options, "has_uvloop", lambda: False)
@@ -103,7 +151,7 @@ def test_asking_for_uvloop_where_there_is_none_says_how_to_get_it(
     assert "pip install uvloop" in capsys.readouterr().err
 
 
-def test_a_row_without_a_figure_says_why_and_does_not_stop_the_others(
+def test_row_without_figure_is_explained_and_others_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def refuse(_: Setting) -> Measured:
@@ -112,19 +160,26 @@ def test_a_row_without_a_figure_says_why_and_does_not_stop_the_others(
     async def succeed(_: Setting) -> Measured:
         return Measured(Comparison.alone([1.0]))
 
-    cases = [Case("bad", "", "", {}, "ms", refuse), Case("good", "", "", {"asyncio": 1.0}, "ms", succeed)]
+    cases = [
+        Case("bad", "", "", {}, "ms", refuse),
+        Case("good", "", "", {"asyncio": 1.0}, "ms", succeed),
+    ]
     monkeypatch.setattr(micro, "CASES", cases)
     file = tmp_path / "micro.json"
 
     assert main(["micro", "--loop", "asyncio", "--json", str(file)]) == 0
 
     bad, good = json.loads(file.read_text())["rows"]
-    assert (bad["verdict"], bad["reason"], bad["bare"]) == ("not measured", "the moon is full", None)
+    assert (bad["verdict"], bad["reason"], bad["bare"]) == (
+        "not measured",
+        "the moon is full",
+        None,
+    )
     assert (good["verdict"], good["bare"]["figure"]["median"]) == ("met", 1.0)
     assert "the moon is full" in capsys.readouterr().out
 
 
-def test_a_row_is_judged_by_the_median_of_the_bare_figure() -> None:
+def test_row_is_judged_by_its_bare_median() -> None:
     async def unused(_: Setting) -> Measured:
         raise NotImplementedError
 
@@ -132,12 +187,17 @@ def test_a_row_is_judged_by_the_median_of_the_bare_figure() -> None:
     comparison = Comparison.paired(ours=[2, 4, 9], theirs=[1, 2, 3])
 
     assert comparison.figure == Quantiles(median=2.0, low=2.0, high=2.5)
-    assert Result(case, "uvloop", Measured(comparison, settled=Comparison.alone([9.0]))).verdict == "met"
+    assert (
+        Result(case, "uvloop", Measured(comparison, settled=Comparison.alone([9.0]))).verdict
+        == "met"
+    )
     assert Result(case, "uvloop", Measured(Comparison.alone([2.1]))).verdict == "missed"
     assert Result(case, "asyncio", Measured(comparison)).verdict == "no target"
 
 
-def test_contenders_alternate_and_the_loop_settles_after_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_contenders_alternate_and_loop_settles_after_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(measure, "WARM_UP_ROUNDS", 1)
     happened: list[str] = []
 
@@ -166,7 +226,7 @@ def test_each_contender_runs_byte_code_of_its_own() -> None:
     assert copy.__code__ is not function.__code__
 
 
-def test_with_the_same_seed_both_sides_replace_the_same_timers() -> None:
+def test_equal_seeds_replace_equal_timers_on_both_sides() -> None:
     class Handle:
         def cancel(self) -> None:
             happened.append(self)
@@ -178,7 +238,9 @@ def test_with_the_same_seed_both_sides_replace_the_same_timers() -> None:
             delays.append(delay)
             return Handle()
 
-        contender = timer_rows.replacing(call_later, [Handle() for _ in range(10)], (20.0, 50.0), random.Random(7))
+        contender = timer_rows.replacing(
+            call_later, [Handle() for _ in range(10)], (20.0, 50.0), random.Random(7)
+        )
         await next(contender)()
         return delays
 
@@ -188,7 +250,9 @@ def test_with_the_same_seed_both_sides_replace_the_same_timers() -> None:
 
 
 def test_the_probe_sees_how_long_the_loop_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter(itertools.accumulate([0.0, 1.0, 5.0, 2.0, 1.0]))  # one reading per iteration, one in __enter__ and __exit__
+    clock = iter(
+        itertools.accumulate([0.0, 1.0, 5.0, 2.0, 1.0])
+    )  # one reading per iteration, one in __enter__ and __exit__
     monkeypatch.setattr(time, "process_time", lambda: next(clock))
 
     async def stall() -> float:
@@ -200,7 +264,9 @@ def test_the_probe_sees_how_long_the_loop_stalled(monkeypatch: pytest.MonkeyPatc
     assert asyncio.run(stall()) == 5.0
 
 
-def test_the_probe_sees_the_gap_that_is_still_open_at_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_counts_gap_still_open_at_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     clock = iter([0.0, 7.0])
     monkeypatch.setattr(time, "process_time", lambda: next(clock))
 

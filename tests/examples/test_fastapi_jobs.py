@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from types import ModuleType
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from asgi_modules import EXAMPLES, load
 from asgi_requests import Request
@@ -19,12 +19,12 @@ def example() -> ModuleType:
     return load(EXAMPLES / "fastapi_jobs.py")
 
 
-def client_of(example: ModuleType) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(example.app), base_url="http://jobs")
+def client_of(example: ModuleType) -> httpx2.AsyncClient:
+    return httpx2.AsyncClient(transport=httpx2.ASGITransport(example.app), base_url="http://jobs")
 
 
 class Work:
-    """In place of the thread: a job that ends when the test says so."""
+    """In place of the thread: a job that ends when the test calls for it."""
 
     def __init__(self, example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -36,7 +36,9 @@ class Work:
 
 
 @asynccontextmanager
-async def submitted(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[httpx.AsyncClient, Work]]:
+async def submitted(
+    example: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[httpx2.AsyncClient, Work]]:
     """A client that has submitted job 1, and the work of that job."""
     work = Work(example, monkeypatch)
     async with client_of(example) as client:
@@ -45,7 +47,7 @@ async def submitted(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Asy
 
 
 @on_virtual_time
-async def test_a_job_is_done_and_its_result_is_the_derived_key(example):
+async def test_finished_job_returns_the_derived_key(example):
     async with client_of(example) as client:
         submitted = await client.post("/jobs", json={"password": "secret", "rounds": 10})
         assert (submitted.status_code, submitted.json()["state"]) == (202, "running")
@@ -58,7 +60,7 @@ async def test_a_job_is_done_and_its_result_is_the_derived_key(example):
 
 
 @on_virtual_time
-async def test_the_end_of_a_job_answers_those_who_wait_for_it(example, monkeypatch):
+async def test_job_end_answers_its_waiting_clients(example, monkeypatch):
     async with submitted(example, monkeypatch) as (client, work):
         waiting = [asyncio.create_task(client.get("/jobs/1?wait=50")) for _ in range(3)]
         while example.ends.pending < 3:
@@ -70,7 +72,7 @@ async def test_the_end_of_a_job_answers_those_who_wait_for_it(example, monkeypat
 
 
 @on_virtual_time
-async def test_a_job_that_still_runs_at_the_deadline_is_answered_with_202_and_the_wait(example, monkeypatch):
+async def test_job_running_at_deadline_gets_202(example, monkeypatch):
     async with submitted(example, monkeypatch) as (client, work):
         answer = await client.get("/jobs/1", headers={"Prefer": "wait=600"})
         assert (answer.status_code, answer.json()) == (202, {"state": "running"})
@@ -88,7 +90,7 @@ async def test_a_job_that_fails_says_why(example, monkeypatch):
 
 
 @on_virtual_time
-async def test_a_job_nobody_submitted_and_one_long_past_are_404(example, monkeypatch):
+async def test_unknown_and_expired_jobs_are_404(example, monkeypatch):
     work = Work(example, monkeypatch)
     async with client_of(example) as client:
         assert (await client.get("/jobs/1")).status_code == 404
@@ -104,10 +106,13 @@ async def test_a_job_nobody_submitted_and_one_long_past_are_404(example, monkeyp
 
 
 @on_virtual_time
-async def test_a_client_that_leaves_frees_its_wait_and_a_bad_wait_is_400(example, monkeypatch):
+async def test_leaving_client_frees_wait_and_bad_wait_fails(example, monkeypatch):
     async with submitted(example, monkeypatch) as (client, work):
         bad = await client.get("/jobs/1?wait=soon")
-        assert (bad.status_code, bad.text) == (400, "wait must be a number of seconds, zero or more, not 'soon'")
+        assert (bad.status_code, bad.text) == (
+            400,
+            "wait must be a number of seconds, zero or more, not 'soon'",
+        )
     request = Request(example.app, path="/jobs/1")
     request.body()
     await asyncio.sleep(1)
@@ -120,7 +125,7 @@ async def test_a_client_that_leaves_frees_its_wait_and_a_bad_wait_is_400(example
 
 
 @on_virtual_time
-async def test_when_the_server_stops_those_who_wait_get_a_503(example, monkeypatch):
+async def test_stopping_server_answers_waiting_clients_with_503(example, monkeypatch):
     async with submitted(example, monkeypatch) as (client, work):
         waiting = asyncio.create_task(client.get("/jobs/1"))
         while not example.ends.pending:
@@ -131,7 +136,7 @@ async def test_when_the_server_stops_those_who_wait_get_a_503(example, monkeypat
         work.done.set_result(b"")
 
 
-def test_the_wait_and_how_it_may_end_stand_in_the_openapi_document(example):
+def test_openapi_documents_the_wait_and_its_outcomes(example):
     operation = example.app.openapi()["paths"]["/jobs/{number}"]["get"]
     parameters = {parameter["name"]: parameter for parameter in operation["parameters"]}
     assert set(parameters) == {"number", "wait", "prefer"}
@@ -141,17 +146,24 @@ def test_the_wait_and_how_it_may_end_stand_in_the_openapi_document(example):
 
 
 @on_virtual_time
-async def test_the_page_and_the_metrics_show_who_waits(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_page_and_the_metrics_show_who_waits(
+    example: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with submitted(example, monkeypatch) as (client, work):
         waiting = asyncio.create_task(client.get("/jobs/1?wait=20"))
         await asyncio.sleep(1)
         here = {"Host": "localhost"}
         state = (await client.get("/purgatory/state", headers=here)).json()
-        assert state["purgatories"][0]["name"] == "ends of jobs" and state["purgatories"][0]["oldest"][0]["keys"] == ["1"]
+        assert state["purgatories"][0]["name"] == "ends of jobs" and state["purgatories"][0][
+            "oldest"
+        ][0]["keys"] == ["1"]
         assert state["polls"]["open"] == 1
         assert "<!doctype html>" in (await client.get("/purgatory/", headers=here)).text
         assert (await client.get("/purgatory/")).status_code == 403  # for http://jobs
         metrics = (await client.get("/metrics/")).text
-        assert 'purgatory_pending_operations{purgatory="ends of jobs"} 1.0' in metrics and "purgatory_open_polls 1.0" in metrics
+        assert (
+            'purgatory_pending_operations{purgatory="ends of jobs"} 1.0' in metrics
+            and "purgatory_open_polls 1.0" in metrics
+        )
         work.done.set_result(b"key")
         await waiting

@@ -1,4 +1,5 @@
-"""`examples/long_poll.py`, the board in a hundred lines: in virtual time, and its demo, as a process."""
+"""`examples/long_poll.py`, the board in a hundred lines: in virtual time, and its demo, as a
+process."""
 
 import asyncio
 import os
@@ -8,13 +9,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
+import httpx2
 import pytest
 from asgi_modules import EXAMPLES, load
 from loops import on_virtual_time
 
 EXAMPLE = EXAMPLES / "long_poll.py"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same purgatory as here
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+}  # the same purgatory as here
 
 
 @pytest.fixture
@@ -23,8 +27,10 @@ def board() -> Any:
 
 
 @asynccontextmanager
-async def client_of(board: Any) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(board.app), base_url="http://board") as client:
+async def client_of(board: Any) -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(
+        transport=httpx2.ASGITransport(board.app), base_url="http://board"
+    ) as client:
         yield client
 
 
@@ -34,10 +40,12 @@ async def until_pending(board: Any, count: int) -> None:
 
 
 @on_virtual_time
-async def test_a_message_answers_the_polls_of_its_topic_and_no_others(board: Any) -> None:
+async def test_message_answers_only_polls_of_its_topic(board: Any) -> None:
     async with client_of(board) as client:
         assert (await client.post("/topics/news", content="old")).json() == {"offset": 0}
-        waiting = [asyncio.create_task(client.get("/topics/news?offset=1&wait=20")) for _ in range(3)]
+        waiting = [
+            asyncio.create_task(client.get("/topics/news?offset=1&wait=20")) for _ in range(3)
+        ]
         elsewhere = asyncio.create_task(client.get("/topics/weather?wait=20"))
         await until_pending(board, 4)
         await client.post("/topics/news", content="new")
@@ -51,7 +59,9 @@ async def test_a_message_answers_the_polls_of_its_topic_and_no_others(board: Any
 
 
 @on_virtual_time
-async def test_a_client_that_names_what_it_has_seen_loses_nothing_between_two_polls(board: Any) -> None:
+async def test_client_naming_its_offset_misses_no_message(
+    board: Any,
+) -> None:
     async with client_of(board) as client:
         offset, messages = 0, []
         for number in range(5):
@@ -74,7 +84,7 @@ async def test_a_client_that_names_what_it_has_seen_loses_nothing_between_two_po
         ("wait=soon", "wait"),
     ],
 )
-async def test_a_bad_offset_or_wait_is_400_with_the_reason(board: Any, query: str, reason: str) -> None:
+async def test_bad_offset_or_wait_is_400_with_reason(board: Any, query: str, reason: str) -> None:
     async with client_of(board) as client:
         await client.post("/topics/news", content="only")
         response = await client.get(f"/topics/news?{query}")
@@ -84,9 +94,15 @@ async def test_a_bad_offset_or_wait_is_400_with_the_reason(board: Any, query: st
 
 
 @on_virtual_time
-async def test_a_client_that_hangs_up_waits_no_more_and_is_counted(board: Any) -> None:
+async def test_client_hangup_ends_wait_and_is_counted(board: Any) -> None:
     messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    scope = {"type": "http", "method": "GET", "path": "/topics/news", "query_string": b"wait=20", "headers": []}
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/topics/news",
+        "query_string": b"wait=20",
+        "headers": [],
+    }
 
     async def send(_: Any) -> None:
         pass
@@ -102,7 +118,7 @@ async def test_a_client_that_hangs_up_waits_no_more_and_is_counted(board: Any) -
 
 
 @on_virtual_time
-async def test_when_the_server_stops_the_open_polls_are_answered_with_503(board: Any) -> None:
+async def test_stopping_server_answers_open_polls_with_503(board: Any) -> None:
     async with client_of(board) as client:
         waiting = asyncio.create_task(client.get("/topics/news?wait=20"))
         await until_pending(board, 1)
@@ -112,7 +128,7 @@ async def test_when_the_server_stops_the_open_polls_are_answered_with_503(board:
 
 
 @pytest.mark.slow
-def test_the_demo_reports_that_nothing_was_early_and_nothing_is_left(program: Any) -> None:
+def test_demo_reports_no_early_answer_and_no_leftovers(program: Any) -> None:
     demo = program(EXAMPLE, "--demo", "--pollers", "40", "--seconds", "1.5", env=ENVIRONMENT)
 
     def row(name: str) -> list[float]:

@@ -1,4 +1,5 @@
-"""`examples/long_poll_board.py`: its application in virtual time, and the program, as a process, over real connections."""
+"""`examples/long_poll_board.py`: its application in virtual time, and the program, as a process,
+over real connections."""
 
 import asyncio
 import os
@@ -12,7 +13,7 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import pyarrow.parquet as pq
 import pytest
 from asgi_modules import EXAMPLES, load
@@ -22,7 +23,7 @@ EXAMPLE = EXAMPLES / "long_poll_board.py"
 ENVIRONMENT = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # the same purgatory as here
-    "PYTHONUNBUFFERED": "",  # what is to be read at once must be flushed
+    "PYTHONUNBUFFERED": "",  # lines that are read at once must be flushed
 }
 TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
 
@@ -34,9 +35,9 @@ long_poll = load(EXAMPLE)
 
 
 @asynccontextmanager
-async def client_of(board: Any) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(board.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://board") as client:
+async def client_of(board: Any) -> AsyncIterator[httpx2.AsyncClient]:
+    transport = httpx2.ASGITransport(board.app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://board") as client:
         yield client
 
 
@@ -60,11 +61,13 @@ async def test_messages_that_are_there_are_answered_at_once() -> None:
 
 
 @on_virtual_time
-async def test_a_message_answers_the_polls_that_wait_for_it_and_no_others() -> None:
+async def test_message_answers_only_polls_waiting_for_it() -> None:
     board = long_poll.Board()
     async with client_of(board) as client:
         await client.post("/topics/news", content="old")
-        waiting = [asyncio.create_task(client.get("/topics/news?offset=1&timeout=20")) for _ in range(3)]
+        waiting = [
+            asyncio.create_task(client.get("/topics/news?offset=1&timeout=20")) for _ in range(3)
+        ]
         elsewhere = asyncio.create_task(client.get("/topics/weather?timeout=20"))
         await until_pending(board, 4)
         await client.post("/topics/news", content="new")
@@ -76,12 +79,16 @@ async def test_a_message_answers_the_polls_that_wait_for_it_and_no_others() -> N
 
 @on_virtual_time
 @pytest.mark.parametrize("timeout", [0.0, 0.0004, 0.25, 59.9999, 60.0])
-async def test_a_poll_that_nothing_answers_ends_at_its_deadline_and_not_before(timeout: float) -> None:
+async def test_unanswered_poll_ends_exactly_at_its_deadline(
+    timeout: float,
+) -> None:
     async with client_of(long_poll.Board()) as client:
         await client.post("/topics/news", content="old")
         started = asyncio.get_running_loop().time()
         answer = (await client.get(f"/topics/news?offset=1&timeout={timeout}")).json()
-        grain = long_poll.CLOCK_GRAIN if timeout else 0.0  # a server's clock may be as much behind the client's
+        grain = (
+            long_poll.CLOCK_GRAIN if timeout else 0.0
+        )  # a server's clock may be as much behind the client's
         assert asyncio.get_running_loop().time() >= started + timeout + grain
         late = answer.pop("late")
         assert answer == {"messages": [], "next": 1, "ending": "deadline"}
@@ -108,7 +115,7 @@ async def test_a_poll_that_nothing_answers_ends_at_its_deadline_and_not_before(t
         ("timeout=1e400", "timeout must be from 0 to 60.0, not 1e400"),
     ],
 )
-async def test_a_bad_offset_or_timeout_is_400_with_the_reason(query: str, reason: str) -> None:
+async def test_bad_offset_or_timeout_is_400_with_reason(query: str, reason: str) -> None:
     board = long_poll.Board()
     async with client_of(board) as client:
         response = await client.get(f"/topics/news?{query}")
@@ -119,7 +126,7 @@ async def test_a_bad_offset_or_timeout_is_400_with_the_reason(query: str, reason
 
 
 @on_virtual_time
-async def test_an_offset_beyond_the_end_is_400_with_the_end() -> None:
+async def test_offset_beyond_end_is_400_with_the_end() -> None:
     async with client_of(long_poll.Board()) as client:
         await client.post("/topics/news", content="only")
         response = await client.get("/topics/news?offset=2&timeout=0")
@@ -129,8 +136,10 @@ async def test_an_offset_beyond_the_end_is_400_with_the_end() -> None:
 
 
 @on_virtual_time
-@pytest.mark.parametrize(("message", "status"), [(b"\xff", 400), (b"x" * 65537, 413), (b"x" * 65536, 201), (b"", 201)])
-async def test_a_message_is_utf_8_of_64_kib_at_most(message: bytes, status: int) -> None:
+@pytest.mark.parametrize(
+    ("message", "status"), [(b"\xff", 400), (b"x" * 65537, 413), (b"x" * 65536, 201), (b"", 201)]
+)
+async def test_message_is_limited_to_64_kib_of_utf8(message: bytes, status: int) -> None:
     board = long_poll.Board()
     async with client_of(board) as client:
         assert (await client.post("/topics/news", content=message)).status_code == status
@@ -147,7 +156,9 @@ async def test_polling_makes_no_topics() -> None:
 
 
 @on_virtual_time
-async def test_a_full_board_refuses_a_poll_and_has_room_again_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_board_refuses_polls_until_one_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(long_poll, "MAX_POLLS", 1)
     board = long_poll.Board()
     async with client_of(board) as client:
@@ -161,18 +172,26 @@ async def test_a_full_board_refuses_a_poll_and_has_room_again_afterwards(monkeyp
         assert (await client.get("/topics/news?offset=1&timeout=0")).status_code == 200
 
 
-def poll_by_hand(board: Any, query: bytes, messages: "asyncio.Queue[dict[str, Any]]") -> "asyncio.Task[None]":
-    """Polls as a server would have it, with `messages` as what the client sends."""
+def poll_by_hand(
+    board: Any, query: bytes, messages: "asyncio.Queue[dict[str, Any]]"
+) -> "asyncio.Task[None]":
+    """Polls as a server would, with the client's `messages`."""
 
     async def send(_: Any) -> None:
         pass
 
-    scope = {"type": "http", "method": "GET", "path": "/topics/news", "query_string": query, "headers": []}
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/topics/news",
+        "query_string": query,
+        "headers": [],
+    }
     return asyncio.create_task(board.app(scope, messages.get, send))
 
 
 @on_virtual_time
-async def test_the_end_of_the_body_is_not_the_end_of_the_client_but_hanging_up_is() -> None:
+async def test_body_end_keeps_poll_and_hangup_ends_it() -> None:
     board = long_poll.Board()
     messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     poll = poll_by_hand(board, b"timeout=20", messages)
@@ -191,14 +210,14 @@ async def test_the_end_of_the_body_is_not_the_end_of_the_client_but_hanging_up_i
 
 @on_virtual_time
 @pytest.mark.parametrize("query", [b"timeout=0", b"timeout=1"])
-async def test_an_answered_poll_leaves_nobody_listening_to_its_client(query: bytes) -> None:
+async def test_answered_poll_stops_listening_to_its_client(query: bytes) -> None:
     await poll_by_hand(long_poll.Board(), query, asyncio.Queue())
     await asyncio.sleep(1)
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @on_virtual_time
-async def test_closing_the_board_answers_open_and_new_polls_with_503() -> None:
+async def test_closing_board_answers_all_polls_with_503() -> None:
     board = long_poll.Board()
     async with client_of(board) as client:
         waiting = [asyncio.create_task(client.get("/topics/news?timeout=20")) for _ in range(3)]
@@ -226,7 +245,7 @@ async def test_the_statistics_say_how_the_polls_ended() -> None:
 
 
 @on_virtual_time
-async def test_a_message_that_is_sent_again_with_its_key_is_there_once() -> None:
+async def test_message_resent_with_its_key_is_stored_once() -> None:
     board = long_poll.Board()
     async with client_of(board) as client:
         answers = [
@@ -255,18 +274,26 @@ async def test_the_page_and_the_metrics_show_who_waits() -> None:
         await asyncio.sleep(1)
         state = (await client.get("/purgatory/state", headers={"Host": "localhost"})).json()
         assert [each["name"] for each in state["purgatories"]] == ["polls", "versions"]
-        assert state["purgatories"][0]["oldest"][0]["keys"] == ["'news'"] and state["polls"]["open"] == 1
-        assert 'purgatory_pending_operations{purgatory="polls"} 1.0' in (await client.get("/metrics/")).text
+        assert (
+            state["purgatories"][0]["oldest"][0]["keys"] == ["'news'"]
+            and state["polls"]["open"] == 1
+        )
+        assert (
+            'purgatory_pending_operations{purgatory="polls"} 1.0'
+            in (await client.get("/metrics/")).text
+        )
         await client.post("/topics/news", content="news")
         await waiting
 
 
 @on_virtual_time
-async def test_a_client_may_name_what_it_has_seen_by_the_tag_of_the_last_answer() -> None:
+async def test_client_may_continue_from_last_tag() -> None:
     async with client_of(long_poll.Board()) as client:
 
-        async def poll(tag: str) -> httpx.Response:
-            return await client.get("/topics/news", headers={"If-None-Match": tag, "Prefer": "wait=9"})
+        async def poll(tag: str) -> httpx2.Response:
+            return await client.get(
+                "/topics/news", headers={"If-None-Match": tag, "Prefer": "wait=9"}
+            )
 
         await client.post("/topics/news", content="one")
         first = await poll('""')
@@ -277,25 +304,31 @@ async def test_a_client_may_name_what_it_has_seen_by_the_tag_of_the_last_answer(
         assert second.headers["preference-applied"] == "wait=9"
         started = asyncio.get_running_loop().time()
         third = await poll(second.headers["etag"])
-        assert (third.status_code, third.content, third.headers["etag"]) == (304, b"", second.headers["etag"])
+        assert (third.status_code, third.content, third.headers["etag"]) == (
+            304,
+            b"",
+            second.headers["etag"],
+        )
         assert asyncio.get_running_loop().time() - started >= 9
 
 
 @on_virtual_time
-async def test_for_a_client_of_an_earlier_board_all_messages_are_new() -> None:
+async def test_client_of_earlier_board_gets_all_messages() -> None:
     tags = []
     for messages in (["old", "older"], ["new", "newer"]):
         async with client_of(long_poll.Board()) as client:
             for message in messages:
                 await client.post("/topics/news", content=message)
-            answer = await client.get("/topics/news", headers={"If-None-Match": tags[0] if tags else '""'})
+            answer = await client.get(
+                "/topics/news", headers={"If-None-Match": tags[0] if tags else '""'}
+            )
             assert answer.json()["messages"] == messages
             tags.append(answer.headers["etag"])
     assert len(set(tags)) == 2
 
 
 @on_virtual_time
-async def test_a_board_with_a_file_is_the_same_board_after_a_restart(tmp_path: Path) -> None:
+async def test_board_with_file_survives_a_restart(tmp_path: Path) -> None:
     file = tmp_path / "board.jsonl"
     tag = '""'
     for message in ("one", "zwei\n", "three"):
@@ -310,7 +343,7 @@ async def test_a_board_with_a_file_is_the_same_board_after_a_restart(tmp_path: P
             assert board.versions.version("news") == len(board.topics["news"])
 
 
-def test_what_a_killed_board_had_half_written_is_cut_off(tmp_path: Path) -> None:
+def test_half_written_tail_of_killed_board_is_cut(tmp_path: Path) -> None:
     file = tmp_path / "board.jsonl"
     with closing(long_poll.Topics(file)) as topics:
         topics.append("news", "one", None)
@@ -326,7 +359,7 @@ def test_what_a_killed_board_had_half_written_is_cut_off(tmp_path: Path) -> None
 
 
 @on_virtual_time
-async def test_server_sent_events_bring_the_messages_that_the_client_does_not_have() -> None:
+async def test_server_sent_events_bring_missing_messages() -> None:
     board = long_poll.Board()
     async with client_of(board) as client:
         for message in ("one", "two"):
@@ -337,7 +370,9 @@ async def test_server_sent_events_bring_the_messages_that_the_client_does_not_ha
     answer: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     stream = asyncio.create_task(board.app(scope, messages.get, answer.put))
     assert (await answer.get())["status"] == 200
-    assert (await answer.get())["body"].decode() == f"id: {board.versions.tag(2)}\r\ndata: two\r\n\r\n"
+    assert (await answer.get())[
+        "body"
+    ].decode() == f"id: {board.versions.tag(2)}\r\ndata: two\r\n\r\n"
     messages.put_nowait({"type": "http.disconnect"})
     await stream
 
@@ -358,29 +393,35 @@ def board_process(*options: str) -> Iterator[tuple["subprocess.Popen[str]", str]
 
 
 @asynccontextmanager
-async def board_at_work(*options: str) -> AsyncIterator[tuple["subprocess.Popen[str]", httpx.AsyncClient]]:
+async def board_at_work(
+    *options: str,
+) -> AsyncIterator[tuple["subprocess.Popen[str]", httpx2.AsyncClient]]:
     """The example as a process, and a client of it that may hold any number of connections."""
     with board_process(*options) as (process, url):
-        limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(base_url=url, limits=limits, timeout=TIMEOUT, trust_env=False) as client:
+        limits = httpx2.Limits(max_connections=None)
+        async with httpx2.AsyncClient(
+            base_url=url, limits=limits, timeout=TIMEOUT, trust_env=False
+        ) as client:
             yield process, client
 
 
-async def read_stats(client: httpx.AsyncClient) -> Any:
+async def read_stats(client: httpx2.AsyncClient) -> Any:
     return (await client.get("/stats")).json()
 
 
-async def until_the_server_has(client: httpx.AsyncClient, pending: int) -> Any:
+async def until_the_server_has(client: httpx2.AsyncClient, pending: int) -> Any:
     async with asyncio.timeout(TIMEOUT):
         while (await read_stats(client))["purgatory"]["pending"] != pending:
             await asyncio.sleep(0.02)
-    return await read_stats(client)  # an operation is gone a moment before its handler has counted it
+    return await read_stats(
+        client
+    )  # an operation is gone a moment before its handler has counted it
 
 
 @pytest.mark.slow
 @on_asyncio
-async def test_over_a_real_connection_no_deadline_is_answered_early_even_by_the_clients_clock() -> None:
-    async def poll(client: httpx.AsyncClient, timeout: float) -> None:
+async def test_real_connection_answers_no_deadline_early() -> None:
+    async def poll(client: httpx2.AsyncClient, timeout: float) -> None:
         started = time.monotonic()
         answer = (await client.get(f"/topics/news?timeout={timeout}")).json()
         assert time.monotonic() - started >= timeout
@@ -393,7 +434,7 @@ async def test_over_a_real_connection_no_deadline_is_answered_early_even_by_the_
 
 @pytest.mark.slow
 @on_asyncio
-async def test_over_a_real_connection_a_message_answers_the_open_polls() -> None:
+async def test_message_over_real_connection_answers_open_polls() -> None:
     async with board_at_work() as (_, client):
         polls = [asyncio.create_task(client.get("/topics/news?timeout=60")) for _ in range(20)]
         await until_the_server_has(client, 20)
@@ -427,8 +468,10 @@ async def test_a_client_that_hangs_up_frees_its_operation() -> None:
 
 @pytest.mark.slow
 @on_asyncio
-@pytest.mark.parametrize(("signal_number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 0)])
-async def test_a_signal_stops_the_server_soon_and_the_open_polls_are_answered_first(signal_number: int, status: int) -> None:
+@pytest.mark.parametrize(
+    ("signal_number", "status"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, 0)]
+)
+async def test_signal_answers_open_polls_and_stops_server(signal_number: int, status: int) -> None:
     async with board_at_work() as (process, client):
         polls = [asyncio.create_task(client.get("/topics/news?timeout=60")) for _ in range(50)]
         await until_the_server_has(client, 50)
@@ -436,16 +479,21 @@ async def test_a_signal_stops_the_server_soon_and_the_open_polls_are_answered_fi
         for response in await asyncio.gather(*polls):
             assert response.status_code == 503
             assert response.text == "the server is stopping"
-        output, _ = process.communicate(timeout=TIMEOUT)  # the polls themselves would have gone on for a minute
+        output, _ = process.communicate(
+            timeout=TIMEOUT
+        )  # the polls themselves would have gone on for a minute
         assert process.returncode == status
         assert "event: 0, deadline: 0, gone: 0, stopped: 50" in output
 
 
 @pytest.mark.slow
 @on_asyncio
-async def test_with_a_journal_it_is_written_down_how_the_polls_ended(tmp_path: Path) -> None:
+async def test_journal_records_how_polls_ended(tmp_path: Path) -> None:
     async with board_at_work("--journal", str(tmp_path)) as (process, client):
-        polls = [asyncio.create_task(client.get(f"/topics/{topic}?timeout=60")) for topic in ("news", "other")]
+        polls = [
+            asyncio.create_task(client.get(f"/topics/{topic}?timeout=60"))
+            for topic in ("news", "other")
+        ]
         await until_the_server_has(client, 2)
         await client.post("/topics/news", content="hello")
         await client.get("/topics/other?timeout=0.001")
@@ -454,13 +502,20 @@ async def test_with_a_journal_it_is_written_down_how_the_polls_ended(tmp_path: P
         await asyncio.gather(*polls)
         process.wait(TIMEOUT)
     rows = pq.read_table(tmp_path / "operations").to_pylist()
-    endings = [(row["keys"], row["outcome"], row["ended_by"]) for row in sorted(rows, key=lambda row: row["ended_at"])]
-    assert endings == [(["news"], "completed", "news"), (["other"], "expired", None), (["other"], "cancelled", None)]
+    endings = [
+        (row["keys"], row["outcome"], row["ended_by"])
+        for row in sorted(rows, key=lambda row: row["ended_at"])
+    ]
+    assert endings == [
+        (["news"], "completed", "news"),
+        (["other"], "expired", None),
+        (["other"], "cancelled", None),
+    ]
     assert {(row["purgatory"], row["kind"]) for row in rows} == {("polls", "Poll")}
 
 
 @pytest.mark.slow
-def test_the_demo_reports_that_nothing_was_early_and_nothing_is_left(program: Any) -> None:
+def test_demo_reports_no_early_answer_and_no_leftovers(program: Any) -> None:
     demo = program(EXAMPLE, "--demo", "--pollers", "40", "--seconds", "1.5", env=ENVIRONMENT)
     assert demo.stderr == ""
 

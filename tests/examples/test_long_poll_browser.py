@@ -1,4 +1,5 @@
-"""The page of `examples/long_poll_board.py` in headless Chromium: two windows of it, on a server that is stopped and killed."""
+"""The page of `examples/long_poll_board.py` in headless Chromium: two windows of it, on a server
+that is stopped and killed."""
 
 import os
 import signal
@@ -18,7 +19,11 @@ pytest_plugins = ["browser"]
 pytestmark = pytest.mark.slow
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "long_poll_board.py"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "no_proxy": "127.0.0.1"}
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    "no_proxy": "127.0.0.1",
+}
 TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
 
 
@@ -69,7 +74,9 @@ class Window:
         return self.browser
 
     def _texts(self, selector: str) -> list[str]:
-        script = "return Array.from(document.querySelectorAll(arguments[0]), (item) => item.textContent)"
+        script = (
+            "return Array.from(document.querySelectorAll(arguments[0]), (item) => item.textContent)"
+        )
         texts: list[str] = self._here().execute_script(script, selector)
         return texts
 
@@ -95,7 +102,9 @@ class Window:
         try:
             self.until(lambda: self.messages == list(messages))
         except Exception as error:
-            raise AssertionError(f"shown: {self.messages}; expected: {list(messages)}; {self.state}") from error
+            raise AssertionError(
+                f"shown: {self.messages}; expected: {list(messages)}; {self.state}"
+            ) from error
 
 
 @pytest.fixture
@@ -103,7 +112,7 @@ def windows(browser: Chrome, board: Board) -> list[Window]:
     return [Window(browser, board.url) for _ in range(2)]
 
 
-def test_two_windows_see_each_others_messages_through_the_long_poll(board: Board, windows: list[Window]) -> None:
+def test_two_windows_see_each_others_messages(board: Board, windows: list[Window]) -> None:
     left, right = windows
     left.write("from the left")
     right.until_it_shows("from the left")
@@ -113,11 +122,11 @@ def test_two_windows_see_each_others_messages_through_the_long_poll(board: Board
         assert window.outbox == []
     output = board.end(signal.SIGTERM)
     answered = int(output.partition("event: ")[2].partition(",")[0])
-    assert answered >= 2  # the windows were waiting: what they show came as the answer to a poll
+    assert answered >= 2  # the windows were waiting: their contents came as the answer to a poll
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_the_windows_come_back_after_the_server_has_restarted_and_have_each_message_once(
+def test_windows_reconnect_after_restart_without_duplicates(
     board: Board, windows: list[Window], number: int
 ) -> None:
     left, right = windows
@@ -144,9 +153,12 @@ def test_the_windows_come_back_after_the_server_has_restarted_and_have_each_mess
         window.until(lambda: window.state == "connected")
 
 
-def test_a_message_whose_acknowledgement_was_lost_is_there_once(board: Board, windows: list[Window]) -> None:
+def test_message_with_lost_acknowledgement_is_stored_once(
+    board: Board, windows: list[Window]
+) -> None:
     left, right = windows
-    # The board has the message, but its answer does not reach the window, as when the server is killed in between.
+    # The board has the message, but its answer does not reach the window, as when the server is
+    # killed in between.
     left._here().execute_script(
         """
         const fetch_ = window.fetch;

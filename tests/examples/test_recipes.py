@@ -1,5 +1,5 @@
-"""`examples/recipes`: in each framework a wait ends when its condition holds, at its deadline, when the client has left, and
-when the server stops. On real servers and sockets, in this process."""
+"""`examples/recipes`: in each framework a wait ends when its condition holds, at its deadline, when
+the client has left, and when the server stops. On real servers and sockets, in this process."""
 
 import asyncio
 import signal
@@ -26,7 +26,7 @@ def recipe(name: str) -> ModuleType:
 
 @pytest.fixture(autouse=True)
 def terminations() -> Iterator[list[int]]:
-    """The SIGTERMs that nobody else has handled."""
+    """The SIGTERMs without another handler."""
     unhandled: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: unhandled.append(number))
     yield unhandled
@@ -46,7 +46,9 @@ async def under_uvicorn(app: Any) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def under_aiohttp(app: Any) -> AsyncIterator[int]:
-    runner = web.AppRunner(app, handler_cancellation=True)  # as web.run_app does it, but for the signals
+    runner = web.AppRunner(
+        app, handler_cancellation=True
+    )  # as web.run_app does it, but for the signals
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -89,11 +91,18 @@ class Clients:
 
 @on_asyncio
 @pytest.mark.parametrize(
-    "name", ["aiohttp", *(pytest.param(name, marks=pytest.mark.slow) for name in ("litestar", "quart", "django"))]
+    ("name", "path"),
+    [
+        ("aiohttp", "/jobs"),
+        pytest.param("litestar", "/jobs", marks=pytest.mark.slow),
+        pytest.param("quart", "/jobs", marks=pytest.mark.slow),
+        pytest.param("django", "/jobs", marks=pytest.mark.slow),
+        pytest.param("django", "/sync/jobs", marks=pytest.mark.slow),
+    ],
 )
-async def test_over_http_each_ending_has_its_answer(name, request):
+async def test_over_http_each_ending_has_its_answer(name, path, request):
     module = recipe(name)
-    if name == "django":  # its settings are those of the process, which other tests may have made
+    if name == "django":  # its settings belong to the process, and other tests may have made them
         settings = override_settings(ROOT_URLCONF=module.__name__, ALLOWED_HOSTS=["127.0.0.1"])
         settings.enable()
         request.addfinalizer(settings.disable)
@@ -101,19 +110,19 @@ async def test_over_http_each_ending_has_its_answer(name, request):
     async with server(module.app) as port:
         clients = Clients(port)
         ask = clients.ask
-        assert (await (await ask("/jobs/1?wait=0.05")).answer())[0] == 204
+        assert (await (await ask(f"{path}/1?wait=0.05")).answer())[0] == 204
 
-        satisfied = await ask("/jobs/1?wait=60")
+        satisfied = await ask(f"{path}/1?wait=60")
         await until_pending(module, 1)
-        assert (await (await ask("/jobs/1", "PUT", b"done")).answer())[0] == 204
+        assert (await (await ask(f"{path}/1", "PUT", b"done")).answer())[0] == 204
         assert (await satisfied.answer())[::2] == (200, b"done")
 
-        leaving = await ask("/jobs/2?wait=60")
+        leaving = await ask(f"{path}/2?wait=60")
         await until_pending(module, 1)
         leaving.hang_up()
         await until_pending(module, 0)
 
-        stopped = await ask("/jobs/3?wait=60")
+        stopped = await ask(f"{path}/3?wait=60")
         await until_pending(module, 1)
     status, headers, _ = await stopped.answer()
     assert (status, headers["retry-after"]) == (503, "1")
@@ -192,7 +201,7 @@ async def test_over_grpc_each_ending_has_its_status(monkeypatch):
 
 
 @on_virtual_time
-async def test_over_grpc_the_wait_ends_before_the_deadline_of_the_call():
+async def test_grpc_wait_ends_before_the_calls_deadline():
     class Aborted(Exception):
         pass
 

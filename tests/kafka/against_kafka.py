@@ -1,4 +1,5 @@
-"""Measures the broker of `examples/broker` against Kafka itself, on this machine, with the same clients.
+"""Measures the broker of `examples/broker` against Kafka itself, on this machine, with the same
+clients.
 
     python tests/kafka/against_kafka.py
 
@@ -15,8 +16,9 @@ Five measurements, each of new brokers, alternately and several times; a table h
 - *group*: seconds until a new group has the first record of a topic that has some, by five clients. A broker first waits for
   more members: ours for 0.1 s by default, and Kafka for 3 s, so Kafka is measured with both.
 
-Kafka is one node in KRaft mode, with the JVM options of its own start script; its storage is formatted beforehand. Our broker
-keeps everything in memory. Kafka writes to its log files, and syncs as seldom as it does by default.
+Kafka is one node in KRaft mode, with the JVM options of its own start script; its storage is
+formatted beforehand. Our broker keeps everything in memory. Kafka writes to its log files, and
+syncs as seldom as it does by default.
 """
 
 import argparse
@@ -71,7 +73,12 @@ def produce(address: str, topic: str, rate: float, count: int) -> None:
         while (left := due - time.monotonic_ns()) > 0:
             producer.poll(0)
             time.sleep(min(left / 1e9, 0.01))
-        producer.produce(topic, due.to_bytes(8) + number.to_bytes(8) + padding, partition=0, on_delivery=on_delivery)
+        producer.produce(
+            topic,
+            due.to_bytes(8) + number.to_bytes(8) + padding,
+            partition=0,
+            on_delivery=on_delivery,
+        )
         producer.poll(0)
     producer.flush(TIMEOUT)
     if failed:
@@ -79,8 +86,11 @@ def produce(address: str, topic: str, rate: float, count: int) -> None:
 
 
 def consume(address: str, topic: str, count: int, ready: Any) -> list[tuple[int, int]]:
-    """The numbers of the messages and their latencies in nanoseconds, until the last one, or none for a while."""
-    consumer = Consumer({"bootstrap.servers": address, "group.id": "latency", "enable.auto.commit": False, **QUIET})
+    """The numbers of the messages and their latencies in nanoseconds, until the last one, or none
+    for a while."""
+    consumer = Consumer(
+        {"bootstrap.servers": address, "group.id": "latency", "enable.auto.commit": False, **QUIET}
+    )
     consumer.assign([TopicPartition(topic, 0, 0)])
     consumer.poll(1.0)  # it waits in fetch now
     ready.set()
@@ -132,8 +142,13 @@ def measure_throughput(broker: Running, size: int, count: int) -> tuple[float, f
     if producer.flush(TIMEOUT):
         raise TimeoutError(f"{broker.address} has not confirmed all messages")
     produced = time.monotonic() - began
-    unlimited = {"queued.min.messages": 10_000_000, "queued.max.messages.kbytes": 1 << 20}  # or librdkafka pauses for a second
-    consumer = Consumer({"bootstrap.servers": broker.address, "group.id": "throughput", **unlimited, **QUIET})
+    unlimited = {
+        "queued.min.messages": 10_000_000,
+        "queued.max.messages.kbytes": 1 << 20,
+    }  # or librdkafka pauses for a second
+    consumer = Consumer(
+        {"bootstrap.servers": broker.address, "group.id": "throughput", **unlimited, **QUIET}
+    )
     consumer.assign([TopicPartition(topic, 0, 0)])
     left, began = count, time.monotonic()
     while left:
@@ -159,19 +174,34 @@ def middle(values: Iterable[float]) -> float:
 
 def print_start(options: argparse.Namespace) -> None:
     print("\nstart            first response, s   CPU by then, s   memory, MiB")
-    for kind, found in rounds(options, lambda broker: (broker.seconds, broker.cpu(), broker.resident() / 2**20)).items():
+    for kind, found in rounds(
+        options, lambda broker: (broker.seconds, broker.cpu(), broker.resident() / 2**20)
+    ).items():
         seconds, cpu, memory = (middle(column) for column in zip(*found, strict=True))
         print(f"{kind:16} {seconds:17.2f} {cpu:16.2f} {memory:13.0f}", flush=True)
 
 
 def print_latency(options: argparse.Namespace) -> None:
-    print("\nlatency, in milliseconds         p50       p99     worst    lost   broker's µs of CPU a message")
+    print(
+        "\nlatency, in milliseconds         p50       p99     worst    lost   broker's µs of "
+        "CPU a message"
+    )
     for rate in options.rates:
-        measure = lambda broker, rate=rate: measure_latency(broker, rate, options.warm_up, options.seconds)  # noqa: E731
+
+        def measure(broker, rate=rate):
+            return measure_latency(broker, rate, options.warm_up, options.seconds)
+
         for kind, found in rounds(options, measure).items():
-            p50, p99, worst, cpu = (middle(getattr(each, name) for each in found) for name in ("p50", "p99", "worst", "cpu"))
+            p50, p99, worst, cpu = (
+                middle(getattr(each, name) for each in found)
+                for name in ("p50", "p99", "worst", "cpu")
+            )
             lost = sum(each.lost for each in found)
-            print(f"{kind:8} {rate:10,.0f}/s   {p50:12.2f} {p99:9.2f} {worst:9.2f} {lost:7} {cpu:12.0f}", flush=True)
+            print(
+                f"{kind:8} {rate:10,.0f}/s   {p50:12.2f} {p99:9.2f} {worst:9.2f} {lost:7} "
+                f"{cpu:12.0f}",
+                flush=True,
+            )
 
 
 def print_throughput(options: argparse.Namespace) -> None:
@@ -181,24 +211,35 @@ def print_throughput(options: argparse.Namespace) -> None:
         for kind, found in rounds(options, measure).items():
             produced, consumed = (middle(column) for column in zip(*found, strict=True))
             both = f"{produced * size / 1e6:,.0f}, {consumed * size / 1e6:,.0f}"
-            print(f"{kind:8} {size:10,} bytes   {produced:12,.0f} {consumed:12,.0f} {both:>14}", flush=True)
+            print(
+                f"{kind:8} {size:10,} bytes   {produced:12,.0f} {consumed:12,.0f} {both:>14}",
+                flush=True,
+            )
 
 
 def print_idle(options: argparse.Namespace) -> None:
     print(
-        f"\n{options.consumers:,} idle consumers     µs of CPU each a second   of a processor responses/s   KiB each   closed"
+        f"\n{options.consumers:,} idle consumers     µs of CPU each a second   of a processor "
+        "responses/s   KiB each   closed"
     )
     for max_wait in options.waits:
 
         def measure(broker: Running, max_wait: float = max_wait) -> Any:
             make_topic(broker.address, "idle")
-            return asyncio.run(let_them_wait(broker, "idle", options.consumers, max_wait, max(options.seconds, max_wait)))
+            return asyncio.run(
+                let_them_wait(
+                    broker, "idle", options.consumers, max_wait, max(options.seconds, max_wait)
+                )
+            )
 
         for kind, found in rounds(options, measure).items():
             names = ("cpu", "share", "responses", "bytes_each")
-            cpu, share, responses, each = (middle(getattr(one, name) for one in found) for name in names)
+            cpu, share, responses, each = (
+                middle(getattr(one, name) for one in found) for name in names
+            )
             print(
-                f"{kind:8} wait {max_wait:4g} s {cpu:26.1f} {share:15.0%} {responses:12,.0f} {each / 1024:10.1f}"
+                f"{kind:8} wait {max_wait:4g} s {cpu:26.1f} {share:15.0%} {responses:12,.0f} "
+                f"{each / 1024:10.1f}"
                 f" {sum(one.lost for one in found):8}",
                 flush=True,
             )
@@ -206,7 +247,11 @@ def print_idle(options: argparse.Namespace) -> None:
 
 def print_group(options: argparse.Namespace) -> None:
     print("\nfirst record of a new group, s" + "".join(f"{client:>16}" for client in CLIENTS))
-    delays = [("ours", "0.1 s", ""), ("Kafka", "0.1 s", ""), ("Kafka", "3 s", "group.initial.rebalance.delay.ms=3000\n")]
+    delays = [
+        ("ours", "0.1 s", ""),
+        ("Kafka", "0.1 s", ""),
+        ("Kafka", "3 s", "group.initial.rebalance.delay.ms=3000\n"),
+    ]
     for kind, delay, settings in delays:
         if kind not in options.only:
             continue
@@ -215,7 +260,9 @@ def print_group(options: argparse.Namespace) -> None:
             cells = []
             for client in CLIENTS:
                 try:
-                    cells.append(f"{middle(first_records(broker.address, client, options.groups)):16.2f}")
+                    cells.append(
+                        f"{middle(first_records(broker.address, client, options.groups)):16.2f}"
+                    )
                 except Unavailable as error:
                     print(f"without {client}: {error}", file=sys.stderr)
                     cells.append(f"{'-':>16}")
@@ -232,22 +279,50 @@ MEASUREMENTS: Final = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     numbers = lambda text: [float(each) for each in text.split(",")]  # noqa: E731
-    parser.add_argument("measurements", nargs="*", metavar="MEASUREMENT", help=f"of {', '.join(MEASUREMENTS)} (default: all)")
-    parser.add_argument("--rates", type=numbers, default=[100.0, 1000.0, 10_000.0], help="messages a second")
-    parser.add_argument("--seconds", type=float, default=10.0, help="for how long to measure (default: %(default)s)")
-    parser.add_argument("--warm-up", type=float, default=5.0, help="seconds of messages that do not count: a JVM compiles")
-    parser.add_argument("--messages", type=int, default=300_000, help="of 100 bytes, for the throughput (default: %(default)s)")
+    parser.add_argument(
+        "measurements",
+        nargs="*",
+        metavar="MEASUREMENT",
+        help=f"of {', '.join(MEASUREMENTS)} (default: all)",
+    )
+    parser.add_argument(
+        "--rates", type=numbers, default=[100.0, 1000.0, 10_000.0], help="messages a second"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=10.0, help="for how long to measure (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--warm-up",
+        type=float,
+        default=5.0,
+        help="seconds of messages that do not count: a JVM compiles",
+    )
+    parser.add_argument(
+        "--messages",
+        type=int,
+        default=300_000,
+        help="of 100 bytes, for the throughput (default: %(default)s)",
+    )
     parser.add_argument("--consumers", type=int, default=5000)
-    parser.add_argument("--waits", type=numbers, default=[0.5, 30.0], help="seconds that a fetch waits")
-    parser.add_argument("--groups", type=int, default=5, help="of each client (default: %(default)s)")
+    parser.add_argument(
+        "--waits", type=numbers, default=[0.5, 30.0], help="seconds that a fetch waits"
+    )
+    parser.add_argument(
+        "--groups", type=int, default=5, help="of each client (default: %(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", action="append", choices=KINDS, help="default: both")
     options = parser.parse_args(arguments)
     options.only = options.only or list(KINDS)
     if unknown := set(options.measurements) - set(MEASUREMENTS):
-        parser.error(f"there is no measurement {', '.join(sorted(unknown))}: choose of {', '.join(MEASUREMENTS)}")
+        parser.error(
+            f"there is no measurement {', '.join(sorted(unknown))}: choose of "
+            f"{', '.join(MEASUREMENTS)}"
+        )
     try:
         for name in options.measurements or MEASUREMENTS:
             MEASUREMENTS[name](options)

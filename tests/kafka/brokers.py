@@ -1,4 +1,5 @@
-"""The broker of `examples/broker` and Kafka itself, as processes that are started, measured and stopped in the same way."""
+"""The broker of `examples/broker` and Kafka itself, as processes that are started, measured and
+stopped in the same way."""
 
 import os
 import socket
@@ -43,12 +44,19 @@ class Running:
 
     def resident(self) -> int:
         """Its resident memory, in bytes."""
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
 
 
 @contextmanager
 def running(
-    kind: str, *options: str, settings: str = "", log: IO[str] | None = None, port: int = 0, advertised: str = ""
+    kind: str,
+    *options: str,
+    settings: str = "",
+    log: IO[str] | None = None,
+    port: int = 0,
+    advertised: str = "",
 ) -> Iterator[Running]:
     """A new and empty broker until the end of the block.
 
@@ -74,7 +82,9 @@ def running(
             return
         command = [sys.executable, "-m", "purgatory_broker", "--port", str(port), *options]
         command += ["--advertise", advertised] if advertised else []
-        with subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+        with subprocess.Popen(
+            command, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=log, text=True
+        ) as process:
             try:
                 assert process.stdout is not None
                 line = process.stdout.readline()

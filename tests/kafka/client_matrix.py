@@ -1,9 +1,10 @@
-"""Runs each feature of each client on the broker of `examples/broker`, and writes a page with the results.
+"""Runs each feature of each client on the broker of `examples/broker`, and writes a page with the
+results.
 
     python tests/kafka/client_matrix.py --kafka --out examples/broker/FEATURES.md
 
-Each cell is a run of a program of `matrix/`. With ``--kafka`` all run on Kafka itself as well, and the page names what differs.
-Exits with 1 if something failed on our broker.
+Each cell is a run of a program of `matrix/`. With ``--kafka`` all run on Kafka itself as well, and
+the page names the differences. Exits with 1 if something failed on our broker.
 """
 
 import argparse
@@ -26,7 +27,9 @@ from maven import Unavailable
 from other_clients import JAVA_CLIENTS, KAFKAJS, java_command, kafkajs_command
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python reads its schemas by importlib.resources.read_text
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # kafka-python reads its schemas by importlib.resources.read_text
     from kafka import KafkaAdminClient
 sys.path.extend([str(EXAMPLE), str(EXAMPLE / "tests")])
 from raw import Raw, fetch_fields
@@ -45,9 +48,9 @@ FEATURES: Final = {
     "acks": "produce with `acks=all`, consume",
     **{codec: f"batches compressed by {codec}" for codec in CODECS},
     "headers": "headers of records",
-    "commit": "a group goes on where it has committed",
+    "commit": "a group resumes at its committed offset",
     "group": "members join and leave, and share the partitions",
-    "static": "a static member restarts, and nobody rebalances",
+    "static": "a static member restarts without a rebalance",
     "times": "offsets by time",
     "idempotence": "idempotent producer",
     "transactions": "transactions, with offsets; `read_committed`",
@@ -59,20 +62,20 @@ FEATURES: Final = {
     "tls": "TLS",
     "sasl": "SASL/PLAIN",
 }
-"""What the page calls each."""
+"""The name of each on the page."""
 REFUSED: Final = ("new-group", "tls", "sasl")
 WORDS: Final = {"works": "works", "refused": "refused", "not offered": "–", "failed": "**failed**"}
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What became of one feature of one client.
+    """The result of one feature of one client.
 
     Attributes:
         outcome: of `WORDS`.
-        raised: what the client says when it gives up.
-        logged: what it logs first.
-        broker: what our broker logs first.
+        raised: the client's error when it gives up.
+        logged: its first log message.
+        broker: the first log message of our broker.
     """
 
     outcome: str
@@ -87,12 +90,17 @@ Matrix = dict[str, dict[str, Cell]]
 
 def python(client: str) -> tuple[str, Callable[[], list[str]]]:
     """The name of an installed client with its version, and the command of its program."""
-    return f"{client} {version(client)}", lambda: [sys.executable, str(PROGRAMS / f"by_{client.replace('-', '_')}.py")]
+    return f"{client} {version(client)}", lambda: [
+        sys.executable,
+        str(PROGRAMS / f"by_{client.replace('-', '_')}.py"),
+    ]
 
 
 def golang(name: str, module: str, program: str) -> tuple[str, Callable[[], list[str]]]:
     """The same of a client in Go."""
-    return f"{name} {module.partition('@v')[2]}", lambda: [str(compiled(PROGRAMS / program, *GO_MODULES))]
+    return f"{name} {module.partition('@v')[2]}", lambda: [
+        str(compiled(PROGRAMS / program, *GO_MODULES))
+    ]
 
 
 CLIENTS: Final[Mapping[str, tuple[str, Callable[[], list[str]]]]] = {
@@ -102,13 +110,20 @@ CLIENTS: Final[Mapping[str, tuple[str, Callable[[], list[str]]]]] = {
     "kafkajs": (KAFKAJS.replace("@", " "), lambda: kafkajs_command("matrix/by_kafkajs.js")),
     "Java": (f"Java {JAVA_CLIENTS[-1]}", lambda: java_command("matrix/ByJava.java")),
 }
-"""Their names with versions, and what gives the commands of their programs."""
+"""Their names with versions, and the functions that return their programs' commands."""
 
 
 def anonymous(line: str, port: str) -> str:
-    """A line of a table that is the same in each run: without times, and without ports, but for Kafka's own."""
-    line = re.sub(r"^[\d-]+ [\d:,]+ (WARNING|ERROR) |^%\d\|[\d.]+\||(?<=\d)<-\d+", "", line.replace(port, "9092"))
-    return " ".join(re.sub(r"127\.0\.0\.1:(?!9092)\d+", "127.0.0.1", line).split()).replace("|", "/")
+    """A line of a table that is the same in each run: without times, and without ports, but for
+    Kafka's own."""
+    line = re.sub(
+        r"^[\d-]+ [\d:,]+ (WARNING|ERROR) |^%\d\|[\d.]+\||(?<=\d)<-\d+",
+        "",
+        line.replace(port, "9092"),
+    )
+    return " ".join(re.sub(r"127\.0\.0\.1:(?!9092)\d+", "127.0.0.1", line).split()).replace(
+        "|", "/"
+    )
 
 
 def codec_of(address: str, topic: str) -> str:
@@ -121,7 +136,13 @@ def codec_of(address: str, topic: str) -> str:
 def run(command: list[str], address: str, feature: str) -> Cell:
     """Runs the program of a client for one feature."""
     try:
-        done = subprocess.run([*command, address, feature], capture_output=True, text=True, check=False, timeout=CELL_TIMEOUT)
+        done = subprocess.run(
+            [*command, address, feature],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=CELL_TIMEOUT,
+        )
     except subprocess.TimeoutExpired:
         return Cell("failed", f"it did not end within {CELL_TIMEOUT:.0f} s")
     if done.returncode == 0:
@@ -130,7 +151,9 @@ def run(command: list[str], address: str, feature: str) -> Cell:
         return Cell("works")
     port = address.rpartition(":")[2]
     texts = done.stdout, done.stderr
-    raised, logged = ([anonymous(line, port) for line in text.splitlines() if line.strip()] for text in texts)
+    raised, logged = (
+        [anonymous(line, port) for line in text.splitlines() if line.strip()] for text in texts
+    )
     if raised and raised[-1].startswith("NotOffered"):
         return Cell("not offered")
     outcome = "refused" if feature in REFUSED and raised else "failed"
@@ -162,17 +185,25 @@ def page(found: Mapping[str, Matrix], missing: Mapping[str, str]) -> str:
     ours = found["ours"]
     rows = [feature for feature in FEATURES if any(feature in cells for cells in ours.values())]
     lines = [
-        "# What each client can do with this broker",
+        "# Features of each client on this broker",
         "",
-        "Made by `python tests/kafka/client_matrix.py --kafka --out examples/broker/FEATURES.md`. Each cell is a run of",
-        "[a program](../../tests/kafka/matrix) that checks what it gets; `–` is what the client does not offer.",
+        "Made by `python tests/kafka/client_matrix.py --kafka --out "
+        "examples/broker/FEATURES.md`. Each cell is a run of",
+        "[a program](../../tests/kafka/matrix) that checks its results; `–` means that the "
+        "client does not offer the feature.",
         "",
         f"| | {' | '.join(ours)} |",
         "|---|" + "---|" * len(ours),
     ]
     for feature in rows:
-        lines += [f"| {FEATURES[feature]} | {' | '.join(WORDS[cells[feature].outcome] for cells in ours.values())} |"]
-    for outcome, heading in (("failed", "What failed"), ("refused", "What is refused, and in which words")):
+        lines += [
+            f"| {FEATURES[feature]} | "
+            f"{' | '.join(WORDS[cells[feature].outcome] for cells in ours.values())} |"
+        ]
+    for outcome, heading in (
+        ("failed", "Failures"),
+        ("refused", "Refusals, and their messages"),
+    ):
         cells = [
             (feature, client, ours[client][feature])
             for feature in rows
@@ -180,9 +211,16 @@ def page(found: Mapping[str, Matrix], missing: Mapping[str, str]) -> str:
             if ours[client][feature].outcome == outcome
         ]
         if cells:
-            lines += ["", f"## {heading}", "", "| | client | it says | it logs | the broker logs |", "|---|---|---|---|---|"]
             lines += [
-                f"| {FEATURES[feature]} | {client} | {cell.raised} | {cell.logged} | {cell.broker} |"
+                "",
+                f"## {heading}",
+                "",
+                "| | client | its error | its log | the broker's log |",
+                "|---|---|---|---|---|",
+            ]
+            lines += [
+                f"| {FEATURES[feature]} | {client} | {cell.raised} | {cell.logged} | "
+                f"{cell.broker} |"
                 for feature, client, cell in cells
             ]
     if "Kafka" in found:
@@ -194,33 +232,63 @@ def page(found: Mapping[str, Matrix], missing: Mapping[str, str]) -> str:
         ]
         same = sum(map(len, found["Kafka"].values())) - len(differing)
         lines += ["", "## Beside Kafka", ""]
-        lines += [f"The same programs ran on Kafka {VERSION}: {same} cells are the same, {len(differing)} differ."]
-        if differing:
-            lines += ["", "| | client | here | on Kafka | what it says there |", "|---|---|---|---|---|"]
         lines += [
-            f"| {FEATURES[feature]} | {client} | {WORDS[here.outcome]} | {WORDS[there.outcome]} | {there.raised} |"
+            f"The same programs ran on Kafka {VERSION}: {same} cells are the same, "
+            f"{len(differing)} differ."
+        ]
+        if differing:
+            lines += [
+                "",
+                "| | client | here | on Kafka | message there |",
+                "|---|---|---|---|---|",
+            ]
+        lines += [
+            f"| {FEATURES[feature]} | {client} | {WORDS[here.outcome]} | {WORDS[there.outcome]} "
+            f"| {there.raised} |"
             for feature, client, here, there in differing
         ]
     if missing:
-        lines += ["", "## Clients that were not run", "", *(f"- {client}: {why}." for client, why in missing.items())]
+        lines += [
+            "",
+            "## Clients that were not run",
+            "",
+            *(f"- {client}: {why}." for client, why in missing.items()),
+        ]
     return "\n".join(lines) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("clients", nargs="*", metavar="CLIENT", help=f"of {', '.join(CLIENTS)} (default: all that can be had)")
-    parser.add_argument("--feature", action="append", choices=FEATURES, help="only this one; more than once for several")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "clients",
+        nargs="*",
+        metavar="CLIENT",
+        help=f"of {', '.join(CLIENTS)} (default: all that can be had)",
+    )
+    parser.add_argument(
+        "--feature",
+        action="append",
+        choices=FEATURES,
+        help="only this one; more than once for several",
+    )
     parser.add_argument("--kafka", action="store_true", help="on Kafka itself, too")
     parser.add_argument("--out", type=Path, help="where to write the page (default: print it)")
     options = parser.parse_args(arguments)
     if unknown := set(options.clients) - set(CLIENTS):
-        parser.error(f"there is no client {', '.join(sorted(unknown))}: choose of {', '.join(CLIENTS)}")
+        parser.error(
+            f"there is no client {', '.join(sorted(unknown))}: choose of {', '.join(CLIENTS)}"
+        )
     found: dict[str, Matrix] = {kind: {} for kind in (KINDS if options.kafka else KINDS[:1])}
     missing: dict[str, str] = {}
     for client in options.clients or CLIENTS:
         name, command = CLIENTS[client]
         try:
-            columns = {kind: dict(column(command(), kind, options.feature or list(FEATURES))) for kind in found}
+            columns = {
+                kind: dict(column(command(), kind, options.feature or list(FEATURES)))
+                for kind in found
+            }
         except Unavailable as error:
             missing[name] = str(error)
         else:

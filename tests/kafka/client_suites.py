@@ -1,10 +1,12 @@
-"""Runs the clients' own test suites on the broker of `examples/broker`, and writes a page with the results.
+"""Runs the clients' own test suites on the broker of `examples/broker`, and writes a page with the
+results.
 
     python tests/kafka/client_suites.py --kafka --out examples/broker/CLIENTS.md
 
-The suites come from where their clients come from: from PyPI, in the source distribution, and for Go from the module itself.
-Those that are in no package run from a checkout: ``--checkout confluent-kafka=PATH``. With ``--kafka`` all run on
-Kafka itself as well: a test that fails there says nothing about a broker. Exits with 1 if one fails that is not out of scope.
+The suites come from where their clients come from: from PyPI, in the source distribution, and for
+Go from the module itself. Those that are in no package run from a checkout: ``--checkout
+confluent-kafka=PATH``. With ``--kafka`` all run on Kafka itself as well: a test that fails there
+does not count. Exits with 1 if one fails that is not out of scope.
 """
 
 import argparse
@@ -30,14 +32,17 @@ SHARES: Final = "groups that share records are not switched on"
 NO_TOPIC: Final = "committed offsets are in no topic"
 
 NO_QUOTAS: Final = "there are no quotas"
-TRANSACTIONS: Final = "administrators are not told of producers and transactions"
+TRANSACTIONS: Final = "the broker does not describe producers and transactions"
 DOCKER: Final = (
     "TestFuncAdminListConsumerGroupOffsets",
     "TestFuncIdempotentBufferedSequence",
     "TestFuncTxnProduceWithBrokerFailure",
 )
 AT_ONCE: Final = "it asks for a topic that it has deleted, which creates the topic: here at once"
-FAIL_ON_KAFKA: Final = ("TestReaderConsumerGroup/consumer_group_rebalance", "TestReaderReadCompactedMessage")
+FAIL_ON_KAFKA: Final = (
+    "TestReaderConsumerGroup/consumer_group_rebalance",
+    "TestReaderReadCompactedMessage",
+)
 PANICS: Final = (
     "TestReaderConsumerGroup/consumer_group_commits_on_close",
     "TestReaderConsumerGroup/verify_offset_committed",
@@ -92,7 +97,10 @@ SUITES: Final[tuple[Suite, ...]] = (
         {"KGO_SEEDS": "{address}", "KGO_TEST_RF": "1", "KGO_TEST_RECORDS": "20000"},
         uses_broker=r"newTestClient|tmpTopic|internalTopic|KGO_TEST|allowShare|testChain",
         never={
-            "Kafka": {f"TestShareGroup{part}": SHARES for part in ("", "AckOnClose", "ETL", "OffsetsAdmin")},
+            "Kafka": {
+                f"TestShareGroup{part}": SHARES
+                for part in ("", "AckOnClose", "ETL", "OffsetsAdmin")
+            },
         },
         out_of_scope={"TestConsumeRegex": NO_TOPIC, "Test848RegexBrokerResolves": NO_TOPIC},
     ),
@@ -101,7 +109,10 @@ SUITES: Final[tuple[Suite, ...]] = (
         ".",
         {"KAFKA_VERSION": VERSION},
         uses_broker=r"localhost|newLocalClient|\btest(Conn|ConsumerGroup|Dialer|Reader|Writer)\w+",
-        never=dict.fromkeys(KINDS, dict.fromkeys(PANICS, "it panics, whatever the broker says, and so ends all others")),
+        never=dict.fromkeys(
+            KINDS,
+            dict.fromkeys(PANICS, "it panics with any broker, and so ends all others"),
+        ),
         out_of_scope={
             **dict.fromkeys(FAIL_ON_KAFKA, "it fails on Kafka itself, too"),
             "TestConn/test_delete_topics": AT_ONCE,
@@ -126,7 +137,9 @@ SUITES: Final[tuple[Suite, ...]] = (
         ".",
         {"TOXIPROXY_ADDR": "http://127.0.0.1:8474", "KAFKA_VERSION": VERSION},
         uses_broker="",
-        never=dict.fromkeys(KINDS, dict.fromkeys(DOCKER, "it stops a container of Docker's, or reads its log")),
+        never=dict.fromkeys(
+            KINDS, dict.fromkeys(DOCKER, "it stops a container of Docker's, or reads its log")
+        ),
         out_of_scope={
             "TestConsumerFetchFollowerFailover": ONE_NODE,
             "TestFuncAdminAlterPartitionReassignments": ONE_NODE,
@@ -147,23 +160,31 @@ SUITES: Final[tuple[Suite, ...]] = (
         ),
         tag="functional",
         files="functional_*_test.go",
-        edits={"functional_test.go": ("ReplicationFactor: 3,", "ReplicationFactor: 1,")},  # there is one node
+        edits={
+            "functional_test.go": ("ReplicationFactor: 3,", "ReplicationFactor: 1,")
+        },  # there is one node
     ),
     PythonSuite(
         "confluent-kafka",
         "tests/integration",
         {"BROKERS": "{address}"},
         {},
-        {"trivup/__init__.py": "", "trivup/clusters/__init__.py": "", "trivup/clusters/KafkaCluster.py": TRIVUP},
+        {
+            "trivup/__init__.py": "",
+            "trivup/clusters/__init__.py": "",
+            "trivup/clusters/KafkaCluster.py": TRIVUP,
+        },
         left_out=("tests/integration/schema_registry", "tests/integration/integration_test.py"),
-        needs_checkout="no source distribution has its tests. `--checkout confluent-kafka=PATH` runs those of a checkout",
+        needs_checkout="no source distribution has its tests. `--checkout confluent-kafka=PATH` runs those "
+        "of a checkout",
         out_of_scope={
             "test_user_scram_credentials": NO_AUTHENTICATION,
         },
     ),
 )
 ELSEWHERE: Final = {
-    "aiokafka": "no source distribution has its tests, and they start Kafka in Docker by themselves: they take no address",
+    "aiokafka": "no source distribution has its tests, and they start Kafka in Docker by themselves: "
+    "they take no address",
     "kafkajs": "its package has no tests",
     "Java": "its tests start clusters of their own, in their own process",
 }
@@ -181,12 +202,21 @@ def run(suite: Suite, source: Path, kind: str, chosen: str | None) -> list[Resul
     """
     expected = suite.broker
     if expected.port and not is_free(expected.port):
-        raise Unavailable(f"its tests take no address but localhost:{expected.port}, which is taken on this machine")
+        raise Unavailable(
+            f"its tests take no address but localhost:{expected.port}, which is taken on this "
+            "machine"
+        )
     options = "--partitions", "4", *expected.settings.get("ours", ())
     settings = "".join(f"{line}\n" for line in expected.settings.get("Kafka", ()))
     with ExitStack() as stack:
         broker = stack.enter_context(
-            running(kind, *options, settings=settings, port=expected.port, advertised=expected.advertised)
+            running(
+                kind,
+                *options,
+                settings=settings,
+                port=expected.port,
+                advertised=expected.advertised,
+            )
         )
         if expected.proxied:
             stack.enter_context(proxies(expected.proxied, broker.address))
@@ -199,11 +229,16 @@ def table(heads: str, results: list[Result]) -> list[str]:
     """Names and reasons; nothing if there are none."""
     if not results:
         return []
-    return ["", f"| {heads} | why |", "|---|---|", *(f"| `{result.name}` | {plain(result.reason)} |" for result in results)]
+    return [
+        "",
+        f"| {heads} | why |",
+        "|---|---|",
+        *(f"| `{result.name}` | {plain(result.reason)} |" for result in results),
+    ]
 
 
 def plain(words: str) -> str:
-    """What a client says, for Markdown: its brackets make no links."""
+    """A client's message for Markdown: its brackets make no links."""
     return re.sub(r"([][<>])", r"\\\1", words)
 
 
@@ -215,10 +250,12 @@ def page(found: Found, missing: dict[str, str]) -> str:
         missing: why other suites were not run, by package.
     """
     lines = [
-        "# What clients' own test suites say",
+        "# Results of the clients' own test suites",
         "",
-        "Made by `python tests/kafka/client_suites.py --kafka --out examples/broker/CLIENTS.md`, which fetches the suites.",
-        "Of the Go suites those tests are run that use a broker; those of sarama by toxiproxy, and with one replica where they",
+        "Made by `python tests/kafka/client_suites.py --kafka --out "
+        "examples/broker/CLIENTS.md`, which fetches the suites.",
+        "Of the Go suites only tests that use a broker are run; sarama's connect through "
+        "toxiproxy, and with one replica where they",
         "want three.",
     ]
     for name, by_kind in found.items():
@@ -226,13 +263,26 @@ def page(found: Found, missing: dict[str, str]) -> str:
         for kind, each in by_kind.items():
             counts = Counter(result.outcome for result in each)
             broker = "this broker" if kind == "ours" else "Kafka itself"
-            lines.append(f"- On {broker}: {', '.join(f'{count} {outcome}' for outcome, count in sorted(counts.items()))}.")
+            lines.append(
+                f"- On {broker}: "
+                f"{', '.join(f'{count} {outcome}' for outcome, count in sorted(counts.items()))}."
+            )
         for outcome in ("failed", "out of scope", "skipped"):
-            lines += table(outcome, [result for result in by_kind["ours"] if result.outcome == outcome])
-        lines += table("failed on Kafka", [result for result in by_kind.get("Kafka", []) if result.outcome == "failed"])
+            lines += table(
+                outcome, [result for result in by_kind["ours"] if result.outcome == outcome]
+            )
+        lines += table(
+            "failed on Kafka",
+            [result for result in by_kind.get("Kafka", []) if result.outcome == "failed"],
+        )
         passed = [result.name for result in by_kind["ours"] if result.outcome == "passed"]
         lines += ["", "Passed: " + (", ".join(f"`{name}`" for name in passed) or "none") + "."]
-    lines += ["", "## Suites that were not run", "", *(f"- {package}: {why}." for package, why in missing.items())]
+    lines += [
+        "",
+        "## Suites that were not run",
+        "",
+        *(f"- {package}: {why}." for package, why in missing.items()),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -246,25 +296,46 @@ def checkouts(given: list[str]) -> dict[str, Path]:
 
 
 def package(suite: Suite) -> str:
-    """What a suite is called on the command line."""
-    return suite.package if isinstance(suite, PythonSuite) else suite.module.partition("@")[0].rpartition("/")[2]
+    """The name of a suite on the command line."""
+    return (
+        suite.package
+        if isinstance(suite, PythonSuite)
+        else suite.module.partition("@")[0].rpartition("/")[2]
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     names = {package(suite): suite for suite in SUITES}
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(names)} (default: all that can be had)")
+    parser.add_argument(
+        "suites",
+        nargs="*",
+        metavar="SUITE",
+        help=f"of {', '.join(names)} (default: all that can be had)",
+    )
     parser.add_argument("--out", type=Path, help="where to write the list (default: print it)")
     parser.add_argument("--kafka", action="store_true", help="on Kafka itself, too")
-    parser.add_argument("--checkout", action="append", default=[], metavar="SUITE=PATH", help="take its tests from there")
-    parser.add_argument("-k", metavar="WORDS", help="only these tests: words as for pytest, a pattern for Go")
+    parser.add_argument(
+        "--checkout",
+        action="append",
+        default=[],
+        metavar="SUITE=PATH",
+        help="take its tests from there",
+    )
+    parser.add_argument(
+        "-k", metavar="WORDS", help="only these tests: words as for pytest, a pattern for Go"
+    )
     options = parser.parse_args(arguments)
     try:
         folders = checkouts(options.checkout)
     except argparse.ArgumentTypeError as error:
         parser.error(str(error))
     if unknown := {*options.suites, *folders} - set(names):
-        parser.error(f"there is no suite {', '.join(sorted(unknown))}: choose of {', '.join(names)}")
+        parser.error(
+            f"there is no suite {', '.join(sorted(unknown))}: choose of {', '.join(names)}"
+        )
     found: Found = {}
     missing: dict[str, str] = {}
     for name in options.suites or names:
@@ -284,7 +355,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(text)
     else:
         options.out.write_text(text)
-    failed = [result for by_kind in found.values() for result in by_kind["ours"] if result.outcome == "failed"]
+    failed = [
+        result
+        for by_kind in found.values()
+        for result in by_kind["ours"]
+        if result.outcome == "failed"
+    ]
     for result in failed:
         print(f"failed: {result.name}: {result.reason}")
     return int(bool(failed) or not found)

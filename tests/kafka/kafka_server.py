@@ -1,4 +1,5 @@
-"""Kafka itself, for tests and measurements: one node in KRaft mode, as a process on free ports of this machine.
+"""Kafka itself, for tests and measurements: one node in KRaft mode, as a process on free ports of
+this machine.
 
     with kafka_server(folder) as kafka:
         Producer({"bootstrap.servers": kafka.address})
@@ -26,7 +27,14 @@ SERVER: Final = (f"org.apache.kafka:kafka_2.13:{VERSION}", "org.slf4j:slf4j-simp
 SMALL: Final = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """For tests: the JVM starts quickly."""
 AS_SHIPPED: Final = (
-    *("-Xmx1G", "-Xms1G", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35"),
+    *(
+        "-Xmx1G",
+        "-Xms1G",
+        "-server",
+        "-XX:+UseG1GC",
+        "-XX:MaxGCPauseMillis=20",
+        "-XX:InitiatingHeapOccupancyPercent=35",
+    ),
     *("-XX:+ExplicitGCInvokesConcurrent", "-XX:MaxInlineLevel=15", "-Djava.awt.headless=true"),
 )
 """The options of Kafka's own start script."""
@@ -63,19 +71,21 @@ def connector() -> list[Path]:
 
 
 class KafkaServer:
-    """One node. What it logs is in `folder/log`.
+    """One node. Its log is in `folder/log`.
 
     Args:
         folder: for its data; made if it does not exist.
         jvm: the options of Java.
-        settings: lines that are added to those of the server.
+        settings: lines that are added to the server's configuration.
         port: where it listens; 0 is any that is free.
 
     Raises:
         Unavailable: there is no Java, or its jars cannot be downloaded.
     """
 
-    def __init__(self, folder: Path, jvm: Sequence[str] = SMALL, settings: str = "", port: int = 0) -> None:
+    def __init__(
+        self, folder: Path, jvm: Sequence[str] = SMALL, settings: str = "", port: int = 0
+    ) -> None:
         java = shutil.which("java")
         if java is None:
             raise Unavailable("needs Java 17: apt-get install openjdk-17-jre-headless")
@@ -87,16 +97,33 @@ class KafkaServer:
         data = folder / "data"
         data.mkdir(parents=True)
         # What kafka-storage.sh format would write, which takes as long as the start itself.
-        (data / "meta.properties").write_text("version=1\ncluster.id=cHVyZ2F0b3J5LWthZmthIQ\nnode.id=1\n")
-        (folder / "server.properties").write_text(SETTINGS.format(port=self.port, controller=controller, data=data) + settings)
-        logs = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showDateTime=true")
+        (data / "meta.properties").write_text(
+            "version=1\ncluster.id=cHVyZ2F0b3J5LWthZmthIQ\nnode.id=1\n"
+        )
+        (folder / "server.properties").write_text(
+            SETTINGS.format(port=self.port, controller=controller, data=data) + settings
+        )
+        logs = (
+            "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+            "-Dorg.slf4j.simpleLogger.showDateTime=true",
+        )
         path = ":".join(map(str, jars(*SERVER)))
-        self.command = [java, *jvm, *logs, "-cp", path, "kafka.Kafka", str(folder / "server.properties")]
+        self.command = [
+            java,
+            *jvm,
+            *logs,
+            "-cp",
+            path,
+            "kafka.Kafka",
+            str(folder / "server.properties"),
+        ]
 
     def start(self) -> Self:
         """Returns when it accepts connections: by then it also handles requests."""
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
         deadline = time.monotonic() + START_TIMEOUT
         while not self._accepts():
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -123,7 +150,9 @@ class KafkaServer:
 
 
 @contextmanager
-def kafka_server(folder: Path, jvm: Sequence[str] = SMALL, settings: str = "", port: int = 0) -> Iterator[KafkaServer]:
+def kafka_server(
+    folder: Path, jvm: Sequence[str] = SMALL, settings: str = "", port: int = 0
+) -> Iterator[KafkaServer]:
     """A node that runs until the end of the block."""
     server = KafkaServer(folder, jvm, settings, port)
     try:

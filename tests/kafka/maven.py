@@ -1,8 +1,10 @@
-"""Jars from Maven Central, downloaded by Maven, which uses the proxies and mirrors of the machine and verifies checksums.
+"""Jars from Maven Central, downloaded by Maven, which uses the proxies and mirrors of the machine
+and verifies checksums.
 
     jars("org.apache.kafka:kafka_2.13:4.3.1")
 
-They are cached in `~/.cache/purgatory/maven` (or where `XDG_CACHE_HOME` says), a folder for each list of jars.
+They are cached in `~/.cache/purgatory/maven` (or under `XDG_CACHE_HOME`), a folder for each
+list of jars.
 """
 
 import hashlib
@@ -16,11 +18,14 @@ from typing import Final
 PLUGIN: Final = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
 MAVEN_TIMEOUT: Final = 300.0
 """How long Maven may take, in seconds."""
-ALONE: Final = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+ALONE: Final = (
+    "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+)
 
 
 class Unavailable(Exception):
-    """Something that pip cannot install is missing and cannot be downloaded. The message says what, and how to install it."""
+    """Something that pip cannot install is missing and cannot be downloaded. The message names it,
+    and how to install it."""
 
 
 def jars(*coordinates: str, alone: bool = False) -> list[Path]:
@@ -56,15 +61,31 @@ def _fetch(coordinates: tuple[str, ...], alone: bool, folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         project, found = Path(scratch, "pom.xml"), Path(scratch, "jars")
         project.write_text(_project(coordinates, alone))
-        command = [maven, "-B", "-q", "-f", str(project), f"{PLUGIN}:copy-dependencies", "-DincludeScope=runtime"]
+        command = [
+            maven,
+            "-B",
+            "-q",
+            "-f",
+            str(project),
+            f"{PLUGIN}:copy-dependencies",
+            "-DincludeScope=runtime",
+        ]
         try:
             run = subprocess.run(
-                [*command, f"-DoutputDirectory={found}"], capture_output=True, text=True, check=False, timeout=MAVEN_TIMEOUT
+                [*command, f"-DoutputDirectory={found}"],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=MAVEN_TIMEOUT,
             )
         except subprocess.TimeoutExpired:
-            raise Unavailable(f"Maven did not get {', '.join(coordinates)} in {MAVEN_TIMEOUT:.0f} s") from None
+            raise Unavailable(
+                f"Maven did not get {', '.join(coordinates)} in {MAVEN_TIMEOUT:.0f} s"
+            ) from None
         if run.returncode:
-            why = next((line for line in run.stdout.splitlines() if "ERROR" in line), run.stderr.strip())
+            why = next(
+                (line for line in run.stdout.splitlines() if "ERROR" in line), run.stderr.strip()
+            )
             raise Unavailable(f"Maven does not get {', '.join(coordinates)}: {why[:300]}")
         try:
             found.rename(folder)

@@ -1,6 +1,7 @@
-"""Clients that are not Python's, unmodified, as processes: Java's own from Maven, kafkajs from npm. For Go see `golang`.
+"""Clients that are not Python's, unmodified, as processes: Java's own from Maven, kafkajs from npm.
+For Go see `golang`.
 
-They are cached in `~/.cache/purgatory` (or where `XDG_CACHE_HOME` says).
+They are cached in `~/.cache/purgatory` (or under `XDG_CACHE_HOME`).
 """
 
 import os
@@ -14,7 +15,10 @@ from maven import Unavailable, jars
 FOLDER: Final = Path(__file__).parent
 JAVA_CLIENTS: Final = ("3.9.2", "4.3.1")
 LOGGING: Final = "org.slf4j:slf4j-simple:1.7.36"
-LOG_OPTIONS: Final = ("-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", "-Dorg.slf4j.simpleLogger.showThreadName=false")
+LOG_OPTIONS: Final = (
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn",
+    "-Dorg.slf4j.simpleLogger.showThreadName=false",
+)
 KAFKAJS: Final = "kafkajs@2.2.4"
 TIMEOUT: Final = 200.0
 
@@ -24,7 +28,7 @@ def _cache() -> Path:
 
 
 def java_command(program: str, client: str = JAVA_CLIENTS[-1]) -> list[str]:
-    """What runs a Java program of this folder.
+    """The command of a Java program of this folder.
 
     Args:
         program: its file.
@@ -43,7 +47,7 @@ def java_command(program: str, client: str = JAVA_CLIENTS[-1]) -> list[str]:
 
 
 def java(program: str, *arguments: str, client: str = JAVA_CLIENTS[-1]) -> str:
-    """Runs a Java program of this folder, and returns what it prints.
+    """Runs a Java program of this folder, and returns its output.
 
     Raises:
         Unavailable: there is no Java with a compiler, or the client cannot be downloaded.
@@ -53,7 +57,7 @@ def java(program: str, *arguments: str, client: str = JAVA_CLIENTS[-1]) -> str:
 
 
 def kafkajs_command(program: str) -> list[str]:
-    """What runs a program of this folder in Node, with kafkajs.
+    """The command of a program of this folder in Node, with kafkajs.
 
     Raises:
         Unavailable: there is no Node or npm, or npm cannot download kafkajs.
@@ -72,7 +76,7 @@ def kafkajs_command(program: str) -> list[str]:
 
 
 def kafkajs(program: str, *arguments: str) -> str:
-    """Runs a program of this folder in Node, with kafkajs, and returns what it prints.
+    """Runs a program of this folder in Node, with kafkajs, and returns its output.
 
     Raises:
         Unavailable: there is no Node or npm, or npm cannot download kafkajs.

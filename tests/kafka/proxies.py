@@ -1,4 +1,5 @@
-"""toxiproxy, which the functional tests of sarama talk to: ports that lead to a broker, and that can be told to fail."""
+"""toxiproxy, which the functional tests of sarama talk to: ports that lead to a broker, and that
+can be made to fail."""
 
 import json
 import subprocess
@@ -20,21 +21,29 @@ MODULE: Final = "github.com/Shopify/toxiproxy/v2"
 
 @contextmanager
 def proxies(ports: Sequence[int], broker: str, control: int = CONTROL) -> Iterator[None]:
-    """Until the end of the block all these ports of this machine lead to the broker, as proxies `kafka1` and so on.
+    """Until the end of the block all these ports of this machine lead to the broker, as proxies
+    `kafka1` and so on.
 
     Raises:
         Unavailable: there is no Go, toxiproxy cannot be downloaded, or a port is taken.
     """
     if taken := [str(port) for port in (control, *ports) if not is_free(port)]:
-        raise Unavailable(f"toxiproxy needs the ports {', '.join(taken)} of this machine, which are taken")
+        raise Unavailable(
+            f"toxiproxy needs the ports {', '.join(taken)} of this machine, which are taken"
+        )
     program = compiled(f"{MODULE}/cmd/server", f"{MODULE}@v2.5.0")
     with tempfile.TemporaryDirectory(prefix="purgatory-") as folder:
         config = Path(folder, "proxies.json")
         names = {f"kafka{number}": f"127.0.0.1:{port}" for number, port in enumerate(ports, 1)}
-        wanted = [{"name": name, "listen": at, "upstream": broker, "enabled": True} for name, at in names.items()]
+        wanted = [
+            {"name": name, "listen": at, "upstream": broker, "enabled": True}
+            for name, at in names.items()
+        ]
         config.write_text(json.dumps(wanted))
         with subprocess.Popen(
-            [program, "-port", str(control), "-config", config], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            [program, "-port", str(control), "-config", config],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         ) as process:
             try:
                 deadline = time.monotonic() + TIMEOUT

@@ -1,4 +1,5 @@
-"""The clients' own test suites: where each comes from, how it gets the address of a broker, and what is out of scope.
+"""The clients' own test suites: where each comes from, how it gets the address of a broker, and
+which tests are out of scope.
 
 Each suite can `fetch` itself into a folder and `run` there on a broker that was started before.
 """
@@ -44,12 +45,13 @@ def brief(message: str | None) -> str:
 
 @dataclass(frozen=True)
 class Expected:
-    """What tests expect of the broker.
+    """The tests' expectations of the broker.
 
     Args:
         port: of localhost, where they look for it if they take no address.
         proxied: ports of toxiproxy, by which they reach it.
-        settings: options of the command line of ours, lines of Kafka's configuration; by the kind of broker.
+        settings: options of the command line of ours, lines of Kafka's configuration; by the kind
+            of broker.
     """
 
     port: int = 0
@@ -71,13 +73,15 @@ class PythonSuite:
     Args:
         package: whose tests they are. The client is the one that is installed.
         tests: the folder of those that need a broker.
-        variables: of the environment, from which the tests take the address: `{address}` and `{scratch}` are replaced.
-        versions: the version of Kafka that each kind of broker stands for, in the variable `KAFKA_VERSION`.
+        variables: of the environment, from which the tests take the address: `{address}` and
+            `{scratch}` are replaced.
+        versions: the version of Kafka that each kind of broker represents, in the variable
+            `KAFKA_VERSION`.
         added: files that the source distribution lacks.
         left_out: folders and files that need something other than a broker.
         needs_checkout: why they are not on PyPI; "" if the source distribution has them.
-        out_of_scope: what this broker does not do, by the name of the test.
-        broker: what they expect of the broker.
+        out_of_scope: features that this broker lacks, by the name of the test.
+        broker: their expectations of the broker.
     """
 
     package: str
@@ -96,16 +100,33 @@ class PythonSuite:
         return f"{self.package} {version(self.package)}"
 
     def fetch(self, folder: Path, checkout: Path | None = None) -> Path:
-        """The tests and what they import of their own, in `folder`: from a checkout, or from PyPI."""
+        """The tests and their own modules, in `folder`: from a checkout, or from PyPI."""
         if checkout is not None:
             source = folder / "checkout"
-            top = Path(self.tests).parts[0]  # without the client: the one that is installed is asked
+            top = Path(self.tests).parts[
+                0
+            ]  # without the client: the one that is installed is asked
             shutil.copytree(checkout / top, source / top)
         elif self.needs_checkout:
             raise Unavailable(self.needs_checkout)
         else:
-            command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", ":all:", "-d", str(folder)]
-            subprocess.run([*command, f"{self.package}=={version(self.package)}"], check=True, timeout=SUITE_TIMEOUT)
+            command = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "-q",
+                "--no-deps",
+                "--no-binary",
+                ":all:",
+                "-d",
+                str(folder),
+            ]
+            subprocess.run(
+                [*command, f"{self.package}=={version(self.package)}"],
+                check=True,
+                timeout=SUITE_TIMEOUT,
+            )
             (archive,) = folder.glob("*.tar.gz")
             with tarfile.open(archive) as packed:
                 packed.extractall(folder, filter="data")
@@ -116,14 +137,41 @@ class PythonSuite:
                 (source / name).write_text(text)
         return source
 
-    def run(self, source: Path, kind: str, address: str, scratch: Path, chosen: str | None = None) -> list[Result]:
+    def run(
+        self, source: Path, kind: str, address: str, scratch: Path, chosen: str | None = None
+    ) -> list[Result]:
         """Runs it; `chosen` are words as pytest's `-k` takes them."""
         report = scratch / "report.xml"
-        command = [sys.executable, "-m", "pytest", self.tests, "-q", "-p", "pytest_timeout", f"--timeout={TEST_TIMEOUT}"]
-        command += ["-p", "no:cacheprovider", "-o", "addopts=", f"--junitxml={report}", "--continue-on-collection-errors"]
-        command += [*(f"--ignore={each}" for each in self.left_out), *(["-k", chosen] if chosen else [])]
-        variables = {name: text.format(address=address, scratch=scratch) for name, text in self.variables.items()}
-        variables |= {"KAFKA_VERSION": self.versions.get(kind, ""), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            self.tests,
+            "-q",
+            "-p",
+            "pytest_timeout",
+            f"--timeout={TEST_TIMEOUT}",
+        ]
+        command += [
+            "-p",
+            "no:cacheprovider",
+            "-o",
+            "addopts=",
+            f"--junitxml={report}",
+            "--continue-on-collection-errors",
+        ]
+        command += [
+            *(f"--ignore={each}" for each in self.left_out),
+            *(["-k", chosen] if chosen else []),
+        ]
+        variables = {
+            name: text.format(address=address, scratch=scratch)
+            for name, text in self.variables.items()
+        }
+        variables |= {
+            "KAFKA_VERSION": self.versions.get(kind, ""),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        }
         _run(command, source, variables, scratch / "output")
         if not report.exists():
             raise subprocess.SubprocessError(
@@ -153,14 +201,17 @@ class GoSuite:
     Args:
         module: with its version.
         package: the path of the tested package in it; "." is the module itself.
-        variables: of the environment, from which the tests take the address: `{address}` is replaced.
-        uses_broker: a pattern for the source of the tests that use a broker; the others are not run.
-        never: out of scope, and not started, since it would never end, or end all others; by the kind of broker.
-        out_of_scope: what this broker does not do, by the name of the test.
-        broker: what they expect of the broker.
-        tag: what its tests are compiled with.
+        variables: of the environment, from which the tests take the address: `{address}` is
+            replaced.
+        uses_broker: a pattern for the source of the tests that use a broker; the others are not
+            run.
+        never: out of scope, and not started, since it would never end, or end all others; by the
+            kind of broker.
+        out_of_scope: features that this broker lacks, by the name of the test.
+        broker: their expectations of the broker.
+        tag: a build tag for its tests.
         files: a pattern for the files with its tests.
-        edits: a text and what to put in its place, by file: what cannot be said in another way.
+        edits: a text and what to put in its place, by file, where there is no option.
     """
 
     module: str
@@ -201,16 +252,29 @@ class GoSuite:
 
     def broker_tests(self, source: Path) -> list[str]:
         """The names of the tests that use a broker."""
-        pattern = re.compile(r"^func (Test\w+)\(t \*testing\.T\) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+        pattern = re.compile(
+            r"^func (Test\w+)\(t \*testing\.T\) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL
+        )
         texts = [each.read_text() for each in sorted(source.glob(self.files))]
-        return [name for text in texts for name, body in pattern.findall(text) if re.search(self.uses_broker, body)]
+        return [
+            name
+            for text in texts
+            for name, body in pattern.findall(text)
+            if re.search(self.uses_broker, body)
+        ]
 
-    def run(self, source: Path, kind: str, address: str, scratch: Path, chosen: str | None = None) -> list[Result]:
+    def run(
+        self, source: Path, kind: str, address: str, scratch: Path, chosen: str | None = None
+    ) -> list[Result]:
         """Runs it; `chosen` is a pattern for names."""
         never = self.never.get(kind, {})
         names = [name for name in self.broker_tests(source) if re.search(chosen or "", name)]
         skipped = "|".join("/".join(f"^{part}$" for part in name.split("/")) for name in never)
-        command = [str(source.parent / "suite.test"), "-test.v=test2json", f"-test.run=^({'|'.join(names)})$"]
+        command = [
+            str(source.parent / "suite.test"),
+            "-test.v=test2json",
+            f"-test.run=^({'|'.join(names)})$",
+        ]
         command += [f"-test.skip={skipped}"] if skipped else []
         command.append(f"-test.timeout={SUITE_TIMEOUT - 60:.0f}s")
         variables = {name: text.format(address=address) for name, text in self.variables.items()}
@@ -221,31 +285,44 @@ class GoSuite:
             raise subprocess.SubprocessError(
                 f"the suite of {self.name} did not run: {(scratch / 'output').read_text()[-2000:]}"
             )
-        return found + [Result(name, "out of scope", why) for name, why in never.items() if name.partition("/")[0] in names]
+        return found + [
+            Result(name, "out of scope", why)
+            for name, why in never.items()
+            if name.partition("/")[0] in names
+        ]
 
     def results(self, events: list[str]) -> Iterator[Result]:
-        """The result of each test in the output of `go tool test2json`; of a test with subtests, those of the subtests."""
+        """The result of each test in the output of `go tool test2json`; of a test with subtests,
+        only its subtests."""
         outcomes: dict[str, str] = {}
         messages: dict[str, list[str]] = {}
         for event in map(json.loads, events):
             name, action = event.get("Test"), event.get("Action")
             if name and action in ("run", "pass", "fail", "skip"):
                 outcomes[name] = action
-            elif name and (message := re.match(r"\s+\w+_test\.go:\d+: (.*)", event.get("Output", ""))):
+            elif name and (
+                message := re.match(r"\s+\w+_test\.go:\d+: (.*)", event.get("Output", ""))
+            ):
                 messages.setdefault(name, []).append(message[1])
         words = {"pass": "passed", "skip": "skipped", "fail": "failed", "run": "failed"}
         for name, action in outcomes.items():
             if any(other.startswith(name + "/") for other in outcomes):
                 continue
             outcome = words[action]
-            reason = self.out_of_scope.get(name) or self.out_of_scope.get(name.partition("/")[0], "")
+            reason = self.out_of_scope.get(name) or self.out_of_scope.get(
+                name.partition("/")[0], ""
+            )
             if outcome == "failed" and reason:
                 yield Result(name, "out of scope", reason)
             elif outcome == "passed":
                 yield Result(name, outcome)
             else:
                 yield Result(
-                    name, outcome, "it did not end" if action == "run" else brief(next(iter(messages.get(name, [])), ""))
+                    name,
+                    outcome,
+                    "it did not end"
+                    if action == "run"
+                    else brief(next(iter(messages.get(name, [])), "")),
                 )
 
 
@@ -253,7 +330,15 @@ Suite = PythonSuite | GoSuite
 
 
 def _run(command: list[str], folder: Path, variables: dict[str, str], output: Path) -> None:
-    """Runs a suite in `folder`; what it prints goes to a file."""
+    """Runs a suite in `folder`; its output goes to a file."""
     with output.open("w") as file:
         environment = {**os.environ, **variables}
-        subprocess.run(command, cwd=folder, env=environment, stdout=file, stderr=file, check=False, timeout=SUITE_TIMEOUT)
+        subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=file,
+            stderr=file,
+            check=False,
+            timeout=SUITE_TIMEOUT,
+        )

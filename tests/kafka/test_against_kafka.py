@@ -9,22 +9,44 @@ from kafka_server import SERVER
 from maven import Unavailable, jars
 from requirements import unavailable
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a busy machine takes minutes to start JVMs
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]  # a busy machine takes minutes to start JVMs
 
 
 @pytest.mark.parametrize("kind", ["ours", "Kafka"])
-def test_each_measurement_prints_a_row_and_no_message_is_lost(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measurements_print_rows_and_lose_no_message(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     try:
         jars(*SERVER)
     except Unavailable as error:
         unavailable(str(error))
-    small = ["--rates", "200", "--warm-up", "0.5", "--seconds", "1", "--consumers", "20", "--waits", "0.1", "--rounds", "1"]
+    small = [
+        "--rates",
+        "200",
+        "--warm-up",
+        "0.5",
+        "--seconds",
+        "1",
+        "--consumers",
+        "20",
+        "--waits",
+        "0.1",
+        "--rounds",
+        "1",
+    ]
     small += ["--messages", "3000"]
 
-    assert against_kafka.main(["start", "latency", "throughput", "idle", *small, "--only", kind]) == 0
+    assert (
+        against_kafka.main(["start", "latency", "throughput", "idle", *small, "--only", kind]) == 0
+    )
 
     said = capsys.readouterr().out
-    start, latency, small_ones, large_ones, idle = (line for line in said.splitlines() if line.startswith(kind))
+    start, latency, small_ones, large_ones, idle = (
+        line for line in said.splitlines() if line.startswith(kind)
+    )
     assert re.fullmatch(rf"{kind} +\d+\.\d\d +\d+\.\d\d +\d+", start)
     for line, size in ((small_ones, "100"), (large_ones, "10,000")):
         assert re.fullmatch(rf"{kind} +{size} bytes +[\d,]+ +[\d,]+ +[\d,]+, [\d,]+", line)
@@ -34,19 +56,29 @@ def test_each_measurement_prints_a_row_and_no_message_is_lost(kind: str, capsys:
     assert float(idle.split()[-3].replace(",", "")) > 0  # responses a second
 
 
-def test_the_first_record_of_a_new_group_comes_to_each_client(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_client_gets_new_groups_first_record(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert against_kafka.main(["group", "--groups", "1", "--only", "ours"]) == 0
 
     said = capsys.readouterr()
     if said.err:
         unavailable(said.err.strip())
     _, heads, row = said.out.splitlines()
-    assert heads.split("s ", 1)[1].split() == ["confluent-kafka", "aiokafka", "kafka-python", "Java", "kafkajs"]
-    assert all(0.1 <= float(cell) < TIMEOUT for cell in row.split()[4:])  # a busy machine; it is 0.1 to 0.3 on a quiet one
+    assert heads.split("s ", 1)[1].split() == [
+        "confluent-kafka",
+        "aiokafka",
+        "kafka-python",
+        "Java",
+        "kafkajs",
+    ]
+    assert all(
+        0.1 <= float(cell) < TIMEOUT for cell in row.split()[4:]
+    )  # a busy machine; it is 0.1 to 0.3 on a quiet one
     assert len(row.split()) == 9
 
 
-def test_a_client_that_is_not_installed_is_left_out_with_the_reason(
+def test_missing_client_is_left_out_with_reason(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
@@ -55,4 +87,7 @@ def test_a_client_that_is_not_installed_is_left_out_with_the_reason(
 
     said = capsys.readouterr()
     assert said.out.split()[-2:] == ["-", "-"]
-    assert "without Java: needs Java 17" in said.err and "without kafkajs: needs Node and npm" in said.err
+    assert (
+        "without Java: needs Java 17" in said.err
+        and "without kafkajs: needs Node and npm" in said.err
+    )

@@ -1,4 +1,5 @@
-"""Suites are downloaded, run on a broker and reported: what fails is distinguished from what is out of scope."""
+"""Suites are downloaded, run on a broker and reported: failures are distinguished from tests out of
+scope."""
 
 import json
 import socket
@@ -17,8 +18,16 @@ from requirements import unavailable
 from suites import Expected, GoSuite, PythonSuite, Result
 
 ONE_NODE = "there is one node with one disk"
-PYTHON = PythonSuite("pytest", "tests/integration", {}, {}, out_of_scope={"test_elect_leaders": ONE_NODE})
-GO = GoSuite("example.com/some/client@v1.2.3", "kgo", {}, uses_broker="newClient", out_of_scope={"TestRegex": "no topic"})
+PYTHON = PythonSuite(
+    "pytest", "tests/integration", {}, {}, out_of_scope={"test_elect_leaders": ONE_NODE}
+)
+GO = GoSuite(
+    "example.com/some/client@v1.2.3",
+    "kgo",
+    {},
+    uses_broker="newClient",
+    out_of_scope={"TestRegex": "no topic"},
+)
 REPORT = """<testsuites><testsuite name="pytest">
 <testcase name="test_group" time="1.0"/>
 <testcase name="test_end_to_end[zstd]"><failure message="assert 1 == 2&#10;  | + 1">trace</failure></testcase>
@@ -28,7 +37,7 @@ REPORT = """<testsuites><testsuite name="pytest">
 </testsuite></testsuites>"""
 
 
-def test_each_test_of_a_report_has_one_outcome_and_its_reason() -> None:
+def test_each_reported_test_has_one_outcome_and_reason() -> None:
     assert list(PYTHON.results(ET.ElementTree(ET.fromstring(REPORT)))) == [
         Result("test_group", "passed"),
         Result("test_end_to_end[zstd]", "failed", "assert 1 == 2 / + 1"),
@@ -38,10 +47,20 @@ def test_each_test_of_a_report_has_one_outcome_and_its_reason() -> None:
     ]
 
 
-def test_of_a_go_suite_subtests_are_reported_and_what_did_not_end_has_failed() -> None:
+def test_go_subtests_are_reported_and_unfinished_ones_fail() -> None:
     lines = [
         ("start", None, ""),
-        *(("run", name, "") for name in ("TestETL", "TestETL/range", "TestETL/sticky", "TestRegex", "TestHangs", "TestSkips")),
+        *(
+            ("run", name, "")
+            for name in (
+                "TestETL",
+                "TestETL/range",
+                "TestETL/sticky",
+                "TestRegex",
+                "TestHangs",
+                "TestSkips",
+            )
+        ),
         ("output", "TestETL/sticky", "    group_test.go:12: got 1 | not 2\n"),
         ("output", "TestETL/sticky", "    group_test.go:13: leaving\n"),
         ("output", "TestSkips", "    share_test.go:1: not supported\n"),
@@ -52,7 +71,10 @@ def test_of_a_go_suite_subtests_are_reported_and_what_did_not_end_has_failed() -
         ("skip", "TestSkips", ""),
         ("fail", None, ""),
     ]
-    events = [json.dumps({"Action": action, "Test": name, "Output": output}) for action, name, output in lines]
+    events = [
+        json.dumps({"Action": action, "Test": name, "Output": output})
+        for action, name, output in lines
+    ]
 
     assert list(GO.results(events)) == [
         Result("TestETL/range", "passed"),
@@ -63,7 +85,7 @@ def test_of_a_go_suite_subtests_are_reported_and_what_did_not_end_has_failed() -
     ]
 
 
-def test_of_a_go_suite_a_subtest_may_be_out_of_scope_alone() -> None:
+def test_single_go_subtest_may_be_out_of_scope() -> None:
     suite = replace(GO, out_of_scope={"TestETL/sticky": "no sticky", "TestRegex": "no topic"})
     names = ("TestETL/range", "TestETL/sticky", "TestRegex/one")
     lines = [*(("run", name) for name in names), *(("fail", name) for name in names)]
@@ -76,7 +98,7 @@ def test_of_a_go_suite_a_subtest_may_be_out_of_scope_alone() -> None:
     ]
 
 
-def test_a_suite_that_insists_on_a_port_is_not_run_where_that_is_taken(tmp_path: Path) -> None:
+def test_suite_with_fixed_port_skips_if_taken(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
 
@@ -89,13 +111,15 @@ def test_ports_of_toxiproxy_lead_to_the_broker() -> None:
     control, *ports = free_ports(3)
     try:
         with running("ours") as broker, proxies(ports, broker.address, control):
-            assert {request_versions(f"127.0.0.1:{port}") for port in ports} == {request_versions(broker.address)}
+            assert {request_versions(f"127.0.0.1:{port}") for port in ports} == {
+                request_versions(broker.address)
+            }
     except Unavailable as error:
         unavailable(str(error))
     assert all(map(is_free, ports))
 
 
-def test_of_a_go_suite_those_tests_are_run_that_use_a_broker(tmp_path: Path) -> None:
+def test_only_go_tests_using_a_broker_run(tmp_path: Path) -> None:
     (tmp_path / "a_test.go").write_text("""
 func TestAsks(t *testing.T) {
 	cl := newClient(t)
@@ -115,21 +139,37 @@ func newClient(t *testing.T) {}
     assert replace(GO, files="b_*.go").broker_tests(tmp_path) == ["TestOther"]
 
 
-def test_the_page_counts_outcomes_for_each_broker_and_lists_those_of_ours() -> None:
-    ours = [Result("a", "passed"), Result("b", "failed", "why"), Result("c", "out of scope", "because")]
+def test_page_counts_outcomes_per_broker_and_lists_ours() -> None:
+    ours = [
+        Result("a", "passed"),
+        Result("b", "failed", "why"),
+        Result("c", "out of scope", "because"),
+    ]
     theirs = [Result("a", "passed"), Result("b", "failed", "there too")]
 
-    text = page({"some-client 1.0": {"ours": ours, "Kafka": theirs}}, {"another": "it is in no package"})
+    text = page(
+        {"some-client 1.0": {"ours": ours, "Kafka": theirs}}, {"another": "it is in no package"}
+    )
 
     assert "## some-client 1.0\n" in text
-    assert "- On this broker: 1 failed, 1 out of scope, 1 passed.\n- On Kafka itself: 1 failed, 1 passed.\n" in text
+    assert (
+        "- On this broker: 1 failed, 1 out of scope, 1 passed.\n- On Kafka itself: 1 failed, 1 "
+        "passed.\n" in text
+    )
     assert "| failed | why |\n|---|---|\n| `b` | why |" in text and "Passed: `a`." in text
     assert "| failed on Kafka | why |\n|---|---|\n| `b` | there too |" in text
     assert text.endswith("- another: it is in no package.\n")
 
 
-def test_a_suite_that_is_in_no_package_needs_a_checkout(tmp_path: Path) -> None:
-    suite = PythonSuite("pytest", "tests/integration", {}, {}, {"tests/more.py": "NUMBER = 1"}, needs_checkout="not here")
+def test_unpackaged_suite_needs_a_checkout(tmp_path: Path) -> None:
+    suite = PythonSuite(
+        "pytest",
+        "tests/integration",
+        {},
+        {},
+        {"tests/more.py": "NUMBER = 1"},
+        needs_checkout="not here",
+    )
     checkout = tmp_path / "checkout"
     (checkout / "tests" / "integration").mkdir(parents=True)
     (checkout / "src").mkdir()
@@ -138,13 +178,17 @@ def test_a_suite_that_is_in_no_package_needs_a_checkout(tmp_path: Path) -> None:
         suite.fetch(tmp_path)
     source = suite.fetch(tmp_path / "here", checkout)
 
-    assert (source / "tests" / "more.py").read_text() == "NUMBER = 1" and (source / "tests" / "integration").is_dir()
+    assert (source / "tests" / "more.py").read_text() == "NUMBER = 1" and (
+        source / "tests" / "integration"
+    ).is_dir()
     assert not (source / "src").exists()  # the installed client is asked
     assert not (checkout / "tests" / "more.py").exists()
 
 
 @pytest.mark.slow
-def test_a_checkout_of_confluent_kafka_runs_on_the_broker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_confluent_kafka_checkout_runs_on_the_broker(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     tests = tmp_path / "tests" / "integration"
     tests.mkdir(parents=True)
     (tests / "test_metadata.py").write_text("""\
@@ -162,7 +206,9 @@ def test_it_is_another_one():
 
     (tests / "test_broken.py").write_text("import nothing_that_is_installed\n")
     (tests / "schema_registry").mkdir()
-    (tests / "schema_registry" / "test_registry.py").write_text("import nothing_that_is_installed\n")
+    (tests / "schema_registry" / "test_registry.py").write_text(
+        "import nothing_that_is_installed\n"
+    )
 
     assert client_suites.main(["confluent-kafka", "--checkout", f"confluent-kafka={tmp_path}"]) == 1
 
@@ -175,9 +221,16 @@ def test_it_is_another_one():
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["kafka-js"], "there is no suite kafka-js: choose of kafka-python, franz-go, kafka-go, sarama, confluent-kafka"),
+        (
+            ["kafka-js"],
+            "there is no suite kafka-js: choose of kafka-python, franz-go, kafka-go, sarama, "
+            "confluent-kafka",
+        ),
         (["--checkout", "aiokafka=."], "there is no suite aiokafka"),
-        (["--checkout", "confluent-kafka=nowhere"], "--checkout confluent-kafka=nowhere: there is no such folder"),
+        (
+            ["--checkout", "confluent-kafka=nowhere"],
+            "--checkout confluent-kafka=nowhere: there is no such folder",
+        ),
     ],
 )
 def test_unknown_suites_and_folders_are_refused(

@@ -9,7 +9,10 @@ from kafka_server import KafkaServer, kafka_server
 from maven import Unavailable
 from requirements import unavailable
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a busy machine takes minutes to start JVMs
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]  # a busy machine takes minutes to start JVMs
 
 QUIET = {"log_level": 0}
 
@@ -23,7 +26,7 @@ def kafka(tmp_path: Path) -> Iterator[KafkaServer]:
         unavailable(str(error))
 
 
-def test_what_was_produced_before_a_restart_is_consumed_after_it(kafka: KafkaServer) -> None:
+def test_records_survive_a_restart(kafka: KafkaServer) -> None:
     producer = Producer({"bootstrap.servers": kafka.address, **QUIET})
     producer.produce("news", b"first")
     assert producer.flush(120) == 0
@@ -31,7 +34,14 @@ def test_what_was_produced_before_a_restart_is_consumed_after_it(kafka: KafkaSer
     kafka.stop()
     kafka.start()
 
-    consumer = Consumer({"bootstrap.servers": kafka.address, "group.id": "g", "auto.offset.reset": "earliest", **QUIET})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka.address,
+            "group.id": "g",
+            "auto.offset.reset": "earliest",
+            **QUIET,
+        }
+    )
     try:
         consumer.subscribe(["news"])
         message = consumer.poll(120)
@@ -46,7 +56,9 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
     except Unavailable as error:
         unavailable(str(error))
 
-    with pytest.raises(RuntimeError, match=r"Kafka does not start: (.|\n)*IllegalArgumentException"):
+    with pytest.raises(
+        RuntimeError, match=r"Kafka does not start: (.|\n)*IllegalArgumentException"
+    ):
         server.start()
 
     assert server.process is None

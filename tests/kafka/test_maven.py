@@ -1,4 +1,4 @@
-"""Jars are downloaded once; if they cannot be, the error says why."""
+"""Jars are downloaded once; if that fails, the error has the reason."""
 
 from pathlib import Path
 
@@ -31,7 +31,7 @@ def install(machine: Path, script: str) -> None:
     maven.chmod(0o755)
 
 
-def test_jars_are_downloaded_once_and_then_need_no_maven(machine: Path) -> None:
+def test_jars_are_downloaded_once_then_cached(machine: Path) -> None:
     install(machine, CENTRAL)
 
     got = jars("x:y:1")
@@ -45,10 +45,12 @@ def test_jars_are_downloaded_once_and_then_need_no_maven(machine: Path) -> None:
         jars("x:y:1", alone=True)
 
 
-def test_without_maven_central_the_error_says_why_and_nothing_is_cached(machine: Path) -> None:
+def test_unreachable_maven_central_is_reported_and_nothing_cached(machine: Path) -> None:
     install(machine, OUT_OF_REACH)
 
-    with pytest.raises(Unavailable, match=r"does not get x:y:1: \[ERROR\] Could not transfer .* Connection refused"):
+    with pytest.raises(
+        Unavailable, match=r"does not get x:y:1: \[ERROR\] Could not transfer .* Connection refused"
+    ):
         jars("x:y:1")
 
     assert list((machine / "cache" / "purgatory" / "maven").iterdir()) == []

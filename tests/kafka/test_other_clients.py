@@ -19,7 +19,10 @@ from requirements import unavailable
 FOLDER = Path(__file__).parent
 FRANZ_GO = "github.com/twmb/franz-go/pkg/kgo@v1.22.2"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a busy machine takes minutes to start JVMs
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]  # a busy machine takes minutes to start JVMs
 
 
 @contextmanager
@@ -31,7 +34,10 @@ def address_of(kind: str) -> Iterator[str]:
         unavailable(str(error))
 
 
-@pytest.mark.parametrize(("kind", "version"), [*(("ours", version) for version in JAVA_CLIENTS), ("Kafka", JAVA_CLIENTS[-1])])
+@pytest.mark.parametrize(
+    ("kind", "version"),
+    [*(("ours", version) for version in JAVA_CLIENTS), ("Kafka", JAVA_CLIENTS[-1])],
+)
 def test_javas_client_administers_produces_and_consumes_in_groups(kind: str, version: str) -> None:
     with address_of(kind) as address:
         printed = java("Client.java", address, client=version).splitlines()
@@ -61,7 +67,10 @@ def test_kafkajs_administers_produces_and_consumes_in_groups(kind: str) -> None:
     }
 
 
-@pytest.mark.parametrize(("kind", "version"), [*(("ours", version) for version in JAVA_CLIENTS), ("Kafka", JAVA_CLIENTS[-1])])
+@pytest.mark.parametrize(
+    ("kind", "version"),
+    [*(("ours", version) for version in JAVA_CLIENTS), ("Kafka", JAVA_CLIENTS[-1])],
+)
 def test_javas_client_commits_aborts_and_is_fenced(kind: str, version: str) -> None:
     with address_of(kind) as address:
         printed = java("Transactions.java", address, client=version).splitlines()
@@ -76,9 +85,13 @@ def test_javas_client_commits_aborts_and_is_fenced(kind: str, version: str) -> N
 
 
 @pytest.mark.parametrize("program", ["Transform.java", "transform.go"])
-def test_what_is_consumed_transformed_and_produced_is_there_once_whatever_is_killed(tmp_path: Path, program: str) -> None:
+def test_killed_transformations_write_each_record_once(tmp_path: Path, program: str) -> None:
     try:
-        command = java_command(program) if program.endswith(".java") else [str(compiled(FOLDER / program, FRANZ_GO))]
+        command = (
+            java_command(program)
+            if program.endswith(".java")
+            else [str(compiled(FOLDER / program, FRANZ_GO))]
+        )
     except Unavailable as error:
         unavailable(str(error))
     assert sorted(transform_and_kill(command, tmp_path)) == list(range(COUNT))

@@ -1,4 +1,5 @@
-"""Slow readers, few and for a short time: they are measured, and cost our broker less than they have fetched."""
+"""Slow readers, few and for a short time: they are measured, and cost our broker less than they
+have fetched."""
 
 import pytest
 import slow_readers
@@ -6,7 +7,9 @@ import slow_readers
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--directory"]])
-def test_slow_readers_cost_little_memory(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_slow_readers_cost_little_memory(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     small = ["--readers", "10", "--size", "20", "--seconds", "1", "--rounds", "1", "--only", "ours"]
 
     assert slow_readers.main([*small, *options]) == 0

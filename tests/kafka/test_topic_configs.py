@@ -1,4 +1,5 @@
-"""The values that the configuration of a topic takes, on the broker of `examples/broker` and on Kafka itself."""
+"""The values that the configuration of a topic takes, on the broker of `examples/broker` and on
+Kafka itself."""
 
 from datetime import timedelta
 
@@ -9,12 +10,19 @@ from purgatory_broker.configs import CONFIGS
 from raw import Raw
 from requirements import unavailable
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # a busy machine takes minutes to start JVMs
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+]  # a busy machine takes minutes to start JVMs
 
 NUMBERS = (
-    "-3 -2 -1 0 1 2 4 9 10 17 18 22 23 1048575 1048576 2147483647 2147483648 9223372036854775807 9223372036854775808 0.5 1.5"
+    "-3 -2 -1 0 1 2 4 9 10 17 18 22 23 1048575 1048576 2147483647 2147483648 "
+    "9223372036854775807 9223372036854775808 0.5 1.5"
 )
-WORDS = "TRUE false gzip producer uncompressed CreateTime LogAppendTime delete compact compact,delete delete,delete none * 0:0"
+WORDS = (
+    "TRUE false gzip producer uncompressed CreateTime LogAppendTime delete compact "
+    "compact,delete delete,delete none * 0:0"
+)
 VALUES = [*NUMBERS.split(), *WORDS.split(), "", " 5 ", "delete, compact"]
 
 
@@ -32,8 +40,13 @@ def outcomes(address: str) -> dict[tuple[str, str], str]:
                 }
                 for number, value in enumerate(VALUES)
             ]
-            response = client.ask("create_topics", topics=wanted, timeout=timedelta(seconds=60), validate_only=True)
-            found |= {(name, VALUES[int(topic.name[1:])]): topic.error_code.name for topic in response.topics}
+            response = client.ask(
+                "create_topics", topics=wanted, timeout=timedelta(seconds=60), validate_only=True
+            )
+            found |= {
+                (name, VALUES[int(topic.name[1:])]): topic.error_code.name
+                for topic in response.topics
+            }
     return found
 
 
@@ -41,11 +54,13 @@ def defaults(address: str) -> dict[str, str]:
     """The value of each name, of a topic without a configuration."""
     with Raw(address) as client:
         wanted = {"name": "topic", "num_partitions": 1, "replication_factor": 1}
-        (created,) = client.ask("create_topics", topics=[wanted], timeout=timedelta(seconds=60)).topics
+        (created,) = client.ask(
+            "create_topics", topics=[wanted], timeout=timedelta(seconds=60)
+        ).topics
         return {config.name: config.value for config in created.configs or ()}
 
 
-def test_both_have_the_same_names_and_defaults_and_accept_the_same_values() -> None:
+def test_both_brokers_share_names_defaults_and_accepted_values() -> None:
     try:
         ours, kafkas = ([], [])
         for kind, found in zip(KINDS, (ours, kafkas), strict=True):

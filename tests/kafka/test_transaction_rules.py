@@ -18,10 +18,16 @@ from test_transactions import TransactionalProducer
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NOT_YET = {
-    *("concurrent_transactions", "coordinator_load_in_progress", "coordinator_not_available", "not_coordinator"),
+    *(
+        "concurrent_transactions",
+        "coordinator_load_in_progress",
+        "coordinator_not_available",
+        "not_coordinator",
+    ),
     *("not_enough_replicas", "not_leader_or_follower"),
 }
-"""Errors after which clients ask again: Kafka completes a transaction, and makes a topic, after its response."""
+"""Errors after which clients ask again: Kafka completes a transaction, and makes a topic, after its
+response."""
 
 
 def errors(response: Any) -> Iterator[str]:
@@ -64,7 +70,9 @@ async def committed(client: Patient, group: str) -> tuple[str, int]:
     """The committed offset, when no transaction is going to change it."""
     topics, until = [{"name": "topic", "partition_indexes": [0]}], time.monotonic() + TIMEOUT
     while time.monotonic() < until:
-        response = await client.ask("offset_fetch", group_id=group, topics=topics, require_stable=True)
+        response = await client.ask(
+            "offset_fetch", group_id=group, topics=topics, require_stable=True
+        )
         partition = response.topics[0].partitions[0]
         if partition.error_code.name != "unstable_offset_commit":
             break
@@ -75,7 +83,12 @@ async def committed(client: Patient, group: str) -> tuple[str, int]:
 async def commit(producer: TransactionalProducer, group: str, **values: Any) -> str:
     """The error of offsets that a producer commits."""
     topics = [{"name": "topic", "partitions": [{"partition_index": 0, "committed_offset": 1}]}]
-    fields = {"topics": topics, "group_id": group, "generation_id": -1, **producer.identity} | values
+    fields = {
+        "topics": topics,
+        "group_id": group,
+        "generation_id": -1,
+        **producer.identity,
+    } | values
     response = await producer.client.ask("txn_offset_commit", **fields)
     return str(response.topics[0].partitions[0].error_code.name)
 
@@ -89,7 +102,11 @@ async def epochs_and_fencing(client: Patient) -> None:
         assert await one.init(**given_back) == "none"
         assert one.epoch == given_back["producer_epoch"] + 1
     assert (await one.add("topic"), await one.send()) == (["none"], "none")
-    assert [await one.end(), await one.end(), await one.end(committed=False)] == ["none", "none", "invalid_txn_state"]
+    assert [await one.end(), await one.end(), await one.end(committed=False)] == [
+        "none",
+        "none",
+        "invalid_txn_state",
+    ]
     assert await one.init() == "none"
     assert await one.end() == "invalid_txn_state"
     assert (await one.add("topic"), await one.send()) == (["none"], "none")
@@ -112,10 +129,15 @@ async def what_is_in_no_transaction(client: Patient) -> None:
     assert (await stranger.send(), await stranger.end()) == ("invalid_producer_id_mapping",) * 2
     assert await one.send() == "invalid_txn_state"
     assert await one.send(transactional_id=None) == "transactional_id_authorization_failed"
-    assert await one.add("topic", "none") == ["operation_not_attempted", "unknown_topic_or_partition"]
+    assert await one.add("topic", "none") == [
+        "operation_not_attempted",
+        "unknown_topic_or_partition",
+    ]
     assert (await one.add("topic"), await one.send()) == (["none"], "none")
     plain = make_batch(b"v", producer=one.id, epoch=one.epoch, sequence=one.sequence)
-    assert produced(await client.ask("produce", **produce_fields("topic", plain))) == [("invalid_txn_state", -1)]
+    assert produced(await client.ask("produce", **produce_fields("topic", plain))) == [
+        ("invalid_txn_state", -1)
+    ]
     assert await TransactionalProducer(client, timeout=901).init() == "invalid_transaction_timeout"
     assert await TransactionalProducer(client, timeout=0).init() == "invalid_transaction_timeout"
     assert await TransactionalProducer(client, "").init() == "invalid_request"
@@ -134,7 +156,9 @@ async def offsets_and_groups(client: Patient) -> None:
     assert await committed(client, "group") == ("none", 1)
     await one.commit_offset(5)
     topics = [{"name": "topic", "partitions": [{"partition_index": 0, "committed_offset": 7}]}]
-    await client.ask("offset_commit", group_id="group", generation_id_or_member_epoch=-1, topics=topics)
+    await client.ask(
+        "offset_commit", group_id="group", generation_id_or_member_epoch=-1, topics=topics
+    )
     assert await one.end() == "none"
     assert await committed(client, "group") == ("none", 7)
     await one.commit_offset(5, "other")
@@ -154,8 +178,14 @@ async def records_that_are_deleted_in_a_transaction(client: Patient) -> None:
     await client.ask("delete_records", topics=topics, timeout=timedelta(seconds=10))
     topics = [{"name": "deleted", "partitions": [{"partition_index": 0, "timestamp": -1}]}]
     latest = await client.ask("list_offsets", topics=topics, isolation_level=1, replica_id=-1)
-    fetched = await client.ask("fetch", **fetch_fields("deleted", 2), isolation_level=1, replica_id=-1)
-    assert latest.topics[0].partitions[0].offset == fetched.responses[0].partitions[0].last_stable_offset == 2
+    fetched = await client.ask(
+        "fetch", **fetch_fields("deleted", 2), isolation_level=1, replica_id=-1
+    )
+    assert (
+        latest.topics[0].partitions[0].offset
+        == fetched.responses[0].partitions[0].last_stable_offset
+        == 2
+    )
 
 
 async def a_transaction_that_takes_too_long(client: Patient) -> None:
@@ -186,7 +216,10 @@ def test_both_brokers_keep_the_same_rules_of_transactions(kind: str) -> None:
         with running(kind) as broker:
             client = Patient(broker.address)
             with client.raw:
-                for key_type in (0, 1):  # Kafka makes the topics of its coordinators when somebody looks for them
+                for key_type in (
+                    0,
+                    1,
+                ):  # Kafka makes the topics of its coordinators at the first look for one
                     client.raw.ask("find_coordinator", key="any", key_type=key_type)
                 asyncio.run(keep(client))
     except Unavailable as error:

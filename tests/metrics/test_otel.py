@@ -60,7 +60,14 @@ async def test_the_instruments_say_what_the_meter_has_counted(reader, tmp_path):
     polls.endings[Ending.GONE] += 2
     versions: ThresholdPurgatory[str, int] = ThresholdPurgatory("versions")
     async with Purgatory("jobs", observer=meter) as jobs, Relay(f"file://{tmp_path}") as relay:
-        observe(meter, purgatories=jobs, thresholds=[versions], polls=polls, relay=relay, meter_provider=reader.provider)
+        observe(
+            meter,
+            purgatories=jobs,
+            thresholds=[versions],
+            polls=polls,
+            relay=relay,
+            meter_provider=reader.provider,
+        )
         versions.advance("orders", 1)
         for number in range(3):
             operation = Probe(50)
@@ -70,11 +77,23 @@ async def test_the_instruments_say_what_the_meter_has_counted(reader, tmp_path):
         jobs.check_and_complete(number)
         exported = numbers(reader)
     kind = ("kind", "Probe"), ("purgatory", "jobs")
-    assert exported["purgatory.operations", ("cause", "key"), kind[0], ("outcome", "completed"), kind[1]] == 1
-    assert sum(value for name, value in exported.items() if name[0] == "purgatory.wait.operations") == 1
+    assert (
+        exported[
+            "purgatory.operations", ("cause", "key"), kind[0], ("outcome", "completed"), kind[1]
+        ]
+        == 1
+    )
+    assert (
+        sum(value for name, value in exported.items() if name[0] == "purgatory.wait.operations")
+        == 1
+    )
     assert 0 < exported["purgatory.wait.duration", kind[0], ("outcome", "completed"), kind[1]] < 50
     assert exported["purgatory.missed_triggers", *kind] == exported["purgatory.retries", *kind] == 0
-    assert exported["purgatory.pending", ("purgatory", "jobs")] == exported["purgatory.watches", ("purgatory", "jobs")] == 2
+    assert (
+        exported["purgatory.pending", ("purgatory", "jobs")]
+        == exported["purgatory.watches", ("purgatory", "jobs")]
+        == 2
+    )
     assert exported["purgatory.keys", ("purgatory", "versions")] == 1
     assert exported["purgatory.polls", ("ending", "gone")] == 2
     assert exported["purgatory.polls", ("ending", "refused")] == 0
@@ -88,13 +107,20 @@ async def test_lateness_is_exported_by_bucket(reader):
         observe(meter, meter_provider=reader.provider)
         jobs.try_complete_else_watch(Probe(5), ["key"])
         await asyncio.sleep(6)
-    assert sum(value for name, value in numbers(reader).items() if name[0] == "purgatory.lateness.operations") == 1
+    assert (
+        sum(
+            value
+            for name, value in numbers(reader).items()
+            if name[0] == "purgatory.lateness.operations"
+        )
+        == 1
+    )
     with pytest.raises(TypeError, match="meter must be a Meter"):
         observe(None, meter_provider=reader.provider)
 
 
 @on_virtual_time
-async def test_a_wait_is_a_span_of_its_request_linked_to_the_one_that_completed_it(provider, exporter):
+async def test_span_of_a_wait_links_its_completion(provider, exporter):
     tracer, spans = provider.get_tracer("app"), Spans(tracer_provider=provider, tell_keys=True)
     results = {}
 
@@ -121,7 +147,7 @@ async def test_a_wait_is_a_span_of_its_request_linked_to_the_one_that_completed_
 
 
 @on_virtual_time
-async def test_a_wait_that_nobody_completes_has_no_link_and_leaves_nothing_behind(provider, exporter, reports):
+async def test_expired_wait_has_no_link(provider, exporter, reports):
     tracer, spans = provider.get_tracer("app"), Spans(tracer_provider=provider)
     async with Purgatory("jobs", observer=spans) as jobs:
         with tracer.start_as_current_span("GET /results"):
@@ -136,9 +162,16 @@ async def test_a_wait_that_nobody_completes_has_no_link_and_leaves_nothing_behin
     assert expired.attributes["purgatory.outcome"] == "expired" and not expired.links
     assert at_once.attributes["purgatory.cause"] == "first try"
     assert failed.status.status_code.name == "ERROR" and failed.events[0].name == "exception"
-    assert cancelled.attributes["purgatory.outcome"] == "cancelled" and "purgatory.timeout" not in cancelled.attributes
-    assert not (at_once.links or failed.links or cancelled.links), "what its own request has ended needs no link to it"
-    assert all("purgatory.keys" not in span.attributes for span in (expired, at_once, failed, cancelled))
+    assert (
+        cancelled.attributes["purgatory.outcome"] == "cancelled"
+        and "purgatory.timeout" not in cancelled.attributes
+    )
+    assert not (at_once.links or failed.links or cancelled.links), (
+        "what its own request has ended needs no link to it"
+    )
+    assert all(
+        "purgatory.keys" not in span.attributes for span in (expired, at_once, failed, cancelled)
+    )
     assert spans._waiting == {}
 
 
@@ -152,3 +185,32 @@ async def test_what_is_not_sampled_is_not_kept():
     async with Purgatory("jobs", observer=without_an_sdk) as jobs:
         jobs.try_complete_else_watch(Probe(5), ["tea"])
         assert without_an_sdk._waiting == {}
+
+
+@on_virtual_time
+async def test_names_with_lone_surrogates_can_be_exported(provider, exporter, reader):
+    meter, spans = Meter(), Spans(tracer_provider=provider, tell_keys=True)
+    name, escaped = "a\ud800b", "a\\ud800b"
+
+    class Failing(Probe):
+        def on_complete(self):
+            raise RuntimeError(name)
+
+    async with Purgatory(name, observer=[meter, spans]) as purgatory:
+        observe(meter, purgatories=purgatory, meter_provider=reader.provider)
+        operation = Failing()
+        purgatory.try_complete_else_watch(operation, [name])
+        operation.force_complete()
+        with pytest.raises(RuntimeError):
+            operation.result()
+        exported = reader.get_metrics_data().to_json()
+    [span] = exporter.get_finished_spans()
+
+    assert f'"purgatory": "{escaped}"'.replace("\\", "\\\\") in exported and "ud800b" in exported
+    assert (span.name, span.attributes["purgatory.name"]) == (f"{escaped} wait", escaped)
+    assert span.status.description == escaped
+    for text in (span.name, *map(str, span.attributes.values()), span.status.description):
+        assert text.encode()
+    for event in span.events:
+        for value in event.attributes.values():
+            assert value.encode()

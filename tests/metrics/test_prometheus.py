@@ -1,4 +1,5 @@
-"""What Prometheus reads: in its own format, by parsers that are not ours, under names as its rules ask."""
+"""The text for Prometheus: in its format, by parsers that are not ours, with names that follow its
+rules."""
 
 import asyncio
 import re
@@ -17,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from purgatory import Purgatory, ThresholdPurgatory
 from purgatory.asgi import LongPolls
 from purgatory.asgi._outcome import Ending
-from purgatory.metrics import Meter
+from purgatory.metrics import Meter, StreamMeter
 from purgatory.metrics.prometheus import collector
 from purgatory.relay import Relay
 
@@ -27,7 +28,7 @@ UNITS = ("seconds",)
 async def scraped(tmp_path, read):
     """What `read` makes of a registry, of purgatories that are in use."""
     meter, registry = Meter(), CollectorRegistry()
-    polls = LongPolls()
+    polls = LongPolls(max_open=None)
     polls.endings[Ending.DEADLINE] += 3
     versions: ThresholdPurgatory[str, int] = ThresholdPurgatory("versions")
     async with (
@@ -37,7 +38,13 @@ async def scraped(tmp_path, read):
         Relay(f"file://{tmp_path}") as relay,
     ):
         registry.register(
-            collector(meter, purgatories=[orders, jobs, more_jobs], thresholds=versions, polls=polls, relay=relay)
+            collector(
+                meter,
+                purgatories=[orders, jobs, more_jobs],
+                thresholds=versions,
+                polls=polls,
+                relay=relay,
+            )
         )
         for purgatory in (orders, jobs, more_jobs):
             for key in ("private", "secret"):
@@ -52,7 +59,9 @@ async def scraped(tmp_path, read):
 
 
 def samples(families):
-    return {(s.name, *sorted(s.labels.items())): s.value for family in families for s in family.samples}
+    return {
+        (s.name, *sorted(s.labels.items())): s.value for family in families for s in family.samples
+    }
 
 
 @on_asyncio
@@ -66,10 +75,29 @@ async def test_both_parsers_read_what_was_counted(tmp_path):
     for values in await scraped(tmp_path, read):
         odd = ("purgatory", '"odd"\n\\name')
         kind = ("kind", "Probe")
-        assert values["purgatory_operations_total", ("cause", "key"), kind, ("outcome", "completed"), odd] == 1
-        assert values["purgatory_operations_total", ("cause", "first try"), kind, ("outcome", "completed"), odd] == 1
+        assert (
+            values[
+                "purgatory_operations_total", ("cause", "key"), kind, ("outcome", "completed"), odd
+            ]
+            == 1
+        )
+        assert (
+            values[
+                "purgatory_operations_total",
+                ("cause", "first try"),
+                kind,
+                ("outcome", "completed"),
+                odd,
+            ]
+            == 1
+        )
         assert values["purgatory_wait_seconds_count", kind, ("outcome", "completed"), odd] == 1
-        assert values["purgatory_wait_seconds_bucket", kind, ("le", "+Inf"), ("outcome", "completed"), odd] == 1
+        assert (
+            values[
+                "purgatory_wait_seconds_bucket", kind, ("le", "+Inf"), ("outcome", "completed"), odd
+            ]
+            == 1
+        )
         assert values["purgatory_pending_operations", ("purgatory", "jobs")] == 4
         assert values["purgatory_watches", ("purgatory", "jobs")] == 8
         assert values["purgatory_keys", ("purgatory", "versions")] == 1
@@ -83,7 +111,7 @@ async def test_both_parsers_read_what_was_counted(tmp_path):
 
 @on_asyncio
 async def test_the_names_follow_the_rules_of_promtool(tmp_path):
-    """The rules of `promtool check metrics`, for what is exposed here."""
+    """The rules of `promtool check metrics`, for our metrics."""
 
     def read(registry):
         return list(parse(generate_latest(registry).decode()))
@@ -95,7 +123,9 @@ async def test_the_names_follow_the_rules_of_promtool(tmp_path):
         assert re.fullmatch(r"purgatory(_[a-z]+)+", name)
         assert family.documentation[0].isupper() and family.documentation.endswith(".")
         assert type_ in ("counter", "gauge", "histogram")
-        assert not re.search(r"_(counter|gauge|histogram|summary|count|sum|bucket)$", name), "the type is not in the name"
+        assert not re.search(r"_(counter|gauge|histogram|summary|count|sum|bucket)$", name), (
+            "the type is not in the name"
+        )
         assert not re.search(r"(milli|micro|minutes|hours|_ms|_us)", name), "base units alone"
         assert family.samples, f"{name} has no samples"
         for sample in family.samples:
@@ -103,8 +133,15 @@ async def test_the_names_follow_the_rules_of_promtool(tmp_path):
             assert set(sample.labels) <= {"purgatory", "kind", "outcome", "cause", "ending", "le"}
         if type_ == "histogram":
             assert name.endswith(UNITS)
-            for labels in {tuple(sorted((k, v) for k, v in s.labels.items() if k != "le")) for s in family.samples}:
-                mine = [s for s in family.samples if labels == tuple(sorted((k, v) for k, v in s.labels.items() if k != "le"))]
+            for labels in {
+                tuple(sorted((k, v) for k, v in s.labels.items() if k != "le"))
+                for s in family.samples
+            }:
+                mine = [
+                    s
+                    for s in family.samples
+                    if labels == tuple(sorted((k, v) for k, v in s.labels.items() if k != "le"))
+                ]
                 buckets = [s.value for s in mine if s.name.endswith("_bucket")]
                 assert buckets == sorted(buckets)
                 [count] = [s.value for s in mine if s.name.endswith("_count")]
@@ -112,14 +149,14 @@ async def test_the_names_follow_the_rules_of_promtool(tmp_path):
 
 
 @on_virtual_time
-async def test_before_anything_has_happened_there_is_nothing_to_be_wrong():
+async def test_scrape_before_any_operation_is_empty():
     registry = CollectorRegistry()
     registry.register(collector(Meter()))
     assert list(samples(parse(generate_latest(registry).decode()))) == []
 
 
 @on_asyncio
-async def test_a_server_on_a_thread_of_its_own_reads_while_the_loop_works():
+async def test_scrapes_on_another_thread_are_exact():
     meter, registry = Meter(), CollectorRegistry()
     async with Purgatory("jobs", observer=meter) as jobs:
         registry.register(collector(meter, purgatories=jobs))
@@ -127,7 +164,9 @@ async def test_a_server_on_a_thread_of_its_own_reads_while_the_loop_works():
         try:
             url = f"http://127.0.0.1:{server.server_port}/metrics"
             for number in range(3):
-                reading = asyncio.create_task(asyncio.to_thread(lambda: urllib.request.urlopen(url).read().decode()))
+                reading = asyncio.create_task(
+                    asyncio.to_thread(lambda: urllib.request.urlopen(url).read().decode())
+                )
                 while not reading.done():
                     operation = Probe(5)
                     jobs.try_complete_else_watch(operation, [number])
@@ -135,7 +174,14 @@ async def test_a_server_on_a_thread_of_its_own_reads_while_the_loop_works():
                     jobs.check_and_complete(number)
                     await asyncio.sleep(0)
                 counted = samples(parse(await reading))
-                assert sum(value for name, value in counted.items() if name[0] == "purgatory_operations_total") >= number
+                assert (
+                    sum(
+                        value
+                        for name, value in counted.items()
+                        if name[0] == "purgatory_operations_total"
+                    )
+                    >= number
+                )
         finally:
             await asyncio.to_thread(server.shutdown)
             server.server_close()
@@ -154,7 +200,7 @@ async def test_a_scrape_costs_the_same_with_many_pending():
         assert profiled(lambda: generate_latest(registry)) < few + 100
 
 
-async def test_the_page_of_an_asgi_application_is_the_same():
+async def test_asgi_application_serves_the_same_text():
     meter, registry = Meter(), CollectorRegistry()
     async with Purgatory("jobs", observer=meter) as jobs:
         registry.register(collector(meter, purgatories=jobs))
@@ -166,10 +212,21 @@ async def test_the_page_of_an_asgi_application_is_the_same():
         async def send(message):
             sent.append(message)
 
-        scope = {"type": "http", "method": "GET", "path": "/metrics", "query_string": b"", "headers": []}
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/metrics",
+            "query_string": b"",
+            "headers": [],
+        }
         await make_asgi_app(registry)(scope, receive, send)
         assert sent[0]["status"] == 200
-        assert samples(parse(sent[1]["body"].decode()))["purgatory_pending_operations", ("purgatory", "jobs")] == 0
+        assert (
+            samples(parse(sent[1]["body"].decode()))[
+                "purgatory_pending_operations", ("purgatory", "jobs")
+            ]
+            == 0
+        )
 
 
 def test_what_is_no_meter_is_refused():
@@ -180,7 +237,10 @@ def test_what_is_no_meter_is_refused():
 @on_virtual_time
 async def test_a_sum_over_operations_counts_no_poll_twice():
     meter, registry = Meter(), CollectorRegistry()
-    jobs, polls = Purgatory("jobs", observer=meter), LongPolls(signals=(), observer=meter, max_open=7)
+    jobs, polls = (
+        Purgatory("jobs", observer=meter),
+        LongPolls(signals=(), observer=meter, max_open=7),
+    )
     registry.register(collector(meter, purgatories=jobs, polls=polls))
 
     async def answer(scope, receive, send):
@@ -191,4 +251,36 @@ async def test_a_sum_over_operations_counts_no_poll_twice():
     samples = [sample for metric in registry.collect() for sample in metric.samples]
     total = {name: sum(each.value for each in samples if each.name == f"purgatory_{name}") for name in
              ("operations_total", "poll_waits_total", "polls_total", "open_polls_limit")}  # fmt: skip
-    assert total == {"operations_total": 3, "poll_waits_total": 3, "polls_total": 3, "open_polls_limit": 7}
+    assert total == {
+        "operations_total": 3,
+        "poll_waits_total": 3,
+        "polls_total": 3,
+        "open_polls_limit": 7,
+    }
+
+
+@on_asyncio
+async def test_names_with_surrogates_break_no_scrape():
+    meter, registry = Meter(), CollectorRegistry()
+    name, escaped = "a\ud800b", "a\\ud800b"
+    async with (
+        Purgatory(name, observer=meter) as purgatory,
+        ThresholdPurgatory(name) as versions,
+    ):
+        registry.register(
+            collector(
+                meter, purgatories=purgatory, thresholds=versions, stream=StreamMeter("s\udfff")
+            )
+        )
+        purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
+        purgatory.try_complete_else_watch(Probe(5), ["key"])
+        versions.advance("key", 1)
+        for text in (generate_latest(registry), generate_openmetrics(registry)):
+            assert text.decode()
+        values = samples(parse(generate_latest(registry).decode()))
+    label = ("purgatory", escaped)
+    outcome = ("cause", "first try"), ("kind", "Probe"), ("outcome", "completed"), label
+    assert values[("purgatory_operations_total", *outcome)] == 1
+    assert values["purgatory_pending_operations", label] == 1
+    assert values["purgatory_keys", label] == 2
+    assert values["purgatory_stream_running", ("stream", "s\\udfff")] == 1

@@ -1,8 +1,8 @@
-"""What a stream of the pipeline has done: summed up, and shown by Prometheus and the page."""
+"""The counts of a stream of the pipeline: summed up, and shown by Prometheus and the page."""
 
 import json
 
-import httpx
+import httpx2
 from prometheus_client import CollectorRegistry
 
 from purgatory.asgi import console
@@ -22,16 +22,29 @@ def a_stream() -> StreamMeter:
         completed=2,
         late_signals=3,
     )
-    stream.batch_ended(rows=0, seconds=0.5, watermark=None, state_rows=6, state_bytes=2048, expired=1, late=1)
+    stream.batch_ended(
+        rows=0, seconds=0.5, watermark=None, state_rows=6, state_bytes=2048, expired=1, late=1
+    )
     return stream
 
 
 def test_batches_are_added_to_what_was_there_before() -> None:
     now = a_stream().statistics()
 
-    assert (now.registered, now.completed, now.expired, now.late, now.late_signals, now.pending) == (14, 7, 2, 2, 3, 3)
+    assert (
+        now.registered,
+        now.completed,
+        now.expired,
+        now.late,
+        now.late_signals,
+        now.pending,
+    ) == (14, 7, 2, 2, 3, 3)
     assert (now.rows, now.batches, now.batch_rows, now.batch_seconds) == (30, 2, 0, 0.5)
-    assert (now.watermark, now.state_rows, now.state_bytes) == (1_767_268_800.0, 6, 2048)  # the watermark stays
+    assert (now.watermark, now.state_rows, now.state_bytes) == (
+        1_767_268_800.0,
+        6,
+        2048,
+    )  # the watermark stays
 
 
 def test_prometheus_reads_a_stream() -> None:
@@ -41,14 +54,23 @@ def test_prometheus_reads_a_stream() -> None:
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"purgatory_stream_{name}", {"stream": "orders", **labels})
 
-    assert [value("operations_total", outcome=outcome) for outcome in ("completed", "expired", "late")] == [7, 2, 2]
-    assert [value(name) for name in ("pending_operations", "late_signals_total", "rows_total", "batches_total")] == [
+    assert [
+        value("operations_total", outcome=outcome) for outcome in ("completed", "expired", "late")
+    ] == [7, 2, 2]
+    assert [
+        value(name)
+        for name in ("pending_operations", "late_signals_total", "rows_total", "batches_total")
+    ] == [
         3,
         3,
         30,
         2,
     ]
-    assert [value(name) for name in ("batch_seconds", "state_rows", "state_bytes")] == [0.5, 6, 2048]
+    assert [value(name) for name in ("batch_seconds", "state_rows", "state_bytes")] == [
+        0.5,
+        6,
+        2048,
+    ]
     assert value("watermark_timestamp_seconds") == 1_767_268_800.0
     assert value("running") == 1
     stream.ended()
@@ -56,9 +78,47 @@ def test_prometheus_reads_a_stream() -> None:
 
 
 async def test_the_page_shows_a_stream() -> None:
-    transport = httpx.ASGITransport(console(stream=a_stream()), client=("127.0.0.1", 5))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:1") as client:
+    transport = httpx2.ASGITransport(console(stream=a_stream()), client=("127.0.0.1", 5))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:1") as client:
         shown = json.loads((await client.get("/state")).text)["stream"]
 
-    assert (shown["name"], shown["isRunning"], shown["pending"], shown["completed"]) == ("orders", True, 3, 7)
-    assert (shown["watermark"], shown["stateRows"], shown["lateSignals"], shown["rows"]) == (1_767_268_800.0, 6, 3, 30)
+    assert (shown["name"], shown["isRunning"], shown["pending"], shown["completed"]) == (
+        "orders",
+        True,
+        3,
+        7,
+    )
+    assert (shown["watermark"], shown["stateRows"], shown["lateSignals"], shown["rows"]) == (
+        1_767_268_800.0,
+        6,
+        3,
+        30,
+    )
+
+
+def test_stream_is_behind_once_something_is_due() -> None:
+    stream = a_stream()
+    watermark = 1_767_268_800.0
+    assert stream.statistics().behind(watermark + 60) == 0
+
+    stream.looked(next_due=watermark + 5, held_back_by="signals", silent_since=watermark, overdue=2)
+    now = stream.statistics()
+
+    assert [now.behind(watermark + second) for second in (4, 5, 60)] == [0, 5, 60]
+
+
+async def test_stream_shows_time_and_overdue_operations() -> None:
+    stream, watermark = a_stream(), 1_767_268_800.0
+    stream.looked(next_due=watermark, held_back_by="signals", silent_since=watermark, overdue=2)
+    registry = CollectorRegistry()
+    registry.register(collector(Meter(), stream=stream))
+    transport = httpx2.ASGITransport(console(stream=stream), client=("127.0.0.1", 5))
+    async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:1") as client:
+        shown = json.loads((await client.get("/state")).text)["stream"]
+
+    labels = {"stream": "orders"}
+    behind = registry.get_sample_value("purgatory_stream_behind_seconds", labels)
+    assert behind is not None and behind > 0
+    assert registry.get_sample_value("purgatory_stream_overdue_operations", labels) == 2
+    assert (shown["heldBackBy"], shown["overdue"]) == ("signals", 2)
+    assert shown["behind"] > 0 and shown["silent"] > 0

@@ -1,8 +1,10 @@
-"""Compares what `stream` wrote with what tasks in a `ThresholdPurgatory` make of the same events, to the last row.
+"""Compares the output of `stream` with tasks in a `ThresholdPurgatory` on the same events, to the
+last row.
 
     python tests/pipeline/check_stream.py --operations 300000 --signals 1000000 OUT
 
-The arguments are those that `orders.py` made the input with. Exits with 1 and shows rows if there is a difference.
+The arguments are those that `orders.py` made the input with. Exits with 1 and shows rows if there
+is a difference.
 """
 
 import argparse
@@ -26,10 +28,10 @@ Row = tuple[str, str, int, tuple[str, ...]]
 
 
 def by_thresholds(made: Traffic) -> list[Row]:
-    """What becomes of operations whose tasks wait in a `ThresholdPurgatory`, on virtual time.
+    """The outcomes of operations whose tasks wait in a `ThresholdPurgatory`, on virtual time.
 
-    A microsecond is `UNIT` of the loop. A deadline is half of that after its instant, so that a signal at the same
-    instant still counts.
+    A microsecond is `UNIT` of the loop. A deadline is half of that after its instant, so that a
+    signal at the same instant still counts.
     """
     rows: list[Row] = []
     events = sorted(
@@ -60,16 +62,23 @@ def by_thresholds(made: Traffic) -> list[Row]:
     async def decide(purgatory, operation_id, requirements, mode, _, deadline) -> None:
         loop = asyncio.get_running_loop()
         until = (deadline - start + 0.5) * UNIT
-        waits = [asyncio.create_task(purgatory.wait(*requirement, until - loop.time())) for requirement in requirements]
+        waits = [
+            asyncio.create_task(purgatory.wait(*requirement, until - loop.time()))
+            for requirement in requirements
+        ]
         left: set[asyncio.Task[int]] = set(waits)
         while left:
             left = (await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED))[1]
-            for _ in range(3):  # what was reached at the same instant is told to its task in the same iterations of the loop
+            for _ in range(
+                3
+            ):  # tasks of one instant get their results in the same iterations of the loop
                 await asyncio.sleep(0)
             if is_complete(waits, mode):
                 break
         outcome = "completed" if is_complete(waits, mode) else "expired"
-        satisfied = tuple(key for (key, _), wait in zip(requirements, waits, strict=True) if succeeded(wait))
+        satisfied = tuple(
+            key for (key, _), wait in zip(requirements, waits, strict=True) if succeeded(wait)
+        )
         rows.append((operation_id, outcome, int(loop.time() / UNIT) + start, satisfied))
         for wait in waits:
             wait.cancel()
@@ -93,11 +102,13 @@ def succeeded(wait: "asyncio.Task[int]") -> bool:
 
 
 def written(out: Path) -> list[Row]:
-    """What is in the files that Spark committed to `out`; others may be there after a crash."""
+    """The rows of the files that Spark committed to `out`; a crash may leave further files."""
     from purgatory.pipeline._session import spark_session
 
     with spark_session("check", "local[1]") as spark:
-        spark.read.parquet(str(out)).where("outcome <> 'late'").write.mode("overwrite").parquet(str(out) + ".checked")
+        spark.read.parquet(str(out)).where("outcome <> 'late'").write.mode("overwrite").parquet(
+            str(out) + ".checked"
+        )
     table = ds.dataset(str(out) + ".checked").to_table()
     decided = table["decided_at"].cast(INSTANT).cast("int64")
     columns = table["operation_id"].to_pylist(), table["outcome"].to_pylist(), decided.to_pylist()
@@ -115,11 +126,17 @@ if __name__ == "__main__":
     began = time.process_time()
     made = traffic(options.operations, options.signals, seconds=options.seconds, seed=options.seed)
     expected = by_thresholds(made)
-    print(f"asyncio: {Counter(row[1] for row in expected)} in {time.process_time() - began:.0f} CPU seconds")
+    print(
+        f"asyncio: {Counter(row[1] for row in expected)} in {time.process_time() - began:.0f} "
+        "CPU seconds"
+    )
     newest = max(made.operations[-1][3], made.signals[-1][2])
     expected = [row for row in expected if row[2] <= newest]
     found = written(options.out)
-    print(f"due by the newest event: {len(expected)}; written: {len(found)}, {len({row[0] for row in found})} different ids")
+    print(
+        f"due by the newest event: {len(expected)}; written: {len(found)}, "
+        f"{len({row[0] for row in found})} different ids"
+    )
     wrong = sorted(set(expected) ^ set(found))
     print(*wrong[:20], sep="\n")
     print("they are equal to the last row" if expected == found else f"{len(wrong)} rows DIFFER")

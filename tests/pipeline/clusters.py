@@ -1,7 +1,9 @@
-"""A cluster on this machine: an HDFS of one data node, and a standalone Spark of a master and two workers, as processes.
+"""A cluster on this machine: an HDFS of one data node, and a standalone Spark of a master and two
+workers, as processes.
 
 with hdfs(folder) as uri, standalone(folder) as master:
-    program("-m", "purgatory.pipeline", "report", f"{uri}/journal", "--out", f"{uri}/out", "--master", master)
+    program("-m", "purgatory.pipeline", "report", f"{uri}/journal", "--out", f"{uri}/out",
+    "--master", master)
 """
 
 import os
@@ -21,7 +23,10 @@ from ports import free_ports
 from streams import JAVA_FOR_TESTS
 
 JARS: Final = Path(pyspark.__file__).parent / "jars"
-HADOOP: Final = ("org.apache.hadoop:hadoop-client-minicluster:3.5.0", "commons-logging:commons-logging:1.3.5")
+HADOOP: Final = (
+    "org.apache.hadoop:hadoop-client-minicluster:3.5.0",
+    "commons-logging:commons-logging:1.3.5",
+)
 """What Spark's own jars lack for a server of HDFS."""
 NAMENODE: Final = """\
 import org.apache.hadoop.conf.Configuration;
@@ -53,9 +58,16 @@ def hdfs(folder: Path) -> Iterator[str]:
     """
     source = folder / "Hdfs.java"
     source.write_text(NAMENODE)
-    path = [*jars(*HADOOP, alone=True), *JARS.glob("hadoop-client-*.jar"), *JARS.glob("slf4j-api-*.jar")]
+    path = [
+        *jars(*HADOOP, alone=True),
+        *JARS.glob("hadoop-client-*.jar"),
+        *JARS.glob("slf4j-api-*.jar"),
+    ]
     command = [_java(), *SMALL, "-cp", ":".join(map(str, path)), str(source), str(folder / "hdfs")]
-    with (folder / "hdfs.log").open("wb") as log, _process(command, stdout=subprocess.PIPE, stderr=log) as server:
+    with (
+        (folder / "hdfs.log").open("wb") as log,
+        _process(command, stdout=subprocess.PIPE, stderr=log) as server,
+    ):
         assert server.stdout is not None
         uri = server.stdout.readline().decode().strip()
         if not uri:
@@ -69,7 +81,15 @@ def standalone(folder: Path, workers: int = 2) -> Iterator[str]:
     (port,) = free_ports(1)
     url = f"spark://127.0.0.1:{port}"
     java = [_java(), *SMALL, "-cp", f"{JARS}/*"]
-    master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
+    master = [
+        "org.apache.spark.deploy.master.Master",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--webui-port",
+        "0",
+    ]
     with ExitStack() as stack:
         log = stack.enter_context((folder / "spark.log").open("ab"))
         stack.enter_context(_process([*java, *master], stdout=log, stderr=log))
@@ -88,7 +108,9 @@ def standalone(folder: Path, workers: int = 2) -> Iterator[str]:
             ]
             place = folder / f"worker-{number}"
             place.mkdir()
-            stack.enter_context(_process([*java, *worker, "-d", str(place), url], stdout=log, stderr=log, cwd=place))
+            stack.enter_context(
+                _process([*java, *worker, "-d", str(place), url], stdout=log, stderr=log, cwd=place)
+            )
         yield url
 
 
@@ -108,7 +130,9 @@ def _process(command: list[str], **options: object) -> Iterator[subprocess.Popen
         "SPARK_SCALA_VERSION": "2.13",
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True, **options)  # type: ignore[call-overload]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, env=environment, start_new_session=True, **options
+    )  # type: ignore[call-overload]
     try:
         yield process
     finally:

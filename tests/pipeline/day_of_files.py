@@ -1,9 +1,10 @@
-"""What a report of a day of small files costs, and of the same day compacted, and of the same rows in one file.
+"""The cost of a report of a day of small files, of the same day compacted, and of the same rows in
+one file.
 
-    python tests/pipeline/day_of_files.py --folder DIR [--engine spark]
+    python tests/pipeline/day_of_files.py --folder DIR [--master 'local[2]']
 
-Eight workers that finish a file every ten seconds leave 69,120 files a day. Each measurement is a process of its own; what is
-told is how many seconds of a core it took, from command to page.
+Eight workers that finish a file every ten seconds leave 69,120 files a day. Each measurement is a
+process of its own; the figure is its seconds of a core, from command to page.
 """
 
 import argparse
@@ -42,10 +43,14 @@ def rows_of(rng: random.Random, worker: int, first: int, count: int, start: int)
         "timeout_s": [1.0] * count,
         "outcome": ["completed" if wait < 1_000_000 else "expired" for wait in waits],
         "attempts": [2] * count,
-        "ended_by": [key if wait < 1_000_000 else None for key, wait in zip(keys, waits, strict=True)],
+        "ended_by": [
+            key if wait < 1_000_000 else None for key, wait in zip(keys, waits, strict=True)
+        ],
         "missed_trigger": [False] * count,
     }
-    return pa.table([pa.array(columns[field.name], field.type) for field in OPERATIONS], schema=OPERATIONS)
+    return pa.table(
+        [pa.array(columns[field.name], field.type) for field in OPERATIONS], schema=OPERATIONS
+    )
 
 
 def write(folder: Path, files: int, rows: int) -> None:
@@ -66,9 +71,13 @@ def write(folder: Path, files: int, rows: int) -> None:
 
 
 def cost(*arguments: str) -> str:
-    """Runs a program of the pipeline, and tells what it took."""
+    """Runs a program of the pipeline, and returns its cost."""
     before, since = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    subprocess.run([sys.executable, "-m", "purgatory.pipeline", *arguments], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", "purgatory.pipeline", *arguments],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return f"{cpu:6.1f} s of a core, {time.monotonic() - since:6.1f} s"
@@ -76,16 +85,33 @@ def cost(*arguments: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, required=True, metavar="DIR", help="a new folder for the journals")
-    parser.add_argument("--files", type=int, default=69_120, metavar="N", help="how many (default: %(default)s)")
-    parser.add_argument("--rows", type=int, default=14, metavar="N", help="operations in each (default: %(default)s)")
-    parser.add_argument("--engine", choices=("duckdb", "spark"), default="duckdb", help="of the reports (default: %(default)s)")
+    parser.add_argument(
+        "--folder", type=Path, required=True, metavar="DIR", help="a new folder for the journals"
+    )
+    parser.add_argument(
+        "--files", type=int, default=69_120, metavar="N", help="how many (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rows",
+        type=int,
+        default=14,
+        metavar="N",
+        help="operations in each (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--master", metavar="URL", help="of Spark, for reports (default: they run on DuckDB)"
+    )
     chosen = parser.parse_args()
     write(chosen.folder, chosen.files, chosen.rows)
     small, one, out = (str(chosen.folder / name) for name in ("small", "one", "out"))
 
+    on = ["--master", chosen.master] if chosen.master else []
+
     def report(journal: str, what: str) -> None:
-        print(f"report of {what:34} {cost('report', journal, '--out', out, '--engine', chosen.engine)}", flush=True)
+        print(
+            f"report of {what:34} {cost('report', journal, '--out', out, *on)}",
+            flush=True,
+        )
 
     def left() -> str:
         return f"{len([*Path(small, 'operations').iterdir()]):,}"
@@ -93,7 +119,11 @@ def main() -> None:
     report(one, "one file")
     report(small, f"{left()} files")
     before_the_last_hour = int(time.time()) - (MIDNIGHT + DAY - 3600)
-    print(f"compact all but the last hour {cost('compact', small, '--older-than', f'{before_the_last_hour}s'):>40}", flush=True)
+    print(
+        "compact all but the last hour "
+        f"{cost('compact', small, '--older-than', f'{before_the_last_hour}s'):>40}",
+        flush=True,
+    )
     report(small, f"the {left()} files left")
     print(f"compact {cost('compact', small, '--older-than', '1s'):>62}", flush=True)
     report(small, f"what is left: {left()}")

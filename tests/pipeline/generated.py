@@ -24,7 +24,9 @@ def operations(draw: st.DrawFn) -> list[Row]:
                 kind=draw(st.sampled_from(["Poll", "Join"])),
                 keys=draw(st.lists(st.sampled_from(["x", "y", "ä", "'"]), max_size=3)),
                 started_at=started if has_start else None,
-                ended_at=None if outcome is None else started + timedelta(microseconds=wait * grain),
+                ended_at=None
+                if outcome is None
+                else started + timedelta(microseconds=wait * grain),
                 outcome=outcome,
                 timeout_s=draw(st.sampled_from([None, 0.0, 0.1, 30.0])),
                 ended_by=draw(st.sampled_from([None, "x"])),
@@ -39,10 +41,14 @@ Journal = tuple[list[Row], list[list[Row]]]
 
 @st.composite
 def journals(draw: st.DrawFn) -> Journal:
-    """Valid operations, and files in which each of them is, some of them several times, between rows that cannot be right."""
+    """Valid operations, and files in which each of them is, some of them several times, between
+    rows that cannot be right."""
     rows = draw(operations())
     copies = draw(st.lists(st.sampled_from(rows), max_size=10))
-    wrong = [operation(1_000_000 + number, outcome="vanished") for number in range(draw(st.integers(0, 3)))]
+    wrong = [
+        operation(1_000_000 + number, outcome="vanished")
+        for number in range(draw(st.integers(0, 3)))
+    ]
     every = draw(st.permutations([*rows, *copies, *wrong]))
     cut = draw(st.integers(0, len(every)))
     return rows, [every[:cut], every[cut:]]

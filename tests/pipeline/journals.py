@@ -1,4 +1,5 @@
-"""Journals for tests: rows, files of them, what a report makes of them, and how that is compared with `oracle`."""
+"""Journals for tests: rows, files of them, reports of them, and the comparison with
+`oracle`."""
 
 import random
 from collections import Counter
@@ -68,7 +69,8 @@ def report(journal: Path, out: Path) -> Summary:
 
 
 def random_operations(rng: random.Random, count: int) -> list[Row]:
-    """With ties, since all times are multiples of 100 ms in two of three runs, and what may be missing missing."""
+    """With ties, since all times are multiples of 100 ms in two of three runs, and without
+    some optional values."""
     rows = []
     for number in range(count):
         run = rng.choice(["coarse", "coarser", "fine"])
@@ -76,7 +78,9 @@ def random_operations(rng: random.Random, count: int) -> list[Row]:
         start = rng.randrange(90_000_000) // grain * grain
         timeout = rng.choice([200_000, 1_000_000, 30_000_000])
         wait = min(int(rng.lognormvariate(12.5, 1.5)) // grain * grain, timeout)
-        outcome = "expired" if wait == timeout else rng.choices(["completed", "cancelled"], [20, 1])[0]
+        outcome = (
+            "expired" if wait == timeout else rng.choices(["completed", "cancelled"], [20, 1])[0]
+        )
         ends = rng.random() > 0.002
         begins = not ends or rng.random() > 0.002
         rows.append(
@@ -145,12 +149,22 @@ def assert_tables_equal(found: dict[str, list[Any]], rows: list[Row], checks: li
     }  # fmt: skip
     assert_close(outcomes, oracle.outcomes(rows))
     keys = {
-        (row.purgatory, row.key): (row.operations, row.checks, row.tried, row.completed, row.false_wakeups, row.missed_triggers)
+        (row.purgatory, row.key): (
+            row.operations,
+            row.checks,
+            row.tried,
+            row.completed,
+            row.false_wakeups,
+            row.missed_triggers,
+        )
         for row in found["keys"]
     }
     assert keys == oracle.keys(rows, checks)
     pending = {
-        (row.purgatory, oracle.micros(row.second) // 1_000_000 + later): (row.pending_max, row.pending_mean)
+        (row.purgatory, oracle.micros(row.second) // 1_000_000 + later): (
+            row.pending_max,
+            row.pending_mean,
+        )
         for row in found["pending"]
         for later in range(row.seconds)
     }
@@ -164,7 +178,9 @@ def assert_close(found: dict, expected: dict) -> None:
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         for is_, should_be in zip(found[name], values, strict=True):
-            assert is_ == (None if should_be is None else pytest.approx(should_be, rel=1e-12, abs=1e-12)), name
+            assert is_ == (
+                None if should_be is None else pytest.approx(should_be, rel=1e-12, abs=1e-12)
+            ), name
 
 
 def three_digits_up(wait: int) -> int:
@@ -174,7 +190,11 @@ def three_digits_up(wait: int) -> int:
 
 def assert_survival_equals(found: list[Any], expected: dict) -> None:
     points = {
-        (row.purgatory, row.kind, round(row.timeout_s * 1e6)): (row.at_risk, row.expiry_rate, row.standard_error)
+        (row.purgatory, row.kind, round(row.timeout_s * 1e6)): (
+            row.at_risk,
+            row.expiry_rate,
+            row.standard_error,
+        )
         for row in found
     }
     last = {
@@ -192,11 +212,17 @@ def assert_survival_equals(found: list[Any], expected: dict) -> None:
 
 def assert_timeouts_equal(found: list[Any], expected: dict, rows: list[Row]) -> None:
     counts = Counter((row["purgatory"], row["kind"], row["outcome"]) for row in rows)
-    assert {(row.purgatory, row.kind) for row in found} == {(row["purgatory"], row["kind"]) for row in rows}
+    assert {(row.purgatory, row.kind) for row in found} == {
+        (row["purgatory"], row["kind"]) for row in rows
+    }
     for row in found:
         name = (row.purgatory, row.kind)
-        missed = sum(each["missed_trigger"] for each in rows if (each["purgatory"], each["kind"]) == name)
-        curve = expected.get(name, []) if row.completed > missed else []  # what completed at its deadline alone tells nothing
+        missed = sum(
+            each["missed_trigger"] for each in rows if (each["purgatory"], each["kind"]) == name
+        )
+        curve = (
+            expected.get(name, []) if row.completed > missed else []
+        )  # operations that completed only at their deadline do not count
         assert (row.completed, row.expired, row.cancelled, row.without_end) == tuple(
             counts[*name, outcome] for outcome in ("completed", "expired", "cancelled", None)
         )
@@ -213,5 +239,7 @@ def damage(file: Path, how: str) -> None:
     """Overwrites a third of the file's middle; its beginning and its footer stay."""
     content = bytearray(file.read_bytes())
     first, last = len(content) // 3, 2 * len(content) // 3
-    content[first:last] = bytes(last - first) if how == "zeroed" else random.Random(3).randbytes(last - first)
+    content[first:last] = (
+        bytes(last - first) if how == "zeroed" else random.Random(3).randbytes(last - first)
+    )
     file.write_bytes(content)

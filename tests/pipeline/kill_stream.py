@@ -1,10 +1,14 @@
-"""Kills `stream` again and again, the driver with its JVM or one of its Python workers, and looks at what it wrote in the end.
+"""Kills `stream` again and again, the driver with its JVM or one of its Python workers, and checks
+its output at the end.
 
-    python tests/pipeline/kill_stream.py --times 10 --folder DIR [--master 'local-cluster[2,1,1024]'] [--kafka json|binary]
+    python tests/pipeline/kill_stream.py --times 10 --folder DIR [--master
+    'local-cluster[2,1,1024]'] [--kafka json|binary]
 
-Every third time a worker dies, otherwise everything does, at a random moment after the first batch of each start. With
-``--kafka`` the traffic is in topics of a Kafka that is started for this, and outcomes go to a topic, too. Exits with 1 if an
-outcome is lost, doubled or different from those of a `ThresholdPurgatory`; copies in the topic are counted.
+Every third time a worker dies, otherwise everything does, at a random moment after the first batch
+of each start. With ``--kafka`` the traffic is in topics of a Kafka that is started for this, and
+outcomes go to a topic, too. With ``--idle`` the last operations expire by the silence of both
+inputs; otherwise operations due by the newest event are decided. Exits with 1 if an outcome is
+lost, doubled or different from a `ThresholdPurgatory`'s; copies in the topic are counted.
 """
 
 import argparse
@@ -22,18 +26,38 @@ import topics
 from check_stream import by_thresholds, written
 from kafka_server import KafkaServer, kafka_server
 from orders import Traffic, traffic, write
+from streams import known
 
 
-def start(folder: Path, master: str, kafka: KafkaServer | None, values: str, to_the_end: bool) -> "subprocess.Popen[str]":
+def start(
+    folder: Path,
+    master: str,
+    kafka: KafkaServer | None,
+    values: str,
+    to_the_end: bool,
+    idle: str | None,
+) -> "subprocess.Popen[str]":
     if kafka is None:
         pairs = {name: folder / name for name in ("operations", "signals", "out", "checkpoint")}
-        command = [sys.executable, "-m", "purgatory.pipeline", "stream", "--shards", "2", "--files-per-batch", "1"]
+        command = [
+            sys.executable,
+            "-m",
+            "purgatory.pipeline",
+            "stream",
+            "--shards",
+            "2",
+            "--files-per-batch",
+            "1",
+        ]
         command += [part for name, path in pairs.items() for part in (f"--{name}", str(path))]
     else:
-        command = topics.command(folder, kafka.address, "--values", values, "--records-per-batch", "500")
+        command = topics.command(
+            folder, kafka.address, "--values", values, "--records-per-batch", "500"
+        )
+    more = ["--available-now"] if to_the_end else [] if idle is None else ["--idle", idle]
     with (folder / "log").open("a") as log:
         return subprocess.Popen(
-            [*command, "--master", master, *(["--available-now"] if to_the_end else [])],
+            [*command, "--master", master, *more],
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -43,14 +67,21 @@ def start(folder: Path, master: str, kafka: KafkaServer | None, values: str, to_
 
 
 def workers(leader: int) -> list[int]:
-    """The Python workers of a job, by the process group that they were started in, or their session."""
-    listing = subprocess.run(["ps", "-eo", "pid,sess,args"], capture_output=True, text=True, check=True).stdout
+    """The Python workers of a job, by the process group that they were started in, or their
+    session."""
+    listing = subprocess.run(
+        ["ps", "-eo", "pid,sess,args"], capture_output=True, text=True, check=True
+    ).stdout
     found = [line.split(None, 2) for line in listing.splitlines()[1:]]
-    return [int(pid) for pid, session, command in found if int(session) == leader and "pyspark.daemon" in command]
+    return [
+        int(pid)
+        for pid, session, command in found
+        if int(session) == leader and "pyspark.daemon" in command
+    ]
 
 
 def kill(job: "subprocess.Popen[str]", chance: random.Random, worker: bool) -> str:
-    """Kills one worker or everything; what it was."""
+    """Kills one worker or everything; returns which."""
     victims = workers(job.pid) if worker else []
     if not victims:
         os.killpg(job.pid, signal.SIGKILL)
@@ -67,7 +98,13 @@ def main() -> int:
     parser.add_argument("--operations", type=int, default=6000)
     parser.add_argument("--signals", type=int, default=20000)
     parser.add_argument("--files", type=int, default=60)
-    parser.add_argument("--kafka", choices=("json", "binary"), metavar="VALUES", help="from topics; how records are written")
+    parser.add_argument(
+        "--kafka",
+        choices=("json", "binary"),
+        metavar="VALUES",
+        help="from topics; how records are written",
+    )
+    parser.add_argument("--idle", metavar="SECONDS", help="of `stream`")
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
     options.folder.mkdir(parents=True)
@@ -84,17 +121,35 @@ def main() -> int:
 def follow(options: argparse.Namespace, made: Traffic, kafka: KafkaServer | None) -> int:
     chance = random.Random(options.seed)
     killed = {"driver": 0, "worker": 0}
+    newest = max(made.operations[-1][3], made.signals[-1][2])
+    expected = by_thresholds(made)
+    if options.idle is None:
+        expected = [row for row in expected if row[2] <= newest]
     status = None
     while status != 0:
-        # Until the last kill the job sends outcomes to the topic all the time, so that kills interrupt that, too.
+        # Until the last kill the job sends outcomes to the topic all the time, so that kills
+        # interrupt that, too.
         to_the_end = kafka is None or sum(killed.values()) >= options.times
-        job = start(options.folder, options.master, kafka, options.kafka, to_the_end)
+        to_the_end &= options.idle is None
+        job = start(options.folder, options.master, kafka, options.kafka, to_the_end, options.idle)
         batches: list[str] = []
-        reader = threading.Thread(target=lambda lines, into: into.extend(iter(lines.readline, "")), args=(job.stdout, batches))
+        reader = threading.Thread(
+            target=lambda lines, into: into.extend(iter(lines.readline, "")),
+            args=(job.stdout, batches),
+        )
         reader.start()
         seen = 0
         while job.poll() is None:
             time.sleep(0.1)
+            is_killed = sum(killed.values()) >= options.times
+            if (
+                options.idle is not None
+                and is_killed
+                and len(known(options.folder)) == len(expected)
+            ):
+                time.sleep(10)  # for the topic
+                job.terminate()
+                break
             if len(batches) > seen and sum(killed.values()) < options.times:
                 time.sleep(chance.uniform(0, 5))
                 seen = len(batches)
@@ -105,18 +160,21 @@ def follow(options: argparse.Namespace, made: Traffic, kafka: KafkaServer | None
         reader.join()
         print(f"{time.strftime('%X')} the job ended with {status}", flush=True)
     print(*batches[-2:], sep="", end="")
-    newest = max(made.operations[-1][3], made.signals[-1][2])
-    expected = [row for row in by_thresholds(made) if row[2] <= newest]
     found = written(options.folder / "out")
-    print(f"killed {killed}; {len(found)} outcomes, {len({row[0] for row in found})} different ids, of {len(expected)}")
+    print(
+        f"killed {killed}; {len(found)} outcomes, {len({row[0] for row in found})} different "
+        f"ids, of {len(expected)}"
+    )
     print("not one lost, doubled or different" if found == expected else "they DIFFER")
     if kafka is None:
         return int(found != expected)
     records = topics.records_of(kafka.address, "outcomes")
-    known = sorted(topics.decisions(records))
-    print(f"in the topic: {len(records)} records, {len(records) - len(known)} of them copies")
-    print("without copies they are the same" if known == expected else "without copies they DIFFER")
-    return int(found != expected or known != expected)
+    decisions = sorted(topics.decisions(records))
+    copies = len(records) - len(decisions)
+    print(f"in the topic: {len(records)} records, {copies} of them copies")
+    is_same = decisions == expected
+    print("without copies they are the same" if is_same else "without copies they DIFFER")
+    return int(found != expected or not is_same)
 
 
 if __name__ == "__main__":

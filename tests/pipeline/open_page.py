@@ -1,9 +1,10 @@
-"""How long a report's page takes to open in Chromium: from the start of the navigation to the first picture on the screen.
+"""How long a report's page takes to open in Chromium: from the start of the navigation to the first
+picture on the screen.
 
     python tests/pipeline/open_page.py report/report.html
 
-Each opening is one of a new browser with nothing cached. Nothing is attached to it, as that makes scripts start at half the
-speed: the page itself tells when it is there. Needs chromium.
+Each opening is one of a new browser with nothing cached. Nothing is attached to it, as that makes
+scripts start at half the speed: the page itself reports when it is complete. Needs chromium.
 """
 
 import argparse
@@ -39,7 +40,7 @@ WATCH = """<script>
 
 
 class Answer(BaseHTTPRequestHandler):
-    """Keeps what a page has told."""
+    """Keeps a page's reports."""
 
     def do_GET(self) -> None:
         self.server.told = [float(part) / 1000 for part in self.path.split("/")[1:]]  # type: ignore[attr-defined]
@@ -51,14 +52,21 @@ class Answer(BaseHTTPRequestHandler):
 
 
 def opening(page: Path, size: str) -> list[float]:
-    """Opens a page; returns after how many seconds its text and tables were there, and after how many its first picture."""
-    with HTTPServer(("127.0.0.1", 0), Answer) as server, TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    """Opens a page; returns after how many seconds its text and tables were there, and after how
+    many its first picture."""
+    with (
+        HTTPServer(("127.0.0.1", 0), Answer) as server,
+        TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+    ):
         server.timeout = 60
         server.told = None  # type: ignore[attr-defined]
         watched = Path(folder, "page.html")
         script = WATCH.replace("PORT", str(server.server_port))
         watched.write_text(
-            page.read_text("utf-8").replace('<meta charset="utf-8">', f'<meta charset="utf-8">{script}', 1), "utf-8"
+            page.read_text("utf-8").replace(
+                '<meta charset="utf-8">', f'<meta charset="utf-8">{script}', 1
+            ),
+            "utf-8",
         )
         options = (
             "--headless=new",
@@ -67,7 +75,11 @@ def opening(page: Path, size: str) -> list[float]:
             f"--window-size={size}",
             f"--user-data-dir={folder}/profile",
         )
-        command = [need("chromium", "needs a browser: apt-get install chromium"), *options, watched.as_uri()]
+        command = [
+            need("chromium", "needs a browser: apt-get install chromium"),
+            *options,
+            watched.as_uri(),
+        ]
         browser = Popen(command, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True)
         try:
             server.handle_request()
@@ -81,11 +93,19 @@ def opening(page: Path, size: str) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("page", type=Path, help="the report.html of a report")
-    parser.add_argument("--times", type=int, default=5, metavar="N", help="how often at each size (default: %(default)s)")
+    parser.add_argument(
+        "--times",
+        type=int,
+        default=5,
+        metavar="N",
+        help="how often at each size (default: %(default)s)",
+    )
     chosen = parser.parse_args()
     print(f"{chosen.page.stat().st_size / 1e6:.2f} MB")
     for name, size in SIZES.items():
-        texts, pictures = zip(*[opening(chosen.page, size) for _ in range(chosen.times)], strict=True)
+        texts, pictures = zip(
+            *[opening(chosen.page, size) for _ in range(chosen.times)], strict=True
+        )
         text, picture = statistics.median(texts), statistics.median(pictures)
         shown = " ".join(f"{each:.2f}" for each in sorted(pictures))
         print(f"{name:6} text and tables {text:.2f} s, first picture {picture:.2f} s, of {shown}")

@@ -1,4 +1,5 @@
-"""The tables of a report, computed the simple way: plain Python over lists of dictionaries, with exact fractions."""
+"""The tables of a report, computed the simple way: plain Python over lists of dictionaries, with
+exact fractions."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -20,7 +21,9 @@ def micros(instant: datetime | None) -> int | None:
 
 def with_times(rows: Iterable[Row]) -> list[Row]:
     """The rows with `start`, `end`, `wait`, and the bounds of their runs, in microseconds."""
-    rows = [row | {"start": micros(row["started_at"]), "end": micros(row["ended_at"])} for row in rows]
+    rows = [
+        row | {"start": micros(row["started_at"]), "end": micros(row["ended_at"])} for row in rows
+    ]
     times: dict[str, list[int]] = defaultdict(list)
     for row in rows:
         times[row["run_id"]] += [time for time in (row["start"], row["end"]) if time is not None]
@@ -56,7 +59,13 @@ def outcomes(rows: list[Row]) -> dict[tuple, tuple]:
     table = {}
     for name in started.keys() | ended.keys():
         counts, ordered = ended[name], sorted(waits[name])
-        shares = [Fraction(1, 2), Fraction(9, 10), Fraction(99, 100), Fraction(999, 1000), Fraction(1)]
+        shares = [
+            Fraction(1, 2),
+            Fraction(9, 10),
+            Fraction(99, 100),
+            Fraction(999, 1000),
+            Fraction(1),
+        ]
         percentiles = [percentile(ordered, share) if ordered else None for share in shares]
         rate = counts["expired"] / counts.total() if counts else None
         table[name] = (
@@ -93,7 +102,7 @@ def pending(rows: list[Row]) -> dict[tuple, tuple]:
     for purgatory, changes in events.items():
         now, since = 0, 0
         for time, change in sorted(changes):
-            while now and since < time:  # what was pending went on until then, second by second
+            while now and since < time:  # operations stayed pending until then, second by second
                 second = since // SECOND
                 until = min(time, (second + 1) * SECOND)
                 most[purgatory, second] = max(most.get((purgatory, second), 0), now)
@@ -108,7 +117,8 @@ def pending(rows: list[Row]) -> dict[tuple, tuple]:
 
 
 def curve(waits: Iterable[tuple[int, bool]]) -> list[tuple[int, int, Fraction, float | None]]:
-    """Kaplan and Meier's, by fractions: wait, at risk, share that is left, Greenwood's standard error."""
+    """Kaplan and Meier's, by fractions: wait, at risk, share that is left, Greenwood's standard
+    error."""
     ordered = sorted(waits)
     at_risk, left, variance = len(ordered), Fraction(1), Fraction(0)
     points = []
@@ -133,8 +143,10 @@ def curves(rows: list[Row]) -> dict[tuple, list[tuple[int, int, Fraction, float 
 
 
 def step_of(wait: int) -> int:
-    """The step of a wait: ten to a power of ten, beginning at `EDGES`; that of a second is 0."""
+    """The step of a wait: ten to a power of ten, starting at `EDGES`; a second has step 0."""
     wait = max(wait, 1)
     power = len(str(wait)) - 1
     lead = wait * 10 // 10**power
-    return min(10 * power - 60 + max(number for number, edge in enumerate(EDGES) if edge <= lead), 79)
+    return min(
+        10 * power - 60 + max(number for number, edge in enumerate(EDGES) if edge <= lead), 79
+    )

@@ -1,4 +1,5 @@
-"""Operations and signals made with a seed, as they would reach a stream: out of order, repeated, with hot keys.
+"""Operations and signals made with a seed, as they would reach a stream: out of order, repeated,
+with hot keys.
 
 Also a program, which writes the two folders that `python -m purgatory.pipeline stream` reads:
 
@@ -32,16 +33,21 @@ SIGNALS = pa.schema({"key": pa.string(), "value": pa.int64(), "at": INSTANT})
 
 @dataclass
 class Traffic:
-    """Rows in the order of event time: `(id, ((key, threshold), …), mode, registered_at, deadline)`, `(key, value, at)`."""
+    """Rows in the order of event time: `(id, ((key, threshold), …), mode, registered_at,
+    deadline)`, `(key, value, at)`."""
 
     operations: list[tuple]
     signals: list[tuple]
 
 
-def traffic(operations: int, signals: int, *, seconds: float, keys: int = 2000, seed: int = 7) -> Traffic:
-    """Values of keys that grow by about one with each signal; operations that wait for a little more than there is.
+def traffic(
+    operations: int, signals: int, *, seconds: float, keys: int = 2000, seed: int = 7
+) -> Traffic:
+    """Values of keys that grow by about one with each signal; operations that wait for a little
+    more than there is.
 
-    One signal in five says what was said before, or less. One in twenty of everything is for one key. All instants differ.
+    One signal in five repeats the last value, or has a lower one. One in twenty of everything is
+    for one key. All instants differ.
     """
     chance = random.Random(seed)
     spread = int(seconds * SECOND)
@@ -63,16 +69,25 @@ def traffic(operations: int, signals: int, *, seconds: float, keys: int = 2000, 
         wanted: dict[int, int] = {}
         for _ in range(chance.choice((1, 1, 2, 3))):
             name = key()
-            now = values[name] * instant / spread  # about what it is by then
+            now = values[name] * instant / spread  # its approximate value by then
             wanted[name] = max(1, int(now + chance.uniform(-3, 120 * per_second + 3)))
         deadline = instant + int(chance.expovariate(1 / 60) * SECOND)
         requirements = tuple((f"k{name}", threshold) for name, threshold in wanted.items())
-        asked.append((f"o{number}", requirements, chance.choice(("all", "any")), START + instant, START + deadline))
+        asked.append(
+            (
+                f"o{number}",
+                requirements,
+                chance.choice(("all", "any")),
+                START + instant,
+                START + deadline,
+            )
+        )
     return Traffic(asked, said)
 
 
 def write(made: Traffic, folder: Path, *, files: int, disorder: float = 5.0, seed: int = 7) -> None:
-    """Writes `operations/` and `signals/`, in files by the order of arrival: up to `disorder` seconds after the event."""
+    """Writes `operations/` and `signals/`, in files by the order of arrival: up to `disorder`
+    seconds after the event."""
     chance = random.Random(seed)
     for name, rows, when, schema in (
         ("operations", made.operations, 3, OPERATIONS),
@@ -84,15 +99,22 @@ def write(made: Traffic, folder: Path, *, files: int, disorder: float = 5.0, see
         for file in range(files):
             low, high = (first + (last + 1 - first) * share / files for share in (file, file + 1))
             columns = zip(*(row for instant, row in arrived if low <= instant < high), strict=True)
-            table = pa.table([_column(values, field) for values, field in zip(columns, schema, strict=True)], schema=schema)
+            table = pa.table(
+                [_column(values, field) for values, field in zip(columns, schema, strict=True)],
+                schema=schema,
+            )
             path = folder / name / f"{file:05}.parquet"
             pq.write_table(table, path)
-            os.utime(path, (file, file))  # Spark reads files by age, and those of one millisecond in any order
+            os.utime(
+                path, (file, file)
+            )  # Spark reads files by age, and files of one millisecond in any order
 
 
 def _column(values: tuple, field: pa.Field) -> pa.Array:
     if field.name == "requirements":
-        values = tuple([{"key": key, "threshold": threshold} for key, threshold in value] for value in values)
+        values = tuple(
+            [{"key": key, "threshold": threshold} for key, threshold in value] for value in values
+        )
     return pa.array(values, pa.int64() if field.type == INSTANT else field.type).cast(field.type)
 
 

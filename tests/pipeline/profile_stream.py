@@ -1,9 +1,11 @@
-"""What the Python side of `stream` costs, outside of Spark: CPU seconds for packing, receiving, deciding, state and output.
+"""The cost of the Python side of `stream`, outside of Spark: CPU seconds for packing, receiving,
+deciding, state and output.
 
     python tests/pipeline/profile_stream.py --data DIR [--shards 2] [--batches 1]
 
-DIR is what `orders.py` has written. Rows come as Spark hands them to Python, ten thousand in an Arrow batch, and the state is a
-dictionary; so it is our own code alone that is measured, and what it calls of Arrow and numpy.
+DIR is the output of `orders.py`. Rows come as Spark hands them to Python, ten thousand in an
+Arrow batch, and the state is a dictionary; so this measures our own code alone, with its calls of
+Arrow and numpy.
 """
 
 import argparse
@@ -30,7 +32,7 @@ since = [0.0]
 
 
 def stage(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose time counts for a stage, without that of the stages in it."""
+    """The function, whose time counts for a stage, without the time of the stages in it."""
 
     def staged(*arguments: Any, **named: Any) -> Any:
         enter(name)
@@ -70,7 +72,7 @@ class Value:
 
 
 class Map(dict[Any, Any]):
-    """As Spark's `MapState`, for one shard. Counts what is asked of it."""
+    """As Spark's `MapState`, for one shard. Counts its calls."""
 
     calls = 0
 
@@ -108,7 +110,9 @@ class Times:
 
 def rows_of(folder: Path, name: str, shards: int) -> tuple[pa.Table, pa.Array]:
     """The rows of a folder as the query hands them to Python, and their instants."""
-    table = ds.dataset(sorted(map(str, (folder / name).glob("*.parquet")))).to_table().combine_chunks()
+    table = (
+        ds.dataset(sorted(map(str, (folder / name).glob("*.parquet")))).to_table().combine_chunks()
+    )
     owner = table.column("operation_id" if name == "operations" else "key").to_pylist()
     owners = pa.array([crc32(each.encode()) % shards for each in owner], pa.int32())
     columns: dict[str, Any] = {"is_tick": pa.array([False] * len(owners))}
@@ -116,11 +120,18 @@ def rows_of(folder: Path, name: str, shards: int) -> tuple[pa.Table, pa.Array]:
         requirements = table["requirements"].combine_chunks()
         columns |= {"shard": owners, "operation_id": table["operation_id"]}
         for field, column in (("key", "keys"), ("threshold", "thresholds")):
-            columns[column] = pa.ListArray.from_arrays(requirements.offsets, requirements.values.field(field))
+            columns[column] = pa.ListArray.from_arrays(
+                requirements.offsets, requirements.values.field(field)
+            )
         columns["mode"] = table["mode"]
         columns |= {column: table[column].cast("int64") for column in ("registered_at", "deadline")}
     else:
-        columns |= {"key": table["key"], "value": table["value"], "at": table["at"].cast("int64"), "reporter": owners}
+        columns |= {
+            "key": table["key"],
+            "value": table["value"],
+            "at": table["at"].cast("int64"),
+            "reporter": owners,
+        }
     return pa.table(columns), columns["registered_at" if name == "operations" else "at"]
 
 
@@ -139,10 +150,17 @@ def packed(tables: Iterable[pa.Table], shards: int) -> dict[int, list[tuple[int,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--shards", type=int, default=2)
-    parser.add_argument("--batches", type=int, default=1, help="in how many batches the rows come (default: %(default)s)")
+    parser.add_argument(
+        "--batches",
+        type=int,
+        default=1,
+        help="in how many batches the rows come (default: %(default)s)",
+    )
     options = parser.parse_args()
     for owner, name, what in (
         (_packing, "pack_operations", "packing"),
@@ -168,20 +186,28 @@ def main() -> None:
         processor.init(Handle())  # type: ignore[arg-type]
     watermark = outcomes = 0
     for number in range(options.batches):
-        low, high = (first + (last + 1 - first) * part // options.batches for part in (number, number + 1))
-        some = [table.filter(pa.array((at.to_numpy() >= low) & (at.to_numpy() < high))) for table, at in tables]
+        low, high = (
+            first + (last + 1 - first) * part // options.batches for part in (number, number + 1)
+        )
+        some = [
+            table.filter(pa.array((at.to_numpy() >= low) & (at.to_numpy() < high)))
+            for table, at in tables
+        ]
         received = packed(some, options.shards)
         for now in (watermark, int(high) - 1) if number == options.batches - 1 else (watermark,):
             for shard, processor in shards.items():
                 made = processor.handleInputRows((shard,), iter(received[shard]), Times(now))  # type: ignore[arg-type]
                 values = pa.array([row[0] for row in made if row[0] is not None], pa.binary())
-                rows = _packing.unpack_decisions(iter([pa.RecordBatch.from_arrays([values], ["decisions"])]))
+                rows = _packing.unpack_decisions(
+                    iter([pa.RecordBatch.from_arrays([values], ["decisions"])])
+                )
                 outcomes += sum(batch.num_rows for batch in rows)
                 received[shard] = []
         watermark = int(high) - 1
     rows = sum(len(table) for table, _ in tables)
     print(
-        f"{rows:,} rows in {options.batches} batches, {options.shards} shards: {outcomes:,} outcomes, {Map.calls:,} state calls"
+        f"{rows:,} rows in {options.batches} batches, {options.shards} shards: {outcomes:,} "
+        f"outcomes, {Map.calls:,} state calls"
     )
     for name in ("packing", "receiving", "deciding", "state", "output"):
         print(f"{name:10}{spent[name]:8.2f} s{spent[name] / rows * 1e6:8.2f} µs a row")

@@ -1,9 +1,11 @@
-"""Runs `stream` on one, two and four times the traffic, and tells how long batches took and how large the state was.
+"""Runs `stream` on one, two and four times the traffic, and prints how long batches took and how
+large the state was.
 
     python tests/pipeline/rate_stream.py --folder DIR [--master 'local-cluster[2,1,1024]']
 
-Each batch takes one file of each input, twenty seconds of traffic. After the last comes a signal of an hour later, by which
-every operation is decided: what the state holds then are the values of the keys.
+Each batch takes one file of each input, twenty seconds of traffic. After the last comes a signal of
+an hour later, by which every operation is decided: then the state holds only the values of the
+keys.
 """
 
 import argparse
@@ -30,7 +32,15 @@ def number(text: str) -> float:
 def batches(folder: Path, master: str, shards: int) -> list[tuple[float, float, float, float]]:
     """Of each batch: rows, seconds, rows of state, and its MiB."""
     pairs = {name: folder / name for name in ("operations", "signals", "out", "checkpoint")}
-    command = [sys.executable, "-m", "purgatory.pipeline", "stream", "--master", master, "--available-now"]
+    command = [
+        sys.executable,
+        "-m",
+        "purgatory.pipeline",
+        "stream",
+        "--master",
+        master,
+        "--available-now",
+    ]
     command += [part for name, path in pairs.items() for part in (f"--{name}", str(path))]
     command += ["--files-per-batch", "1", "--shards", str(shards)]
     said = subprocess.run(command, check=True, text=True, stdout=subprocess.PIPE).stdout
@@ -46,18 +56,24 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--operations", type=int, default=30_000, help="at the single rate")
     options = parser.parse_args()
-    print("rate   rows/batch   s/batch   rows/s   state rows: most   in the end   MiB: most   in the end")
+    print(
+        "rate   rows/batch   s/batch   rows/s   state rows: most   in the end   MiB: most   in "
+        "the end"
+    )
     for factor in (1, 2, 4):
         folder, operations = options.folder / str(factor), options.operations * factor
         made = traffic(operations, 3 * operations, seconds=600)
         write(made, folder, files=FILES)
-        pq.write_table(pa.Table.from_pylist([LAST], SIGNALS), folder / "signals" / f"{FILES:05}.parquet")
+        pq.write_table(
+            pa.Table.from_pylist([LAST], SIGNALS), folder / "signals" / f"{FILES:05}.parquet"
+        )
         seen = batches(folder, options.master, options.shards)
         busy = seen[2:FILES]  # the first ones warm up
         rows, seconds = median(batch[0] for batch in busy), median(batch[1] for batch in busy)
         most = [max(batch[place] for batch in seen) for place in (2, 3)]
         print(
-            f"{factor} x   {rows:10,.0f}   {seconds:7.2f}   {rows / seconds:6,.0f}   {most[0]:16,.0f}   {seen[-1][2]:10,.0f}"
+            f"{factor} x   {rows:10,.0f}   {seconds:7.2f}   {rows / seconds:6,.0f}   "
+            f"{most[0]:16,.0f}   {seen[-1][2]:10,.0f}"
             f"   {most[1]:9.1f}   {seen[-1][3]:10.1f}",
             flush=True,
         )

@@ -32,9 +32,14 @@ def write(folder: Path, runs: dict[str, list[Recorded]]) -> None:
         for run_id, run in runs.items()
         for row in run
     ]
-    rows.append({**rows[0], "run_id": "c", "ended_at": None, "outcome": None})  # its end was never written
+    rows.append(
+        {**rows[0], "run_id": "c", "ended_at": None, "outcome": None}
+    )  # its end was never written
     rows.append(rows[0])  # a copy
-    columns = {field.name: pa.array([row[field.name] for row in rows], to_plain(field.type)) for field in OPERATIONS}
+    columns = {
+        field.name: pa.array([row[field.name] for row in rows], to_plain(field.type))
+        for field in OPERATIONS
+    }
     pq.write_table(pa.table(columns).cast(OPERATIONS), folder / "operations" / "1.parquet")
 
 

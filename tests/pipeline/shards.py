@@ -17,7 +17,9 @@ OPERATIONS = pa.schema(
         "deadline": pa.int64(),
     }
 )
-SIGNALS = pa.schema({"key": pa.string(), "value": pa.int64(), "at": pa.int64(), "reporter": pa.int32()})
+SIGNALS = pa.schema(
+    {"key": pa.string(), "value": pa.int64(), "at": pa.int64(), "reporter": pa.int32()}
+)
 
 
 def operations_batch(operations: Iterable[Operation]) -> pa.RecordBatch:
@@ -41,4 +43,6 @@ def signals_batch(signals: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
 
 
 def batch(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema=schema)
+    return pa.RecordBatch.from_pylist(
+        [dict(zip(schema.names, row, strict=True)) for row in rows], schema=schema
+    )

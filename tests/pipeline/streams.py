@@ -1,4 +1,4 @@
-"""`stream` for tests: its folders, rows and processes, and what it has decided."""
+"""`stream` for tests: its folders, rows and processes, and its decisions."""
 
 import argparse
 import json
@@ -7,7 +7,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,20 @@ from purgatory.pipeline.streaming._job import Job
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 JAVA_FOR_TESTS = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-"""Of the environment of `stream` as a process: it ends before the better of Java's compilers would have paid."""
+"""Of the environment of `stream` as a process: it ends before the better of Java's compilers would
+have paid."""
 DELAY = 6.0
 """Seconds by which events may be out of order, as an option of `stream`."""
 
 
 def arguments(folder: Path, *more: str) -> list[str]:
     pairs = {name: folder / name for name in ("operations", "signals", "out", "checkpoint")}
-    return [*(part for name, path in pairs.items() for part in (f"--{name}", str(path))), "--shards", "2", *more]
+    return [
+        *(part for name, path in pairs.items() for part in (f"--{name}", str(path))),
+        "--shards",
+        "2",
+        *more,
+    ]
 
 
 def run(spark: SparkSession, folder: Path, *more: str) -> int:
@@ -40,10 +47,43 @@ def run(spark: SparkSession, folder: Path, *more: str) -> int:
     return Job(spark, options, threading.Event()).run()
 
 
+@contextmanager
+def running(spark: SparkSession, folder: Path, *more: str) -> Iterator[threading.Thread]:
+    """The job in a thread of this process, until the end of the block; then it ends its batch."""
+    parser, stop = argparse.ArgumentParser(), threading.Event()
+    add_arguments(parser)
+    job = Job(spark, parser.parse_args(arguments(folder, *more)), stop)
+    thread = threading.Thread(target=job.run)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        stop.set()
+        thread.join()
+
+
+def known(folder: Path) -> dict[str, str]:
+    """The committed outcomes of operations so far, by id."""
+    logs = (folder / "out" / "_spark_metadata").glob("[0-9]*")
+    lines = [line for log in logs for line in log.read_text().splitlines()[1:]]
+    found = {}
+    for file in {Path(json.loads(line)["path"].removeprefix("file:")) for line in lines}:
+        outcome = file.parent.name.removeprefix("outcome=")
+        ids = pq.ParquetFile(file).read(["operation_id"])["operation_id"].to_pylist()
+        found.update(dict.fromkeys(ids, outcome))
+    return found
+
+
 def decided(spark: SparkSession, folder: Path) -> list[tuple[Any, ...]]:
-    rows = spark.read.parquet(str(folder / "out")).selectExpr("*", "unix_micros(decided_at) AS micros").collect()
+    rows = (
+        spark.read.parquet(str(folder / "out"))
+        .selectExpr("*", "unix_micros(decided_at) AS micros")
+        .collect()
+    )
     return sorted(
-        (row.operation_id, row.outcome, row.micros, tuple(row.satisfied_keys)) for row in rows if row.outcome != "late"
+        (row.operation_id, row.outcome, row.micros, tuple(row.satisfied_keys))
+        for row in rows
+        if row.outcome != "late"
     )
 
 
@@ -78,10 +118,25 @@ def happens(key: str, at: float, value: int = 1) -> dict[str, Any]:
 
 
 def started(folder: Path, *more: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "purgatory.pipeline", "stream", *arguments(folder, *more), "--master", "local[2]"]
+    command = [
+        sys.executable,
+        "-m",
+        "purgatory.pipeline",
+        "stream",
+        *arguments(folder, *more),
+        "--master",
+        "local[2]",
+    ]
     # From elsewhere: the workers get our code from us.
     environment = {**os.environ, **JAVA_FOR_TESTS}
-    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    return subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def line_with(job: "subprocess.Popen[str]", word: str) -> str:
@@ -105,7 +160,12 @@ def as_parquet(folder: Path, schemas: dict[str, StructType]) -> None:
         rows = [json.loads(line) for line in file.read_text().splitlines()]
         instants = {field.name for field in schema if field.dataType == TimestampType()}
         columns = {
-            field.name: [datetime.fromisoformat(row[field.name]) if field.name in instants else row[field.name] for row in rows]
+            field.name: [
+                datetime.fromisoformat(row[field.name])
+                if field.name in instants
+                else row[field.name]
+                for row in rows
+            ]
             for field in schema
         }
         pq.write_table(pa.table(columns), file.with_suffix(".parquet"), coerce_timestamps="us")

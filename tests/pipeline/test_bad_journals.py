@@ -1,4 +1,5 @@
-"""What is damaged is set apart and counted, with its name and the reason; everything else is reported."""
+"""Damaged files and rows are set apart and counted, with name and reason; all others are
+reported."""
 
 import random
 from datetime import UTC, datetime, timedelta
@@ -10,22 +11,33 @@ import journals
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from journals import Row, account, assert_tables_equal, check, damage, operation, random_operations, table, tables, write
+from journals import (
+    Row,
+    account,
+    assert_tables_equal,
+    check,
+    damage,
+    operation,
+    random_operations,
+    table,
+    tables,
+    write,
+)
 from py4j.protocol import Py4JNetworkError
 
 from purgatory.journal import OPERATIONS
 from purgatory.pipeline import _session
 from purgatory.pipeline._command_line import main
 from purgatory.pipeline._files import COMPACTED, REPLACES
-from purgatory.pipeline.report import _command, _make
+from purgatory.pipeline.report import _make
 
 
 def report(journal: Path, out: Path) -> int:
-    return main(["report", str(journal), "--out", str(out), "--engine", "duckdb"])
+    return main(["report", str(journal), "--out", str(out)])
 
 
 @pytest.mark.parametrize(("how", "written"), [("zeroed", "by hand"), ("random", "with checksums")])
-def test_a_file_with_damaged_pages_is_set_apart_and_the_others_are_reported(
+def test_file_with_damaged_pages_is_set_apart(
     how: str, written: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = random_operations(random.Random(6), 3000)
@@ -39,13 +51,15 @@ def test_a_file_with_damaged_pages_is_set_apart_and_the_others_are_reported(
     assert report(journal, out) == 3
 
     assert_tables_equal(tables(out), rows[:2000], [])
-    [reason] = [row.reason for row in table(out, "reconciliation") if row.what == "files unreadable"]
+    [reason] = [
+        row.reason for row in table(out, "reconciliation") if row.what == "files unreadable"
+    ]
     assert reason.startswith(f"{bad}: cannot be read as Parquet: ") and "\n" not in reason
     printed = capsys.readouterr()
     assert f"Cannot be read: {bad}" in printed.out.replace("\n", "") and printed.err == ""
 
 
-def test_one_damaged_row_group_of_a_large_file_sets_the_whole_file_apart(
+def test_damaged_row_group_sets_whole_file_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("purgatory.pipeline.report._duckdb.BATCH_BYTES", 20_000)
@@ -98,7 +112,7 @@ LONG = {
 
 
 @pytest.mark.parametrize("columns", LONG.values(), ids=LONG)
-def test_an_operation_that_waits_for_ages_costs_a_few_rows(columns: Row, tmp_path: Path) -> None:
+def test_operation_waiting_for_ages_costs_few_rows(columns: Row, tmp_path: Path) -> None:
     journal, out = tmp_path / "journal", tmp_path / "out"
     rows = [*(operation(number) for number in range(300)), operation(300, **columns)]
     write(journal, "operations", "x", rows)
@@ -122,23 +136,43 @@ def test_instants_that_no_calendar_has_are_rejected(tmp_path: Path) -> None:
     journal, out = tmp_path / "journal", tmp_path / "out"
     file = write(journal, "operations", "x", [operation(number) for number in range(4)])
     rows = pq.read_table(file)
-    end = pa.array([1 << 62, -1, 253_402_300_800_000_000, None]).cast(rows.schema.field("ended_at").type)
+    end = pa.array([1 << 62, -1, 253_402_300_800_000_000, None]).cast(
+        rows.schema.field("ended_at").type
+    )
     rows = rows.set_column(rows.column_names.index("ended_at"), "ended_at", end)
-    pq.write_table(rows.set_column(rows.column_names.index("outcome"), "outcome", pa.array([*"abc", None])), file)
+    pq.write_table(
+        rows.set_column(rows.column_names.index("outcome"), "outcome", pa.array([*"abc", None])),
+        file,
+    )
 
     assert report(journal, out) == 3
 
-    counts = {row.reason: row["count"] for row in table(out, "reconciliation") if row.what == "rows rejected"}
+    counts = {
+        row.reason: row["count"]
+        for row in table(out, "reconciliation")
+        if row.what == "rows rejected"
+    }
     assert counts == {"unknown outcome": 3}
     pq.write_table(rows, file)
     assert report(journal, out) == 3
-    counts = {row.reason: row["count"] for row in table(out, "reconciliation") if row.what == "rows rejected"}
-    assert counts == {"ended_at is not between the years 1970 and 9999": 3, "an outcome without an end": 1}
+    counts = {
+        row.reason: row["count"]
+        for row in table(out, "reconciliation")
+        if row.what == "rows rejected"
+    }
+    assert counts == {
+        "ended_at is not between the years 1970 and 9999": 3,
+        "an outcome without an end": 1,
+    }
 
 
 def test_a_null_among_the_keys_is_rejected(tmp_path: Path) -> None:
     journal, out = tmp_path / "journal", tmp_path / "out"
-    rows = [operation(0, keys=["a", None]), operation(1, keys=[]), operation(2, keys=["a", "a", "b"])]
+    rows = [
+        operation(0, keys=["a", None]),
+        operation(1, keys=[]),
+        operation(2, keys=["a", "a", "b"]),
+    ]
     write(journal, "operations", "x", rows)
 
     assert report(journal, out) == 3
@@ -146,12 +180,14 @@ def test_a_null_among_the_keys_is_rejected(tmp_path: Path) -> None:
     assert_tables_equal(tables(out), rows[1:], [])
 
 
-def test_a_file_that_another_stands_for_is_not_read(tmp_path: Path) -> None:
+def test_file_superseded_by_another_is_not_read(tmp_path: Path) -> None:
     journal, out = tmp_path / "journal", tmp_path / "out"
     rows = random_operations(random.Random(8), 100)
     for place in range(2):
         write(journal, "operations", f"{place}", rows[place * 50 : place * 50 + 50])
-    whole = pa.Table.from_pylist(rows, pa.schema([field.with_nullable(True) for field in OPERATIONS]))
+    whole = pa.Table.from_pylist(
+        rows, pa.schema([field.with_nullable(True) for field in OPERATIONS])
+    )
     whole = whole.replace_schema_metadata({REPLACES: '["0.parquet", "1.parquet", "gone.parquet"]'})
     pq.write_table(whole, journal / "operations" / f"{COMPACTED}x.parquet")
 
@@ -163,7 +199,9 @@ def test_a_file_that_another_stands_for_is_not_read(tmp_path: Path) -> None:
     assert counts["operations", "duplicates dropped"] == 0
 
 
-def test_an_earlier_report_stays_when_a_later_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_earlier_report_survives_later_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     journal, out = tmp_path / "journal", tmp_path / "out"
     write(journal, "operations", "x", [operation(0)])
     assert report(journal, out) == 0
@@ -183,7 +221,9 @@ def test_an_earlier_report_stays_when_a_later_one_fails(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("folder", ["tables", "rejected"])
-def test_what_is_not_of_a_report_is_not_deleted(folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_deletes_no_foreign_files(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     journal, out = tmp_path / "journal", tmp_path / "out"
     write(journal, "operations", "x", [operation(0)])
     assert report(journal, out) == report(journal, out) == 0
@@ -192,24 +232,30 @@ def test_what_is_not_of_a_report_is_not_deleted(folder: str, tmp_path: Path, cap
 
     assert report(journal, out) == 1
 
-    printed = f"cannot write to {str(out)!r}: 'mine.txt' in its folder {folder!r} is not of a report\n"
+    printed = (
+        f"cannot write to {str(out)!r}: 'mine.txt' in its folder {folder!r} is not of a report\n"
+    )
     assert capsys.readouterr().err == printed
     assert (out / folder / "mine.txt").read_text() == "precious"
     assert sorted(path.name for path in out.iterdir()) == ["rejected", "report.html", "tables"]
 
 
-def test_an_output_that_is_a_file_is_reported_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_that_is_a_file_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(tmp_path / "journal", "operations", "x", [operation(0)])
     (tmp_path / "out").write_text("precious")
 
     assert report(tmp_path / "journal", tmp_path / "out") == 1
 
-    assert capsys.readouterr().err == f"cannot write to {str(tmp_path / 'out')!r}: Not a directory\n"
+    assert (
+        capsys.readouterr().err == f"cannot write to {str(tmp_path / 'out')!r}: Not a directory\n"
+    )
     assert (tmp_path / "out").read_text() == "precious"
 
 
 @pytest.mark.parametrize("ends", ["at once", "in a Java that was interrupted, too"])
-def test_ctrl_c_ends_a_report_with_one_line_and_leaves_the_earlier_one(
+def test_ctrl_c_prints_one_line_and_keeps_report(
     ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal, out = tmp_path / "journal", tmp_path / "out"
@@ -232,17 +278,10 @@ def test_ctrl_c_ends_a_report_with_one_line_and_leaves_the_earlier_one(
     assert sorted(path.name for path in out.iterdir()) == ["rejected", "report.html", "tables"]
 
 
-def test_a_place_that_duckdb_does_not_reach_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write(tmp_path / "journal", "operations", "x", [operation(0)])
-
-    for journal, out in (("s3a://host/journal", str(tmp_path / "out")), (str(tmp_path / "journal"), "hdfs://host/out")):
-        assert main(["report", journal, "--out", out, "--engine", "duckdb"]) == 1
-        [line] = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"cannot reach '{journal if '://' in journal else out}") and line.endswith("--engine spark")
-    assert [path.name for path in tmp_path.iterdir()] == ["journal"]
-
-
-def test_a_journal_that_is_small_needs_no_spark_and_a_large_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["master", "URI", "session", "Connect"])
+def test_spark_runs_for_master_uri_and_session(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     journal, out = tmp_path / "journal", tmp_path / "out"
     write(journal, "operations", "x", [operation(0)])
     asked = []
@@ -256,6 +295,11 @@ def test_a_journal_that_is_small_needs_no_spark_and_a_large_one_does(tmp_path: P
     assert main(["report", str(journal), "--out", str(out)]) == 0
     assert asked == []
 
-    monkeypatch.setattr(_command, "LARGE", 10)
-    assert main(["report", str(journal), "--out", str(out)]) == 1
+    if what == "session":
+        monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    if what == "Connect":
+        monkeypatch.setenv("SPARK_REMOTE", "sc://host")
+    place = f"file://{journal}" if what == "URI" else str(journal)
+    master = ["--master", "local[2]"] if what == "master" else []
+    assert main(["report", place, "--out", str(out), *master]) == 1
     assert len(asked) == 1

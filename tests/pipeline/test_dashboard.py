@@ -1,4 +1,5 @@
-"""A running stream can be looked at: its metrics and its page say what it has done, and both are gone with it."""
+"""A running stream can be looked at: its metrics and its page show its counts, and both end with
+it."""
 
 import socket
 from typing import Any
@@ -12,7 +13,7 @@ from purgatory.pipeline.streaming._dashboard import address, dashboard
 ANYWHERE = ("127.0.0.1", 0)
 
 
-def test_a_batch_without_counts_and_without_a_watermark_is_reported_all_the_same() -> None:
+def test_batch_without_counts_is_reported() -> None:
     meter = StreamMeter("x")
     progress: dict[str, Any] = {
         "sources": [{"numInputRows": 3}, {"numInputRows": 4}],
@@ -24,7 +25,13 @@ def test_a_batch_without_counts_and_without_a_watermark_is_reported_all_the_same
     _dashboard.update_meter(meter, progress)
 
     now = meter.statistics()
-    assert (now.rows, now.batch_seconds, now.watermark, now.state_rows, now.registered) == (7, 1.5, None, 5, 0)
+    assert (now.rows, now.batch_seconds, now.watermark, now.state_rows, now.registered) == (
+        7,
+        1.5,
+        None,
+        5,
+        0,
+    )
 
 
 @pytest.mark.parametrize(
@@ -38,7 +45,7 @@ def test_a_batch_without_counts_and_without_a_watermark_is_reported_all_the_same
         ("127.0.0.1:65536", "is not HOST:PORT"),
     ],
 )
-def test_an_address_that_is_none_of_this_machine_is_refused(text: str, complaint: str) -> None:
+def test_foreign_address_is_refused(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         address(text)
 
@@ -51,7 +58,7 @@ def test_addresses_of_this_machine_are_taken() -> None:
     ]
 
 
-def test_a_port_that_is_taken_is_reported_in_one_line() -> None:
+def test_taken_port_is_reported_in_one_line() -> None:
     with socket.create_server(ANYWHERE) as taken:
         where = taken.getsockname()
         complaint = rf"cannot serve on 127.0.0.1:{where[1]}: Address already in use"
@@ -59,9 +66,11 @@ def test_a_port_that_is_taken_is_reported_in_one_line() -> None:
             pass
 
 
-def test_who_comes_by_another_name_sees_nothing_of_the_page() -> None:
+@pytest.mark.parametrize("path", ["/", "/metrics", "/events"])
+def test_visitor_by_another_name_sees_nothing(path: str) -> None:
     with dashboard(StreamMeter("x"), ANYWHERE) as url:
         host, port = url.removeprefix("http://").rstrip("/").split(":")
         with socket.create_connection((host, int(port))) as visitor:
-            visitor.sendall(b"GET / HTTP/1.1\r\nHost: example.org\r\nConnection: close\r\n\r\n")
+            head = f"GET {path} HTTP/1.1\r\nHost: example.org\r\nConnection: close\r\n\r\n"
+            visitor.sendall(head.encode())
             assert b" 403 " in visitor.makefile("rb").readline()

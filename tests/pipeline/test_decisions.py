@@ -1,4 +1,5 @@
-"""Decisions on streams: equal to the definition and to `ThresholdPurgatory`, whatever the order of the events."""
+"""Decisions on streams: equal to the definition and to `ThresholdPurgatory`, for any order of the
+events."""
 
 from collections import Counter
 from typing import Any
@@ -12,7 +13,14 @@ from shards import operations_batch, signals_batch
 
 from purgatory.pipeline.streaming._decisions import Shard
 from purgatory.pipeline.streaming._event_queue import EventQueue
-from purgatory.pipeline.streaming._events import COMPLETED, EXPIRED, LATE, Decision, Operation, requirements_of
+from purgatory.pipeline.streaming._events import (
+    COMPLETED,
+    EXPIRED,
+    LATE,
+    Decision,
+    Operation,
+    requirements_of,
+)
 
 SECOND = 1_000_000
 END = 10**18
@@ -24,12 +32,15 @@ def new_shard() -> Shard:
     return Shard({}, {}, EventQueue({}))
 
 
-def operation(operation_id="a", requirements=(("x", 1),), mode="all", registered_at=1, deadline=10) -> Operation:
+def operation(
+    operation_id="a", requirements=(("x", 1),), mode="all", registered_at=1, deadline=10
+) -> Operation:
     return Operation(operation_id, requirements, mode, registered_at, deadline)
 
 
 def receive(shard: Shard, *events: Any, now: int = 0) -> list[Decision]:
-    """Gives `shard` operations and signals `(key, value, at)`, advances time to `now`, and saves."""
+    """Gives `shard` operations and signals `(key, value, at)`, advances time to `now`, and
+    saves."""
     operations = [each for each in events if isinstance(each, Operation)]
     if operations:
         shard.register(operations_batch(operations), now)
@@ -48,12 +59,18 @@ def brief(decisions: list[Decision]) -> list[tuple[Any, ...]]:
     return [(each.outcome, each.operation_id, each.decided_at) for each in decisions]
 
 
-def by_definition(operations: list[Operation], signals: list[tuple[str, int, int]]) -> list[Decision]:
-    """A requirement holds from the first signal at or before the deadline whose value reaches its threshold."""
+def by_definition(
+    operations: list[Operation], signals: list[tuple[str, int, int]]
+) -> list[Decision]:
+    """A requirement holds from the first signal at or before the deadline whose value reaches its
+    threshold."""
     decisions = []
     for each in operations:
         reached = {
-            key: min((at for name, value, at in signals if name == key and value >= threshold), default=END)
+            key: min(
+                (at for name, value, at in signals if name == key and value >= threshold),
+                default=END,
+            )
             for key, threshold in each.requirements
         }
         instants = reached.values()
@@ -61,7 +78,9 @@ def by_definition(operations: list[Operation], signals: list[tuple[str, int, int
         completed = holds_at <= each.deadline
         decided_at = holds_at if completed else each.deadline
         satisfied = [key for key, _ in each.requirements if reached[key] <= decided_at]
-        decisions.append(Decision(COMPLETED if completed else EXPIRED, each.operation_id, decided_at, satisfied))
+        decisions.append(
+            Decision(COMPLETED if completed else EXPIRED, each.operation_id, decided_at, satisfied)
+        )
     return decisions
 
 
@@ -79,13 +98,19 @@ def many_operations(draw: st.DrawFn) -> list[Operation]:
         mode = draw(st.sampled_from(["all", "any"]))
         pairs = draw(st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=4))
         deadline = registered_at + draw(st.integers(0, 30))
-        made.append(Operation(f"o{number}", requirements_of(pairs, mode), mode, registered_at, deadline))
+        made.append(
+            Operation(f"o{number}", requirements_of(pairs, mode), mode, registered_at, deadline)
+        )
     return made
 
 
 def in_whatever_order(operations, signals, unit, data) -> None:
-    """Events come in any order that the watermark allows: each before the watermark comes to its instant."""
-    operations = [each._replace(registered_at=each.registered_at * unit, deadline=each.deadline * unit) for each in operations]
+    """Events come in any order that the watermark allows: each before the watermark comes to its
+    instant."""
+    operations = [
+        each._replace(registered_at=each.registered_at * unit, deadline=each.deadline * unit)
+        for each in operations
+    ]
     signals = [(key, value, at * unit) for key, value, at in signals]
     shard, left, decided = new_shard(), data.draw(st.permutations([*operations, *signals])), []
     now = 0
@@ -93,7 +118,10 @@ def in_whatever_order(operations, signals, unit, data) -> None:
         known = data.draw(st.integers(1, len(left)))
         batch, left = left[:known], left[known:]
         decided += receive(shard, *batch, now=now)
-        earliest = min((each[3] if isinstance(each, Operation) else each[2] for each in left), default=END) - 1
+        earliest = (
+            min((each[3] if isinstance(each, Operation) else each[2] for each in left), default=END)
+            - 1
+        )
         now = max(now, data.draw(st.integers(now, max(now, min(earliest, 100 * unit)))))
         if due := data.draw(st.booleans()):
             decided += receive(shard, now=now)
@@ -102,35 +130,43 @@ def in_whatever_order(operations, signals, unit, data) -> None:
 
     assert sorted(decided) == sorted(by_definition(operations, signals))
     assert not shard.operations
-    assert all(queue.value == max(v for k, v, _ in signals if k == key) for key, queue in shard.queues.items())
+    assert all(
+        queue.value == max(v for k, v, _ in signals if k == key)
+        for key, queue in shard.queues.items()
+    )
     assert set(shard.queues) == {key for key, _, _ in signals}
     assert not any(queue.waiters or queue.segments for queue in shard.queues.values())
     assert shard.event_queue.next_at() is None
 
 
-in_any_order = given(many_operations(), SIGNALS, st.sampled_from([1, 700_000, 50 * SECOND]), st.data())
+in_any_order = given(
+    many_operations(), SIGNALS, st.sampled_from([1, 700_000, 50 * SECOND]), st.data()
+)
 
 
 @settings(deadline=None, max_examples=60)
 @in_any_order
-def test_in_whatever_order_events_come_the_outcomes_are_those_of_the_definition(operations, signals, unit, data) -> None:
+def test_events_in_any_order_decide_as_the_definition(operations, signals, unit, data) -> None:
     in_whatever_order(operations, signals, unit, data)
 
 
 @pytest.mark.slow
 @settings(deadline=None, max_examples=600)
 @in_any_order
-def test_in_whatever_order_events_come_at_length(operations, signals, unit, data) -> None:
+def test_events_in_any_order_at_length(operations, signals, unit, data) -> None:
     in_whatever_order(operations, signals, unit, data)
 
 
 @settings(deadline=None, max_examples=40)
 @given(operations=many_operations(), signals=SIGNALS)
-def test_the_outcomes_are_those_of_a_threshold_purgatory_on_virtual_time(operations, signals) -> None:
+def test_outcomes_equal_those_of_a_threshold_purgatory(operations, signals) -> None:
     shard = new_shard()
     decided = receive(shard, *operations, *signals) + receive(shard, now=END)
 
-    rows = sorted((each.operation_id, each.outcome, each.decided_at, tuple(each.satisfied_keys)) for each in decided)
+    rows = sorted(
+        (each.operation_id, each.outcome, each.decided_at, tuple(each.satisfied_keys))
+        for each in decided
+    )
     assert rows == by_thresholds(Traffic([each[:5] for each in operations], signals))
 
 
@@ -149,7 +185,7 @@ def test_a_signal_just_after_the_deadline_does_not() -> None:
     assert brief(receive(shard, now=11)) == [(EXPIRED, "a", 10)]
 
 
-def test_a_signal_before_the_registration_counts_and_nobody_need_wait_for_it() -> None:
+def test_signal_before_the_registration_counts() -> None:
     shard = new_shard()
     receive(shard, ("x", 5, 2), now=1)
     receive(shard, now=2)
@@ -158,7 +194,7 @@ def test_a_signal_before_the_registration_counts_and_nobody_need_wait_for_it() -
     assert brief(receive(shard, now=5)) == [(COMPLETED, "a", 5)]
 
 
-def test_nothing_is_decided_before_the_watermark_says_that_nothing_earlier_will_come() -> None:
+def test_decisions_wait_for_the_watermark() -> None:
     shard = new_shard()
     receive(shard, operation(), ("x", 3, 8))
 
@@ -174,7 +210,7 @@ def test_a_lower_value_takes_nothing_back() -> None:
     assert shard.queues["x"].value == 5
 
 
-def test_a_copy_of_an_operation_that_waits_is_late_and_the_first_deadline_stands() -> None:
+def test_copy_of_pending_operation_is_late() -> None:
     shard = new_shard()
     receive(shard, operation(deadline=10), operation(registered_at=2, deadline=20))
 
@@ -185,7 +221,7 @@ def test_a_copy_of_an_operation_that_waits_is_late_and_the_first_deadline_stands
     assert not shard.operations
 
 
-def test_a_copy_of_an_operation_that_has_completed_is_late_as_long_as_its_deadline_is_ahead() -> None:
+def test_completed_operations_copy_is_late_until_deadline() -> None:
     shard = new_shard()
     receive(shard, operation(deadline=10), ("x", 1, 2))
     assert brief(receive(shard, now=3)) == [(COMPLETED, "a", 2)]
@@ -196,22 +232,24 @@ def test_a_copy_of_an_operation_that_has_completed_is_late_as_long_as_its_deadli
     assert not shard.operations
 
 
-def test_an_id_may_be_used_again_when_its_deadline_has_passed() -> None:
+def test_id_is_free_after_its_deadline() -> None:
     shard = new_shard()
     receive(shard, operation(deadline=10), operation(registered_at=11, deadline=20), ("x", 1, 15))
 
     assert brief(receive(shard, now=30)) == [(EXPIRED, "a", 10), (COMPLETED, "a", 15)]
 
 
-def test_a_late_operation_whose_deadline_is_ahead_waits_from_the_watermark_on() -> None:
+def test_late_operation_waits_from_the_watermark_on() -> None:
     shard = new_shard()
     receive(shard, ("x", 1, 3), now=0)
     receive(shard, now=5)
 
-    assert brief(receive(shard, operation(registered_at=2, deadline=9), now=5)) == [(COMPLETED, "a", 5)]
+    assert brief(receive(shard, operation(registered_at=2, deadline=9), now=5)) == [
+        (COMPLETED, "a", 5)
+    ]
 
 
-def test_a_late_signal_is_reported_and_counts_from_the_watermark_on() -> None:
+def test_late_signal_counts_from_the_watermark_on() -> None:
     shard = new_shard()
     receive(shard, operation(deadline=9), operation("b", deadline=4))
     assert brief(receive(shard, now=5)) == [(EXPIRED, "b", 4)]
@@ -245,7 +283,7 @@ def test_of_several_shards_one_reports_a_late_signal() -> None:
         (operation(deadline=None), "deadline"),
     ],
 )
-def test_what_cannot_be_decided_on_is_late_and_says_why(refused: Operation, reason: str) -> None:
+def test_invalid_operation_is_late_with_its_reason(refused: Operation, reason: str) -> None:
     shard = new_shard()
 
     (decision,) = receive(shard, refused, now=5)
@@ -265,7 +303,7 @@ def test_a_signal_that_lacks_something_is_late(signal) -> None:
     assert receive(shard, now=END) == [] and not shard.queues
 
 
-def test_a_key_that_is_required_twice_counts_with_the_threshold_that_decides() -> None:
+def test_key_required_twice_keeps_the_decisive_threshold() -> None:
     pairs = [("x", 3), ("y", 1), ("x", 5)]
 
     assert requirements_of(pairs, "all") == (("x", 5), ("y", 1))
@@ -274,9 +312,11 @@ def test_a_key_that_is_required_twice_counts_with_the_threshold_that_decides() -
     assert requirements_of(None, "all") == ()
 
 
-def test_a_hot_key_wakes_those_whom_it_reaches_and_nobody_else() -> None:
+def test_hot_key_wakes_only_reached_operations() -> None:
     shard = new_shard()
-    receive(shard, *(operation(f"o{number}", (("x", number),), deadline=100) for number in range(1000)))
+    receive(
+        shard, *(operation(f"o{number}", (("x", number),), deadline=100) for number in range(1000))
+    )
     receive(shard, now=1)
     reads = Counter()
 

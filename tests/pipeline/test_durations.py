@@ -1,4 +1,5 @@
-"""Waits by the time in which they began: counted by steps, and spans are joined where there are too many."""
+"""Waits by the time in which they began: counted by steps, and spans are joined where there are too
+many."""
 
 import random
 from collections import Counter, defaultdict
@@ -15,7 +16,7 @@ from purgatory.pipeline.report._data import data
 from purgatory.pipeline.report._durations import EDGES, LATENESS, WAITS
 
 
-def test_a_step_begins_at_each_edge_of_each_power_of_ten() -> None:
+def test_step_begins_at_edges_of_powers_of_ten() -> None:
     edges = [edge * 10 ** (power - 1) for power in range(1, 13) for edge in EDGES]
 
     assert [*map(oracle.step_of, (10**6, 10**6 + 200_000, 10**7, 1, 0))] == [0, 1, 10, -60, -60]
@@ -29,14 +30,18 @@ def shown(tmp_path: Path, rows: list[Row]) -> dict[str, Any]:
 
 
 def cells(found: dict[str, Any], name: str) -> Counter[tuple[Any, ...]]:
-    """By group, run, span (the first of those that are joined), step and what was counted."""
+    """By group, run, span (the first of joined ones), step and counter."""
     counts: Counter[tuple[Any, ...]] = Counter()
     what = {"waits": WAITS, "lateness": LATENESS}[name]
     columns = found[name]
-    for group, run, place, flat in zip(*(columns[each] for each in ("group", "run", "place", "cells")), strict=True):
+    for group, run, place, flat in zip(
+        *(columns[each] for each in ("group", "run", "place", "cells")), strict=True
+    ):
         for step, *numbers in zip(*[iter(flat)] * (len(what) + 1), strict=True):
             for each, number in zip(what, numbers, strict=True):
-                counts[*map(str, found["groups"][group]), found["runs"][run], place, step, each] += number
+                counts[
+                    *map(str, found["groups"][group]), found["runs"][run], place, step, each
+                ] += number
     return +counts
 
 
@@ -48,7 +53,9 @@ def simple(rows: list[Row], found: dict[str, Any], name: str) -> Counter[tuple[A
     counts: Counter[tuple[Any, ...]] = Counter()
     last: dict[str, Any] = defaultdict(lambda: START)
     for row in rows:
-        last[row["run_id"]] = max(filter(None, (last[row["run_id"]], row["started_at"], row["ended_at"])))
+        last[row["run_id"]] = max(
+            filter(None, (last[row["run_id"]], row["started_at"], row["ended_at"]))
+        )
     for row in rows:
         if row["started_at"] is None:
             continue
@@ -67,7 +74,7 @@ def simple(rows: list[Row], found: dict[str, Any], name: str) -> Counter[tuple[A
 
 
 @pytest.mark.parametrize(("most", "width"), [(1_000_000, 1), (2_000, 16)])
-def test_every_operation_is_in_the_cell_of_its_wait_and_its_beginning(
+def test_operation_is_counted_by_wait_and_start(
     most: int, width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_durations, "MOST_CELLS", {WAITS: most, LATENESS: most})
@@ -81,7 +88,7 @@ def test_every_operation_is_in_the_cell_of_its_wait_and_its_beginning(
         assert cells(found, name) == simple(rows, found, name)
 
 
-def test_what_began_outside_the_window_is_counted_for_the_whole_time_alone(tmp_path: Path) -> None:
+def test_operations_outside_window_count_only_in_total(tmp_path: Path) -> None:
     rows = [operation(number, run_id=f"run-{number % 2}") for number in range(300)]
     early = START - timedelta(days=300)
     stray = operation(300, run_id="run-0", started_at=early, ended_at=early + timedelta(seconds=1))
@@ -95,4 +102,8 @@ def test_what_began_outside_the_window_is_counted_for_the_whole_time_alone(tmp_p
 def test_a_journal_without_operations_has_no_waits(tmp_path: Path) -> None:
     found = shown(tmp_path, [])
 
-    assert found["waits"] == found["lateness"] == {"width": 1, "group": [], "run": [], "place": [], "cells": []}
+    assert (
+        found["waits"]
+        == found["lateness"]
+        == {"width": 1, "group": [], "run": [], "place": [], "cells": []}
+    )

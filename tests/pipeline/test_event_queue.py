@@ -1,4 +1,5 @@
-"""The event queue: events come out when they are due, slices are few, and adding events does not read waiting ones."""
+"""The event queue: events come out when they are due, slices are few, and adding events does not
+read waiting ones."""
 
 import pyarrow as pa
 import pytest
@@ -6,7 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from purgatory.pipeline.streaming import _event_queue
-from purgatory.pipeline.streaming._event_queue import MIN_WIDTH, SLICES_PER_WIDTH, EventQueue, Events
+from purgatory.pipeline.streaming._event_queue import (
+    MIN_WIDTH,
+    SLICES_PER_WIDTH,
+    EventQueue,
+    Events,
+)
 from purgatory.pipeline.streaming._events import REGISTRATIONS, SIGNALS
 
 HOUR = 3600 * MIN_WIDTH
@@ -29,7 +35,11 @@ def brief(events: Events) -> list[tuple[int, str]]:
     batches = (*events.signals, *events.registrations)
     return [
         *events.deadlines,
-        *((row["at"], row.get("key") or row["operation_id"]) for batch in batches for row in batch.to_pylist()),
+        *(
+            (row["at"], row.get("key") or row["operation_id"])
+            for batch in batches
+            for row in batch.to_pylist()
+        ),
     ]
 
 
@@ -39,7 +49,10 @@ def brief(events: Events) -> list[tuple[int, str]]:
     rounds=st.lists(
         st.tuples(
             st.lists(
-                st.tuples(st.sampled_from(["deadlines", "signals", "registrations"]), st.lists(st.integers(0, 400 * HOUR)))
+                st.tuples(
+                    st.sampled_from(["deadlines", "signals", "registrations"]),
+                    st.lists(st.integers(0, 400 * HOUR)),
+                )
             ),
             st.integers(0, 100 * HOUR),
             st.booleans(),
@@ -47,7 +60,7 @@ def brief(events: Events) -> list[tuple[int, str]]:
         max_size=8,
     ),
 )
-def test_each_event_comes_out_once_in_the_round_in_which_it_is_due(start, rounds) -> None:
+def test_each_event_comes_out_once_when_due(start, rounds) -> None:
     event_queue, now, waiting = EventQueue(chunks := {}), start, []
     for additions, step, saves in rounds:
         for kind, aheads in additions:
@@ -70,7 +83,7 @@ def test_each_event_comes_out_once_in_the_round_in_which_it_is_due(start, rounds
     assert not chunks and not event_queue.open_slices
 
 
-def test_a_chunk_holds_so_many_events_of_a_kind_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunk_holds_a_bounded_number_of_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_event_queue, "MAX_EVENTS_PER_CHUNK", 10)
     event_queue = EventQueue(chunks := {})
     for kind, count in (("deadlines", 25), ("signals", 31), ("signals", 4), ("registrations", 10)):
@@ -78,12 +91,22 @@ def test_a_chunk_holds_so_many_events_of_a_kind_at_most(monkeypatch: pytest.Monk
     event_queue.save()
 
     assert [len(chunk.deadlines) for chunk in chunks.values()] == [10, 10, 5, 0]
-    assert [[batch.num_rows for batch in chunk.signals] for chunk in chunks.values()] == [[10], [10], [10], [5]]
-    assert [[batch.num_rows for batch in chunk.registrations] for chunk in chunks.values()] == [[10], [], [], []]
+    assert [[batch.num_rows for batch in chunk.signals] for chunk in chunks.values()] == [
+        [10],
+        [10],
+        [10],
+        [5],
+    ]
+    assert [[batch.num_rows for batch in chunk.registrations] for chunk in chunks.values()] == [
+        [10],
+        [],
+        [],
+        [],
+    ]
     assert len(brief(event_queue.pop_due(HOUR))) == 70 and not chunks
 
 
-def test_a_month_of_deadlines_is_in_a_few_hundred_slices() -> None:
+def test_month_of_deadlines_takes_few_slices() -> None:
     event_queue = EventQueue({})
     for second in range(0, 30 * 24 * 3600, 7):
         event_queue.add_deadline((second * MIN_WIDTH, "a"), 0)

@@ -1,4 +1,4 @@
-"""What the report says in words, and how the page shows it. Without Spark."""
+"""The report's findings in words, and how the page shows them. Without Spark."""
 
 from typing import Any
 
@@ -34,15 +34,30 @@ def timeouts(**columns: Any) -> Line:
         "least_expiry_rate": 0.2,
         "timeout_1_percent": None,
         "timeout_01_percent": None,
+        "missed_triggers": 0,
     } | columns
 
 
-def test_a_timeout_that_cannot_be_reported_is_not_reported():
+def key(name: str, **columns: Any) -> Line:
+    return {
+        "purgatory": "polls",
+        "key": name,
+        "operations": 100,
+        "checks": 10,
+        "tried": 50,
+        "completed": 40,
+        "missed_triggers": 0,
+        "false_wakeups": 10,
+    } | columns
+
+
+def test_unreportable_timeout_is_not_reported():
     [text] = said(timeouts_in_order=[timeouts()])
 
     assert text == (
-        "Of 'Poll' in 'polls' 20 % expired, with timeouts of 200 ms. Which timeout 1 % would take is not answerable from this "
-        "data: nobody waited longer than 200 ms, and 20 % would still be waiting then."
+        "Of 'Poll' in 'polls' 20 % expired, with timeouts of 200 ms. Which timeout 1 % would "
+        "take is not answerable from this "
+        "data: no operation waited longer than 200 ms, and 20 % would still be waiting then."
     )
 
 
@@ -51,22 +66,73 @@ def test_a_timeout_that_can_be_reported_is_reported():
 
     [text] = said(timeouts_in_order=[line])
 
-    assert text.endswith("with timeouts of 200 ms to 30 s. 1 % would have taken 1.25 s, 0.1 % would have taken 8 s.")
+    assert text.endswith(
+        "with timeouts of 200 ms to 30 s. 1 % would have taken 1.25 s, 0.1 % would have taken 8 s."
+    )
 
 
-def test_a_timeout_that_does_well_is_not_worth_a_word():
-    assert said(timeouts_in_order=[timeouts(expiry_rate=0.01)]) == ["There is nothing to report on: no operation was read."]
+def test_good_timeout_yields_no_finding():
+    assert said(timeouts_in_order=[timeouts(expiry_rate=0.01)]) == [
+        "There are no findings about 20 operations or more."
+    ]
+    assert said() == ["There is nothing to report on: no operation was read."]
+
+
+def test_few_operations_make_no_finding() -> None:
+    few = key("x", operations=19, tried=19, missed_triggers=19)
+
+    assert said(
+        timeouts_in_order=[timeouts(operations=19, expired=19, missed_triggers=19)],
+        hot_keys_in_order=[few],
+        missed_keys_in_order=[few],
+        peaks=[{"purgatory": "polls", "second": None, "pending_max": 19}],
+    ) == ["There are no findings about 20 operations or more."]
+
+
+def test_missed_triggers_of_many_keys_make_one_finding() -> None:
+    [text] = said(
+        timeouts_in_order=[timeouts(expiry_rate=0.0, missed_triggers=300)],
+        missed_keys_in_order=[key(f"order-{number}", missed_triggers=1) for number in range(9)],
+    )
+
+    assert text.startswith(
+        "check_and_complete was not called for keys of 'Poll' in 'polls' when its condition "
+        "held: 300 of 1,000"
+    )
+
+
+def test_hottest_key_is_first_in_the_table() -> None:
+    found = findings(
+        summary(
+            timeouts_in_order=[timeouts(expiry_rate=0.0)],
+            hot_keys_in_order=[key("tried"), key("watched", operations=900, tried=40)],
+        )
+    )
+
+    assert [(each.place, each.text) for each in found] == [
+        (
+            "keys",
+            "The hottest key is 'tried' in 'polls': its checks tried 50 operations, 20 % of "
+            "them in vain. "
+            "100 operations watched it, 10 % of all.",
+        )
+    ]
 
 
 def test_what_was_left_out_is_said():
     lines = [
-        {"folder": "operations", "what": "rows rejected", "reason": reason, "count": 2} for reason in ("one", "another")
+        {"folder": "operations", "what": "rows rejected", "reason": reason, "count": 2}
+        for reason in ("one", "another")
     ] + [{"folder": "checks", "what": "duplicates dropped", "reason": None, "count": 0}]
 
-    assert said(account=lines) == ["Not in these figures, of operations: 4 rows that cannot be right."]
+    assert said(account=lines) == [
+        "Not in these figures, of operations: 4 rows that cannot be right."
+    ]
 
 
-@pytest.mark.parametrize(("value", "text"), [(0.0123, "12.3 ms"), (1.2345, "1.23 s"), (4000.0, "4,000 s")])
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.0123, "12.3 ms"), (1.2345, "1.23 s"), (4000.0, "4,000 s")]
+)
 def test_durations_have_three_digits(value, text):
     assert seconds(value) == text
     assert share(0.12345) == "12.3 %"
@@ -78,10 +144,14 @@ def test_what_keys_are_called_cannot_break_the_page():
 
     made = page(key, [Finding(key, purgatory=key)], summary(missed_keys_in_order=lines))
 
-    assert key not in made and made.count("&lt;script&gt;alert(") == 4 and made.count("\\u003cscript>alert(") == 4
+    assert (
+        key not in made
+        and made.count("&lt;script&gt;alert(") == 4
+        and made.count("\\u003cscript>alert(") == 4
+    )
 
 
-def test_the_data_of_runs_that_are_too_many_for_a_page_are_added_up(monkeypatch):
+def test_excess_runs_are_added_up(monkeypatch):
     lines = [timeline(run=run, place=place) for run in (0, 1) for place in (3, 4)]
 
     by_run = data([], summary(timeouts_in_order=[timeouts()], timeline=lines, runs=["a", "b"]))
@@ -89,19 +159,28 @@ def test_the_data_of_runs_that_are_too_many_for_a_page_are_added_up(monkeypatch)
     added = data([], summary(timeouts_in_order=[timeouts()], timeline=lines, runs=["a", "b"]))
 
     assert by_run["runs"] == ["a", "b", "the others"]
-    assert by_run["timeline"]["run"] == [0, 0, 1, 1] and by_run["timeline"]["started"] == [2, 2, 2, 2]
+    assert by_run["timeline"]["run"] == [0, 0, 1, 1] and by_run["timeline"]["started"] == [
+        2,
+        2,
+        2,
+        2,
+    ]
     assert added["runs"] == []
     assert added["timeline"] == {"group": [0, 0], "run": [0, 0], "place": [3, 4], "started": [4, 4]}
 
 
-def test_kinds_that_are_too_many_for_a_page_are_one(monkeypatch):
+def test_excess_kinds_are_merged_into_one(monkeypatch):
     monkeypatch.setattr("purgatory.pipeline.report._data.GROUPS", 2)
     kinds = [timeouts(kind=f"Poll {number}", operations=100 - number) for number in range(5)]
     lines = [timeline(kind=f"Poll {number}", run=0, place=7) for number in range(5)]
 
     shown = data([], summary(timeouts_in_order=kinds, timeline=lines))
 
-    assert shown["groups"] == [("polls", "Poll 0"), ("polls", "Poll 1"), ("the others", "the others")]
+    assert shown["groups"] == [
+        ("polls", "Poll 0"),
+        ("polls", "Poll 1"),
+        ("the others", "the others"),
+    ]
     assert shown["timeline"]["group"] == [0, 1, 2] and shown["timeline"]["started"] == [2, 2, 6]
 
 
@@ -109,7 +188,7 @@ def timeline(**columns: Any) -> Line:
     return {"purgatory": "polls", "kind": "Poll", "started": 2} | columns
 
 
-def test_only_what_cannot_be_read_counts_as_set_apart():
+def test_only_unreadable_files_count_as_set_apart():
     whats = ("files unreadable", "rows rejected", "duplicates dropped", "ids missing", "rows read")
     lines = [{"folder": "checks", "what": what, "reason": "because", "count": 2} for what in whats]
 

@@ -1,4 +1,5 @@
-"""The types of files: what loses nothing is cast, anything else is refused in one line before the first batch."""
+"""The types of files: columns that lose nothing are cast, others are refused in one line before the
+first batch."""
 
 from typing import Any
 
@@ -33,13 +34,23 @@ def pairs(key: pa.DataType, threshold: pa.DataType, **more: pa.DataType) -> pa.D
         (pa.timestamp("ns", "UTC"), "timestamp", None),
         (pa.int64(), "timestamp", None),
         (pa.date32(), "timestamp", None),
-        (pa.list_(pairs(pa.int32(), pa.int16(), more=pa.float64())), PAIRS, "array<struct<key:bigint,threshold:bigint>>"),
-        (pa.large_list(pairs(pa.string(), pa.int64())), PAIRS, "array<struct<key:string,threshold:bigint>>"),
+        (
+            pa.list_(pairs(pa.int32(), pa.int16(), more=pa.float64())),
+            PAIRS,
+            "array<struct<key:bigint,threshold:bigint>>",
+        ),
+        (
+            pa.large_list(pairs(pa.string(), pa.int64())),
+            PAIRS,
+            "array<struct<key:string,threshold:bigint>>",
+        ),
         (pa.list_(pairs(pa.string(), pa.float64())), PAIRS, None),
         (pa.list_(pa.struct({"key": pa.string()})), PAIRS, None),
         (pa.map_(pa.string(), pa.int64()), PAIRS, None),
         (pa.string(), PAIRS, None),
     ],
 )
-def test_a_type_is_read_as_one_that_loses_nothing_or_not_at_all(found: pa.DataType, expected: Any, as_what: str | None) -> None:
+def test_type_is_read_without_loss_or_refused(
+    found: pa.DataType, expected: Any, as_what: str | None
+) -> None:
     assert readable_as(found, expected) == as_what

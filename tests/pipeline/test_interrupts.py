@@ -7,8 +7,10 @@ from purgatory.pipeline import _command_line
 from purgatory.pipeline._command_line import main
 
 
-@pytest.mark.parametrize("over_it", [None, Py4JNetworkError("Answer from Java side is empty"), AttributeError("no _jsc")])
-def test_what_ctrl_c_breaks_on_its_way_out_is_not_reported(
+@pytest.mark.parametrize(
+    "over_it", [None, Py4JNetworkError("Answer from Java side is empty"), AttributeError("no _jsc")]
+)
+def test_errors_caused_by_ctrl_c_are_not_reported(
     over_it: Exception | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(*_: object) -> int:
@@ -27,7 +29,9 @@ def test_what_ctrl_c_breaks_on_its_way_out_is_not_reported(
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_an_error_that_nobody_expected_is_reported_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_is_reported_with_traceback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(_command_line, "run_program", lambda *_: dict[str, int]()["x"])
 
     with pytest.raises(KeyError):

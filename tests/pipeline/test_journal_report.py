@@ -1,4 +1,4 @@
-"""From a purgatory to the report: what a journal writes is what the report counts."""
+"""From a purgatory to the report: the report counts all rows of the journal."""
 
 import asyncio
 import random
@@ -58,7 +58,7 @@ def test_a_second_that_several_files_share_counts_whole(tmp_path: Path) -> None:
         assert counts["checks", "duplicates dropped"] == (step != "as written")
 
 
-def test_a_journal_of_before_there_were_parts_is_read(tmp_path: Path) -> None:
+def test_journal_without_parts_is_read(tmp_path: Path) -> None:
     journal = tmp_path / "journal"
     journal_of_one_second(journal)
     first, *others = sorted((journal / "checks").iterdir())
@@ -76,7 +76,7 @@ def test_a_journal_of_before_there_were_parts_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["operations", "checks"])
-def test_no_bit_that_flips_in_a_file_makes_other_rows_of_it(folder: str, tmp_path: Path) -> None:
+def test_bit_flip_never_yields_wrong_rows(folder: str, tmp_path: Path) -> None:
     async def main() -> None:
         with Journal(tmp_path) as journal:
             async with Purgatory("letters", observer=journal) as purgatory:
@@ -103,5 +103,5 @@ def test_no_bit_that_flips_in_a_file_makes_other_rows_of_it(folder: str, tmp_pat
         except Damaged:
             found += 1
         else:
-            assert read.equals(rows)  # it was in what pages say of themselves, and nobody asks for
+            assert read.equals(rows)  # it was in metadata of Parquet's pages, which is not read
     assert found > 200

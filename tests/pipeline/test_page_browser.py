@@ -1,4 +1,5 @@
-"""The page in a real browser: it opens from the disk, complains of nothing, and its choices, zoom and timeout work."""
+"""The page in a real browser: it opens from the disk, complains of nothing, and its choices, zoom
+and timeout work."""
 
 import random
 from collections.abc import Iterator
@@ -26,7 +27,8 @@ SIZES = {"desk": (1280, 900), "tablet": (768, 1024), "phone": (390, 844)}
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page with two purgatories, three kinds, three runs, and a key that would end the page's own script."""
+    """A page with two purgatories, three kinds, three runs, and a key that would end the page's own
+    script."""
     folder = tmp_path_factory.mktemp("report")
     rows = [dict(row) for row in ROWS]
     rows[0] |= {"keys": ['</script><script>alert("x")</script>'], "missed_trigger": True}
@@ -38,8 +40,13 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for number in range(20)
     ]  # fmt: skip
     write(folder / "journal", "operations", "x", rows)
-    write(folder / "journal", "checks", "x", [check(s, key=f"key-{s % 9}", run_id="fine") for s in range(60)])
-    assert main(["report", str(folder / "journal"), "--out", str(folder), "--engine", "duckdb"]) == 0
+    write(
+        folder / "journal",
+        "checks",
+        "x",
+        [check(s, key=f"key-{s % 9}", run_id="fine") for s in range(60)],
+    )
+    assert main(["report", str(folder / "journal"), "--out", str(folder)]) == 0
     assert (folder / "report.html").stat().st_size < 5_000_000
     return folder / "report.html"
 
@@ -60,23 +67,33 @@ def opened(browser: Chrome, page: Path) -> None:
     browser.get(page.as_uri())
     ready = "return document.documentElement.dataset.ready === 'yes'"
     WebDriverWait(browser, 60).until(lambda chrome: chrome.execute_script(ready))
-    browser.execute_script("document.getElementById('ends').scrollIntoView()")  # a picture is drawn when it comes into sight
-    WebDriverWait(browser, 60).until(lambda chrome: chrome.find_elements(By.CSS_SELECTOR, "#ends .main-svg"))
+    browser.execute_script(
+        "document.getElementById('ends').scrollIntoView()"
+    )  # a picture is drawn when it comes into sight
+    WebDriverWait(browser, 60).until(
+        lambda chrome: chrome.find_elements(By.CSS_SELECTOR, "#ends .main-svg")
+    )
 
 
 def tiles(browser: Chrome) -> dict[str, str]:
     found = browser.find_elements(By.CSS_SELECTOR, "#tiles div")
-    return {each.find_element(By.TAG_NAME, "span").text: each.find_element(By.TAG_NAME, "b").text for each in found}
+    return {
+        each.find_element(By.TAG_NAME, "span").text: each.find_element(By.TAG_NAME, "b").text
+        for each in found
+    }
 
 
 def cells(browser: Chrome, section: str) -> list[list[str]]:
-    script = "return [...document.querySelectorAll(arguments[0])].map(row => [...row.cells].map(cell => cell.textContent))"
+    script = (
+        "return [...document.querySelectorAll(arguments[0])].map(row => [...row.cells].map(cell "
+        "=> cell.textContent))"
+    )
     rows: list[list[str]] = browser.execute_script(script, f"#{section} tbody tr")
     return rows
 
 
 @pytest.mark.parametrize("sized", SIZES, indirect=True)
-def test_the_page_fits_every_size_and_complains_of_nothing(sized: Chrome, report: Path) -> None:
+def test_page_fits_every_size_without_errors(sized: Chrome, report: Path) -> None:
     opened(sized, report)
 
     assert sized.execute_script("return document.documentElement.scrollWidth <= innerWidth")
@@ -87,12 +104,16 @@ def test_the_page_fits_every_size_and_complains_of_nothing(sized: Chrome, report
         assert picture.find_element(By.CSS_SELECTOR, ".main-svg").size["width"] <= SIZES["desk"][0]
 
 
-def test_one_choice_of_purgatory_kind_and_run_is_for_the_whole_page(sized: Chrome, report: Path) -> None:
+def test_filters_apply_to_the_whole_page(sized: Chrome, report: Path) -> None:
     opened(sized, report)
     assert tiles(sized)["started"] > "2,9" and len(cells(sized, "timeouts")) == 7
 
     Select(sized.find_element(By.ID, "purgatory")).select_by_value("letters")
-    assert {row[0] for row in cells(sized, "timeouts")} == {row[0] for row in cells(sized, "keys")} == {"letters"}
+    assert (
+        {row[0] for row in cells(sized, "timeouts")}
+        == {row[0] for row in cells(sized, "keys")}
+        == {"letters"}
+    )
     Select(sized.find_element(By.ID, "kind")).select_by_value("Join")
     [of_all_runs] = cells(sized, "timeouts")
     Select(sized.find_element(By.ID, "run")).select_by_visible_text("fine")
@@ -101,7 +122,25 @@ def test_one_choice_of_purgatory_kind_and_run_is_for_the_whole_page(sized: Chrom
     assert tiles(sized)["completed"] == of_fine[3]
 
 
-def test_a_zoom_on_time_filters_the_figures_and_the_tables(sized: Chrome, report: Path) -> None:
+def test_heat_map_has_a_cell_for_each_second(sized: Chrome, report: Path) -> None:
+    opened(sized, report)
+    sized.execute_script("document.getElementById('heat').scrollIntoView()")
+    drawn: Any = lambda chrome: chrome.find_elements(By.CSS_SELECTOR, "#heat .main-svg")  # noqa: E731
+    WebDriverWait(sized, 30).until(drawn)
+
+    width, z, title = sized.execute_script(
+        "const [map] = document.getElementById('heat').data;"
+        "return [data.window.width, map.z, map.colorbar.title.text]"
+    )
+
+    assert width == 500 and title == "tried in 1 s"
+    counts = [[cell for cell in row if cell] for row in z]
+    # 60 checks of 3 tries each, one key after the other
+    assert counts == [[3] * len(row) for row in counts] and sum(map(len, counts)) == 60
+    assert sum(int(row[3]) for row in cells(sized, "keys")) == 180
+
+
+def test_time_zoom_filters_figures_and_tables(sized: Chrome, report: Path) -> None:
     opened(sized, report)
     before, keys = tiles(sized), cells(sized, "keys")
 
@@ -111,16 +150,25 @@ def test_a_zoom_on_time_filters_the_figures_and_the_tables(sized: Chrome, report
     """
     sized.execute_script(script)
 
-    assert int(tiles(sized)["started"].replace(",", "")) < int(before["started"].replace(",", "")) / 2
+    assert (
+        int(tiles(sized)["started"].replace(",", "")) < int(before["started"].replace(",", "")) / 2
+    )
     assert sum(int(row[3]) for row in cells(sized, "keys")) < sum(int(row[3]) for row in keys)
     sized.find_element(By.ID, "whole").click()
     assert tiles(sized) == before
 
 
-def test_waits_and_the_curve_follow_the_zoom_and_the_page_says_of_what_they_are(sized: Chrome, report: Path) -> None:
+def test_waits_and_curve_follow_zoom_and_are_labelled(sized: Chrome, report: Path) -> None:
     opened(sized, report)
-    rows = [row for row in ROWS if (row["purgatory"], row["kind"]) == ("letters", "Join") and row["started_at"]]
-    last = {run: max(filter(None, (row["ended_at"] for row in ROWS if row["run_id"] == run))) for run in RUNS}
+    rows = [
+        row
+        for row in ROWS
+        if (row["purgatory"], row["kind"]) == ("letters", "Join") and row["started_at"]
+    ]
+    last = {
+        run: max(filter(None, (row["ended_at"] for row in ROWS if row["run_id"] == run)))
+        for run in RUNS
+    }
     script = """
         choose({from: arguments[0], to: arguments[1], purgatory: "letters", kind: "Join"});
         const group = data.groups.findIndex(each => each[0] === "letters" && each[1] === "Join");
@@ -141,17 +189,28 @@ def test_waits_and_the_curve_follow_the_zoom_and_the_page_says_of_what_they_are(
             for row in mine
         )  # fmt: skip
         assert points["at_risk"] == [at_risk for _, at_risk, _, _ in expected]
-        assert points["expiry_rate"] == [pytest.approx(float(rate), abs=1e-9) for _, _, rate, _ in expected]
-        assert points["standard_error"] == [None if error is None else pytest.approx(error) for *_, error in expected]
+        assert points["expiry_rate"] == [
+            pytest.approx(float(rate), abs=1e-9) for _, _, rate, _ in expected
+        ]
+        assert points["standard_error"] == [
+            None if error is None else pytest.approx(error) for *_, error in expected
+        ]
         steps = [[step, step + 1] for step, *_ in expected]
         bounds = [sized.execute_script("return arguments[0].map(edgeOf)", step) for step in steps]
-        assert points["timeout_s"] == [upper for _, upper in bounds] and all(lower < upper for lower, upper in bounds)
-        assert all(each.startswith("Of the operations that began from 2026-03-01 ") for each in said) and len(said) == 2
+        assert points["timeout_s"] == [upper for _, upper in bounds] and all(
+            lower < upper for lower, upper in bounds
+        )
+        assert (
+            all(each.startswith("Of the operations that began from 2026-03-01 ") for each in said)
+            and len(said) == 2
+        )
     sized.find_element(By.ID, "whole").click()
-    assert [each.text for each in sized.find_elements(By.CSS_SELECTOR, ".covers")] == ["Of the whole time."] * 2
+    assert [each.text for each in sized.find_elements(By.CSS_SELECTOR, ".covers")] == [
+        "Of the whole time."
+    ] * 2
 
 
-def test_the_timeout_that_is_tried_is_read_off_the_curve(sized: Chrome, report: Path) -> None:
+def test_tried_timeout_is_read_off_the_curve(sized: Chrome, report: Path) -> None:
     opened(sized, report)
     Select(sized.find_element(By.ID, "purgatory")).select_by_value("letters")
     Select(sized.find_element(By.ID, "kind")).select_by_value("Join")
@@ -170,7 +229,7 @@ def test_the_timeout_that_is_tried_is_read_off_the_curve(sized: Chrome, report: 
     assert "would expire (95 %: " in said
 
 
-def test_what_completed_only_at_its_deadline_does_not_tell_what_a_timeout_is_good_for(sized: Chrome, report: Path) -> None:
+def test_completions_at_deadline_do_not_rate_timeouts(sized: Chrome, report: Path) -> None:
     opened(sized, report)
     assert "`" not in sized.find_element(By.TAG_NAME, "body").text
 
@@ -183,15 +242,22 @@ def test_what_completed_only_at_its_deadline_does_not_tell_what_a_timeout_is_goo
     assert row[-3:] == ["not answerable"] * 3
 
 
-def test_a_finding_leads_to_its_picture_and_names_cannot_break_the_page(sized: Chrome, report: Path) -> None:
+def test_finding_links_its_chart_and_names_are_escaped(sized: Chrome, report: Path) -> None:
     opened(sized, report)
 
-    link = next(each for each in sized.find_elements(By.CSS_SELECTOR, ".findings a") if "Nobody had called" in each.text)
+    link = next(
+        each
+        for each in sized.find_elements(By.CSS_SELECTOR, ".findings a")
+        if "check_and_complete was not called" in each.text
+    )
     link.click()
 
     assert sized.current_url.endswith("#missed")
     keys = {row[1] for row in cells(sized, "missed")}
-    assert any(key.startswith("</script>") for key in keys) or sized.execute_script("return state.purgatory") != ""
+    assert (
+        any(key.startswith("</script>") for key in keys)
+        or sized.execute_script("return state.purgatory") != ""
+    )
     assert len(sized.find_elements(By.CSS_SELECTOR, "script")) < 7
 
 
@@ -209,3 +275,29 @@ def test_dark_is_dark_and_paper_is_light(sized: Chrome, report: Path) -> None:
     assert sized.execute_script(ground) == "rgb(22, 24, 28)"
     sized.find_element(By.ID, "theme").click()
     assert sized.execute_script(ground) == "rgb(255, 255, 255)"
+
+
+def test_names_with_markup_are_shown_as_text(sized: Chrome, tmp_path: Path) -> None:
+    link = '<a href="https://evil.example/">look</a>'
+    rows = [
+        operation(number, purgatory=f"{link}{number % 2}", kind=f"<b>{link}", keys=[link])
+        for number in range(40)
+    ]
+    rows[0] |= {"missed_trigger": True}
+    write(tmp_path / "journal", "operations", "x", rows)
+    checks = [check(s, purgatory=f"{link}{s % 2}", key=link) for s in range(9)]
+    write(tmp_path / "journal", "checks", "x", checks)
+    main(["report", str(tmp_path / "journal"), "--out", str(tmp_path)])
+
+    opened(sized, tmp_path / "report.html")
+    sized.execute_script("all()")
+    drawn = "return document.querySelectorAll('.picture .main-svg').length >= 9"
+    WebDriverWait(sized, 30).until(lambda chrome: chrome.execute_script(drawn))
+
+    links = (
+        "return [...document.querySelectorAll('a')]"
+        ".map(each => each.getAttribute('href') || each.getAttribute('xlink:href'))"
+    )
+    assert [each for each in sized.execute_script(links) if not each.startswith("#")] == []
+    legends = "return [...document.querySelectorAll('.legendtext')].map(each => each.textContent)"
+    assert f"{link}1: most" in sized.execute_script(legends)

@@ -1,4 +1,5 @@
-"""The adapter between shards and Spark, without Spark: rows are packed, state is in pages, and nothing of it is left over."""
+"""The adapter between shards and Spark, without Spark: rows are packed, state is in pages, and
+nothing of it is left over."""
 
 import pickle
 import subprocess
@@ -14,17 +15,34 @@ from pyspark.sql.streaming import TwsTester
 from shards import operations_batch, signals_batch
 
 from purgatory.pipeline.streaming import _processor
-from purgatory.pipeline.streaming._events import DECISIONS, Operation, from_bytes, from_stream, to_stream
+from purgatory.pipeline.streaming._events import (
+    DECISIONS,
+    Operation,
+    from_bytes,
+    from_stream,
+    to_stream,
+)
 from purgatory.pipeline.streaming._packing import pack_operations, pack_signals, unpack_decisions
-from purgatory.pipeline.streaming._processor import OLD_PAGES, ShardProcessor, ShardsChanged, send_code_to_workers
+from purgatory.pipeline.streaming._processor import (
+    OLD_PAGES,
+    ShardProcessor,
+    ShardsChanged,
+    send_code_to_workers,
+)
 from purgatory.pipeline.streaming._state import INITIAL_PAGES, MAX_ENTRIES_PER_PAGE
+from purgatory.pipeline.streaming._timekeeper import NOTHING_DUE
 
 SHARD = 6
 
 
 def simulated() -> TwsTester:
     never_drops = sys.maxsize  # as Spark, to which these rows have no event time
-    return TwsTester(ShardProcessor(4), timeMode="eventTime", outputMode="append", eventTimeExtractor=lambda _: never_drops)
+    return TwsTester(
+        ShardProcessor(4),
+        timeMode="eventTime",
+        outputMode="append",
+        eventTimeExtractor=lambda _: never_drops,
+    )
 
 
 def operation(operation_id: str = "a", *, key: str = "x", deadline: int = 20_000) -> Operation:
@@ -50,37 +68,47 @@ def entries(tws: TwsTester, name: str) -> int:
     return len(tws.peekMapState(name, SHARD))
 
 
-def test_an_operation_completes_when_the_watermark_comes_to_its_signal_and_leaves_no_trace() -> None:
+def test_completed_operation_leaves_no_state() -> None:
     tws = simulated()
-    received = tws.test(SHARD, [row(operations=[operation()]), row(signals=[("x", 1, 5_000, SHARD)])])
-    assert [tuple(each) for each in received] == [(None, 1, 0, 0, 0, 0)]
+    received = tws.test(
+        SHARD, [row(operations=[operation()]), row(signals=[("x", 1, 5_000, SHARD)])]
+    )
+    first_due = 1  # the registration, in milliseconds
+    assert [tuple(each) for each in received] == [(None, SHARD, first_due, 1, 0, 0, 0, 0)]
 
-    assert tws.setWatermark(4) == []
+    assert brief(tws.setWatermark(4)) == []
     assert brief(tws.setWatermark(5)) == [("completed", "a", 5_000, ["x"])]
-    assert tws.setWatermark(20) == []
+    (last,) = tws.setWatermark(20)
 
+    assert (last.decisions, last.due) == (None, NOTHING_DUE)
     assert (entries(tws, "operations"), entries(tws, "agenda"), entries(tws, "lines")) == (0, 0, 1)
 
 
-def test_an_operation_expires_by_a_timer_in_the_first_millisecond_after_its_deadline() -> None:
+def test_timer_expires_operation_in_the_millisecond_after_deadline() -> None:
     tws = simulated()
     tws.test(SHARD, [row(operations=[operation(deadline=20_001)])])
 
-    assert tws.setWatermark(20) == []
+    assert brief(tws.setWatermark(20)) == []
     assert brief(tws.setWatermark(21)) == [("expired", "a", 20_001, [])]
     assert (entries(tws, "operations"), entries(tws, "agenda"), entries(tws, "lines")) == (0, 0, 0)
 
 
-def test_one_shard_reports_a_late_signal_and_the_others_do_not() -> None:
+def test_late_signal_is_reported_by_one_shard() -> None:
     tws = simulated()
     tws.setWatermark(10)
 
-    (late,) = unpacked(tws.test(SHARD, [row(signals=[("x", 1, 5_000, SHARD), ("y", 1, 5_000, SHARD + 1)])]))
+    (late,) = unpacked(
+        tws.test(SHARD, [row(signals=[("x", 1, 5_000, SHARD), ("y", 1, 5_000, SHARD + 1)])])
+    )
 
-    assert (late["outcome"], late["key"], late["at"]) == ("late", "x", 5_000) and "watermark" in late["reason"]
+    assert (late["outcome"], late["key"], late["at"]) == (
+        "late",
+        "x",
+        5_000,
+    ) and "watermark" in late["reason"]
 
 
-def test_state_goes_on_from_where_the_batch_before_left_it() -> None:
+def test_state_continues_from_batch_to_batch() -> None:
     tws = simulated()
     names = [f"o{number}" for number in range(50)]
     tws.test(SHARD, [row(operations=[operation(name, key=name) for name in names])])
@@ -89,11 +117,13 @@ def test_state_goes_on_from_where_the_batch_before_left_it() -> None:
     for name in names:
         tws.test(SHARD, [row(signals=[(name, 1, 3_000, SHARD)])])
 
-    assert sorted(brief(tws.setWatermark(3))) == sorted(("completed", name, 3_000, [name]) for name in names)
+    assert sorted(brief(tws.setWatermark(3))) == sorted(
+        ("completed", name, 3_000, [name]) for name in names
+    )
     assert sum(page[0] for page in tws.peekMapState("operations", SHARD).values()) == 0
 
 
-def test_pages_are_divided_when_they_are_full_and_nothing_is_lost() -> None:
+def test_full_pages_are_rehashed_without_loss() -> None:
     tws = simulated()
     names = [f"o{number}" for number in range(3 * INITIAL_PAGES * MAX_ENTRIES_PER_PAGE)]
     half = len(names) // 2
@@ -104,12 +134,16 @@ def test_pages_are_divided_when_they_are_full_and_nothing_is_lost() -> None:
     pages = tws.peekMapState("operations", SHARD)
     assert len(pages) > INITIAL_PAGES and sum(page[0] for page in pages.values()) == len(names)
     tws.test(SHARD, [row(signals=[(name, 1, 3_000, SHARD) for name in names])])
-    assert sorted(brief(tws.setWatermark(3))) == sorted(("completed", name, 3_000, [name]) for name in names)
+    assert sorted(brief(tws.setWatermark(3))) == sorted(
+        ("completed", name, 3_000, [name]) for name in names
+    )
     tws.setWatermark(30)
     assert (entries(tws, "operations"), entries(tws, "agenda")) == (0, 0)
 
 
-def test_a_checkpoint_that_was_written_with_a_fixed_number_of_pages_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_with_fixed_pages_continues(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     tws = simulated()
     monkeypatch.setattr(_processor, "INITIAL_PAGES", OLD_PAGES)
     names = [f"o{number}" for number in range(50)]
@@ -120,10 +154,12 @@ def test_a_checkpoint_that_was_written_with_a_fixed_number_of_pages_goes_on(monk
     monkeypatch.undo()
 
     tws.test(SHARD, [row(signals=[(name, 1, 3_000, SHARD) for name in names])])
-    assert sorted(brief(tws.setWatermark(3))) == sorted(("completed", name, 3_000, [name]) for name in names)
+    assert sorted(brief(tws.setWatermark(3))) == sorted(
+        ("completed", name, 3_000, [name]) for name in names
+    )
 
 
-def test_a_checkpoint_whose_events_were_written_as_tuples_goes_on() -> None:
+def test_checkpoint_with_events_as_tuples_continues() -> None:
     tws = simulated()
     tws.test(SHARD, [row(operations=[operation("a"), operation("b", key="y")])])
     ((chunk, (registrations, _)),) = tws.peekMapState("agenda", SHARD).items()
@@ -138,13 +174,18 @@ def test_a_checkpoint_whose_events_were_written_as_tuples_goes_on() -> None:
     width, number, _ = chunk
     *before, slices, timer = tws.peekValueState("shard", SHARD)
     tws.updateValueState(
-        "shard", SHARD, (*before, pickle.dumps(({(width, number): (1, 1_000)}, pickle.loads(slices)[1])), timer)
+        "shard",
+        SHARD,
+        (*before, pickle.dumps(({(width, number): (1, 1_000)}, pickle.loads(slices)[1])), timer),
     )
 
-    assert sorted(brief(tws.setWatermark(20))) == [("completed", "a", 5_000, ["x"]), ("expired", "b", 20_000, [])]
+    assert sorted(brief(tws.setWatermark(20))) == [
+        ("completed", "a", 5_000, ["x"]),
+        ("expired", "b", 20_000, []),
+    ]
 
 
-def test_another_number_of_shards_than_the_state_was_written_with_is_refused() -> None:
+def test_another_number_of_shards_is_refused() -> None:
     tws = simulated()
     tws.test(SHARD, [row(operations=[operation()])])
     tws.processor.shards = 8
@@ -153,7 +194,7 @@ def test_another_number_of_shards_than_the_state_was_written_with_is_refused() -
         tws.test(SHARD, [row(operations=[operation("b")])])
 
 
-def test_operations_are_packed_by_shard_and_ticks_are_left_out() -> None:
+def test_operations_are_packed_by_shard_without_ticks() -> None:
     batch = pa.RecordBatch.from_pydict(
         {
             "is_tick": [False, True, False, False],
@@ -180,12 +221,20 @@ def test_operations_are_packed_by_shard_and_ticks_are_left_out() -> None:
     ]
 
 
-def test_signals_are_packed_as_columns_and_ticks_are_left_out() -> None:
-    columns = {"is_tick": [False, True], "key": ["x", None], "value": [3, None], "at": [7, None], "reporter": [2, 0]}
+def test_signals_are_packed_as_columns_without_ticks() -> None:
+    columns = {
+        "is_tick": [False, True],
+        "key": ["x", None],
+        "value": [3, None],
+        "at": [7, None],
+        "reporter": [2, 0],
+    }
 
     (packed,) = pack_signals(iter([pa.RecordBatch.from_pydict(columns)]))
 
-    assert from_stream(packed["events"][0].as_py()).to_pylist() == [{"key": "x", "value": 3, "at": 7, "reporter": 2}]
+    assert from_stream(packed["events"][0].as_py()).to_pylist() == [
+        {"key": "x", "value": 3, "at": 7, "reporter": 2}
+    ]
 
 
 ELSEWHERE = """
@@ -202,7 +251,7 @@ print(processor.shards, [packer.__name__ for packer in packers], [list(packer(it
 """
 
 
-def test_what_is_sent_to_workers_runs_where_our_package_is_not_installed(
+def test_code_on_workers_runs_without_our_package(
     program: Callable[..., subprocess.CompletedProcess[bytes]],
 ) -> None:
     send_code_to_workers()
@@ -210,4 +259,6 @@ def test_what_is_sent_to_workers_runs_where_our_package_is_not_installed(
 
     said = program("-c", ELSEWHERE, input=sent, text=False).stdout
 
-    assert said.decode() == "4 ['pack_operations', 'pack_signals', 'unpack_decisions'] [[], [], []]\n"
+    assert (
+        said.decode() == "4 ['pack_operations', 'pack_signals', 'unpack_decisions'] [[], [], []]\n"
+    )

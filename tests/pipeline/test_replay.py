@@ -1,4 +1,5 @@
-"""The replay: it ends as what it replays did, by the same wheel, and says where it cannot."""
+"""The replay: it has the outcomes of the recorded run, by the same wheel, and reports
+differences."""
 
 import asyncio
 import random
@@ -6,18 +7,36 @@ import random
 import pytest
 
 from purgatory import DelayedOperation, Purgatory
-from purgatory.pipeline.simulate._replay import Recorded, Setting, replay
+from purgatory.pipeline.simulate._replay import Recorded, Replayed, Setting, replay
 from purgatory.testing import VirtualTimeLoop
 
 OWN = Setting(0.001, 512, None)
 
 
-def recorded(number=0, keys=("x",), started=0.0, ended=1.0, timeout=5.0, outcome="completed", ended_by="x", missed=False):
-    return Recorded(number, list(keys), round(started * 1e6), round(ended * 1e6), timeout, outcome, ended_by, missed)
+def recorded(
+    number=0,
+    keys=("x",),
+    started=0.0,
+    ended=1.0,
+    timeout=5.0,
+    outcome="completed",
+    ended_by="x",
+    missed=False,
+):
+    return Recorded(
+        number,
+        list(keys),
+        round(started * 1e6),
+        round(ended * 1e6),
+        timeout,
+        outcome,
+        ended_by,
+        missed,
+    )
 
 
 def live(operations: int, seed: int) -> list[Recorded]:
-    """What a purgatory on virtual time did with random operations."""
+    """The record of a purgatory on virtual time with random operations."""
     chance, rows = random.Random(seed), []
 
     class Flag(DelayedOperation[None]):
@@ -29,7 +48,11 @@ def live(operations: int, seed: int) -> list[Recorded]:
     async def one(number: int, purgatory: Purgatory[Flag]) -> None:
         loop = asyncio.get_running_loop()
         keys = [f"k{key}" for key in chance.sample(range(5), chance.randint(1, 3))]
-        start, timeout, end = chance.randrange(0, 9_000_000) / 1e6, chance.choice((0.25, 1.0, 3.0)), chance.expovariate(1)
+        start, timeout, end = (
+            chance.randrange(0, 9_000_000) / 1e6,
+            chance.choice((0.25, 1.0, 3.0)),
+            chance.expovariate(1),
+        )
         fate = chance.choice(("check", "check", "force", "cancel", "forget"))
         await asyncio.sleep(start)
         operation, key, began = Flag(timeout), chance.choice(keys), loop.time()
@@ -52,7 +75,11 @@ def live(operations: int, seed: int) -> list[Recorded]:
             await operation
             ended = loop.time()
         ended_at = began + timeout if operation.state.value == "expired" else ended
-        rows.append(recorded(number, keys, began, ended_at, timeout, operation.state.value, ended_by, missed))
+        rows.append(
+            recorded(
+                number, keys, began, ended_at, timeout, operation.state.value, ended_by, missed
+            )
+        )
 
     async def main() -> None:
         async with Purgatory[Flag]() as purgatory:
@@ -64,9 +91,11 @@ def live(operations: int, seed: int) -> list[Recorded]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_with_its_own_settings_it_ends_as_what_it_replays_did(seed: int) -> None:
+def test_replay_with_recorded_settings_ends_as_recorded(seed: int) -> None:
     rows = live(400, seed)
-    assert {row.outcome for row in rows} == {"completed", "expired", "cancelled"} and any(row.missed_trigger for row in rows)
+    assert {row.outcome for row in rows} == {"completed", "expired", "cancelled"} and any(
+        row.missed_trigger for row in rows
+    )
 
     seen = replay(iter(rows), OWN)
 
@@ -76,7 +105,9 @@ def test_with_its_own_settings_it_ends_as_what_it_replays_did(seed: int) -> None
 
 
 @pytest.mark.parametrize("setting", [Setting(0.01, 20, None), Setting(0.25, 4, None)])
-def test_another_tick_and_wheel_size_change_the_work_and_the_lateness_but_no_outcome(setting: Setting) -> None:
+def test_tick_and_wheel_size_change_no_outcome(
+    setting: Setting,
+) -> None:
     rows = live(400, 9)
 
     fine, coarse = replay(iter(rows), OWN), replay(iter(rows), setting)
@@ -86,21 +117,24 @@ def test_another_tick_and_wheel_size_change_the_work_and_the_lateness_but_no_out
     assert fine.late_max < coarse.late_max <= setting.tick
 
 
-def test_a_shorter_timeout_ends_what_took_longer_and_a_longer_one_brings_nothing_back() -> None:
+def test_shorter_timeout_expires_more_and_longer_restores_none() -> None:
     rows = [
         recorded(0, ended=0.02),
         recorded(1, started=0.1, ended=0.9),
         recorded(2, started=0.2, ended=5.2, outcome="expired", ended_by=None),
     ]
 
-    short, long = replay(iter(rows), Setting(0.01, 20, 0.1)), replay(iter(rows), Setting(0.01, 20, 60.0))
+    short, long = (
+        replay(iter(rows), Setting(0.01, 20, 0.1)),
+        replay(iter(rows), Setting(0.01, 20, 60.0)),
+    )
 
     assert (short.expired, long.expired) == (2, 1)
     assert short.differences == [(1, "completed", "expired", "the timeout of 0.1 s came first")]
     assert long.different == 0
 
 
-def test_what_was_recorded_as_completed_after_its_deadline_is_said_to_end_otherwise_and_why() -> None:
+def test_completion_after_deadline_is_reported_as_different() -> None:
     seen = replay(iter([recorded(7, ended=5.3)]), OWN)
 
     ((number, was, became, why),) = seen.differences
@@ -108,11 +142,42 @@ def test_what_was_recorded_as_completed_after_its_deadline_is_said_to_end_otherw
     assert "0.300000 s after its deadline" in why
 
 
-def test_expiries_of_one_tick_are_a_burst_and_a_bucket_without_waiters_is_an_empty_callback() -> None:
-    together = [recorded(number, ended=2.0, timeout=2.0, outcome="expired", ended_by=None) for number in range(30)]
+def test_expiries_of_one_tick_are_a_burst() -> None:
+    together = [
+        recorded(number, ended=2.0, timeout=2.0, outcome="expired", ended_by=None)
+        for number in range(30)
+    ]
     gone = [recorded(99, started=0.0, ended=0.5, timeout=1.0)]
 
     seen = replay(iter(together + gone), Setting(0.01, 512, None))
 
     assert (seen.largest_burst, seen.largest_bucket, seen.expired) == (30, 30, 30)
     assert (seen.callbacks, seen.empty_callbacks) == (2, 1)
+
+
+def test_replay_skips_waiters_of_a_shared_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = []
+
+    def count(self: Replayed) -> bool:
+        tries.append(self.recorded.operation_id)
+        return before(self)
+
+    before = Replayed.try_complete
+    monkeypatch.setattr(Replayed, "try_complete", count)
+
+    seen = replay(iter([recorded(number, ended=1 + number / 1e3) for number in range(500)]), OWN)
+
+    assert (seen.operations, seen.different, len(tries)) == (500, 0, 500)
+
+
+def test_missed_trigger_completes_at_keys_later_check() -> None:
+    rows = [
+        recorded(0, ended=1.0, timeout=1.0, ended_by=None, missed=True),
+        recorded(1, ended=3.0),
+        recorded(2, keys=["y"], started=0.0, ended=1.0, timeout=1.0, ended_by=None, missed=True),
+    ]
+
+    seen = replay(iter(rows), Setting(0.001, 512, 5.0))
+
+    assert (seen.different, seen.empty_callbacks + seen.expired) == (0, 0)
+    assert seen.largest_bucket == 1  # at the deadline only the operation on "y" was left

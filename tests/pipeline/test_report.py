@@ -1,4 +1,5 @@
-"""The report: its tables equal those of a simple program, whatever the journal is like, and nothing is left out in silence."""
+"""The report: its tables equal a simple program's, for any journal, and all omissions are
+reported."""
 
 import random
 from datetime import timedelta
@@ -26,6 +27,7 @@ from journals import (
 )
 
 from purgatory.pipeline._command_line import main
+from purgatory.pipeline.report._data import data
 
 
 @pytest.mark.parametrize("count", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
@@ -34,8 +36,14 @@ def test_the_tables_equal_those_of_a_simple_program(count: int, tmp_path: Path) 
     rows, checks = random_operations(rng, count), random_checks(rng)
     journal = tmp_path / "journal"
     for number in range(3):
-        write(journal, "operations", f"run-{number}", rows[number * count // 3 : (number + 1) * count // 3])
-    # A file that was copied, a row that was written before its end was known, and what cannot be right.
+        write(
+            journal,
+            "operations",
+            f"run-{number}",
+            rows[number * count // 3 : (number + 1) * count // 3],
+        )
+    # A file that was copied, a row that was written before its end was known, and what cannot be
+    # right.
     copies = rows[: count // 3]
     write(journal, "operations", "copied", copies)
     ended = next(row for row in rows if row["ended_at"] and row["started_at"])
@@ -60,7 +68,9 @@ def test_the_tables_equal_those_of_a_simple_program(count: int, tmp_path: Path) 
     write(journal, "checks", "copied", checks[:7])
     write(journal, "checks", "wrong", [check(1, tried=0), check(2, checks=-1), check(3, key=None)])
     (journal / "runs").mkdir()
-    (journal / "runs" / "fine").write_text(f"{count + 7:020}\n")  # it was killed; most of its operations are in files
+    (journal / "runs" / "fine").write_text(
+        f"{count + 7:020}\n"
+    )  # it was killed; most of its operations are in files
 
     report(journal, tmp_path / "out")
 
@@ -73,18 +83,32 @@ def test_the_tables_equal_those_of_a_simple_program(count: int, tmp_path: Path) 
     assert counts["operations", "rows rejected"] == len(wrong)
     assert counts["operations", "duplicates dropped"] == len(copies) + 1
     assert counts["operations", "rows accepted"] == count
-    ids = [max(row["operation_id"] for row in rows if row["run_id"] == run) + 1 for run in ("coarse", "coarser")]
+    ids = [
+        max(row["operation_id"] for row in rows if row["run_id"] == run) + 1
+        for run in ("coarse", "coarser")
+    ]
     assert counts["operations", "ids missing"] == sum(ids) + 7
-    [tail] = [row["count"] for row in found["reconciliation"] if row.reason and "was killed" in row.reason]
-    assert tail == count + 7 - 1 - max(row["operation_id"] for row in rows if row["run_id"] == "fine")
-    assert (counts["checks", "rows accepted"], counts["checks", "duplicates dropped"], counts["checks", "rows rejected"]) == (
+    [tail] = [
+        row["count"] for row in found["reconciliation"] if row.reason and "was killed" in row.reason
+    ]
+    assert tail == count + 7 - 1 - max(
+        row["operation_id"] for row in rows if row["run_id"] == "fine"
+    )
+    assert (
+        counts["checks", "rows accepted"],
+        counts["checks", "duplicates dropped"],
+        counts["checks", "rows rejected"],
+    ) == (
         600,
         7,
         3,
     )
     reasons = {row.reason for row in found["reconciliation"] if row.what == "files unreadable"}
     assert any("has no column purgatory" in reason for reason in reasons)
-    rejected = [Found(row) for row in pq.read_table(tmp_path / "out" / "rejected" / "operations").to_pylist()]
+    rejected = [
+        Found(row)
+        for row in pq.read_table(tmp_path / "out" / "rejected" / "operations").to_pylist()
+    ]
     assert sorted(row.operation_id for row in rejected) == [row["operation_id"] for row in wrong]
     assert {row.reason for row in rejected} == {
         "unknown outcome", "ended before it started", "an outcome without an end", "an end without an outcome",
@@ -95,7 +119,7 @@ def test_the_tables_equal_those_of_a_simple_program(count: int, tmp_path: Path) 
 
 @given(generated.journals())
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_tables_of_any_journal_equal_those_of_a_simple_program(tmp_path: Path, made: generated.Journal) -> None:
+def test_tables_of_any_journal_match_naive_program(tmp_path: Path, made: generated.Journal) -> None:
     rows, files = made
     with TemporaryDirectory(dir=tmp_path) as folder:
         for number, some in enumerate(files):
@@ -110,8 +134,31 @@ def test_the_tables_of_any_journal_equal_those_of_a_simple_program(tmp_path: Pat
     assert counts["operations", "rows read"] == sum(map(len, files))
 
 
-FREIREICH = [6, 6, 6, -6, 7, -9, 10, -10, -11, 13, 16, -17, -19, -20, 22, 23, -25, -32, -32, -34, -35]
-"""Weeks of remission under 6-mercaptopurine, from Freireich et al. (1963); negative where it lasted longer than observed."""
+FREIREICH = [
+    6,
+    6,
+    6,
+    -6,
+    7,
+    -9,
+    10,
+    -10,
+    -11,
+    13,
+    16,
+    -17,
+    -19,
+    -20,
+    22,
+    23,
+    -25,
+    -32,
+    -32,
+    -34,
+    -35,
+]
+"""Weeks of remission under 6-mercaptopurine, from Freireich et al. (1963); negative where it lasted
+longer than observed."""
 MAINTAINED = [9, 13, -13, 18, 23, -28, 31, 34, -45, 48, -161]
 """Weeks to relapse of acute myelogenous leukaemia under maintenance, from Miller (1981)."""
 
@@ -148,7 +195,9 @@ KNOWN = {
 @pytest.mark.parametrize("name", KNOWN)
 def test_survival_curves_are_those_of_the_literature(name: str, tmp_path: Path) -> None:
     weeks, printed = KNOWN[name]
-    ends = [{"ended_at": START + timedelta(seconds=abs(week)), "outcome": "completed"} for week in weeks]
+    ends = [
+        {"ended_at": START + timedelta(seconds=abs(week)), "outcome": "completed"} for week in weeks
+    ]
     rows = [
         operation(number, **(end if week > 0 else end | {"outcome": "cancelled"}))
         for number, (week, end) in enumerate(zip(weeks, ends, strict=True))
@@ -164,12 +213,15 @@ def test_survival_curves_are_those_of_the_literature(name: str, tmp_path: Path) 
         assert found[week]["standard_error"] == pytest.approx(error, abs=6e-5)
 
 
-def test_nothing_is_cut_in_a_terminal_of_eighty_columns(
+def test_eighty_column_terminal_cuts_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     long = {"purgatory": "orders of the northern warehouse", "kind": "WaitForPaymentAndStock"}
-    rows = [operation(number, outcome="expired", ended_by=None, **long) for number in range(1_000_000, 1_000_009)]
+    rows = [
+        operation(number, outcome="expired", ended_by=None, **long)
+        for number in range(1_000_000, 1_000_009)
+    ]
     write(tmp_path / "journal", "operations", "x", rows)
 
     assert main(["report", str(tmp_path / "journal"), "--out", str(tmp_path / "out")]) == 0
@@ -177,12 +229,47 @@ def test_nothing_is_cut_in_a_terminal_of_eighty_columns(
     printed = capsys.readouterr().out
     assert "…" not in printed and "? is not answerable from this data" in printed
     assert max(map(len, printed.split("\n\n")[0].splitlines())) <= 80
-    assert "of operations: 1,000,000 operations that were numbered, and are in no row" in " ".join(printed.split())
+    assert "of operations: 1,000,000 operations that were numbered, and are in no row" in " ".join(
+        printed.split()
+    )
 
 
-def test_a_directory_without_a_journal_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_without_a_journal_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
 
     [line] = capsys.readouterr().err.splitlines()
     assert line == f"cannot read {str(tmp_path)!r} as a journal: it has no folder 'operations'"
     assert not (tmp_path / "out" / "tables").exists()
+
+
+def test_caption_explains_question_mark_only_if_present(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [operation(number) for number in range(30)]
+    write(tmp_path / "journal", "operations", "x", rows)
+
+    assert main(["report", str(tmp_path / "journal"), "--out", str(tmp_path / "out")]) == 0
+
+    printed = capsys.readouterr().out
+    assert "?" not in printed and "not answerable" not in printed
+
+
+def test_checks_count_by_the_second_in_narrow_spans(tmp_path: Path) -> None:
+    start = START + timedelta(milliseconds=400)
+    rows = [
+        operation(number, started_at=start, ended_at=start + timedelta(seconds=number + 1))
+        for number in range(20)
+    ]
+    write(tmp_path / "journal", "operations", "x", rows)
+    write(tmp_path / "journal", "checks", "x", [check(second) for second in range(-1, 20)])
+
+    shown = report(tmp_path / "journal", tmp_path / "out")
+
+    assert shown.window.width == 100_000
+    tried = {line["place"]: line["tried"] for line in shown.hot_times}
+    # the second before the page's time; the second in which it begins; one second after the other
+    assert tried == {-1: 3} | dict.fromkeys([0, *range(6, 196, 10)], 3)
+    [hot] = data([], shown)["keys"]
+    assert hot["spans"] == 10

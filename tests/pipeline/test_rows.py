@@ -1,4 +1,5 @@
-"""The rows of many files: each file's in its place, whatever its columns are written as, and none of a damaged one."""
+"""The rows of many files: each file's in its place, with any encoding of its columns, and none of a
+damaged one."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,7 +42,7 @@ def written(folder: Path, number: int) -> Part:
 
 @pytest.mark.usefixtures("three_processors")
 @pytest.mark.parametrize("small", [_rows.SMALL_FILE_BYTES, 0])
-def test_many_files_are_read_in_order_and_the_damaged_and_the_vanished_set_apart(
+def test_files_are_read_in_order_without_damaged_ones(
     small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_rows, "SMALL_FILE_BYTES", small)
@@ -59,34 +60,48 @@ def test_many_files_are_read_in_order_and_the_damaged_and_the_vanished_set_apart
     assert rows.table.to_pylist() == pa.Table.from_pylist(written_there, OPERATIONS).to_pylist()
 
 
-def test_what_cannot_be_read_at_all_is_no_rows(tmp_path: Path) -> None:
+def test_unreadable_file_yields_no_rows(tmp_path: Path) -> None:
     rows = read([Part(str(tmp_path / "none.parquet"))], "operations")
 
     assert rows.has_vanished and not rows.files and rows.table == TYPES["operations"].empty_table()
 
 
 @pytest.mark.parametrize("small", [_rows.SMALL_FILE_BYTES, 0])
-def test_a_column_that_is_there_twice_is_damage_and_one_too_many_is_passed_over(
+def test_duplicate_column_is_damage_and_extra_is_ignored(
     small: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_rows, "SMALL_FILE_BYTES", small)
     rows = pa.Table.from_pylist([operation(number) for number in range(500)], OPERATIONS)
-    pq.write_table(rows.append_column(OPERATIONS.field("run_id"), rows["run_id"]), tmp_path / "twice.parquet")
+    pq.write_table(
+        rows.append_column(OPERATIONS.field("run_id"), rows["run_id"]), tmp_path / "twice.parquet"
+    )
     noise = pa.array([f"{number}" * 50 for number in range(500)])
-    pq.write_table(rows.add_column(0, "more", noise), tmp_path / "more.parquet", write_page_checksum=True, compression="none")
+    pq.write_table(
+        rows.add_column(0, "more", noise),
+        tmp_path / "more.parquet",
+        write_page_checksum=True,
+        compression="none",
+    )
     content = bytearray((tmp_path / "more.parquet").read_bytes())
-    content[1000:2000] = bytes(1000)  # in the column that nobody reads
+    content[1000:2000] = bytes(1000)  # in a column that is not read
     (tmp_path / "more.parquet").write_bytes(content)
 
-    found = read([Part(str(tmp_path / name)) for name in ("twice.parquet", "more.parquet")], "operations")
+    found = read(
+        [Part(str(tmp_path / name)) for name in ("twice.parquet", "more.parquet")], "operations"
+    )
 
-    assert found.damaged == {str(tmp_path / "twice.parquet"): "has the column run_id more than once"}
+    assert found.damaged == {
+        str(tmp_path / "twice.parquet"): "has the column run_id more than once"
+    }
     assert found.table["operation_id"].to_pylist() == [*range(500)]
 
 
 @pytest.mark.parametrize("count", [_rows.FEW_ROWS, _rows.FEW_ROWS + 1])
-def test_many_rows_of_a_small_file_are_the_same_as_few(count: int, tmp_path: Path) -> None:
+def test_row_count_of_small_file_changes_nothing(count: int, tmp_path: Path) -> None:
     rows = pa.Table.from_pylist([operation(number) for number in range(count)], OPERATIONS)
     pq.write_table(rows, tmp_path / "rows.parquet")
 
-    assert read([Part(str(tmp_path / "rows.parquet"))], "operations").table.to_pylist() == rows.to_pylist()
+    assert (
+        read([Part(str(tmp_path / "rows.parquet"))], "operations").table.to_pylist()
+        == rows.to_pylist()
+    )

@@ -12,4 +12,6 @@ def test_spark_reads_what_the_journal_writes(folder: str) -> None:
     written = from_arrow_schema(journal.FOLDERS[folder])
     read = _schemas.FOLDERS[folder]
 
-    assert [(field.name, field.dataType) for field in written] == [(field.name, field.dataType) for field in read]
+    assert [(field.name, field.dataType) for field in written] == [
+        (field.name, field.dataType) for field in read
+    ]

@@ -1,4 +1,5 @@
-"""The timeline of a replay: what is due is called in order and at its time, and nothing else ever runs."""
+"""The timeline of a replay: due callbacks run in order and at their time, and no others
+run."""
 
 import asyncio
 
@@ -7,7 +8,7 @@ import pytest
 from purgatory.pipeline.simulate._timeline import Timeline
 
 
-def test_what_is_due_is_called_in_order_and_what_it_calls_soon_comes_before_the_next() -> None:
+def test_due_callbacks_and_their_followups_run_in_order() -> None:
     seen: list[tuple[str, float]] = []
     with Timeline().running() as loop:
 
@@ -27,14 +28,14 @@ def test_what_is_due_is_called_in_order_and_what_it_calls_soon_comes_before_the_
         assert loop.time() == 3.0
 
 
-def test_it_is_the_running_loop_inside_and_no_longer_afterwards() -> None:
+def test_timeline_is_running_loop_only_inside_its_context() -> None:
     with Timeline().running() as loop:
         assert asyncio.get_running_loop() is loop
     with pytest.raises(RuntimeError, match="no running event loop"):
         asyncio.get_running_loop()
 
 
-def test_what_a_callback_raises_ends_the_move_and_what_is_reported_does_too() -> None:
+def test_callback_error_or_reported_error_ends_move() -> None:
     with Timeline().running() as loop:
         loop.call_at(1.0, int, "x")
         with pytest.raises(ValueError, match="invalid literal"):

@@ -1,4 +1,4 @@
-"""When thresholds were reached: the same as by looking at every signal, whatever the values."""
+"""When thresholds were reached: the same as by looking at every signal, for any values."""
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,9 @@ VALUES = st.one_of(st.integers(-3, 6), st.sampled_from([MIN, MIN + 1, MAX - 1, M
 def history(signals: list[tuple[int, str, int]]) -> ValueHistory:
     rows = [dict(zip(SIGNALS.names, row, strict=True)) for row in signals]
     half = len(rows) // 2
-    return ValueHistory([pa.RecordBatch.from_pylist(some, schema=SIGNALS) for some in (rows[:half], rows[half:])])
+    return ValueHistory(
+        [pa.RecordBatch.from_pylist(some, schema=SIGNALS) for some in (rows[:half], rows[half:])]
+    )
 
 
 @settings(deadline=None)
@@ -23,19 +25,30 @@ def history(signals: list[tuple[int, str, int]]) -> ValueHistory:
     signals=st.lists(st.tuples(st.integers(1, 9), st.sampled_from("xyz"), VALUES), min_size=1),
     wanted=st.lists(st.tuples(st.sampled_from("wxyz"), VALUES)),
 )
-def test_a_threshold_is_reached_by_the_first_signal_of_its_key_that_is_not_below_it(signals, wanted) -> None:
+def test_first_sufficient_signal_reaches_the_threshold(signals, wanted) -> None:
     found = history(signals)
     indexes = found.key_indexes(pa.array([key for key, _ in wanted], pa.string()))
     thresholds = np.array([threshold for _, threshold in wanted], np.int64)
 
     reached = [
-        min((at for at, name, value in signals if name == key and value >= threshold), default=NEVER)
+        min(
+            (at for at, name, value in signals if name == key and value >= threshold), default=NEVER
+        )
         for key, threshold in wanted
     ]
     assert found.reached_at(indexes, thresholds).tolist() == reached
-    decisive = [(found.keys[index].as_py(), at, value) for index, at, value in found.decisive_signals(indexes, thresholds)]
+    decisive = [
+        (found.keys[index].as_py(), at, value)
+        for index, at, value in found.decisive_signals(indexes, thresholds)
+    ]
     for (key, threshold), at in zip(wanted, reached, strict=True):
-        assert at == NEVER or any(name == key and when == at and value >= threshold for name, when, value in decisive)
-    assert {(name, at) for name, at, _ in decisive} <= {(key, at) for (key, _), at in zip(wanted, reached, strict=True)}
+        assert at == NEVER or any(
+            name == key and when == at and value >= threshold for name, when, value in decisive
+        )
+    assert {(name, at) for name, at, _ in decisive} <= {
+        (key, at) for (key, _), at in zip(wanted, reached, strict=True)
+    }
     assert len(decisive) <= len(set(wanted))
-    assert dict(found.final_values()) == {key: max(v for _, name, v in signals if name == key) for _, key, _ in signals}
+    assert dict(found.final_values()) == {
+        key: max(v for _, name, v in signals if name == key) for _, key, _ in signals
+    }

@@ -1,4 +1,5 @@
-"""Traffic in topics of Kafka, by clients that are not Spark's; and `stream` on them, as a process."""
+"""Traffic in topics of Kafka, by clients that are not Spark's; and `stream` on them, as a
+process."""
 
 import json
 import os
@@ -23,7 +24,8 @@ from purgatory.pipeline.streaming import encode_operation, encode_signal
 
 QUIET = {"log_level": 0}
 TIMEOUT = 600.0
-"""Seconds that anything may take: starting Spark, a batch, an answer of Kafka. Nothing depends on how long it takes."""
+"""Seconds that anything may take: starting Spark, a batch, an answer of Kafka. Nothing depends on
+how long it takes."""
 
 
 def make_topics(address: str, partitions: int, *names: str) -> None:
@@ -42,7 +44,14 @@ def instant(micros: int) -> str:
     return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)).isoformat()
 
 
-def operation(values: str, operation_id: str, requirements: Iterable[tuple[str, int]], mode: str, at: int, until: int) -> bytes:
+def operation(
+    values: str,
+    operation_id: str,
+    requirements: Iterable[tuple[str, int]],
+    mode: str,
+    at: int,
+    until: int,
+) -> bytes:
     """The value of a record, as JSON or binary; instants are in microseconds."""
     if values == "binary":
         return encode_operation(operation_id, requirements, mode, at, until)
@@ -61,8 +70,10 @@ def happening(values: str, key: str, value: int, at: int) -> bytes:
 def send(address: str, topic: str, records: Iterable[tuple[int, bytes | None]]) -> list[int]:
     """Produces records to partitions, and waits until Kafka has them. Returns their offsets."""
     offsets: dict[int, int] = {}
-    # With idempotence, since otherwise what is sent again after an error comes after later records.
-    producer = Producer({"bootstrap.servers": address, "linger.ms": 5, "enable.idempotence": True, **QUIET})
+    # With idempotence, since otherwise records sent again after an error come after later ones.
+    producer = Producer(
+        {"bootstrap.servers": address, "linger.ms": 5, "enable.idempotence": True, **QUIET}
+    )
 
     def delivered(error: Any, message: Any, number: int) -> None:
         if error is not None:
@@ -79,21 +90,36 @@ def send(address: str, topic: str, records: Iterable[tuple[int, bytes | None]]) 
     return [offsets[number] for number in range(count)]
 
 
-def send_traffic(address: str, made: Traffic, values: str, partitions: int, disorder: float = 5.0, seed: int = 7) -> None:
-    """Fills the topics `operations` and `signals`, by the order of arrival: up to `disorder` seconds after the event."""
+def send_traffic(
+    address: str, made: Traffic, values: str, partitions: int, disorder: float = 5.0, seed: int = 7
+) -> None:
+    """Fills the topics `operations` and `signals`, by the order of arrival: up to `disorder`
+    seconds after the event."""
     chance = random.Random(seed)
     for topic, rows, when in (("operations", made.operations, 3), ("signals", made.signals, 2)):
         arrived = sorted((row[when] + chance.random() * disorder * SECOND, row) for row in rows)
         encode = operation if topic == "operations" else happening
-        send(address, topic, ((number % partitions, encode(values, *row)) for number, (_, row) in enumerate(arrived)))
+        send(
+            address,
+            topic,
+            (
+                (number % partitions, encode(values, *row))
+                for number, (_, row) in enumerate(arrived)
+            ),
+        )
 
 
 def records_of(address: str, topic: str) -> list[tuple[str | None, dict[str, Any]]]:
     """Keys and values, which are JSON, of all records that are in `topic` now."""
-    consumer = Consumer({"bootstrap.servers": address, "group.id": "reader", "enable.partition.eof": True, **QUIET})
+    consumer = Consumer(
+        {"bootstrap.servers": address, "group.id": "reader", "enable.partition.eof": True, **QUIET}
+    )
     try:
         partitions = consumer.list_topics(topic, TIMEOUT).topics[topic].partitions
-        ends = {number: consumer.get_watermark_offsets(TopicPartition(topic, number), TIMEOUT) for number in partitions}
+        ends = {
+            number: consumer.get_watermark_offsets(TopicPartition(topic, number), TIMEOUT)
+            for number in partitions
+        }
         consumer.assign([TopicPartition(topic, number, low) for number, (low, _) in ends.items()])
         left = {number for number, (low, high) in ends.items() if low < high}
         found = []
@@ -111,14 +137,14 @@ def records_of(address: str, topic: str) -> list[tuple[str | None, dict[str, Any
 
 
 def decisions(records: list[tuple[str | None, dict[str, Any]]]) -> set[Row]:
-    """What a reader of the topic knows in the end: copies dropped."""
+    """The outcomes that a reader of the topic has at the end, without copies."""
     rows = set()
     for key, value in records:
         if value["outcome"] != "late":
             assert key == value["operation_id"]
-            micros = (datetime.fromisoformat(value["decided_at"]) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(
-                microseconds=1
-            )
+            micros = (
+                datetime.fromisoformat(value["decided_at"]) - datetime(1970, 1, 1, tzinfo=UTC)
+            ) // timedelta(microseconds=1)
             rows.add((key, value["outcome"], micros, tuple(value["satisfied_keys"])))
     return rows
 
@@ -128,17 +154,36 @@ def command(folder: Path, address: str, *more: str) -> list[str]:
     jars = ",".join(map(str, connector()))
     places = ["--operations", "operations", "--signals", "signals", "--out-topic", "outcomes"]
     places += ["--out", str(folder / "out"), "--checkpoint", str(folder / "checkpoint")]
-    kafka = ["--format", "kafka", "--bootstrap-servers", address, "--jars", jars, "--shards", "2", "--master", "local[2]"]
+    kafka = [
+        "--format",
+        "kafka",
+        "--bootstrap-servers",
+        address,
+        "--jars",
+        jars,
+        "--shards",
+        "2",
+        "--master",
+        "local[2]",
+    ]
     return [sys.executable, "-m", "purgatory.pipeline", "stream", *places, *kafka, *more]
 
 
 @contextmanager
 def streaming(folder: Path, address: str, *more: str) -> Iterator["subprocess.Popen[str]"]:
-    """`stream` as a process of its own, with a log; it is killed at the end of the block if it still runs."""
+    """`stream` as a process of its own, with a log; it is killed at the end of the block if it
+    still runs."""
     with (folder / "log").open("a") as log:
         environment = {**os.environ, **JAVA_FOR_TESTS}
-        options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": log, "text": True, "env": environment}
-        job = subprocess.Popen(command(folder, address, *more), cwd=folder, start_new_session=True, **options)
+        options: dict[str, Any] = {
+            "stdout": subprocess.PIPE,
+            "stderr": log,
+            "text": True,
+            "env": environment,
+        }
+        job = subprocess.Popen(
+            command(folder, address, *more), cwd=folder, start_new_session=True, **options
+        )
     try:
         yield job
     finally:

@@ -1,15 +1,17 @@
-"""What the oracle makes of the notes of processes: whether a wait was missed, early, or answered with what nobody had written.
+"""Judges the notes of processes: finds waits that were missed, ended early, or returned a version
+that was never written.
 
-It knows nothing of relays but what they promise. A process notes `[time, kind, key, ...]`, with times of one clock:
+It relies on the promises of relays alone. A process notes `[time, kind, key, ...]`; all times are
+from one clock:
 
-    [3.0, "wait", "a", 7, 2.9]      a wait for a later version than 7, which had been seen at 2.9, begins
-    [3.4, "answer", "a", 8, 3.0]    it has ended, and had begun at 3.0
-    [3.1, "bump", "a"]              a write begins
-    [3.2, "bumped", "a", 8, 3.1]    it was given version 8; without this line it was perhaps made
-    [3.5, "read", "a", 8, 3.3]      a read that began at 3.3
+    [3.0, "wait", "a", 7, 2.9]      a wait for a version above 7, which was seen at 2.9, starts
+    [3.4, "answer", "a", 8, 3.0]    the wait from 3.0 ends
+    [3.1, "bump", "a"]              a write starts
+    [3.2, "bumped", "a", 8, 3.1]    it got version 8; without this line it may have been made
+    [3.5, "read", "a", 8, 3.3]      a read that started at 3.3
 
-Whoever injects the faults notes when each began and ended. One that may lose what was written divides the time into *eras*:
-numbers are compared within one of them.
+The injector of the faults notes the start and end of each. A fault that may lose writes starts a
+new *era*: numbers are compared within one era only.
 """
 
 import json
@@ -24,49 +26,59 @@ from typing import Any
 
 Line = list[Any]
 Notes = tuple[str, Sequence[Line], float]
-"""Of a process: its name, its lines, and when it has ended."""
+"""Name, lines and end time of a process."""
 
 
 @dataclass
 class Fault:
-    """Something that was done to the store, or to the process of that name."""
+    """A fault in the store, or in the process named `process`."""
 
     name: str
     begun: float
     ended: float
     is_lossy: bool = False
-    """Whether what was written may be lost by it."""
+    """Whether it may lose writes."""
     is_new_epoch: bool = False
-    """Whether waits may end with a version that was seen before."""
+    """Whether it may end waits with a version that they had already seen."""
     process: str | None = None
 
 
 @dataclass
 class Verdict:
-    """Counts; those from `missed` on must be 0."""
+    """Counts of events and of errors; `wrong` is the sum of the errors and must be 0."""
 
     bumps: int = 0
     answers: int = 0
     reads: int = 0
     unknown: int = 0
-    """Writes that had no answer."""
+    """Writes without an answer."""
     missed: int = 0
-    """Waits that were not answered in time, though a later version was there."""
+    """Waits that a later version did not end in time."""
     early: int = 0
-    """Waits that were answered with what they had seen, or less, in one epoch."""
+    """Waits that returned the version they had seen, or a lower one, in the same epoch."""
     invented: int = 0
-    """Answers that nobody had written."""
+    """Answers that no process had written."""
     back: int = 0
-    """Writes and reads whose version was not above, or below, that of an earlier write."""
+    """Writes with a version at or below an earlier write's, and reads with a version below it."""
     twice: int = 0
-    """Versions that were given to two writes."""
+    """Versions that two writes got."""
+    deliveries: int = 0
+    replies: int = 0
+    """Values that a receive or a look returned."""
+    settled_twice: int = 0
+    unreceived: int = 0
+    """Receives and looks that missed an existing reply."""
+    overdue: int = 0
+    """Values that were received after they had expired."""
     longest: float = 0.0
-    """Seconds from a write, or from the beginning of a wait if that was later, to the answer; without faults in between."""
+    """Longest time to an answer, in seconds, from the later of the write and the start of its wait;
+    answers during faults are left out."""
     examples: list[str] = field(default_factory=list)
 
     @property
     def wrong(self) -> int:
-        return self.missed + self.early + self.invented + self.back + self.twice
+        of_versions = self.missed + self.early + self.invented + self.back + self.twice
+        return of_versions + self.settled_twice + self.unreceived + self.overdue
 
     def add(self, name: str, *evidence: object) -> None:
         setattr(self, name, getattr(self, name) + 1)
@@ -78,9 +90,9 @@ COUNTED = [each.name for each in fields(Verdict) if each.name != "examples"]
 
 
 def lines_of(file: Path) -> list[Line]:
-    """The notes of a process, the last line of which may be incomplete."""
+    """The notes of a process, without an incomplete last line."""
     *texts, last = file.read_text().split("\n")
-    del last  # empty, if the line before it is complete
+    del last  # incomplete, or empty after a complete line
     return [json.loads(text) for text in texts]
 
 
@@ -94,7 +106,7 @@ class Bump:
 
 
 class Times:
-    """The faults, and what was to be expected when."""
+    """The faults, and the deadlines and eras that follow from them."""
 
     def __init__(self, faults: Sequence[Fault], promise: float) -> None:
         self._faults = sorted(faults, key=lambda fault: fault.begun)
@@ -103,16 +115,17 @@ class Times:
         self._promise = promise
 
     def era(self, begun: float, ended: float) -> int | None:
-        """The era of something that took from `begun` to `ended`; None if what was written then may be lost."""
+        """The era of an event that lasted from `begun` to `ended`; None if a fault may have lost
+        its write."""
         before = sum(fault.ended < begun for fault in self._lossy)
         return before if before == sum(fault.begun <= ended for fault in self._lossy) else None
 
     def era_of_wait(self, begun: float) -> int:
-        """The era in which a wait that begins then is to be answered."""
+        """The era of a wait that starts at `begun`."""
         return sum(fault.begun <= begun for fault in self._lossy)
 
     def deadline(self, process: str, since: float) -> float:
-        """Until when a process has to answer what it could answer `since` then."""
+        """The latest time for an answer that has been possible since `since`."""
         deadline = since + self._promise
         for fault in self._faults:
             if fault.process in (None, process) and fault.begun < deadline and fault.ended > since:
@@ -120,26 +133,33 @@ class Times:
         return deadline
 
     def is_disturbed(self, process: str, begun: float, ended: float) -> bool:
-        """Whether a process may answer late what it answers between these times."""
+        """Whether faults excuse a late answer of a process between `begun` and `ended`."""
         own = (fault for fault in self._faults if fault.process in (None, process))
         return any(fault.begun < ended and fault.ended + self._promise > begun for fault in own)
 
     def may_have_new_epoch(self, seen_at: float, ended: float) -> bool:
-        return any(fault.begun < ended and fault.ended + self._promise > seen_at for fault in self._new_epochs)
+        return any(
+            fault.begun < ended and fault.ended + self._promise > seen_at
+            for fault in self._new_epochs
+        )
 
     def first_loss(self, begun: float, ended: float) -> float:
-        """When something was lost for the first time while a wait was open."""
-        return min((fault.begun for fault in self._lossy if begun < fault.begun < ended), default=inf)
+        """Start of the first lossy fault during a wait; infinity without one."""
+        return min(
+            (fault.begun for fault in self._lossy if begun < fault.begun < ended), default=inf
+        )
 
 
-def judge(notes: Sequence[Notes], faults: Sequence[Fault], promise: float, forgets: bool) -> Verdict:
+def judge(
+    notes: Sequence[Notes], faults: Sequence[Fault], promise: float, forgets: bool
+) -> Verdict:
     """The verdict on a run.
 
     Args:
-        notes: of all processes.
-        faults: what was done.
-        promise: for how many seconds a wait may outlive its version, or the end of a fault.
-        forgets: whether keys were forgotten, so that an answer may be the number of another key.
+        notes: The notes of all processes.
+        faults: The injected faults.
+        promise: Seconds for which a wait may outlive its version, or the end of a fault.
+        forgets: Whether keys were forgotten, so that an answer may be the number of another key.
     """
     verdict, times = Verdict(), Times(faults, promise)
     bumps, attempts = bumps_of(notes, times)
@@ -151,7 +171,7 @@ def judge(notes: Sequence[Notes], faults: Sequence[Fault], promise: float, forge
 
 
 def bumps_of(notes: Sequence[Notes], times: Times) -> tuple[list[Bump], dict[str, list[float]]]:
-    """The writes that had an answer, and when all writes to each key have begun."""
+    """The writes with an answer, and the start times of all writes to each key."""
     bumps: list[Bump] = []
     attempts: dict[str, list[float]] = defaultdict(list)
     for _, lines, _ in notes:
@@ -165,7 +185,7 @@ def bumps_of(notes: Sequence[Notes], times: Times) -> tuple[list[Bump], dict[str
 
 
 class Highest:
-    """The highest version that writes to a key had been given at a time."""
+    """The highest version of a key over time, by its answered writes."""
 
     def __init__(self, bumps: Sequence[Bump]) -> None:
         self.ends = [bump.ended for bump in bumps]
@@ -176,7 +196,7 @@ class Highest:
         return self.versions[position - 1] if position else 0
 
     def first_above(self, seen: int) -> float:
-        """When a higher one than `seen` had been given."""
+        """Time of the first version above `seen`; infinity without one."""
         position = bisect_right(self.versions, seen)
         return self.ends[position] if position < len(self.ends) else inf
 
@@ -201,7 +221,9 @@ def judge_numbers(verdict: Verdict, bumps: Sequence[Bump]) -> None:
             given.add(bump.version)
 
 
-def judge_reads(verdict: Verdict, notes: Sequence[Notes], bumps: Sequence[Bump], times: Times) -> None:
+def judge_reads(
+    verdict: Verdict, notes: Sequence[Notes], bumps: Sequence[Bump], times: Times
+) -> None:
     highest = {place: Highest(group) for place, group in by_era_and_key(bumps).items()}
     for name, lines, _ in notes:
         for at, kind, key, *rest in lines:
@@ -209,7 +231,11 @@ def judge_reads(verdict: Verdict, notes: Sequence[Notes], bumps: Sequence[Bump],
                 version, begun = rest
                 verdict.reads += 1
                 era = times.era(begun, at)
-                if era is not None and (era, key) in highest and version < highest[era, key].before(begun):
+                if (
+                    era is not None
+                    and (era, key) in highest
+                    and version < highest[era, key].before(begun)
+                ):
                     verdict.add("back", name, at, kind, key, version)
 
 
@@ -266,15 +292,20 @@ def judge_duration(
 
 
 class Possible:
-    """The highest number that a key may have had: that of any write that had begun, and one more for each without an answer."""
+    """Upper bound of a key's version: the highest version of the writes started so far, plus one
+    for each write without an answer."""
 
-    def __init__(self, bumps: Sequence[Bump], attempts: dict[str, list[float]], forgets: bool) -> None:
+    def __init__(
+        self, bumps: Sequence[Bump], attempts: dict[str, list[float]], forgets: bool
+    ) -> None:
         self._forgets = forgets
         self._highest: dict[str, Highest] = {}
         self._unknown: dict[str, list[float]] = {}
         groups: dict[str, list[Bump]] = defaultdict(list)
         for bump in bumps:
-            groups["" if forgets else bump.key].append(Bump(bump.key, bump.version, bump.begun, bump.begun))
+            groups["" if forgets else bump.key].append(
+                Bump(bump.key, bump.version, bump.begun, bump.begun)
+            )
         begun: dict[str, list[float]] = defaultdict(list)
         for key, moments in attempts.items():
             begun["" if forgets else key] += moments

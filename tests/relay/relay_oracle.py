@@ -1,20 +1,26 @@
-"""The oracle: processes on one store, each of which waits, writes and reads; all that is killed and paused.
+"""The oracle: several processes wait, write and read on one store, while it kills and pauses the
+processes and the store.
 
-    python tests/relay/relay_oracle.py [--seconds 60] [--store redis] [--processes 4] [--keys 50] [--forget-after 1] [--seed N]
+    python tests/relay/relay_oracle.py [--seconds 60] [--store redis] [--processes 4] [--keys 50]
+    [--forget-after 1] [--seed N] [--rollbacks]
 
-It does not ask the relays whether all is well, as the soak does. Each process notes each step in a file, this one notes the
-faults, and what was missed, early, invented, given twice or gone back follows from these notes alone: see `oracle_judge`. It
-prints a row for each store. The exit status is 1 if anything is not 0 that must be.
+Unlike the soak it does not use the relays' statistics. Each process notes its steps in a file, and
+this program notes the faults. `oracle_judge` finds the errors from these notes alone: answers that
+were missed, early or invented, versions that repeat or fall, and replies that were settled twice,
+not received, or received too late. It prints a row for each store and exits with 1 after any error.
 """
 
 import argparse
 import asyncio
+import json
 import random
 import shutil
 import signal
+import sqlite3
 import sys
 import tempfile
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -23,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from oracle_judge import COUNTED, Fault, Notes, Verdict, judge, lines_of
+from oracle_judge import COUNTED, Fault, Notes, Times, Verdict, judge, lines_of
+from oracle_replies import judge_replies
 from relay_soak import connections_killed, remove, remove_sockets
 from servers import NatsServer, PostgresServer, RedisServer
 
@@ -40,12 +47,14 @@ class Options:
     keys: int = 50
     forget_after: float = 1.0
     slack: float = 5.0
-    """Seconds that a busy machine may take longer than is promised."""
+    """Extra seconds that a busy machine may take."""
     seed: int = 0
+    rollbacks: bool = False
+    """Whether the only faults of stores are lost rows and restored backups."""
 
     @property
     def promise(self) -> float:
-        """A resync, or the time in which a dead connection is noticed and made anew."""
+        """Time for a resync, or for replacing a dead connection, in seconds."""
         return max(RESYNC, 3.0 * STORE_TIMEOUT) + self.slack
 
 
@@ -59,12 +68,12 @@ class Run:
     options: Options
     faults: list[Fault] = field(default_factory=list)
     notes: list[Notes] = field(default_factory=list)
-    """Of processes that have ended."""
+    """Notes of processes that have ended."""
     living: dict[str, asyncio.subprocess.Process] = field(default_factory=dict)
 
     @contextmanager
     def fault(self, name: str, **what: Any) -> Iterator[Fault]:
-        """Notes what is done in the block, as soon as it begins: the process may read its notes at any time."""
+        """Notes a fault that lasts as long as the block."""
         fault = Fault(name, time.monotonic(), 0.0, **what)
         yield fault
         fault.ended = max(fault.ended, time.monotonic())
@@ -72,8 +81,18 @@ class Run:
 
     async def start(self, name: str) -> None:
         options = self.options
-        words = (self.url, self.folder, name, options.keys, RESYNC, STORE_TIMEOUT, options.forget_after)
-        self.living[name] = await asyncio.create_subprocess_exec(sys.executable, str(WORKER), *map(str, words))
+        words = (
+            self.url,
+            self.folder,
+            name,
+            options.keys,
+            RESYNC,
+            STORE_TIMEOUT,
+            options.forget_after,
+        )
+        self.living[name] = await asyncio.create_subprocess_exec(
+            sys.executable, str(WORKER), *map(str, words)
+        )
 
     async def kill(self, name: str) -> None:
         process = self.living.pop(name)
@@ -82,7 +101,9 @@ class Run:
             process.kill()
         status = await process.wait()
         assert status == -signal.SIGKILL, f"process {name} has ended with {status}"
-        [file] = [file for file in self.folder.glob(f"{name}.*.log") if file not in self._read] or [None]
+        [file] = [file for file in self.folder.glob(f"{name}.*.log") if file not in self._read] or [
+            None
+        ]
         if file is not None:  # it may have been killed before it began
             self._read.add(file)
             self.notes.append((name, lines_of(file), ended))
@@ -90,17 +111,20 @@ class Run:
     _read: set[Path] = field(default_factory=set)
 
     def verdict(self, end: float = 0.0) -> Verdict:
-        """The verdict so far, as if those that live were killed at `end`."""
+        """The verdict so far, as if the living processes were killed at `end`."""
         living = [
             (name, lines_of(file), end)
             for name in self.living
             for file in self.folder.glob(f"{name}.*.log")
             if file not in self._read
         ]
-        return judge([*self.notes, *living], self.faults, self.options.promise, forgets=self.options.forget_after > 0.0)
+        notes, promise = [*self.notes, *living], self.options.promise
+        verdict = judge(notes, self.faults, promise, forgets=self.options.forget_after > 0.0)
+        judge_replies(verdict, notes, Times(self.faults, promise))
+        return verdict
 
 
-# -- what is done to a store
+# -- faults of a store
 
 
 async def killed(run: Run) -> None:
@@ -128,13 +152,162 @@ async def flushed(run: Run) -> None:
         if isinstance(run.store, RedisServer):
             run.store.ask("FLUSHALL")
         else:
-            run.store.publish("$JS.API.STREAM.PURGE.purgatory_versions")
+            for stream in ("purgatory_versions", "purgatory_settled"):
+                run.store.publish(f"$JS.API.STREAM.PURGE.{stream}")
 
 
 async def deleted(run: Run) -> None:
     with run.fault("deleted", is_lossy=True, is_new_epoch=True) as fault:
         remove(run.store)
-        fault.ended = time.monotonic() + run.options.promise  # until all have noticed it, some write where it was
+        fault.ended = (
+            time.monotonic() + run.options.promise
+        )  # until then some processes write to the old files
+
+
+async def rolled_back(run: Run) -> None:
+    """Takes a backup, and restores it some seconds later."""
+    what = {"is_lossy": True, "is_new_epoch": True}
+    restore = await asyncio.to_thread(back_up, run)
+    await asyncio.sleep(random.uniform(0.5, 3.0))
+    with run.fault("rolled back", **what) as fault:
+        await asyncio.to_thread(restore)
+        fault.ended = time.monotonic() + run.options.promise  # until all processes have noticed
+
+
+async def rows_deleted(run: Run) -> None:
+    """Deletes the versions and replies of some keys behind the store's back."""
+    with run.fault("rows deleted", is_lossy=True, is_new_epoch=True) as fault:
+        names = [f"key{random.randrange(run.options.keys)}" for _ in range(3)]
+        await asyncio.to_thread(delete_rows, run, names)
+        fault.ended = time.monotonic() + run.options.promise
+
+
+def database_of(run: Run) -> sqlite3.Connection:
+    [path] = run.store.glob("purgatory.*.sqlite")
+    return sqlite3.connect(path, timeout=10.0)
+
+
+def back_up(run: Run) -> Callable[[], None]:
+    """Backs up a running store; returns a function that restores the backup."""
+    if isinstance(run.store, RedisServer):
+        import redis
+
+        client = redis.Redis.from_url(run.url)
+        now = time.time()  # before reading the remaining times to live
+        kept = {name: (client.dump(name), client.pttl(name)) for name in client.keys("*")}
+
+        def restore() -> None:
+            with client.pipeline() as pipeline:
+                pipeline.flushall()
+                for name, (value, ttl) in kept.items():
+                    if value is not None and ttl:
+                        until = int((now + ttl / 1_000) * 1_000) if ttl > 0 else 0
+                        pipeline.restore(name, until, value, absttl=True)
+                pipeline.execute()
+            client.close()
+
+        return restore
+    if isinstance(run.store, PostgresServer):
+        tables = ("purgatory_versions", "purgatory_settled")
+        run.store.run("; ".join(f"CREATE TABLE kept_{name} AS TABLE {name}" for name in tables))
+
+        def restore_tables() -> None:
+            for name in tables:
+                copy = f"DELETE FROM {name}; INSERT INTO {name} TABLE kept_{name}"
+                run.store.run(f"BEGIN; LOCK TABLE {name}; {copy}; COMMIT; DROP TABLE kept_{name}")
+
+        return restore_tables
+    if isinstance(run.store, NatsServer):
+        backups = asyncio.run(snapshots(run.url))
+        return lambda: asyncio.run(restored(run.url, backups))
+    database, kept_database = database_of(run), sqlite3.connect(":memory:", check_same_thread=False)
+    database.backup(kept_database)
+    database.close()
+
+    def restore_file() -> None:
+        live = database_of(run)
+        kept_database.backup(live)
+        live.close()
+        kept_database.close()
+
+    return restore_file
+
+
+@dataclass
+class StreamBackup:
+    """A JetStream snapshot of a stream."""
+
+    stream: str
+    about: bytes
+    """Configuration and state of the stream, as JSON."""
+    chunks: list[bytes]
+
+
+async def snapshots(url: str) -> list[StreamBackup]:
+    """Snapshots of the existing streams."""
+    import nats
+
+    client, backups = await nats.connect(url), []
+    try:
+        for stream in ("purgatory_versions", "purgatory_settled"):
+            inbox, chunks = client.new_inbox(), list[bytes]()
+            received = await client.subscribe(inbox)
+            wanted = json.dumps({"deliver_subject": inbox}).encode()
+            reply = await client.request(f"$JS.API.STREAM.SNAPSHOT.{stream}", wanted, timeout=10)
+            about = json.loads(reply.data)
+            if "error" in about:  # the stream does not exist yet
+                continue
+            while chunk := await received.next_msg(timeout=10):
+                if not chunk.data:
+                    break
+                chunks.append(chunk.data)
+                if chunk.reply:
+                    await client.publish(chunk.reply)
+            kept = json.dumps({"config": about["config"], "state": about["state"]}).encode()
+            backups.append(StreamBackup(stream, kept, chunks))
+    finally:
+        await client.close()
+    return backups
+
+
+async def restored(url: str, backups: list[StreamBackup]) -> None:
+    """Replaces streams with their snapshots."""
+    import nats
+
+    client = await nats.connect(url)
+    try:
+        for backup in backups:
+            answer = {"error": ""}
+            while "error" in answer:  # a worker has created a new stream meanwhile
+                await client.request(f"$JS.API.STREAM.DELETE.{backup.stream}", timeout=10)
+                subject = f"$JS.API.STREAM.RESTORE.{backup.stream}"
+                answer = json.loads((await client.request(subject, backup.about, timeout=10)).data)
+                for chunk in (*backup.chunks, b"") if "error" not in answer else ():
+                    reply = await client.request(answer["deliver_subject"], chunk, timeout=10)
+                    if not chunk:
+                        answer = json.loads(reply.data)
+    finally:
+        await client.close()
+
+
+def delete_rows(run: Run, names: list[str]) -> None:
+    if isinstance(run.store, RedisServer):
+        for name in names:
+            run.store.ask("HDEL", "{purgatory}:versions", f"v:{name}")
+            run.store.ask("ZREM", "{purgatory}:order", f"v:{name}")
+    elif isinstance(run.store, PostgresServer):
+        keys = ", ".join(f"'{name}'" for name in names)
+        run.store.run(f"DELETE FROM purgatory_versions WHERE key IN ({keys})")
+    elif isinstance(run.store, NatsServer):
+        for name in names:
+            key = urlsafe_b64encode(name.encode()).decode().rstrip("=")
+            filter_ = f'{{"filter":"purgatory_versions.key.={key}"}}'
+            run.store.publish("$JS.API.STREAM.PURGE.purgatory_versions", filter_)
+    else:
+        database = database_of(run)
+        with database:
+            database.executemany("DELETE FROM versions WHERE key = ?", [(name,) for name in names])
+        database.close()
 
 
 async def unheard(run: Run) -> None:
@@ -150,14 +323,24 @@ FAULTS: dict[str, list[Callable[[Run], Awaitable[None]]]] = {
 }
 
 
+ROLLBACKS: dict[str, list[Callable[[Run], Awaitable[None]]]] = {
+    "file": [rolled_back, rows_deleted],
+    "redis": [rolled_back, rows_deleted],
+    "postgresql": [rolled_back, rows_deleted],
+    "nats": [rolled_back, rows_deleted],
+}
+"""With `--rollbacks`."""
+
+
 async def disturb_store(run: Run, kind: str, end: float) -> None:
+    faults = (ROLLBACKS if run.options.rollbacks else FAULTS)[kind]
     while time.monotonic() < end:
         await asyncio.sleep(random.uniform(0.5, 2.0 * run.options.promise))
-        await random.choice(FAULTS[kind])(run)
+        await random.choice(faults)(run)
 
 
 async def disturb_processes(run: Run, end: float) -> None:
-    """Kills one and starts another one of its name, or pauses it."""
+    """Pauses random processes, or kills them and starts new ones under their names."""
     while time.monotonic() < end:
         await asyncio.sleep(random.uniform(0.5, 3.0))
         name = random.choice(list(run.living))
@@ -193,7 +376,7 @@ async def opened(kind: str) -> AsyncIterator[tuple[str, Any]]:
 
 
 async def examine(kind: str, options: Options) -> tuple[Verdict, list[Fault]]:
-    """The verdict on a store, and what was done."""
+    """The verdict on a store, and the injected faults."""
     random.seed(f"{kind} {options.seed}")
     notes = Path(tempfile.mkdtemp(prefix="oracle-notes-"))
     async with opened(kind) as (url, store):
@@ -223,14 +406,40 @@ async def examine(kind: str, options: Options) -> tuple[Verdict, list[Fault]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Judges relays by the notes of processes that are killed and paused.")
-    parser.add_argument("--seconds", type=float, default=Options.seconds, help="of faults on each store (default: 60)")
+    parser = argparse.ArgumentParser(
+        description="Judges relays by the notes of processes that are killed and paused."
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=Options.seconds,
+        help="of faults on each store (default: 60)",
+    )
     parser.add_argument("--processes", type=int, default=Options.processes, help="(default: 4)")
-    parser.add_argument("--keys", type=int, default=Options.keys, help="that each process waits for (default: 50)")
-    parser.add_argument("--forget-after", type=float, default=Options.forget_after, help="seconds, 0 for never (default: 1)")
-    parser.add_argument("--slack", type=float, default=Options.slack, help="seconds beyond the promised ones (default: 5)")
+    parser.add_argument(
+        "--keys", type=int, default=Options.keys, help="that each process waits for (default: 50)"
+    )
+    parser.add_argument(
+        "--forget-after",
+        type=float,
+        default=Options.forget_after,
+        help="seconds, 0 for never (default: 1)",
+    )
+    parser.add_argument(
+        "--slack",
+        type=float,
+        default=Options.slack,
+        help="seconds beyond the promised ones (default: 5)",
+    )
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30), help="of the faults")
-    parser.add_argument("--store", choices=STORES, action="append", help="only this; may be repeated")
+    parser.add_argument(
+        "--rollbacks",
+        action="store_true",
+        help="delete rows and restore backups under the relays, instead of other faults of stores",
+    )
+    parser.add_argument(
+        "--store", choices=STORES, action="append", help="only this; may be repeated"
+    )
     words = vars(parser.parse_args())
     stores = words.pop("store") or STORES
     options = Options(**words)

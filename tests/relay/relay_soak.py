@@ -1,12 +1,13 @@
 """The failure soak: four processes, two thousand waits, and a store that fails in every way.
 
-    python tests/relay/relay_soak.py [--seconds 30] [--waits 2000] [--scenario NAME] [--resync 5] [--forget-after 0]
+    python tests/relay/relay_soak.py [--seconds 30] [--waits 2000] [--scenario NAME] [--resync 5]
+    [--forget-after 0]
 
-In each scenario three processes wait and one writes, while failures are injected into the store or its connections. Then these
-end, the writer stops, and every wait has to receive the last version. It prints a row for each scenario: answers, writes that
-have failed, what must be 0 (answers that came early, keys whose waits have not received the last version, and numbers that were
-given twice while there was one epoch), seconds from a write to its answer, and the relays' statistics. The exit status is 1 if
-anything is not 0 that must be.
+In each scenario three processes wait and one writes, while failures are injected into the store or
+its connections. Then the failures end, the writer stops, and every wait must receive the last
+version. It prints a row for each scenario: answers, failed writes, errors (early answers, keys with
+waits that missed the last version, and numbers that repeat within one epoch), seconds from a write
+to its answer, and the relays' statistics. It exits with 1 after any error.
 """
 
 import argparse
@@ -51,18 +52,22 @@ class Process:
         await self.reading
 
 
-async def start(role: str, url: str, first: int, count: int, resync: float, forget_after: float) -> Process:
+async def start(
+    role: str, url: str, first: int, count: int, resync: float, forget_after: float
+) -> Process:
     pipe = asyncio.subprocess.PIPE
     words = (role, url, str(first), str(count), str(resync), str(forget_after))
     process = Process(
-        await asyncio.create_subprocess_exec(sys.executable, str(WORKER), *words, stdin=pipe, stdout=pipe, limit=1 << 24)
+        await asyncio.create_subprocess_exec(
+            sys.executable, str(WORKER), *words, stdin=pipe, stdout=pipe, limit=1 << 24
+        )
     )
     process.reading = asyncio.create_task(process.read())
     await asyncio.wait_for(process.ready.wait(), TIMEOUT)
     return process
 
 
-# -- failures; each of these takes a while, and is repeated until the time is over
+# -- failures, each repeated until the time is over
 
 
 async def killed_and_restarted(server: Any) -> None:
@@ -126,7 +131,8 @@ async def deleted(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Removes it in one step: SQLite does not survive that its files are deleted one by one while others create new ones."""
+    """Removes a folder in one step: SQLite breaks if other processes create new files while the old
+    ones are deleted one by one."""
     if folder.exists():
         shutil.rmtree(folder.rename(folder.with_name(f"gone-{time.monotonic_ns()}")))
 
@@ -177,14 +183,20 @@ class Result:
     epochs: int
 
 
-async def soak(name: str, seconds: float, waits: int, resync: float, forget_after: float = 0.0) -> Result:
+async def soak(
+    name: str, seconds: float, waits: int, resync: float, forget_after: float = 0.0
+) -> Result:
     kind, fail = SCENARIOS[name]
     with tempfile.TemporaryDirectory(prefix="soak-") as temporary:
         folder = Path(temporary) / "app"
         server: Any = None
         if kind == "redis":
             server = RedisServer(
-                Path(temporary), "--appendonly", "no" if "rolled" in name else "yes", "--appendfsync", "always"
+                Path(temporary),
+                "--appendonly",
+                "no" if "rolled" in name else "yes",
+                "--appendfsync",
+                "always",
             )
             url = server.start().url
         elif kind == "postgresql":
@@ -226,11 +238,15 @@ async def run(
 
 
 def judge(writer: Process, waiters: list[Process]) -> Result:
-    written = {(line["epoch"], line["key"], line["version"]): line["at"] for line in writer.lines if "key" in line}
+    written = {
+        (line["epoch"], line["key"], line["version"]): line["at"]
+        for line in writer.lines
+        if "key" in line
+    }
     writes = [line for line in writer.lines if "key" in line]
     newest: dict[str, int] = {}
     twice = 0
-    if len({line["epoch"] for line in writes}) == 1:  # a writer names the epoch that it knows, which may be over
+    if len({line["epoch"] for line in writes}) == 1:  # a writer's epoch may be outdated
         newest = {line["key"]: line["version"] for line in writes}
         twice = len(writes) - len(written)
     latencies: list[float] = []
@@ -250,7 +266,9 @@ def judge(writer: Process, waiters: list[Process]) -> Result:
         if not last["last"]:
             behind += sum(known.get(key, 0) < version for key, version in newest.items())
     latencies.sort()
-    numbers = [line["statistics"] for process in waiters for line in process.lines if "statistics" in line]
+    numbers = [
+        line["statistics"] for process in waiters for line in process.lines if "statistics" in line
+    ]
     return Result(
         answers=answers,
         failed=sum("failed" in line for line in writer.lines),
@@ -270,21 +288,37 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description="Injects failures into stores of relays, and counts waits that miss a version."
     )
-    parser.add_argument("--seconds", type=float, default=30.0, help="of failures in each scenario (default: 30)")
-    parser.add_argument("--waits", type=int, default=2000, help="in all processes together (default: 2000)")
-    parser.add_argument("--resync", type=float, default=5.0, help="of the relays, in seconds (default: 5)")
     parser.add_argument(
-        "--forget-after", type=float, default=0.0, help="seconds after which keys are forgotten (default: 0, never)"
+        "--seconds", type=float, default=30.0, help="of failures in each scenario (default: 30)"
     )
-    parser.add_argument("--scenario", choices=SCENARIOS, action="append", help="only this; may be repeated")
+    parser.add_argument(
+        "--waits", type=int, default=2000, help="in all processes together (default: 2000)"
+    )
+    parser.add_argument(
+        "--resync", type=float, default=5.0, help="of the relays, in seconds (default: 5)"
+    )
+    parser.add_argument(
+        "--forget-after",
+        type=float,
+        default=0.0,
+        help="seconds after which keys are forgotten (default: 0, never)",
+    )
+    parser.add_argument(
+        "--scenario", choices=SCENARIOS, action="append", help="only this; may be repeated"
+    )
     options = parser.parse_args()
     names = [each.name for each in fields(Result)]
     print(f"{'':32}", *(f"{name:>8}" for name in names))
     bad = 0
     for name in options.scenario or SCENARIOS:
-        result = asyncio.run(soak(name, options.seconds, options.waits, options.resync, options.forget_after))
+        result = asyncio.run(
+            soak(name, options.seconds, options.waits, options.resync, options.forget_after)
+        )
         bad += result.early + result.behind + result.twice
-        cells = [value if isinstance(value, int) else f"{value:.3f}" for value in (getattr(result, name) for name in names)]
+        cells = [
+            value if isinstance(value, int) else f"{value:.3f}"
+            for value in (getattr(result, name) for name in names)
+        ]
         print(f"{name:32}", *(f"{cell:>8}" for cell in cells), flush=True)
     return 1 if bad else 0
 

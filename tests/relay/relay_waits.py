@@ -1,4 +1,4 @@
-"""What tests of relays wait for."""
+"""Conditions that tests of relays wait for."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,20 +8,24 @@ from purgatory.relay import Relay
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Polls. What hangs is ended with the test's loop."""
+    """Polls; a hanging wait ends with the test's loop."""
     while not condition():
         await asyncio.sleep(0.01)
 
 
 async def knows(relay: Relay, *keys: str) -> None:
-    """Until somebody waits for each of these keys, and the relay has read its version."""
+    """Waits until each key has a waiter and the relay has read its version."""
     follower = relay._follower
     followed = follower.followed
-    await until(lambda: all(key in followed and follower._version(followed[key]) is not None for key in keys))
+    await until(
+        lambda: all(
+            key in followed and follower._version(followed[key]) is not None for key in keys
+        )
+    )
 
 
 async def set_timeout(relay: Relay, seconds: float) -> None:
-    """Sets the timeout of an open relay, and waits for reads and probes that began with the old one.
+    """Sets the timeout of an open relay, and waits for reads and probes that use the old one.
 
     A relay that is opened with a short timeout might not open in time on a busy machine.
     """
@@ -37,7 +41,7 @@ async def set_timeout(relay: Relay, seconds: float) -> None:
 
 
 async def bumped(relay: Relay, key: str) -> int:
-    """What `bump` returns as soon as the store can be reached."""
+    """Retries `bump` until the store can be reached."""
     while True:
         try:
             return await relay.bump(key)

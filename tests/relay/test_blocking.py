@@ -26,10 +26,16 @@ def prefix() -> str:
     return f"test{next(prefixes)}"
 
 
-def test_a_write_without_a_loop_answers_those_who_wait_on_one(run: Runner, url: str, prefix: str) -> None:
+def test_write_without_loop_answers_waits_on_a_loop(run: Runner, url: str, prefix: str) -> None:
     def write() -> list[int]:
         with blocking.Relay(url, prefix=prefix, timeout=TIMEOUT) as relay:
-            versions = [relay.version("a"), relay.bump("a"), relay.bump("a"), relay.advance("a", 7), relay.advance("a", 3)]
+            versions = [
+                relay.version("a"),
+                relay.bump("a"),
+                relay.bump("a"),
+                relay.advance("a", 7),
+                relay.advance("a", 3),
+            ]
             relay.forget("a")
             return [*versions, relay.version("a"), relay.version("b"), relay.bump("b")]
 
@@ -43,12 +49,15 @@ def test_a_write_without_a_loop_answers_those_who_wait_on_one(run: Runner, url: 
     run(main)
 
 
-def test_threads_share_a_relay_and_no_number_is_given_twice(url: str, prefix: str) -> None:
-    with blocking.Relay(url, prefix=prefix, timeout=TIMEOUT) as relay, ThreadPoolExecutor(8) as threads:
+def test_threads_sharing_a_relay_get_distinct_numbers(url: str, prefix: str) -> None:
+    with (
+        blocking.Relay(url, prefix=prefix, timeout=TIMEOUT) as relay,
+        ThreadPoolExecutor(8) as threads,
+    ):
         assert sorted(threads.map(lambda _: relay.bump("a"), range(80))) == list(range(1, 81))
 
 
-def test_a_relay_that_was_closed_may_be_entered_again_and_leaves_no_thread(url: str, prefix: str) -> None:
+def test_closed_relay_reopens_and_leaves_no_thread(url: str, prefix: str) -> None:
     threads = threading.active_count()
     relay = blocking.Relay(url, prefix=prefix, timeout=TIMEOUT)
     with pytest.raises(PurgatoryClosed, match=r"cannot bump 'a': the relay at .* is not open"):
@@ -68,9 +77,12 @@ def test_a_relay_that_was_closed_may_be_entered_again_and_leaves_no_thread(url: 
 
 
 @pytest.mark.parametrize("scheme", ["redis", "postgresql"])
-def test_a_store_that_is_away_is_reported_within_the_timeout(scheme: str) -> None:
+def test_unavailable_store_is_reported_within_timeout(scheme: str) -> None:
     with (
-        pytest.raises(RelayUnavailable, match=r"cannot open the relay: tried for 0.2 s: cannot use .*127.0.0.1") as raised,
+        pytest.raises(
+            RelayUnavailable,
+            match=r"cannot open the relay: tried for 0.2 s: cannot use .*127.0.0.1",
+        ) as raised,
         blocking.Relay(f"{scheme}://user:secret@127.0.0.1:{free_port()}/0", timeout=0.2),
     ):
         pass
@@ -86,7 +98,9 @@ def test_a_store_that_is_away_is_reported_within_the_timeout(scheme: str) -> Non
         (lambda relay: relay.forget(b"a"), TypeError),
     ],
 )
-def test_bad_input_is_refused(tmp_path: Path, call: Callable[[blocking.Relay], object], error: type[Exception]) -> None:
+def test_bad_input_is_refused(
+    tmp_path: Path, call: Callable[[blocking.Relay], object], error: type[Exception]
+) -> None:
     with blocking.Relay(f"file://{tmp_path}") as relay, pytest.raises(error):
         call(relay)
     with pytest.raises(ValueError, match="timeout must be"):

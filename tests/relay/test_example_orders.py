@@ -1,4 +1,5 @@
-"""`examples/orders_workers.py --demo`: nobody misses a payment, although a worker and the store are killed."""
+"""`examples/orders_workers.py --demo`: no client misses a payment, although a worker and the
+store are killed."""
 
 import re
 from collections.abc import Callable
@@ -15,27 +16,33 @@ EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "orders_workers.py"
 
 @pytest.fixture
 def demo(program: Callable[..., CompletedProcess[str]]) -> Callable[..., str]:
-    """Runs the demo, in which no client misses anything, and returns what it prints."""
+    """Runs the demo, in which no client misses anything, and returns its output."""
 
     def run(*options: str) -> str:
-        shown = program(EXAMPLE, "--demo", "--workers", "2", "--clients", "30", "--seconds", "3", *options).stdout
+        shown = program(
+            EXAMPLE, "--demo", "--workers", "2", "--clients", "30", "--seconds", "3", *options
+        ).stdout
         numbers = dict(re.findall(r"│ (.*?) +│ +(\d+) │", shown))
-        assert int(numbers["completed"]) == int(numbers["orders waited for"]) >= 30  # one for each client at least
+        assert (
+            int(numbers["completed"]) == int(numbers["orders waited for"]) >= 30
+        )  # one for each client at least
         assert numbers["missed"] == "0"
         for path in ("the same worker", "another worker", "any, around a kill"):
-            assert re.search(rf"from write to answer on {path}: \d+ times, p50 +│ +([\d.]+|nan) ms │", shown)
+            assert re.search(
+                rf"from write to answer on {path}: \d+ times, p50 +│ +([\d.]+|nan) ms │", shown
+            )
         assert re.search(r"killed worker \d+", shown)
         return shown
 
     return run
 
 
-def test_the_demo_loses_no_payment_when_a_worker_is_killed(demo: Callable[..., str]) -> None:
+def test_demo_loses_no_payment_when_worker_is_killed(demo: Callable[..., str]) -> None:
     demo()
 
 
 @pytest.mark.parametrize("kind", ["redis", "postgresql"])
-def test_the_demo_loses_no_payment_when_its_own_store_is_killed_as_well(demo: Callable[..., str], kind: str) -> None:
+def test_demo_loses_no_payment_when_store_is_killed(demo: Callable[..., str], kind: str) -> None:
     if kind == "redis":
         need("redis-server", "needs redis-server: apt-get install redis-server")
     else:
@@ -43,12 +50,16 @@ def test_the_demo_loses_no_payment_when_its_own_store_is_killed_as_well(demo: Ca
     assert re.search(rf"killed\s+{kind},\s+and\s+started\s+it\s+again", demo("--store", kind))
 
 
-def test_the_demo_does_not_kill_a_store_that_is_not_its_own(demo: Callable[..., str], tmp_path: Path) -> None:
+def test_demo_never_kills_a_foreign_store(demo: Callable[..., str], tmp_path: Path) -> None:
     with redis_server(tmp_path) as server:
-        assert re.search(r"which\s+is\s+yours\s+and\s+was\s+not\s+killed", demo("--store", server.url))
+        assert re.search(
+            r"which\s+is\s+yours\s+and\s+was\s+not\s+killed", demo("--store", server.url)
+        )
         assert server.ask("PING").startswith(b"+PONG")
 
 
-def test_a_server_of_its_own_is_for_the_demo_alone(program: Callable[..., CompletedProcess[str]]) -> None:
+def test_demo_server_admits_the_demo_alone(
+    program: Callable[..., CompletedProcess[str]],
+) -> None:
     done = program(EXAMPLE, "--store", "redis", status=2)
     assert "a server of its own is for the --demo" in " ".join(done.stderr.split())

@@ -1,4 +1,5 @@
-"""The store in a folder, when its files are deleted, locked, full or left behind by processes that were killed."""
+"""The store in a folder, when its files are deleted, locked, full or left behind by processes that
+were killed."""
 
 import asyncio
 import os
@@ -10,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +29,14 @@ from purgatory.relay._file import boot_id
 async def pair(folder: Path, **options: Any) -> AsyncIterator[tuple[Relay, Relay]]:
     """Two relays on one folder."""
     options = {"resync": TIMEOUT, "timeout": TIMEOUT, **options}
-    async with Relay(f"file://{folder}", **options) as here, Relay(f"file://{folder}", **options) as there:
+    async with (
+        Relay(f"file://{folder}", **options) as here,
+        Relay(f"file://{folder}", **options) as there,
+    ):
         yield here, there
 
 
-def test_sockets_and_database_may_be_deleted_while_they_are_in_use(run: Runner, tmp_path: Path) -> None:
+def test_deleted_sockets_and_database_are_replaced_in_use(run: Runner, tmp_path: Path) -> None:
     """As programs that tidy up /tmp do."""
 
     def sockets() -> list[Path]:
@@ -58,14 +63,43 @@ def test_sockets_and_database_may_be_deleted_while_they_are_in_use(run: Runner, 
     run(main)
 
 
-def test_a_locked_database_does_not_hold_up_the_loop(run: Runner, tmp_path: Path) -> None:
+def test_statements_end_before_their_cursors_are_freed(
+    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyPy frees cursors late, and a statement in progress forbids to commit."""
+    cursors: list[sqlite3.Cursor] = []
+
+    class Connection(sqlite3.Connection):
+        def execute(self, *query: Any) -> sqlite3.Cursor:
+            cursors.append(super().execute(*query))
+            return cursors[-1]
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Connection))
+
+    async def main() -> None:
+        async with pair(tmp_path / "app") as (here, there):
+            assert await here.bump("a") == 1
+            assert await there.wait("a", 0) == 1
+            await there.forget("a")
+            assert await here.deliver("a", b"answer", ttl=TIMEOUT)
+            assert await there.receive("a", TIMEOUT) == b"answer"
+            assert not await there.deliver("a", b"other", ttl=TIMEOUT)
+
+    run(main)
+    assert len(cursors) > 20
+
+
+def test_locked_database_does_not_block_the_loop(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(tmp_path / "app") as (here, there):
             await set_timeout(here, 0.5)
             other = sqlite3.connect(there._store._path, isolation_level=None)  # type: ignore[attr-defined]
             other.execute("BEGIN IMMEDIATE")
             iterations = 0
-            patient, writing = asyncio.create_task(there.bump("a")), asyncio.create_task(here.bump("a"))
+            patient, writing = (
+                asyncio.create_task(there.bump("a")),
+                asyncio.create_task(here.bump("a")),
+            )
             while not writing.done():
                 await asyncio.sleep(0.001)
                 iterations += 1
@@ -81,7 +115,7 @@ def test_a_locked_database_does_not_hold_up_the_loop(run: Runner, tmp_path: Path
 
 
 @on_both_loops
-def test_a_listener_that_is_held_up_receives_everything_in_the_end(run: Runner, tmp_path: Path) -> None:
+def test_delayed_listener_finally_receives_everything(run: Runner, tmp_path: Path) -> None:
     """Its socket is full after ten messages, on most machines."""
 
     async def main() -> None:
@@ -89,7 +123,9 @@ def test_a_listener_that_is_held_up_receives_everything_in_the_end(run: Runner, 
             waits = [asyncio.create_task(there.wait(f"key{number}", 0)) for number in range(300)]
             await knows(there, *(f"key{number}" for number in range(300)))
             writer = here._store
-            for number in range(300):  # in one iteration of the loop, so that nobody receives meanwhile
+            for number in range(
+                300
+            ):  # in one iteration of the loop, so that no relay receives meanwhile
                 coroutine = writer.write([(f"key{number}", 0, 1)])  # type: ignore[list-item]
                 coroutine.send(None)
                 with pytest.raises(StopIteration):
@@ -127,10 +163,13 @@ def test_what_killed_processes_have_left_is_removed(run: Runner, tmp_path: Path)
     run(main)
 
 
-def test_what_has_a_name_like_that_of_a_file_of_the_store_is_left_alone(run: Runner, tmp_path: Path) -> None:
+def test_foreign_files_with_similar_names_are_kept(run: Runner, tmp_path: Path) -> None:
     boot = boot_id()
     notes, other = tmp_path / "purgatory.notes.sqlite", tmp_path / "purgatory.01234567.sqlite"
-    text, link = tmp_path / "purgatory.0123456789abcdef.sock", tmp_path / "purgatory.aaaaaaaaaaaaaaaa.sock"
+    text, link = (
+        tmp_path / "purgatory.0123456789abcdef.sock",
+        tmp_path / "purgatory.aaaaaaaaaaaaaaaa.sock",
+    )
     old, log = tmp_path / "purgatory.89abcdef.sqlite", tmp_path / "purgatory.89abcdef.sqlite-wal"
     database = sqlite3.connect(other)
     database.execute("CREATE TABLE cities (name TEXT)")
@@ -154,7 +193,7 @@ def test_what_has_a_name_like_that_of_a_file_of_the_store_is_left_alone(run: Run
     assert {notes, other, text, link, tmp_path / "purgatory.foreign.sock"} <= {*tmp_path.iterdir()}
 
 
-def test_a_database_that_is_a_symbolic_link_is_refused(run: Runner, tmp_path: Path) -> None:
+def test_symlinked_database_is_refused(run: Runner, tmp_path: Path) -> None:
     target = tmp_path / "target"
     (tmp_path / f"purgatory.{boot_id()}.sqlite").symlink_to(target)
 
@@ -167,7 +206,7 @@ def test_a_database_that_is_a_symbolic_link_is_refused(run: Runner, tmp_path: Pa
     run(main)
 
 
-def test_the_files_of_a_store_are_closed_to_others_whatever_the_umask(run: Runner, tmp_path: Path) -> None:
+def test_store_files_are_private_under_any_umask(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         before = os.umask(0)
         try:
@@ -181,7 +220,7 @@ def test_the_files_of_a_store_are_closed_to_others_whatever_the_umask(run: Runne
     run(main)
 
 
-def test_after_its_log_was_deleted_a_store_begins_a_new_epoch_for_old_and_new_processes(run: Runner, tmp_path: Path) -> None:
+def test_deleted_log_starts_new_epoch_for_all_processes(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(tmp_path / "app") as (here, there):
             assert await there.advance("a", 40) == 40
@@ -204,7 +243,7 @@ def test_after_its_log_was_deleted_a_store_begins_a_new_epoch_for_old_and_new_pr
     run(main)
 
 
-def test_many_writes_waits_and_a_new_epoch_are_many_iterations_of_the_loop(run: Runner, tmp_path: Path) -> None:
+def test_large_batches_yield_to_the_loop(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(tmp_path / "app") as (here, _):
             loop, iteration, transactions = asyncio.get_running_loop(), 0, Counter[int]()
@@ -238,7 +277,7 @@ def test_many_writes_waits_and_a_new_epoch_are_many_iterations_of_the_loop(run: 
     run(main)
 
 
-def test_a_full_disk_is_named_and_shown_as_not_connected(run: Runner, tmp_path: Path) -> None:
+def test_full_disk_is_named_and_shown_as_disconnected(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(tmp_path / "app") as (here, there):
             await set_timeout(here, 0.5)
@@ -252,16 +291,21 @@ def test_a_full_disk_is_named_and_shown_as_not_connected(run: Runner, tmp_path: 
             database.execute(f"PRAGMA max_page_count = {1000 * pages}")
             await here.bump("a")
             assert here.statistics().is_connected
-            trigger = "BEFORE INSERT ON listeners BEGIN SELECT RAISE(ABORT, 'no space is left'); END"
+            trigger = (
+                "BEFORE INSERT ON listeners BEGIN SELECT RAISE(ABORT, 'no space is left'); END"
+            )
             database.execute(f"CREATE TRIGGER full {trigger}")
-            with pytest.raises(RelayUnavailable, match=r"cannot open the relay: tried for 0.5 s: .*no space is left"):
+            with pytest.raises(
+                RelayUnavailable,
+                match=r"cannot open the relay: tried for 0.5 s: .*no space is left",
+            ):
                 async with Relay(f"file://{tmp_path}/app", timeout=0.5):
                     pass
 
     run(main)
 
 
-def test_a_folder_may_have_a_longer_name_than_a_socket(run: Runner, tmp_path: Path) -> None:
+def test_folder_path_may_exceed_socket_path_limit(run: Runner, tmp_path: Path) -> None:
     folder = tmp_path / ("a" * 100) / ("b" * 100)
 
     async def main() -> None:

@@ -1,8 +1,9 @@
 """The protocol against a store and a channel that do everything wrong, one step at a time.
 
-The store here is a dictionary. Between any two steps its messages may be lost, repeated, delayed and reordered, the connection
-may break, reads may fail before or after the store has answered, and the store may lose everything or go backwards. A process
-in which nobody waits may leave the changes, and joins them again later.
+The store here is a dictionary. Between any two steps its messages may be lost, repeated, delayed
+and reordered, the connection may break, reads may fail before or after the store has answered, and
+the store may lose everything or go backwards. A process without waiters may leave the
+changes, and joins them again later.
 """
 
 import os
@@ -44,11 +45,17 @@ class DictStore:
         return ChangeMessage(self.epoch, after, self.position, {key: version})
 
     def read(self, keys: tuple[str, ...], since: int | None, limit: int = 1000) -> ReadResult:
-        changed = sorted((at, key) for key, at in self.positions.items() if since is not None and at > since)
+        changed = sorted(
+            (at, key) for key, at in self.positions.items() if since is not None and at > since
+        )
         position = changed[limit - 1][0] if len(changed) > limit else self.position
         names = [*(key for _, key in changed[:limit]), *keys]
         return ReadResult(
-            self.epoch, position, {key: self.versions.get(key, 0) for key in names}, len(changed) > limit, self.position
+            self.epoch,
+            position,
+            {key: self.versions.get(key, 0) for key in names},
+            len(changed) > limit,
+            self.position,
         )
 
     def renew(self, epoch: str) -> bool:
@@ -64,7 +71,7 @@ class DictStore:
 
 @dataclass
 class Wait:
-    """What a call of `Relay.wait` is to a follower."""
+    """A call of `Relay.wait`, as a follower sees it."""
 
     key: str
     seen: int
@@ -86,7 +93,9 @@ class Process:
     changed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.follower = Follower(self.on_advance, self.on_epoch_change, self.changed.append)
+        self.follower = Follower(
+            self.on_advance, self.on_epoch_change, self.on_ahead, self.changed.append
+        )
 
     def wait(self, key: str, seen: int, began: int) -> None:
         self.follower.add_waiter(key, seen)
@@ -108,15 +117,20 @@ class Process:
             if version > wait.seen:
                 self.end(wait, version)
 
-    def on_epoch_change(self, key: str, version: int, is_latest: bool) -> None:
+    def on_epoch_change(self, key: str, version: int) -> None:
         epoch = self.follower.epoch
         for wait in self.pending(key):
-            if wait.epoch != epoch or version > wait.seen or (is_latest and version < wait.seen):
+            if wait.epoch != epoch or version > wait.seen:
                 self.end(wait, version)
             else:
                 self.follower.remove_waiter(key)
                 self.follower.add_waiter(key, wait.seen)
                 wait.epoch = epoch
+
+    def on_ahead(self, key: str, version: int) -> None:
+        for wait in self.pending(key):
+            if wait.seen > version:
+                self.end(wait, version)
 
 
 PROCESSES = st.integers(0, 1)
@@ -172,7 +186,9 @@ class Simulation(RuleBasedStateMachine):
     def deliver_any(self, at: int, data: st.DataObject, repeat: bool, lose: bool) -> None:
         process = self.processes[at]
         if process.channel:
-            self.deliver(process, at, data.draw(st.integers(0, len(process.channel) - 1)), repeat, lose)
+            self.deliver(
+                process, at, data.draw(st.integers(0, len(process.channel) - 1)), repeat, lose
+            )
 
     @rule(at=PROCESSES, lose=st.integers(-1, 3))
     def deliver_all(self, at: int, lose: int) -> None:
@@ -259,7 +275,11 @@ class Simulation(RuleBasedStateMachine):
             epoch = process.follower.epoch_to_end
             if epoch is not None:
                 if self.store.renew(epoch):
-                    self.publish(ChangeMessage(self.store.epoch, self.store.position, self.store.position, {}))
+                    self.publish(
+                        ChangeMessage(
+                            self.store.epoch, self.store.position, self.store.position, {}
+                        )
+                    )
                 process.follower.epoch_to_end = None
             process.result = self.store.read(process.request.keys, process.request.since, limit)
 
@@ -267,7 +287,12 @@ class Simulation(RuleBasedStateMachine):
         process = self.processes[at]
         if process.request is None or (process.result is None and not fails):
             return
-        request, result, process.request, process.result = process.request, process.result, None, None
+        request, result, process.request, process.result = (
+            process.request,
+            process.result,
+            None,
+            None,
+        )
         if fails or result is None:
             process.follower.on_read_failed(request)
             return
@@ -310,7 +335,7 @@ class Simulation(RuleBasedStateMachine):
         steps=st.lists(st.sampled_from(["read", "request", "write", "ask"]), max_size=4),
     )
     def come_back(self, at: int, key: str, steps: list[str]) -> None:
-        """A process leaves, and somebody waits there again; much happens before it has joined."""
+        """A process leaves, then has a waiter again; `steps` happen before it has joined."""
         self.leave(at, is_told=True)
         self.wait(at, key, 0)
         for step in steps:
@@ -328,7 +353,8 @@ class Simulation(RuleBasedStateMachine):
 
     @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=4), chance=st.integers(0, 2))
     def roll_back(self, keys: list[str], chance: int) -> None:
-        """The store goes back to its state before some writes, of which each process has received something.
+        """The store goes back to its state before some writes, of which each process has received
+        something.
 
         A process that had received none of them might write as many, before anyone could notice.
         """
@@ -349,16 +375,43 @@ class Simulation(RuleBasedStateMachine):
                 self.disconnect(at)
                 self.end_read(at, fails=True)
 
+    @rule(keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=3), chance=st.integers(0, 4))
+    def delete_rows(self, keys: list[str], chance: int) -> None:
+        if not chance:
+            for key in keys:
+                self.store.versions.pop(key, None)
+                self.store.positions.pop(key, None)
+            self.store.record()
+
+    @rule(
+        keys=st.lists(st.sampled_from(KEYS), min_size=1, max_size=4),
+        more=st.lists(st.sampled_from(KEYS), max_size=6),
+        chance=st.integers(0, 4),
+    )
+    def restore(self, keys: list[str], more: list[str], chance: int) -> None:
+        """A backup is restored while all are connected, and others write on at once."""
+        store = self.store
+        if chance:
+            return
+        backup = store.position, dict(store.versions), dict(store.positions)
+        for key in keys:
+            self.wait(0, key, 0)
+            self.write(1, key, 0, 1, answered=True)
+            self.wait(1, key, 0)
+        store.position, store.versions, store.positions = backup
+        store.record()
+        for key in more:
+            self.publish(store.write(key, 0, 1))
+
     def settle(self) -> None:
-        """All messages are lost from now on; both processes read all they need, after a resync or another subscription."""
-        for _ in range(2):  # what one has done to the store the other sees at its next resync
+        """All messages are lost from now on; both processes read all they need, after a resync."""
+        for _ in range(2):  # each process sees the other's writes at its next resync
             for at, process in enumerate(self.processes):
                 if not process.follower.is_joined:
                     self.join(at, "both")
-                if process.follower.is_subscribed:
-                    self.resync(at)
-                else:
+                if not process.follower.is_subscribed:
                     self.subscribe(at)
+                process.follower.recheck()
                 process.is_subscribed = False
                 process.channel.clear()
                 self.read_until_current(at)
@@ -375,7 +428,9 @@ class Simulation(RuleBasedStateMachine):
             assert follower.position == self.store.position
             for wait in process.waits:
                 if wait.result is None:
-                    assert wait.seen == self.store.versions.get(wait.key, 0), f"{wait} goes on waiting"
+                    assert wait.seen == self.store.versions.get(wait.key, 0), (
+                        f"{wait} goes on waiting"
+                    )
                     follower.remove_waiter(wait.key)
             assert not follower.followed
             assert not follower.needs_read
@@ -396,11 +451,16 @@ class Simulation(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("examples", [100, pytest.param(300, marks=pytest.mark.slow)])
-def test_no_wait_outlives_a_read_of_the_store_and_none_ends_early(examples: int) -> None:
-    """The same examples each time; more, and others, with `PURGATORY_SIMULATIONS=5000`. What fails is printed, step by step."""
+def test_waits_end_by_next_read_and_never_early(examples: int) -> None:
+    """The same examples each time; more, and others, with `PURGATORY_SIMULATIONS=5000`. A failure
+    is printed, step by step."""
     more = os.environ.get("PURGATORY_SIMULATIONS")
     Simulation.TestCase.settings = settings(
-        max_examples=int(more or examples), derandomize=more is None, stateful_step_count=60, deadline=None, database=None
+        max_examples=int(more or examples),
+        derandomize=more is None,
+        stateful_step_count=60,
+        deadline=None,
+        database=None,
     )
     Simulation.TestCase("runTest").runTest()
 
@@ -409,7 +469,7 @@ def test_no_wait_outlives_a_read_of_the_store_and_none_ends_early(examples: int)
 
 
 def process_at(position: int, **versions: int) -> Process:
-    """A process that is up to date, and waits for what comes after `versions`."""
+    """A process that is up to date, and waits for versions after `versions`."""
     process = Process()
     follower = process.follower
     follower.on_subscribed()
@@ -423,7 +483,9 @@ def process_at(position: int, **versions: int) -> Process:
     return process
 
 
-def answer(process: Process, epoch: str, position: int, has_more: bool = False, **versions: int) -> ReadRequest:
+def answer(
+    process: Process, epoch: str, position: int, has_more: bool = False, **versions: int
+) -> ReadRequest:
     read = process.follower.begin_read()
     process.follower.on_read(read, ReadResult(epoch, position, versions, has_more))
     return read
@@ -433,7 +495,7 @@ def results(process: Process) -> list[int | None]:
     return [wait.result for wait in process.waits]
 
 
-def test_a_message_ends_the_waits_that_have_seen_less() -> None:
+def test_message_ends_waits_with_older_seen() -> None:
     process = process_at(7, a=3)
     process.wait("a", 3, 0)
     process.follower.on_message(ChangeMessage("e", 7, 8, {"a": 4}))
@@ -462,7 +524,7 @@ def test_messages_that_overtake_each_other_leave_no_gap() -> None:
     assert process.changed == ["b", "c", "a"]
 
 
-def test_what_is_missing_between_two_messages_is_read_and_counted_as_healed_after_a_probe() -> None:
+def test_gap_between_messages_is_healed_after_probe() -> None:
     process = process_at(7, a=3)
     process.follower.on_message(ChangeMessage("e", 8, 9, {"b": 1}))
     process.follower.resync()
@@ -473,7 +535,7 @@ def test_what_is_missing_between_two_messages_is_read_and_counted_as_healed_afte
 
 
 @pytest.mark.parametrize("arrives", [True, False])
-def test_messages_that_were_only_late_are_not_counted_as_lost(arrives: bool) -> None:
+def test_late_messages_are_not_counted_as_lost(arrives: bool) -> None:
     process = process_at(7, a=3)
     process.follower.resync()
     answer(process, "e", 8, a=4)
@@ -492,7 +554,7 @@ def test_a_second_confirmation_has_everything_read_again() -> None:
     assert process.follower.is_current
 
 
-def test_a_read_that_began_before_the_confirmation_proves_nothing() -> None:
+def test_read_begun_before_confirmation_proves_nothing() -> None:
     process = process_at(7)
     process.follower.resync()
     read = process.follower.begin_read()
@@ -503,7 +565,7 @@ def test_a_read_that_began_before_the_confirmation_proves_nothing() -> None:
     assert process.follower.needs_read
 
 
-def test_a_change_of_epoch_ends_every_wait_with_the_current_version() -> None:
+def test_new_epoch_ends_waits_with_current_version() -> None:
     process = process_at(7, a=3, b=9)
     process.wait("a", 2, 0)
     process.follower.on_message(ChangeMessage("f", 0, 1, {"c": 1}))
@@ -514,7 +576,7 @@ def test_a_change_of_epoch_ends_every_wait_with_the_current_version() -> None:
     assert (process.follower.epoch, process.follower.epochs) == ("f", 2)
 
 
-def test_a_wait_whose_key_was_not_read_before_the_epoch_changed_ends_too() -> None:
+def test_new_epoch_ends_waits_on_unread_keys() -> None:
     process, store = Process(), DictStore()
     process.follower.on_subscribed()
     process.follower.on_read(process.follower.begin_read(), store.read((), None))
@@ -525,11 +587,13 @@ def test_a_wait_whose_key_was_not_read_before_the_epoch_changed_ends_too() -> No
     assert [wait.result for wait in process.waits] == [0]
 
 
-def test_a_wait_that_joins_one_of_an_old_epoch_and_has_seen_more_than_was_read_before_goes_on() -> None:
+def test_wait_joining_old_epoch_wait_may_continue() -> None:
     process = process_at(1, a=1)
     process.follower.on_message(ChangeMessage("f", 1, 2, {"a": 2}))
     request = process.follower.begin_read()
-    process.follower.on_read(request, ReadResult("f", 1, {}))  # a new epoch, in which the key is still to be read
+    process.follower.on_read(
+        request, ReadResult("f", 1, {})
+    )  # a new epoch, in which the key is still to be read
     request = process.follower.begin_read()
     process.wait("a", 3, 0)
     process.follower.on_read(request, ReadResult("f", 2, {"a": 2}))
@@ -540,7 +604,7 @@ def test_a_wait_that_joins_one_of_an_old_epoch_and_has_seen_more_than_was_read_b
     assert [wait.result for wait in process.waits] == [2, 4]
 
 
-def test_a_late_message_of_an_old_epoch_costs_one_read_and_changes_nothing() -> None:
+def test_late_message_of_old_epoch_only_costs_read() -> None:
     process = process_at(7, a=3)
     process.follower.on_message(ChangeMessage("d", 70, 71, {"a": 50}))
     answer(process, "e", 7)
@@ -548,7 +612,7 @@ def test_a_late_message_of_an_old_epoch_costs_one_read_and_changes_nothing() -> 
     assert not process.follower.needs_read
 
 
-def test_a_store_that_has_gone_backwards_is_to_end_its_epoch() -> None:
+def test_rolled_back_store_must_end_its_epoch() -> None:
     process = process_at(7, a=3)
     process.follower.on_subscribed()
     answer(process, "e", 5)
@@ -560,20 +624,76 @@ def test_a_store_that_has_gone_backwards_is_to_end_its_epoch() -> None:
     assert results(process) == [2]
 
 
-def test_a_write_that_is_behind_what_was_known_shows_that_the_store_has_gone_backwards() -> None:
+@pytest.mark.parametrize("position", [8, 3], ids=["later", "earlier"])
+def test_lower_version_in_message_is_decided_by_read(position: int) -> None:
+    lower = ChangeMessage("e", position - 1, position, {"a": 1})
+    late, lost = process_at(7, a=3), process_at(7, a=3)
+    for process in (late, lost):
+        process.follower.on_message(lower)
+        assert results(process) == [None]
+    assert answer(late, "e", 8, a=3).keys == ("a",)
+    assert late.follower.epoch_to_end is None and not late.follower.needs_read
+    answer(lost, "e", 8, a=1)
+    assert lost.follower.epoch_to_end == "e"
+    answer(lost, "f", 8)
+    answer(lost, "f", 8, a=1)
+    assert results(lost) == [1]
+
+
+def test_lower_version_in_resync_is_decided_by_read() -> None:
+    process = process_at(7, a=3)
+    process.follower.resync()
+    answer(process, "e", 20, a=1)
+    assert answer(process, "e", 20, a=1).keys == ("a",)
+    assert process.follower.epoch_to_end == "e"
+
+
+def test_version_raised_during_read_needs_no_reread() -> None:
+    process = process_at(7, a=3)
+    process.follower.on_message(ChangeMessage("e", 2, 3, {"a": 1}))
+    process.wait("a", 9, 0)
+    read = process.follower.begin_read()
+    process.follower.on_message(ChangeMessage("e", 7, 8, {"a": 4}))
+    process.follower.on_read(read, ReadResult("e", 7, {"a": 3}))
+    assert not process.follower.needs_read
+    assert results(process) == [4, 4]
+
+
+def test_recheck_finds_deleted_row() -> None:
+    process = process_at(7, a=3, b=2)
+    process.follower.recheck()
+    assert set(answer(process, "e", 7, a=3, b=0).keys) == {"a", "b"}
+    assert process.follower.epoch_to_end == "e"
+
+
+def test_recheck_takes_other_keys_each_time() -> None:
+    process = process_at(7)
+    keys = [f"key{number}" for number in range(MAX_KEYS_PER_READ * 2)]
+    for key in keys:
+        process.wait(key, 0, 0)
+    for _ in range(2):
+        answer(process, "e", 7, **dict.fromkeys(process.follower._keys_to_read, 0))
+    checked: set[str] = set()
+    for _ in range(2):
+        process.follower.recheck()
+        checked.update(answer(process, "e", 7, **dict.fromkeys(keys, 0)).keys)
+    assert checked == {*keys}
+
+
+def test_write_below_known_version_reveals_rollback() -> None:
     process = process_at(7, a=3)
     process.follower.on_written(ChangeMessage("e", 6, 7, {"a": 3}), 7)
     assert process.follower.epoch_to_end == "e"
 
 
-def test_a_wait_that_has_seen_more_than_there_is_ends_with_the_current_version() -> None:
+def test_wait_seen_beyond_current_ends_with_current_version() -> None:
     process = process_at(7, a=3)
     process.wait("a", 1000, 0)
     assert answer(process, "e", 7, a=3).keys == ("a",)
     assert results(process) == [None, 3]
 
 
-def test_a_wait_that_begins_during_a_read_is_decided_by_the_next_one() -> None:
+def test_wait_begun_during_read_needs_next_read() -> None:
     process = process_at(7, a=3)
     process.wait("a", 4, 0)
     read = process.follower.begin_read()
@@ -584,7 +704,7 @@ def test_a_wait_that_begins_during_a_read_is_decided_by_the_next_one() -> None:
     assert results(process) == [5, 5, None]
 
 
-def test_more_changes_than_one_result_holds_are_read_in_several() -> None:
+def test_excess_changes_are_read_in_several_results() -> None:
     process = process_at(7, a=3)
     process.follower.on_subscribed()
     answer(process, "e", 8, has_more=True, b=1)
@@ -602,7 +722,7 @@ def test_very_many_keys_are_read_in_several_reads() -> None:
     assert process.follower.begin_read().keys == (f"key{MAX_KEYS_PER_READ}",)
 
 
-def test_every_key_of_a_new_epoch_is_reported_if_a_purgatory_is_attached() -> None:
+def test_new_epoch_reports_every_key_to_attached_purgatory() -> None:
     process = process_at(7, a=3)
     process.follower.reports_all_keys = True
     process.follower.on_subscribed()
@@ -619,9 +739,11 @@ def left(position: int) -> Process:
     return process
 
 
-def test_a_process_that_has_left_reads_the_position_alone_and_finds_that_the_store_went_backwards() -> None:
+def test_unsubscribed_process_finds_rollback_by_position_alone() -> None:
     process = left(7)
-    process.follower.on_written(ChangeMessage("e", 20, 21, {"a": 4}), 7)  # of others it knows nothing
+    process.follower.on_written(
+        ChangeMessage("e", 20, 21, {"a": 4}), 7
+    )  # of others it knows nothing
     assert not process.follower.has_gap and not process.follower.needs_read
     process.follower.resync()
     assert answer(process, "e", 30) == ReadRequest((), None, {}, 21, 1, is_resync=True)
@@ -633,7 +755,7 @@ def test_a_process_that_has_left_reads_the_position_alone_and_finds_that_the_sto
     assert (process.follower.epoch, process.follower.epochs, process.follower.healed) == ("f", 2, 0)
 
 
-def test_what_is_written_before_the_changes_are_joined_is_found_when_they_are_and_not_counted_as_lost() -> None:
+def test_writes_before_joining_are_found_not_lost() -> None:
     process = left(7)
     process.wait("a", 3, 0)
     assert answer(process, "e", 40, a=3).since is None
@@ -652,7 +774,7 @@ def test_what_is_written_before_the_changes_are_joined_is_found_when_they_are_an
     assert process.follower.healed == 1  # 42, and not 41
 
 
-def test_a_read_that_began_before_the_changes_were_joined_is_made_again() -> None:
+def test_read_begun_before_joining_is_repeated() -> None:
     process = left(7)
     process.wait("a", 3, 0)
     read = process.follower.begin_read()
@@ -663,7 +785,7 @@ def test_a_read_that_began_before_the_changes_were_joined_is_made_again() -> Non
     assert not process.follower.needs_read
 
 
-def test_while_the_changes_cannot_be_joined_each_resync_reads_what_is_waited_for() -> None:
+def test_failed_joining_leaves_resyncs_reading_awaited_keys() -> None:
     process = left(7)
     process.wait("a", 3, 0)
     answer(process, "e", 40, a=3)
@@ -672,7 +794,7 @@ def test_while_the_changes_cannot_be_joined_each_resync_reads_what_is_waited_for
     assert results(process) == [4]
 
 
-def test_a_purgatory_that_is_attached_in_a_process_that_has_left_is_told_of_all_that_is_written_from_then_on() -> None:
+def test_purgatory_attached_while_unsubscribed_sees_later_writes() -> None:
     process = left(7)
     process.follower.resync()
     read = process.follower.begin_read()
@@ -692,7 +814,7 @@ def test_a_gap_that_grows_is_read_without_waiting() -> None:
     assert process.follower.needs_read
 
 
-def test_a_store_that_does_not_count_its_writes_is_followed_by_reads_alone() -> None:
+def test_store_without_positions_is_followed_by_reads() -> None:
     process = process_at(7, a=3)
     process.follower.on_message(ChangeMessage("e", -1, 12, {"a": 4}))
     assert results(process) == [4]
@@ -709,7 +831,7 @@ def test_a_first_read_that_fails_is_made_again() -> None:
     assert process.follower.needs_read
 
 
-def test_keys_of_a_read_that_fails_are_read_again_unless_nobody_waits_for_them_any_more() -> None:
+def test_failed_read_repeats_keys_that_have_waiters() -> None:
     process = process_at(7)
     process.wait("a", 0, 0)
     process.follower.add_waiter("b", 0)
@@ -719,7 +841,7 @@ def test_keys_of_a_read_that_fails_are_read_again_unless_nobody_waits_for_them_a
     assert process.follower.begin_read().keys == ("a",)
 
 
-def test_ten_thousand_keys_that_come_and_go_leave_nothing_behind() -> None:
+def test_ten_thousand_transient_keys_leave_no_state() -> None:
     process = process_at(7)
     follower = process.follower
     for number in range(10_000):
@@ -734,7 +856,7 @@ def test_ten_thousand_keys_that_come_and_go_leave_nothing_behind() -> None:
     assert not follower._out_of_order
 
 
-def test_a_store_that_went_backwards_is_noticed_though_others_have_written_as_much_since() -> None:
+def test_rollback_is_noticed_despite_equal_later_writes() -> None:
     process = process_at(7, a=3)
     process.wait("a", 4, 0)  # a version that it knows from elsewhere
     process.follower.on_message(ChangeMessage("e", 7, 8, {"a": 4}))

@@ -1,4 +1,5 @@
-"""Keys that are forgotten: no number is given twice, nobody who waits is lost, and what is old is found by positions alone."""
+"""Keys that are forgotten: no number is given twice, no waiter is lost, and old keys are found by
+positions alone."""
 
 import asyncio
 import sqlite3
@@ -24,13 +25,19 @@ prefixes = count(1)
 def relay(url: str) -> Callable[..., Relay]:
     """Makes relays on one store, which is empty."""
     prefix = f"test{next(prefixes)}"
-    return lambda **options: Relay(url, **{"prefix": prefix, "timeout": TIMEOUT, "resync": TIMEOUT, **options})
+    return lambda **options: Relay(
+        url, **{"prefix": prefix, "timeout": TIMEOUT, "resync": TIMEOUT, **options}
+    )
 
 
-@given(steps=st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(0, 5), st.booleans()), max_size=60))
-def test_what_is_old_is_forgotten_within_an_eighth_and_never_early(steps: list[tuple[float, int, bool]]) -> None:
+@given(
+    steps=st.lists(st.tuples(st.floats(0.0, 30.0), st.integers(0, 5), st.booleans()), max_size=60)
+)
+def test_old_keys_are_forgotten_within_an_eighth(
+    steps: list[tuple[float, int, bool]],
+) -> None:
     seconds, now, position = 40.0, 0.0, 0
-    written = {0: 0.0}  # each position, and when it was reached
+    written = {0: 0.0}  # each position, and the time at which it was reached
     samples: Samples = []
     looks = [-1000.0]
     for passes, writes, is_looked in steps:
@@ -42,15 +49,19 @@ def test_what_is_old_is_forgotten_within_an_eighth_and_never_early(steps: list[t
             continue
         samples, last = horizon(samples, now, position, seconds)
         assert len(samples) <= SAMPLES + 2
-        assert last <= max((at for at, time in written.items() if time <= now - seconds), default=-1)
+        assert last <= max(
+            (at for at, time in written.items() if time <= now - seconds), default=-1
+        )
         sampled = [look for look in looks if look <= now - seconds]
-        if sampled[1:]:  # what had been written an eighth of the time before the last look that is as old
-            expected = [at for at, time in written.items() if time <= sampled[-1] - seconds / SAMPLES]
+        if sampled[1:]:  # positions written `seconds / SAMPLES` before the last such look
+            expected = [
+                at for at, time in written.items() if time <= sampled[-1] - seconds / SAMPLES
+            ]
             assert last >= max(expected, default=-1)
         looks.append(now)
 
 
-def test_a_clock_that_is_set_back_has_nothing_forgotten_early() -> None:
+def test_clock_set_back_forgets_nothing_early() -> None:
     samples, _ = horizon([], 1000.0, 10, 40.0)
     samples, last = horizon(samples, 100.0, 20, 40.0)
     assert (samples, last) == ([(100.0, 20)], -1)
@@ -58,16 +69,24 @@ def test_a_clock_that_is_set_back_has_nothing_forgotten_early() -> None:
     assert last == 20
 
 
-def test_who_waits_for_a_forgotten_key_is_answered_by_the_next_write(run: Runner, relay: Callable[..., Relay]) -> None:
+def test_wait_on_forgotten_key_ends_at_next_write(run: Runner, relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         async with relay() as here, relay() as there:
             assert await there.advance("a", 5) == 5
             assert await there.advance("b", 40) == 40
-            waiting, other = asyncio.create_task(here.wait("a", 5)), asyncio.create_task(here.wait("c", 40))
+            waiting, other = (
+                asyncio.create_task(here.wait("a", 5)),
+                asyncio.create_task(here.wait("c", 40)),
+            )
             await knows(here, "a")
             await there.forget("a")
             await there.forget("b")
-            assert await there.version("a") == await here.version("b") == await here.version("new") == 40
+            assert (
+                await there.version("a")
+                == await here.version("b")
+                == await here.version("new")
+                == 40
+            )
             assert not waiting.done()
             assert await here.wait("new", 0) == 40
             assert await there.bump("a") == 41
@@ -80,9 +99,7 @@ def test_who_waits_for_a_forgotten_key_is_answered_by_the_next_write(run: Runner
     run(main)
 
 
-def test_a_key_whose_news_were_lost_before_it_was_forgotten_is_read_at_the_next_resync(
-    run: Runner, relay: Callable[..., Relay]
-) -> None:
+def test_forgotten_key_with_lost_message_resyncs(run: Runner, relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         async with relay() as here, relay() as there:
             waiting = asyncio.create_task(here.wait("a", 0))
@@ -99,7 +116,7 @@ def test_a_key_whose_news_were_lost_before_it_was_forgotten_is_read_at_the_next_
     run(main)
 
 
-def test_a_relay_forgets_what_nobody_writes_and_nothing_else(run: Runner, relay: Callable[..., Relay]) -> None:
+def test_relay_forgets_only_unwritten_keys(run: Runner, relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         async with relay(forget_after=1.0) as here, relay() as there:
             await asyncio.gather(*(there.advance(f"key{number}", 7) for number in range(1_000)))
@@ -128,11 +145,13 @@ def test_a_relay_forgets_what_nobody_writes_and_nothing_else(run: Runner, relay:
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("inf"), float("nan")])
 def test_a_time_that_is_none_is_refused(tmp_path: Path, seconds: float) -> None:
-    with pytest.raises(ValueError, match="forget_after must be a positive, finite number of seconds"):
+    with pytest.raises(
+        ValueError, match="forget_after must be a positive, finite number of seconds"
+    ):
         Relay(f"file://{tmp_path}", forget_after=seconds)
 
 
-def test_a_folder_of_the_first_version_is_taken_over(run: Runner, tmp_path: Path) -> None:
+def test_folder_of_first_version_is_upgraded(run: Runner, tmp_path: Path) -> None:
     async def main(version: int) -> None:
         async with Relay(f"file://{tmp_path}", timeout=TIMEOUT) as here:
             assert await here.bump("a") == version
@@ -140,7 +159,9 @@ def test_a_folder_of_the_first_version_is_taken_over(run: Runner, tmp_path: Path
 
     run(main(1))
     database = sqlite3.connect(tmp_path / f"purgatory.{boot_id()}.sqlite")
-    database.executescript("ALTER TABLE state DROP COLUMN floor; ALTER TABLE state DROP COLUMN forgotten; DROP TABLE samples")
+    database.executescript(
+        "ALTER TABLE state DROP COLUMN floor; ALTER TABLE state DROP COLUMN forgotten; DROP TABLE samples"
+    )
     database.executescript("INSERT INTO versions VALUES ('a', 1, 1); PRAGMA user_version = 1")
     database.close()
     assert "user_version = 2" in ADD_FORGETTING

@@ -1,4 +1,5 @@
-"""A process in which nobody waits is sent no changes, and misses none when somebody does; on each kind of store."""
+"""A process without waiters is sent no changes, and misses none once it has a waiter; on each kind
+of store."""
 
 import asyncio
 import random
@@ -18,7 +19,7 @@ from purgatory import Purgatory
 from purgatory.relay import Relay, _membership, _store_sync
 from purgatory.relay._store import open_store
 
-RESYNC = 600.0  # seconds; no resync finds what a test is about
+RESYNC = 600.0  # seconds; too long for a resync to find the tested change
 prefixes = count(1)
 
 
@@ -32,7 +33,9 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def relay(url: str) -> Callable[..., Relay]:
     """Makes relays on one store, which is empty."""
     prefix = f"test{next(prefixes)}"
-    return lambda **options: Relay(url, **{"prefix": prefix, "timeout": TIMEOUT, "resync": RESYNC, **options})
+    return lambda **options: Relay(
+        url, **{"prefix": prefix, "timeout": TIMEOUT, "resync": RESYNC, **options}
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +44,7 @@ def leave_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def has_left(relay: Relay, other: Relay) -> None:
-    """Until `relay` does not receive what is written in `other`."""
+    """Waits until `relay` does not receive the writes of `other`."""
     await until(lambda: not relay._follower.is_joined)
     received = -1
     while relay.statistics().received > received:
@@ -50,7 +53,7 @@ async def has_left(relay: Relay, other: Relay) -> None:
         await asyncio.sleep(0.05)
 
 
-def test_a_process_in_which_nobody_waits_receives_no_changes_and_all_else(
+def test_process_without_waits_receives_all_but_changes(
     run: Runner, relay: Callable[..., Relay], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_membership, "ANNOUNCE_INTERVAL", 0.2)
@@ -76,7 +79,9 @@ def test_a_process_in_which_nobody_waits_receives_no_changes_and_all_else(
     run(main)
 
 
-def test_waits_that_come_and_go_miss_nothing(run: Runner, relay: Callable[..., Relay], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waits_that_come_and_go_miss_nothing(
+    run: Runner, relay: Callable[..., Relay], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_store_sync, "LEAVE_DELAY", 0.001)
     joins = 0
 
@@ -94,7 +99,10 @@ def test_waits_that_come_and_go_miss_nothing(run: Runner, relay: Callable[..., R
             rng = random.Random(7)
             version = 0
             for _ in range(200):
-                waits = [asyncio.create_task(here.wait("a", version)) for _ in range(rng.choice((1, 1, 3)))]
+                waits = [
+                    asyncio.create_task(here.wait("a", version))
+                    for _ in range(rng.choice((1, 1, 3)))
+                ]
                 if rng.random() < 0.5:
                     await asyncio.sleep(rng.uniform(0.0, 0.004))
                 version = await there.bump("a")
@@ -108,7 +116,7 @@ def test_waits_that_come_and_go_miss_nothing(run: Runner, relay: Callable[..., R
     run(main)
 
 
-def test_a_purgatory_that_is_attached_hears_of_all_that_is_written_from_then_on(
+def test_attached_purgatory_receives_all_later_writes(
     run: Runner, relay: Callable[..., Relay]
 ) -> None:
     checked: list[str] = []
@@ -135,7 +143,7 @@ def test_a_purgatory_that_is_attached_hears_of_all_that_is_written_from_then_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["file", "redis", "postgresql"])
-def test_waits_that_come_and_go_miss_nothing_while_connections_are_lost(
+def test_transient_waits_miss_nothing_across_lost_connections(
     run: Runner, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_store_sync, "LEAVE_DELAY", 0.001)
@@ -157,7 +165,10 @@ def test_waits_that_come_and_go_miss_nothing_while_connections_are_lost(
             elif kind == "postgresql":
                 server = stack.enter_context(postgres_server())
             url = server.url if server else f"file://{tmp_path}/app"
-            async with Relay(url, timeout=TIMEOUT, resync=0.5) as here, Relay(url, timeout=TIMEOUT, resync=0.5) as there:
+            async with (
+                Relay(url, timeout=TIMEOUT, resync=0.5) as here,
+                Relay(url, timeout=TIMEOUT, resync=0.5) as there,
+            ):
                 await set_timeout(here, 2.0)
                 failing = asyncio.create_task(keep_failing(url, server))
                 version = 0
@@ -178,7 +189,7 @@ def test_waits_that_come_and_go_miss_nothing_while_connections_are_lost(
 
 
 @pytest.mark.slow
-def test_a_lost_connection_leaves_the_interest_as_it_was(run: Runner, tmp_path: Path) -> None:
+def test_lost_connection_keeps_the_interest(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         with redis_server(tmp_path) as server:
             async with (
@@ -190,9 +201,15 @@ def test_a_lost_connection_leaves_the_interest_as_it_was(run: Runner, tmp_path: 
                 for _ in range(3):
                     subscriptions = idle._follower.subscriptions, busy._follower.subscriptions
                     server.ask("CLIENT", "KILL", "TYPE", "pubsub")
-                    await until(lambda before=subscriptions[0]: idle._follower.subscriptions > before)  # type: ignore[misc]
-                    await until(lambda before=subscriptions[1]: busy._follower.subscriptions > before)  # type: ignore[misc]
-                    await until(lambda: idle.statistics().is_connected and busy.statistics().is_connected)
+                    await until(
+                        lambda before=subscriptions[0]: idle._follower.subscriptions > before
+                    )  # type: ignore[misc]
+                    await until(
+                        lambda before=subscriptions[1]: busy._follower.subscriptions > before
+                    )  # type: ignore[misc]
+                    await until(
+                        lambda: idle.statistics().is_connected and busy.statistics().is_connected
+                    )
                     before = idle.statistics().received, busy.statistics().received
                     async with Relay(server.url, timeout=TIMEOUT) as writer:
                         await writer.bump("a")
@@ -204,7 +221,7 @@ def test_a_lost_connection_leaves_the_interest_as_it_was(run: Runner, tmp_path: 
     run(main)
 
 
-def test_while_the_changes_cannot_be_joined_waits_are_answered_by_resyncs_and_it_is_tried_again(
+def test_failed_joining_is_retried_while_resyncs_answer(
     run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempts = 0
@@ -237,7 +254,7 @@ def test_while_the_changes_cannot_be_joined_waits_are_answered_by_resyncs_and_it
     run(main)
 
 
-def test_a_store_that_knows_no_interest_sends_changes_to_all(run: Runner, tmp_path: Path) -> None:
+def test_store_without_interest_sends_changes_to_all(run: Runner, tmp_path: Path) -> None:
     class Plain:
         def __init__(self) -> None:
             self._store: Any = open_store(f"file://{tmp_path}/app", "purgatory")

@@ -1,4 +1,4 @@
-"""Which other processes there are: announcements, without a store and on each kind of store."""
+"""The list of other processes: announcements, without a store and on each kind of store."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -12,7 +12,13 @@ from loops import Report, Runner
 from servers import SERVERS, TIMEOUT, place
 
 from purgatory.relay import Announcement, Relay, _membership, decode
-from purgatory.relay._membership import ANNOUNCE_INTERVAL, MAX_MEMBERS, MEMBER_TTL, MIN_REPLY_INTERVAL, Membership
+from purgatory.relay._membership import (
+    ANNOUNCE_INTERVAL,
+    MAX_MEMBERS,
+    MEMBER_TTL,
+    MIN_REPLY_INTERVAL,
+    Membership,
+)
 from purgatory.relay._messages import encode_announcement
 
 
@@ -36,10 +42,16 @@ def test_one_request_serves_all_who_want_the_list() -> None:
     first, second, third = listed(pid=1), listed(pid=2), unlisted()
     assert first.is_due(100.0)
     request = first.announcement(calls=True)
-    for membership in (first, second, third):  # the first has announced itself; the third does not want to be listed
+    for membership in (
+        first,
+        second,
+        third,
+    ):  # the first has announced itself; the third does not want to be listed
         assert membership.on_announcement(request, 100.1) is (membership is second)
     reply = second.announcement(calls=False)
-    assert [membership.on_announcement(reply, 100.2) for membership in (first, second, third)] == [False] * 3
+    assert [membership.on_announcement(reply, 100.2) for membership in (first, second, third)] == [
+        False
+    ] * 3
     assert not any(membership.is_due(100.0 + ANNOUNCE_INTERVAL) for membership in (second, third))
     assert second.is_due(100.1 + ANNOUNCE_INTERVAL)
     assert [pids(membership, 101.0) for membership in (first, second, third)] == [[2], [1], [1, 2]]
@@ -48,13 +60,16 @@ def test_one_request_serves_all_who_want_the_list() -> None:
 def test_requests_at_the_same_time_share_one_reply() -> None:
     membership = listed(pid=1)
     requests = [listed(pid=pid).announcement(calls=True) for pid in range(2, 5)]
-    replies = [membership.on_announcement(each, 100.0 + MIN_REPLY_INTERVAL / 4 * n) for n, each in enumerate(requests)]
+    replies = [
+        membership.on_announcement(each, 100.0 + MIN_REPLY_INTERVAL / 4 * n)
+        for n, each in enumerate(requests)
+    ]
     assert replies == [True, False, False]
     assert len(membership.others(100.0 + MIN_REPLY_INTERVAL)) == 3
     assert membership.on_announcement(requests[1], 100.0 + MIN_REPLY_INTERVAL)
 
 
-def test_a_process_that_is_silent_is_no_longer_listed_and_the_others_keep_their_order() -> None:
+def test_silent_process_is_delisted_and_order_kept() -> None:
     membership, others = unlisted(), [listed(pid=pid) for pid in range(3)]
     for now, present in ((0.0, others), (5.0, others[::2])):
         for other in present:
@@ -64,14 +79,18 @@ def test_a_process_that_is_silent_is_no_longer_listed_and_the_others_keep_their_
     assert pids(membership, 5.0 + MEMBER_TTL) == []
 
 
-def test_no_more_are_listed_than_a_page_can_show() -> None:
+def test_listing_is_capped_at_one_page() -> None:
     membership, first = unlisted(), listed(pid=0)
     membership.on_announcement(first.announcement(calls=False), 0.0)
     for pid in range(1, MAX_MEMBERS + 10):
         membership.on_announcement(listed(pid=pid).announcement(calls=False), 1.0)
-    membership.on_announcement(first.announcement(calls=False), 2.0)  # one that is listed announces itself again
+    membership.on_announcement(
+        first.announcement(calls=False), 2.0
+    )  # one that is listed announces itself again
     assert len(membership.others(2.0)) == MAX_MEMBERS
-    membership.on_announcement(listed(pid=-1).announcement(calls=False), 1.0 + MEMBER_TTL)  # the others are silent
+    membership.on_announcement(
+        listed(pid=-1).announcement(calls=False), 1.0 + MEMBER_TTL
+    )  # the others are silent
     assert pids(membership, 1.0 + MEMBER_TTL) == [0, -1]
 
 
@@ -94,7 +113,9 @@ def test_an_announcement_that_is_too_large_is_refused() -> None:
         b'{"id": "a", "calls": 1, "about": {}}',
         b'{"id": "a", "calls": true, "about": []}',
         b'{"id": "a", "about": {}}',
-        encode_announcement(Announcement("a", True, {"text": "x" * 3_900})).replace(b"xxx", b"x" * 100),
+        encode_announcement(Announcement("a", True, {"text": "x" * 3_900})).replace(
+            b"xxx", b"x" * 100
+        ),
         b'["e", 0, 1, {"a": "1"}]',
         b'["e", 0, 1, {"a": 1, "b": true}]',
         b'["e", 0, 1, {"a": 1e400}]',
@@ -129,13 +150,13 @@ async def relays(url: str, count: int) -> AsyncIterator[list[Relay]]:
 
 
 async def listing(relay: Relay, *pids: int) -> None:
-    """Waits until these are listed, and no others."""
+    """Waits until exactly the processes `pids` are listed."""
     async with asyncio.timeout(TIMEOUT):
         while sorted(worker.about["pid"] for worker in relay.workers()) != sorted(pids):
             await asyncio.sleep(0.02)
 
 
-def test_a_process_that_introduces_itself_is_listed_by_all_others_until_it_is_gone(
+def test_announced_process_is_listed_until_it_leaves(
     run: Runner, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_membership, "ANNOUNCE_INTERVAL", 0.2)
@@ -157,7 +178,9 @@ def test_a_process_that_introduces_itself_is_listed_by_all_others_until_it_is_go
     run(main)
 
 
-def test_while_nobody_wants_the_list_nothing_is_sent(run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_nobody_wants_the_list_nothing_is_sent(
+    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(_membership, "ANNOUNCE_INTERVAL", 60.0)
 
     async def main() -> None:
@@ -165,7 +188,9 @@ def test_while_nobody_wants_the_list_nothing_is_sent(run: Runner, tmp_path: Path
             sent = []
             for relay in (first, second):
                 send = relay._store.send
-                relay._store.send = lambda payload, send=send: sent.append(decode(payload)) or send(payload)  # type: ignore[assignment,misc]
+                relay._store.send = lambda payload, send=send: (
+                    sent.append(decode(payload)) or send(payload)
+                )  # type: ignore[assignment,misc]
             first.introduce(lambda: {"pid": 1})
             second.introduce(lambda: {"pid": 2})
             await asyncio.sleep(0.1)
@@ -174,14 +199,23 @@ def test_while_nobody_wants_the_list_nothing_is_sent(run: Runner, tmp_path: Path
                 first.workers()
             await listing(second, 1)
             assert (
-                len([each for each in sent if isinstance(each, Announcement) and each.calls and each.about == {"pid": 1}]) == 1
+                len(
+                    [
+                        each
+                        for each in sent
+                        if isinstance(each, Announcement)
+                        and each.calls
+                        and each.about == {"pid": 1}
+                    ]
+                )
+                == 1
             )
 
     run(main)
 
 
 @pytest.mark.parametrize("unfit", [ZeroDivisionError("no"), object(), "x" * 5_000])
-def test_an_announcement_that_cannot_be_made_is_reported_and_harms_nobody(
+def test_failed_announcement_is_reported_and_harmless(
     run: Runner, tmp_path: Path, reports: list[Report], unfit: object
 ) -> None:
     def about() -> dict[str, Any]:
@@ -202,7 +236,7 @@ def test_an_announcement_that_cannot_be_made_is_reported_and_harms_nobody(
     run(main)
 
 
-def test_processes_that_were_forked_after_their_relay_was_made_list_each_other(run: Runner, tmp_path: Path) -> None:
+def test_processes_forked_with_a_relay_list_each_other(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         relay = Relay(f"file://{tmp_path}")
         relay.introduce(lambda: {"pid": 1})

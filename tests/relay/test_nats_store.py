@@ -1,4 +1,5 @@
-"""The store in NATS: streams that are not a relay's, writers of one key, and a channel that others hear."""
+"""The store in NATS: streams that are not a relay's, writers of one key, and a channel with other
+listeners."""
 
 import asyncio
 import json
@@ -17,7 +18,8 @@ from servers import TIMEOUT, NatsServer, nats_server
 
 from purgatory import RelayUnavailable
 from purgatory.relay import Change, Relay
-from purgatory.relay._nats import MAX_ROWS_PER_READ, Link, NatsStore
+from purgatory.relay._nats import MAX_ROWS_PER_READ, NatsStore
+from purgatory.relay._nats_link import NatsLink
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +36,11 @@ async def ask(server: NatsServer, verb: str, **words: Any) -> Any:
     """JetStream's answer."""
     client = await nats.connect(server.url)
     try:
-        return json.loads((await client.request(f"$JS.API.{verb}", json.dumps(words).encode(), timeout=TIMEOUT)).data)
+        return json.loads(
+            (
+                await client.request(f"$JS.API.{verb}", json.dumps(words).encode(), timeout=TIMEOUT)
+            ).data
+        )
     finally:
         await client.close()
 
@@ -42,17 +48,26 @@ async def ask(server: NatsServer, verb: str, **words: Any) -> Any:
 @pytest.mark.parametrize(
     "config",
     [
-        {"name": "foreign_versions", "subjects": ["something.else"], "storage": "memory", "allow_direct": True},
+        {
+            "name": "foreign_versions",
+            "subjects": ["something.else"],
+            "storage": "memory",
+            "allow_direct": True,
+        },
         {"name": "foreign_versions", "subjects": ["foreign_versions.>"], "storage": "file"},
         {"name": "another", "subjects": ["foreign_versions.*"]},
     ],
 )
-def test_a_stream_that_is_something_else_is_left_alone(run: Runner, server: NatsServer, config: dict[str, Any]) -> None:
+def test_foreign_stream_is_left_alone(
+    run: Runner, server: NatsServer, config: dict[str, Any]
+) -> None:
     async def main() -> None:
         made = await ask(server, f"STREAM.CREATE.{config['name']}", **config)
         assert "error" not in made
         try:
-            with pytest.raises(ValueError, match=r"the stream foreign_versions at nats://.*was left alone"):
+            with pytest.raises(
+                ValueError, match=r"the stream foreign_versions at nats://.*was left alone"
+            ):
                 await Relay(server.url, prefix="foreign", timeout=TIMEOUT).__aenter__()
             after = await ask(server, f"STREAM.INFO.{config['name']}")
             assert after["config"] == made["config"]
@@ -63,8 +78,11 @@ def test_a_stream_that_is_something_else_is_left_alone(run: Runner, server: Nats
     run(main)
 
 
-def test_many_who_bump_one_key_at_once_get_all_numbers(run: Runner, server: NatsServer) -> None:
-    """The versions are raised by the clients, so all but one of several that do so at once begin anew."""
+def test_concurrent_bumps_of_one_key_get_consecutive_numbers(
+    run: Runner, server: NatsServer
+) -> None:
+    """The clients raise the versions, so all but one of several concurrent writers have to start
+    again."""
 
     async def main() -> None:
         prefix = f"test{next(prefixes)}"
@@ -105,7 +123,7 @@ def test_what_has_changed_is_read_in_portions(run: Runner, server: NatsServer) -
     run(main)
 
 
-def test_a_write_that_was_begun_on_a_stream_that_is_gone_is_made_anew_on_the_next_one(run: Runner, server: NatsServer) -> None:
+def test_write_on_deleted_stream_is_retried_on_next(run: Runner, server: NatsServer) -> None:
     async def main() -> None:
         prefix = f"test{next(prefixes)}"
         store, other = NatsStore(server.url, prefix), NatsStore(server.url, prefix)
@@ -131,7 +149,7 @@ def test_a_write_that_was_begun_on_a_stream_that_is_gone_is_made_anew_on_the_nex
     run(main)
 
 
-def test_a_connection_that_is_lost_while_something_is_sent_is_made_anew(run: Runner, tmp_path: Path) -> None:
+def test_connection_lost_while_sending_is_replaced(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         with nats_server(tmp_path) as server:
             store = NatsStore(server.url, "test")
@@ -149,18 +167,18 @@ def test_a_connection_that_is_lost_while_something_is_sent_is_made_anew(run: Run
 
 
 async def keep_sending(store: NatsStore) -> None:
-    """Until the connection is lost."""
+    """Sends until the connection is lost."""
     with suppress(RelayUnavailable):
         while True:
             await store.send(b'"%s"' % (b"x" * 3_000))
             await asyncio.sleep(0.0)
 
 
-def test_an_opening_that_is_cancelled_at_any_point_ends(run: Runner, server: NatsServer) -> None:
+def test_opening_cancelled_at_any_point_ends(run: Runner, server: NatsServer) -> None:
     async def main() -> None:
         before = asyncio.all_tasks()
         for number in range(200):
-            opening = asyncio.create_task(Link.open(server.url))
+            opening = asyncio.create_task(NatsLink.open(server.url))
             for _ in range(number % 40):
                 await asyncio.sleep(0.0003 if random.random() < 0.1 else 0.0)
             is_cancelled = opening.cancel()
@@ -175,7 +193,10 @@ def test_an_opening_that_is_cancelled_at_any_point_ends(run: Runner, server: Nat
 
 def test_an_address_without_a_server_says_so(run: Runner) -> None:
     async def main() -> None:
-        with pytest.raises(RelayUnavailable, match=r"cannot use nats://127.0.0.1:\d+: .*(refused|Connect call failed)"):
+        with pytest.raises(
+            RelayUnavailable,
+            match=r"cannot use nats://127.0.0.1:\d+: .*(refused|Connect call failed)",
+        ):
             await NatsStore(f"nats://user:secret@127.0.0.1:{free_port()}", "test").open()
 
     run(main)

@@ -1,4 +1,5 @@
-"""What a relay does when the server of its store is killed, paused, emptied, or set back to an earlier state."""
+"""The behaviour of a relay when the server of its store is killed, paused, emptied, or set back to
+an earlier state."""
 
 import asyncio
 import json
@@ -15,14 +16,22 @@ from typing import Any
 import pytest
 from loops import Runner
 from relay_waits import bumped, knows, set_timeout, until
-from servers import TIMEOUT, NatsServer, PostgresServer, RedisServer, nats_server, postgres_server, redis_server
+from servers import (
+    TIMEOUT,
+    NatsServer,
+    PostgresServer,
+    RedisServer,
+    nats_server,
+    postgres_server,
+    redis_server,
+)
 
-from purgatory import RelayUnavailable
+from purgatory import OperationTimeout, RelayUnavailable
 from purgatory.relay import Relay
 
 pytestmark = pytest.mark.slow
 
-RESYNC = 60.0  # seconds; no resync finds what a test is about
+RESYNC = 60.0  # seconds; too long for a resync to find the tested change
 prefixes = count(1)
 
 
@@ -59,14 +68,14 @@ async def pair(url: str, **options: Any) -> AsyncIterator[tuple[Relay, Relay]]:
         yield here, there
 
 
-def test_waits_outlive_a_killed_server_and_complete_when_it_is_back(run: Runner, server: Any) -> None:
+def test_waits_survive_killed_server_and_complete_after_restart(run: Runner, server: Any) -> None:
     async def main() -> None:
         async with pair(server.url) as (here, there):
             assert await there.bump("a") == 1
             epoch = here.epoch
             short = asyncio.create_task(here.wait("a", 1, 0.3))
             waits = [asyncio.create_task(here.wait(f"key{number}", 0)) for number in range(20)]
-            await until(lambda: here.statistics().watched >= 20)  # the short one may have ended
+            await until(lambda: here.statistics().watched >= 20)  # the short wait may have ended
             server.kill()
             await until(lambda: not here.statistics().is_connected)
             with pytest.raises(TimeoutError):
@@ -78,15 +87,85 @@ def test_waits_outlive_a_killed_server_and_complete_when_it_is_back(run: Runner,
             assert await writing >= 1
             for number in range(1, 20):
                 await there.bump(f"key{number}")
-            await asyncio.gather(*waits)  # each with what was written, or with what stood when the new epoch began
+            await asyncio.gather(
+                *waits
+            )  # with the written version, or the version when the new epoch began
             await until(lambda: here.epoch == there.epoch != epoch)
-            assert min(await asyncio.gather(*(here.wait(f"key{number}", 0) for number in range(20)))) >= 1
+            assert (
+                min(await asyncio.gather(*(here.wait(f"key{number}", 0) for number in range(20))))
+                >= 1
+            )
             await until(lambda: here.statistics().is_connected)
 
     run(main)
 
 
-def test_while_the_store_is_away_reads_and_writes_fail_within_the_timeout(run: Runner, server: Any) -> None:
+def test_receives_outlive_killed_server(run: Runner, server: Any) -> None:
+    async def main() -> None:
+        async with pair(server.url) as (here, there):
+            short = asyncio.create_task(here.receive("a", 0.3))
+            receives = [asyncio.create_task(here.receive(f"key{n}")) for n in range(20)]
+            await until(lambda: here.statistics().watched >= 20)
+            server.kill()
+            await until(lambda: not here.statistics().is_connected)
+            with pytest.raises(TimeoutError):
+                await short
+            late = asyncio.create_task(here.receive("key0"))
+            delivering = asyncio.create_task(there.deliver("key0", b"0", ttl=2 * TIMEOUT))
+            await asyncio.sleep(0.1)
+            assert not delivering.done() and not late.done()
+            await asyncio.to_thread(server.start)
+            assert await delivering is True
+            for number in range(1, 20):
+                value = b"%d" % number
+                assert await there.deliver(f"key{number}", value, ttl=2 * TIMEOUT)
+            assert await asyncio.gather(*receives) == [b"%d" % number for number in range(20)]
+            assert await late == b"0"
+
+    run(main)
+
+
+def test_unavailable_store_fails_deliveries_within_timeout(run: Runner, server: Any) -> None:
+    async def main() -> None:
+        async with pair(server.url) as (here, there):
+            receiving = asyncio.create_task(there.receive("a"))
+            await until(lambda: there.statistics().watched == 1)
+            await set_timeout(here, 1.0)
+            server.kill()
+            begun = time.monotonic()
+            with pytest.raises(RelayUnavailable, match=r"cannot deliver to 'a': .*127\.0\.0\.1"):
+                await here.deliver("a", b"", ttl=TIMEOUT)
+            with pytest.raises(OperationTimeout, match=r"cannot receive 'a': .*127\.0\.0\.1"):
+                await there.receive("a", 0)
+            assert time.monotonic() - begun < TIMEOUT
+            assert not receiving.done()
+            await asyncio.to_thread(server.start)
+            assert await there.deliver("a", b"later", ttl=2 * TIMEOUT)
+            assert await receiving == b"later"
+
+    run(main)
+
+
+def test_receives_outlive_a_paused_server(run: Runner, server: Any) -> None:
+    async def main() -> None:
+        async with pair(server.url, resync=0.5) as (here, there):
+            receiving = asyncio.create_task(here.receive("a"))
+            await until(lambda: here.statistics().watched == 1)
+            await set_timeout(here, 1.0)
+            server.pause()
+            try:
+                await until(lambda: not here.statistics().is_connected)
+                delivering = asyncio.create_task(there.deliver("a", b"value", ttl=2 * TIMEOUT))
+                await asyncio.sleep(0.1)
+            finally:
+                server.resume()
+            assert await delivering is True
+            assert await receiving == b"value"
+
+    run(main)
+
+
+def test_unavailable_store_fails_reads_and_writes_within_timeout(run: Runner, server: Any) -> None:
     async def main() -> None:
         async with pair(server.url) as (here, there):
             waiting = asyncio.create_task(here.wait("b", 0))
@@ -94,8 +173,14 @@ def test_while_the_store_is_away_reads_and_writes_fail_within_the_timeout(run: R
             await set_timeout(here, 1.0)
             server.kill()
             begun = time.monotonic()
-            calls = {"bump": here.bump("a"), "read": here.version("a"), "advance": here.advance("a", 7)}
-            answers = zip(calls, await asyncio.gather(*calls.values(), return_exceptions=True), strict=True)
+            calls = {
+                "bump": here.bump("a"),
+                "read": here.version("a"),
+                "advance": here.advance("a", 7),
+            }
+            answers = zip(
+                calls, await asyncio.gather(*calls.values(), return_exceptions=True), strict=True
+            )
             assert time.monotonic() - begun < TIMEOUT
             for verb, error in answers:
                 assert isinstance(error, RelayUnavailable)
@@ -103,12 +188,15 @@ def test_while_the_store_is_away_reads_and_writes_fail_within_the_timeout(run: R
             assert not waiting.done()
             await asyncio.to_thread(server.start)
             await there.bump("b")
-            assert await waiting in (0, 1)  # what was written, or what stood when the new epoch began
+            assert await waiting in (
+                0,
+                1,
+            )  # the written version, or the version when the new epoch began
 
     run(main)
 
 
-def test_a_paused_server_is_noticed_and_nothing_is_lost_by_it(run: Runner, server: Any) -> None:
+def test_paused_server_is_noticed_without_loss(run: Runner, server: Any) -> None:
     async def main() -> None:
         prefix = f"test{next(prefixes)}"
         async with (
@@ -132,7 +220,7 @@ def test_a_paused_server_is_noticed_and_nothing_is_lost_by_it(run: Runner, serve
     run(main)
 
 
-def test_closing_while_the_server_is_paused_ends_all_connections_within_the_timeout(
+def test_closing_with_paused_server_ends_connections_within_timeout(
     run: Runner, postgres: PostgresServer
 ) -> None:
     async def main() -> None:
@@ -140,7 +228,9 @@ def test_closing_while_the_server_is_paused_ends_all_connections_within_the_time
         await relay.__aenter__()
         await relay.bump("a")
         await set_timeout(relay, 0.5)
-        connections = [pooled._connection for pooled in (relay._store._reader, relay._store._writer)]  # type: ignore[attr-defined]
+        connections = [
+            pooled._connection for pooled in (relay._store._reader, relay._store._writer)
+        ]  # type: ignore[attr-defined]
         postgres.pause()
         try:
             await relay.aclose()
@@ -151,7 +241,9 @@ def test_closing_while_the_server_is_paused_ends_all_connections_within_the_time
     run(main)
 
 
-def test_what_is_published_while_a_connection_is_cut_is_found_and_counted(run: Runner, redis: RedisServer) -> None:
+def test_messages_published_during_disconnect_are_found_and_counted(
+    run: Runner, redis: RedisServer
+) -> None:
     async def main() -> None:
         async with pair(redis.url) as (here, there):
             for number in range(1, 21):
@@ -168,7 +260,8 @@ def test_what_is_published_while_a_connection_is_cut_is_found_and_counted(run: R
 
 
 async def refuse_writes(server: Any, refuses: bool) -> None:
-    """Has Redis run out of memory, a stream take no message, and PostgreSQL read only; or ends that."""
+    """Makes Redis run out of memory, a stream refuse messages, and PostgreSQL read-only; or undoes
+    it."""
     if isinstance(server, RedisServer):
         server.ask("CONFIG", "SET", "maxmemory", "1" if refuses else "0")
         return
@@ -180,13 +273,19 @@ async def refuse_writes(server: Any, refuses: bool) -> None:
     import asyncpg
 
     connection = await asyncpg.connect(server.url)
-    await connection.execute(f"ALTER SYSTEM SET default_transaction_read_only = {'on' if refuses else 'off'}")
+    await connection.execute(
+        f"ALTER SYSTEM SET default_transaction_read_only = {'on' if refuses else 'off'}"
+    )
     await connection.execute("SELECT pg_reload_conf()")
     await connection.close()
     is_reloaded = False
-    while not is_reloaded:  # all processes of the server have been told before it forks another one that knows
+    while (
+        not is_reloaded
+    ):  # the server signals all its processes before it forks one with the new setting
         connection = await asyncpg.connect(server.url)
-        is_reloaded = await connection.fetchval("SHOW default_transaction_read_only") == ("on" if refuses else "off")
+        is_reloaded = await connection.fetchval("SHOW default_transaction_read_only") == (
+            "on" if refuses else "off"
+        )
         await connection.close()
 
 
@@ -195,12 +294,15 @@ async def configs_of_streams(server: NatsServer) -> list[Any]:
 
     client = await nats.connect(server.url)
     try:
-        return [stream["config"] for stream in json.loads((await client.request("$JS.API.STREAM.LIST")).data)["streams"]]
+        return [
+            stream["config"]
+            for stream in json.loads((await client.request("$JS.API.STREAM.LIST")).data)["streams"]
+        ]
     finally:
         await client.close()
 
 
-def test_a_server_that_takes_no_writes_is_not_connected_until_it_takes_some(run: Runner, server: Any) -> None:
+def test_readonly_server_counts_as_disconnected(run: Runner, server: Any) -> None:
     async def main() -> None:
         async with pair(server.url, resync=0.3) as (here, there):
             assert await here.bump("a") == 1
@@ -213,6 +315,9 @@ def test_a_server_that_takes_no_writes_is_not_connected_until_it_takes_some(run:
                 await until(lambda: here.statistics().resyncs > resyncs + 1)
                 assert not here.statistics().is_connected
                 bumping.cancel()
+                # A pending write may be done although its caller gave up: an attempt that is
+                # connecting now would write, once the server takes writes again.
+                await until(lambda: bumping.done() and here._client.batcher._task is None)
             finally:
                 await refuse_writes(server, False)
             await until(lambda: here.statistics().is_connected)
@@ -223,7 +328,8 @@ def test_a_server_that_takes_no_writes_is_not_connected_until_it_takes_some(run:
 
 
 class Proxy:
-    """Passes on data, until it drops all that comes on the present connections without closing them, as a firewall may."""
+    """Passes on data, until it drops all data of the present connections without closing them, as
+    a firewall may."""
 
     def __init__(self, server: Any) -> None:
         self.server = server
@@ -239,7 +345,12 @@ class Proxy:
             task = asyncio.create_task(self.pass_on(source, sink, both))
             self.tasks.add(task)
 
-    async def pass_on(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, both: list[asyncio.StreamWriter]) -> None:
+    async def pass_on(
+        self,
+        source: asyncio.StreamReader,
+        sink: asyncio.StreamWriter,
+        both: list[asyncio.StreamWriter],
+    ) -> None:
         while data := await source.read(1 << 16):
             if both not in self.silent:
                 sink.write(data)
@@ -262,7 +373,7 @@ class Proxy:
             await asyncio.sleep(0.01)
 
 
-def test_a_connection_that_is_dead_and_silent_is_found_by_the_probe(run: Runner, server: Any) -> None:
+def test_probe_finds_silently_dead_connection(run: Runner, server: Any) -> None:
     async def main() -> None:
         proxy = Proxy(server)
         async with proxy.serving() as url, pair(url, resync=0.3) as (here, there):
@@ -277,7 +388,7 @@ def test_a_connection_that_is_dead_and_silent_is_found_by_the_probe(run: Runner,
     run(main)
 
 
-def test_after_flushall_all_waits_end_with_the_current_version_of_a_new_epoch(run: Runner, redis: RedisServer) -> None:
+def test_flushall_ends_waits_in_a_new_epoch(run: Runner, redis: RedisServer) -> None:
     async def main() -> None:
         async with pair(redis.url) as (here, there):
             assert await there.advance("a", 40) == 40
@@ -301,9 +412,7 @@ def test_after_flushall_all_waits_end_with_the_current_version_of_a_new_epoch(ru
 
 
 @pytest.mark.parametrize("verb", ["PURGE", "DELETE"])
-def test_after_a_stream_is_emptied_or_deleted_all_waits_end_with_the_current_version_of_a_new_epoch(
-    run: Runner, tmp_path: Path, verb: str
-) -> None:
+def test_emptied_or_deleted_stream_ends_waits(run: Runner, tmp_path: Path, verb: str) -> None:
     async def main() -> None:
         with nats_server(tmp_path) as server:
             async with pair(server.url, prefix="test", resync=0.5) as (here, there):
@@ -315,12 +424,14 @@ def test_after_a_stream_is_emptied_or_deleted_all_waits_end_with_the_current_ver
                 assert await waiting == 0
                 assert await there.bump("c") == 1
                 await until(lambda: here.epoch == there.epoch != epoch)
-                assert there._follower.latest > position  # so nothing of before is taken for what is now
+                assert (
+                    there._follower.latest > position
+                )  # so no earlier state is taken for the present one
 
     run(main)
 
 
-def test_a_server_that_comes_back_with_an_older_dump_has_a_new_epoch(run: Runner, redis: RedisServer) -> None:
+def test_older_dump_starts_a_new_epoch(run: Runner, redis: RedisServer) -> None:
     async def main() -> None:
         async with pair(redis.url) as (here, there):
             assert await there.advance("a", 40) == 40
@@ -341,8 +452,9 @@ def test_a_server_that_comes_back_with_an_older_dump_has_a_new_epoch(run: Runner
     run(main)
 
 
-def test_a_server_that_has_lost_something_has_a_new_epoch_though_nobody_is_left_who_knew_it(run: Runner, server: Any) -> None:
-    """Redis without its newest writes, the others without anything: none may take the numbers of before for those of now."""
+def test_loss_starts_new_epoch_without_surviving_processes(run: Runner, server: Any) -> None:
+    """Redis loses its newest writes, the other servers lose everything: no relay may take earlier
+    numbers for present ones."""
     if isinstance(server, RedisServer):
         server.command[server.command.index("--appendonly") + 1] = "no"
         server.kill()
@@ -365,7 +477,7 @@ def test_a_server_that_has_lost_something_has_a_new_epoch_though_nobody_is_left_
     run(main)
 
 
-def test_a_server_that_was_shut_down_properly_keeps_versions_and_their_epoch(run: Runner, postgres: PostgresServer) -> None:
+def test_clean_shutdown_keeps_versions_and_epoch(run: Runner, postgres: PostgresServer) -> None:
     async def main() -> None:
         async with pair(postgres.url) as (here, there):
             assert await there.advance("a", 40) == 40
@@ -382,16 +494,17 @@ def test_a_server_that_was_shut_down_properly_keeps_versions_and_their_epoch(run
 
 
 async def stop(server: PostgresServer) -> None:
-    """Shuts it down properly."""
+    """Shuts the server down properly."""
     server.send(signal.SIGINT)
     assert server.process is not None
     await asyncio.to_thread(server.process.wait)
 
 
-def test_a_table_that_was_restored_from_a_dump_has_a_new_epoch(
+def test_table_restored_from_dump_has_new_epoch(
     run: Runner, postgres: PostgresServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Perhaps of a server whose transactions had higher numbers: its versions are not read again and again for that."""
+    """The dump may be from a server whose transactions had higher numbers: the relay does not read
+    its versions again and again for that reason."""
     import asyncpg
 
     async def main() -> None:
@@ -404,7 +517,9 @@ def test_a_table_that_was_restored_from_a_dump_has_a_new_epoch(
             table = here._store._table  # type: ignore[attr-defined]
             async with connection.transaction():
                 await connection.execute(f"CREATE TEMP TABLE dump AS TABLE {table}")
-                await connection.execute("UPDATE dump SET changed = '9876543210' WHERE epoch IS NULL")
+                await connection.execute(
+                    "UPDATE dump SET changed = '9876543210' WHERE epoch IS NULL"
+                )
                 await connection.execute(f"TRUNCATE {table}")
                 await connection.execute(f"INSERT INTO {table} TABLE dump")
             assert await there.bump("b") == 1
@@ -419,7 +534,7 @@ def test_a_table_that_was_restored_from_a_dump_has_a_new_epoch(
     run(main)
 
 
-def test_a_database_that_comes_back_as_it_was_earlier_has_a_new_epoch(run: Runner, tmp_path: Path) -> None:
+def test_database_set_back_has_new_epoch(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         with postgres_server() as server:
             async with pair(server.url) as (here, there):
@@ -446,7 +561,9 @@ def test_a_database_that_comes_back_as_it_was_earlier_has_a_new_epoch(run: Runne
     run(main)
 
 
-def test_a_version_is_published_only_if_the_callers_transaction_is_committed(run: Runner, postgres: PostgresServer) -> None:
+def test_version_is_published_only_if_transaction_commits(
+    run: Runner, postgres: PostgresServer
+) -> None:
     import asyncpg
 
     async def main() -> None:
@@ -477,8 +594,9 @@ def test_a_version_is_published_only_if_the_callers_transaction_is_committed(run
     run(main)
 
 
-def test_what_changed_in_a_long_transaction_is_seen_by_a_later_read(run: Runner, postgres: PostgresServer) -> None:
-    """A position is older than what was under way: the order of transactions is not that of their commits."""
+def test_later_read_sees_changes_of_long_transaction(run: Runner, postgres: PostgresServer) -> None:
+    """A position is older than the open transactions: transactions may commit in another order than
+    they began."""
     import asyncpg
 
     async def main() -> None:
@@ -500,7 +618,7 @@ def test_what_changed_in_a_long_transaction_is_seen_by_a_later_read(run: Runner,
     run(main)
 
 
-def test_a_listener_that_is_ended_by_the_server_comes_back(run: Runner, postgres: PostgresServer) -> None:
+def test_listener_terminated_by_server_reconnects(run: Runner, postgres: PostgresServer) -> None:
     import asyncpg
 
     async def main() -> None:

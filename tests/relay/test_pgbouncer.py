@@ -1,4 +1,4 @@
-"""Relays over PostgreSQL behind a pooler of sessions, and how many connections they take there."""
+"""Relays over PostgreSQL behind a pooler of sessions, and the number of their connections."""
 
 import asyncio
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def opened(pooler: PgBouncer) -> Relay:
 
 
 async def connections(postgres: PostgresServer) -> int:
-    """How many the server has from relays."""
+    """The number of connections from relays to the server."""
     connection: Any = await asyncpg.connect(postgres.url)
     try:
         query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
@@ -36,7 +36,9 @@ async def connections(postgres: PostgresServer) -> int:
         await connection.close()
 
 
-def test_a_write_completes_a_wait_behind_the_pooler(run: Runner, servers: tuple[PostgresServer, PgBouncer]) -> None:
+def test_a_write_completes_a_wait_behind_the_pooler(
+    run: Runner, servers: tuple[PostgresServer, PgBouncer]
+) -> None:
     async def main() -> None:
         async with opened(servers[1]) as here, opened(servers[1]) as there:
             for number in range(3):
@@ -48,7 +50,7 @@ def test_a_write_completes_a_wait_behind_the_pooler(run: Runner, servers: tuple[
     run(main)
 
 
-def test_a_relay_takes_two_connections_of_the_server_and_gives_them_back(
+def test_relay_takes_two_connections_and_releases_them(
     run: Runner, servers: tuple[PostgresServer, PgBouncer]
 ) -> None:
     async def main() -> None:
@@ -59,12 +61,14 @@ def test_a_relay_takes_two_connections_of_the_server_and_gives_them_back(
             await asyncio.gather(*waits)
             assert await connections(postgres) == 4
         async with opened(pooler):
-            assert await connections(postgres) <= 4  # those that were given back serve again
+            assert await connections(postgres) <= 4  # returned connections are used again
 
     run(main)
 
 
-def test_waits_outlive_a_pooler_that_is_killed(run: Runner, servers: tuple[PostgresServer, PgBouncer]) -> None:
+def test_waits_outlive_a_pooler_that_is_killed(
+    run: Runner, servers: tuple[PostgresServer, PgBouncer]
+) -> None:
     async def main() -> None:
         pooler = servers[1]
         async with opened(pooler) as here, opened(pooler) as there:

@@ -1,4 +1,5 @@
-"""The store in PostgreSQL: rows that others hold locked, long transactions, schemas, and a channel that anyone may send to."""
+"""The store in PostgreSQL: rows locked by other sessions, long transactions, schemas, and a channel
+on which any session may send."""
 
 import asyncio
 import re
@@ -31,7 +32,9 @@ def postgres() -> Iterator[PostgresServer]:
 
 @asynccontextmanager
 async def opened(url: str, **options: Any) -> AsyncIterator[Relay]:
-    async with Relay(url, **{"prefix": f"test{next(prefixes)}", "resync": TIMEOUT, "timeout": TIMEOUT, **options}) as relay:
+    async with Relay(
+        url, **{"prefix": f"test{next(prefixes)}", "resync": TIMEOUT, "timeout": TIMEOUT, **options}
+    ) as relay:
         yield relay
 
 
@@ -66,10 +69,12 @@ async def read_all(store: PostgresStore, since: int) -> tuple[list[str], int]:
     return keys, since
 
 
-def test_what_is_written_after_its_caller_has_given_up_was_said_to_be_perhaps_written(
+def test_abandoned_write_raises_perhaps_written(
     run: Runner, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_postgresql, "LOCK_TIMEOUT", 0)  # none, so that the attempt goes on for as long as the row is locked
+    monkeypatch.setattr(
+        _postgresql, "LOCK_TIMEOUT", 0
+    )  # none, so that the attempt lasts as long as the row is locked
 
     async def main() -> None:
         async with opened(postgres.url) as here, connected(postgres.url) as connection:
@@ -88,8 +93,11 @@ def test_what_is_written_after_its_caller_has_given_up_was_said_to_be_perhaps_wr
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_a_row_that_others_hold_locked_holds_up_no_other_key(run: Runner, postgres: PostgresServer, exists: bool) -> None:
-    """Neither as long as it is locked, nor by statements that go on waiting for it; and what has failed is not done later."""
+def test_locked_row_blocks_no_other_key(
+    run: Runner, postgres: PostgresServer, exists: bool
+) -> None:
+    """Neither while the row is locked, nor by statements that still wait for it; and a failed write
+    is not done later."""
 
     async def main() -> None:
         async with opened(postgres.url) as here, connected(postgres.url) as connection:
@@ -99,42 +107,63 @@ def test_a_row_that_others_hold_locked_holds_up_no_other_key(run: Runner, postgr
             await here.bump("locked", connection=connection)
             await set_timeout(here, 1.0)
             for _ in range(5):
-                calls = [here.bump("locked"), *(here.bump(f"key{number}") for number in range(99)), here.bump("locked")]
+                calls = [
+                    here.bump("locked"),
+                    *(here.bump(f"key{number}") for number in range(99)),
+                    here.bump("locked"),
+                ]
                 answers = await asyncio.gather(*calls, return_exceptions=True)
                 assert [type(answer) for answer in answers[1:-1]] == [int] * 99
                 assert isinstance(answers[0], RelayUnavailable)
-                assert str(answers[0]).startswith("cannot bump 'locked': others hold it locked at postgresql://")
+                assert str(answers[0]).startswith(
+                    "cannot bump 'locked': others hold it locked at postgresql://"
+                )
                 assert isinstance(answers[-1], RelayUnavailable)
                 assert here.statistics().is_connected
-            query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
+            query = (
+                "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'purgatory.relay'"
+            )
             assert await connection.fetchval(query) == 2
-            await until(lambda: not here._client.batcher.is_locked("locked"))  # the last attempt has failed, too
+            await until(
+                lambda: not here._client.batcher.is_locked("locked")
+            )  # the last attempt has failed, too
             await set_timeout(here, TIMEOUT)
             waiting = [asyncio.create_task(here.bump("locked")) for _ in range(3)]
             await until(lambda: here._client.batcher.is_locked("locked"))
             waiting.append(asyncio.create_task(here.bump("locked")))
             await transaction.rollback()
-            assert await asyncio.gather(*waiting) == [before + 1, before + 2, before + 3, before + 4]
+            assert await asyncio.gather(*waiting) == [
+                before + 1,
+                before + 2,
+                before + 3,
+                before + 4,
+            ]
             assert await here.version("key0") == 5
 
     run(main)
 
 
-def test_an_order_of_bumps_to_a_locked_key_is_kept_by_advances_too(run: Runner, postgres: PostgresServer) -> None:
+def test_advances_keep_order_behind_bumps_of_locked_key(
+    run: Runner, postgres: PostgresServer
+) -> None:
     async def main() -> None:
         async with opened(postgres.url) as here, connected(postgres.url) as connection:
             async with connection.transaction():
                 await here.bump("a", connection=connection)
                 first = asyncio.create_task(here.bump("a"))
                 await until(lambda: here._client.batcher.is_locked("a"))
-                rest = [asyncio.create_task(call) for call in (here.advance("a", 40), here.bump("a"))]
+                rest = [
+                    asyncio.create_task(call) for call in (here.advance("a", 40), here.bump("a"))
+                ]
                 assert await here.bump("b") == 1
             assert await asyncio.gather(first, *rest) == [41, 42, 42]
 
     run(main)
 
 
-def test_each_change_is_read_once_in_portions_while_an_older_transaction_is_open(run: Runner, postgres: PostgresServer) -> None:
+def test_changes_are_paged_once_despite_older_open_transaction(
+    run: Runner, postgres: PostgresServer
+) -> None:
     async def main() -> None:
         async with opened_store(postgres.url) as store, connected(postgres.url) as connection:
             since = (await store.read((), None)).position
@@ -156,7 +185,7 @@ def test_each_change_is_read_once_in_portions_while_an_older_transaction_is_open
     run(main)
 
 
-def test_what_is_committed_between_two_portions_is_read_by_the_next_read(run: Runner, postgres: PostgresServer) -> None:
+def test_commits_between_portions_are_read_next(run: Runner, postgres: PostgresServer) -> None:
     async def main() -> None:
         async with opened_store(postgres.url) as store, connected(postgres.url) as connection:
             since = (await store.read((), None)).position
@@ -164,7 +193,9 @@ def test_what_is_committed_between_two_portions_is_read_by_the_next_read(run: Ru
             await transaction.start()
             await store.write([Change("slow", 0, 1)], connection)
             for first in range(0, MAX_ROWS_PER_READ + 100, 100):
-                await store.write([Change(f"key{number}", 0, 1) for number in range(first, first + 100)])
+                await store.write(
+                    [Change(f"key{number}", 0, 1) for number in range(first, first + 100)]
+                )
             portion = await store.read((), since)
             assert portion.has_more
             await transaction.commit()
@@ -177,10 +208,13 @@ def test_what_is_committed_between_two_portions_is_read_by_the_next_read(run: Ru
     run(main)
 
 
-def test_what_anyone_sends_to_the_channel_is_a_hint_and_nothing_else(run: Runner, postgres: PostgresServer) -> None:
+def test_foreign_notification_is_only_a_hint(run: Runner, postgres: PostgresServer) -> None:
     async def main() -> None:
         prefix = f"test{next(prefixes)}"
-        async with opened(postgres.url, prefix=prefix) as here, connected(postgres.url) as connection:
+        async with (
+            opened(postgres.url, prefix=prefix) as here,
+            connected(postgres.url) as connection,
+        ):
             assert await here.bump("a") == 1
             epoch = here.epoch
             waiting = asyncio.create_task(here.wait("a", 1))
@@ -196,30 +230,44 @@ def test_what_anyone_sends_to_the_channel_is_a_hint_and_nothing_else(run: Runner
             ):
                 await connection.execute("SELECT pg_notify($1, $2)", channel, payload)
             follower = here._follower
-            await until(lambda: follower.received >= 4 and not follower.needs_read and follower._in_flight is None)
+            await until(
+                lambda: (
+                    follower.received >= 4
+                    and not follower.needs_read
+                    and follower._in_flight is None
+                )
+            )
             assert not waiting.done()
             assert (here.epoch, here.statistics().epochs) == (epoch, 1)
             table = here._store._table  # type: ignore[attr-defined]
-            await connection.execute(f"UPDATE {table} SET version = 2, changed = pg_current_xact_id() WHERE version = 1")
+            await connection.execute(
+                f"UPDATE {table} SET version = 2, changed = pg_current_xact_id() WHERE version = 1"
+            )
             await connection.execute("SELECT pg_notify($1, $2)", channel, '["a"]')
             assert await waiting == 2
 
     run(main)
 
 
-def test_a_hint_for_an_attached_purgatory_costs_a_read_and_no_probe(run: Runner, postgres: PostgresServer) -> None:
+def test_hint_for_attached_purgatory_costs_one_read(run: Runner, postgres: PostgresServer) -> None:
     async def main() -> None:
         prefix = f"test{next(prefixes)}"
-        async with opened(postgres.url, prefix=prefix) as here, opened(postgres.url, prefix=prefix) as there:
+        async with (
+            opened(postgres.url, prefix=prefix) as here,
+            opened(postgres.url, prefix=prefix) as there,
+        ):
             checked: list[object] = []
             purgatory: Purgatory[Any] = Purgatory(observer=Checked(checked))
             here.attach(purgatory)
-            receiving = [asyncio.create_task(purgatory.wait_for(lambda: False, [f"key{number}"])) for number in range(50)]
+            receiving = [
+                asyncio.create_task(purgatory.wait_for(lambda: False, [f"key{number}"]))
+                for number in range(50)
+            ]
             await until(lambda: purgatory.watched == 50)
             for number in range(50):
                 await there.bump(f"key{number}")
             await until(lambda: len({*checked}) == 50)
-            assert here._follower._probes <= 1  # that of the subscription
+            assert here._follower._probes <= 1  # the subscription's probe
             for task in receiving:
                 task.cancel()
 
@@ -239,13 +287,16 @@ class Checked:
         self.keys.append(key)
 
 
-def test_relays_of_two_schemas_do_not_hear_each_other(run: Runner, postgres: PostgresServer) -> None:
+def test_relays_of_two_schemas_are_isolated(run: Runner, postgres: PostgresServer) -> None:
     async def main() -> None:
         prefix = f"test{next(prefixes)}"
         async with connected(postgres.url) as connection:
             await connection.execute(f"CREATE SCHEMA {prefix}")
         other = f"{postgres.url}?search_path={prefix}"
-        async with opened(postgres.url, prefix=prefix) as here, opened(other, prefix=prefix) as there:
+        async with (
+            opened(postgres.url, prefix=prefix) as here,
+            opened(other, prefix=prefix) as there,
+        ):
             assert here.epoch != there.epoch
             received = here.statistics().received
             assert await there.bump("a") == 1
@@ -258,18 +309,22 @@ def test_relays_of_two_schemas_do_not_hear_each_other(run: Runner, postgres: Pos
     run(main)
 
 
-def test_a_role_needs_no_more_rights_than_the_page_says(run: Runner, postgres: PostgresServer) -> None:
+def test_role_needs_only_the_documented_rights(run: Runner, postgres: PostgresServer) -> None:
     page = Path(relay.__file__).with_name("README.md").read_text()
     [rights] = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
 
     async def main() -> None:
         async with connected(postgres.url) as connection:
-            await connection.execute("CREATE ROLE workers; CREATE ROLE worker LOGIN IN ROLE workers")
+            await connection.execute(
+                "CREATE ROLE workers; CREATE ROLE worker LOGIN IN ROLE workers"
+            )
             await connection.execute("CREATE DATABASE app")
         owners = postgres.url.replace("/postgres", "/app")
         async with Relay(owners, timeout=TIMEOUT), connected(owners) as connection:
             await connection.execute(rights)
-        async with Relay(owners.replace("tester", "worker"), timeout=TIMEOUT, forget_after=0.4) as here:
+        async with Relay(
+            owners.replace("tester", "worker"), timeout=TIMEOUT, forget_after=0.4
+        ) as here:
             assert await here.bump("a") == 1
             await here.forget("a")
             assert await here.bump("b") == 2
@@ -281,10 +336,13 @@ def test_a_role_needs_no_more_rights_than_the_page_says(run: Runner, postgres: P
     run(main)
 
 
-def test_keys_that_are_too_long_for_a_message_are_found_all_the_same(run: Runner, postgres: PostgresServer) -> None:
+def test_keys_too_long_for_a_message_are_found(run: Runner, postgres: PostgresServer) -> None:
     async def main() -> None:
         prefix = f"test{next(prefixes)}"
-        async with opened(postgres.url, prefix=prefix) as here, opened(postgres.url, prefix=prefix) as there:
+        async with (
+            opened(postgres.url, prefix=prefix) as here,
+            opened(postgres.url, prefix=prefix) as there,
+        ):
             keys = [f"{number:0512}" for number in range(50)]
             waits = [asyncio.create_task(here.wait(key, 0)) for key in keys]
             await knows(here, *keys)

@@ -1,4 +1,5 @@
-"""Several real processes on one store: what one writes the others receive, also when one of them is killed."""
+"""Several real processes on one store: each receives the writes of the other
+processes, also when a process is killed."""
 
 import asyncio
 import json
@@ -36,11 +37,14 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
         yield url
 
 
-def test_a_write_completes_the_waits_of_all_processes_and_no_number_is_given_twice(run: Runner, url: str) -> None:
+def test_write_completes_waits_everywhere_with_unique_numbers(run: Runner, url: str) -> None:
     async def main() -> None:
         pipe = asyncio.subprocess.PIPE
         words = (sys.executable, "-c", WORKER, url)
-        workers = [await asyncio.create_subprocess_exec(*words, stdout=pipe, limit=1 << 20) for _ in range(4)]
+        workers = [
+            await asyncio.create_subprocess_exec(*words, stdout=pipe, limit=1 << 20)
+            for _ in range(4)
+        ]
         async with Relay(url, timeout=TIMEOUT) as relay:
             for worker in workers:
                 assert worker.stdout is not None
@@ -49,9 +53,15 @@ def test_a_write_completes_the_waits_of_all_processes_and_no_number_is_given_twi
             victim.send_signal(signal.SIGKILL)
             await victim.wait()
             await asyncio.gather(*(relay.bump(f"key{number}") for number in range(100)))
-            lines = [json.loads(await worker.stdout.readline()) for worker in workers if worker.stdout is not None]
+            lines = [
+                json.loads(await worker.stdout.readline())
+                for worker in workers
+                if worker.stdout is not None
+            ]
             assert [answers for answers, _ in lines] == [[1] * 100] * 3
-            assert sorted(number for _, numbers in lines for number in numbers) == list(range(1, 301))
+            assert sorted(number for _, numbers in lines for number in numbers) == list(
+                range(1, 301)
+            )
             assert await relay.version("common") == 300
             for worker in workers:
                 assert await worker.wait() == 0

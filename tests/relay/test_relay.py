@@ -1,4 +1,5 @@
-"""`Relay`, on each kind of store: a wait completes wherever the write was made. Failures of servers are in `test_outages`."""
+"""`Relay`, on each kind of store: a wait completes wherever the write was made. Failures of servers
+are in `test_outages`."""
 
 import asyncio
 import gc
@@ -45,11 +46,17 @@ def file_relay(tmp_path: Path) -> Callable[..., Relay]:
 
 
 @on_both_loops
-def test_a_wait_completes_wherever_the_write_was_made(run: Runner, relay: Callable[..., Relay]) -> None:
+def test_a_wait_completes_wherever_the_write_was_made(
+    run: Runner, relay: Callable[..., Relay]
+) -> None:
     async def main() -> None:
         async with relay() as here, relay() as there:
             assert here.epoch == there.epoch
-            waits = [asyncio.create_task(one.wait("a", 0, TIMEOUT)) for one in (here, there) for _ in range(3)]
+            waits = [
+                asyncio.create_task(one.wait("a", 0, TIMEOUT))
+                for one in (here, there)
+                for _ in range(3)
+            ]
             await until(lambda: here.statistics().watched == there.statistics().watched == 1)
             assert await here.bump("a") == 1
             assert await asyncio.gather(*waits) == [1] * 6
@@ -62,7 +69,7 @@ def test_a_wait_completes_wherever_the_write_was_made(run: Runner, relay: Callab
 
 
 @on_both_loops
-def test_a_version_that_is_there_already_is_answered_at_once(run: Runner, relay: Callable[..., Relay]) -> None:
+def test_existing_version_is_answered_at_once(run: Runner, relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         async with relay() as here, relay() as there:
             assert await there.advance("a", 41) == 41
@@ -73,7 +80,7 @@ def test_a_version_that_is_there_already_is_answered_at_once(run: Runner, relay:
 
 
 @on_both_loops
-def test_a_version_of_any_height_that_bump_returns_can_be_waited_beyond(run: Runner, relay: Callable[..., Relay]) -> None:
+def test_wait_accepts_any_version_bump_returns(run: Runner, relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         async with relay() as here:
             assert await here.advance("a", 2**52) == 2**52
@@ -96,13 +103,15 @@ def test_each_bump_gets_a_number_of_its_own(run: Runner, relay: Callable[..., Re
 
 
 @on_both_loops
-def test_a_wait_that_times_out_names_the_current_version(run: Runner, relay: Callable[..., Relay]) -> None:
+def test_timed_out_wait_names_the_current_version(run: Runner, relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         async with relay() as here:
             await here.advance("a", 3)
             other = asyncio.create_task(here.wait("a", 3))
             await knows(here, "a")
-            with pytest.raises(OperationTimeout, match=r"'a' did not reach 4 within 0.3 s: it has 3"):
+            with pytest.raises(
+                OperationTimeout, match=r"'a' did not reach 4 within 0.3 s: it has 3"
+            ):
                 await here.wait("a", 3, 0.3)
             other.cancel()
             await asyncio.wait([other])
@@ -112,7 +121,9 @@ def test_a_wait_that_times_out_names_the_current_version(run: Runner, relay: Cal
 
 
 @on_both_loops
-def test_a_change_checks_the_key_in_attached_purgatories(run: Runner, relay: Callable[..., Relay]) -> None:
+def test_a_change_checks_the_key_in_attached_purgatories(
+    run: Runner, relay: Callable[..., Relay]
+) -> None:
     class Paid(DelayedOperation[str]):
         def try_complete(self) -> bool:
             return bool(paid) and self.force_complete()
@@ -135,7 +146,7 @@ def test_a_change_checks_the_key_in_attached_purgatories(run: Runner, relay: Cal
     run(main)
 
 
-def test_a_purgatory_that_watches_a_key_that_is_no_string_is_not_attached(
+def test_purgatory_watching_nonstring_key_is_not_attached(
     run: Runner, file_relay: Callable[..., Relay]
 ) -> None:
     async def main() -> None:
@@ -144,7 +155,8 @@ def test_a_purgatory_that_watches_a_key_that_is_no_string_is_not_attached(
             waiting = asyncio.create_task(purgatory.receive(7))
             await until(lambda: purgatory.watched == 1)
             with pytest.raises(
-                TypeError, match=r"cannot attach the purgatory 'jobs' .*: it watches 7, and a key of a relay is a str"
+                TypeError,
+                match=r"cannot attach the purgatory 'jobs' .*: it watches 7, and a key of a relay is a str",
             ):
                 here.attach(purgatory)
             assert here._attached == []
@@ -153,7 +165,7 @@ def test_a_purgatory_that_watches_a_key_that_is_no_string_is_not_attached(
     run(main)
 
 
-def test_a_relay_that_was_closed_may_be_entered_again_on_another_loop(run: Runner, relay: Callable[..., Relay]) -> None:
+def test_closed_relay_reopens_on_another_loop(run: Runner, relay: Callable[..., Relay]) -> None:
     here = relay()
     purgatory: list[Purgatory[Any]] = []
 
@@ -184,7 +196,7 @@ def test_a_relay_that_was_closed_may_be_entered_again_on_another_loop(run: Runne
     run(main)
 
 
-def test_what_stands_is_returned_at_once_if_the_epoch_is_not_that_of_the_store(
+def test_foreign_epoch_returns_current_version_at_once(
     run: Runner, relay: Callable[..., Relay]
 ) -> None:
     async def main() -> None:
@@ -204,9 +216,7 @@ def test_what_stands_is_returned_at_once_if_the_epoch_is_not_that_of_the_store(
     run(main)
 
 
-def test_a_wait_for_a_version_of_an_epoch_that_this_process_does_not_know_yet_goes_on(
-    run: Runner, relay: Callable[..., Relay]
-) -> None:
+def test_wait_for_unknown_epoch_continues(run: Runner, relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         async with relay() as here, relay() as there:
             assert await there.bump("a") == 1
@@ -231,7 +241,9 @@ def test_a_wait_for_a_version_of_an_epoch_that_this_process_does_not_know_yet_go
     run(main)
 
 
-def test_a_purgatory_that_fails_hurts_itself_alone(run: Runner, file_relay: Callable[..., Relay]) -> None:
+def test_a_purgatory_that_fails_hurts_itself_alone(
+    run: Runner, file_relay: Callable[..., Relay]
+) -> None:
     reports: list[dict[str, Any]] = []
 
     class Broken(Purgatory[Any]):  # type: ignore[misc]
@@ -282,7 +294,9 @@ class SlowStore:
         await asyncio.sleep(0.01)
         self.is_closed = True
 
-    async def listen(self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]) -> None:
+    async def listen(
+        self, on_subscribed: Callable[[], None], on_message: Callable[[bytes | str], None]
+    ) -> None:
         self.on_message = on_message
         on_subscribed()
         try:
@@ -308,12 +322,17 @@ class SlowStore:
 
 @on_both_loops
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_closing_ends_reads_and_writes_and_all_connections_even_if_it_is_cancelled(run: Runner, interrupted: bool) -> None:
+def test_cancelled_close_still_ends_operations_and_connections(
+    run: Runner, interrupted: bool
+) -> None:
     async def main() -> None:
         store = SlowStore()
         relay = Relay(store, timeout=30)
         await relay.__aenter__()
-        calls = [asyncio.create_task(call) for call in (relay.version("a"), relay.bump("a"), relay.wait("a", 0))]
+        calls = [
+            asyncio.create_task(call)
+            for call in (relay.version("a"), relay.bump("a"), relay.wait("a", 0))
+        ]
         await until(lambda: store.reads > 1 and store.writes == 1)
         calls += [asyncio.create_task(call) for call in (relay.version("b"), relay.bump("b"))]
         await asyncio.sleep(0.01)
@@ -330,7 +349,7 @@ def test_closing_ends_reads_and_writes_and_all_connections_even_if_it_is_cancell
     run(main)
 
 
-def test_a_wait_whose_loop_is_gone_makes_no_noise() -> None:
+def test_wait_with_closed_loop_stays_silent() -> None:
     async def begin() -> Any:
         relay = Relay(SlowStore())
         await relay.__aenter__()
@@ -360,10 +379,12 @@ def test_a_made_up_probe_changes_nothing(run: Runner) -> None:
 
 
 @on_both_loops
-def test_a_relay_is_used_on_the_loop_that_it_was_entered_on(run: Runner, file_relay: Callable[..., Relay]) -> None:
+def test_relay_refuses_use_on_another_loop(run: Runner, file_relay: Callable[..., Relay]) -> None:
     async def main() -> None:
         here = file_relay()
-        with pytest.raises(RelayUnavailable, match=r"cannot bump 'a': the relay at file:///.* is not open yet"):
+        with pytest.raises(
+            RelayUnavailable, match=r"cannot bump 'a': the relay at file:///.* is not open yet"
+        ):
             await here.bump("a")
         with pytest.raises(RelayUnavailable, match=r"not known: the relay is not open yet"):
             here.epoch  # noqa: B018
@@ -382,23 +403,35 @@ def test_a_relay_is_used_on_the_loop_that_it_was_entered_on(run: Runner, file_re
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda relay: relay.bump(7), TypeError, "a key is a str, not 7"),
-        (lambda relay: relay.wait(b"a", 0), TypeError, "a key is a str, not b'a'"),
-        (lambda relay: relay.version("ä" * 257), ValueError, "at most 512 bytes, not 514"),
-        (lambda relay: relay.bump("\ud800"), ValueError, "a key is text"),
-        (lambda relay: relay.advance("a", -1), ValueError, r"version is from 0 to 2\*\*52, not -1"),
-        (lambda relay: relay.advance("a", 2**52 + 1), ValueError, r"version is from 0 to 2\*\*52"),
-        (lambda relay: relay.advance("a", 1.0), TypeError, "version is a whole number, not 1.0"),
-        (lambda relay: relay.advance("a", True), TypeError, "version is a whole number, not True"),
-        (lambda relay: relay.wait("a", "1"), TypeError, "seen is a whole number, not '1'"),
-        (lambda relay: relay.wait("a", -1), ValueError, "seen is from 0"),
-        (lambda relay: relay.wait("a", 2**53 + 1), ValueError, r"seen is from 0 to 2\*\*53"),
+        (lambda relay: relay.bump(7), TypeError, "expected a key of type str, got 7"),
+        (lambda relay: relay.wait(b"a", 0), TypeError, "expected a key of type str, got b'a'"),
+        (lambda relay: relay.version("ä" * 257), ValueError, "at most 512 bytes, got 514"),
+        (lambda relay: relay.bump("\ud800"), ValueError, "cannot encode the key"),
+        (
+            lambda relay: relay.advance("a", -1),
+            ValueError,
+            r"version must be from 0 to 2\*\*52, got -1",
+        ),
+        (
+            lambda relay: relay.advance("a", 2**52 + 1),
+            ValueError,
+            r"version must be from 0 to 2\*\*52",
+        ),
+        (lambda relay: relay.advance("a", 1.0), TypeError, "version must be an integer, got 1.0"),
+        (lambda relay: relay.advance("a", True), TypeError, "version must be an integer, got True"),
+        (lambda relay: relay.wait("a", "1"), TypeError, "seen must be an integer, got '1'"),
+        (lambda relay: relay.wait("a", -1), ValueError, "seen must be from 0"),
+        (lambda relay: relay.wait("a", 2**53 + 1), ValueError, r"seen must be from 0 to 2\*\*53"),
         (lambda relay: relay.wait("a", 0, float("nan")), ValueError, "NaN"),
         (lambda relay: relay.bump("a", connection=object()), TypeError, "takes no connection"),
     ],
 )
 def test_bad_input_is_refused_and_changes_nothing(
-    run: Runner, file_relay: Callable[..., Relay], call: Callable[[Relay], Any], error: type[Exception], message: str
+    run: Runner,
+    file_relay: Callable[..., Relay],
+    call: Callable[[Relay], Any],
+    error: type[Exception],
+    message: str,
 ) -> None:
     async def main() -> None:
         async with file_relay() as here:
@@ -416,28 +449,55 @@ def test_bad_input_is_refused_and_changes_nothing(
         ("mysql://user:secret@host/db", {}, ValueError, "'mysql://host/db': it is none of file://"),
         ("nonsense", {}, ValueError, "none of file://"),
         ("user:secret@host:6379/0", {}, ValueError, "'host:6379/0': it is none of file://"),
-        ("redis://user:of/secret@host/0", {}, ValueError, "cannot use 'redis://host/0': its port is no number, or"),
-        ("redis://user:12/secret@host/0", {}, ValueError, "a character of its user or password is not written as %2F for /"),
-        ("postgresql://user:of?secret@host/db", {}, ValueError, "cannot use 'postgresql://host/db'"),
-        ("postgresql://user:of#secret@host/db", {}, ValueError, "cannot use 'postgresql://host/db'"),
+        (
+            "redis://user:of/secret@host/0",
+            {},
+            ValueError,
+            "cannot use 'redis://host/0': its port is no number, or",
+        ),
+        (
+            "redis://user:12/secret@host/0",
+            {},
+            ValueError,
+            "a character of its user or password is not written as %2F for /",
+        ),
+        (
+            "postgresql://user:of?secret@host/db",
+            {},
+            ValueError,
+            "cannot use 'postgresql://host/db'",
+        ),
+        (
+            "postgresql://user:of#secret@host/db",
+            {},
+            ValueError,
+            "cannot use 'postgresql://host/db'",
+        ),
         ("postgresql://host:secret/db", {}, ValueError, "its port is no number"),
         ("file://user:secret@/app", {}, ValueError, "file:///folder, with three slashes"),
         ("file://app", {}, ValueError, "file:///folder, with three slashes"),
         ("file:///", {}, ValueError, "file:///folder"),
-        (7, {}, TypeError, "a store is an address or has the methods of purgatory.relay.Store, not 7"),
+        (
+            7,
+            {},
+            TypeError,
+            "a store is an address or has the methods of purgatory.relay.Store, not 7",
+        ),
         ("file:///tmp", {"resync": 0}, ValueError, "resync must be a positive"),
         ("file:///tmp", {"timeout": float("inf")}, ValueError, "timeout must be a positive"),
         ("file:///tmp", {"prefix": "a-b"}, ValueError, "prefix must consist of"),
     ],
 )
-def test_a_bad_address_or_setting_is_refused(store: Any, options: Any, error: type[Exception], message: str) -> None:
+def test_a_bad_address_or_setting_is_refused(
+    store: Any, options: Any, error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message) as raised:
         Relay(store, **options)
     assert "secret" not in str(raised.value)
 
 
 @pytest.mark.parametrize("scheme", ["redis", "postgresql"])
-def test_a_store_that_cannot_be_reached_is_reported_within_the_timeout_without_its_password(run: Runner, scheme: str) -> None:
+def test_unreachable_store_is_reported_without_its_password(run: Runner, scheme: str) -> None:
     port = free_port()
 
     async def main() -> None:
@@ -452,7 +512,7 @@ def test_a_store_that_cannot_be_reached_is_reported_within_the_timeout_without_i
     run(main)
 
 
-def test_a_relay_that_is_opened_while_its_store_is_away_opens_when_that_is_back(run: Runner, tmp_path: Path) -> None:
+def test_relay_opens_once_unavailable_store_returns(run: Runner, tmp_path: Path) -> None:
     (tmp_path / "app").write_text("in the way")
 
     async def main() -> None:
@@ -469,12 +529,15 @@ def test_a_relay_that_is_opened_while_its_store_is_away_opens_when_that_is_back(
     run(main)
 
 
-def test_a_store_that_does_not_answer_is_reported_within_the_timeout(run: Runner) -> None:
+def test_silent_store_is_reported_within_timeout(run: Runner) -> None:
     async def main() -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:
             port = silent.getsockname()[1]
             for scheme in ("redis", "postgresql"):
-                with pytest.raises(RelayUnavailable, match=f"{scheme}://127.0.0.1:{port}/0 gave no answer within 0.3 s"):
+                with pytest.raises(
+                    RelayUnavailable,
+                    match=f"{scheme}://127.0.0.1:{port}/0 gave no answer within 0.3 s",
+                ):
                     async with Relay(f"{scheme}://127.0.0.1:{port}/0", timeout=0.3):
                         pass
 
@@ -492,7 +555,7 @@ def test_a_folder_that_cannot_be_made_is_reported(run: Runner, tmp_path: Path) -
     run(main)
 
 
-def test_what_belongs_to_others_is_refused_and_left_alone_in_a_folder(run: Runner, tmp_path: Path) -> None:
+def test_foreign_files_in_a_folder_are_refused(run: Runner, tmp_path: Path) -> None:
     path = open_store(f"file://{tmp_path}", "purgatory")._path
     theirs = sqlite3.connect(path)
     theirs.execute("CREATE TABLE accounts (name TEXT)")
@@ -513,7 +576,7 @@ def test_what_belongs_to_others_is_refused_and_left_alone_in_a_folder(run: Runne
 
 
 @pytest.mark.slow
-def test_what_belongs_to_others_is_refused_and_left_alone_in_redis(run: Runner, tmp_path: Path) -> None:
+def test_foreign_keys_in_redis_are_refused(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         with redis_server(tmp_path) as server:
             for command in (
@@ -535,14 +598,16 @@ def test_what_belongs_to_others_is_refused_and_left_alone_in_redis(run: Runner, 
 
 
 @pytest.mark.slow
-def test_what_belongs_to_others_is_refused_and_left_alone_in_postgresql(run: Runner) -> None:
+def test_foreign_tables_in_postgresql_are_refused(run: Runner) -> None:
     import asyncpg
 
     async def main() -> None:
         with postgres_server() as server:
             connection = await asyncpg.connect(server.url)
             await connection.execute("CREATE TABLE purgatory_versions (key text, version text)")
-            with pytest.raises(ValueError, match=r'"purgatory_versions" .* is something else, and was left alone'):
+            with pytest.raises(
+                ValueError, match=r'"purgatory_versions" .* is something else, and was left alone'
+            ):
                 async with Relay(server.url):
                     pass
             assert await connection.fetch("SELECT * FROM purgatory_versions") == []
@@ -552,7 +617,7 @@ def test_what_belongs_to_others_is_refused_and_left_alone_in_postgresql(run: Run
 
 
 class RecordingStore:
-    """Passes on to another store, and records its reads and writes."""
+    """Passes calls on to another store, and records its reads and writes."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
@@ -571,16 +636,23 @@ class RecordingStore:
         return await self._store.write(changes, connection)
 
 
-def test_many_first_waits_are_one_read_and_the_writes_of_an_iteration_are_one(run: Runner, tmp_path: Path) -> None:
+def test_first_waits_and_writes_are_batched_per_iteration(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         store = RecordingStore(open_store(f"file://{tmp_path}", "test"))
         async with Relay(store) as here, Relay(f"file://{tmp_path}", prefix="test") as there:
             store.reads.clear()
-            waits = [asyncio.create_task(here.wait(f"key{number % 40}", 0, TIMEOUT)) for number in range(400)]
+            waits = [
+                asyncio.create_task(here.wait(f"key{number % 40}", 0, TIMEOUT))
+                for number in range(400)
+            ]
             await until(lambda: bool(store.reads))
             await asyncio.sleep(0.05)
             assert len(store.reads) <= 2
-            bumps = [*(here.bump("a") for _ in range(5)), here.advance("a", 10), *(here.bump(f"key{n}") for n in range(40))]
+            bumps = [
+                *(here.bump("a") for _ in range(5)),
+                here.advance("a", 10),
+                *(here.bump(f"key{n}") for n in range(40)),
+            ]
             assert (await asyncio.gather(*bumps))[:6] == [11, 12, 13, 14, 15, 15]
             [changes] = store.writes
             assert changes[0] == ("a", 10, 5)
@@ -593,10 +665,15 @@ def test_many_first_waits_are_one_read_and_the_writes_of_an_iteration_are_one(ru
 
 
 @on_both_loops
-def test_ten_thousand_keys_that_come_and_go_leave_nothing_behind(run: Runner, file_relay: Callable[..., Relay]) -> None:
+def test_ten_thousand_transient_keys_leave_no_state(
+    run: Runner, file_relay: Callable[..., Relay]
+) -> None:
     async def main() -> None:
         async with file_relay() as here:
-            waits = [asyncio.create_task(here.wait(f"key{number}", 0, TIMEOUT)) for number in range(10_000)]
+            waits = [
+                asyncio.create_task(here.wait(f"key{number}", 0, TIMEOUT))
+                for number in range(10_000)
+            ]
             await asyncio.sleep(0)
             for number in range(0, 10_000, 2):
                 waits[number].cancel()
@@ -612,7 +689,9 @@ def test_ten_thousand_keys_that_come_and_go_leave_nothing_behind(run: Runner, fi
 
 
 @on_both_loops
-def test_a_wait_that_has_seen_too_much_ends_with_the_current_version(run: Runner, relay: Callable[..., Relay]) -> None:
+def test_wait_seen_beyond_current_ends_with_current_version(
+    run: Runner, relay: Callable[..., Relay]
+) -> None:
     async def main() -> None:
         async with relay() as here:
             await here.advance("a", 3)
@@ -622,7 +701,9 @@ def test_a_wait_that_has_seen_too_much_ends_with_the_current_version(run: Runner
 
 
 @on_both_loops
-def test_a_wait_in_another_process_for_more_than_was_just_written_goes_on(run: Runner, relay: Callable[..., Relay]) -> None:
+def test_wait_beyond_fresh_write_of_another_process_continues(
+    run: Runner, relay: Callable[..., Relay]
+) -> None:
     async def main() -> None:
         async with relay() as here, relay() as there:
             for number in range(1, 30):
@@ -633,7 +714,9 @@ def test_a_wait_in_another_process_for_more_than_was_just_written_goes_on(run: R
     run(main)
 
 
-def test_the_extra_is_named_when_a_client_is_missing(program: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_missing_client_error_names_the_extra(
+    program: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
     code = """if True:
         import sys
         sys.modules["redis"] = sys.modules["asyncpg"] = None

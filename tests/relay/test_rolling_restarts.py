@@ -1,4 +1,5 @@
-"""A service of two workers is restarted under load, one worker after the other: no wait is lost, and what it ends is named."""
+"""A service of two workers is restarted under load, one worker after the other: no wait is lost,
+and each request without a version has a known reason."""
 
 import asyncio
 import json
@@ -53,10 +54,17 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 def service(server: str, url: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
     """The service's first process, and its port."""
     port = free_port()
-    command = [sys.executable, "-m", *COMMANDS[server], str(port) if server == "uvicorn" else f"127.0.0.1:{port}"]
+    command = [
+        sys.executable,
+        "-m",
+        *COMMANDS[server],
+        str(port) if server == "uvicorn" else f"127.0.0.1:{port}",
+    ]
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     environment = {**os.environ, "ROLLING_STORE": url, "PYTHONPATH": path}
-    with subprocess.Popen([*command, "rolling_app:app"], env=environment, start_new_session=True) as process:
+    with subprocess.Popen(
+        [*command, "rolling_app:app"], env=environment, start_new_session=True
+    ) as process:
         try:
             yield process, port
             process.terminate()
@@ -67,18 +75,18 @@ def service(server: str, url: str) -> Iterator[tuple["subprocess.Popen[bytes]", 
 
 
 class Clients:
-    """Clients that wait and write, and what they were answered."""
+    """Clients that wait and write, and the answers they received."""
 
     def __init__(self, port: int) -> None:
         self.port = port
         self.workers: set[int] = set()
-        """All that have answered."""
+        """The workers that have answered."""
         self.unanswered: Counter[str] = Counter()
-        """Why requests had no version for an answer."""
+        """The reasons why requests got no version."""
         self.seen: dict[tuple[str, str, int], int] = {}
         """The last version that each waiter has received."""
         self.given: dict[str, list[int]] = {key: [] for key in KEYS}
-        """The versions that writers were given."""
+        """The versions given to writers."""
         self.is_writing = True
 
     async def keep_waiting(self, route: str, key: str, number: int) -> None:
@@ -86,7 +94,9 @@ class Clients:
         self.seen[waiter] = 0
         try:
             while True:
-                version = await client.ask("GET", f"/{route}/{key}?seen={self.seen[waiter]}&wait=600")
+                version = await client.ask(
+                    "GET", f"/{route}/{key}?seen={self.seen[waiter]}&wait=600"
+                )
                 if version is not None:
                     assert version > self.seen[waiter]
                     self.seen[waiter] = version
@@ -109,7 +119,8 @@ class Clients:
         return version
 
     async def answered_by_others(self, before: set[int]) -> None:
-        """Until as many workers as there are, of which none is among those, have answered, and no other is left."""
+        """Waits until `WORKERS` workers outside `before` have answered, and no worker of `before`
+        is alive."""
         self.workers.clear()
         while len(self.workers - before) < WORKERS or any(is_alive(worker) for worker in before):
             await asyncio.sleep(0.05)
@@ -123,15 +134,19 @@ class Client:
         self._connection: Connection | None = None
 
     async def ask(self, method: str, target: str) -> int | None:
-        """The version that the service answers with, if it does."""
+        """The version in the answer of the service, if it has one."""
         try:
             if self._connection is None:
-                self._connection = Connection(*await asyncio.open_connection("127.0.0.1", self._clients.port))
+                self._connection = Connection(
+                    *await asyncio.open_connection("127.0.0.1", self._clients.port)
+                )
             self._connection.send(target, method)
             status, headers, content = await self._connection.answer()
         except (IncompleteReadError, ConnectionError) as error:
             has_begun = isinstance(error, IncompleteReadError) and bool(error.partial)
-            self._clients.unanswered["cut in the middle of an answer" if has_begun else "cut before an answer"] += 1
+            self._clients.unanswered[
+                "cut in the middle of an answer" if has_begun else "cut before an answer"
+            ] += 1
             self.leave()
             return None
         if headers.get("connection") == "close":
@@ -155,7 +170,9 @@ def is_alive(process: int) -> bool:
 
 
 @pytest.mark.parametrize("server", COMMANDS)
-def test_a_rolling_restart_loses_no_wait_and_what_it_ends_is_named(run: Runner, server: str, url: str) -> None:
+def test_rolling_restart_loses_no_wait_and_names_endings(
+    run: Runner, server: str, url: str
+) -> None:
     async def main() -> None:
         with service(server, url) as (process, port):
             clients = Clients(port)
@@ -164,7 +181,12 @@ def test_a_rolling_restart_loses_no_wait_and_what_it_ends_is_named(run: Runner, 
                 assert process.poll() is None
                 await asyncio.sleep(0.05)
             clients.unanswered.clear()
-            waiters = [(route, key, number) for route in ROUTES for key in KEYS for number in range(WAITS_PER_KEY)]
+            waiters = [
+                (route, key, number)
+                for route in ROUTES
+                for key in KEYS
+                for number in range(WAITS_PER_KEY)
+            ]
             waiting = [create_task(clients.keep_waiting(*waiter)) for waiter in waiters]
             writing = [create_task(clients.keep_writing()) for _ in range(4)]
             before: set[int] = set()

@@ -1,4 +1,5 @@
-"""Short runs of the soak, which differ in what loses messages; the long one is `python tests/relay/relay_soak.py`."""
+"""Short runs of the soak, which differ in the cause of lost messages; the long run is `python
+tests/relay/relay_soak.py`."""
 
 import asyncio
 
@@ -20,7 +21,7 @@ from relay_soak import soak
         ("nats: nothing", 0.1),
     ],
 )
-def test_no_wait_of_any_process_outlives_the_failure_and_none_ends_early(name: str, forget_after: float) -> None:
+def test_no_wait_outlives_failure_or_ends_early(name: str, forget_after: float) -> None:
     result = asyncio.run(soak(name, seconds=2.0, waits=60, resync=1.0, forget_after=forget_after))
     assert result.answers > 60
     assert (result.early, result.behind, result.twice) == (0, 0, 0)

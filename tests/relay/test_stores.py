@@ -1,6 +1,8 @@
-"""The stores against the promises of `purgatory.relay.Store`; all but the one in a folder on real servers."""
+"""The stores against the promises of `purgatory.relay.Store`; all but the folder store on real
+servers."""
 
 from collections.abc import Iterator
+from inspect import iscoroutinefunction, signature
 from itertools import count
 
 import pytest
@@ -8,7 +10,7 @@ from loops import LoopFactory, Report, Runner, fail_on
 from servers import SERVERS, place
 
 from purgatory.relay._store import open_store
-from purgatory.testing import store_checks
+from purgatory.testing import _stores, store_checks
 
 prefixes = count(1)
 
@@ -25,4 +27,19 @@ def test_what_a_store_promises(loop_factory: LoopFactory, check, url: str) -> No
     reports: list[Report] = []
     Runner(loop_factory, reports)(check(lambda: open_store(url, prefix)))
     # asyncpg reports this if it is cancelled while it connects.
-    fail_on([report for report in reports if "unexpected connection_lost()" not in str(report.get("exception"))])
+    fail_on(
+        [
+            report
+            for report in reports
+            if "unexpected connection_lost()" not in str(report.get("exception"))
+        ]
+    )
+
+
+def test_every_check_is_among_those_that_stores_run() -> None:
+    checks = {
+        function
+        for function in vars(_stores).values()
+        if iscoroutinefunction(function) and [*signature(function).parameters] == ["make"]
+    }
+    assert checks == {*store_checks()} and len(store_checks()) == len(checks) > 30

@@ -14,34 +14,42 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from asgi_requests import Request
 
 from purgatory import ThresholdPurgatory
-from purgatory.asgi import LongPolls, Versions
+from purgatory.asgi import Ending, LongPolls, Versions
 from purgatory.asgi.sse import event_source
 from purgatory.relay import Relay
 
 
 class Worker:
-    """One of several that serve the same resource."""
+    """One of several workers that serve the same resource."""
 
-    def __init__(self, relay: Relay, **options: Any) -> None:
+    def __init__(self, relay: Relay, key: str = "news", **options: Any) -> None:
+        self.key = key
         self.versions: Versions[str] = Versions(relay=relay, **options)
         self.events: list[tuple[int, str]] = []
-        self.polls = LongPolls(signals=())
+        self.polls = LongPolls(signals=(), retry_after=7)
         self.app = self.polls.middleware(self.answer)
 
     async def answer(self, scope: Any, receive: Any, send: Any) -> None:
         poll = self.polls.poll(scope)
         if scope["path"] == "/events":
-            response = event_source(poll, self.versions, "news", lambda seen: [row for row in self.events if row[0] > seen])
+            response = event_source(
+                poll,
+                self.versions,
+                self.key,
+                lambda seen: [row for row in self.events if row[0] > seen],
+            )
             await response(scope, receive, send)
             return
-        outcome = await self.versions.changed(poll, "news")
-        await outcome.send(send, b"%d" % outcome.value if outcome.is_satisfied else outcome.reason.encode())
+        outcome = await self.versions.changed(poll, self.key)
+        await outcome.send(
+            send, b"%d" % outcome.value if outcome.is_satisfied else outcome.reason.encode()
+        )
 
     def ask(self, condition: str | None = None, query: bytes = b"wait=60") -> Request:
         return Request(self.app, query, {} if condition is None else {"If-None-Match": condition})
 
 
-def test_a_tag_of_one_worker_holds_in_another_and_after_a_restart(run: Runner, tmp_path: Path) -> None:
+def test_tag_holds_across_workers_and_restarts(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         url = f"file://{tmp_path}/app"
         async with Relay(url) as first, Relay(url) as second:
@@ -52,7 +60,11 @@ def test_a_tag_of_one_worker_holds_in_another_and_after_a_restart(run: Runner, t
             await until(lambda: other.polls.open == 1 and second.statistics().watched == 1)
             await first.bump("news")
             await waiting.done()
-            assert (waiting.status, waiting.content, waiting.headers["etag"]) == (200, b"1", f'"{first.epoch}-1"')
+            assert (waiting.status, waiting.content, waiting.headers["etag"]) == (
+                200,
+                b"1",
+                f'"{first.epoch}-1"',
+            )
         async with Relay(url) as third:
             request = await Worker(third).ask(waiting.headers["etag"], b"wait=0.1").done()
             assert (request.status, request.headers["etag"]) == (304, waiting.headers["etag"])
@@ -64,17 +76,75 @@ def test_a_tag_of_one_worker_holds_in_another_and_after_a_restart(run: Runner, t
 
 
 @pytest.mark.parametrize("condition", ['"other-7"', '"{epoch}-1000"', None])
-def test_a_tag_of_another_epoch_gets_the_current_version(run: Runner, tmp_path: Path, condition: str | None) -> None:
+def test_tag_of_another_epoch_gets_current_version(
+    run: Runner, tmp_path: Path, condition: str | None
+) -> None:
     async def main() -> None:
         async with Relay(f"file://{tmp_path}") as relay:
             await relay.advance("news", 3)
-            request = await Worker(relay).ask(condition and condition.replace("{epoch}", relay.epoch)).done()
-            assert (request.status, request.content, request.headers["etag"]) == (200, b"3", f'"{relay.epoch}-3"')
+            request = (
+                await Worker(relay)
+                .ask(condition and condition.replace("{epoch}", relay.epoch))
+                .done()
+            )
+            assert (request.status, request.content, request.headers["etag"]) == (
+                200,
+                b"3",
+                f'"{relay.epoch}-3"',
+            )
 
     run(main)
 
 
-def test_any_version_that_is_named_by_a_star_is_waited_beyond(run: Runner, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_watcher_of_sse_starlettes")
+@pytest.mark.parametrize("digits", ["9" * 16, "1" + "0" * 18, "9" * 19, "9" * 5000])
+@pytest.mark.parametrize("by", ["If-None-Match", "index", "Last-Event-ID"])
+def test_a_tag_beyond_every_version_names_none(
+    run: Runner, tmp_path: Path, by: str, digits: str
+) -> None:
+    async def main() -> None:
+        async with Relay(f"file://{tmp_path}") as relay:
+            await relay.advance("news", 3)
+            worker = Worker(relay)
+            worker.events.append((3, "event"))
+            tag = f"{relay.epoch}-{digits}"
+            if by == "Last-Event-ID":
+                request = Request(worker.app, b"", {by: tag}, path="/events")
+                await until(lambda: b"data: event" in request.content)
+                worker.polls.stop()
+            elif by == "index":
+                request = Request(worker.app, f"index={tag}".encode())
+            else:
+                request = Request(worker.app, b"", {by: f'"{tag}"'})
+            await request.done()
+            assert request.status == 200
+
+    run(main)
+
+
+@pytest.mark.parametrize("options", [{}, {"default_wait": 0.0}])
+def test_poll_that_does_not_wait_sees_the_change(
+    run: Runner, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    async def main() -> None:
+        url = f"file://{tmp_path}"
+        async with Relay(url) as relay, Relay(url) as other:
+            worker = Worker(relay)
+            worker.polls = LongPolls(signals=(), **options)
+            worker.app = worker.polls.middleware(worker.answer)
+            tag = f'"{relay.epoch}-0"'
+            query = b"" if options else b"wait=0"
+            request = await worker.ask(tag, query).done()
+            assert (request.status, request.headers["etag"]) == (304, tag)
+            await other.bump("news")
+            request = await worker.ask(tag, query).done()
+            assert (request.status, request.content) == (200, b"1")
+            assert request.headers["etag"] == f'"{relay.epoch}-1"'
+
+    run(main)
+
+
+def test_star_tag_waits_beyond_any_version(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         async with Relay(f"file://{tmp_path}") as relay:
             request = await Worker(relay, unchanged=204).ask("*", b"wait=0.1").done()
@@ -83,7 +153,7 @@ def test_any_version_that_is_named_by_a_star_is_waited_beyond(run: Runner, tmp_p
     run(main)
 
 
-def test_while_the_store_is_away_polls_go_on_waiting_and_new_ones_are_refused(run: Runner, tmp_path: Path) -> None:
+def test_unavailable_store_keeps_polls_and_refuses_new_ones(run: Runner, tmp_path: Path) -> None:
     async def main() -> None:
         folder = tmp_path / "app"
         async with Relay(f"file://{folder}", resync=0.2, timeout=TIMEOUT) as relay:
@@ -94,8 +164,9 @@ def test_while_the_store_is_away_polls_go_on_waiting_and_new_ones_are_refused(ru
             shutil.rmtree(folder)
             folder.write_text("")
             request = await worker.ask().done()
-            assert (request.status, request.headers["retry-after"]) == (503, "1")
-            assert b"cannot read 'news'" in request.content
+            assert (request.status, request.headers["retry-after"]) == (503, "7")
+            assert request.content == b"cannot read 'news': the store is unreachable"
+            assert worker.polls.endings[Ending.REFUSED] == 1
             folder.unlink()
             folder.mkdir()
             await waiting.done()
@@ -116,7 +187,9 @@ def test_events_are_sent_for_versions_of_the_relay(run: Runner, tmp_path: Path) 
                 if number < 3:  # a version need not bring anything
                     worker.events.append((number, f"event {number}"))
                 await relay.bump("news")
-                await until(lambda number=number: request.content.count(b"data: event") >= min(number, 2))
+                await until(
+                    lambda number=number: request.content.count(b"data: event") >= min(number, 2)
+                )
             worker.polls.stop()
             await request.done()
             assert request.content.count(b"data: event") == 2
@@ -132,5 +205,7 @@ def test_a_relay_brings_its_own_thresholds_and_epoch(tmp_path: Path) -> None:
             Versions(relay=relay, **options)
     with pytest.raises(RuntimeError, match="cannot bump 'news' here"):
         Versions(relay=relay).bump("news")
-    with pytest.raises(RuntimeError, match=r"cannot get the version of 'news' here: .* `await relay.version"):
+    with pytest.raises(
+        RuntimeError, match=r"cannot get the version of 'news' here: .* `await relay.version"
+    ):
         Versions(relay=relay).version("news")

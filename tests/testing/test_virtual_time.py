@@ -1,7 +1,8 @@
 """`VirtualTimeLoop`: its time, threads, sockets, children, signals, and runs that can never end.
 
-Threads, sockets and children are real here, and so are the few hundredths of a second that they take to answer: long
-enough to catch a loop that does not wait for them. No test depends on how long it really is.
+Threads, sockets and children are real here, and so are the few hundredths of a second that they
+take to answer: long enough to catch a loop that does not wait for them. No test depends on how long
+it really is.
 """
 
 import asyncio
@@ -22,7 +23,6 @@ from typing import Any, TypeVar
 import anyio
 import anyio.to_thread
 import pytest
-from helpers import iterations
 from loops import LOOP_FACTORIES, LoopFactory, Runner, on_virtual_time
 
 from purgatory.testing import DeadlockError, VirtualTimeLoop
@@ -40,8 +40,11 @@ around_loops_with_any_tasks = pytest.mark.parametrize(
 )
 
 
-def run(main: Coroutine[Any, Any, T], start: float = 0.0, loop_factory: LoopFactory = VirtualTimeLoop) -> T:
-    """What a `Runner` of `loops` does not do: a test here may be about how the loop ends, and about what it says then."""
+def run(
+    main: Coroutine[Any, Any, T], start: float = 0.0, loop_factory: LoopFactory = VirtualTimeLoop
+) -> T:
+    """Unlike a `Runner` of `loops`, it allows tests about the end of the loop, and about its
+    reports then."""
     with asyncio.Runner(loop_factory=functools.partial(loop_factory, start=start)) as runner:
         return runner.run(main)
 
@@ -70,7 +73,7 @@ async def test_an_hour_of_sleeping_takes_no_real_time() -> None:
     assert time.monotonic() - before < 1800
 
 
-def test_time_starts_at_zero_or_where_it_is_told() -> None:
+def test_time_starts_at_zero_or_given_start() -> None:
     for loop, start in [(VirtualTimeLoop(), 0.0), (VirtualTimeLoop(start=1e9), 1e9)]:
         with contextlib.closing(loop):
             assert loop.time() == start
@@ -78,13 +81,15 @@ def test_time_starts_at_zero_or_where_it_is_told() -> None:
 
 @pytest.mark.parametrize("start", [math.inf, -math.inf, math.nan])
 def test_time_does_not_start_at_infinity(start: float) -> None:
-    with pytest.raises(ValueError, match=r"start must be a finite number of seconds, not -?(inf|nan)"):
+    with pytest.raises(
+        ValueError, match=r"start must be a finite number of seconds, not -?(inf|nan)"
+    ):
         VirtualTimeLoop(start=start)
 
 
 @on_virtual_time
-async def test_time_stands_still_while_a_callback_runs() -> None:
-    time.sleep(A_WHILE)  # noqa: ASYNC251  what blocks the loop must not move its clock
+async def test_time_does_not_move_during_callback() -> None:
+    time.sleep(A_WHILE)  # noqa: ASYNC251  a call that blocks the loop must not move its clock
     assert virtual_loop().time() == 0.0
 
 
@@ -99,9 +104,11 @@ async def test_time_stands_still_while_anything_is_ready() -> None:
 
 @on_virtual_time
 @at_any_loop_time
-async def test_a_timer_runs_exactly_when_it_is_due_and_in_order(start: float) -> None:
+async def test_timers_run_in_order_exactly_when_due(start: float) -> None:
     chance = random.Random(1)
-    whens = [start + chance.choice([1e-9, 1e-6, 0.1, 3.0, 1e5]) * chance.random() for _ in range(2000)]
+    whens = [
+        start + chance.choice([1e-9, 1e-6, 0.1, 3.0, 1e5]) * chance.random() for _ in range(2000)
+    ]
     ran: list[tuple[float, float]] = []
     loop = virtual_loop()
 
@@ -114,7 +121,7 @@ async def test_a_timer_runs_exactly_when_it_is_due_and_in_order(start: float) ->
     assert ran == [(when, when) for when in sorted(whens)]
 
 
-def test_a_jump_lands_on_the_instant_itself_however_the_difference_is_rounded() -> None:
+def test_jump_lands_exactly_despite_rounding() -> None:
     chance = random.Random(1)
     jumps = [(-1000 * chance.random(), chance.random()) for _ in range(100)]
     assert any(start + (when - start) > when for start, when in jumps)
@@ -131,7 +138,7 @@ def test_a_jump_lands_on_the_instant_itself_however_the_difference_is_rounded() 
 
 @on_virtual_time
 @at_any_loop_time
-async def test_a_timer_for_this_very_instant_or_the_past_runs_at_once(start: float) -> None:
+async def test_timer_for_now_or_past_runs_at_once(start: float) -> None:
     loop = virtual_loop()
     for when in (start, start - 1, math.nextafter(start, -math.inf), -math.inf):
         reached = loop.create_future()
@@ -201,6 +208,7 @@ def test_the_same_program_gives_the_same_trace_twice(loop_factory: LoopFactory) 
     def trace(seed: int) -> list[tuple[float, int, str]]:
         chance = random.Random(seed)
         lines: list[tuple[float, int, str]] = []
+        desk = asyncio.Lock()  # one thread at a time, so no clock decides which answers first
 
         async def worker(number: int, queue: asyncio.Queue[float], lock: asyncio.Lock) -> None:
             def note(what: object) -> None:
@@ -212,7 +220,10 @@ def test_the_same_program_gives_the_same_trace_twice(loop_factory: LoopFactory) 
                     async with asyncio.timeout(chance.random()), lock:
                         note("locked")
                         await asyncio.sleep(delay)
-                    note(await asyncio.to_thread(answer_late, "from a thread", delay / 1000))
+                    async with desk:
+                        for _ in range(20):  # until every other worker waits
+                            await asyncio.sleep(0)
+                        note(await asyncio.to_thread(answer_late, "from a thread", delay / 1000))
                 except TimeoutError:
                     note("timed out")
                 queue.task_done()
@@ -271,7 +282,8 @@ async def to_own_thread(work: Callable[[], T]) -> T:
 
 
 in_any_thread = pytest.mark.parametrize(
-    "in_thread", [to_thread, to_executor, to_anyio_thread, to_anyio_thread_with_own_limiter, to_own_thread]
+    "in_thread",
+    [to_thread, to_executor, to_anyio_thread, to_anyio_thread_with_own_limiter, to_own_thread],
 )
 InThread = Callable[[Callable[[], object]], Awaitable[object]]
 
@@ -279,17 +291,19 @@ InThread = Callable[[Callable[[], object]], Awaitable[object]]
 @on_virtual_time_with_any_tasks
 @in_any_thread
 @pytest.mark.parametrize("start", [1e9])
-async def test_the_clock_does_not_jump_past_the_answer_of_a_thread(in_thread: InThread, start: float) -> None:
+async def test_clock_does_not_jump_past_thread_answer(in_thread: InThread, start: float) -> None:
     for number in range(2):  # the second time, a pool has an idle thread to offer
         async with asyncio.timeout(1):
             assert await in_thread(lambda: answer_late("answer")) == "answer"
         assert virtual_loop().time() == start + number * 3600
-        await asyncio.sleep(3600)  # and idle threads hold nobody up
+        await asyncio.sleep(3600)  # and idle threads do not hold up the loop
 
 
 @on_virtual_time
 @in_any_thread
-async def test_time_stands_still_until_the_last_of_many_threads_has_answered(in_thread: InThread) -> None:
+async def test_time_waits_for_last_of_many_threads(
+    in_thread: InThread,
+) -> None:
     loop = virtual_loop()
 
     def work(number: int) -> float:
@@ -297,7 +311,9 @@ async def test_time_stands_still_until_the_last_of_many_threads_has_answered(in_
         return loop.time()
 
     async with asyncio.timeout(1):
-        times = await asyncio.gather(*(in_thread(functools.partial(work, number)) for number in range(4)))
+        times = await asyncio.gather(
+            *(in_thread(functools.partial(work, number)) for number in range(4))
+        )
     assert times == [0.0] * 4
 
 
@@ -311,7 +327,7 @@ async def test_a_thread_that_fails_has_answered(in_thread: InThread) -> None:
 
 
 @on_virtual_time
-async def test_a_thread_whose_await_is_cancelled_holds_nobody_up() -> None:
+async def test_thread_with_cancelled_await_delays_nothing() -> None:
     release = threading.Event()
     task = asyncio.create_task(asyncio.to_thread(release.wait, 30))
     await asyncio.sleep(0)
@@ -322,19 +338,27 @@ async def test_a_thread_whose_await_is_cancelled_holds_nobody_up() -> None:
     assert virtual_loop().time() == 10.0
 
 
-def test_closing_the_runner_waits_for_threads_that_still_run(virtual: Runner) -> None:
+def test_closing_runner_waits_for_running_threads(virtual: Runner) -> None:
     ended: list[bool] = []
 
     async def main() -> None:
-        task = asyncio.create_task(asyncio.to_thread(lambda: ended.append(answer_late(True))))
-        await iterations(2)
+        def work() -> None:
+            begun.set()
+            ended.append(answer_late(True))
+
+        begun = threading.Event()
+        task = asyncio.create_task(asyncio.to_thread(work))
+        while not begun.is_set():
+            await asyncio.sleep(0)
         task.cancel()
 
-    virtual(main)  # would be a deadlock on 3.11, and a warning after 300 virtual seconds from 3.12 on
+    virtual(
+        main
+    )  # would be a deadlock on 3.11, and a warning after 300 virtual seconds from 3.12 on
     assert ended == [True]
 
 
-def test_the_anyio_threads_of_another_loop_hold_nobody_up() -> None:
+def test_anyio_threads_of_another_loop_delay_nothing() -> None:
     at_work, release = threading.Event(), threading.Event()
 
     def work() -> None:
@@ -351,7 +375,7 @@ def test_the_anyio_threads_of_another_loop_hold_nobody_up() -> None:
         other.join()
 
 
-def test_an_anyio_thread_abandoned_by_an_earlier_run_holds_nobody_up() -> None:
+def test_abandoned_anyio_thread_delays_no_later_run() -> None:
     release = threading.Event()
 
     async def abandon() -> None:
@@ -374,7 +398,7 @@ def test_an_anyio_thread_abandoned_by_an_earlier_run_holds_nobody_up() -> None:
 
 
 @on_virtual_time
-async def test_held_time_runs_what_is_due_and_nothing_else() -> None:
+async def test_held_time_runs_only_due_timers() -> None:
     loop = virtual_loop()
     ran: list[str] = []
     loop.call_later(1, ran.append, "a second later")
@@ -388,7 +412,7 @@ async def test_held_time_runs_what_is_due_and_nothing_else() -> None:
 
 
 @on_virtual_time
-async def test_time_moves_on_when_the_last_of_overlapping_holds_is_left() -> None:
+async def test_time_advances_after_last_overlapping_hold() -> None:
     loop = virtual_loop()
     first, second = loop.hold_time(), loop.hold_time()
     first.__enter__()
@@ -422,7 +446,9 @@ def after_a_while(action: Callable[..., object], *args: object) -> None:
 
 
 @on_virtual_time
-async def test_io_that_is_ready_is_served_before_the_clock_moves(pair: tuple[socket.socket, socket.socket]) -> None:
+async def test_ready_io_is_served_before_clock_moves(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     ours, theirs = pair
     loop = virtual_loop()
     readable = asyncio.Event()
@@ -438,14 +464,18 @@ async def test_io_that_is_ready_is_served_before_the_clock_moves(pair: tuple[soc
 
 
 @on_virtual_time
-async def test_the_clock_does_not_wait_for_io_that_is_not_ready(pair: tuple[socket.socket, socket.socket]) -> None:
+async def test_clock_does_not_wait_for_unready_io(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(virtual_loop().sock_recv(pair[0], 10), 3600)
     assert virtual_loop().time() == 3600.0
 
 
 @on_virtual_time
-async def test_without_a_timer_the_loop_waits_for_io_in_real_time(pair: tuple[socket.socket, socket.socket]) -> None:
+async def test_without_timers_loop_waits_for_real_io(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     ours, theirs = pair
     after_a_while(theirs.send, b"at last")
     assert await virtual_loop().sock_recv(ours, 10) == b"at last"
@@ -494,8 +524,10 @@ def in_a_child(*, shell: bool) -> Awaitable[asyncio.subprocess.Process]:
 
 @on_virtual_time
 @pytest.mark.parametrize("shell", [False, True])
-async def test_a_loop_that_waits_for_a_child_is_not_deadlocked(shell: bool) -> None:
-    child = await in_a_child(shell=shell)  # no pipe gives it away, and on 3.11 a thread waits for it
+async def test_waiting_for_child_is_no_deadlock(shell: bool) -> None:
+    child = await in_a_child(
+        shell=shell
+    )  # no pipe gives it away, and on 3.11 a thread waits for it
     assert await child.wait() == 0
 
 
@@ -535,7 +567,7 @@ def control_c_interrupts() -> Iterator[None]:
 
 @pytest.mark.usefixtures("control_c_interrupts")
 @pytest.mark.parametrize("endless", [wait_in_real_time, jump_for_ever])
-def test_control_c_ends_a_run_and_lets_it_clean_up(endless: Callable[[], Awaitable[None]]) -> None:
+def test_control_c_ends_run_after_cleanup(endless: Callable[[], Awaitable[None]]) -> None:
     cleaned_up: list[bool] = []
 
     async def main() -> None:
@@ -551,7 +583,7 @@ def test_control_c_ends_a_run_and_lets_it_clean_up(endless: Callable[[], Awaitab
 
 
 @pytest.mark.usefixtures("control_c_interrupts")
-def test_control_c_ends_a_loop_that_runs_without_a_runner() -> None:
+def test_control_c_ends_loop_without_runner() -> None:
     with contextlib.closing(VirtualTimeLoop()) as loop:
         task = loop.create_task(wait_in_real_time())
         loop.call_soon(after_a_while, interrupt)
@@ -562,12 +594,12 @@ def test_control_c_ends_a_loop_that_runs_without_a_runner() -> None:
             loop.run_until_complete(task)
 
 
-def test_a_loop_with_a_signal_handler_waits_for_the_signal() -> None:
+def test_loop_with_signal_handler_waits_for_signal() -> None:
     signals: list[int] = []
 
     async def main() -> None:
         loop = virtual_loop()
-        number = signal.SIGWINCH  # one that does no harm if nobody handles it
+        number = signal.SIGWINCH  # one that does no harm without a handler
         came = asyncio.Event()
         loop.add_signal_handler(number, came.set)
         after_a_while(interrupt, number)
@@ -587,7 +619,7 @@ def test_a_loop_with_a_signal_handler_waits_for_the_signal() -> None:
 
 @at_any_loop_time
 @around_loops_with_any_tasks
-def test_a_run_that_can_never_end_is_an_error_that_names_the_tasks(start: float, loop_factory: LoopFactory) -> None:
+def test_deadlock_error_names_stuck_tasks(start: float, loop_factory: LoopFactory) -> None:
     async def wait_for_godot() -> None:
         await asyncio.Event().wait()
 
@@ -604,7 +636,7 @@ def test_a_run_that_can_never_end_is_an_error_that_names_the_tasks(start: float,
     assert f"wait_for_godot() running at {__file__}:" in message
 
 
-def test_a_crowd_of_stuck_tasks_is_counted_and_not_all_listed() -> None:
+def test_error_counts_many_stuck_tasks() -> None:
     async def main() -> None:
         await asyncio.gather(*(asyncio.Event().wait() for _ in range(500)))
 
@@ -622,7 +654,7 @@ def test_a_timer_at_infinity_wakes_nobody() -> None:
         run(asyncio.sleep(math.inf))
 
 
-def test_to_run_for_ever_with_nothing_to_do_is_a_deadlock() -> None:
+def test_idle_run_forever_is_deadlock() -> None:
     with contextlib.closing(VirtualTimeLoop()) as loop:
         with pytest.raises(DeadlockError, match=r"tasks that wait for ever: 0$"):
             loop.run_forever()
@@ -631,7 +663,7 @@ def test_to_run_for_ever_with_nothing_to_do_is_a_deadlock() -> None:
         assert loop.time() == 3600.0
 
 
-def test_after_a_deadlock_the_runner_cancels_what_was_stuck_and_can_go_on() -> None:
+def test_after_deadlock_runner_cancels_tasks_and_continues() -> None:
     ends: list[str] = []
 
     async def main() -> None:
@@ -651,7 +683,7 @@ def test_after_a_deadlock_the_runner_cancels_what_was_stuck_and_can_go_on() -> N
 
 
 @in_any_thread
-def test_threads_that_have_answered_do_not_hide_a_deadlock(in_thread: InThread) -> None:
+def test_finished_threads_do_not_hide_deadlock(in_thread: InThread) -> None:
     async def main() -> None:
         await in_thread(lambda: None)
         await asyncio.Event().wait()
@@ -660,7 +692,9 @@ def test_threads_that_have_answered_do_not_hide_a_deadlock(in_thread: InThread) 
         run(main())
 
 
-def test_io_that_is_no_longer_watched_does_not_hide_a_deadlock(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_unwatched_io_does_not_hide_deadlock(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
     async def main() -> None:
         pair[1].send(b"the last of it")
         await virtual_loop().sock_recv(pair[0], 100)

@@ -1,11 +1,13 @@
-"""Requests about the cluster and its topics; none of them waits."""
+"""Requests about the cluster and its topics, which never wait."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from .configs import DEFAULTS, altered, config_entries
+from .logs import printable
 from .replicas import LEADER
 from .responses import ApiError, ErrorCode, Response, attempt, raise_if
 from .topics import MAX_PARTITIONS, Topic
@@ -26,12 +28,14 @@ def _identity(topic: Any) -> tuple[str | None, UUID | None]:
 
 
 def named_topics(body: Any) -> list[tuple[str | None, UUID | None]]:
-    """The topics that a request is to delete; until version 5 it has a list of names."""
-    return [_identity(topic) for topic in body.topics] or [(name, None) for name in getattr(body, "topic_names", ())]
+    """The topics that a request deletes; until version 5 it has a list of names."""
+    return [_identity(topic) for topic in body.topics] or [
+        (name, None) for name in getattr(body, "topic_names", ())
+    ]
 
 
 def _resource(wanted: Any) -> Response:
-    """The fields of a response that say which resource it is about."""
+    """The fields of a response that name its resource."""
     return {"resource_type": wanted.resource_type, "name": wanted.name}
 
 
@@ -42,9 +46,11 @@ class Admin:
         self.broker, self.topics, self.settings = broker, broker.topics, broker.settings
 
     def api_versions(self, request: Request) -> Response:
-        """The requests and versions that are offered. An unknown version of this request gets the list all the same.
+        """The requests and versions that are offered. An unknown version of this request gets the
+        list all the same.
 
-        Produce is listed from version 0 on, as by Kafka 4: without that, older librdkafkas do not compress (KAFKA-18659).
+        Produce is listed from version 0 on, as by Kafka 4: without that, older librdkafkas do not
+            compress (KAFKA-18659).
         """
         keys = [
             {
@@ -54,25 +60,43 @@ class Admin:
             }
             for api in APIS.values()
         ]
-        return {"error_code": ErrorCode.unsupported_version if request.version < 0 else ErrorCode.none, "api_keys": keys}
+        return {
+            "error_code": ErrorCode.unsupported_version if request.version < 0 else ErrorCode.none,
+            "api_keys": keys,
+        }
 
     def sasl_handshake(self, request: Request) -> Response:
-        """Nobody can authenticate here, as on a listener of Kafka's that is PLAINTEXT."""
-        message = "%s:%s asks for SASL/%s, and this port is PLAINTEXT: security.protocol is to be PLAINTEXT"
-        logger.warning(message, *request.peer, request.body.mechanism)
+        """Refuses authentication, as a PLAINTEXT listener of Kafka does."""
+        if self.broker.mistakes.is_first("SASL", request.peer[0]):
+            message = (
+                "%s:%s asks for SASL/%s, and this port is PLAINTEXT: security.protocol is to be "
+                "PLAINTEXT"
+            )
+            logger.warning(message, *request.peer, printable(request.body.mechanism))
         return {"error_code": ErrorCode.illegal_sasl_state}
 
     def metadata(self, request: Request) -> Response:
-        """Topics and partitions, all of them led by this node, at the address by which this client reaches it."""
+        """Topics and partitions, all of them led by this node, at the address by which this client
+        reaches it."""
         body = request.body
         wants_all = body.topics is None or (request.version == 0 and not body.topics)
-        wanted = [(name, None) for name in self.topics.by_name] if wants_all else [_identity(topic) for topic in body.topics]
+        wanted = (
+            [(name, None) for name in self.topics.by_name]
+            if wants_all
+            else [_identity(topic) for topic in body.topics]
+        )
         brokers = [{"node_id": LEADER, "host": request.address[0], "port": request.address[1]}]
         topics = [
-            {"name": name, "topic_id": topic_id} | attempt(self._topic, name, topic_id, body.allow_auto_topic_creation)
+            {"name": name, "topic_id": topic_id}
+            | attempt(self._topic, name, topic_id, body.allow_auto_topic_creation)
             for name, topic_id in dict.fromkeys(wanted)
         ]
-        return {"brokers": brokers, "cluster_id": "purgatory", "controller_id": LEADER, "topics": topics}
+        return {
+            "brokers": brokers,
+            "cluster_id": "purgatory",
+            "controller_id": LEADER,
+            "topics": topics,
+        }
 
     def _topic(self, name: str | None, topic_id: UUID | None, may_create: bool) -> Response:
         name = self._name(name, topic_id)
@@ -85,14 +109,21 @@ class Admin:
                 "leader_epoch": 0,
                 "replica_nodes": list(partition.nodes),
                 "isr_nodes": sorted(partition.in_sync),
-                "offline_replicas": sorted(set(self.broker.followers.stopped).intersection(partition.nodes)),
+                "offline_replicas": sorted(
+                    set(self.broker.followers.stopped).intersection(partition.nodes)
+                ),
             }
             for index, partition in enumerate(self.topics.topic(name).partitions)
         ]
-        return {"name": name, "topic_id": self.topics.topic(name).topic_id, "partitions": partitions}
+        return {
+            "name": name,
+            "topic_id": self.topics.topic(name).topic_id,
+            "partitions": partitions,
+        }
 
     def _name(self, name: str | None, topic_id: UUID | None) -> str:
-        """The name of a topic of which a request has the name or the id. Raises `ApiError` if no topic has the id."""
+        """The name of a topic of which a request has the name or the id. Raises `ApiError` if no
+        topic has the id."""
         name = name if topic_id is None else self.topics.name_of(topic_id)
         if name is None:
             raise ApiError(ErrorCode.unknown_topic_id)
@@ -100,24 +131,45 @@ class Admin:
 
     def create_topics(self, request: Request) -> Response:
         """Creates topics, or only validates the request."""
-        names = [wanted.name for wanted in request.body.topics]
+        counts = Counter(wanted.name for wanted in request.body.topics)
 
         def create(wanted: Any) -> Response:
-            raise_if(names.count(wanted.name) > 1, ErrorCode.invalid_request, f"{wanted.name!r} is there twice")
-            count, factor, nodes = wanted.num_partitions, wanted.replication_factor, self.settings.replicas
+            raise_if(
+                counts[wanted.name] > 1,
+                ErrorCode.invalid_request,
+                f"{wanted.name!r} is there twice",
+            )
+            count, factor, nodes = (
+                wanted.num_partitions,
+                wanted.replication_factor,
+                self.settings.replicas,
+            )
             if wanted.assignments:
                 count, factor = len(wanted.assignments), len(wanted.assignments[0].broker_ids)
             count = self.settings.partitions if count == DEFAULT_COUNT else count
             factor = nodes if factor == DEFAULT_COUNT else factor
             message = f"Replication factor: {factor} larger than available brokers: {nodes}."
             raise_if(not 1 <= factor <= nodes, ErrorCode.invalid_replication_factor, message)
-            configs = {config.name: config.value for config in wanted.configs if config.value is not None}
-            topic = self.topics.create(wanted.name, count, factor, configs, request.body.validate_only)
+            configs = {
+                config.name: config.value for config in wanted.configs if config.value is not None
+            }
+            topic = self.topics.create(
+                wanted.name, count, factor, configs, request.body.validate_only
+            )
             topic_id = None if topic is None else topic.topic_id
             shown = config_entries(DEFAULTS, configs)
-            return {"topic_id": topic_id, "num_partitions": count, "replication_factor": factor, "configs": shown}
+            return {
+                "topic_id": topic_id,
+                "num_partitions": count,
+                "replication_factor": factor,
+                "configs": shown,
+            }
 
-        return {"topics": [{"name": wanted.name} | attempt(create, wanted) for wanted in request.body.topics]}
+        return {
+            "topics": [
+                {"name": wanted.name} | attempt(create, wanted) for wanted in request.body.topics
+            ]
+        }
 
     def create_partitions(self, request: Request) -> Response:
         """Adds partitions to topics."""
@@ -125,11 +177,21 @@ class Admin:
         def extend(wanted: Any) -> None:
             topic = self.topics.topic(wanted.name)
             is_more = len(topic.partitions) < wanted.count <= MAX_PARTITIONS
-            raise_if(not is_more, ErrorCode.invalid_partitions, f"there are {len(topic.partitions)} partitions")
-            if not request.body.validate_only:
+            raise_if(
+                not is_more,
+                ErrorCode.invalid_partitions,
+                f"there are {len(topic.partitions)} partitions",
+            )
+            if request.body.validate_only:
+                self.topics.raise_if_too_many(wanted.count - len(topic.partitions))
+            else:
                 self.topics.extend(topic, wanted.count)
 
-        return {"results": [{"name": wanted.name} | attempt(extend, wanted) for wanted in request.body.topics]}
+        return {
+            "results": [
+                {"name": wanted.name} | attempt(extend, wanted) for wanted in request.body.topics
+            ]
+        }
 
     def delete_topics(self, request: Request) -> Response:
         """Deletes topics; operations that wait for their partitions complete with an error."""
@@ -140,7 +202,10 @@ class Admin:
             return {"name": topic.name}
 
         named = named_topics(request.body)
-        deleted = [{"name": name, "topic_id": topic_id} | attempt(delete, name, topic_id) for name, topic_id in named]
+        deleted = [
+            {"name": name, "topic_id": topic_id} | attempt(delete, name, topic_id)
+            for name, topic_id in named
+        ]
         return {"topics": deleted}
 
     def describe_configs(self, request: Request) -> Response:
@@ -154,12 +219,20 @@ class Admin:
             else:
                 raise ApiError(ErrorCode.invalid_request)
             wanted = resource.configuration_keys
-            return {"configs": [config for config in configs if wanted is None or config["name"] in wanted]}
+            return {
+                "configs": [
+                    config for config in configs if wanted is None or config["name"] in wanted
+                ]
+            }
 
-        return {"results": [_resource(wanted) | attempt(describe, wanted) for wanted in request.body.resources]}
+        return {
+            "results": [
+                _resource(wanted) | attempt(describe, wanted) for wanted in request.body.resources
+            ]
+        }
 
     def alter_configs(self, request: Request) -> Response:
-        """Sets the configuration of topics: what is not named gets its default."""
+        """Sets the configuration of topics; names that are not given get their defaults."""
 
         def alter(resource: Any) -> None:
             configs = {config.name: config.value or "" for config in resource.configs}
@@ -186,7 +259,12 @@ class Admin:
 
     def _alter_each(self, request: Request, alter: Callable[[Any], None]) -> Response:
         # `COMMON_NAMES` has "topics" for the field `responses` of every message.
-        return {"topics": [_resource(resource) | attempt(alter, resource) for resource in request.body.resources]}
+        return {
+            "topics": [
+                _resource(resource) | attempt(alter, resource)
+                for resource in request.body.resources
+            ]
+        }
 
     def _broker_configs(self, request: Request) -> dict[str, object]:
         return {

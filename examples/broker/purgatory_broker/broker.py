@@ -1,4 +1,5 @@
-"""The broker: its purgatories, the handler of each request, and the checks after a partition has changed."""
+"""The broker: its purgatories, the handler of each request, and the checks after a partition has
+changed."""
 
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from .delayed_operations import DelayedDeleteRecords, DelayedFetch, DelayedProdu
 from .faults import Faults, Handler
 from .files import lock
 from .group_requests import GroupRequests
+from .logs import Mistakes
 from .metadata_log import MetadataLog
 from .records import Records
 from .replicas import Followers
@@ -27,7 +29,8 @@ from .wire import APIS, Request
 
 
 class Broker:
-    """Everything but the network. `handle` handles a request; checks that it triggers run after its handler has returned.
+    """The broker without the network. `handle` handles a request; checks that it triggers run after
+    its handler has returned.
 
     Nothing here awaits anything.
     """
@@ -35,6 +38,7 @@ class Broker:
     def __init__(self, settings: Settings | None = None) -> None:
         self.settings = settings = settings or Settings()
         self._lock: IO[bytes] | None = None
+        self.mistakes = Mistakes()
         if settings.directory is not None:
             settings.directory.mkdir(parents=True, exist_ok=True)
             self._lock = lock(settings.directory / "lock")
@@ -53,20 +57,29 @@ class Broker:
         group_requests = GroupRequests(self.coordinator, self.topics, self.transactions)
         owners = (Records(self), self.coordinator, group_requests, self.transactions, Admin(self))
         self._handlers: dict[str, Handler] = {
-            api.name: next(getattr(owner, api.name) for owner in owners if hasattr(owner, api.name)) for api in APIS.values()
+            api.name: next(getattr(owner, api.name) for owner in owners if hasattr(owner, api.name))
+            for api in APIS.values()
         }
 
     @property
     def purgatories(self) -> tuple[Purgatory[Any], ...]:
         """All purgatories, one for each kind of operation."""
         groups = self.coordinator
-        return self.produces, self.fetches, self.deletes, groups.joins, groups.syncs, groups.heartbeats
+        return (
+            self.produces,
+            self.fetches,
+            self.deletes,
+            groups.joins,
+            groups.syncs,
+            groups.heartbeats,
+        )
 
     def handle(self, request: Request) -> DelayedOperation[None] | None:
         """Handles a request.
 
         Returns:
-            The operation that will respond; None if there is a response already, or somebody else will respond.
+            The operation that will respond; None if the response was sent, or something else will
+            send it.
         """
         try:
             outcome = self.faults.handle(request, self._handlers[request.api.name])
@@ -81,12 +94,14 @@ class Broker:
         return outcome
 
     def run_deferred(self) -> None:
-        """Runs the checks that were put off until a handler, or something else that changes partitions, has returned."""
+        """Runs the checks that were put off until a handler, or something else that changes
+        partitions, has returned."""
         while self.deferred:
             self.deferred.popleft()()
 
     def delete_topic(self, topic: Topic) -> None:
-        """Deletes a topic and its committed offsets; operations that wait for its partitions complete with an error."""
+        """Deletes a topic and its committed offsets; operations that wait for its partitions
+        complete with an error."""
         self.topics.delete(topic)
         self.coordinator.delete_offsets(lambda key: key[1] == topic.name)
         self.transactions.discard_offsets(lambda key: key[1] == topic.name)
@@ -100,10 +115,11 @@ class Broker:
         self.coordinator.clear()
         self.transactions.clear()
         self.faults.clear()
+        self.mistakes.clear()
         self.clock.offset = 0.0  # nothing is left that has a later time
 
     def start(self) -> None:
-        """Begins what happens by itself: members without heartbeats expire, and old records are deleted."""
+        """Starts the timers: members without heartbeats expire, and old records are deleted."""
         self.coordinator.start()
         self.transactions.start()
         self.run_deferred()
@@ -135,13 +151,15 @@ class Broker:
             self.deferred.append(partial(self.on_append, partition.key))
 
     def on_append(self, key: tuple[str, int]) -> None:
-        """An append to this partition has moved its high watermark. The order of the checks is Kafka's."""
+        """An append to this partition has moved its high watermark. The order of the checks is
+        Kafka's."""
         self.produces.check_and_complete(key)
         self.fetches.check_and_complete(key)
         self.deletes.check_and_complete(key)
 
     def on_watermark(self, key: tuple[str, int]) -> None:
-        """A follower has moved a watermark, or the partition is deleted. The order is Kafka's, and differs from the other."""
+        """A follower has moved a watermark, or the partition is deleted. The order is Kafka's, and
+        differs from the other."""
         self.fetches.check_and_complete(key)
         self.produces.check_and_complete(key)
         self.deletes.check_and_complete(key)

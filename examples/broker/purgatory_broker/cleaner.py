@@ -1,7 +1,8 @@
-"""What makes logs shorter: `retention.ms`, `retention.bytes` and compaction.
+"""Shortens logs: `retention.ms`, `retention.bytes` and compaction.
 
-It looks every five minutes, as Kafka does by default. Where Kafka removes whole segments, this removes batches; and it compacts
-a log up to its end, where Kafka spares the segment that is written to.
+It looks every five minutes, as Kafka does by default. Where Kafka removes whole segments, this
+removes batches; and it compacts a log up to its end, where Kafka spares the segment that is written
+to.
 """
 
 import logging
@@ -25,18 +26,27 @@ class Cleaner:
     """
 
     def __init__(
-        self, settings: Settings, partitions: Iterable[Partition], clock: Clock, on_delete: Callable[[Partition], None]
+        self,
+        settings: Settings,
+        partitions: Iterable[Partition],
+        clock: Clock,
+        on_delete: Callable[[Partition], None],
     ) -> None:
-        self._interval, self._partitions, self._clock, self._on_delete = settings.clean_interval, partitions, clock, on_delete
+        self._interval, self._partitions, self._clock, self._on_delete = (
+            settings.clean_interval,
+            partitions,
+            clock,
+            on_delete,
+        )
         self._timer = WheelTimer()
         self._task: TimerTask | None = None
 
     def start(self) -> None:
-        """Cleans again and again, from the end of the first interval on."""
+        """Starts to clean, at the end of each interval."""
         self._task = self._timer.call_later(self._interval, self._clean_again)
 
     def stop(self) -> None:
-        """Cleans no more."""
+        """Stops cleaning."""
         if self._task is not None:
             self._task.cancel()
 
@@ -45,14 +55,20 @@ class Cleaner:
         self.clean()
 
     def clean(self) -> None:
-        """Deletes what is too old or too much, and compacts. Cost: reads and parses everything of compacted topics."""
+        """Deletes records beyond the retention, and compacts. Cost: reads and parses all records of
+        compacted topics."""
         now = self._clock.milliseconds()
         for partition in self._partitions:
             log, config, end = partition.log, partition.topic.config, partition.last_stable_offset
             if config.compacts:
                 try:
                     is_aborted = partition.transactions.aborted_batches()
-                    log.compact(end, now - config.min_compaction_lag, now - config.delete_retention, is_aborted)
+                    log.compact(
+                        end,
+                        now - config.min_compaction_lag,
+                        now - config.delete_retention,
+                        is_aborted,
+                    )
                 except OSError as error:
                     logger.error("%s-%d cannot be compacted: %s", *partition.key, error)
             if config.deletes:

@@ -4,7 +4,8 @@ import time
 
 
 class Clock:
-    """The time of day, which can be moved forward: for timestamps of records, and for what is kept for a time.
+    """The time of day, which can be moved forward: for timestamps of records, and for retention
+    times.
 
     Attributes:
         offset: seconds that it is ahead of the system's.

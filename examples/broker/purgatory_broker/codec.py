@@ -1,12 +1,14 @@
-"""Reads and writes Kafka's messages by the schemas of the package `kio`, which has one class for each message and version.
+"""Reads and writes Kafka's messages by the schemas of the package `kio`, which has one class for
+each message and version.
 
-A request in any version is read as the newest that is offered: a field that its version does not have yet gets its default.
-Responses are dictionaries; what the version of the request has no field for is left out. Times are in seconds. Tagged fields
-are optional in the protocol: they are skipped and not written, as none is needed here.
+A request in any version is read as the newest that is offered: a field that its version does not
+have yet gets its default. Responses are dictionaries; entries without a field in the request's
+version are left out. Times are in seconds. Tagged fields are optional in the protocol: they are
+skipped, and not written.
 
-kio's own reader is not used, for two reasons: it allocates an array before it knows whether the array is there, so that five
-bytes that announce two billion items end the process; and it rejects tagged fields that it does not know, which librdkafka
-sends.
+kio's own reader is not used, for two reasons: it allocates an array before it knows whether the
+array is there, so that five bytes that announce two billion items end the process; and it rejects
+tagged fields that it does not know, which librdkafka sends.
 """
 
 import struct
@@ -18,7 +20,8 @@ from types import SimpleNamespace, UnionType
 from typing import Any, Final, NamedTuple, get_args, get_origin
 from uuid import UUID
 
-# Fields that mean the same but are named differently in different messages, and their one name here.
+# Fields that mean the same but are named differently in different messages, and their one name
+# here.
 COMMON_NAMES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("topic_data", "responses"), "topics"),
     **dict.fromkeys(("partition_data", "partition_responses", "partition_indexes"), "partitions"),
@@ -40,29 +43,41 @@ FORMATS: Final = {  # of the module struct; times are in milliseconds
 
 
 UUID_SIZE: Final = 16  # bytes
+MAX_ITEMS: Final = 100_000  # of all arrays and tagged fields of a request together
 
 
 class Malformed(ValueError):
     """The bytes are not a message."""
 
 
+class Frame(bytes):
+    """A request. An item of an array takes some 500 bytes as an object, and a few on the wire, so
+    the number of items is limited.
+
+    Attributes:
+        items_left: how many more items its arrays and lists of tagged fields may have.
+    """
+
+    items_left = MAX_ITEMS
+
+
 class Serde(NamedTuple):
     """How values of one kind are read and written (Kafka's serializer and deserializer).
 
     Attributes:
-        read: takes bytes and an index; returns the value that begins there, and the index after it. Raises Malformed,
-            IndexError, struct.error or UnicodeDecodeError if there is none.
+        read: takes bytes and an index; returns the value that begins there, and the index after it.
+            Raises Malformed, IndexError, struct.error or UnicodeDecodeError for other bytes.
         write: appends a value to a bytearray.
     """
 
-    read: Callable[[bytes, int], tuple[Any, int]]
+    read: Callable[[Frame, int], tuple[Any, int]]
     write: Callable[[bytearray, Any], None]
 
 
 def _number(kind: str) -> Serde:
     number, is_time = struct.Struct(">" + FORMATS[kind]), kind.startswith("timedelta")
 
-    def read(data: bytes, at: int) -> tuple[Any, int]:
+    def read(data: Frame, at: int) -> tuple[Any, int]:
         (value,) = number.unpack_from(data, at)
         return (value * 0.001 if is_time else value), at + number.size
 
@@ -97,9 +112,17 @@ def _write_compact_length(out: bytearray, length: int) -> None:
     out.append(value)
 
 
-def skip_tagged_fields(data: bytes, at: int) -> int:
+def _count(data: Frame, items: int) -> None:
+    """Counts items of a request. Raises `Malformed` if there are too many."""
+    data.items_left -= items
+    if data.items_left < 0:
+        raise Malformed(f"it has more than {MAX_ITEMS} items")
+
+
+def skip_tagged_fields(data: Frame, at: int) -> int:
     """The index after the tagged fields that begin at `at`."""
     count, at = read_varint(data, at)
+    _count(data, count)
     for _ in range(count):
         _, at = read_varint(data, at)
         size, at = read_varint(data, at)
@@ -110,13 +133,17 @@ def skip_tagged_fields(data: bytes, at: int) -> int:
 
 
 NUMBERS: Final = {kind: _number(kind) for kind in FORMATS}
-INT16, INT32, COMPACT = NUMBERS["int16"], NUMBERS["int32"], Serde(_read_compact_length, _write_compact_length)
+INT16, INT32, COMPACT = (
+    NUMBERS["int16"],
+    NUMBERS["int32"],
+    Serde(_read_compact_length, _write_compact_length),
+)
 
 
 def _sequence(length: Serde, is_text: bool) -> Serde:
     """Text or bytes, after their length, which is -1 for None."""
 
-    def read(data: bytes, at: int) -> tuple[Any, int]:
+    def read(data: Frame, at: int) -> tuple[Any, int]:
         size, at = length.read(data, at)
         if size < 0:
             return None, at
@@ -136,10 +163,11 @@ def _sequence(length: Serde, is_text: bool) -> Serde:
 def _array(length: Serde, item: Serde) -> Serde:
     """Items, after their number, which is -1 for None."""
 
-    def read(data: bytes, at: int) -> tuple[Any, int]:
+    def read(data: Frame, at: int) -> tuple[Any, int]:
         count, at = length.read(data, at)
         if count > len(data) - at:
             raise Malformed(f"an array of {count} items is announced, in {len(data) - at} bytes")
+        _count(data, max(count, 0))
         items = []
         for _ in range(count):
             value, at = item.read(data, at)
@@ -174,7 +202,7 @@ UUID_SERDE: Final = Serde(_read_uuid, _write_uuid)  # None is all zeros
 def _optional(serde: Serde) -> Serde:
     """A structure after the byte 1, or -1 for None."""
 
-    def read(data: bytes, at: int) -> tuple[Any, int]:
+    def read(data: Frame, at: int) -> tuple[Any, int]:
         (is_there,) = struct.unpack_from(">b", data, at)
         return serde.read(data, at + 1) if is_there >= 0 else (None, at + 1)
 
@@ -187,7 +215,8 @@ def _optional(serde: Serde) -> Serde:
 
 
 class Field(NamedTuple):
-    """A field of one of kio's classes; `nested` is the class of its value, if that is a structure of its own."""
+    """A field of one of kio's classes; `nested` is the class of its value, if that is a structure
+    of its own."""
 
     name: str
     kind: str
@@ -200,7 +229,11 @@ class Field(NamedTuple):
 @cache
 def fields_of(cls: Any) -> Mapping[str, Field]:
     """The fields of a class that are not tagged, by their common names."""
-    return {COMMON_NAMES.get(field.name, field.name): _field_of(field) for field in fields(cls) if "tag" not in field.metadata}
+    return {
+        COMMON_NAMES.get(field.name, field.name): _field_of(field)
+        for field in fields(cls)
+        if "tag" not in field.metadata
+    }
 
 
 def _field_of(field: Any) -> Field:
@@ -212,22 +245,30 @@ def _field_of(field: Any) -> Field:
     if isinstance(default, timedelta):
         default = default.total_seconds()
     elif default is MISSING:
-        default = None if is_nullable else () if is_array else {"string": "", "bytes": b""}.get(kind, 0)
-    return Field(field.name, kind, inner if is_dataclass(inner) else None, is_array, is_nullable, default)
+        default = (
+            None if is_nullable else () if is_array else {"string": "", "bytes": b""}.get(kind, 0)
+        )
+    return Field(
+        field.name, kind, inner if is_dataclass(inner) else None, is_array, is_nullable, default
+    )
 
 
 @cache
 def serde_of(cls: Any, newest: Any = None) -> Serde:
     """How entities of one class are read and written.
 
-    An entity is read as one of the class `newest`, if given: it has the fields of both. What is written is a dictionary.
+    An entity is read as one of the class `newest`, if given: it has the fields of both. A response
+    is written from a dictionary.
     """
     own_fields, is_flexible = fields_of(cls), cls.__flexible__
     newer = fields_of(newest or cls)
     missing = {name: field.default for name, field in newer.items() if name not in own_fields}
-    steps = [(name, field, _serde_of_field(field, newer.get(name, field), is_flexible)) for name, field in own_fields.items()]
+    steps = [
+        (name, field, _serde_of_field(field, newer.get(name, field), is_flexible))
+        for name, field in own_fields.items()
+    ]
 
-    def read(data: bytes, at: int) -> tuple[Any, int]:
+    def read(data: Frame, at: int) -> tuple[Any, int]:
         values = missing.copy()
         for name, field, serde in steps:
             value, at = serde.read(data, at)

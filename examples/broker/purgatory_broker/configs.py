@@ -1,6 +1,7 @@
-"""The configuration of topics: the names, types, defaults and bounds of Kafka 4.3, and what of it has an effect here.
+"""The configuration of topics: the names, types, defaults and bounds of Kafka 4.3, and what of it
+has an effect here.
 
-What has none is accepted as by Kafka, and the log says that it has none.
+Settings without effect are accepted as by Kafka, and logged as such.
 """
 
 import logging
@@ -9,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from .logs import printable
 from .responses import ApiError, ErrorCode, Response, raise_if
 
 logger: Final = logging.getLogger("purgatory_broker")
@@ -19,11 +21,12 @@ SET, DELETE, APPEND, SUBTRACT = range(4)  # operations of IncrementalAlterConfig
 NUMBERS: Final = {INT: ("INT", 31), LONG: ("LONG", 63)}
 NEVER: Final = 2**63 - 1  # milliseconds
 NO_TIERED_STORAGE: Final = (
-    "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with remote log storage."
+    "Tiered Storage functionality is disabled in the broker. Topic cannot be configured with "
+    "remote log storage."
 )
 
 Check = Callable[[float], str | None]
-"""What is wrong with a number, in Kafka's words."""
+"""The error for a number, in Kafka's words."""
 
 
 class Config(NamedTuple):
@@ -52,25 +55,29 @@ def between(least: float, most: float | None = None) -> Check:
 
 def gzip_level(value: float) -> str | None:
     """A check of the level of gzip."""
-    return None if value == -1 or 1 <= value <= 9 else "Value must be between 1 and 9 or equal to -1"
+    return (
+        None if value == -1 or 1 <= value <= 9 else "Value must be between 1 and 9 or equal to -1"
+    )
 
 
 POSITIVE, AT_LEAST_ZERO = between(1), between(0)
 CODECS: Final = ("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
 
 CONFIGS: Final[Mapping[str, Config]] = {
-    # What has an effect.
+    # With an effect here
     "cleanup.policy": Config(LIST, "delete", ("compact", "delete"), has_effect=True),
     "delete.retention.ms": Config(LONG, "86400000", AT_LEAST_ZERO, has_effect=True),
     "max.message.bytes": Config(INT, "1048588", AT_LEAST_ZERO, has_effect=True),
     "message.timestamp.after.max.ms": Config(LONG, "3600000", AT_LEAST_ZERO, has_effect=True),
     "message.timestamp.before.max.ms": Config(LONG, str(NEVER), AT_LEAST_ZERO, has_effect=True),
-    "message.timestamp.type": Config(STRING, "CreateTime", ("CreateTime", "LogAppendTime"), has_effect=True),
+    "message.timestamp.type": Config(
+        STRING, "CreateTime", ("CreateTime", "LogAppendTime"), has_effect=True
+    ),
     "min.compaction.lag.ms": Config(LONG, "0", AT_LEAST_ZERO, has_effect=True),
     "min.insync.replicas": Config(INT, "1", POSITIVE, has_effect=True),
     "retention.bytes": Config(LONG, "-1", has_effect=True),
     "retention.ms": Config(LONG, "604800000", between(-1), has_effect=True),
-    # What has none.
+    # Without an effect here
     "compression.gzip.level": Config(INT, "-1", gzip_level),
     "compression.lz4.level": Config(INT, "9", between(1, 17)),
     "compression.type": Config(STRING, "producer", CODECS),
@@ -106,7 +113,8 @@ def words(value: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopicConfig:
-    """What of a topic's configuration has an effect. Times are in milliseconds, sizes in bytes; -1 is no limit.
+    """What of a topic's configuration has an effect. Times are in milliseconds, sizes in bytes; -1
+    is no limit.
 
     Attributes:
         deletes, compacts: of `cleanup.policy`.
@@ -148,36 +156,57 @@ class TopicConfig:
 def validate(configs: Mapping[str, str]) -> None:
     """Raises `ApiError` if one of them cannot be set for a topic; the messages are Kafka's."""
     for name, value in configs.items():
-        raise_if(name not in CONFIGS, ErrorCode.invalid_config, f"Unknown topic config name: {name}")
+        raise_if(
+            name not in CONFIGS, ErrorCode.invalid_config, f"Unknown topic config name: {name}"
+        )
         if (problem := _problem(CONFIGS[name], value.strip())) is not None:
             message = f"Invalid value {value.strip()} for configuration {name}: {problem}"
             raise ApiError(ErrorCode.invalid_config, message)
     values = DEFAULTS | dict(configs)
-    raise_if(values["remote.storage.enable"].strip().lower() == "true", ErrorCode.invalid_config, NO_TIERED_STORAGE)
+    raise_if(
+        values["remote.storage.enable"].strip().lower() == "true",
+        ErrorCode.invalid_config,
+        NO_TIERED_STORAGE,
+    )
     least, most = int(values["min.compaction.lag.ms"]), int(values["max.compaction.lag.ms"])
-    message = f"conflict topic config setting min.compaction.lag.ms ({least}) > max.compaction.lag.ms ({most})"
+    message = (
+        f"conflict topic config setting min.compaction.lag.ms ({least}) > max.compaction.lag.ms "
+        f"({most})"
+    )
     raise_if(least > most, ErrorCode.invalid_config, message)
 
 
 def _problem(config: Config, value: str) -> str | None:
-    """What is wrong with a value, if anything is."""
+    """The error for a value, or None."""
     if config.type == BOOLEAN:
-        return None if value.lower() in ("true", "false") else "Expected value to be either true or false"
+        return (
+            None
+            if value.lower() in ("true", "false")
+            else "Expected value to be either true or false"
+        )
     if isinstance(config.check, tuple):
         is_possible = set(words(value) if config.type == LIST else [value]) <= set(config.check)
         return None if is_possible else f"String must be one of: {', '.join(config.check)}"
     if config.type == LIST:
-        return None if THROTTLED.fullmatch(value) else "it has to be '*' or a list of partition:replica"
+        return (
+            None
+            if THROTTLED.fullmatch(value)
+            else "it has to be '*' or a list of partition:replica"
+        )
     number = _number(config.type, value)
     if number is None:
-        return f"Not a number of type {'DOUBLE' if config.type == DOUBLE else NUMBERS[config.type][0]}"
+        return (
+            f"Not a number of type {'DOUBLE' if config.type == DOUBLE else NUMBERS[config.type][0]}"
+        )
     return config.check(number) if config.check is not None else None
 
 
 def _number(kind: int, value: str) -> float | None:
-    """The number that a text is; None if it is none."""
+    """Parses a number; None for any other text."""
     if kind == DOUBLE:
-        return float(value) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value) else None
+        return (
+            float(value) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", value) else None
+        )
     if not re.fullmatch(r"[+-]?\d{1,19}", value):
         return None
     _, bits = NUMBERS[kind]
@@ -185,13 +214,15 @@ def _number(kind: int, value: str) -> float | None:
 
 
 def warn_of_no_effect(topic: str, configs: Mapping[str, str]) -> None:
-    """The log says which of these values have no effect."""
+    """Logs which of these values have no effect."""
     for name, value in configs.items():
         if not CONFIGS[name].has_effect and value.strip() != CONFIGS[name].default:
-            logger.warning("topic %s: %s=%s has no effect here", topic, name, value)
+            logger.warning("topic %s: %s=%s has no effect here", topic, name, printable(value))
 
 
-def altered(configs: Mapping[str, str], name: str, operation: int, value: str | None) -> dict[str, str]:
+def altered(
+    configs: Mapping[str, str], name: str, operation: int, value: str | None
+) -> dict[str, str]:
     """A configuration after one operation of IncrementalAlterConfigs.
 
     Raises:
@@ -200,7 +231,11 @@ def altered(configs: Mapping[str, str], name: str, operation: int, value: str | 
     raise_if(name not in CONFIGS, ErrorCode.invalid_config, f"Unknown topic config name: {name}")
     if operation == DELETE:
         return {other: known for other, known in configs.items() if other != name}
-    raise_if(operation not in (SET, APPEND, SUBTRACT), ErrorCode.invalid_request, f"there is no operation {operation}")
+    raise_if(
+        operation not in (SET, APPEND, SUBTRACT),
+        ErrorCode.invalid_request,
+        f"there is no operation {operation}",
+    )
     raise_if(value is None, ErrorCode.invalid_config, f"Null value not supported for : {name}")
     if operation == SET:
         return {**configs, name: value or ""}

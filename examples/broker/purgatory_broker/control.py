@@ -1,12 +1,15 @@
-"""Faults over HTTP, for tests in other languages: `POST /fail` with the arguments of `Faults.fail` as a JSON object.
+"""Faults over HTTP, for tests in other languages: `POST /fail` with the arguments of `Faults.fail`
+as a JSON object.
 
-The paths are the names of the methods of `Faults`, and `/reset`, after which the broker is empty. 204 is the response, or 400
-with the reason. It listens on the loopback interface only, and wants `Content-Type: application/json`, which a web page of
-somebody else cannot send.
+The paths are the names of the methods of `Faults`, and `/reset`, after which the broker is empty.
+204 is the response, or 400 with the reason. It listens on the loopback interface only, and wants
+`Content-Type: application/json`, which a web page of another site cannot send. A page whose name
+leads to this address could, so the Host has to be of the loopback interface, too.
 """
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +19,13 @@ from typing import Any, Final
 from .server import Server
 
 MAX_BODY_SIZE: Final = 65_536  # bytes
+READ_TIMEOUT: Final = 10.0  # seconds
+LOOPBACK: Final = re.compile(r"(127\.0\.0\.1|\[::1\]|localhost)(:[0-9]{1,5})?")
+
+
+def is_local(host: str) -> bool:
+    """Whether the Host of a request is of the loopback interface."""
+    return LOOPBACK.fullmatch(host) is not None
 
 
 class Control:
@@ -34,7 +44,8 @@ class Control:
     def __enter__(self) -> "Control":
         faults, loop = self._server.broker.faults, asyncio.get_running_loop()
         actions: dict[str, Callable[..., None]] = {
-            f"/{action.__name__}": action for action in (faults.fail, faults.delay, faults.drop, faults.expire, faults.advance)
+            f"/{action.__name__}": action
+            for action in (faults.fail, faults.delay, faults.drop, faults.expire, faults.advance)
         }
         actions |= {"/clear": faults.clear, "/reset": self._server.clear}
 
@@ -42,18 +53,27 @@ class Control:
             action(**arguments)
 
         class Handler(BaseHTTPRequestHandler):
+            timeout = READ_TIMEOUT
+
             def do_POST(self) -> None:
+                if not is_local(self.headers.get("Host", "")) or "Origin" in self.headers:
+                    self._respond(HTTPStatus.FORBIDDEN, b"only programs of this machine may ask")
+                    return
                 try:
                     if self.headers.get_content_type() != "application/json":
                         raise ValueError("Content-Type has to be application/json")
                     if self.path not in actions:
                         raise ValueError(f"{self.path} is not one of {', '.join(actions)}")
                     size = int(self.headers.get("Content-Length", 0))
-                    arguments = json.loads(self.rfile.read(min(size, MAX_BODY_SIZE)) or b"{}")
+                    if not 0 <= size <= MAX_BODY_SIZE:
+                        raise ValueError(f"0 to {MAX_BODY_SIZE} bytes are possible, not {size}")
+                    arguments = json.loads(self.rfile.read(size) or b"{}")
                     if not isinstance(arguments, dict):
                         raise ValueError("a JSON object is expected")
-                    asyncio.run_coroutine_threadsafe(call(actions[self.path], arguments), loop).result()
-                except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+                    asyncio.run_coroutine_threadsafe(
+                        call(actions[self.path], arguments), loop
+                    ).result()
+                except (TypeError, ValueError, RuntimeError) as error:
                     self._respond(HTTPStatus.BAD_REQUEST, str(error).encode())
                 else:
                     self._respond(HTTPStatus.NO_CONTENT, b"")
@@ -66,7 +86,7 @@ class Control:
                 self.wfile.write(body)
 
             def log_message(self, *_: object) -> None:
-                """Says nothing: a fault that is asked for is not news."""
+                """Logs nothing: a requested fault is not news."""
 
         self._http = ThreadingHTTPServer(("127.0.0.1", self._port), Handler)
         self._http.daemon_threads = True

@@ -1,7 +1,7 @@
 """The group coordinator: how members join, get their assignment, send heartbeats, and leave.
 
-For each group one operation waits for joins and one for syncs; the members only keep the callback of their request. For each
-member one operation waits for its next heartbeat.
+For each group one operation waits for joins and one for syncs; the members only keep the callback
+of their request. For each member one operation waits for its next heartbeat.
 """
 
 import time
@@ -29,10 +29,12 @@ class Coordinator:
     """All groups.
 
     Args:
-        metadata_log: has what survives a restart: the members of each group, and the offsets, by group, topic and partition.
+        metadata_log: has the state that survives a restart: the members of each group, and the
+            offsets, by group, topic and partition.
 
     Attributes:
-        rebalances: the durations of the last ones in seconds, from the first join to the assignment.
+        rebalances: the durations of the last ones in seconds, from the first join to the
+            assignment.
     """
 
     def __init__(self, settings: Settings, metadata_log: MetadataLog) -> None:
@@ -41,7 +43,10 @@ class Coordinator:
         self.syncs: Purgatory[DelayedSync] = Purgatory("sync")
         self.heartbeats: Purgatory[DelayedHeartbeat] = Purgatory("heartbeat")
         tables = metadata_log.tables
-        self.groups = {str(name): Group.from_metadata(str(name), value) for (name,), value in tables["groups"].items()}
+        self.groups = {
+            str(name): Group.from_metadata(str(name), value)
+            for (name,), value in tables["groups"].items()
+        }
         for name in {str(key[0]) for key in tables["offsets"]} - set(self.groups):
             self.groups[name] = Group(group_id=name)
         self.rebalances: deque[float] = deque(maxlen=MAX_REBALANCES)
@@ -53,13 +58,17 @@ class Coordinator:
                 self.expect_heartbeat(group, member)
 
     def save(self, group: Group) -> None:
-        """Writes the members of a group to the metadata log. If it cannot be written, they are not there after a restart."""
+        """Writes the members of a group to the metadata log. If it cannot be written, they are not
+        there after a restart."""
         with suppress(OSError):  # the log has it
             self.metadata_log.append(("groups", (group.group_id,), group.to_metadata()))
 
     def delete_offsets(self, which: Callable[[Key], bool]) -> None:
-        """Deletes committed offsets: those of a deleted group, or of a deleted topic, so that a new one starts without any."""
-        self.metadata_log.append(*[("offsets", key, None) for key in self.metadata_log.tables["offsets"] if which(key)])
+        """Deletes the committed offsets of a deleted group or topic, so that a new one starts
+        without any."""
+        self.metadata_log.append(
+            *[("offsets", key, None) for key in self.metadata_log.tables["offsets"] if which(key)]
+        )
 
     def delete_group(self, group: Group) -> None:
         """Deletes a group and its offsets. Its members get no response."""
@@ -77,12 +86,16 @@ class Coordinator:
             self.delete_group(group)
 
     def ensure_group(self, name: str) -> Group:
-        """The group of this name, perhaps a new one."""
+        """The group of this name, which is created if it does not exist."""
         return self.groups.setdefault(name, Group(group_id=name))
 
     def check_transactional_commit(self, body: Any) -> None:
-        """Raises `ApiError` if a producer commits for a member that is none, or of an earlier generation."""
-        group, is_of_member = self.groups.get(body.group_id), body.member_id or body.group_instance_id is not None
+        """Raises `ApiError` if a producer commits for an unknown member, or one of an earlier
+        generation."""
+        group, is_of_member = (
+            self.groups.get(body.group_id),
+            body.member_id or body.group_instance_id is not None,
+        )
         if body.generation_id >= 0:
             raise_if(group is None, ErrorCode.illegal_generation)
             self.member(body, body.generation_id)
@@ -93,7 +106,8 @@ class Coordinator:
         """The group and the member that have sent a request, perhaps of a certain generation.
 
         Raises:
-            ApiError: there is no such member, another one has its static name by now, or the generation is over.
+            ApiError: there is no such member, another one has its static name by now, or the
+                generation is over.
         """
         group = self.groups.get(body.group_id) or Group(group_id=body.group_id)
         member, instance = group.members.get(body.member_id), body.group_instance_id
@@ -104,7 +118,8 @@ class Coordinator:
         return group, member
 
     def _respond(self, group: Group, member: Member, response: Response) -> None:
-        """Responds to the request that a member waits for, if any; from now on it is to send heartbeats again."""
+        """Responds to the request for which a member waits, if any. Its heartbeats are expected
+        again."""
         respond, member.respond = member.respond, None
         if respond is not None:
             respond(response)
@@ -114,13 +129,22 @@ class Coordinator:
 
     def join_group(self, request: Request) -> Response | None:
         """The response comes when all have joined."""
-        body, protocols = request.body, {protocol.name: protocol.metadata for protocol in request.body.protocols}
+        body, protocols = (
+            request.body,
+            {protocol.name: protocol.metadata for protocol in request.body.protocols},
+        )
         raise_if(not body.group_id, ErrorCode.invalid_group_id)
-        is_possible = self.settings.min_session_timeout <= body.session_timeout <= MAX_SESSION_TIMEOUT
+        is_possible = (
+            self.settings.min_session_timeout <= body.session_timeout <= MAX_SESSION_TIMEOUT
+        )
         raise_if(not is_possible, ErrorCode.invalid_session_timeout)
         raise_if(body.member_id and body.group_id not in self.groups, ErrorCode.unknown_member_id)
         group = self.ensure_group(body.group_id)
-        is_supported = protocols and body.protocol_type and group.supports(body.protocol_type, protocols, body.member_id)
+        is_supported = (
+            protocols
+            and body.protocol_type
+            and group.supports(body.protocol_type, protocols, body.member_id)
+        )
         raise_if(not is_supported, ErrorCode.inconsistent_group_protocol)
         member_id = body.member_id or f"{body.group_instance_id or request.client_id}-{uuid4()}"
         member = Member(
@@ -129,7 +153,9 @@ class Coordinator:
             client_id=request.client_id,
             client_host=request.peer[0],
             session_timeout=body.session_timeout,
-            rebalance_timeout=body.rebalance_timeout if body.rebalance_timeout >= 0 else body.session_timeout,
+            rebalance_timeout=body.rebalance_timeout
+            if body.rebalance_timeout >= 0
+            else body.session_timeout,
             protocols=protocols,
             respond=request.respond,
         )
@@ -138,20 +164,27 @@ class Coordinator:
         return response
 
     def _join(self, group: Group, member: Member, request: Request) -> Response | None:
-        """Adds a member or updates it, and starts a rebalance; returns a response if it is not to wait."""
+        """Adds a member or updates it, and starts a rebalance; returns a response if it is not to
+        wait."""
         static_member = group.static_member(member.group_instance_id)
         if request.body.member_id and member.member_id not in group.pending_members:
             _, before = self.member(request.body)
             if member.protocols == before.protocols and (
-                group.state is State.COMPLETING or (group.state is State.STABLE and member.member_id != group.leader)
+                group.state is State.COMPLETING
+                or (group.state is State.STABLE and member.member_id != group.leader)
             ):
                 return group.join_response(before)  # the last response was lost
-            member.group_instance_id = before.group_instance_id  # which old versions of the request lack
+            member.group_instance_id = (
+                before.group_instance_id
+            )  # which old versions of the request lack
         elif static_member is not None:
             self._replace(group, static_member, member)
             return None
-        elif not request.body.member_id and member.group_instance_id is None and request.version >= 4:
-            # The client is to join once more with this id, so that no member is left behind if the response is lost.
+        elif (
+            not request.body.member_id and member.group_instance_id is None and request.version >= 4
+        ):
+            # The client joins once more with this id, so that a lost response leaves no member
+            # behind.
             group.pending_members.add(member.member_id)
             self.expect_heartbeat(group, member)
             return {"error_code": ErrorCode.member_id_required, "member_id": member.member_id}
@@ -163,7 +196,8 @@ class Coordinator:
         return None
 
     def _replace(self, group: Group, old: Member, new: Member) -> None:
-        """A static member is back under a new id. There is no rebalance if that is all that has changed."""
+        """A static member is back under a new id. There is no rebalance if that is all that has
+        changed."""
         is_leader, new.assignment = group.leader == old.member_id, old.assignment
         self._respond(group, old, {"error_code": ErrorCode.fenced_instance_id})
         group.remove(old)
@@ -174,11 +208,18 @@ class Coordinator:
             return
         group.add(new)
         self.save(group)
-        # If it knew that it is the leader, it would assign partitions anew, and nobody else would get that assignment.
-        self._respond(group, new, group.join_response(new) | ({"leader": old.member_id, "members": []} if is_leader else {}))
+        # A member that knows that it is the leader would assign partitions anew, and no other
+        # member would get that assignment.
+        self._respond(
+            group,
+            new,
+            group.join_response(new)
+            | ({"leader": old.member_id, "members": []} if is_leader else {}),
+        )
 
     def _rebalance(self, group: Group, member: Member | None = None) -> None:
-        """Starts a rebalance, unless there is one. A member that joins starts it, and then waits."""
+        """Starts a rebalance, unless there is one. A member that joins starts it, and then
+        waits."""
         if group.state is State.COMPLETING:
             for other in group.members.values():
                 self._respond(group, other, {"error_code": ErrorCode.rebalance_in_progress})
@@ -198,19 +239,24 @@ class Coordinator:
             self._wait_for_joins(group)
 
     def continue_initial_join(self, group: Group) -> None:
-        """Waits for more members of a group that was empty; once more if one has joined during the last wait."""
+        """Waits for more members of a group that was empty; once more if one has joined during the
+        last wait."""
         if not group.new_member_added or group.initial_join_left <= 0:
             self.complete_join(group)
             return
         delay = min(self.settings.rebalance_delay, group.initial_join_left)
         group.new_member_added, group.initial_join_left = False, group.initial_join_left - delay
-        self.joins.try_complete_else_watch(InitialJoin(group, delay, self.continue_initial_join), [group.group_id])
+        self.joins.try_complete_else_watch(
+            InitialJoin(group, delay, self.continue_initial_join), [group.group_id]
+        )
 
     def _wait_for_joins(self, group: Group) -> None:
-        self.joins.try_complete_else_watch(DelayedJoin(group, group.rebalance_timeout, self.complete_join), [group.group_id])
+        self.joins.try_complete_else_watch(
+            DelayedJoin(group, group.rebalance_timeout, self.complete_join), [group.group_id]
+        )
 
     def complete_join(self, group: Group) -> None:
-        """Those who have joined are the next generation of the group."""
+        """Makes the members that have joined the next generation of the group."""
         if group.state is not State.PREPARING:
             return
         for member in list(group.members.values()):
@@ -218,7 +264,9 @@ class Coordinator:
                 group.remove(member)
                 self.cancel_heartbeat(group, member.member_id)
         joined = [member for member in group.members.values() if member.respond is not None]
-        if group.members and not joined:  # only static members are left: they have until the end of their session
+        if (
+            group.members and not joined
+        ):  # only static members are left: they have until the end of their session
             self._wait_for_joins(group)
             return
         if joined and group.leader not in [member.member_id for member in joined]:
@@ -239,8 +287,14 @@ class Coordinator:
         body = request.body
         group, member = self.member(body, body.generation_id)
         raise_if(group.state is State.PREPARING, ErrorCode.rebalance_in_progress)
-        raise_if(body.protocol_type not in (None, group.protocol_type), ErrorCode.inconsistent_group_protocol)
-        raise_if(body.protocol_name not in (None, group.protocol_name), ErrorCode.inconsistent_group_protocol)
+        raise_if(
+            body.protocol_type not in (None, group.protocol_type),
+            ErrorCode.inconsistent_group_protocol,
+        )
+        raise_if(
+            body.protocol_name not in (None, group.protocol_name),
+            ErrorCode.inconsistent_group_protocol,
+        )
         group.pending_sync.discard(member.member_id)
         member.respond = request.respond
         self.cancel_heartbeat(group, member.member_id)
@@ -264,19 +318,25 @@ class Coordinator:
     # -- heartbeats
 
     def heartbeat(self, request: Request) -> Response:
-        """The response tells the member whether there is a rebalance."""
+        """The response shows the member whether there is a rebalance."""
         group, member = self.member(request.body, request.body.generation_id)
         self.expect_heartbeat(group, member)
-        return {"error_code": ErrorCode.rebalance_in_progress if group.state is State.PREPARING else ErrorCode.none}
+        return {
+            "error_code": ErrorCode.rebalance_in_progress
+            if group.state is State.PREPARING
+            else ErrorCode.none
+        }
 
     def expect_heartbeat(self, group: Group, member: Member) -> None:
-        """A member has sent a request, and is to send the next one within its session timeout."""
+        """A member has sent a request. The next one is due within its session timeout."""
         self.cancel_heartbeat(group, member.member_id)
-        operation = group.heartbeats[member.member_id] = DelayedHeartbeat(group, member, self.remove)
+        operation = group.heartbeats[member.member_id] = DelayedHeartbeat(
+            group, member, self.remove
+        )
         self.heartbeats.try_complete_else_watch(operation, [(group.group_id, member.member_id)])
 
     def cancel_heartbeat(self, group: Group, member_id: str) -> None:
-        """A member is not expected to send requests: it waits for a response, or is gone."""
+        """Expects no heartbeats of a member: it waits for a response, or has left."""
         group.heartbeats.pop(member_id, None)
         self.heartbeats.check_and_complete((group.group_id, member_id))
 
@@ -299,7 +359,9 @@ class Coordinator:
         if not member_id and (static_member := group.static_member(instance)) is not None:
             member_id = static_member.member_id
         if member_id not in group.pending_members:
-            self.member(SimpleNamespace(group_id=group_id, member_id=member_id, group_instance_id=instance))
+            self.member(
+                SimpleNamespace(group_id=group_id, member_id=member_id, group_instance_id=instance)
+            )
         self.remove(group, member_id)
 
     def remove(self, group: Group, member_id: str) -> None:

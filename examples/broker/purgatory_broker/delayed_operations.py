@@ -1,6 +1,8 @@
-"""The delayed operations of produce, delete records and fetch: Kafka's conditions, and the responses.
+"""The delayed operations of produce, delete records and fetch: Kafka's conditions, and the
+responses.
 
-Each waits under the keys of its partitions. Whoever moves a high watermark calls `check_and_complete` with that key.
+Each waits under the keys of its partitions. Code that moves a high watermark calls
+`check_and_complete` with that key.
 """
 
 from abc import abstractmethod
@@ -16,11 +18,11 @@ from .wire import Request
 
 
 class Write(NamedTuple):
-    """What a produce or delete request has done to one partition, and what it waits for there.
+    """The effect of a produce or delete request on one partition.
 
     Attributes:
         entry: of the response.
-        required_offset: the offset that the replicas have to reach.
+        required_offset: the offset that the replicas must reach before the response.
     """
 
     entry: Response
@@ -32,12 +34,12 @@ class DelayedWrite(DelayedOperation[None]):
     """Completes when each partition has reached its required offset, or is deleted.
 
     Args:
-        response: with the entries of all partitions; those of `writes` may still become errors.
-        writes: what has been done, and is waited for.
+        response: has the entries of all partitions; entries of `writes` may still become errors.
+        writes: the effects on partitions, which replicas have not confirmed yet.
 
     Attributes:
-        pending: the writes that are still waited for.
-        on_error: what the response has for a partition besides an error.
+        pending: the writes without a confirmation.
+        on_error: fields of a partition's entry besides the error.
     """
 
     on_error: ClassVar[Response]
@@ -48,12 +50,16 @@ class DelayedWrite(DelayedOperation[None]):
 
     @abstractmethod
     def status(self, write: Write) -> ErrorCode | None:
-        """The outcome for one partition; None while it is to be waited for."""
+        """The outcome for one partition; None while it is pending."""
 
     def try_complete(self) -> bool:
         """No partition is pending any more."""
         for write in self.pending.copy():
-            error = ErrorCode.unknown_topic_or_partition if write.partition.is_deleted else self.status(write)
+            error = (
+                ErrorCode.unknown_topic_or_partition
+                if write.partition.is_deleted
+                else self.status(write)
+            )
             if error is not None:
                 self._finish(write, error)
         return not self.pending and self.force_complete()
@@ -76,10 +82,15 @@ class DelayedProduce(DelayedWrite):
     on_error: ClassVar[Response] = {"base_offset": -1}
 
     def status(self, write: Write) -> ErrorCode | None:
-        """None below the high watermark. That may also have moved because too few replicas are left in sync."""
+        """None below the high watermark. That may also have moved because too few replicas are left
+        in sync."""
         if write.partition.high_watermark < write.required_offset:
             return None
-        return ErrorCode.none if write.partition.has_enough_replicas else ErrorCode.not_enough_replicas_after_append
+        return (
+            ErrorCode.none
+            if write.partition.has_enough_replicas
+            else ErrorCode.not_enough_replicas_after_append
+        )
 
 
 class DelayedDeleteRecords(DelayedWrite):
@@ -93,12 +104,14 @@ class DelayedDeleteRecords(DelayedWrite):
 
 
 MAX_FETCH_SIZE: Final = 1024 * 1024
-"""Bytes of a response to a fetch, unless its first batch is larger: what a client that does not read costs, and how long
-others wait while a response is made. Kafka's fetch.max.bytes is 55 MiB, but it does not copy them."""
+"""Bytes of a response to a fetch, unless its first batch is larger: what a client that does not
+read costs, and how long others wait while a response is made. Kafka's fetch.max.bytes is 55 MiB,
+but it does not copy them."""
 
 
 class DelayedFetch(DelayedOperation[None]):
-    """Completes when all partitions together have `min_bytes` to read; at the deadline it responds with what there is."""
+    """Completes when all partitions together have `min_bytes` to read; at the deadline it responds
+    with what there is."""
 
     on_error: ClassVar[Response] = {"high_watermark": -1, "records": b""}
 
@@ -106,7 +119,11 @@ class DelayedFetch(DelayedOperation[None]):
 
     def __init__(self, request: Request, topics: Topics) -> None:
         super().__init__(request.body.max_wait)
-        self.request, self.topics, self.remaining = request, topics, min(request.body.max_bytes, MAX_FETCH_SIZE)
+        self.request, self.topics, self.remaining = (
+            request,
+            topics,
+            min(request.body.max_bytes, MAX_FETCH_SIZE),
+        )
         self.has_read = False
 
     def try_complete(self) -> bool:
@@ -116,7 +133,9 @@ class DelayedFetch(DelayedOperation[None]):
             for topic in body.topics:
                 for wanted in topic.partitions:
                     partition = self._partition(topic.name, wanted)
-                    available = partition.log.size(wanted.fetch_offset, partition.readable_end(body.isolation_level))
+                    available = partition.log.size(
+                        wanted.fetch_offset, partition.readable_end(body.isolation_level)
+                    )
                     size += min(available, wanted.partition_max_bytes)
         except ApiError:
             return self.force_complete()
@@ -125,7 +144,9 @@ class DelayedFetch(DelayedOperation[None]):
     def on_complete(self) -> None:
         """Responds with whole batches, up to the limits."""
         try:
-            response: Response | Exception = for_partitions(self.request.body.topics, self._read, **self.on_error)
+            response: Response | Exception = for_partitions(
+                self.request.body.topics, self._read, **self.on_error
+            )
         except OSError as error:  # the disk cannot be read
             response = error
         self.request.respond(response)
@@ -142,7 +163,8 @@ class DelayedFetch(DelayedOperation[None]):
         return partition
 
     def _read(self, name: str | None, wanted: Any) -> Response:
-        """Reads one partition. The first batch of the response may exceed the limits, so that a consumer makes progress."""
+        """Reads one partition. The first batch of the response may exceed the limits, so that a
+        consumer makes progress."""
         partition = self._partition(name, wanted)
         isolation_level = self.request.body.isolation_level
         log, size = partition.log, min(wanted.partition_max_bytes, self.remaining)
@@ -155,6 +177,8 @@ class DelayedFetch(DelayedOperation[None]):
             "high_watermark": partition.high_watermark,
             "last_stable_offset": partition.last_stable_offset,
             "log_start_offset": log.start,
-            "aborted_transactions": partition.transactions.aborted_between(wanted.fetch_offset, end) if is_committed else None,
+            "aborted_transactions": partition.transactions.aborted_between(wanted.fetch_offset, end)
+            if is_committed
+            else None,
             "records": records,
         }

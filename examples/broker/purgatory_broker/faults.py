@@ -1,12 +1,14 @@
-"""Faults on demand, for tests: requests that fail, responses that come late or never, members that expire, time that moves.
+"""Faults on demand, for tests: requests that fail, responses that come late or never, members that
+expire, time that moves.
 
-A fault is for the next requests of one API, by any client. Kafka's names are used: `produce` or `Produce` for the API,
-`NOT_LEADER_OR_FOLLOWER` for the error.
+A fault is for the next requests of one API, by any client. Kafka's names are used: `produce` or
+`Produce` for the API, `NOT_LEADER_OR_FOLLOWER` for the error.
 """
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from purgatory import DelayedOperation, WheelTimer
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 
 Outcome = Response | DelayedOperation[None] | None
 Handler = Callable[[Request], Outcome]
-"""Returns the response, or the operation that will respond, or None: somebody else will respond, or nobody."""
+"""Returns the response, or the operation that will respond, or None if something else responds or
+there is no response."""
 
 API_NAMES: Final = {api.name.replace("_", ""): api.name for api in APIS.values()}
 BY_PARTITION: Final[dict[str, Response]] = {  # with what an entry has besides the error
@@ -34,7 +37,8 @@ BY_PARTITION: Final[dict[str, Response]] = {  # with what an entry has besides t
     "offset_delete": {},
     "txn_offset_commit": {},
 }
-BY_ITEM: Final = {  # the list of the request, the list of the response, and the field that says which item it is
+# the list of the request, the list of the response, and the field that names the item
+BY_ITEM: Final = {
     "create_topics": ("topics", "topics", "name"),
     "create_partitions": ("topics", "results", "name"),
     "describe_configs": ("resources", "results", "name"),
@@ -53,11 +57,25 @@ def error_response(request: Request, error: ApiError) -> Response:
     if name == "add_partitions_to_txn":
         return added_partitions(body, lambda _: error.code)
     if name == "delete_topics":
-        return {"topics": [error.response | {"name": topic, "topic_id": topic_id} for topic, topic_id in named_topics(body)]}
+        return {
+            "topics": [
+                error.response | {"name": topic, "topic_id": topic_id}
+                for topic, topic_id in named_topics(body)
+            ]
+        }
     if name not in BY_ITEM:
         return error.response
     items, entries, key = BY_ITEM[name]
-    return {entries: [error.response | {key: getattr(item, key, item)} for item in getattr(body, items)]}
+    return {
+        entries: [error.response | {key: getattr(item, key, item)} for item in getattr(body, items)]
+    }
+
+
+def _check_seconds(seconds: float) -> None:
+    """Raises `ValueError` unless this is a time of zero or more."""
+    is_number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+    if not is_number or not 0 <= seconds < inf:
+        raise ValueError(f"seconds must be a number of zero or more, got {seconds!r}")
 
 
 class SteppedLoop(asyncio.SelectorEventLoop):
@@ -72,13 +90,13 @@ class SteppedLoop(asyncio.SelectorEventLoop):
         return super().time() + self._offset
 
     def advance(self, seconds: float) -> None:
-        """Moves it forward; what is due then is called in the next iteration."""
+        """Moves the clock forward; callbacks that are due then run in the next iteration."""
         self._offset += seconds
 
 
 @dataclass(kw_only=True)
 class Fault:
-    """What happens to the next requests of an API.
+    """A fault of the next requests of an API.
 
     Attributes:
         times: for how many requests; None for all.
@@ -91,7 +109,7 @@ class Fault:
 
 
 class Faults:
-    """All faults of a broker. Those of one API take effect in the order in which they were asked for."""
+    """All faults of a broker. Faults of one API take effect in the order of their requests."""
 
     def __init__(self, broker: "Broker") -> None:
         self._broker, self._faults, self._timer = broker, list[Fault](), WheelTimer()
@@ -108,7 +126,8 @@ class Faults:
         return handle(request)
 
     def fail(self, api: str, error: str, times: int | None = 1) -> None:
-        """The next requests are not handled, and get a response with an error: for each partition, if there are any.
+        """The next requests are not handled, and get a response with an error: for each partition,
+        if there are any.
 
         Args:
             api: such as "produce".
@@ -119,19 +138,27 @@ class Faults:
             ValueError: there is no such API or error here, or `times` is less than 1.
         """
         try:
-            code = ErrorCode[error.lower()]
+            code = ErrorCode[str(error).lower()]
         except KeyError:
-            raise ValueError(f"{error!r} is not the name of an error of Kafka's, such as NOT_LEADER_OR_FOLLOWER") from None
+            raise ValueError(
+                f"{error!r} is not the name of an error of Kafka's, such as NOT_LEADER_OR_FOLLOWER"
+            ) from None
 
         def refuse(request: Request, handle: Handler) -> Outcome:
             failure = ApiError(code, f"{code.name.upper()}, as a test has asked for")
-            if request.api.name == "produce" and request.body.acks == 0:  # there is no response to have it
+            if (
+                request.api.name == "produce" and request.body.acks == 0
+            ):  # there is no response to have it
                 request.respond(ConnectionError(str(failure)))
                 return None
             response = error_response(request, failure)
             if request.api.name == "metadata" and isinstance(outcome := handle(request), dict):
                 # It has the brokers, without which a client is lost.
-                response = outcome | {"topics": [{"name": topic["name"]} | failure.response for topic in outcome["topics"]]}
+                response = outcome | {
+                    "topics": [
+                        {"name": topic["name"]} | failure.response for topic in outcome["topics"]
+                    ]
+                }
             return response
 
         self._add(api, times, refuse)
@@ -142,8 +169,7 @@ class Faults:
         Raises:
             ValueError: as `fail`; or `seconds` is negative.
         """
-        if not seconds >= 0:
-            raise ValueError(f"a response cannot be delayed by {seconds!r} s")
+        _check_seconds(seconds)
 
         def postpone(request: Request, handle: Handler) -> Outcome:
             respond = request.respond
@@ -166,14 +192,17 @@ class Faults:
         Args:
             api: such as "produce".
             times: for how many requests; None for all.
-            handled: the request is handled before; a producer that sends again what it has sent may then double it.
+            handled: whether the request is handled before; a producer that sends it again may then
+                write its records twice.
 
         Raises:
             ValueError: as `fail`.
         """
 
         def disconnect(request: Request, handle: Handler) -> None:
-            dropped = ConnectionError(f"{request.api.name} gets no response, as a test has asked for")
+            dropped = ConnectionError(
+                f"{request.api.name} gets no response, as a test has asked for"
+            )
             if handled:
                 handle(replace(request, respond=lambda _: None))
             request.respond(dropped)
@@ -181,7 +210,8 @@ class Faults:
         self._add(api, times, disconnect)
 
     def expire(self, group_id: str, member_id: str | None = None) -> None:
-        """Removes a member from its group, or all members: as if they had sent no heartbeat for their session timeout.
+        """Removes a member from its group, or all members: as if they had sent no heartbeat for
+        their session timeout.
 
         Raises:
             ValueError: there is no such group or member.
@@ -190,19 +220,22 @@ class Faults:
         group = coordinator.groups.get(group_id)
         members = [] if group is None else list(group.members) if member_id is None else [member_id]
         if group is None or not members or not set(members) <= set(group.members):
-            raise ValueError(f"group {group_id!r} has no member" + ("" if member_id is None else f" {member_id!r}"))
+            raise ValueError(
+                f"group {group_id!r} has no member"
+                + ("" if member_id is None else f" {member_id!r}")
+            )
         for each in members:
             coordinator.remove(group, each)
 
     def advance(self, seconds: float) -> None:
-        """Moves time forward: every deadline in it has come, of waiting requests, sessions and connections; records get older.
+        """Moves time forward: every deadline in it has come, of waiting requests, sessions and
+        connections; records get older.
 
         Raises:
             ValueError: it is negative.
             RuntimeError: the loop has no clock that can be moved.
         """
-        if not seconds >= 0:
-            raise ValueError(f"time cannot be moved by {seconds!r} s")
+        _check_seconds(seconds)
         loop = asyncio.get_running_loop()
         if not isinstance(loop, SteppedLoop):
             raise RuntimeError(f"time cannot be moved on {loop!r}")
@@ -210,13 +243,18 @@ class Faults:
         self._broker.clock.offset += seconds
 
     def clear(self) -> None:
-        """There are no faults any more. Time stays where it is, but for that of records when the broker is emptied."""
+        """Removes all faults. Time is not moved back, except for new records of an emptied
+        broker."""
         self._faults.clear()
 
-    def _add(self, api: str, times: int | None, apply: Callable[[Request, Handler], Outcome]) -> None:
-        name = API_NAMES.get(api.lower().replace("_", ""))
+    def _add(
+        self, api: str, times: int | None, apply: Callable[[Request, Handler], Outcome]
+    ) -> None:
+        name = API_NAMES.get(str(api).lower().replace("_", ""))
         if name is None:
-            raise ValueError(f"{api!r} is not offered here: {', '.join(sorted(API_NAMES.values()))} are")
-        if times is not None and times < 1:
-            raise ValueError(f"a fault cannot happen {times} times")
+            raise ValueError(
+                f"{api!r} is not offered here: {', '.join(sorted(API_NAMES.values()))} are"
+            )
+        if times is not None and not (isinstance(times, int) and times >= 1):
+            raise ValueError(f"times must be at least 1, or None for all requests, got {times!r}")
         self._faults.append(Fault(api=name, times=times, apply=apply))

@@ -24,15 +24,17 @@ class DelayedGroupOperation(DelayedOperation[None]):
 
 
 class InitialJoin(DelayedGroupOperation):
-    """The first join of an empty group: waits its whole timeout, so that more members join in the same rebalance."""
+    """The first join of an empty group: waits its whole timeout, so that more members join in the
+    same rebalance."""
 
     def try_complete(self) -> bool:
-        """False: nobody knows how many members are still to join."""
+        """Always False: the number of members that will join is unknown."""
         return False
 
 
 class DelayedJoin(DelayedGroupOperation):
-    """Completes when all members have joined again; at the deadline the group continues without the others."""
+    """Completes when all members have joined again; at the deadline the group continues without the
+    others."""
 
     def try_complete(self) -> bool:
         """All members have joined."""
@@ -40,7 +42,8 @@ class DelayedJoin(DelayedGroupOperation):
 
 
 class DelayedSync(DelayedGroupOperation):
-    """Completes when all members of a generation have sent their sync; at the deadline the others are removed."""
+    """Completes when all members of a generation have sent their sync; at the deadline the others
+    are removed."""
 
     def try_complete(self) -> bool:
         """All have, or the generation is over."""
@@ -48,7 +51,8 @@ class DelayedSync(DelayedGroupOperation):
 
 
 class DelayedHeartbeat(DelayedOperation[None]):
-    """Completes when a member sends a request, waits for a response itself, or is gone; at the deadline it is removed.
+    """Completes when a member sends a request, waits for a response itself, or is gone; at the
+    deadline it is removed.
 
     A pending member has one as well.
 

@@ -1,13 +1,15 @@
-"""Requests about groups that never wait: committed offsets, and groups as administrators see them."""
+"""Requests about groups that never wait: committed offsets, and groups as administrators see
+them."""
 
 import logging
 import struct
 from functools import cache
 from typing import Any, Final
 
-from .codec import STRING, Malformed
+from .codec import STRING, Frame, Malformed
 from .coordinator import Coordinator
 from .groups import Group, State
+from .logs import printable
 from .metadata_log import Change
 from .replicas import LEADER
 from .responses import ApiError, ErrorCode, Response, attempt, for_partitions, raise_if
@@ -22,12 +24,13 @@ NO_OFFSET: Final = (-1, -1, "")  # instead of an offset, the leader's epoch and 
 
 
 def subscribed_topics(subscription: bytes) -> set[str]:
-    """The topics of a consumer's subscription; none if it is something else."""
+    """The topics of a consumer's subscription; empty for other bytes."""
+    frame = Frame(subscription)
     try:
-        (count,) = struct.unpack_from(">i", subscription, 2)  # after the version
+        (count,) = struct.unpack_from(">i", frame, 2)  # after the version
         topics, at = set[str](), 6
         for _ in range(count):
-            topic, at = STRING.read(subscription, at)
+            topic, at = STRING.read(frame, at)
             topics.add(topic)
     except (Malformed, IndexError, struct.error, UnicodeDecodeError):
         return set()
@@ -37,21 +40,28 @@ def subscribed_topics(subscription: bytes) -> set[str]:
 class GroupRequests:
     """The handlers."""
 
-    def __init__(self, coordinator: Coordinator, topics: Topics, transactions: Transactions) -> None:
+    def __init__(
+        self, coordinator: Coordinator, topics: Topics, transactions: Transactions
+    ) -> None:
         self.coordinator, self.topics, self.transactions = coordinator, topics, transactions
         self.groups, self.metadata_log = coordinator.groups, coordinator.metadata_log
 
     # -- offsets
 
     def offset_commit(self, request: Request) -> Response:
-        """Commits the offsets of a member, or those of a client outside the group while the group is empty."""
+        """Commits offsets of a member, or of a client outside the group while the group is
+        empty."""
         body, changes = request.body, list[Change]()
         committing_group = cache(lambda: self._committing_group(body))
 
         def commit(name: str, wanted: Any) -> None:
             group = committing_group()
             self.topics.partition(name, wanted.index)
-            value = wanted.committed_offset, wanted.committed_leader_epoch, wanted.committed_metadata or ""
+            value = (
+                wanted.committed_offset,
+                wanted.committed_leader_epoch,
+                wanted.committed_metadata or "",
+            )
             changes.append(("offsets", (group.group_id, name, wanted.index), value))
 
         response = for_partitions(body.topics, commit)
@@ -76,30 +86,48 @@ class GroupRequests:
         return group
 
     def offset_fetch(self, request: Request) -> Response:
-        """The committed offsets, -1 where there is none. Cost: if all are asked for, iterates over those of all groups."""
+        """The committed offsets, -1 without one. Cost: a request for all iterates over the offsets
+        of all groups."""
         body, table = request.body, self.metadata_log.tables["offsets"]
         if body.topics is None:
             partitions = [key[1:] for key in table if key[0] == body.group_id]
         else:
-            partitions = [(topic.name, index) for topic in body.topics for index in topic.partitions]
+            partitions = [
+                (topic.name, index) for topic in body.topics for index in topic.partitions
+            ]
         topics: dict[Any, list[Response]] = {}
         for name, index in partitions:
             offset, epoch, metadata = table.get((body.group_id, name, index), NO_OFFSET)
-            entry = {"index": index, "committed_offset": offset, "committed_leader_epoch": epoch, "metadata": metadata}
+            entry = {
+                "index": index,
+                "committed_offset": offset,
+                "committed_leader_epoch": epoch,
+                "metadata": metadata,
+            }
             if body.require_stable and self.transactions.unstable((body.group_id, name, index)):
-                entry = {"index": index, "committed_offset": -1, "error_code": ErrorCode.unstable_offset_commit}
+                entry = {
+                    "index": index,
+                    "committed_offset": -1,
+                    "error_code": ErrorCode.unstable_offset_commit,
+                }
             topics.setdefault(name, []).append(entry)
-        return {"topics": [{"name": name, "partitions": entries} for name, entries in topics.items()]}
+        return {
+            "topics": [{"name": name, "partitions": entries} for name, entries in topics.items()]
+        }
 
     def offset_delete(self, request: Request) -> Response:
-        """Deletes committed offsets, but those of topics to which a member is subscribed."""
+        """Deletes committed offsets, except of topics to which a member is subscribed."""
         body, table = request.body, self.metadata_log.tables["offsets"]
         group = self.groups.get(body.group_id)
         if group is None:
             raise ApiError(ErrorCode.group_id_not_found)
         raise_if(group.members and group.protocol_type != CONSUMER, ErrorCode.non_empty_group)
-        subscriptions = [protocol for member in group.members.values() for protocol in member.protocols.values()]
-        subscribed = {topic for subscription in subscriptions for topic in subscribed_topics(subscription)}
+        subscriptions = [
+            protocol for member in group.members.values() for protocol in member.protocols.values()
+        ]
+        subscribed = {
+            topic for subscription in subscriptions for topic in subscribed_topics(subscription)
+        }
 
         def delete(name: str, wanted: Any) -> None:
             raise_if(name in subscribed, ErrorCode.group_subscribed_to_topic)
@@ -112,10 +140,12 @@ class GroupRequests:
     def consumer_group_heartbeat(self, request: Request) -> Response:
         """The group protocol of KIP-848 is refused as by a Kafka that has it switched off."""
         message = (
-            "client %s of group %s uses the group protocol of KIP-848, which is not served: group.protocol has to be classic"
+            "client %s of group %s uses the group protocol of KIP-848, which is not served: "
+            "group.protocol has to be classic"
         )
-        logger.warning(message, request.client_id, request.body.group_id)
-        raise ApiError(ErrorCode.unsupported_version, message % (request.client_id, request.body.group_id))
+        client, group = printable(request.client_id), printable(request.body.group_id)
+        logger.warning(message, client, group)
+        raise ApiError(ErrorCode.unsupported_version, message % (client, group))
 
     # -- groups as administrators see them
 
@@ -127,13 +157,22 @@ class GroupRequests:
         """The members of groups; the state of an unknown group is Dead."""
         groups, dead = self.groups, {"group_state": "Dead"}
         names = request.body.groups
-        return {"groups": [groups[name].description() if name in groups else dead | {"group_id": name} for name in names]}
+        return {
+            "groups": [
+                groups[name].description() if name in groups else dead | {"group_id": name}
+                for name in names
+            ]
+        }
 
     def list_groups(self, request: Request) -> Response:
         """All groups, or those in certain states."""
         states = {state.lower() for state in request.body.states_filter}
         groups = [group.description() for group in self.groups.values()]
-        return {"groups": [group for group in groups if not states or group["group_state"].lower() in states]}
+        return {
+            "groups": [
+                group for group in groups if not states or group["group_state"].lower() in states
+            ]
+        }
 
     def delete_groups(self, request: Request) -> Response:
         """Deletes empty groups and their offsets."""
@@ -144,4 +183,8 @@ class GroupRequests:
             self.coordinator.delete_group(self.groups[name])
             self.transactions.discard_offsets(lambda key: key[0] == name)
 
-        return {"results": [{"group_id": name} | attempt(delete, name) for name in request.body.groups_names]}
+        return {
+            "results": [
+                {"group_id": name} | attempt(delete, name) for name in request.body.groups_names
+            ]
+        }

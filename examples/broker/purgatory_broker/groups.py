@@ -1,10 +1,11 @@
-"""Consumer groups: their members, and the state of their rebalance. The rules and the terms are Kafka's.
+"""Consumer groups: their members, and the state of their rebalance. The rules and the terms are
+Kafka's.
 
-Empty -> PreparingRebalance: a member joins; all others are told to join again, and those that do not in time are removed
-PreparingRebalance -> CompletingRebalance: all have joined; each gets a response, and the leader's lists the members
-CompletingRebalance -> Stable: the leader has sent the assignment, which each gets in response to its sync
-any -> PreparingRebalance: a member joins, leaves, or sends no heartbeat
-PreparingRebalance -> Empty: the last member has left
+Empty -> PreparingRebalance: a member joins; all others must join again, and members that are
+late are removed PreparingRebalance -> CompletingRebalance: all have joined; each gets a
+response, and the leader's lists the members CompletingRebalance -> Stable: the leader has sent the
+assignment, which each gets in response to its sync any -> PreparingRebalance: a member joins,
+leaves, or sends no heartbeat PreparingRebalance -> Empty: the last member has left
 """
 
 from collections import Counter
@@ -23,7 +24,7 @@ SAVED_OF_GROUP: Final = ("generation_id", "protocol_type", "protocol_name", "lea
 
 
 class State(Enum):
-    """Of a group; the values are what Kafka's tools show."""
+    """States of a group; the values are shown by Kafka's tools."""
 
     EMPTY = "Empty"
     PREPARING = "PreparingRebalance"
@@ -37,9 +38,10 @@ class Member:
 
     Attributes:
         group_instance_id: the name of a static member, which it keeps when it restarts.
-        protocols: the ways to assign partitions that it supports, by preference, each with its subscription.
-        respond: responds to the request that it waits for: its join during PreparingRebalance, its sync during
-            CompletingRebalance.
+        protocols: the ways to assign partitions that it supports, by preference, each with its
+            subscription.
+        respond: responds to the request that it waits for: its join during PreparingRebalance, its
+            sync during CompletingRebalance.
     """
 
     member_id: str
@@ -67,9 +69,10 @@ class Group:
     """The members of a group, and its generation.
 
     Attributes:
-        pending_members: ids that were given out, and with which nobody has joined yet.
+        pending_members: ids that were given out, without a join yet.
         pending_sync: members of this generation that have not sent their sync yet.
-        heartbeats: the `DelayedHeartbeat` of each member, or pending member, from which a request is expected.
+        heartbeats: the `DelayedHeartbeat` of each member, or pending member, from which a request
+            is expected.
         new_member_added: a member has joined during the last wait of the initial join.
         initial_join_left: how long the initial join may still wait, in seconds.
         rebalance_began: when the rebalance did, in seconds.
@@ -97,7 +100,10 @@ class Group:
     def supports(self, protocol_type: str, protocols: Iterable[str], without: str) -> bool:
         """Whether all members, except `without`, support one of these protocols."""
         others = [member for member in self.members.values() if member.member_id != without]
-        return not others or (protocol_type == self.protocol_type and not common_protocols(others).isdisjoint(protocols))
+        return not others or (
+            protocol_type == self.protocol_type
+            and not common_protocols(others).isdisjoint(protocols)
+        )
 
     def add(self, member: Member) -> None:
         """Adds a member."""
@@ -114,25 +120,31 @@ class Group:
     @property
     def has_all_joined(self) -> bool:
         """Whether all members, and pending members, have joined the rebalance."""
-        return not self.pending_members and all(member.respond is not None for member in self.members.values())
+        return not self.pending_members and all(
+            member.respond is not None for member in self.members.values()
+        )
 
     @property
     def rebalance_timeout(self) -> float:
-        """How long the group waits for all to join, in seconds: the longest that a member asks for."""
+        """How long the group waits for all to join, in seconds: the longest that a member asks
+        for."""
         return max((member.rebalance_timeout for member in self.members.values()), default=0.0)
 
     def next_generation(self) -> None:
-        """Those that are members now are the next generation."""
+        """Makes the current members the next generation."""
         self.generation_id += 1
         self.pending_sync = set(self.members)
         self.state = State.COMPLETING if self.members else State.EMPTY
         self.protocol_name = self._select_protocol() if self.members else None
 
     def _select_protocol(self) -> str:
-        """Each member votes for the first of its protocols that all support; the one with the most votes is taken."""
+        """Each member votes for the first of its protocols that all support; the one with the most
+        votes is taken."""
         members = self.members.values()
         common = common_protocols(members)
-        votes = Counter(next(name for name in member.protocols if name in common) for member in members)
+        votes = Counter(
+            next(name for name in member.protocols if name in common) for member in members
+        )
         return votes.most_common(1)[0][0]
 
     def join_response(self, member: Member) -> Response:
@@ -157,10 +169,14 @@ class Group:
 
     def sync_response(self, member: Member) -> Response:
         """The response to a sync: the member's assignment."""
-        return {"protocol_type": self.protocol_type, "protocol_name": self.protocol_name, "assignment": member.assignment}
+        return {
+            "protocol_type": self.protocol_type,
+            "protocol_name": self.protocol_name,
+            "assignment": member.assignment,
+        }
 
     def description(self) -> Response:
-        """The group in the response to those who describe or list groups."""
+        """The group in responses that describe or list groups."""
         protocol = (self.protocol_name or "") if self.state is State.STABLE else ""
         members = [
             {
@@ -181,7 +197,7 @@ class Group:
             "members": members,
         }
 
-    # -- what survives a restart
+    # -- restarts
 
     def to_metadata(self) -> Any:
         """The group as a value for the metadata log."""
@@ -193,4 +209,9 @@ class Group:
         """The group as it was when it was last stable, or empty."""
         members = {member["member_id"]: Member(**member) for member in value["members"]}
         state = State.STABLE if members else State.EMPTY
-        return cls(group_id=group_id, state=state, members=members, **{name: value[name] for name in SAVED_OF_GROUP})
+        return cls(
+            group_id=group_id,
+            state=state,
+            members=members,
+            **{name: value[name] for name in SAVED_OF_GROUP},
+        )

@@ -1,8 +1,8 @@
 """The log of a partition: whole batches one after the other, and an index of them in memory.
 
-The bytes are in memory or in one append-only file. The index has 24 bytes for each batch: the offset after it, the position of
-its end, and its latest time. It is not written to disk; a file is read when it is opened, and truncated after its last whole
-batch.
+The bytes are in memory or in one append-only file. The index has 24 bytes for each batch: the
+offset after it, the position of its end, and its latest time. It is not written to disk; a file is
+read when it is opened, and truncated after its last whole batch.
 """
 
 import errno
@@ -35,17 +35,20 @@ logger: Final = logging.getLogger("purgatory_broker")
 class Store:
     """Bytes in memory or in a file. Positions count from the first byte that was ever appended.
 
-    A file survives the end of the process, and with `fsync` a power failure. Without it the operating system writes when it
-    likes, as under Kafka. With it each append is on the disk before the response, and holds up all other requests meanwhile.
+    A file survives the end of the process, and with `fsync` a power failure. Without it the
+    operating system writes when it likes, as under Kafka. With it each append is on the disk before
+    the response, and holds up all other requests meanwhile.
     """
 
     def __init__(self, path: Path | None = None, fsync: bool = False) -> None:
         self.path, self.fsync, self.is_failing = path, fsync, False
-        self.file: RawIOBase | BytesIO = BytesIO() if path is None else path.open("a+b", buffering=0)
+        self.file: RawIOBase | BytesIO = (
+            BytesIO() if path is None else path.open("a+b", buffering=0)
+        )
         self.start, self.size = 0, self.file.seek(0, os.SEEK_END)
 
     def append(self, data: bytes | bytearray) -> None:
-        """Appends all of the bytes or, if the disk is full, none."""
+        """Appends all bytes, or none if the disk is full."""
         try:
             self.file.seek(0, os.SEEK_END)
             if self.file.write(data) != len(data):
@@ -54,7 +57,9 @@ class Store:
                 os.fsync(self.file.fileno())
         except OSError as error:
             if not self.is_failing:  # once, until it succeeds again
-                logger.error("%s cannot be written, requests that need it are refused: %s", self.path, error)
+                logger.error(
+                    "%s cannot be written, requests that need it are refused: %s", self.path, error
+                )
             self.is_failing = True
             self.truncate(self.size)
             raise
@@ -107,7 +112,11 @@ class Log:
     def __init__(self, store: Store | None = None) -> None:
         self.store = store or Store()
         self.start = self.end = self._start_position = 0
-        self._next_offsets, self._end_positions, self._max_times = array("q"), array("q"), array("q")
+        self._next_offsets, self._end_positions, self._max_times = (
+            array("q"),
+            array("q"),
+            array("q"),
+        )
 
     def append(self, data: bytes, batch: Batch, append_time: int | None = None) -> Batch:
         """Appends a batch, and returns it as the log has it.
@@ -121,7 +130,9 @@ class Log:
         self.store.append(appended(data, self.end, append_time))
         batch = batch._replace(base_offset=self.end)
         if append_time is not None:
-            batch = batch._replace(max_time=append_time, attributes=batch.attributes | APPEND_TIME_MASK)
+            batch = batch._replace(
+                max_time=append_time, attributes=batch.attributes | APPEND_TIME_MASK
+            )
         self._add(batch)
         return batch
 
@@ -136,14 +147,19 @@ class Log:
         return self._end_positions[index - 1] if index else self._start_position
 
     def size(self, offset: int, end: int) -> int:
-        """How many bytes the batches from the one with `offset` up to before `end` have. Cost: two bisections."""
+        """How many bytes the batches from the one with `offset` up to before `end` have. Cost: two
+        bisections."""
         if offset >= end:
             return 0
-        last, first = bisect_right(self._next_offsets, end), bisect_right(self._next_offsets, offset)
+        last, first = (
+            bisect_right(self._next_offsets, end),
+            bisect_right(self._next_offsets, offset),
+        )
         return self._position(last) - self._position(first)
 
     def read(self, offset: int, end: int, size: int, *, at_least_one: bool) -> tuple[bytes, int]:
-        """Reads whole batches, from the one with `offset` up to before `end`; returns them and the offset after them.
+        """Reads whole batches, from the one with `offset` up to before `end`; returns them and the
+        offset after them.
 
         Args:
             size: the most bytes to read.
@@ -153,7 +169,9 @@ class Log:
             return b"", offset
         first = bisect_right(self._next_offsets, offset)
         begin = self._position(first)
-        last = min(bisect_right(self._end_positions, begin + size), bisect_right(self._next_offsets, end))
+        last = min(
+            bisect_right(self._end_positions, begin + size), bisect_right(self._next_offsets, end)
+        )
         if last == first and at_least_one:
             last += 1
         if last <= first:
@@ -161,11 +179,14 @@ class Log:
         return self.store.read(begin, self._position(last) - begin), self._next_offsets[last - 1]
 
     def find_time(self, time: int, end: int) -> tuple[int, int] | None:
-        """Offset and time of the first record of `time` (in ms) or later and before the offset `end`, or None.
+        """Offset and time of the first record of `time` (in ms) or later and before the offset
+        `end`, or None.
 
         Cost: iterates over the index up to there.
         """
-        index = next((index for index, latest in enumerate(self._max_times) if latest >= time), None)
+        index = next(
+            (index for index, latest in enumerate(self._max_times) if latest >= time), None
+        )
         if index is None or self._next_offsets[index] > end:
             return None
         begin = self._position(index)
@@ -191,18 +212,23 @@ class Log:
 
         Args:
             before: the time, in milliseconds, before which they are too old.
-            size: how many bytes are to stay at least; -1 for all.
+            size: bytes that must stay; -1 for all.
             end: the offset after the last batch that may go.
         """
         offset, last = self.start, self._end_positions[-1] if self._end_positions else 0
-        for next_offset, position, latest in zip(self._next_offsets, self._end_positions, self._max_times, strict=True):
+        for next_offset, position, latest in zip(
+            self._next_offsets, self._end_positions, self._max_times, strict=True
+        ):
             if next_offset > end or not (0 <= latest < before or 0 <= size <= last - position):
                 break
             offset = max(offset, next_offset)
         return offset
 
-    def compact(self, end: int, before: int, tombstones_before: int, is_aborted: Callable[[Batch], bool]) -> bool:
-        """Removes each record whose key has a later one; returns whether there was any. Offsets stay as they are.
+    def compact(
+        self, end: int, before: int, tombstones_before: int, is_aborted: Callable[[Batch], bool]
+    ) -> bool:
+        """Removes each record whose key has a later one; returns whether there was any. Offsets
+        stay as they are.
 
         Cost: reads and parses everything.
 
@@ -210,7 +236,8 @@ class Log:
             end: the offset after the last batch that is looked at.
             before: the time, in milliseconds, before which a batch has to be for that.
             tombstones_before: records without a value that are older than this are removed, too.
-            is_aborted: whether a batch is of a transaction that was aborted: its records are removed, and replace no others.
+            is_aborted: whether a batch is of a transaction that was aborted: its records are
+                removed, and replace no others.
 
         Raises:
             OSError: the store could not be written; nothing has changed.
@@ -222,7 +249,8 @@ class Log:
         ]
         try:
             parsed = [
-                [] if is_aborted(batch) else list(iter_records(read_payload(data, batch), batch)) for batch, data in batches
+                [] if is_aborted(batch) else list(iter_records(read_payload(data, batch), batch))
+                for batch, data in batches
             ]
         except (ApiError, IndexError, ValueError) as error:
             logger.warning("a partition cannot be compacted: %s", error)
@@ -233,13 +261,18 @@ class Log:
             kept = [
                 record
                 for record in records
-                if latest[record.key] == record.offset and not (record.is_tombstone and record.time < tombstones_before)
+                if latest[record.key] == record.offset
+                and not (record.is_tombstone and record.time < tombstones_before)
             ]
             if len(kept) < batch.record_count:
                 # The last batch stays, even if it is empty: it has the end of the log.
-                changed[batch.base_offset] = with_records(data, kept) if kept or batch.next_offset == self.end else b""
+                changed[batch.base_offset] = (
+                    with_records(data, kept) if kept or batch.next_offset == self.end else b""
+                )
         if changed:
-            self._replace(b"".join(changed.get(batch.base_offset, data) for batch, data in self._batches()))
+            self._replace(
+                b"".join(changed.get(batch.base_offset, data) for batch, data in self._batches())
+            )
         return bool(changed)
 
     def _batches(self) -> Iterator[tuple[Batch, bytes]]:
@@ -262,7 +295,8 @@ class Log:
             position += batch.size
 
     def load(self) -> Iterator[tuple[Batch, bytes]]:
-        """Reads the whole file, yields its batches with their bytes, and truncates what follows the last whole one.
+        """Reads the whole file, yields its batches with their bytes, and truncates the file after
+        the last whole batch.
 
         Cost: reads all of it, a batch at a time.
         """
@@ -273,7 +307,9 @@ class Log:
             try:
                 batch = read_batch(data)
             except ApiError as error:
-                logger.warning("%s: cut off after %d of %d bytes: %s", file.path, position, file.size, error)
+                logger.warning(
+                    "%s: cut off after %d of %d bytes: %s", file.path, position, file.size, error
+                )
                 file.truncate(position)
                 return
             self._add(batch)

@@ -1,8 +1,9 @@
-"""What survives a restart besides the records: tables of topics, groups and offsets, in memory and in one append-only file.
+"""The tables that survive a restart: topics, groups and offsets, in memory and in one append-only
+file.
 
-Each line of the file is a change in JSON, `[table, key, value]`. The value null deletes the key, and `{"bytes": text}` stands
-for bytes. At the start the file is read up to the first incomplete line, and rewritten without the changes that later ones
-undid.
+Each line of the file is a change in JSON, `[table, key, value]`. The value null deletes the key,
+and `{"bytes": text}` represents bytes. At the start the file is read up to the first incomplete
+line, and rewritten without the changes that later ones undid.
 """
 
 import json
@@ -73,7 +74,11 @@ class MetadataLog:
             self._apply(table, tuple(key), value)
         new = path.with_suffix(".new")
         with new.open("w") as file:
-            file.writelines(_encode((name, key, value)) for name, table in self.tables.items() for key, value in table.items())
+            file.writelines(
+                _encode((name, key, value))
+                for name, table in self.tables.items()
+                for key, value in table.items()
+            )
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)

@@ -1,4 +1,5 @@
-"""Transactions as one partition sees them: up to where consumers with `read_committed` may read, and what they are to skip."""
+"""Transactions as one partition sees them: the last offset that consumers with `read_committed` may
+read, and the batches that they have to skip."""
 
 from bisect import bisect_left
 from collections import defaultdict, deque
@@ -13,12 +14,14 @@ READ_COMMITTED: Final = 1  # the isolation level
 
 
 class PartitionTransactions:
-    """What one partition's log says about transactions.
+    """The transactions in one partition's log.
 
     Attributes:
         ongoing: the first offset of each that has no marker yet, by the id of its producer.
-        ending: first offset, and offset after the marker, of each whose marker is not on all in-sync replicas yet.
-        aborted: producer, first offset, and offset of the marker, of each that was aborted, in the order of their markers.
+        ending: first offset, and offset after the marker, of each whose marker is not on all
+            in-sync replicas yet.
+        aborted: producer, first offset, and offset of the marker, of each that was aborted, in the
+            order of their markers.
     """
 
     def __init__(self) -> None:
@@ -27,7 +30,8 @@ class PartitionTransactions:
         self.aborted: deque[tuple[int, int, int]] = deque()
 
     def add(self, batch: Batch, committed: bool | None) -> None:
-        """Takes note of a batch that was appended; `committed` is what it says if it is a marker."""
+        """Notes an appended batch; `committed` is the outcome if the batch is a marker, else
+        None."""
         if not batch.is_transactional:
             return
         if committed is None:
@@ -46,11 +50,13 @@ class PartitionTransactions:
             self.ending.popleft()
 
     def undecided(self) -> Iterator[int]:
-        """The first offsets of all transactions of which a consumer cannot know yet how they end."""
+        """The first offsets of all transactions of which a consumer cannot know yet how they
+        end."""
         return chain(self.ongoing.values(), (first for first, _ in self.ending))
 
     def aborted_between(self, start: int, end: int) -> list[Response]:
-        """Those that have records between two offsets, as consumers are told them. Cost: iterates over all aborted ones."""
+        """Aborted transactions with records between two offsets, in the fields of a response. Cost:
+        iterates over all aborted ones."""
         return [
             {"producer_id": producer_id, "first_offset": first}
             for producer_id, first, marker in self.aborted
@@ -58,7 +64,8 @@ class PartitionTransactions:
         ]
 
     def aborted_batches(self) -> Callable[[Batch], bool]:
-        """A function that says whether a batch is of a transaction that was aborted. Cost: of a call, a bisection."""
+        """A function that returns whether a batch is of an aborted transaction. Cost of a call: a
+        bisection."""
         spans: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
         for producer_id, first, marker in self.aborted:
             spans[producer_id].append((first, marker))
@@ -71,6 +78,6 @@ class PartitionTransactions:
         return is_aborted
 
     def discard_before(self, offset: int) -> None:
-        """Forgets those whose records were deleted."""
+        """Forgets transactions whose records were deleted."""
         while self.aborted and self.aborted[0][2] < offset:
             self.aborted.popleft()

@@ -1,8 +1,10 @@
-"""Idempotence: the last batches of each producer of a partition, so that a batch that is sent again is not appended again.
+"""Idempotence: the last batches of each producer of a partition, so that a batch that is sent again
+is not appended again.
 
-A producer numbers its records from 0 on, for each partition. Five batches are remembered, as many as a client may have in
-flight: a duplicate of one of them gets the response that the first one got. Of all others only the next one in sequence is
-accepted. A producer that has sent nothing for a day is forgotten.
+A producer numbers its records from 0 on, for each partition. Five batches are remembered, as many
+as a client may have in flight: a duplicate of one of them gets the response that the first one got.
+Of all others only the next one in sequence is accepted. A producer that has sent nothing for a day
+is forgotten.
 """
 
 from collections import deque
@@ -16,11 +18,14 @@ EXPIRATION: Final = 86_400_000  # milliseconds; Kafka's producer.id.expiration.m
 
 
 class Producers:
-    """The producers of one partition, by id: the last batches of each, in its latest epoch, as the log has them."""
+    """The producers of one partition, by id: the last batches of each, in its latest epoch, as the
+    log has them."""
 
     def __init__(self) -> None:
         self._latest: dict[int, deque[Batch]] = {}
-        self._seen: dict[int, int] = {}  # the times of their last appends in milliseconds, in this order
+        self._seen: dict[
+            int, int
+        ] = {}  # the times of their last appends in milliseconds, in this order
 
     def __len__(self) -> int:
         return len(self._latest)
@@ -39,15 +44,21 @@ class Producers:
                 return appended
         epoch = latest[-1].producer_epoch
         if batch.producer_epoch < epoch:
-            raise ApiError(ErrorCode.invalid_producer_epoch, f"epoch {batch.producer_epoch} after {epoch}")
+            raise ApiError(
+                ErrorCode.invalid_producer_epoch, f"epoch {batch.producer_epoch} after {epoch}"
+            )
         expected = latest[-1].next_sequence if batch.producer_epoch == epoch else 0
         if batch.base_sequence != expected:
-            message = f"sequence number {batch.base_sequence} of producer {batch.producer_id} instead of {expected}"
+            message = (
+                f"sequence number {batch.base_sequence} of producer {batch.producer_id} instead "
+                f"of {expected}"
+            )
             raise ApiError(ErrorCode.out_of_order_sequence_number, message)
         return None
 
     def expire(self, now: int) -> None:
-        """Forgets the producers that have appended nothing for a day. Cost: follows their number alone."""
+        """Forgets the producers that have appended nothing for a day. Cost: follows their number
+        alone."""
         while self._seen and now - next(iter(self._seen.values())) > EXPIRATION:
             producer_id = next(iter(self._seen))
             del self._seen[producer_id], self._latest[producer_id]

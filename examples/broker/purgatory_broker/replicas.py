@@ -1,9 +1,11 @@
-"""The replicas of each partition, and its high watermark: up to where all in-sync replicas have the log and consumers may read.
+"""The replicas of each partition, and its high watermark: up to where all in-sync replicas have the
+log and consumers may read.
 
-This broker, node 1, leads every partition. The followers are simulated: an append reaches each of them after `replica_lag`, and
-whatever is appended meanwhile follows in one piece. A stopped follower holds the high watermark back until, after
-`replica_timeout`, it is removed from the in-sync replicas. From then on `acks=all` waits for the others alone, and is refused
-if they are fewer than `min.insync.replicas`.
+This broker, node 1, leads every partition. The followers are simulated: an append reaches each of
+them after `replica_lag`, and later appends in that time follow in one piece. A stopped
+follower holds the high watermark back until, after `replica_timeout`, it is removed from the
+in-sync replicas. From then on `acks=all` waits for the others alone, and is refused if they are
+fewer than `min.insync.replicas`.
 """
 
 from collections.abc import Callable, Iterable
@@ -41,7 +43,8 @@ class Replicas:
         return min(start for start, _ in self.nodes.values())
 
     def advance(self) -> bool:
-        """Moves the high watermark as far as the in-sync replicas allow; returns whether it has moved."""
+        """Moves the high watermark as far as the in-sync replicas allow; returns whether it has
+        moved."""
         before = self.high_watermark
         self.high_watermark = max(before, min(self.nodes[node][1] for node in self.in_sync))
         return self.high_watermark > before
@@ -51,17 +54,23 @@ class Followers:
     """The simulated nodes 2, 3, ... of the cluster.
 
     Args:
-        settings: `replicas` is how many nodes there are, this one included; `replica_lag`, how long an append takes to reach a
-            follower; `replica_timeout`, after which time a stopped one is out of sync (Kafka's replica.lag.time.max.ms).
+        settings: `replicas` is how many nodes there are, this one included; `replica_lag`, how long
+            an append takes to reach a follower; `replica_timeout`, after which time a stopped one
+            is out of sync (Kafka's replica.lag.time.max.ms).
         partitions: the replicas of all partitions.
-        on_watermark: called with the key of a partition when one of its watermarks or its in-sync replicas have changed.
+        on_watermark: called with the key of a partition when one of its watermarks or its in-sync
+            replicas have changed.
 
     Attributes:
-        stopped: the followers that receive nothing, each with the timer after which it is out of sync.
+        stopped: the followers that receive nothing, each with the timer after which it is out of
+            sync.
     """
 
     def __init__(
-        self, settings: Settings, partitions: Iterable[Replicas], on_watermark: Callable[[tuple[str, int]], None]
+        self,
+        settings: Settings,
+        partitions: Iterable[Replicas],
+        on_watermark: Callable[[tuple[str, int]], None],
     ) -> None:
         self.settings = settings
         self.stopped: dict[int, TimerTask] = {}
@@ -69,7 +78,8 @@ class Followers:
         self._timer = WheelTimer()
 
     def replicate(self, replicas: Replicas) -> bool:
-        """Sends the followers the leader's log, which has changed; returns whether the high watermark has moved already."""
+        """Sends the followers the leader's log, which has changed; returns whether the high
+        watermark has moved already."""
         replicas.nodes[LEADER] = replicas.log.start, replicas.log.end
         for node in replicas.nodes:
             self._send(replicas, node)
@@ -85,7 +95,9 @@ class Followers:
         if node not in followers or node in self.stopped:
             running = sorted(set(followers) - set(self.stopped))
             raise ValueError(f"node {node} cannot be stopped: {running} can")
-        self.stopped[node] = self._timer.call_later(self.settings.replica_timeout, self._remove_from_in_sync, node)
+        self.stopped[node] = self._timer.call_later(
+            self.settings.replica_timeout, self._remove_from_in_sync, node
+        )
 
     def start(self, node: int) -> None:
         """A stopped follower receives again, and catches up.
@@ -105,9 +117,16 @@ class Followers:
         (self.start if last in self.stopped else self.stop)(last)
 
     def _send(self, replicas: Replicas, node: int) -> None:
-        if node != LEADER and node in replicas.nodes and node not in self.stopped and node not in replicas.in_flight:
+        if (
+            node != LEADER
+            and node in replicas.nodes
+            and node not in self.stopped
+            and node not in replicas.in_flight
+        ):
             replicas.in_flight.add(node)
-            self._timer.call_later(self.settings.replica_lag, self._received, replicas, node, replicas.nodes[LEADER])
+            self._timer.call_later(
+                self.settings.replica_lag, self._received, replicas, node, replicas.nodes[LEADER]
+            )
 
     def _received(self, replicas: Replicas, node: int, has: tuple[int, int]) -> None:
         replicas.in_flight.discard(node)

@@ -1,26 +1,37 @@
-"""Responses: dictionaries of fields, named as in the package `kio` or, where `codec.COMMON_NAMES` has one, by a common name.
+"""Responses: dictionaries of fields, named as in the package `kio` or, where `codec.COMMON_NAMES`
+has one, by a common name.
 
-A field that the dictionary lacks has its default, and a field that the requested version does not have is left out. So one
-response serves all versions, and an error is one of two fields.
+A field that the dictionary lacks has its default, and a field that the requested version does not
+have is left out. So one response serves all versions, and an error is one of two fields.
 """
 
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-# kio registers its types with Hypothesis wherever that is installed. Loading it would be two thirds of the broker's start.
+# kio registers its types with Hypothesis wherever that is installed. Loading it would be two thirds
+# of the broker's start.
 is_hidden = sys.modules.setdefault("hypothesis", cast(Any, None)) is None
 from kio.schema.errors import ErrorCode  # noqa: E402
 
 if is_hidden:
     del sys.modules["hypothesis"]
 
-__all__ = ["ApiError", "ErrorCode", "Response", "ResponseCallback", "attempt", "for_partitions", "raise_if"]
+__all__ = [
+    "ApiError",
+    "ErrorCode",
+    "Response",
+    "ResponseCallback",
+    "attempt",
+    "for_partitions",
+    "raise_if",
+]
 
 Response = dict[str, Any]
 
 ResponseCallback = Callable[[Response | Exception | None], None]
-"""Sends a response, once. An exception closes the connection; None sends nothing, as `acks=0` asks for."""
+"""Sends a response, once. An exception closes the connection; None sends nothing, as `acks=0` asks
+for."""
 
 
 class ApiError(Exception):
@@ -36,7 +47,7 @@ class ApiError(Exception):
 
     @property
     def response(self) -> Response:
-        """The fields of a response that say so."""
+        """The error as fields of a response."""
         return {"error_code": self.code, "error_message": str(self)}
 
 
@@ -47,7 +58,8 @@ def raise_if(condition: object, code: ErrorCode, message: str = "") -> None:
 
 
 def attempt(handle: Callable[..., Response | None], *arguments: Any, **on_error: Any) -> Response:
-    """Calls a function and returns its response; if it raises `ApiError` or `OSError`, that error and the fields `on_error`."""
+    """Calls a function and returns its response; if it raises `ApiError` or `OSError`, that error
+    and the fields `on_error`."""
     try:
         return handle(*arguments) or {}
     except ApiError as error:
@@ -56,13 +68,17 @@ def attempt(handle: Callable[..., Response | None], *arguments: Any, **on_error:
         return ApiError(ErrorCode.kafka_storage_error, str(error)).response | on_error
 
 
-def for_partitions(topics: Iterable[Any], handle: Callable[[Any, Any], Response | None], **on_error: Any) -> Response:
-    """A response with one entry for each partition that a request names, in the order of the request.
+def for_partitions(
+    topics: Iterable[Any], handle: Callable[[Any, Any], Response | None], **on_error: Any
+) -> Response:
+    """A response with one entry for each partition that a request names, in the order of the
+    request.
 
     Args:
-        handle: takes a topic's name, perhaps None, and the request's entry for one of its partitions; returns an entry of the
-            response.
-        on_error: fields of the entry, besides the error, of a partition for which `handle` raises `ApiError`.
+        handle: takes a topic's name, perhaps None, and the request's entry for one of its
+            partitions; returns an entry of the response.
+        on_error: fields of the entry, besides the error, of a partition for which `handle` raises
+            `ApiError`.
     """
     response = []
     for topic in topics:
@@ -70,5 +86,7 @@ def for_partitions(topics: Iterable[Any], handle: Callable[[Any, Any], Response 
         for wanted in topic.partitions:
             partitions.append(entry := attempt(handle, name, wanted, **on_error))
             entry["index"] = wanted.index
-        response.append({"name": name, "topic_id": getattr(topic, "topic_id", None), "partitions": partitions})
+        response.append(
+            {"name": name, "topic_id": getattr(topic, "topic_id", None), "partitions": partitions}
+        )
     return {"topics": response}

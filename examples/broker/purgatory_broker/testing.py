@@ -22,7 +22,7 @@ class BrokerThread(ExitStack):
         producer = KafkaProducer(bootstrap_servers=broker.address)
 
     Attributes:
-        server: what runs, in its own thread: use `call`.
+        server: runs in a thread of its own: use `call`.
         address: for the clients, as `127.0.0.1:40123`.
     """
 
@@ -31,7 +31,9 @@ class BrokerThread(ExitStack):
         self._settings, self._port = settings, port
 
     def __enter__(self) -> "BrokerThread":
-        self._portal = self.enter_context(start_blocking_portal("asyncio", {"loop_factory": SteppedLoop}))
+        self._portal = self.enter_context(
+            start_blocking_portal("asyncio", {"loop_factory": SteppedLoop})
+        )
         try:
             self.server = self.call(Server, self._settings, "127.0.0.1", self._port)
             self.enter_context(self._portal.wrap_async_context_manager(self.server))
@@ -46,13 +48,15 @@ class BrokerThread(ExitStack):
         return self._portal.call(partial(function, *arguments, **named))
 
     def clear(self) -> None:
-        """Closes all connections, and deletes all topics, groups, offsets and faults: as if the broker were new."""
+        """Closes all connections, and deletes all topics, groups, offsets and faults: as if the
+        broker were new."""
         self.call(self.server.clear)
 
     # -- faults: see `Faults`
 
     def fail(self, api: str, error: str, times: int | None = 1) -> None:
-        """The next requests of this API get an error: `fail("produce", "NOT_LEADER_OR_FOLLOWER", times=3)`."""
+        """The next requests of this API get an error: `fail("produce", "NOT_LEADER_OR_FOLLOWER",
+        times=3)`."""
         self.call(self.server.broker.faults.fail, api, error, times)
 
     def delay(self, api: str, seconds: float, times: int | None = 1) -> None:
@@ -60,11 +64,13 @@ class BrokerThread(ExitStack):
         self.call(self.server.broker.faults.delay, api, seconds, times)
 
     def drop(self, api: str, times: int | None = 1, *, handled: bool = False) -> None:
-        """The next requests of this API are not handled, or are if `handled`, and their connections are closed."""
+        """The next requests of this API are not handled, or are if `handled`, and their connections
+        are closed."""
         self.call(self.server.broker.faults.drop, api, times, handled=handled)
 
     def expire(self, group_id: str, member_id: str | None = None) -> None:
-        """A member is removed from its group as if it had sent no heartbeat; without `member_id`, all of them."""
+        """A member is removed from its group as if it had sent no heartbeat; without `member_id`,
+        all of them."""
         self.call(self.server.broker.faults.expire, group_id, member_id)
 
     def advance(self, seconds: float) -> None:

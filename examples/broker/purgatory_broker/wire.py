@@ -10,14 +10,14 @@ from typing import Any, Final, NamedTuple
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.index import api_key_map
 
-from .codec import STRING, Malformed, Serde, serde_of, skip_tagged_fields
+from .codec import STRING, Frame, Malformed, Serde, serde_of, skip_tagged_fields
 from .responses import Response, ResponseCallback
 
 Address = tuple[str, int]
 
 MAX_REQUEST_SIZE: Final = 100 * 1024 * 1024  # bytes; Kafka's socket.request.max.bytes
 
-# The versions of each: none that need what this broker lacks.
+# Versions that need features which this broker lacks are left out.
 OFFERED: Final = """
     api_versions=0-3 metadata=0-12 init_producer_id=0-4 sasl_handshake=0-1
     produce=3-10 fetch=4-13 list_offsets=1-7 delete_records=0-2
@@ -41,12 +41,13 @@ class Api(NamedTuple):
 
 KEYS: Final = {name: key for key, name in api_key_map.items()}
 APIS: Final = {
-    KEYS[name]: Api(name, KEYS[name], int(first), int(last)) for name, first, last in re.findall(r"(\w+)=(\d+)-(\d+)", OFFERED)
+    KEYS[name]: Api(name, KEYS[name], int(first), int(last))
+    for name, first, last in re.findall(r"(\w+)=(\d+)-(\d+)", OFFERED)
 }
 
 
 class BadRequest(Exception):
-    """The bytes are not a request that is offered. The message says what is wrong with them."""
+    """The bytes are no request that is offered; the message names the reason."""
 
 
 @dataclass(slots=True)
@@ -54,7 +55,8 @@ class Request:
     """One request.
 
     Attributes:
-        version: in which the request came, -1 if it is not offered; `body` has the fields of the newest version all the same.
+        version: in which the request came, -1 if it is not offered; `body` has the fields of the
+            newest version all the same.
         correlation_id: the client's number for the request, which the response repeats.
         client_id: the client's name for itself.
         address: by which the client reaches this broker.
@@ -72,8 +74,11 @@ class Request:
     respond: ResponseCallback
 
 
-def read_request(frame: bytes, address: Address, peer: Address, respond: ResponseCallback) -> Request:
-    """The request in a frame (without its length), of a client at `peer` that reaches this broker by `address`.
+def read_request(
+    frame: bytes, address: Address, peer: Address, respond: ResponseCallback
+) -> Request:
+    """The request in a frame (without its length), of a client at `peer` that reaches this broker
+    by `address`.
 
     Raises:
         BadRequest: the frame is not a request that is offered.
@@ -84,15 +89,19 @@ def read_request(frame: bytes, address: Address, peer: Address, respond: Respons
         if api is None:
             raise BadRequest(f"API key {key} is not known here")
         if not api.min_version <= version <= api.max_version:
-            if api.name == "api_versions":  # gets a response all the same, so that the client can choose another version
+            if (
+                api.name == "api_versions"
+            ):  # gets a response all the same, so that the client can choose another version
                 return Request(api, -1, correlation_id, "", None, address, peer, respond)
             offered = f"{api.min_version} to {api.max_version} are"
             raise BadRequest(f"version {version} of {api.name} is not offered ({offered})")
         has_tags, serde = _message(load_request_schema, api, version)
-        client_id, at = STRING.read(frame, 8)
+        data = Frame(frame)
+        client_id, at = STRING.read(data, 8)
         if has_tags:
-            at = skip_tagged_fields(frame, at)
-        body, _ = serde.read(frame, at)  # what comes after it is ignored: librdkafka sometimes sends more than it should
+            at = skip_tagged_fields(data, at)
+        # Bytes after it are ignored: librdkafka sometimes sends more than it should.
+        body, _ = serde.read(data, at)
     except (Malformed, IndexError, struct.error, UnicodeDecodeError) as error:
         raise BadRequest(f"{frame[:16].hex(' ')}... is not a request: {error}") from error
     return Request(api, version, correlation_id, client_id or "", body, address, peer, respond)
@@ -109,6 +118,7 @@ def write_response(request: Request, response: Response) -> bytes | bytearray:
 
 @cache
 def _message(load: Callable[[int, int], Any], api: Api, version: int) -> tuple[bool, Serde]:
-    """Whether the header of a message has tagged fields, and how its body is read and written. Loads schemas on first use."""
+    """Whether the header of a message has tagged fields, and how its body is read and written.
+    Loads schemas on first use."""
     cls = load(api.key, version)
     return cls.__header_schema__.__flexible__, serde_of(cls, load(api.key, api.max_version))

@@ -21,7 +21,9 @@ def new_virtual_loop() -> VirtualTimeLoop:
     return loop
 
 
-def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, Callable[[], Any]]:
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], Any]]:
     return {"virtual": new_virtual_loop}
 
 

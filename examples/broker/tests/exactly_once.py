@@ -1,8 +1,9 @@
-"""Programs that consume from `in`, produce to `out` and commit both in one transaction; they and their broker are killed.
+"""Programs that consume from `in`, produce to `out` and commit both in one transaction; they and
+their broker are killed.
 
-Such a program takes the broker's address. It prints a line at the beginning of each transaction, of ten records at most. The
-record with the number n is for partition n % 2. The records are flushed before the offsets are added: so there is something to
-abort.
+Such a program takes the broker's address. It prints a line at the beginning of each transaction, of
+ten records at most. The record with the number n is for partition n % 2. The records are flushed
+before the offsets are added: so there is something to abort.
 """
 
 import random
@@ -24,7 +25,12 @@ MAX_TRANSACTIONS = 30  # from one kill to the next
 
 def read(address: str, topic: str, level: str, partitions: int = 1) -> list[bytes]:
     """All that a consumer gets from the beginning to the end."""
-    options = {"bootstrap.servers": address, "group.id": "reader", "enable.partition.eof": True, "log_level": 0}
+    options = {
+        "bootstrap.servers": address,
+        "group.id": "reader",
+        "enable.partition.eof": True,
+        "log_level": 0,
+    }
     consumer = Consumer(options | {"isolation.level": level})
     consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
     found, ended = list[bytes](), 0
@@ -42,15 +48,17 @@ def read(address: str, topic: str, level: str, partitions: int = 1) -> list[byte
 class Worker:
     """A program that runs, and is started again when it is killed.
 
-    Also when it has failed, as by a supervisor: for franz-go it is final when the broker was away at the end of a transaction.
-    So that may happen as often as the broker is killed.
+    Also when it has failed, as by a supervisor: for franz-go it is final when the broker was away
+    at the end of a transaction. So that may happen as often as the broker is killed.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
         self.command, self.failures = command, 0
 
     def __enter__(self) -> "Worker":
-        self.process = subprocess.Popen(self.command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            self.command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -80,7 +88,8 @@ class Worker:
 
 
 def transform_and_kill(command: Sequence[str], directory: Path) -> list[int]:
-    """The numbers in `out`, as `read_committed` reads them, when each that was in `in` is there at least once.
+    """The numbers in `out`, as `read_committed` reads them, when each that was in `in` is there at
+    least once.
 
     The program is killed five times and the broker three times, each in the middle of the work.
     """
@@ -88,7 +97,9 @@ def transform_and_kill(command: Sequence[str], directory: Path) -> list[int]:
     arguments = ("--directory", str(directory), "--port", str(free_port()), "--partitions", "2")
     with ExitStack() as broker:
         _, address = broker.enter_context(program(*arguments))
-        producer = Producer({"bootstrap.servers": address, "enable.idempotence": True, "log_level": 0})
+        producer = Producer(
+            {"bootstrap.servers": address, "enable.idempotence": True, "log_level": 0}
+        )
         for number in range(COUNT):
             producer.produce("in", str(number).encode(), partition=number % 2)
         assert producer.flush(TIMEOUT) == 0
@@ -109,5 +120,8 @@ def transform_and_kill(command: Sequence[str], directory: Path) -> list[int]:
                 worker.restart_if_failed()
                 found = list(map(int, read(address, "out", "read_committed", 2)))
         everything = read(address, "out", "read_uncommitted", 2)
-        print(f"{len(everything) - len(found)} records were aborted, and the program has failed {worker.failures} times")
+        print(
+            f"{len(everything) - len(found)} records were aborted, and the program has failed "
+            f"{worker.failures} times"
+        )
         return found

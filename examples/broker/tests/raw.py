@@ -1,4 +1,5 @@
-"""A client for what real clients do not do: kio writes its requests and reads the responses; it makes batches by itself."""
+"""A client for what real clients do not do: kio writes its requests and reads the responses; it
+makes batches by itself."""
 
 import asyncio
 import io
@@ -20,12 +21,14 @@ from purgatory_broker.wire import APIS, read_request, write_response
 
 BY_NAME = {api.name: api for api in APIS.values()}
 WITH_NAMES = {"fetch": 12, "delete_topics": 5}
-"""The last versions that have the names of topics instead of their ids: the default here, elsewhere it is the newest."""
+"""The last versions that have the names of topics instead of their ids: the default here, elsewhere
+it is the newest."""
 LOCAL, PEER = ("127.0.0.1", 9092), ("127.0.0.1", 50000)
 
 
 def make(cls: Any, values: dict[str, Any]) -> Any:
-    """One of kio's entities. Fields that are not given have their default or, without one, None, zero or an empty value."""
+    """One of kio's entities. Fields that are not given have their default or, without one, None,
+    zero or an empty value."""
     made = {}
     for field in fields(cls):
         inner, is_nullable = field.type, get_origin(field.type) is UnionType
@@ -36,7 +39,13 @@ def make(cls: Any, values: dict[str, Any]) -> Any:
         value = values.get(field.name, field.default)
         if value is MISSING:
             kind = field.metadata.get("kafka_type", "")
-            nothing = {"string": "", "bytes": b"", "bool": False, "timedelta_i32": timedelta(), "timedelta_i64": timedelta()}
+            nothing = {
+                "string": "",
+                "bytes": b"",
+                "bool": False,
+                "timedelta_i32": timedelta(),
+                "timedelta_i64": timedelta(),
+            }
             value = None if is_nullable else () if is_array else nothing.get(kind, 0)
         elif is_dataclass(item) and field.name in values and value is not None:
             value = tuple(make(item, one) for one in value) if is_array else make(item, value)
@@ -51,7 +60,12 @@ def framed(name: str, version: int | None = None, correlation_id: int = 1, **val
     cls: Any = load_request_schema(api.key, version)
     header = cls.__header_schema__
     buffer = io.BytesIO()
-    fields = {"request_api_key": api.key, "request_api_version": version, "correlation_id": correlation_id, "client_id": "raw"}
+    fields = {
+        "request_api_key": api.key,
+        "request_api_version": version,
+        "correlation_id": correlation_id,
+        "client_id": "raw",
+    }
     entity_writer(header)(buffer, make(header, fields))
     entity_writer(cls)(buffer, make(cls, values))
     return buffer.getvalue()
@@ -128,7 +142,9 @@ class Direct:
             elif fields is None:
                 response.set_result(None)
             else:
-                response.set_result(unframed(name, version, bytes(write_response(request, fields)[4:])))
+                response.set_result(
+                    unframed(name, version, bytes(write_response(request, fields)[4:]))
+                )
 
         request = read_request(framed(name, version, **values), LOCAL, PEER, respond)
         self.broker.handle(request)
@@ -139,8 +155,11 @@ class Direct:
 
 
 @asynccontextmanager
-async def running_broker(topics: Iterable[str] = ("topic",), **settings: Any) -> AsyncIterator[Direct]:
-    """A client of a new broker, without a network. At the end no trigger was missed, and closing leaves nothing pending."""
+async def running_broker(
+    topics: Iterable[str] = ("topic",), **settings: Any
+) -> AsyncIterator[Direct]:
+    """A client of a new broker, without a network. At the end no trigger was missed, and closing
+    leaves nothing pending."""
     broker = Broker(Settings(**settings))
     broker.coordinator.start()
     for name in topics:
@@ -171,7 +190,8 @@ def make_batch(
     count: int | None = None,
     compress: Callable[[bytes], bytes] = bytes,
 ) -> bytes:
-    """A batch of records, the nth of them n ms later than the first; `count` is how many the header says there are."""
+    """A batch of records, the nth of them n ms later than the first; `count` is the number in the
+    header."""
     records = b""
     for number, value in enumerate(values):
         keyed = varint(-1) if key is None else varint(len(key)) + key
@@ -186,12 +206,24 @@ def make_batch(
         records += varint(len(body)) + body
     count = len(values) if count is None else count
     last = count - 1
-    head = struct.pack(">hiqqqhii", attributes, last, time, time + len(values) - 1, producer, epoch, sequence, count)
+    head = struct.pack(
+        ">hiqqqhii",
+        attributes,
+        last,
+        time,
+        time + len(values) - 1,
+        producer,
+        epoch,
+        sequence,
+        count,
+    )
     tail = head + compress(records)
     return struct.pack(">qiibI", 0, 9 + len(tail), -1, 2, crc32c(tail)) + tail
 
 
-def produce_fields(topic: str, *batches: bytes, acks: int = -1, timeout: float = 30.0) -> dict[str, Any]:
+def produce_fields(
+    topic: str, *batches: bytes, acks: int = -1, timeout: float = 30.0
+) -> dict[str, Any]:
     """Fields of a produce request: the nth batch is for partition n."""
     partitions = [{"index": index, "records": batch} for index, batch in enumerate(batches)]
     topics = [{"name": topic, "partition_data": partitions}]
@@ -199,7 +231,12 @@ def produce_fields(topic: str, *batches: bytes, acks: int = -1, timeout: float =
 
 
 def fetch_fields(
-    topic: str, *offsets: int, wait: float = 0.0, min_bytes: int = 1, max_bytes: int = 1 << 20, partition_bytes: int = 1 << 20
+    topic: str,
+    *offsets: int,
+    wait: float = 0.0,
+    min_bytes: int = 1,
+    max_bytes: int = 1 << 20,
+    partition_bytes: int = 1 << 20,
 ) -> dict[str, Any]:
     """Fields of a fetch request: from the nth offset of partition n."""
     partitions = [
@@ -207,7 +244,12 @@ def fetch_fields(
         for index, offset in enumerate(offsets)
     ]
     topics = [{"topic": topic, "partitions": partitions}]
-    return {"max_wait": timedelta(seconds=wait), "min_bytes": min_bytes, "max_bytes": max_bytes, "topics": topics}
+    return {
+        "max_wait": timedelta(seconds=wait),
+        "min_bytes": min_bytes,
+        "max_bytes": max_bytes,
+        "topics": topics,
+    }
 
 
 def produced(response: Any) -> list[tuple[str, int]]:

@@ -1,4 +1,5 @@
-"""aiokafka against the broker. Its first test is the one pass with a real client that the default suite has."""
+"""aiokafka against the broker. Its first test is the one pass with a real client that the default
+suite has."""
 
 import asyncio
 from collections.abc import Callable
@@ -11,13 +12,19 @@ TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy mach
 
 
 async def run_aiokafka(address: str, codec: str | None) -> None:
-    async with AIOKafkaProducer(bootstrap_servers=address, enable_idempotence=True, compression_type=codec) as producer:
+    async with AIOKafkaProducer(
+        bootstrap_servers=address, enable_idempotence=True, compression_type=codec
+    ) as producer:
         sent = [await producer.send("topic", str(number).encode()) for number in range(200)]
         assert [(await future).offset for future in sent] == list(range(200))
-    consumer = AIOKafkaConsumer("topic", bootstrap_servers=address, group_id="group", auto_offset_reset="earliest")
+    consumer = AIOKafkaConsumer(
+        "topic", bootstrap_servers=address, group_id="group", auto_offset_reset="earliest"
+    )
     async with consumer:
         messages = [await consumer.getone() for _ in range(200)]
-        assert [message.value for message in messages] == [str(number).encode() for number in range(200)]
+        assert [message.value for message in messages] == [
+            str(number).encode() for number in range(200)
+        ]
         await consumer.commit()
     async with AIOKafkaConsumer("topic", bootstrap_servers=address, group_id="group") as consumer:
         (partition,) = consumer.assignment()
@@ -49,12 +56,17 @@ def test_a_member_without_heartbeats_is_removed(start_broker: Callable[..., Brok
         async with asyncio.timeout(TIMEOUT):
             while not len(silent.assignment()) == len(alive.assignment()) == 1:
                 await asyncio.sleep(0.05)
-            silent._coordinator._heartbeat_task.cancel()  # it sends nothing any more, not even a leave request
+            # it sends nothing any more, not even a leave request
+            silent._coordinator._heartbeat_task.cancel()
             while len(alive.assignment()) < 2:
                 await asyncio.sleep(0.05)
         silent._coordinator._group_subscription = None
         await asyncio.gather(silent.stop(), alive.stop(), return_exceptions=True)
 
     asyncio.run(silence_one())
-    heartbeats = next(purgatory for purgatory in broker.server.broker.purgatories if "heartbeat" in repr(purgatory))
+    heartbeats = next(
+        purgatory
+        for purgatory in broker.server.broker.purgatories
+        if "heartbeat" in repr(purgatory)
+    )
     assert heartbeats.statistics().expired >= 1

@@ -1,4 +1,5 @@
-"""Invalid input over a real socket: the client gets an error or is disconnected, with a line in the log."""
+"""Invalid input over a real socket: the client gets an error or is disconnected, with a line in the
+log."""
 
 import asyncio
 import logging
@@ -20,21 +21,30 @@ from hypothesis import strategies as st
 from purgatory_broker import batches, server, testing
 from purgatory_broker.testing import BrokerThread
 from purgatory_broker.wire import APIS, Api
-from raw import Raw, fetch_fields, fetched, framed, make_batch, produce_fields, produced, with_length
+from raw import (
+    Raw,
+    fetch_fields,
+    fetched,
+    framed,
+    make_batch,
+    produce_fields,
+    produced,
+    with_length,
+)
 
 ONE = make_batch(b"one")
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[BrokerThread]:
-    """One broker for all tests of invalid input: what one sends may not harm the next."""
+    """One broker for all tests of invalid input: the input of one may not harm the next."""
     with BrokerThread() as broker:
         yield broker
 
 
 @pytest.fixture
 def broker(shared: BrokerThread, caplog: pytest.LogCaptureFixture) -> Iterator[BrokerThread]:
-    """The same; it may refuse what it is sent, but may not log an error of its own."""
+    """The same; it may refuse its input, but may not log an error of its own."""
     with caplog.at_level(logging.WARNING, "purgatory_broker"):
         yield shared
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
@@ -47,7 +57,9 @@ def assert_alive(broker: BrokerThread) -> None:
         client.ask("metadata", topics=[{"name": "alive"}], allow_auto_topic_creation=True)
         ((error, offset),) = produced(client.ask("produce", **produce_fields("alive", ONE)))
         assert error == "none"
-        assert fetched(client.ask("fetch", **fetch_fields("alive", offset, wait=5))) == [("none", len(ONE))]
+        assert fetched(client.ask("fetch", **fetch_fields("alive", offset, wait=5))) == [
+            ("none", len(ONE))
+        ]
 
 
 def send_and_hang_up(address: str, data: bytes) -> None:
@@ -61,22 +73,34 @@ def send_and_hang_up(address: str, data: bytes) -> None:
             pass
 
 
-versions = st.sampled_from([(api, version) for api in APIS.values() for version in range(api.min_version, api.max_version + 1)])
+versions = st.sampled_from(
+    [
+        (api, version)
+        for api in APIS.values()
+        for version in range(api.min_version, api.max_version + 1)
+    ]
+)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.binary(max_size=200))
 def test_garbage(broker: BrokerThread, data: bytes) -> None:
     send_and_hang_up(broker.address, data)
     send_and_hang_up(broker.address, with_length(data))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(versions, st.binary(max_size=60), st.booleans())
 def test_valid_headers_before_invalid_bodies(
     broker: BrokerThread, version: tuple[Api, int], body: bytes, is_flexible: bool
 ) -> None:
-    header = struct.pack(">hhih", version[0].key, version[1], 1, -1) + (b"\0" if is_flexible else b"")
+    header = struct.pack(">hhih", version[0].key, version[1], 1, -1) + (
+        b"\0" if is_flexible else b""
+    )
     send_and_hang_up(broker.address, with_length(header + body))
 
 
@@ -93,17 +117,28 @@ REQUESTS: dict[str, dict[str, Any]] = {
         "protocols": [{"name": "range", "metadata": b"x"}],
     },
     "sync_group": {"group_id": "g", "generation_id": 1, "member_id": "m", "assignments": []},
-    "offset_commit": {"group_id": "g", "topics": [{"name": "alive", "partitions": [{"partition_index": 0}]}]},
+    "offset_commit": {
+        "group_id": "g",
+        "topics": [{"name": "alive", "partitions": [{"partition_index": 0}]}],
+    },
     "offset_fetch": {"group_id": "g", "topics": [{"name": "alive", "partition_indexes": [0]}]},
     "create_topics": {"topics": [{"name": "made", "num_partitions": 1, "replication_factor": 1}]},
-    "list_offsets": {"topics": [{"name": "alive", "partitions": [{"partition_index": 0, "timestamp": 1}]}]},
-    "delete_records": {"topics": [{"name": "alive", "partitions": [{"partition_index": 0, "offset": 0}]}]},
+    "list_offsets": {
+        "topics": [{"name": "alive", "partitions": [{"partition_index": 0, "timestamp": 1}]}]
+    },
+    "delete_records": {
+        "topics": [{"name": "alive", "partitions": [{"partition_index": 0, "offset": 0}]}]
+    },
 }
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.sampled_from(sorted(REQUESTS)), st.data())
-def test_requests_with_some_bytes_changed(broker: BrokerThread, name: str, data: st.DataObject) -> None:
+def test_requests_with_some_bytes_changed(
+    broker: BrokerThread, name: str, data: st.DataObject
+) -> None:
     frame = bytearray(framed(name, **REQUESTS[name]))
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(frame) - 1))
@@ -113,9 +148,13 @@ def test_requests_with_some_bytes_changed(broker: BrokerThread, name: str, data:
     send_and_hang_up(broker.address, with_length(bytes(frame)))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.binary(max_size=100), st.integers(0, 3), st.integers(1, 10))
-def test_batches_with_invalid_records_can_be_searched(broker: BrokerThread, body: bytes, codec: int, count: int) -> None:
+def test_batches_with_invalid_records_can_be_searched(
+    broker: BrokerThread, body: bytes, codec: int, count: int
+) -> None:
     tail = struct.pack(">hiqqqhii", codec, count - 1, 0, 10, -1, -1, -1, count) + body
     batch = struct.pack(">qiibI", 0, 9 + len(tail), 0, 2, crc32c(tail)) + tail
     found = batches.find_time(batch, 5)
@@ -123,9 +162,12 @@ def test_batches_with_invalid_records_can_be_searched(broker: BrokerThread, body
     with Raw(broker.address) as client:
         client.ask("metadata", topics=[{"name": "invalid"}], allow_auto_topic_creation=True)
         client.ask("produce", **produce_fields("invalid", batch))
-        places = [{"partition_index": 0, "timestamp": stamp} for stamp in (5, -3, 11)]
-        response = client.ask("list_offsets", topics=[{"name": "invalid", "partitions": places}])
-        assert {partition.error_code.name for partition in response.topics[0].partitions} == {"none"}
+        for stamp in (5, -3, 11):
+            places = [{"partition_index": 0, "timestamp": stamp}]
+            response = client.ask(
+                "list_offsets", topics=[{"name": "invalid", "partitions": places}]
+            )
+            assert response.topics[0].partitions[0].error_code.name == "none"
 
 
 def test_after_all_invalid_input_it_serves_others(shared: BrokerThread) -> None:
@@ -153,8 +195,14 @@ def test_a_length_that_cannot_be_closes_the_connection(
     ("frame", "reason"),
     [
         (struct.pack(">hhihh", 999, 0, 1, 0, 0), "API key 999 is not known here"),
-        (struct.pack(">hhihh", 1, 14, 1, 0, 0), r"version 14 of fetch is not offered (4 to 13 are)"),
-        (struct.pack(">hhihi", 3, 1, 1, -1, 2**31 - 1), "an array of 2147483647 items is announced, in 0 bytes"),
+        (
+            struct.pack(">hhihh", 1, 14, 1, 0, 0),
+            r"version 14 of fetch is not offered (4 to 13 are)",
+        ),
+        (
+            struct.pack(">hhihi", 3, 1, 1, -1, 2**31 - 1),
+            "an array of 2147483647 items is announced, in 0 bytes",
+        ),
         (
             struct.pack(">hhihb", 3, 9, 1, -1, 0) + b"\xff\xff\xff\xff\x0f",
             "an array of 4294967294 items is announced, in 0 bytes",
@@ -162,8 +210,11 @@ def test_a_length_that_cannot_be_closes_the_connection(
         (struct.pack(">hhihih", 3, 1, 1, -1, 1, 20) + b"ab", "20 bytes are announced, 2 are there"),
     ],
 )
-def test_the_log_says_why_bytes_are_not_a_request(
-    start_broker: Callable[..., BrokerThread], caplog: pytest.LogCaptureFixture, frame: bytes, reason: str
+def test_log_names_why_bytes_are_no_request(
+    start_broker: Callable[..., BrokerThread],
+    caplog: pytest.LogCaptureFixture,
+    frame: bytes,
+    reason: str,
 ) -> None:
     broker = start_broker()
     with Raw(broker.address) as other:
@@ -176,25 +227,67 @@ def test_the_log_says_why_bytes_are_not_a_request(
     assert "Traceback" not in caplog.text
 
 
-def test_a_client_that_wants_tls_or_a_password_is_told_that_the_port_is_plain(
+def test_tls_and_sasl_are_refused_in_words(
     start_broker: Callable[..., BrokerThread], caplog: pytest.LogCaptureFixture
 ) -> None:
     address = start_broker().address
     host, port = address.split(":")
     with pytest.raises(OSError), socket.create_connection((host, int(port))) as plain:  # noqa: PT011
         ssl.create_default_context().wrap_socket(plain, server_hostname=host)
-    assert "the client begins with TLS (security.protocol=SSL or SASL_SSL), this port is PLAINTEXT" in caplog.text
+    assert (
+        "the client begins with TLS (security.protocol=SSL or SASL_SSL), this port is PLAINTEXT"
+        in caplog.text
+    )
     with Raw(address) as client:
         response = client.ask("sasl_handshake", mechanism="PLAIN")
         assert (response.error_code.name, response.mechanisms) == ("illegal_sasl_state", ())
-    assert "asks for SASL/PLAIN, and this port is PLAINTEXT: security.protocol is to be PLAINTEXT" in caplog.text
+    assert (
+        "asks for SASL/PLAIN, and this port is PLAINTEXT: security.protocol is to be PLAINTEXT"
+        in caplog.text
+    )
+
+
+def test_repeated_mistakes_are_logged_once(
+    start_broker: Callable[..., BrokerThread], caplog: pytest.LogCaptureFixture
+) -> None:
+    broker = start_broker()
+    for _ in range(3):
+        with Raw(broker.address) as client:
+            client.socket.sendall(b"\x16\x03\x01\x02\x00\x01\x00")
+            assert client.is_closed()
+        with Raw(broker.address) as client:
+            client.ask("sasl_handshake", mechanism="PLAIN")
+    assert [record.getMessage().count("PLAINTEXT") for record in caplog.records] == [1, 2]
+    broker.clear()
+    with Raw(broker.address) as client:
+        client.ask("sasl_handshake", mechanism="PLAIN")
+    assert len(caplog.records) == 3
+
+
+def test_log_shows_what_clients_send_on_one_line(
+    start_broker: Callable[..., BrokerThread], caplog: pytest.LogCaptureFixture
+) -> None:
+    hostile = "\x1b[2J\nforged\x07" + "x" * 300
+    with Raw(start_broker().address) as client:
+        client.ask("sasl_handshake", mechanism=hostile)
+        client.ask("consumer_group_heartbeat", group_id=hostile)
+        configs = [{"name": "flush.ms", "value": "1" + "\n" * 5}]
+        topic = {"name": "t", "num_partitions": 1, "replication_factor": 1, "configs": configs}
+        client.ask("create_topics", topics=[topic])
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 3 and all(message.isprintable() for message in messages)
+    assert messages[0].count("x") < 250 and "SASL/\\x1b[2J\\nforged\\x07xxx" in messages[0]
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
-def test_too_many_connections_are_refused_and_the_log_says_so(
+def test_too_many_connections_are_refused_and_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, loop: str
 ) -> None:
-    monkeypatch.setattr(testing, "SteppedLoop", asyncio.new_event_loop if loop == "asyncio" else uvloop.new_event_loop)
+    monkeypatch.setattr(
+        testing,
+        "SteppedLoop",
+        asyncio.new_event_loop if loop == "asyncio" else uvloop.new_event_loop,
+    )
     with BrokerThread() as broker, Raw(broker.address) as first:
         assert first.ask("metadata", topics=None).brokers
         monkeypatch.setattr(server, "max_open_files", lambda: 8)
@@ -205,10 +298,14 @@ def test_too_many_connections_are_refused_and_the_log_says_so(
         monkeypatch.undo()
         assert_alive(broker)
     messages = [record.getMessage() for record in caplog.records]
-    assert messages == ["connections are refused: 1 are open, and the limit of open files (ulimit -n) is 8"]
+    assert messages == [
+        "connections are refused: 1 are open, and the limit of open files (ulimit -n) is 8"
+    ]
 
 
-def test_an_unknown_version_of_api_versions_is_answered_in_the_oldest(start_broker: Callable[..., BrokerThread]) -> None:
+def test_unknown_version_of_api_versions_gets_oldest_response(
+    start_broker: Callable[..., BrokerThread],
+) -> None:
     with Raw(start_broker().address) as client:
         client.socket.sendall(with_length(struct.pack(">hhihb", 18, 99, 7, -1, 0) + b"who knows"))
         response = client.receive("api_versions", 0)
@@ -217,7 +314,9 @@ def test_an_unknown_version_of_api_versions_is_answered_in_the_oldest(start_brok
         assert client.ask("api_versions", 3, client_software_name="raw").error_code.name == "none"
 
 
-def test_every_version_that_is_offered_is_answered(start_broker: Callable[..., BrokerThread]) -> None:
+def test_every_version_that_is_offered_is_answered(
+    start_broker: Callable[..., BrokerThread],
+) -> None:
     broker = start_broker()
     for api in APIS.values():
         for version in range(api.min_version, api.max_version + 1):
@@ -236,7 +335,9 @@ def test_half_a_request_waits_for_the_other_half(start_broker: Callable[..., Bro
         assert_alive(broker)
 
 
-def test_responses_to_pipelined_requests_come_in_order(start_broker: Callable[..., BrokerThread]) -> None:
+def test_responses_to_pipelined_requests_come_in_order(
+    start_broker: Callable[..., BrokerThread],
+) -> None:
     broker = start_broker(replicas=2, replica_lag=0.01)
     with Raw(broker.address) as client:
         client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
@@ -248,7 +349,9 @@ def test_responses_to_pipelined_requests_come_in_order(start_broker: Callable[..
             assert fetched(client.receive("fetch")) == [("none", (number + 1) * len(ONE))]
 
 
-def test_a_client_that_does_not_read_is_not_read_from(start_broker: Callable[..., BrokerThread]) -> None:
+def test_slow_reader_is_not_read_from(
+    start_broker: Callable[..., BrokerThread],
+) -> None:
     broker = start_broker()
     large = make_batch(os.urandom(900_000))
     with Raw(broker.address) as slow:
@@ -272,7 +375,9 @@ def test_a_client_that_does_not_read_is_not_read_from(start_broker: Callable[...
 
 
 @pytest.mark.slow
-def test_thousands_of_connections_without_a_request(start_broker: Callable[..., BrokerThread]) -> None:
+def test_thousands_of_connections_without_a_request(
+    start_broker: Callable[..., BrokerThread],
+) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = min(5000, hard // 2 - 200)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2 * wanted + 200), hard))

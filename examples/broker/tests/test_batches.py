@@ -1,4 +1,5 @@
-"""Record batches: what is checked of their records, and how records are found by time in every codec."""
+"""Record batches: the checks of their records, and the search for records by time in every
+codec."""
 
 import gzip
 import struct
@@ -13,7 +14,11 @@ from raw import make_batch, produce_fields, produced, running_broker
 def xerial(data: bytes) -> bytes:
     """The frame of snappy-java."""
     blocks = [bytes(snappy.compress_raw(data[at : at + 40])) for at in range(0, len(data), 40)]
-    return b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1) + b"".join(struct.pack(">i", len(block)) + block for block in blocks)
+    return (
+        b"\x82SNAPPY\0"
+        + struct.pack(">ii", 1, 1)
+        + b"".join(struct.pack(">i", len(block)) + block for block in blocks)
+    )
 
 
 CODECS: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
@@ -33,35 +38,53 @@ async def test_records_are_found_by_time_in_every_codec(codec: str) -> None:
     async with running_broker() as client:
         for time in (1000, 2000):
             batch = make_batch(*VALUES, time=time, attributes=number, compress=compress)
-            assert produced(await client.ask("produce", **produce_fields("topic", batch)))[0][0] == "none"
-        partitions = [{"partition_index": 0, "timestamp": time} for time in (0, 1002, 1003, 1004, 2003, 2004, -3)]
-        response = await client.ask("list_offsets", topics=[{"name": "topic", "partitions": partitions}])
-    found = [(partition.offset, partition.timestamp) for partition in response.topics[0].partitions]
+            assert (
+                produced(await client.ask("produce", **produce_fields("topic", batch)))[0][0]
+                == "none"
+            )
+        found = []
+        for time in (0, 1002, 1003, 1004, 2003, 2004, -3):
+            partitions = [{"partition_index": 0, "timestamp": time}]
+            response = await client.ask(
+                "list_offsets", topics=[{"name": "topic", "partitions": partitions}]
+            )
+            (partition,) = response.topics[0].partitions
+            found.append((partition.offset, partition.timestamp))
     assert found == [(0, 1000), (2, 1002), (3, 1003), (4, 2000), (7, 2003), (-1, -1), (7, 2003)]
 
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize(("values", "announced"), [(VALUES, 3), (VALUES, 5)])
-async def test_records_that_are_not_as_many_as_announced_are_refused(codec: str, values: list[bytes], announced: int) -> None:
+async def test_wrong_record_count_is_refused(
+    codec: str, values: list[bytes], announced: int
+) -> None:
     number, compress = CODECS[codec]
     batch = make_batch(*values, attributes=number, compress=compress, count=announced)
     async with running_broker() as client:
-        assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [("invalid_record", -1)]
+        assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [
+            ("invalid_record", -1)
+        ]
 
 
 @pytest.mark.parametrize("attributes", range(1, 8))
-async def test_records_that_their_codec_cannot_read_are_refused_with_kafkas_error(attributes: int) -> None:
+async def test_undecodable_records_get_kafkas_error(
+    attributes: int,
+) -> None:
     for garbage in (b"", b"garbage" * 10):
         batch = make_batch(b"v", attributes=attributes, compress=lambda _, garbage=garbage: garbage)
         async with running_broker() as client:
-            assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [("unknown_server_error", -1)]
+            assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [
+                ("unknown_server_error", -1)
+            ]
 
 
 @pytest.mark.parametrize("records", [b"\xff" * 40, b"\x80", b"\x01", b"\x7e"])
 async def test_records_of_impossible_lengths_are_refused(records: bytes) -> None:
     batch = make_batch(b"v", compress=lambda _: records)
     async with running_broker() as client:
-        assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [("invalid_record", -1)]
+        assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [
+            ("invalid_record", -1)
+        ]
 
 
 def test_records_without_a_length_are_given_up() -> None:
@@ -70,5 +93,8 @@ def test_records_without_a_length_are_given_up() -> None:
         list(iter_records(b"\0" * 20, batch))
 
 
-def test_a_batch_whose_records_are_unreadable_is_found_as_a_whole() -> None:
-    assert find_time(make_batch(b"v", attributes=1, compress=lambda _: b"garbage"), 5000) == (0, 1000)
+def test_batch_of_unreadable_records_is_found_whole() -> None:
+    assert find_time(make_batch(b"v", attributes=1, compress=lambda _: b"garbage"), 5000) == (
+        0,
+        1000,
+    )

@@ -1,6 +1,7 @@
-"""What the page of the broker shows works: its commands, and its code between the lines.
+"""The commands of the broker's page work, and its blocks of code.
 
-The Python blocks, the table of the demo, the versions, the links and the picture are checked in `test_program.py`.
+The Python blocks, the table of the demo, the versions, the links and the picture are checked in
+`test_program.py`.
 """
 
 import ast
@@ -22,21 +23,44 @@ BLOCKS = [(match[1], match[2]) for match in FENCED.finditer(PAGE)]
 CODE = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", FENCED.sub("", PAGE))]
 
 
-def test_a_new_block_of_the_page_needs_a_test() -> None:
-    assert [language for language, _ in BLOCKS] == ["sh", "python", "python", "python", "sh", "python", ""]
+def test_new_block_of_the_page_needs_a_test() -> None:
+    assert [language for language, _ in BLOCKS] == [
+        "sh",
+        "python",
+        "python",
+        "python",
+        "sh",
+        "python",
+        "",
+    ]
 
 
 @pytest.mark.slow
 def test_each_command_of_the_page_is_understood() -> None:
-    lines = [line for language, text in BLOCKS if language == "sh" for line in text.splitlines()] + CODE
-    commands = [shlex.split(match[1], comments=True) for line in lines if (match := PROGRAM.match(line))]
-    programs = ["examples/broker/demo.py", "tests/kafka/against_kafka.py", "tests/kafka/slow_readers.py"]
+    lines = [
+        line for language, text in BLOCKS if language == "sh" for line in text.splitlines()
+    ] + CODE
+    commands = [
+        shlex.split(match[1], comments=True) for line in lines if (match := PROGRAM.match(line))
+    ]
+    programs = [
+        "examples/broker/demo.py",
+        "tests/kafka/against_kafka.py",
+        "tests/kafka/slow_readers.py",
+    ]
     assert sorted(command[0] for command in commands) == programs
     for program, *options in commands:
         usage = subprocess.run(
-            [sys.executable, program, "--help"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=200
+            [sys.executable, program, "--help"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=200,
         ).stdout
-        assert [option for option in options if option.startswith("--") and option not in usage] == []
+        assert [
+            option for option in options if option.startswith("--") and option not in usage
+        ] == []
 
 
 def methods(source: str) -> dict[str, str]:
@@ -52,13 +76,18 @@ def methods(source: str) -> dict[str, str]:
 
 def test_the_operations_are_those_of_the_source() -> None:
     (shown,) = (methods(text) for _, text in BLOCKS if "DelayedProduce" in text)
-    sources = [FOLDER / "purgatory_broker" / f"{name}.py" for name in ("delayed_operations", "group_operations")]
+    sources = [
+        FOLDER / "purgatory_broker" / f"{name}.py"
+        for name in ("delayed_operations", "group_operations")
+    ]
     ours = methods("\n".join(source.read_text() for source in sources))
     assert shown == {name: ours[name] for name in shown}
 
 
 def test_the_page_says_how_to_install_each_extra() -> None:
-    extras = tomllib.loads((FOLDER / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((FOLDER / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     assert set(re.findall(r"pip install '\./examples/broker\[(\w+)\]'", PAGE)) == set(extras)
 
 

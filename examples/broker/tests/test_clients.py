@@ -11,12 +11,20 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin import NewTopic as AIONewTopic
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, OffsetSpec
 from purgatory_broker.testing import BrokerThread
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python reads its schemas by importlib.resources.read_text
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # kafka-python reads its schemas by importlib.resources.read_text
     from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
     from kafka import TopicPartition as KPTopicPartition
     from kafka.admin import ConfigResource as KPConfigResource
@@ -51,7 +59,12 @@ def produce(address: str, topic: str, values: list[bytes], **configuration: Any)
     settings = {name.replace("_", "."): value for name, value in configuration.items()}
     producer = Producer({"bootstrap.servers": address, "linger.ms": 0} | settings)
     for number, value in enumerate(values):
-        producer.produce(topic, value, on_delivery=lambda error, message: delivered.append(error or message), partition=0)
+        producer.produce(
+            topic,
+            value,
+            on_delivery=lambda error, message: delivered.append(error or message),
+            partition=0,
+        )
         if number % 100 == 0:
             producer.poll(0)
     assert producer.flush(TIMEOUT) == 0
@@ -69,11 +82,26 @@ def admin_of(address: str) -> Iterator[KafkaAdminClient]:
 
 @pytest.mark.parametrize(
     ("codec", "is_idempotent"),
-    [("none", False), ("none", True), ("gzip", False), ("snappy", True), ("lz4", False), ("zstd", True)],
+    [
+        ("none", False),
+        ("none", True),
+        ("gzip", False),
+        ("snappy", True),
+        ("lz4", False),
+        ("zstd", True),
+    ],
 )
-def test_librdkafka_gets_back_what_it_has_sent(kafka_broker: BrokerThread, codec: str, is_idempotent: bool) -> None:
+def test_librdkafka_gets_back_what_it_has_sent(
+    kafka_broker: BrokerThread, codec: str, is_idempotent: bool
+) -> None:
     values = [f"{number} ".encode() * 20 for number in range(500)]
-    delivered = produce(kafka_broker.address, "topic", values, compression_type=codec, enable_idempotence=is_idempotent)
+    delivered = produce(
+        kafka_broker.address,
+        "topic",
+        values,
+        compression_type=codec,
+        enable_idempotence=is_idempotent,
+    )
     assert [message.offset() for message in delivered] == list(range(500))
     consumer = librdkafka_consumer(kafka_broker.address, "group")
     consumer.subscribe(["topic"])
@@ -85,12 +113,22 @@ def test_librdkafka_gets_back_what_it_has_sent(kafka_broker: BrokerThread, codec
 
 def test_kafka_python_gets_back_what_it_has_sent(kafka_broker: BrokerThread) -> None:
     producer = KafkaProducer(bootstrap_servers=kafka_broker.address, compression_type="gzip")
-    sent = [producer.send("topic", str(number).encode(), key=b"k", headers=[("h", b"1")]) for number in range(200)]
+    sent = [
+        producer.send("topic", str(number).encode(), key=b"k", headers=[("h", b"1")])
+        for number in range(200)
+    ]
     assert [future.get(TIMEOUT).offset for future in sent] == list(range(200))
     producer.close()
-    consumer = KafkaConsumer("topic", bootstrap_servers=kafka_broker.address, group_id="group", auto_offset_reset="earliest")
+    consumer = KafkaConsumer(
+        "topic",
+        bootstrap_servers=kafka_broker.address,
+        group_id="group",
+        auto_offset_reset="earliest",
+    )
     messages = [next(consumer) for _ in range(200)]
-    assert [message.value for message in messages] == [str(number).encode() for number in range(200)]
+    assert [message.value for message in messages] == [
+        str(number).encode() for number in range(200)
+    ]
     assert {tuple(message.headers) for message in messages} == {(("h", b"1"),)}
     consumer.commit()
     assert consumer.committed(KPTopicPartition("topic", 0)) == 200
@@ -106,12 +144,16 @@ def test_what_one_client_sends_every_other_one_reads(kafka_broker: BrokerThread)
     async def send_and_read() -> list[bytes]:
         async with AIOKafkaProducer(bootstrap_servers=kafka_broker.address) as producer:
             await producer.send_and_wait("topic", b"from aiokafka")
-        async with AIOKafkaConsumer("topic", bootstrap_servers=kafka_broker.address, auto_offset_reset="earliest") as consumer:
+        async with AIOKafkaConsumer(
+            "topic", bootstrap_servers=kafka_broker.address, auto_offset_reset="earliest"
+        ) as consumer:
             return [(await consumer.getone()).value for _ in range(3)]
 
     sent = [b"from librdkafka", b"from kafka-python", b"from aiokafka"]
     assert asyncio.run(send_and_read()) == sent
-    consumer = KafkaConsumer("topic", bootstrap_servers=kafka_broker.address, auto_offset_reset="earliest")
+    consumer = KafkaConsumer(
+        "topic", bootstrap_servers=kafka_broker.address, auto_offset_reset="earliest"
+    )
     assert [next(consumer).value for _ in range(3)] == sent
     consumer.close()
     consumer = librdkafka_consumer(kafka_broker.address, "group")
@@ -120,7 +162,9 @@ def test_what_one_client_sends_every_other_one_reads(kafka_broker: BrokerThread)
     consumer.close()
 
 
-def test_a_new_group_has_its_first_record_after_one_rebalance(start_broker: Callable[..., BrokerThread]) -> None:
+def test_new_group_reads_after_one_rebalance(
+    start_broker: Callable[..., BrokerThread],
+) -> None:
     broker = start_broker()
     produce(broker.address, "topic", [b"first"])
     consumer = librdkafka_consumer(broker.address, "group")
@@ -130,7 +174,9 @@ def test_a_new_group_has_its_first_record_after_one_rebalance(start_broker: Call
     consumer.close()
 
 
-def test_members_join_and_leave_and_share_the_partitions(start_broker: Callable[..., BrokerThread]) -> None:
+def test_members_join_and_leave_and_share_the_partitions(
+    start_broker: Callable[..., BrokerThread],
+) -> None:
     address = start_broker(partitions=4).address
     Producer({"bootstrap.servers": address}).list_topics("topic", TIMEOUT)
     consumers = [librdkafka_consumer(address, "group", heartbeat_interval_ms=200) for _ in range(3)]
@@ -156,10 +202,15 @@ def test_members_join_and_leave_and_share_the_partitions(start_broker: Callable[
     assert admin.describe_consumer_groups(["group"])["group"].result().state.name == "EMPTY"
 
 
-def test_a_static_member_that_restarts_causes_no_rebalance(start_broker: Callable[..., BrokerThread]) -> None:
+def test_a_static_member_that_restarts_causes_no_rebalance(
+    start_broker: Callable[..., BrokerThread],
+) -> None:
     broker = start_broker(partitions=2)
     Producer({"bootstrap.servers": broker.address}).list_topics("topic", TIMEOUT)
-    one, two = (librdkafka_consumer(broker.address, "group", group_instance_id=name) for name in ("one", "two"))
+    one, two = (
+        librdkafka_consumer(broker.address, "group", group_instance_id=name)
+        for name in ("one", "two")
+    )
     for consumer in (one, two):
         consumer.subscribe(["topic"])
     until = time.monotonic() + TIMEOUT
@@ -177,7 +228,7 @@ def test_a_static_member_that_restarts_causes_no_rebalance(start_broker: Callabl
     one.close(), two.close()
 
 
-def test_offsets_are_committed_and_found_again_by_any_client(kafka_broker: BrokerThread) -> None:
+def test_committed_offsets_are_found_by_any_client(kafka_broker: BrokerThread) -> None:
     produce(kafka_broker.address, "topic", [b"0", b"1", b"2", b"3"])
     consumer = librdkafka_consumer(kafka_broker.address, "group")
     (committed,) = consumer.commit(offsets=[TopicPartition("topic", 0, 2)], asynchronous=False)
@@ -215,14 +266,36 @@ def test_topics_are_created_described_and_deleted(kafka_broker: BrokerThread) ->
     assert sorted(admin.list_topics("topic", TIMEOUT).topics["topic"].partitions) == [0, 1, 2]
     resource = ConfigResource(ConfigResource.Type.TOPIC, "topic")
     described = admin.describe_configs([resource])[resource].result(TIMEOUT)
-    assert (described["retention.ms"].value, described["retention.ms"].is_default) == ("1000", False)
-    assert (described["cleanup.policy"].value, described["cleanup.policy"].is_default) == ("delete", True)
+    assert (described["retention.ms"].value, described["retention.ms"].is_default) == (
+        "1000",
+        False,
+    )
+    assert (described["cleanup.policy"].value, described["cleanup.policy"].is_default) == (
+        "delete",
+        True,
+    )
     with admin_of(kafka_broker.address) as python_admin:
-        shown = python_admin.describe_configs([KPConfigResource("TOPIC", "topic")], config_filter="all")["topic"]["topic"]
-        names = ("retention.bytes", "min.insync.replicas", "preallocate", "min.cleanable.dirty.ratio", "cleanup.policy")
-        assert [shown[name]["config_type"] for name in names] == ["LONG", "INT", "BOOLEAN", "DOUBLE", "LIST"]
+        shown = python_admin.describe_configs(
+            [KPConfigResource("TOPIC", "topic")], config_filter="all"
+        )["topic"]["topic"]
+        names = (
+            "retention.bytes",
+            "min.insync.replicas",
+            "preallocate",
+            "min.cleanable.dirty.ratio",
+            "cleanup.policy",
+        )
+        assert [shown[name]["config_type"] for name in names] == [
+            "LONG",
+            "INT",
+            "BOOLEAN",
+            "DOUBLE",
+            "LIST",
+        ]
     resource = ConfigResource(ConfigResource.Type.BROKER, "1")
-    assert admin.describe_configs([resource])[resource].result(TIMEOUT)["num.partitions"].value == "1"
+    assert (
+        admin.describe_configs([resource])[resource].result(TIMEOUT)["num.partitions"].value == "1"
+    )
 
     def refusal(topic: NewTopic) -> str:
         with pytest.raises(KafkaException) as caught:
@@ -264,7 +337,9 @@ def test_groups_are_listed_described_and_deleted(kafka_broker: BrokerThread) -> 
     consumer.subscribe(["topic"])
     assert len(poll(consumer, 1)) == 1
     admin = AdminClient({"bootstrap.servers": kafka_broker.address})
-    assert [group.group_id for group in admin.list_consumer_groups().result(TIMEOUT).valid] == ["group"]
+    assert [group.group_id for group in admin.list_consumer_groups().result(TIMEOUT).valid] == [
+        "group"
+    ]
     described = admin.describe_consumer_groups(["group"])["group"].result(TIMEOUT)
     assert described.state.name == "STABLE"
     (member,) = described.members
@@ -298,22 +373,29 @@ def test_records_are_deleted(kafka_broker: BrokerThread) -> None:
         admin.delete_records([place])[place].result(TIMEOUT)
 
 
-def test_a_message_that_is_too_large_for_its_topic_is_refused(kafka_broker: BrokerThread) -> None:
+def test_message_above_the_topics_limit_is_refused(kafka_broker: BrokerThread) -> None:
     admin = AdminClient({"bootstrap.servers": kafka_broker.address})
-    admin.create_topics([NewTopic("topic", 1, 1, config={"max.message.bytes": "1000"})])["topic"].result(TIMEOUT)
+    admin.create_topics([NewTopic("topic", 1, 1, config={"max.message.bytes": "1000"})])[
+        "topic"
+    ].result(TIMEOUT)
     (error,) = produce(kafka_broker.address, "topic", [b"x" * 2000])
     assert error.name() == "MSG_SIZE_TOO_LARGE"
 
 
-def test_without_auto_create_a_client_that_asks_for_a_topic_does_not_create_it(
+def test_without_auto_create_metadata_creates_no_topic(
     start_broker: Callable[..., BrokerThread],
 ) -> None:
     address = start_broker(auto_create_topics=False).address
-    assert Producer({"bootstrap.servers": address}).list_topics("topic", TIMEOUT).topics["topic"].error is not None
+    assert (
+        Producer({"bootstrap.servers": address}).list_topics("topic", TIMEOUT).topics["topic"].error
+        is not None
+    )
     assert AdminClient({"bootstrap.servers": address}).list_topics(timeout=TIMEOUT).topics == {}
 
 
-def test_librdkafka_says_at_once_that_the_new_group_protocol_is_not_served(kafka_broker: BrokerThread) -> None:
+def test_librdkafka_reports_the_new_group_protocol_at_once(
+    kafka_broker: BrokerThread,
+) -> None:
     consumer = librdkafka_consumer(kafka_broker.address, "group", group_protocol="consumer")
     consumer.subscribe(["topic"])
     message = consumer.poll(TIMEOUT)

@@ -1,4 +1,5 @@
-"""The broker reads what kio writes, and kio reads what the broker writes: every message in every version that is offered."""
+"""The broker reads kio's output, and kio reads the broker's: every message in every version that
+the broker offers."""
 
 import io
 import struct
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
-from purgatory_broker.codec import COMMON_NAMES, Field, Malformed, fields_of, serde_of
+from purgatory_broker.codec import COMMON_NAMES, Field, Frame, Malformed, fields_of, serde_of
 from purgatory_broker.wire import APIS, Api
 from raw import make
 
@@ -27,7 +28,9 @@ def values_of(field: Field) -> st.SearchStrategy[Any]:
     elif field.kind in BITS:
         one = st.integers(-(2 ** (BITS[field.kind] - 1)), 2 ** (BITS[field.kind] - 1) - 1)
     elif field.kind.startswith("timedelta"):
-        one = st.integers(0, 2**31 - 1).map(lambda milliseconds: timedelta(milliseconds=milliseconds))
+        one = st.integers(0, 2**31 - 1).map(
+            lambda milliseconds: timedelta(milliseconds=milliseconds)
+        )
     else:
         kinds = {
             "bool": st.booleans(),
@@ -36,14 +39,18 @@ def values_of(field: Field) -> st.SearchStrategy[Any]:
             "error_code": st.sampled_from(list(ErrorCode)),
         }
         kinds["uuid"] = st.uuids()
-        one = kinds.get(field.kind, st.none() if field.kind == "datetime_i64" else st.binary(max_size=200))
+        one = kinds.get(
+            field.kind, st.none() if field.kind == "datetime_i64" else st.binary(max_size=200)
+        )
     if field.is_array:
         one = st.lists(one, max_size=3).map(tuple)
     return st.none() | one if field.is_nullable else one
 
 
 def entities_of(cls: Any) -> st.SearchStrategy[dict[str, Any]]:
-    return st.fixed_dictionaries({field.name: values_of(field) for field in fields_of(cls).values()})
+    return st.fixed_dictionaries(
+        {field.name: values_of(field) for field in fields_of(cls).values()}
+    )
 
 
 def named(values: Any) -> Any:
@@ -51,7 +58,9 @@ def named(values: Any) -> Any:
     if isinstance(values, tuple):
         return tuple(named(value) for value in values)
     return (
-        {COMMON_NAMES.get(name, name): named(value) for name, value in values.items()} if isinstance(values, dict) else values
+        {COMMON_NAMES.get(name, name): named(value) for name, value in values.items()}
+        if isinstance(values, dict)
+        else values
     )
 
 
@@ -84,7 +93,9 @@ def all_versions(load: Callable[[int, int], Any], api: Api) -> list[Any]:
 def test_no_two_fields_have_one_name() -> None:
     def check(cls: Any) -> None:
         own_fields = fields_of(cls)
-        assert len(own_fields) == len([field for field in fields(cls) if "tag" not in field.metadata]), cls
+        assert len(own_fields) == len(
+            [field for field in fields(cls) if "tag" not in field.metadata]
+        ), cls
         for field in own_fields.values():
             if field.nested is not None:
                 check(field.nested)
@@ -108,12 +119,12 @@ def check_reading(cls: Any) -> None:
     def check(values: dict[str, Any], data: st.DataObject) -> None:
         buffer = io.BytesIO()
         entity_writer(cls)(buffer, make(cls, values))
-        written = b"before" + buffer.getvalue() + b"after"
+        written = Frame(b"before" + buffer.getvalue() + b"after")
         entity, end = read(written, 6)
         assert plain(entity) == plain(named(values)), cls
         assert end == len(written) - 5
         if end > 6:
-            torn = written[: data.draw(st.integers(6, end - 1))]
+            torn = Frame(written[: data.draw(st.integers(6, end - 1))])
             with pytest.raises((Malformed, IndexError, UnicodeDecodeError, struct.error)):
                 read(torn, 6)
 

@@ -1,4 +1,4 @@
-"""The configuration of topics: what is accepted, how it is changed, and what it does; on virtual time."""
+"""The configuration of topics: accepted values, changes, and effects; on virtual time."""
 
 import gzip
 import re
@@ -18,21 +18,28 @@ SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
 async def create(client: Direct, name: str = "t", **configs: str) -> tuple[str, str | None]:
-    values = [{"name": config.replace("_", "."), "value": value} for config, value in configs.items()]
+    values = [
+        {"name": config.replace("_", "."), "value": value} for config, value in configs.items()
+    ]
     wanted = {"name": name, "num_partitions": 1, "replication_factor": 1, "configs": values}
     (topic,) = (await client.ask("create_topics", topics=[wanted])).topics
     return topic.error_code.name, topic.error_message
 
 
-async def alter(client: Direct, *changes: tuple[str, int, str | None], resource: int = TOPIC) -> tuple[str, str | None]:
-    configs = [{"name": name, "config_operation": operation, "value": value} for name, operation, value in changes]
+async def alter(
+    client: Direct, *changes: tuple[str, int, str | None], resource: int = TOPIC
+) -> tuple[str, str | None]:
+    configs = [
+        {"name": name, "config_operation": operation, "value": value}
+        for name, operation, value in changes
+    ]
     asked = {"resource_type": resource, "resource_name": "t", "configs": configs}
     (altered,) = (await client.ask("incremental_alter_configs", resources=[asked])).responses
     return altered.error_code.name, altered.error_message
 
 
 async def shown(client: Direct) -> dict[str, str]:
-    """What is not at its default."""
+    """The settings that differ from their defaults."""
     resource = {"resource_type": TOPIC, "resource_name": "t", "configuration_keys": None}
     (described,) = (await client.ask("describe_configs", resources=[resource])).results
     assert {config.name for config in described.configs} == set(CONFIGS)
@@ -40,23 +47,38 @@ async def shown(client: Direct) -> dict[str, str]:
 
 
 async def send(client: Direct, *values: bytes, **options: Any) -> tuple[str, int]:
-    (outcome,) = produced(await client.ask("produce", **produce_fields("t", make_batch(*values, **options))))
+    (outcome,) = produced(
+        await client.ask("produce", **produce_fields("t", make_batch(*values, **options)))
+    )
     return outcome
 
 
 async def span(client: Direct) -> tuple[int, int]:
     """The first offset and the next one."""
-    partitions = [{"partition_index": 0, "timestamp": time} for time in (-2, -1)]
+    return (await offset_at(client, -2))[0], (await offset_at(client, -1))[0]
+
+
+async def offset_at(client: Direct, time: int) -> tuple[int, int]:
+    """The offset and the time that are found for a time."""
+    partitions = [{"partition_index": 0, "timestamp": time}]
     response = await client.ask("list_offsets", topics=[{"name": "t", "partitions": partitions}])
-    first, end = (partition.offset for partition in response.topics[0].partitions)
-    return first, end
+    (partition,) = response.topics[0].partitions
+    return partition.offset, partition.timestamp
 
 
 @pytest.mark.parametrize(
     ("name", "value", "problem"),
     [
-        ("retention.ms", "soon", "Invalid value soon for configuration retention.ms: Not a number of type LONG"),
-        ("retention.ms", "-2", "Invalid value -2 for configuration retention.ms: Value must be at least -1"),
+        (
+            "retention.ms",
+            "soon",
+            "Invalid value soon for configuration retention.ms: Not a number of type LONG",
+        ),
+        (
+            "retention.ms",
+            "-2",
+            "Invalid value -2 for configuration retention.ms: Value must be at least -1",
+        ),
         ("retention.ms", "9223372036854775808", "Not a number of type LONG"),
         ("max.message.bytes", "2147483648", "Not a number of type INT"),
         ("max.message.bytes", "1_000", "Not a number of type INT"),
@@ -67,9 +89,21 @@ async def span(client: Direct) -> tuple[int, int]:
         ("min.cleanable.dirty.ratio", "x", "Not a number of type DOUBLE"),
         ("preallocate", "yes", "Expected value to be either true or false"),
         ("cleanup.policy", "delete,shred", "String must be one of: compact, delete"),
-        ("message.timestamp.type", "logappendtime", "String must be one of: CreateTime, LogAppendTime"),
-        ("leader.replication.throttled.replicas", "all", "it has to be '*' or a list of partition:replica"),
-        ("remote.storage.enable", "true", "Tiered Storage functionality is disabled in the broker."),
+        (
+            "message.timestamp.type",
+            "logappendtime",
+            "String must be one of: CreateTime, LogAppendTime",
+        ),
+        (
+            "leader.replication.throttled.replicas",
+            "all",
+            "it has to be '*' or a list of partition:replica",
+        ),
+        (
+            "remote.storage.enable",
+            "true",
+            "Tiered Storage functionality is disabled in the broker.",
+        ),
         ("max.compaction.lag.ms", "1", None),
         ("no.such", "1", "Unknown topic config name: no.such"),
     ],
@@ -77,13 +111,17 @@ async def span(client: Direct) -> tuple[int, int]:
 async def test_values_are_checked_as_by_kafka(name: str, value: str, problem: str | None) -> None:
     async with running_broker([]) as client:
         code, message = await create(client, **{name: value})
-        assert (code, message is None) == (("none", True) if problem is None else ("invalid_config", False))
+        assert (code, message is None) == (
+            ("none", True) if problem is None else ("invalid_config", False)
+        )
         assert problem is None or problem in str(message)
 
 
 async def test_values_that_contradict_each_other_are_refused() -> None:
     async with running_broker([]) as client:
-        code, message = await create(client, **{"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "5"})
+        code, message = await create(
+            client, **{"min.compaction.lag.ms": "10", "max.compaction.lag.ms": "5"}
+        )
         assert (code, message) == (
             "invalid_config",
             "conflict topic config setting min.compaction.lag.ms (10) > max.compaction.lag.ms (5)",
@@ -93,9 +131,13 @@ async def test_values_that_contradict_each_other_are_refused() -> None:
 async def test_single_values_are_altered() -> None:
     async with running_broker([]) as client:
         await create(client, retention_ms="5")
-        assert await alter(client, ("retention.ms", SET, "7"), ("cleanup.policy", APPEND, "compact")) == ("none", None)
+        assert await alter(
+            client, ("retention.ms", SET, "7"), ("cleanup.policy", APPEND, "compact")
+        ) == ("none", None)
         assert await shown(client) == {"retention.ms": "7", "cleanup.policy": "delete,compact"}
-        assert await alter(client, ("retention.ms", DELETE, None), ("cleanup.policy", SUBTRACT, "delete")) == ("none", None)
+        assert await alter(
+            client, ("retention.ms", DELETE, None), ("cleanup.policy", SUBTRACT, "delete")
+        ) == ("none", None)
         assert await shown(client) == {"cleanup.policy": "compact"}
         for change in (
             ("retention.ms", SET, "x"),
@@ -104,18 +146,31 @@ async def test_single_values_are_altered() -> None:
             ("no.such", SET, "1"),
             ("no.such", DELETE, None),
         ):
-            assert (await alter(client, change, ("max.message.bytes", SET, "1")))[0] == "invalid_config", change
+            assert (await alter(client, change, ("max.message.bytes", SET, "1")))[
+                0
+            ] == "invalid_config", change
         assert (await alter(client, ("retention.ms", 9, "1")))[0] == "invalid_request"
-        assert (await alter(client, ("num.partitions", SET, "1"), resource=BROKER))[0] == "invalid_request"
+        assert (await alter(client, ("num.partitions", SET, "1"), resource=BROKER))[
+            0
+        ] == "invalid_request"
         assert await shown(client) == {"cleanup.policy": "compact"}
 
 
 async def test_the_whole_configuration_is_altered_or_only_checked() -> None:
     async with running_broker([]) as client:
         await create(client, retention_ms="5", segment_ms="7")
-        for is_only_checked, expected in ((True, {"retention.ms": "5", "segment.ms": "7"}), (False, {"retention.ms": "6"})):
-            asked = {"resource_type": TOPIC, "resource_name": "t", "configs": [{"name": "retention.ms", "value": "6"}]}
-            (altered,) = (await client.ask("alter_configs", resources=[asked], validate_only=is_only_checked)).responses
+        for is_only_checked, expected in (
+            (True, {"retention.ms": "5", "segment.ms": "7"}),
+            (False, {"retention.ms": "6"}),
+        ):
+            asked = {
+                "resource_type": TOPIC,
+                "resource_name": "t",
+                "configs": [{"name": "retention.ms", "value": "6"}],
+            }
+            (altered,) = (
+                await client.ask("alter_configs", resources=[asked], validate_only=is_only_checked)
+            ).responses
             assert altered.error_code.name == "none"
             assert await shown(client) == expected
 
@@ -136,7 +191,10 @@ async def test_the_log_says_what_has_no_effect(caplog: pytest.LogCaptureFixture)
         await create(client, segment_ms="100", compression_type="producer", retention_ms="5")
         await alter(client, ("flush.ms", SET, "1"))
     messages = [record.getMessage() for record in caplog.records]
-    assert messages == ["topic t: segment.ms=100 has no effect here", "topic t: flush.ms=1 has no effect here"]
+    assert messages == [
+        "topic t: segment.ms=100 has no effect here",
+        "topic t: flush.ms=1 has no effect here",
+    ]
 
 
 def test_the_readme_has_a_row_for_each_name() -> None:
@@ -148,7 +206,7 @@ def test_the_readme_has_a_row_for_each_name() -> None:
         }
 
 
-async def test_more_replicas_in_sync_than_there_are_is_accepted_and_then_refuses_records() -> None:
+async def test_impossible_min_insync_replicas_refuses_records() -> None:
     async with running_broker([]) as client:
         assert await create(client, min_insync_replicas="2") == ("none", None)
         assert await send(client, b"v") == ("not_enough_replicas", -1)
@@ -165,14 +223,14 @@ async def test_a_compacted_topic_refuses_records_without_a_key() -> None:
 async def test_records_get_the_time_of_the_append() -> None:
     async with running_broker([]) as client:
         await create(client, message_timestamp_type="LogAppendTime")
-        response = await client.ask("produce", **produce_fields("t", make_batch(b"a", b"b", time=5)))
+        response = await client.ask(
+            "produce", **produce_fields("t", make_batch(b"a", b"b", time=5))
+        )
         appended = response.responses[0].partition_responses[0].log_append_time
         now = client.broker.clock.milliseconds()
         assert now - 60_000 < appended.timestamp() * 1000 <= now + 1
-        partitions = [{"partition_index": 0, "timestamp": time} for time in (6, -3, now + 60_000)]
-        response = await client.ask("list_offsets", topics=[{"name": "t", "partitions": partitions}])
         milliseconds = round(appended.timestamp() * 1000)
-        found = [(partition.offset, partition.timestamp) for partition in response.topics[0].partitions]
+        found = [await offset_at(client, time) for time in (6, -3, now + 60_000)]
         assert found == [(0, milliseconds), (0, milliseconds), (-1, -1)]
 
 
@@ -209,7 +267,7 @@ async def test_records_are_deleted_by_size() -> None:
         assert await span(client) == (3, 5)
 
 
-async def test_records_without_a_time_and_those_of_other_policies_stay() -> None:
+async def test_records_without_time_or_retention_stay() -> None:
     async with running_broker([]) as client:
         await create(client, retention_ms="0")
         await send(client, b"v", time=-1)
@@ -218,7 +276,7 @@ async def test_records_without_a_time_and_those_of_other_policies_stay() -> None
 
 
 async def values(client: Direct, offset: int = 0) -> list[tuple[int, bytes | None]]:
-    """What a consumer reads that begins at an offset."""
+    """Offsets and values that a consumer reads from an offset on."""
     response = await client.ask("fetch", **fetch_fields("t", offset))
     data, found = response.responses[0].partitions[0].records or b"", []
     while data:
@@ -230,7 +288,7 @@ async def values(client: Direct, offset: int = 0) -> list[tuple[int, bytes | Non
 
 
 @pytest.mark.parametrize("is_stored", [False, True])
-async def test_of_each_key_the_last_record_stays_where_it_is(tmp_path: Path, is_stored: bool) -> None:
+async def test_compaction_keeps_the_last_record_of_keys(tmp_path: Path, is_stored: bool) -> None:
     settings = {"directory": tmp_path} if is_stored else {}
     async with running_broker([], **settings) as client:
         await create(client, cleanup_policy="compact")
@@ -250,7 +308,7 @@ async def test_of_each_key_the_last_record_stays_where_it_is(tmp_path: Path, is_
         await broker.aclose()
 
 
-async def test_records_that_are_younger_than_the_lag_are_not_compacted() -> None:
+async def test_records_younger_than_the_lag_stay() -> None:
     async with running_broker([]) as client:
         await create(client, cleanup_policy="compact", min_compaction_lag_ms="60000")
         for _ in range(2):
@@ -262,7 +320,7 @@ async def test_records_that_are_younger_than_the_lag_are_not_compacted() -> None
         assert await values(client) == [(1, b"k")]
 
 
-async def test_a_key_without_a_value_is_gone_after_a_while() -> None:
+async def test_tombstones_are_removed_after_their_retention() -> None:
     async with running_broker([]) as client:
         await create(client, cleanup_policy="compact", delete_retention_ms="60000")
         now = client.broker.clock.milliseconds()

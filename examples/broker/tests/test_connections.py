@@ -1,4 +1,5 @@
-"""Connections without a network: on virtual time, with a transport that keeps what is written to it."""
+"""Connections without a network: on virtual time, with a transport that records the data written to
+it."""
 
 import asyncio
 import struct
@@ -8,7 +9,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from purgatory_broker.server import IDLE_TIMEOUT, Connection, Server
-from raw import LOCAL, PEER, fetch_fields, fetched, framed, make_batch, produce_fields, produced, unframed, with_length
+from raw import (
+    LOCAL,
+    PEER,
+    fetch_fields,
+    fetched,
+    framed,
+    make_batch,
+    produce_fields,
+    produced,
+    unframed,
+    with_length,
+)
 
 ONE = make_batch(b"one")
 
@@ -22,7 +34,9 @@ class Transport:
         self.connection.connection_made(cast(asyncio.Transport, self))
 
     def get_extra_info(self, name: str) -> Any:
-        return {"sockname": LOCAL, "peername": PEER, "socket": SimpleNamespace(fileno=lambda: 3)}[name]
+        return {"sockname": LOCAL, "peername": PEER, "socket": SimpleNamespace(fileno=lambda: 3)}[
+            name
+        ]
 
     def is_closing(self) -> bool:
         return self.is_aborted
@@ -53,7 +67,9 @@ class Transport:
 async def running_server() -> AsyncIterator[Server]:
     """A server with one topic, which does not listen."""
     server = Server()
-    server.listener = cast(asyncio.Server, SimpleNamespace(is_serving=lambda: True, close=lambda: None))
+    server.listener = cast(
+        asyncio.Server, SimpleNamespace(is_serving=lambda: True, close=lambda: None)
+    )
     server.broker.topics.create("topic", 1, 1, {})
     yield server
     await server.__aexit__()
@@ -61,7 +77,7 @@ async def running_server() -> AsyncIterator[Server]:
     assert not server.connections
 
 
-async def test_an_idle_connection_is_closed_but_not_one_whose_client_waits() -> None:
+async def test_idle_connection_closes_unless_its_client_waits() -> None:
     async with running_server() as server:
         silent, waiting = Transport(server), Transport(server)
         waiting.send("fetch", **fetch_fields("topic", 0, wait=3 * IDLE_TIMEOUT))
@@ -76,7 +92,7 @@ async def test_an_idle_connection_is_closed_but_not_one_whose_client_waits() -> 
         assert waiting.is_aborted
 
 
-async def test_the_operation_of_a_connection_that_ends_is_cancelled() -> None:
+async def test_lost_connection_cancels_its_operation() -> None:
     async with running_server() as server:
         fetches, client = server.broker.fetches, Transport(server)
         client.send("fetch", **fetch_fields("topic", 0, wait=3600))
@@ -86,7 +102,7 @@ async def test_the_operation_of_a_connection_that_ends_is_cancelled() -> None:
         assert (statistics.pending, statistics.cancelled) == (0, 1)
 
 
-async def test_a_repeated_request_gets_a_response_of_its_own() -> None:
+async def test_repeated_request_gets_its_own_response() -> None:
     async with running_server() as server:
         reader, writer = Transport(server), Transport(server)
         for number in range(3):
@@ -98,7 +114,7 @@ async def test_a_repeated_request_gets_a_response_of_its_own() -> None:
             assert produced(writer.receive("produce")) == [("none", number)]
 
 
-async def test_clients_are_told_to_connect_where_they_did_or_to_the_advertised_address() -> None:
+async def test_metadata_has_the_used_or_advertised_address() -> None:
     async with running_server() as server:
         for advertised, address in ((None, LOCAL), (("kafka.test", 19092), ("kafka.test", 19092))):
             server.advertised = advertised

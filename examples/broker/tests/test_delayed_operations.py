@@ -1,4 +1,5 @@
-"""The conditions of the delayed operations, and their responses; on virtual time, without a network."""
+"""The conditions of the delayed operations, and their responses; on virtual time, without a
+network."""
 
 import asyncio
 from datetime import timedelta
@@ -6,7 +7,17 @@ from typing import Any
 
 import pytest
 from purgatory_broker.wire import read_request
-from raw import LOCAL, PEER, fetch_fields, fetched, framed, make_batch, produce_fields, produced, running_broker
+from raw import (
+    LOCAL,
+    PEER,
+    fetch_fields,
+    fetched,
+    framed,
+    make_batch,
+    produce_fields,
+    produced,
+    running_broker,
+)
 
 ONE, TWO = make_batch(b"one"), make_batch(b"two", b"three")
 
@@ -20,19 +31,23 @@ async def test_a_fetch_waits_for_the_next_record() -> None:
         waiting = client.send("fetch", **fetch_fields("topic", 0, wait=60))
         await asyncio.sleep(10)
         assert not waiting.done()
-        assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("none", 0)]
+        assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [
+            ("none", 0)
+        ]
         assert waiting.done()
         assert fetched(waiting.result()) == [("none", len(ONE))]
 
 
-async def test_a_fetch_returns_empty_at_its_deadline_and_not_before() -> None:
+async def test_fetch_returns_empty_at_its_deadline() -> None:
     async with running_broker() as client:
         begun = now()
-        assert fetched(await client.ask("fetch", **fetch_fields("topic", 0, wait=5))) == [("none", 0)]
+        assert fetched(await client.ask("fetch", **fetch_fields("topic", 0, wait=5))) == [
+            ("none", 0)
+        ]
         assert 5 <= now() - begun <= 5.002
 
 
-async def test_a_fetch_waits_for_min_bytes_in_all_its_partitions_together() -> None:
+async def test_fetch_sums_min_bytes_over_partitions() -> None:
     async with running_broker(partitions=2) as client:
         size = len(ONE)
         waiting = client.send("fetch", **fetch_fields("topic", 0, 0, wait=60, min_bytes=2 * size))
@@ -44,14 +59,19 @@ async def test_a_fetch_waits_for_min_bytes_in_all_its_partitions_together() -> N
         assert fetched(waiting.result()) == [("none", size), ("none", size)]
 
 
-async def test_limits_cut_at_whole_batches_and_the_first_comes_in_any_case() -> None:
+async def test_fetch_limits_cut_at_whole_batches() -> None:
     async with running_broker(partitions=2) as client:
         for _ in range(3):
             await client.ask("produce", **produce_fields("topic", ONE, ONE))
         size = len(ONE)
 
         async def sizes(**limits: int) -> list[int]:
-            return [count for _, count in fetched(await client.ask("fetch", **fetch_fields("topic", 0, 0, **limits)))]
+            return [
+                count
+                for _, count in fetched(
+                    await client.ask("fetch", **fetch_fields("topic", 0, 0, **limits))
+                )
+            ]
 
         assert await sizes() == [3 * size, 3 * size]
         assert await sizes(partition_bytes=2 * size) == [2 * size, 2 * size]
@@ -60,28 +80,41 @@ async def test_limits_cut_at_whole_batches_and_the_first_comes_in_any_case() -> 
         assert await sizes(partition_bytes=1) == [size, 0]
 
 
-async def test_a_response_to_a_fetch_has_a_megabyte_at_most() -> None:
+async def test_fetch_response_has_a_megabyte_at_most() -> None:
     async with running_broker() as client:
         waiting = client.send(
-            "fetch", **fetch_fields("topic", 0, wait=60, min_bytes=1 << 30, max_bytes=1 << 30, partition_bytes=1 << 30)
+            "fetch",
+            **fetch_fields(
+                "topic", 0, wait=60, min_bytes=1 << 30, max_bytes=1 << 30, partition_bytes=1 << 30
+            ),
         )
         for _ in range(4):
             assert not waiting.done()
-            await client.ask("produce", **produce_fields("topic", batch := make_batch(b"x" * 300_000)))
+            await client.ask(
+                "produce", **produce_fields("topic", batch := make_batch(b"x" * 300_000))
+            )
         assert fetched(waiting.result()) == [("none", 3 * len(batch))]
 
 
 @pytest.mark.parametrize(("number", "epoch"), [(0, -1), (-1, -1), (0, 0), (7, -1), (7, 0)])
-async def test_a_fetch_that_begins_or_declines_a_session_is_answered_whatever_its_session_id(number: int, epoch: int) -> None:
+async def test_new_fetch_session_may_have_any_id(number: int, epoch: int) -> None:
     async with running_broker() as client:
         await client.ask("produce", **produce_fields("topic", ONE))
-        response = await client.ask("fetch", **fetch_fields("topic", 0), session_id=number, session_epoch=epoch)
-        assert (response.error_code.name, response.session_id, fetched(response)) == ("none", 0, [("none", len(ONE))])
+        response = await client.ask(
+            "fetch", **fetch_fields("topic", 0), session_id=number, session_epoch=epoch
+        )
+        assert (response.error_code.name, response.session_id, fetched(response)) == (
+            "none",
+            0,
+            [("none", len(ONE))],
+        )
 
 
 async def test_a_fetch_that_continues_a_session_is_refused() -> None:
     async with running_broker() as client:
-        response = await client.ask("fetch", **fetch_fields("topic", 0, wait=60), session_id=7, session_epoch=1)
+        response = await client.ask(
+            "fetch", **fetch_fields("topic", 0, wait=60), session_id=7, session_epoch=1
+        )
         assert (response.error_code.name, fetched(response)) == ("fetch_session_id_not_found", [])
 
 
@@ -89,12 +122,16 @@ async def test_a_fetch_with_an_error_does_not_wait() -> None:
     async with running_broker() as client:
         await client.ask("produce", **produce_fields("topic", ONE))
         begun = now()
-        assert fetched(await client.ask("fetch", **fetch_fields("topic", 2, wait=60))) == [("offset_out_of_range", 0)]
-        assert fetched(await client.ask("fetch", **fetch_fields("other", 0, wait=60))) == [("unknown_topic_or_partition", 0)]
+        assert fetched(await client.ask("fetch", **fetch_fields("topic", 2, wait=60))) == [
+            ("offset_out_of_range", 0)
+        ]
+        assert fetched(await client.ask("fetch", **fetch_fields("other", 0, wait=60))) == [
+            ("unknown_topic_or_partition", 0)
+        ]
         assert now() == begun
 
 
-async def test_operations_of_a_topic_that_is_deleted_complete_with_an_error() -> None:
+async def test_deleted_topic_fails_its_operations() -> None:
     async with running_broker(replicas=2, replica_lag=10.0) as client:
         fetching = client.send("fetch", **fetch_fields("topic", 0, wait=60))
         producing = client.send("produce", **produce_fields("topic", ONE))
@@ -104,15 +141,21 @@ async def test_operations_of_a_topic_that_is_deleted_complete_with_an_error() ->
         assert produced(producing.result()) == [("unknown_topic_or_partition", -1)]
 
 
-async def test_acks_all_waits_for_the_replicas_and_so_do_consumers() -> None:
+async def test_acks_all_and_consumers_wait_for_replicas() -> None:
     async with running_broker(replicas=3, replica_lag=2.0) as client:
         begun = now()
         fetching = client.send("fetch", **fetch_fields("topic", 0, wait=60))
-        assert produced(await client.ask("produce", **produce_fields("topic", ONE, acks=1))) == [("none", 0)]
+        assert produced(await client.ask("produce", **produce_fields("topic", ONE, acks=1))) == [
+            ("none", 0)
+        ]
         assert now() == begun
         assert not fetching.done()
-        assert produced(await client.ask("produce", **produce_fields("topic", TWO))) == [("none", 1)]
-        assert 4 <= now() - begun <= 4.01  # the first batch was on its way for 2 s, the second came after it
+        assert produced(await client.ask("produce", **produce_fields("topic", TWO))) == [
+            ("none", 1)
+        ]
+        assert (
+            4 <= now() - begun <= 4.01
+        )  # the first batch was on its way for 2 s, the second came after it
         assert fetched(fetching.result()) == [("none", len(ONE))]
 
 
@@ -144,18 +187,22 @@ async def test_checks_come_in_kafkas_order(replicas: int, order: list[str]) -> N
         for name in ("produces", "fetches", "deletes"):
             setattr(broker, name, Recorded(getattr(broker, name), log))
         fields = produce_fields("topic", ONE)
-        broker.handle(read_request(framed("produce", **fields), LOCAL, PEER, lambda _: log.append("response")))
+        broker.handle(
+            read_request(framed("produce", **fields), LOCAL, PEER, lambda _: log.append("response"))
+        )
         await asyncio.sleep(1)
         assert log == order
 
 
-async def test_with_a_stopped_replica_acks_all_times_out_until_it_is_out_of_sync() -> None:
+async def test_stopped_replica_times_acks_all_out() -> None:
     async with running_broker(replicas=3) as client:
         client.broker.followers.stop(3)
         response = await client.ask("produce", **produce_fields("topic", ONE, timeout=5))
         assert produced(response) == [("request_timed_out", -1)]
         begun = now()
-        assert produced(await client.ask("produce", **produce_fields("topic", ONE, timeout=60))) == [("none", 1)]
+        assert produced(
+            await client.ask("produce", **produce_fields("topic", ONE, timeout=60))
+        ) == [("none", 1)]
         assert 25 <= now() - begun <= 25.01  # out of sync after 30 s, 5 of which are over
 
         metadata = await client.ask("metadata", topics=[{"name": "topic"}])
@@ -167,30 +214,39 @@ async def test_with_a_stopped_replica_acks_all_times_out_until_it_is_out_of_sync
         assert metadata.topics[0].partitions[0].isr_nodes == (1, 2, 3)
 
 
-async def test_too_few_replicas_are_an_error_before_and_after_the_append() -> None:
+async def test_too_few_replicas_refuse_or_fail_appends() -> None:
     async with running_broker(replicas=2) as client:
         configs = [{"name": "min.insync.replicas", "value": "2"}]
         await client.ask(
-            "create_topics", topics=[{"name": "safe", "num_partitions": 1, "replication_factor": 2, "configs": configs}]
+            "create_topics",
+            topics=[
+                {"name": "safe", "num_partitions": 1, "replication_factor": 2, "configs": configs}
+            ],
         )
         client.broker.followers.stop(2)
         response = await client.ask("produce", **produce_fields("safe", ONE, timeout=60))
         assert produced(response) == [("not_enough_replicas_after_append", -1)]
-        assert produced(await client.ask("produce", **produce_fields("safe", ONE))) == [("not_enough_replicas", -1)]
-        assert produced(await client.ask("produce", **produce_fields("safe", ONE, acks=1))) == [("none", 1)]
+        assert produced(await client.ask("produce", **produce_fields("safe", ONE))) == [
+            ("not_enough_replicas", -1)
+        ]
+        assert produced(await client.ask("produce", **produce_fields("safe", ONE, acks=1))) == [
+            ("none", 1)
+        ]
         client.broker.followers.start(2)
         await asyncio.sleep(1)
         assert produced(await client.ask("produce", **produce_fields("safe", ONE))) == [("none", 2)]
 
 
-async def test_a_replica_that_was_started_again_has_its_whole_time_again() -> None:
+async def test_restarted_replica_has_its_whole_time_again() -> None:
     async with running_broker(replicas=2) as client:
         client.broker.followers.stop(2)
         await asyncio.sleep(20)
         client.broker.followers.start(2)
         client.broker.followers.stop(2)
         begun = now()
-        assert produced(await client.ask("produce", **produce_fields("topic", ONE, timeout=60))) == [("none", 0)]
+        assert produced(
+            await client.ask("produce", **produce_fields("topic", ONE, timeout=60))
+        ) == [("none", 0)]
         assert 30 <= now() - begun <= 30.01
 
 
@@ -210,13 +266,18 @@ async def test_deleted_records_wait_for_the_replicas() -> None:
 
         def fields(timeout: float) -> dict[str, Any]:
             partitions = [{"partition_index": 0, "offset": 1}]
-            return {"timeout": timedelta(seconds=timeout), "topics": [{"name": "topic", "partitions": partitions}]}
+            return {
+                "timeout": timedelta(seconds=timeout),
+                "topics": [{"name": "topic", "partitions": partitions}],
+            }
 
         (partition,) = (await client.ask("delete_records", **fields(60))).topics[0].partitions
         assert (partition.low_watermark, partition.error_code.name) == (1, "none")
         assert 2 <= now() - begun <= 2.01
         client.broker.followers.stop(2)
-        response = await client.ask("delete_records", **fields(60))  # the records are deleted already
+        response = await client.ask(
+            "delete_records", **fields(60)
+        )  # the records are deleted already
         assert response.topics[0].partitions[0].error_code.name == "none"
         await client.ask("produce", **produce_fields("topic", ONE, acks=1))
 
@@ -226,7 +287,9 @@ async def test_acks_of_zero_get_no_response() -> None:
         assert await client.ask("produce", **produce_fields("topic", ONE, acks=0)) is None
         with pytest.raises(ConnectionError, match="no partition 0 of 'other'"):
             await client.ask("produce", **produce_fields("other", ONE, acks=0))
-        assert produced(await client.ask("produce", **produce_fields("topic", ONE, acks=2))) == [("invalid_required_acks", -1)]
+        assert produced(await client.ask("produce", **produce_fields("topic", ONE, acks=2))) == [
+            ("invalid_required_acks", -1)
+        ]
 
 
 CORRUPT = bytearray(ONE)
@@ -241,18 +304,26 @@ CORRUPT[-1] ^= 1
         pytest.param(bytes(CORRUPT), "corrupt_message", id="changed on the way"),
         pytest.param(ONE[:16] + b"\1" + ONE[17:], "unsupported_for_message_format", id="older"),
         pytest.param(ONE + ONE, "invalid_record", id="two"),
-        pytest.param(make_batch(b"one", attributes=0x10), "transactional_id_authorization_failed", id="of a transaction"),
+        pytest.param(
+            make_batch(b"one", attributes=0x10),
+            "transactional_id_authorization_failed",
+            id="of a transaction",
+        ),
         pytest.param(make_batch(), "invalid_record", id="empty"),
         pytest.param(make_batch(b"x" * 2_000_000), "message_too_large", id="large"),
     ],
 )
 async def test_what_is_not_one_whole_batch_is_refused(batch: bytes, error: str) -> None:
     async with running_broker() as client:
-        assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [(error, -1)]
-        assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("none", 0)]
+        assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [
+            (error, -1)
+        ]
+        assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [
+            ("none", 0)
+        ]
 
 
-async def test_a_batch_that_is_sent_again_is_not_appended_twice() -> None:
+async def test_repeated_batch_is_appended_once() -> None:
     async with running_broker() as client:
 
         async def send(sequence: int, count: int = 1, epoch: int = 0) -> tuple[str, int]:
@@ -260,16 +331,27 @@ async def test_a_batch_that_is_sent_again_is_not_appended_twice() -> None:
             (outcome,) = produced(await client.ask("produce", **produce_fields("topic", batch)))
             return outcome
 
-        assert [await send(number) for number in range(6)] == [("none", number) for number in range(6)]
-        assert [await send(number) for number in (5, 1, 3)] == [("none", 5), ("none", 1), ("none", 3)]
-        assert await send(0) == ("out_of_order_sequence_number", -1)  # older than the last five batches
+        assert [await send(number) for number in range(6)] == [
+            ("none", number) for number in range(6)
+        ]
+        assert [await send(number) for number in (5, 1, 3)] == [
+            ("none", 5),
+            ("none", 1),
+            ("none", 3),
+        ]
+        assert await send(0) == (
+            "out_of_order_sequence_number",
+            -1,
+        )  # older than the last five batches
         assert await send(7) == ("out_of_order_sequence_number", -1)
         assert await send(6, count=3) == ("none", 6)
         assert await send(6, count=2) == ("out_of_order_sequence_number", -1)
         assert await send(1, epoch=1) == ("out_of_order_sequence_number", -1)
         assert await send(0, epoch=1) == ("none", 9)
         assert await send(9, epoch=0) == ("invalid_producer_epoch", -1)
-        offsets = await client.ask("list_offsets", topics=[{"name": "topic", "partitions": [{"timestamp": -1}]}])
+        offsets = await client.ask(
+            "list_offsets", topics=[{"name": "topic", "partitions": [{"timestamp": -1}]}]
+        )
         assert offsets.topics[0].partitions[0].offset == 10
 
 
@@ -282,7 +364,7 @@ async def test_sequence_numbers_begin_again_after_the_last() -> None:
             assert error == "none"
 
 
-async def test_a_producer_that_has_sent_nothing_for_a_day_is_forgotten() -> None:
+async def test_producer_is_forgotten_after_a_silent_day() -> None:
     async with running_broker() as client:
         producers = client.broker.topics.partition("topic", 0).producers
 
@@ -293,10 +375,17 @@ async def test_a_producer_that_has_sent_nothing_for_a_day_is_forgotten() -> None
 
         assert [await send(7, 0), await send(8, 0)] == ["none", "none"]
         client.broker.clock.offset += 86_000
-        assert [await send(7, 1), await send(8, 9), len(producers)] == ["none", "out_of_order_sequence_number", 2]
+        assert [await send(7, 1), await send(8, 9), len(producers)] == [
+            "none",
+            "out_of_order_sequence_number",
+            2,
+        ]
         client.broker.clock.offset += 1_000
         assert [await send(7, 2), len(producers)] == ["none", 1]
-        assert [await send(8, 9), len(producers)] == ["none", 2]  # whatever its number is, as in Kafka
+        assert [await send(8, 9), len(producers)] == [
+            "none",
+            2,
+        ]  # with any number, as in Kafka
 
 
 async def test_a_repeated_batch_waits_for_the_replicas_too() -> None:
@@ -310,11 +399,14 @@ async def test_a_repeated_batch_waits_for_the_replicas_too() -> None:
 
 async def test_producer_ids_are_not_given_out_twice() -> None:
     async with running_broker() as client:
-        ids = [(await client.ask("init_producer_id", version, transactional_id=None)).producer_id for version in range(5)]
+        ids = [
+            (await client.ask("init_producer_id", version, transactional_id=None)).producer_id
+            for version in range(5)
+        ]
         assert len(set(ids)) == 5
 
 
-async def test_a_topic_is_read_and_deleted_by_its_id_and_one_of_the_same_name_has_another() -> None:
+async def test_topic_ids_differ_for_one_name() -> None:
     async with running_broker([]) as client:
 
         async def create() -> Any:
@@ -330,7 +422,9 @@ async def test_a_topic_is_read_and_deleted_by_its_id_and_one_of_the_same_name_ha
             return fetched(response)
 
         async def delete(topic_id: Any) -> tuple[str, str | None]:
-            (topic,) = (await client.ask("delete_topics", 6, topics=[{"name": None, "topic_id": topic_id}])).responses
+            (topic,) = (
+                await client.ask("delete_topics", 6, topics=[{"name": None, "topic_id": topic_id}])
+            ).responses
             assert topic.topic_id == topic_id
             return topic.error_code.name, topic.name
 

@@ -1,4 +1,5 @@
-"""Faults on demand: of single requests on virtual time, and as a test with real clients asks for them."""
+"""Faults on demand: of single requests on virtual time, and as a test with real clients asks for
+them."""
 
 import asyncio
 import json
@@ -14,7 +15,16 @@ from confluent_kafka import Consumer, Producer
 from purgatory_broker.faults import BY_ITEM, BY_PARTITION
 from purgatory_broker.testing import BrokerThread
 from purgatory_broker.wire import APIS
-from raw import Direct, Raw, fetch_fields, fetched, make_batch, produce_fields, produced, running_broker
+from raw import (
+    Direct,
+    Raw,
+    fetch_fields,
+    fetched,
+    make_batch,
+    produce_fields,
+    produced,
+    running_broker,
+)
 from test_bad_input import REQUESTS
 
 ONE = make_batch(b"one")
@@ -26,7 +36,7 @@ async def send(client: Direct) -> tuple[str, int]:
     return outcome
 
 
-async def test_the_next_requests_fail_and_those_after_them_do_not() -> None:
+async def test_fault_ends_after_its_requests() -> None:
     async with running_broker() as client:
         client.broker.faults.fail("Produce", "NOT_LEADER_OR_FOLLOWER", times=2)
         client.broker.faults.fail("produce", "REQUEST_TIMED_OUT")
@@ -38,7 +48,7 @@ async def test_the_next_requests_fail_and_those_after_them_do_not() -> None:
         ]
 
 
-async def test_a_fault_for_all_requests_stays_until_it_is_cleared() -> None:
+async def test_fault_for_all_requests_stays_until_cleared() -> None:
     async with running_broker() as client:
         client.broker.faults.fail("produce", "kafka_storage_error", times=None)
         assert [await send(client) for _ in range(20)] == [("kafka_storage_error", -1)] * 20
@@ -63,10 +73,15 @@ def errors_of(entity: Any) -> set[str]:
 FIELDS = REQUESTS | {
     "create_partitions": {"topics": [{"name": "topic", "count": 2}]},
     "delete_topics": {"topic_names": ["topic"], "topics": [{"name": "topic"}]},
-    "offset_delete": {"group_id": "g", "topics": [{"name": "topic", "partitions": [{"partition_index": 0}]}]},
+    "offset_delete": {
+        "group_id": "g",
+        "topics": [{"name": "topic", "partitions": [{"partition_index": 0}]}],
+    },
     "describe_configs": {"resources": [{"resource_type": 2, "resource_name": "topic"}]},
     "alter_configs": {"resources": [{"resource_type": 2, "resource_name": "topic", "configs": []}]},
-    "incremental_alter_configs": {"resources": [{"resource_type": 2, "resource_name": "topic", "configs": []}]},
+    "incremental_alter_configs": {
+        "resources": [{"resource_type": 2, "resource_name": "topic", "configs": []}]
+    },
     "describe_groups": {"groups": ["g"]},
     "add_partitions_to_txn": {"v3_and_below_topics": [{"name": "topic", "partitions": [0]}]},
     "txn_offset_commit": {"topics": [{"name": "topic", "partitions": [{"partition_index": 0}]}]},
@@ -77,24 +92,34 @@ FIELDS = REQUESTS | {
 @pytest.mark.parametrize("api", APIS.values(), ids=lambda api: api.name)
 async def test_every_request_can_fail_in_every_version(api: Any) -> None:
     async with running_broker(["alive"]) as client:
-        for version in range(max(api.min_version, 2 if api.name == "offset_fetch" else 0), api.max_version + 1):
+        for version in range(
+            max(api.min_version, 2 if api.name == "offset_fetch" else 0), api.max_version + 1
+        ):
             client.broker.faults.fail(api.name, "UNKNOWN_SERVER_ERROR")
             response = await client.ask(api.name, version, **FIELDS.get(api.name, {}))
-            expected = {"unknown_server_error"} if api.name in BY_ITEM or api.name == "produce" else None
+            expected = (
+                {"unknown_server_error"} if api.name in BY_ITEM or api.name == "produce" else None
+            )
             found = errors_of(response)
-            assert found == expected if expected else "unknown_server_error" in found, (api.name, version, response)
+            assert found == expected if expected else "unknown_server_error" in found, (
+                api.name,
+                version,
+                response,
+            )
 
 
 def test_what_has_errors_by_item_is_offered() -> None:
     assert {*BY_ITEM, *BY_PARTITION} <= {api.name for api in APIS.values()}
 
 
-async def test_a_response_comes_late_although_the_request_is_handled() -> None:
+async def test_delayed_request_is_handled_at_once() -> None:
     async with running_broker() as client:
         loop = asyncio.get_running_loop()
         client.broker.faults.delay("produce", 5)
         late, begun = client.send("produce", **produce_fields("topic", ONE)), loop.time()
-        assert fetched(await client.ask("fetch", **fetch_fields("topic", 0))) == [("none", len(ONE))]
+        assert fetched(await client.ask("fetch", **fetch_fields("topic", 0))) == [
+            ("none", len(ONE))
+        ]
         assert produced(await late) == [("none", 0)]
         assert 5 <= loop.time() - begun <= 5.01
         client.broker.faults.delay("metadata", 2)
@@ -104,10 +129,12 @@ async def test_a_response_comes_late_although_the_request_is_handled() -> None:
 
 
 @pytest.mark.parametrize(("handled", "offset"), [(False, 0), (True, 1)])
-async def test_a_connection_is_closed_instead_of_a_response_before_or_after_the_append(handled: bool, offset: int) -> None:
+async def test_dropped_request_closes_its_connection(handled: bool, offset: int) -> None:
     async with running_broker() as client:
         client.broker.faults.drop("produce", handled=handled)
-        with pytest.raises(ConnectionError, match="produce gets no response, as a test has asked for"):
+        with pytest.raises(
+            ConnectionError, match="produce gets no response, as a test has asked for"
+        ):
             await send(client)
         assert await send(client) == ("none", offset)
 
@@ -116,11 +143,24 @@ async def test_what_cannot_be_asked_for_is_refused() -> None:
     async with running_broker() as client:
         faults = client.broker.faults
         for call, message in [
-            (lambda: faults.fail("no_such", "NONE"), "'no_such' is not offered here: add_offsets_to_txn, "),
-            (lambda: faults.fail("produce", "NO_SUCH"), "'NO_SUCH' is not the name of an error of Kafka's"),
-            (lambda: faults.fail("produce", "NONE", times=0), "a fault cannot happen 0 times"),
-            (lambda: faults.delay("produce", -1), "a response cannot be delayed by -1 s"),
-            (lambda: faults.advance(-1), "time cannot be moved by -1 s"),
+            (
+                lambda: faults.fail("no_such", "NONE"),
+                "'no_such' is not offered here: add_offsets_to_txn, ",
+            ),
+            (
+                lambda: faults.fail("produce", "NO_SUCH"),
+                "'NO_SUCH' is not the name of an error of Kafka's",
+            ),
+            (
+                lambda: faults.fail("produce", "NONE", times=0),
+                "times must be at least 1, or None for all requests, got 0",
+            ),
+            (
+                lambda: faults.delay("produce", -1),
+                "seconds must be a number of zero or more, got -1",
+            ),
+            (lambda: faults.advance(-1), "seconds must be a number of zero or more, got -1"),
+            (lambda: faults.advance(True), "seconds must be a number of zero or more, got True"),
             (lambda: faults.expire("group"), "group 'group' has no member"),
         ]:
             with pytest.raises(ValueError, match=re.escape(message)):
@@ -141,8 +181,15 @@ def test_time_that_moves_ends_waits_and_sessions(kafka_broker: BrokerThread) -> 
         assert fetched(client.receive("fetch")) == [("none", 0)]
 
 
-def test_an_idempotent_producer_doubles_nothing_when_its_responses_are_lost(kafka_broker: BrokerThread) -> None:
-    options = {"bootstrap.servers": kafka_broker.address, "enable.idempotence": True, "linger.ms": 0, "log_level": 0}
+def test_idempotent_producer_survives_lost_responses(
+    kafka_broker: BrokerThread,
+) -> None:
+    options = {
+        "bootstrap.servers": kafka_broker.address,
+        "enable.idempotence": True,
+        "linger.ms": 0,
+        "log_level": 0,
+    }
     producer = Producer(options | {"retry.backoff.ms": 10, "reconnect.backoff.ms": 10})
     offsets: list[int] = []
     for number in range(5):
@@ -150,13 +197,22 @@ def test_an_idempotent_producer_doubles_nothing_when_its_responses_are_lost(kafk
             kafka_broker.drop("produce", handled=True)
         if number == 2:
             kafka_broker.fail("produce", "NOT_ENOUGH_REPLICAS", times=3)
-        producer.produce("topic", str(number), partition=0, on_delivery=lambda error, message: offsets.append(message.offset()))
+        producer.produce(
+            "topic",
+            str(number),
+            partition=0,
+            on_delivery=lambda error, message: offsets.append(message.offset()),
+        )
         assert producer.flush(TIMEOUT) == 0
     assert offsets == [0, 1, 2, 3, 4]
 
 
 def test_a_member_that_expires_joins_again(kafka_broker: BrokerThread) -> None:
-    options = {"bootstrap.servers": kafka_broker.address, "group.id": "group", "auto.offset.reset": "earliest"}
+    options = {
+        "bootstrap.servers": kafka_broker.address,
+        "group.id": "group",
+        "auto.offset.reset": "earliest",
+    }
     consumer = Consumer(options | {"heartbeat.interval.ms": 100, "log_level": 0})
     events: list[str] = []
     consumer.subscribe(
@@ -179,14 +235,22 @@ def test_a_member_that_expires_joins_again(kafka_broker: BrokerThread) -> None:
 def test_faults_are_asked_for_over_http() -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-m", "purgatory_broker", "--port", "0", "--control", "0"]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             address, control = (process.stdout.readline().split()[-1] for _ in range(2))
 
-            def post(path: str, content: str = "application/json", **arguments: Any) -> tuple[int, str]:
+            def post(
+                path: str,
+                content: str = "application/json",
+                headers: dict[str, str] | None = None,
+                **arguments: Any,
+            ) -> tuple[int, str]:
                 connection = HTTPConnection(control, timeout=TIMEOUT)
-                connection.request("POST", path, json.dumps(arguments), {"Content-Type": content})
+                sent = {"Content-Type": content} | (headers or {})
+                connection.request("POST", path, json.dumps(arguments), sent)
                 response = connection.getresponse()
                 try:
                     return response.status, response.read().decode()
@@ -196,8 +260,15 @@ def test_faults_are_asked_for_over_http() -> None:
             with Raw(address) as client:
                 client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
                 assert post("/fail", api="produce", error="REQUEST_TIMED_OUT", times=2) == (204, "")
-                outcomes = [produced(client.ask("produce", **produce_fields("topic", ONE))) for _ in range(3)]
-                assert outcomes == [[("request_timed_out", -1)], [("request_timed_out", -1)], [("none", 0)]]
+                outcomes = [
+                    produced(client.ask("produce", **produce_fields("topic", ONE)))
+                    for _ in range(3)
+                ]
+                assert outcomes == [
+                    [("request_timed_out", -1)],
+                    [("request_timed_out", -1)],
+                    [("none", 0)],
+                ]
                 client.send("fetch", **fetch_fields("topic", 1, wait=300))
                 assert post("/advance", seconds=301) == (204, "")
                 assert fetched(client.receive("fetch")) == [("none", 0)]
@@ -205,10 +276,31 @@ def test_faults_are_asked_for_over_http() -> None:
                 assert client.is_closed()
             with Raw(address) as client:
                 assert client.ask("metadata", topics=None).topics == ()
+            for host, status in (
+                (control, 400),
+                ("localhost", 400),
+                ("evil.example", 403),
+                (f"evil.example:{control.rpartition(':')[2]}", 403),
+                ("127.0.0.1.evil.example", 403),
+                ("", 403),
+            ):
+                assert post("/fail", headers={"Host": host})[0] == status
+            assert post("/reset", headers={"Origin": "http://evil.example"})[0] == 403
+            assert post("/reset", headers={"Content-Length": "-1"})[0] == 400
+            assert post("/fail", api=5, error="NONE")[1].startswith("5 is not offered here: ")
+            delayed = {"api": "fetch", "seconds": "2"}
+            message = "seconds must be a number of zero or more, got '2'"
+            assert post("/delay", **delayed) == (400, message)
             assert post("/fail", api="x", error="NONE")[0] == 400
             assert post("/fail", api="produce")[0] == 400
-            assert post("/nothing") == (400, "/nothing is not one of /fail, /delay, /drop, /expire, /advance, /clear, /reset")
-            assert post("/reset", content="text/plain") == (400, "Content-Type has to be application/json")
+            assert post("/nothing") == (
+                400,
+                "/nothing is not one of /fail, /delay, /drop, /expire, /advance, /clear, /reset",
+            )
+            assert post("/reset", content="text/plain") == (
+                400,
+                "Content-Type has to be application/json",
+            )
         finally:
             process.terminate()
         _, errors = process.communicate(timeout=TIMEOUT)

@@ -16,7 +16,9 @@ SESSION, REBALANCE = 10.0, 60.0
 class Member:
     """A consumer whose every request the test makes."""
 
-    def __init__(self, client: Direct, instance: str | None = None, protocols: tuple[str, ...] = ("range",)) -> None:
+    def __init__(
+        self, client: Direct, instance: str | None = None, protocols: tuple[str, ...] = ("range",)
+    ) -> None:
         self.client, self.instance, self.protocols = client, instance, protocols
         self.id, self.generation = "", -1
         self.joined: Any = None
@@ -45,7 +47,10 @@ class Member:
         return response
 
     def sync(self, *assigned: "Member", version: int | None = None) -> "asyncio.Future[Any]":
-        assignments = [{"member_id": member.id, "assignment": b"for " + member.id.encode()} for member in assigned]
+        assignments = [
+            {"member_id": member.id, "assignment": b"for " + member.id.encode()}
+            for member in assigned
+        ]
         return self.client.send(
             "sync_group",
             version,
@@ -70,7 +75,9 @@ class Member:
 
     async def leave(self, version: int | None = None) -> Any:
         who = {"member_id": self.id, "group_instance_id": self.instance}
-        return await self.client.ask("leave_group", version, group_id="group", members=[who], member_id=self.id)
+        return await self.client.ask(
+            "leave_group", version, group_id="group", members=[who], member_id=self.id
+        )
 
     async def commit(self, offset: int, generation: int | None = None) -> str:
         generation = self.generation if generation is None else generation
@@ -95,9 +102,14 @@ async def form(*members: Member) -> Member:
 
 async def share(*members: Member) -> None:
     responses = await asyncio.gather(
-        *(member.sync(*members) if member.id == member.joined.leader else member.sync() for member in members)
+        *(
+            member.sync(*members) if member.id == member.joined.leader else member.sync()
+            for member in members
+        )
     )
-    assert [response.assignment for response in responses] == [b"for " + member.id.encode() for member in members]
+    assert [response.assignment for response in responses] == [
+        b"for " + member.id.encode() for member in members
+    ]
 
 
 async def state(client: Direct) -> str:
@@ -108,7 +120,7 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def test_the_first_join_waits_for_others_and_again_when_they_come() -> None:
+async def test_first_join_waits_for_others() -> None:
     async with running_broker(topics=(), rebalance_delay=3.0) as client:
         one, two, three = (Member(client) for _ in range(3))
         begun = now()
@@ -118,14 +130,16 @@ async def test_the_first_join_waits_for_others_and_again_when_they_come() -> Non
         await asyncio.sleep(3)
         third = asyncio.create_task(three.join_group())
         responses = await asyncio.gather(first, second, third)
-        assert now() - begun == pytest.approx(9, abs=0.01)  # three waits of 3 s: a member joined during each of the first two
+        assert now() - begun == pytest.approx(
+            9, abs=0.01
+        )  # three waits of 3 s: a member joined during each of the first two
         assert {response.generation_id for response in responses} == {1}
         assert {response.leader for response in responses} == {one.id}
         assert [len(response.members) for response in responses] == [3, 0, 0]
         assert {response.protocol_name for response in responses} == {"range"}
 
 
-async def test_without_a_delay_the_first_member_is_alone_at_once() -> None:
+async def test_without_delay_first_member_joins_at_once() -> None:
     async with running_broker(topics=(), rebalance_delay=0.0) as client:
         one, two = Member(client), Member(client)
         begun = now()
@@ -155,7 +169,9 @@ async def test_a_rebalance_goes_through_all_its_states() -> None:
         coming = asyncio.create_task(two.join_group())
         await asyncio.sleep(0.01)
         assert await one.heartbeat() == "rebalance_in_progress"
-        assert await one.commit(1) == "unknown_topic_or_partition"  # it may commit before it joins again
+        assert (
+            await one.commit(1) == "unknown_topic_or_partition"
+        )  # it may commit before it joins again
         await asyncio.gather(one.join_group(), coming)
         assert one.generation == two.generation == 2
         await share(one, two)
@@ -167,7 +183,7 @@ async def test_a_rebalance_goes_through_all_its_states() -> None:
         assert await state(client) == "Empty"
 
 
-async def test_a_member_without_heartbeats_is_removed_after_its_session_and_the_group_continues() -> None:
+async def test_silent_member_is_removed_after_its_session() -> None:
     async with running_broker(topics=()) as client:
         alive, silent = Member(client), Member(client)
         await form(alive, silent)
@@ -181,7 +197,7 @@ async def test_a_member_without_heartbeats_is_removed_after_its_session_and_the_
         assert await silent.commit(1) == "unknown_member_id"
 
 
-async def test_a_member_that_does_not_join_again_in_time_is_removed() -> None:
+async def test_member_that_misses_a_rebalance_is_removed() -> None:
     async with running_broker(topics=()) as client:
         joins, beats_only = Member(client), Member(client)
         await form(joins, beats_only)
@@ -197,7 +213,7 @@ async def test_a_member_that_does_not_join_again_in_time_is_removed() -> None:
         assert joins.generation == 2
 
 
-async def test_a_member_that_does_not_sync_in_time_is_removed() -> None:
+async def test_member_that_misses_a_sync_is_removed() -> None:
     async with running_broker(topics=()) as client:
         asks, forgets = Member(client), Member(client)
         await asyncio.gather(asks.join_group(), forgets.join_group())
@@ -211,7 +227,7 @@ async def test_a_member_that_does_not_sync_in_time_is_removed() -> None:
         assert await other.heartbeat() == "unknown_member_id"
 
 
-async def test_a_pending_member_holds_the_group_up_for_one_session_at_most() -> None:
+async def test_pending_member_delays_one_session_at_most() -> None:
     async with running_broker(topics=()) as client:
         member = Member(client)
         await form(member)
@@ -222,7 +238,7 @@ async def test_a_pending_member_holds_the_group_up_for_one_session_at_most() -> 
         assert SESSION <= now() - begun <= SESSION + 0.01
 
 
-async def test_a_member_that_joins_during_a_sync_may_wait_for_longer_than_a_session() -> None:
+async def test_join_during_a_sync_outlasts_its_session() -> None:
     async with running_broker(topics=()) as client:
         there, new = Member(client), Member(client)
         await there.join_group()
@@ -235,13 +251,17 @@ async def test_a_member_that_joins_during_a_sync_may_wait_for_longer_than_a_sess
         assert (await coming).generation_id == there.generation == 2
 
 
-async def test_old_versions_join_at_once_and_leave_by_one_field() -> None:
+async def test_old_versions_join_and_leave() -> None:
     async with running_broker(topics=()) as client:
         for version in range(4):
             member = Member(client)
             response = await member.join(version)
             assert response.error_code.name == "none"
-            member.id, member.generation, member.joined = response.member_id, response.generation_id, response
+            member.id, member.generation, member.joined = (
+                response.member_id,
+                response.generation_id,
+                response,
+            )
             assert (await member.sync(member, version=0)).assignment == b"for " + member.id.encode()
             assert (await member.leave(version=min(version, 2))).error_code.name == "none"
             assert (await member.leave(version=0)).error_code.name == "unknown_member_id"
@@ -261,7 +281,7 @@ async def test_the_protocol_with_the_most_votes_is_taken() -> None:
         assert outsider.error_code.name == "inconsistent_group_protocol"
 
 
-async def test_requests_that_do_not_fit_the_group_are_refused() -> None:
+async def test_requests_unfit_for_the_group_are_refused() -> None:
     async with running_broker(topics=()) as client:
         member = Member(client)
         await form(member)
@@ -272,14 +292,21 @@ async def test_requests_that_do_not_fit_the_group_are_refused() -> None:
         assert (await outsider.join()).error_code.name == "unknown_member_id"
         assert await outsider.heartbeat() == "unknown_member_id"
         assert (await Member(client).join(group="")).error_code.name == "invalid_group_id"
-        assert await Member(client).commit(1) == "unknown_member_id"  # from outside the group, while it has members
+        assert (
+            await Member(client).commit(1) == "unknown_member_id"
+        )  # from outside the group, while it has members
         member.joined = type(member.joined)(
-            throttle_time=timedelta(), error_code=0, protocol_name="other", leader="", member_id="", members=()
+            throttle_time=timedelta(),
+            error_code=0,
+            protocol_name="other",
+            leader="",
+            member_id="",
+            members=(),
         )
         assert (await member.sync()).error_code.name == "inconsistent_group_protocol"
 
 
-async def test_a_member_whose_response_was_lost_gets_it_again() -> None:
+async def test_lost_sync_response_is_sent_again() -> None:
     async with running_broker(topics=()) as client:
         one, two = Member(client), Member(client)
         leader = await form(one, two)
@@ -304,7 +331,7 @@ async def test_a_static_member_comes_back_to_its_place(number: int) -> None:
         two.id = ""
         await two.join_group()
         assert two.id != old and two.generation == 1
-        if leader is two:  # it is not to assign anew: nobody else would get that assignment
+        if leader is two:  # it must not assign anew: no other member would get that assignment
             assert (two.joined.leader, two.joined.members) == (old, ())
         assert (await two.sync()).assignment == assignment
         ghost = Member(client, "two")
@@ -317,7 +344,7 @@ async def test_a_static_member_comes_back_to_its_place(number: int) -> None:
         assert await one.heartbeat() == "rebalance_in_progress"
 
 
-async def test_a_static_member_keeps_its_name_when_it_joins_in_a_version_that_has_no_names() -> None:
+async def test_static_member_keeps_its_name_without_one() -> None:
     async with running_broker(topics=()) as client:
         member = Member(client, "name")
         await form(member)
@@ -336,7 +363,9 @@ async def test_a_group_and_its_offsets_survive_a_restart(tmp_path: Path) -> None
         assert await member.commit(7) == "none"
         await broker.aclose()
         with (tmp_path / "kept.jsonl").open("a") as file:
-            file.write('["offsets", ["group", "topic", 0], [8')  # the process ended while it wrote this line
+            file.write(
+                '["offsets", ["group", "topic", 0], [8'
+            )  # the process ended while it wrote this line
         return member
 
     async def second_life(member: Member) -> None:
@@ -365,39 +394,50 @@ async def test_a_group_and_its_offsets_survive_a_restart(tmp_path: Path) -> None
 async def delete_offsets(client: Direct, group: str, *topics: str) -> tuple[str, list[str]]:
     wanted = [{"name": name, "partitions": [{"partition_index": 0}]} for name in topics]
     response = await client.ask("offset_delete", group_id=group, topics=wanted)
-    return response.error_code.name, [topic.partitions[0].error_code.name for topic in response.topics]
+    return response.error_code.name, [
+        topic.partitions[0].error_code.name for topic in response.topics
+    ]
 
 
-async def test_offsets_are_deleted_but_not_of_topics_to_which_a_member_is_subscribed() -> None:
+async def test_offsets_of_subscribed_topics_are_not_deleted() -> None:
     async with running_broker(["topic", "other"]) as client:
         member = Member(client)
         await form(member)
         member_of_group = client.broker.coordinator.groups["group"].members[member.id]
-        member_of_group.protocols = {"range": b"\0\1" + b"\0\0\0\1" + b"\0\5topic" + b"\xff\xff\xff\xff"}
+        member_of_group.protocols = {
+            "range": b"\0\1" + b"\0\0\0\1" + b"\0\5topic" + b"\xff\xff\xff\xff"
+        }
         assert await member.commit(5) == "none"
         assert await delete_offsets(client, "nobody", "topic") == ("group_id_not_found", [])
         outcome = await delete_offsets(client, "group", "topic", "other", "none")
-        assert outcome == ("none", ["group_subscribed_to_topic", "none", "unknown_topic_or_partition"])
+        assert outcome == (
+            "none",
+            ["group_subscribed_to_topic", "none", "unknown_topic_or_partition"],
+        )
         await member.leave()
         assert await delete_offsets(client, "group", "topic") == ("none", ["none"])
         assert (await client.ask("offset_fetch", group_id="group", topics=None)).topics == ()
 
 
 @pytest.mark.parametrize("version", [0, 1])
-async def test_the_group_protocol_of_kip_848_is_refused_in_words(version: int, caplog: pytest.LogCaptureFixture) -> None:
+async def test_new_group_protocol_is_refused_in_words(
+    version: int, caplog: pytest.LogCaptureFixture
+) -> None:
     async with running_broker() as client:
-        response = await client.ask("consumer_group_heartbeat", version, group_id="group", member_id="", member_epoch=0)
+        response = await client.ask(
+            "consumer_group_heartbeat", version, group_id="group", member_id="", member_epoch=0
+        )
     assert response.error_code.name == "unsupported_version"
     assert "group.protocol" in response.error_message
     assert "group group" in caplog.text and "KIP-848" in caplog.text
 
 
-async def test_nothing_is_left_of_topics_and_groups_when_the_broker_is_cleared() -> None:
+async def test_clear_leaves_no_topics_and_groups() -> None:
     async with running_broker() as client:
         one, two = Member(client), Member(client)
         await form(one)
         assert await one.commit(5) == "none"
-        joining = two.join()  # it waits for the other one, who is to join again
+        joining = two.join()  # it waits for the other member to join again
         await asyncio.sleep(0.1)
         client.broker.clear()
         assert [purgatory.pending for purgatory in client.broker.purgatories] == [0] * 6

@@ -1,8 +1,8 @@
-"""The program as a whole, as a process: its command line, its end, and the demo with small numbers."""
+"""The program as a whole, as a process: its command line, its end, and the demo with small
+numbers."""
 
 import os
 import re
-import runpy
 import signal
 import socket
 import subprocess
@@ -20,14 +20,19 @@ from readme_blocks import FENCED
 
 EXAMPLE = Path(__file__).parents[1]
 README = EXAMPLE / "README.md"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same packages as here
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+}  # the same packages as here
 BROKER, DEMO = ("-m", "purgatory_broker"), (str(EXAMPLE / "demo.py"),)
 TIMEOUT = 120.0  # seconds; no test passes or fails by how much of it a busy machine takes
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, *arguments]
-    return subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def address_of(broker: "subprocess.Popen[str]") -> str:
@@ -53,8 +58,18 @@ def test_it_ends_at_once_with_requests_open(number: signal.Signals) -> None:
 
 
 @pytest.mark.slow
-def test_a_follower_is_stopped_and_started_by_a_signal() -> None:
-    with start(*BROKER, "--port", "0", "--replicas", "2", "--replica-lag", "1ms", "--replica-timeout", "2min") as broker:
+def test_signal_stops_and_starts_a_follower() -> None:
+    with start(
+        *BROKER,
+        "--port",
+        "0",
+        "--replicas",
+        "2",
+        "--replica-lag",
+        "1ms",
+        "--replica-timeout",
+        "2min",
+    ) as broker:
         try:
             with Raw(address_of(broker)) as client:
                 client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
@@ -81,36 +96,94 @@ def test_a_follower_is_stopped_and_started_by_a_signal() -> None:
         ("--replica-lag", "-1s"),
         ("--replicas", "0"),
         ("--partitions", "0"),
+        ("--replicas", "1_0"),
+        ("--rebalance-delay", "5"),
+        ("--replica-lag", "٣s"),
         ("--port", "http"),
+        ("--port", "70000"),
+        ("--port", "-1"),
+        ("--control", "70000"),
         ("--advertise", "host"),
+        ("--advertise", "host:0"),
     ],
 )
-def test_invalid_options_are_refused(argument: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_options_are_refused(
+    argument: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
-        main([argument, value])
+        main([f"{argument}={value}"])
     assert ended.value.code == 2
-    assert f"argument {argument}: " in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert f"argument {argument}: expected " in message
+    assert repr(value) in message or repr(value.rpartition(":")[2]) in message
+
+
+def test_options_out_of_their_bounds_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--replicas", "200"])
+    assert ended.value.code == 2
+    assert "replicas must be 1 to 100, got 200" in capsys.readouterr().err
+
+
+def test_unusable_directory_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(SystemExit) as ended:
+        main(["--directory", str(file)])
+    assert ended.value.code == 1
+    message = capsys.readouterr().err
+    assert message.startswith("purgatory-broker: cannot use --directory: ") and str(file) in message
 
 
 @pytest.mark.slow
 def test_a_port_that_is_taken_is_an_error() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, start(*BROKER, "--port", str(taken.getsockname()[1])) as broker:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        start(*BROKER, "--port", str(taken.getsockname()[1])) as broker,
+    ):
         _, errors = broker.communicate(timeout=TIMEOUT)
     assert broker.returncode == 1
-    assert re.fullmatch(r"purgatory-broker: cannot serve at 127\.0\.0\.1:\d+: .*[Aa]ddress already in use.*\n", errors)
+    assert re.fullmatch(
+        r"purgatory-broker: cannot serve at 127\.0\.0\.1:\d+: .*[Aa]ddress already in use.*\n",
+        errors,
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [["-p", "no:xdist", "-p", "no:asyncio"], ["-p", "no:asyncio", "-n", "2"]])
-def test_the_tests_of_the_readme_pass_where_they_are_pasted(tmp_path: Path, options: list[str]) -> None:
+@pytest.mark.parametrize(
+    "options", [["-p", "no:xdist", "-p", "no:asyncio"], ["-p", "no:asyncio", "-n", "2"]]
+)
+def test_tests_of_the_readme_pass(tmp_path: Path, options: list[str]) -> None:
     test, conftest, fault = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[:3]
     (tmp_path / "conftest.py").write_text(conftest)
     (tmp_path / "test_orders.py").write_text(test)
     (tmp_path / "test_fault.py").write_text(fault)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    plugin = ["-p", "purgatory_broker.pytest_plugin"]  # which an installed distribution registers by itself
-    command = [sys.executable, "-W", "error", "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, *options]
-    ran = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    plugin = [
+        "-p",
+        "purgatory_broker.pytest_plugin",
+    ]  # which an installed distribution registers by itself
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *plugin,
+        *options,
+    ]
+    ran = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "3 passed" in ran.stdout
 
@@ -123,9 +196,14 @@ def test_what_the_distribution_registers_is_there() -> None:
 
 def test_the_readme_names_the_versions_that_are_offered() -> None:
     stated = {}
-    for names, versions in re.findall(r"^\| ([\w, ]+) \| ([\d–, ]+) \|$", README.read_text(), re.MULTILINE):
+    for names, versions in re.findall(
+        r"^\| ([\w, ]+) \| ([\d–, ]+) \|$", README.read_text(), re.MULTILINE
+    ):
         stated |= dict(zip(names.split(", "), versions.split(", "), strict=True))
-    assert stated == {api.name.title().replace("_", ""): f"{api.min_version}–{api.max_version}" for api in APIS.values()}
+    assert stated == {
+        api.name.title().replace("_", ""): f"{api.min_version}–{api.max_version}"
+        for api in APIS.values()
+    }
 
 
 def test_every_link_of_the_readme_has_a_target() -> None:
@@ -134,18 +212,15 @@ def test_every_link_of_the_readme_has_a_target() -> None:
     assert [link for link in links if "//" not in link and not (EXAMPLE / link).exists()] == []
 
 
-def test_the_picture_is_what_its_program_draws() -> None:
-    names = runpy.run_path(str(EXAMPLE.parents[1] / ".pictures" / "broker.py"))
-    assert (EXAMPLE / "produce.svg").read_text() == names["picture"]()
-
-
 def names_of(table: str) -> list[str]:
     """The first column of the tables that the demo prints."""
-    return [line.strip("│").split("│")[0].strip() for line in table.splitlines() if line.startswith("│")]
+    return [
+        line.strip("│").split("│")[0].strip() for line in table.splitlines() if line.startswith("│")
+    ]
 
 
 @pytest.mark.slow
-def test_the_demo_loses_and_doubles_nothing_and_prints_the_tables_of_the_readme() -> None:
+def test_demo_prints_the_tables_of_the_readme() -> None:
     with start(*DEMO, "--messages", "400") as demo:
         output, errors = demo.communicate(timeout=280)
     assert (demo.returncode, errors) == (0, "")
@@ -164,13 +239,16 @@ def test_the_demo_loses_and_doubles_nothing_and_prints_the_tables_of_the_readme(
     (shown,) = (match[2] for match in FENCED.finditer(README.read_text()) if match[1] == "")
     assert names_of(shown) == names_of(output) != []
     number = re.compile(r"[\d,.]+")
-    page, ours = ([number.sub("", lines[0]), number.sub("", lines[-1])] for lines in (shown.splitlines(), output.splitlines()))
+    page, ours = (
+        [number.sub("", lines[0]), number.sub("", lines[-1])]
+        for lines in (shown.splitlines(), output.splitlines())
+    )
     assert page == ours
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_demo_that_is_interrupted_leaves_no_process_behind() -> None:
+def test_interrupted_demo_leaves_no_process_behind() -> None:
     with start(*DEMO) as demo:
         children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children")
         until = time.monotonic() + TIMEOUT
@@ -181,6 +259,8 @@ def test_a_demo_that_is_interrupted_leaves_no_process_behind() -> None:
     assert (demo.returncode, errors) == (0, "")
     assert len(pids) == 9
     until = time.monotonic() + TIMEOUT
-    while (left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]) and time.monotonic() < until:
+    while (
+        left := [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    ) and time.monotonic() < until:
         time.sleep(0.01)
     assert left == []

@@ -27,7 +27,10 @@ from purgatory_broker.settings import Settings
 from purgatory_broker.testing import BrokerThread
 from raw import Direct, Raw, fetch_fields, fetched, make_batch, produce_fields, produced
 
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}  # the same packages as here
+ENVIRONMENT = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+}  # the same packages as here
 ONE, TWO = make_batch(b"one"), make_batch(b"two", b"three")
 
 
@@ -35,7 +38,9 @@ ONE, TWO = make_batch(b"one"), make_batch(b"two", b"three")
 def program(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A broker in a process of its own, and its address."""
     command = [sys.executable, "-m", "purgatory_broker", "--port", "0", *arguments]
-    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             words = process.stdout.readline().split()
@@ -74,7 +79,11 @@ def test_a_log_reads_what_a_list_would(batches: list[tuple[int, int]], data: st.
     assert log.start == cut
     ends = [entry[0] for entry in oracle] + [offset]
     start, end = data.draw(st.integers(cut, offset)), data.draw(st.sampled_from(ends))
-    wanted = [entry for entry in oracle if entry[0] + entry[1] > start and entry[0] < end] if start < end else []
+    wanted = (
+        [entry for entry in oracle if entry[0] + entry[1] > start and entry[0] < end]
+        if start < end
+        else []
+    )
     assert log.size(start, end) == sum(entry[2] for entry in wanted)
     limit = data.draw(st.integers(0, 400))
     taken, left = [], limit
@@ -89,13 +98,19 @@ def test_a_log_reads_what_a_list_would(batches: list[tuple[int, int]], data: st.
     assert batches_of(read) == taken
     assert after == (sum(taken[-1]) if taken else start)
     time = data.draw(st.integers(0, 60))
-    records = [(base + number, first + number) for base, count, _, first in oracle for number in range(count)]
+    records = [
+        (base + number, first + number)
+        for base, count, _, first in oracle
+        for number in range(count)
+    ]
     since = next(((place, stamp) for place, stamp in records if stamp >= time), None)
     found = log.find_time(time, offset)
     assert found == since or (since is not None and found == (max(since[0], cut), since[1]))
 
 
-@pytest.mark.parametrize("tail", [b"", ONE[:-1], ONE[:30], ONE[:5], b"\0" * 100, make_batch(b"x")[:-1] + b"y"])
+@pytest.mark.parametrize(
+    "tail", [b"", ONE[:-1], ONE[:30], ONE[:5], b"\0" * 100, make_batch(b"x")[:-1] + b"y"]
+)
 def test_an_incomplete_batch_at_the_end_is_truncated(tmp_path: Path, tail: bytes) -> None:
     path = tmp_path / "0.log"
     path.write_bytes(ONE + TWO + tail)
@@ -119,11 +134,15 @@ async def test_a_broker_continues_where_it_ended(tmp_path: Path) -> None:
         await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
         for number in range(first, first + 3):
             expected = [("none", number), ("none", number)]
-            assert produced(await client.ask("produce", **produce_fields("topic", batch(number), ONE))) == expected
+            assert (
+                produced(await client.ask("produce", **produce_fields("topic", batch(number), ONE)))
+                == expected
+            )
         again = produced(await client.ask("produce", **produce_fields("topic", batch(first + 1))))
         assert again == [("none", first + 1)]
         await client.ask(
-            "delete_records", topics=[{"name": "topic", "partitions": [{"partition_index": 1, "offset": first + 2}]}]
+            "delete_records",
+            topics=[{"name": "topic", "partitions": [{"partition_index": 1, "offset": first + 2}]}],
         )
         await broker.aclose()
 
@@ -134,7 +153,9 @@ async def test_a_broker_continues_where_it_ended(tmp_path: Path) -> None:
     assert fetched(response) == [("none", 9 * len(batch(0))), ("offset_out_of_range", 0)]
     response = await client.ask("fetch", **fetch_fields("topic", 9, 8))
     assert fetched(response) == [("none", 0), ("none", len(ONE))]
-    assert produced(await client.ask("produce", **produce_fields("topic", batch(8)))) == [("none", 8)]
+    assert produced(await client.ask("produce", **produce_fields("topic", batch(8)))) == [
+        ("none", 8)
+    ]
     await client.ask("delete_topics", topic_names=["topic"])
     await client.broker.aclose()
     assert list((tmp_path / "topics").iterdir()) == []
@@ -147,7 +168,9 @@ async def test_a_topic_of_the_same_name_begins_empty(tmp_path: Path) -> None:
     await client.ask("create_topics", topics=[wanted])
     await client.ask("produce", **produce_fields("topic", ONE))
     partitions = [{"partition_index": 0, "committed_offset": 1}]
-    await client.ask("offset_commit", group_id="group", topics=[{"name": "topic", "partitions": partitions}])
+    await client.ask(
+        "offset_commit", group_id="group", topics=[{"name": "topic", "partitions": partitions}]
+    )
     stale = tmp_path / "topics" / "topic" / "0.log"
     data = stale.read_bytes()
     await client.ask("delete_topics", topic_names=["topic"])
@@ -164,7 +187,10 @@ async def test_producer_ids_are_unique_across_restarts(tmp_path: Path) -> None:
     for _ in range(3):
         broker = Broker(Settings(directory=tmp_path))
         ids += [(await Direct(broker).ask("init_producer_id")).producer_id for _ in range(2)]
-        broker.metadata_log.close(), broker._lock.close()  # and nothing else, as if the process were killed
+        (
+            broker.metadata_log.close(),
+            broker._lock.close(),
+        )  # and nothing else, as if the process were killed
     assert len(set(ids)) == 6
 
 
@@ -176,7 +202,9 @@ def test_what_had_a_response_survives_a_kill(tmp_path: Path, extra: list[str]) -
     with program(*arguments) as (process, address), Raw(address) as client:
         client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
         for number in range(50):
-            assert produced(client.ask("produce", **produce_fields("topic", TWO))) == [("none", 2 * number)]
+            assert produced(client.ask("produce", **produce_fields("topic", TWO))) == [
+                ("none", 2 * number)
+            ]
             confirmed += 1
         client.send("produce", **produce_fields("topic", TWO))  # which may or may not survive
         process.send_signal(signal.SIGKILL)
@@ -190,17 +218,24 @@ def test_what_had_a_response_survives_a_kill(tmp_path: Path, extra: list[str]) -
         output, errors = process.communicate(timeout=200)
         assert process.returncode == 0
         assert errors == ""
-        assert "fetch: completed 1, expired 0, cancelled 0, missed triggers 0, pending 0\n" in output
+        assert (
+            "fetch: completed 1, expired 0, cancelled 0, missed triggers 0, pending 0\n" in output
+        )
 
 
 @pytest.mark.slow
-def test_an_idempotent_producer_loses_and_doubles_nothing_when_the_broker_is_killed_ten_times(tmp_path: Path) -> None:
+def test_idempotent_producer_survives_ten_kills(
+    tmp_path: Path,
+) -> None:
     numbers = iter(range(100_000))
     confirmed: list[int] = []
 
     def send(producer: Producer, count: int) -> None:
         for number in islice(numbers, count):
-            confirm = lambda error, _, number=number: confirmed.append(number if error is None else -1)  # noqa: E731
+
+            def confirm(error: object, _: object, number: int = number) -> None:
+                confirmed.append(number if error is None else -1)
+
             producer.produce("topic", str(number).encode(), partition=0, on_delivery=confirm)
             producer.poll(0.001)
 
@@ -209,8 +244,15 @@ def test_an_idempotent_producer_loses_and_doubles_nothing_when_the_broker_is_kil
     for _ in range(kills):
         with program(*arguments) as (process, address):
             if producer is None:
-                options = {"bootstrap.servers": address, "enable.idempotence": True, "linger.ms": 0, "log_level": 0}
-                producer = Producer(options | {"reconnect.backoff.max.ms": 100, "retry.backoff.ms": 10})
+                options = {
+                    "bootstrap.servers": address,
+                    "enable.idempotence": True,
+                    "linger.ms": 0,
+                    "log_level": 0,
+                }
+                producer = Producer(
+                    options | {"reconnect.backoff.max.ms": 100, "retry.backoff.ms": 10}
+                )
             send(producer, alive)
             process.send_signal(signal.SIGKILL)
             send(producer, dead)
@@ -218,7 +260,12 @@ def test_an_idempotent_producer_loses_and_doubles_nothing_when_the_broker_is_kil
     with program(*arguments) as (process, address):
         count = kills * (alive + dead)
         assert producer.flush(60) == 0
-        options = {"bootstrap.servers": address, "group.id": "group", "auto.offset.reset": "earliest", "log_level": 0}
+        options = {
+            "bootstrap.servers": address,
+            "group.id": "group",
+            "auto.offset.reset": "earliest",
+            "log_level": 0,
+        }
         consumer = Consumer(options)
         consumer.assign([TopicPartition("topic", 0, 0)])
         received = [int(message.value()) for message in consumer.consume(count, 60)]
@@ -240,14 +287,18 @@ class Full:
         return getattr(self.file, name)
 
 
-async def test_a_full_disk_is_an_error_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_disk_is_an_error_without_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broker = Broker(Settings(directory=tmp_path))
     client = Direct(broker)
     await client.ask("metadata", topics=[{"name": "topic"}], allow_auto_topic_creation=True)
     store = broker.topics.partition("topic", 0).log.store
     with monkeypatch.context() as patch:
         patch.setattr(store, "file", Full(store.file))
-        assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("kafka_storage_error", -1)]
+        assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [
+            ("kafka_storage_error", -1)
+        ]
     assert produced(await client.ask("produce", **produce_fields("topic", ONE))) == [("none", 0)]
     response = await client.ask("fetch", **fetch_fields("topic", 0))
     assert batches_of(response.responses[0].partitions[0].records) == [(0, 1)]
@@ -259,7 +310,9 @@ async def test_a_full_disk_leaves_the_metadata_log_whole(
 ) -> None:
     def commit(client: Direct, offset: int) -> "asyncio.Future[Any]":
         partitions = [{"partition_index": 0, "committed_offset": offset}]
-        return client.send("offset_commit", group_id="group", topics=[{"name": "topic", "partitions": partitions}])
+        return client.send(
+            "offset_commit", group_id="group", topics=[{"name": "topic", "partitions": partitions}]
+        )
 
     broker = Broker(Settings(directory=tmp_path))
     client = Direct(broker)
@@ -274,13 +327,19 @@ async def test_a_full_disk_leaves_the_metadata_log_whole(
         assert response.topics[0].error_code.name == "kafka_storage_error"
         assert (await client.ask("init_producer_id")).error_code.name == "kafka_storage_error"
     (message,) = (record.getMessage() for record in caplog.records)
-    assert "kept.jsonl cannot be written, requests that need it are refused: [Errno 28] No space left on device" in message
+    assert (
+        "kept.jsonl cannot be written, requests that need it are refused: [Errno 28] No space "
+        "left on device" in message
+    )
     await client.ask("metadata", topics=[{"name": "other"}], allow_auto_topic_creation=True)
     await broker.aclose()
     client = Direct(Broker(Settings(directory=tmp_path)))
     response = await client.ask("offset_fetch", group_id="group", topics=None)
     assert [partition.committed_offset for partition in response.topics[0].partitions] == [1]
-    assert {topic.name for topic in (await client.ask("metadata", topics=None)).topics} == {"topic", "other"}
+    assert {topic.name for topic in (await client.ask("metadata", topics=None)).topics} == {
+        "topic",
+        "other",
+    }
     await client.broker.aclose()
 
 
@@ -290,7 +349,9 @@ def test_a_port_that_is_taken_is_an_error(start_broker: Any) -> None:
         pass
 
 
-async def test_members_of_a_group_are_there_after_a_restart_whatever_their_protocols_are_called(tmp_path: Path) -> None:
+async def test_members_survive_a_restart_with_any_protocol(
+    tmp_path: Path,
+) -> None:
     broker = Broker(Settings(directory=tmp_path))
     member = Member(
         member_id="m",
@@ -303,7 +364,12 @@ async def test_members_of_a_group_are_there_after_a_restart_whatever_their_proto
         assignment=b"mine",
     )
     group = Group(
-        group_id="g", generation_id=3, protocol_type="consumer", protocol_name="bytes", leader="m", members={"m": member}
+        group_id="g",
+        generation_id=3,
+        protocol_type="consumer",
+        protocol_name="bytes",
+        leader="m",
+        members={"m": member},
     )
     broker.coordinator.save(group)
     await broker.aclose()
@@ -322,7 +388,9 @@ async def test_a_second_broker_on_one_directory_is_refused(tmp_path: Path) -> No
     await Broker(Settings(directory=tmp_path)).aclose()
 
 
-async def test_a_topic_for_which_too_many_files_are_open_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_topic_beyond_the_open_files_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broker = Broker(Settings(directory=tmp_path))
     client, opened = Direct(broker), list[Store]()
 
@@ -337,7 +405,10 @@ async def test_a_topic_for_which_too_many_files_are_open_is_refused(tmp_path: Pa
     with monkeypatch.context() as patch:
         patch.setattr(topics, "Store", Limited)
         (refused,) = (await client.ask("create_topics", topics=[wanted])).topics
-    assert (refused.error_code.name, "Too many open files" in refused.error_message) == ("kafka_storage_error", True)
+    assert (refused.error_code.name, "Too many open files" in refused.error_message) == (
+        "kafka_storage_error",
+        True,
+    )
     assert all(store.file.closed for store in opened)
     (created,) = (await client.ask("create_topics", topics=[wanted])).topics
     assert created.error_code.name == "none"

@@ -1,4 +1,5 @@
-"""Transactions: the rules on virtual time, and what real clients make of them when everything is killed."""
+"""Transactions: the rules on virtual time, and what real clients make of them when everything is
+killed."""
 
 import asyncio
 import sys
@@ -31,44 +32,75 @@ class TransactionalProducer:
         return {"transactional_id": self.name, "producer_id": self.id, "producer_epoch": self.epoch}
 
     async def init(self, version: int = 4, **values: Any) -> str:
-        fields = {"transactional_id": self.name, "transaction_timeout": timedelta(seconds=self.timeout)} | values
+        fields = {
+            "transactional_id": self.name,
+            "transaction_timeout": timedelta(seconds=self.timeout),
+        } | values
         response = await self.client.ask("init_producer_id", version, **fields)
         if response.error_code.name == "none":
             self.id, self.epoch, self.sequence = response.producer_id, response.producer_epoch, 0
         return str(response.error_code.name)
 
     async def add(self, *topics: str, version: int = 3) -> list[str]:
-        fields = {"topics": [{"name": topic, "partitions": [0]} for topic in topics], **self.identity}
+        fields = {
+            "topics": [{"name": topic, "partitions": [0]} for topic in topics],
+            **self.identity,
+        }
         response = await self.client.ask(
-            "add_partitions_to_txn", version, **{f"v3_and_below_{name}": value for name, value in fields.items()}
+            "add_partitions_to_txn",
+            version,
+            **{f"v3_and_below_{name}": value for name, value in fields.items()},
         )
         results = response.results_by_topic_v3_and_below
-        return [each.partition_error_code.name for topic in results for each in topic.results_by_partition]
+        return [
+            each.partition_error_code.name
+            for topic in results
+            for each in topic.results_by_partition
+        ]
 
-    async def send(self, value: bytes = b"v", topic: str = "topic", transactional_id: str | None = "mine") -> str:
-        batch = make_batch(value, producer=self.id, epoch=self.epoch, sequence=self.sequence, attributes=TRANSACTIONAL)
+    async def send(
+        self, value: bytes = b"v", topic: str = "topic", transactional_id: str | None = "mine"
+    ) -> str:
+        batch = make_batch(
+            value,
+            producer=self.id,
+            epoch=self.epoch,
+            sequence=self.sequence,
+            attributes=TRANSACTIONAL,
+        )
         response = await self.client.ask(
-            "produce", **produce_fields(topic, batch), transactional_id=transactional_id and self.name
+            "produce",
+            **produce_fields(topic, batch),
+            transactional_id=transactional_id and self.name,
         )
         error = response.responses[0].partition_responses[0].error_code.name
         self.sequence += error == "none"
         return str(error)
 
     async def end(self, committed: bool = True, version: int = 3) -> str:
-        return str((await self.client.ask("end_txn", version, committed=committed, **self.identity)).error_code.name)
+        return str(
+            (
+                await self.client.ask("end_txn", version, committed=committed, **self.identity)
+            ).error_code.name
+        )
 
     async def commit_offset(self, offset: int, group: str = "group") -> tuple[str, str]:
         identity = {"group_id": group, **self.identity}
         added = await self.client.ask("add_offsets_to_txn", **identity)
-        topics = [{"name": "topic", "partitions": [{"partition_index": 0, "committed_offset": offset}]}]
-        committed = await self.client.ask("txn_offset_commit", topics=topics, generation_id=-1, **identity)
+        topics = [
+            {"name": "topic", "partitions": [{"partition_index": 0, "committed_offset": offset}]}
+        ]
+        committed = await self.client.ask(
+            "txn_offset_commit", topics=topics, generation_id=-1, **identity
+        )
         return added.error_code.name, committed.topics[0].partitions[0].error_code.name
 
 
 async def stable(
     client: Direct, level: int = 1, offset: int = 0, max_bytes: int = 1 << 20
 ) -> tuple[int, int, list[tuple[int, int]] | None]:
-    """What a consumer is told: the last stable offset, how many batches there are to read, and what was aborted of them."""
+    """A consumer's answer: the last stable offset, the number of batches to read, and the aborted
+    transactions among them."""
     fields = fetch_fields("topic", offset, max_bytes=max_bytes)
     response = await client.ask("fetch", **fields, isolation_level=level)
     partition = response.responses[0].partitions[0]
@@ -118,7 +150,7 @@ async def test_consumers_are_told_what_was_aborted() -> None:
         assert await stable(client, offset=3) == (4, 1, [])
 
 
-async def test_consumers_are_told_what_was_aborted_of_what_they_get() -> None:
+async def test_fetch_lists_aborted_transactions() -> None:
     async with running_broker() as client:
         producer = TransactionalProducer(client)
         await producer.init()
@@ -126,13 +158,17 @@ async def test_consumers_are_told_what_was_aborted_of_what_they_get() -> None:
             await producer.add("topic")
             assert [await producer.send(), await producer.send()] == ["none", "none"]
             await producer.end(committed=False)
-        assert await stable(client) == (9, 9, [(producer.id, 0), (producer.id, 3), (producer.id, 6)])
+        assert await stable(client) == (
+            9,
+            9,
+            [(producer.id, 0), (producer.id, 3), (producer.id, 6)],
+        )
         assert await stable(client, max_bytes=1) == (9, 1, [(producer.id, 0)])
         assert await stable(client, offset=1, max_bytes=1) == (9, 1, [(producer.id, 0)])
         assert await stable(client, offset=4, max_bytes=1) == (9, 1, [(producer.id, 3)])
 
 
-async def test_a_new_producer_fences_the_old_one_and_aborts_its_transaction() -> None:
+async def test_new_producer_fences_the_old_one() -> None:
     async with running_broker() as client:
         old, new = TransactionalProducer(client), TransactionalProducer(client)
         await old.init()
@@ -155,21 +191,24 @@ async def test_a_new_producer_fences_the_old_one_and_aborts_its_transaction() ->
         assert await new.send() == "none"
 
 
-async def test_a_producer_that_asks_again_for_its_new_epoch_is_not_fenced() -> None:
+async def test_repeated_request_for_an_epoch_fences_nobody() -> None:
     async with running_broker() as client:
         producer = TransactionalProducer(client)
         await producer.init()
         given_back = {"producer_id": producer.id, "producer_epoch": producer.epoch}
         for _ in range(2):  # the first response may have been lost
             assert await producer.init(**given_back) == "none"
-            assert (producer.id, producer.epoch) == (given_back["producer_id"], given_back["producer_epoch"] + 1)
+            assert (producer.id, producer.epoch) == (
+                given_back["producer_id"],
+                given_back["producer_epoch"] + 1,
+            )
         assert await producer.add("topic") == ["none"]
         assert await producer.init(**given_back) == "producer_fenced"
         assert await producer.end() == "none"
         assert await producer.init(**given_back) == "producer_fenced"
 
 
-async def test_a_transaction_of_an_earlier_producer_is_not_confirmed() -> None:
+async def test_transaction_of_an_earlier_producer_is_refused() -> None:
     async with running_broker() as client:
         producer = TransactionalProducer(client)
         await producer.init()
@@ -205,7 +244,7 @@ async def test_after_the_last_epoch_comes_another_id(tmp_path: Path, is_open: bo
         assert await new.send() == "none"
 
 
-async def test_a_transaction_is_undecided_until_all_replicas_in_sync_have_its_marker() -> None:
+async def test_transaction_is_undecided_until_markers_are_replicated() -> None:
     async with running_broker(replicas=2, replica_timeout=1000) as client:
         producer = TransactionalProducer(client)
         await producer.init()
@@ -223,7 +262,7 @@ async def test_a_transaction_is_undecided_until_all_replicas_in_sync_have_its_ma
         assert await stable(client) == (2, 2, [])
 
 
-async def test_the_last_stable_offset_is_not_before_what_was_deleted(tmp_path: Path) -> None:
+async def test_last_stable_offset_is_above_deleted_records(tmp_path: Path) -> None:
     async with running_broker(directory=tmp_path) as client:
         producer = TransactionalProducer(client, timeout=600)
         await producer.init()
@@ -231,7 +270,9 @@ async def test_the_last_stable_offset_is_not_before_what_was_deleted(tmp_path: P
         for _ in range(3):
             await producer.send()
         partitions = [{"partition_index": 0, "offset": 2}]
-        deleted = await client.ask("delete_records", topics=[{"name": "topic", "partitions": partitions}])
+        deleted = await client.ask(
+            "delete_records", topics=[{"name": "topic", "partitions": partitions}]
+        )
         assert deleted.topics[0].partitions[0].low_watermark == 2
         assert await latest(client, 1) == 2
         assert await stable(client, offset=2) == (2, 0, [])
@@ -248,23 +289,34 @@ async def test_what_is_in_no_transaction_is_refused() -> None:
         await producer.init()
         assert await producer.send() == "invalid_txn_state"
         assert await producer.end() == "invalid_txn_state"
-        assert await producer.add("topic", "none") == ["operation_not_attempted", "unknown_topic_or_partition"]
+        assert await producer.add("topic", "none") == [
+            "operation_not_attempted",
+            "unknown_topic_or_partition",
+        ]
         assert await producer.add("topic") == ["none"]
         assert await producer.send(topic="other") == "invalid_txn_state"
         assert await producer.send(transactional_id=None) == "transactional_id_authorization_failed"
         assert await producer.send() == "none"
-        plain = make_batch(b"v", producer=producer.id, epoch=producer.epoch, sequence=producer.sequence)
-        assert produced(await client.ask("produce", **produce_fields("topic", plain))) == [("invalid_txn_state", -1)]
+        plain = make_batch(
+            b"v", producer=producer.id, epoch=producer.epoch, sequence=producer.sequence
+        )
+        assert produced(await client.ask("produce", **produce_fields("topic", plain))) == [
+            ("invalid_txn_state", -1)
+        ]
         stranger = TransactionalProducer(client, "stranger")
         stranger.id, stranger.epoch = producer.id, producer.epoch
         assert await stranger.add("topic") == ["invalid_producer_id_mapping"]
         assert await stranger.send() == "invalid_producer_id_mapping"
-        assert await TransactionalProducer(client, timeout=901).init() == "invalid_transaction_timeout"
-        assert await TransactionalProducer(client, timeout=0).init() == "invalid_transaction_timeout"
+        assert (
+            await TransactionalProducer(client, timeout=901).init() == "invalid_transaction_timeout"
+        )
+        assert (
+            await TransactionalProducer(client, timeout=0).init() == "invalid_transaction_timeout"
+        )
         assert await TransactionalProducer(client, "").init() == "invalid_request"
 
 
-async def test_a_transaction_that_takes_too_long_is_aborted_and_its_producer_fenced() -> None:
+async def test_late_transaction_is_aborted_and_fenced() -> None:
     async with running_broker() as client:
         producer = TransactionalProducer(client, timeout=10)
         await producer.init()
@@ -287,17 +339,22 @@ async def test_offsets_are_committed_with_the_transaction(committed: bool) -> No
 
         async def fetch(is_stable: bool) -> tuple[str, int]:
             topics = [{"name": "topic", "partition_indexes": [0]}]
-            response = await client.ask("offset_fetch", group_id="group", topics=topics, require_stable=is_stable)
+            response = await client.ask(
+                "offset_fetch", group_id="group", topics=topics, require_stable=is_stable
+            )
             partition = response.topics[0].partitions[0]
             return partition.error_code.name, partition.committed_offset
 
         assert await producer.commit_offset(5) == ("none", "none")
-        assert (await fetch(False), await fetch(True)) == (("none", -1), ("unstable_offset_commit", -1))
+        assert (await fetch(False), await fetch(True)) == (
+            ("none", -1),
+            ("unstable_offset_commit", -1),
+        )
         await producer.end(committed)
         assert await fetch(True) == ("none", 5 if committed else -1)
 
 
-async def test_offsets_of_a_group_that_is_not_in_the_transaction_are_refused() -> None:
+async def test_offsets_of_an_absent_group_are_refused() -> None:
     async with running_broker() as client:
         producer = TransactionalProducer(client)
         await producer.init()
@@ -312,24 +369,38 @@ async def test_offsets_of_a_group_that_is_not_in_the_transaction_are_refused() -
             response = await client.ask("txn_offset_commit", **fields | values)
             return str(response.topics[0].partitions[0].error_code.name)
 
-        assert await commit(generation_id=3, member_id="nobody") == "illegal_generation"  # there is no such group
+        assert (
+            await commit(generation_id=3, member_id="nobody") == "illegal_generation"
+        )  # there is no such group
         await producer.end()
         await producer.commit_offset(1)
         assert await commit(generation_id=3, member_id="nobody") == "unknown_member_id"
         assert await commit(member_id="nobody") == "none"  # the group has no members
 
 
-async def test_offsets_of_a_member_of_an_earlier_generation_are_refused() -> None:
+async def test_offsets_of_an_earlier_generation_are_refused() -> None:
     async with running_broker() as client:
-        member = {"group_id": "group", "member_id": "", "group_instance_id": "static", "protocol_type": "consumer"}
-        timing = {"session_timeout": timedelta(seconds=900), "rebalance_timeout": timedelta(seconds=1)}
-        joined = await client.ask("join_group", protocols=[{"name": "range", "metadata": b""}], **member, **timing)
+        member = {
+            "group_id": "group",
+            "member_id": "",
+            "group_instance_id": "static",
+            "protocol_type": "consumer",
+        }
+        timing = {
+            "session_timeout": timedelta(seconds=900),
+            "rebalance_timeout": timedelta(seconds=1),
+        }
+        joined = await client.ask(
+            "join_group", protocols=[{"name": "range", "metadata": b""}], **member, **timing
+        )
         producer = TransactionalProducer(client)
         await producer.init()
         await client.ask("add_offsets_to_txn", **producer.identity, group_id="group")
 
         async def commit(**values: Any) -> str:
-            topics = [{"name": "topic", "partitions": [{"partition_index": 0, "committed_offset": 1}]}]
+            topics = [
+                {"name": "topic", "partitions": [{"partition_index": 0, "committed_offset": 1}]}
+            ]
             identity = {"group_id": "group", "group_instance_id": None} | producer.identity
             response = await client.ask("txn_offset_commit", topics=topics, **identity | values)
             return str(response.topics[0].partitions[0].error_code.name)
@@ -337,12 +408,17 @@ async def test_offsets_of_a_member_of_an_earlier_generation_are_refused() -> Non
         mine = {"member_id": joined.member_id, "generation_id": joined.generation_id}
         assert await commit(**mine) == "none"
         assert await commit(generation_id=-1) == "none"  # as by clients that do not know of members
-        assert await commit(**mine | {"generation_id": joined.generation_id - 1}) == "illegal_generation"
+        assert (
+            await commit(**mine | {"generation_id": joined.generation_id - 1})
+            == "illegal_generation"
+        )
         assert await commit(**mine | {"member_id": "nobody"}) == "unknown_member_id"
         assert await commit(generation_id=-1, group_instance_id="static") == "fenced_instance_id"
 
 
-async def test_transactions_survive_a_restart_and_prepared_ones_are_completed(tmp_path: Path) -> None:
+async def test_restart_completes_prepared_transactions(
+    tmp_path: Path,
+) -> None:
     broker = Broker(Settings(directory=tmp_path))
     broker.topics.create("topic", 1, 1, {})
     names = ["open", "prepared", "aborted"]
@@ -354,7 +430,9 @@ async def test_transactions_survive_a_restart_and_prepared_ones_are_completed(tm
     await producers[1].commit_offset(7)
     await producers[2].end(committed=False)
     metadata = broker.metadata_log.tables["transactions"][("prepared",)]
-    broker.metadata_log.append(("transactions", ("prepared",), metadata | {"state": "PrepareCommit"}))
+    broker.metadata_log.append(
+        ("transactions", ("prepared",), metadata | {"state": "PrepareCommit"})
+    )
     await broker.aclose()  # as if the process had ended before the marker was written
 
     broker = Broker(Settings(directory=tmp_path))
@@ -368,17 +446,24 @@ async def test_transactions_survive_a_restart_and_prepared_ones_are_completed(tm
     assert await stable(client) == (6, 6, aborted)
     for producer in producers:
         producer.client = client
-    assert [await producer.end() for producer in producers] == ["producer_fenced", "none", "invalid_txn_state"]
+    assert [await producer.end() for producer in producers] == [
+        "producer_fenced",
+        "none",
+        "invalid_txn_state",
+    ]
     await broker.aclose()
 
 
-async def test_a_transaction_that_cannot_be_ended_since_the_disk_is_full_is_ended_later(
+async def test_full_disk_delays_the_end_of_transactions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_broker(directory=tmp_path) as client:
         producer = TransactionalProducer(client)
         await producer.init()
-        partition, metadata_log = client.broker.topics.partition("topic", 0), client.broker.metadata_log
+        partition, metadata_log = (
+            client.broker.topics.partition("topic", 0),
+            client.broker.metadata_log,
+        )
         for store in (metadata_log._store, partition.log.store):
             await producer.add("topic")
             await producer.send()
@@ -400,7 +485,7 @@ async def test_a_transaction_that_cannot_be_ended_since_the_disk_is_full_is_ende
         assert await stable(client) == (6, 6, [(producer.id, 4)])
 
 
-async def test_a_prepared_transaction_is_completed_after_a_start_with_a_full_disk(
+async def test_prepared_transaction_survives_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_broker(directory=tmp_path) as client:
@@ -409,7 +494,9 @@ async def test_a_prepared_transaction_is_completed_after_a_start_with_a_full_dis
         await producer.add("topic")
         await producer.send()
         metadata = client.broker.metadata_log.tables["transactions"][("mine",)]
-        client.broker.metadata_log.append(("transactions", ("mine",), metadata | {"state": "PrepareCommit"}))
+        client.broker.metadata_log.append(
+            ("transactions", ("mine",), metadata | {"state": "PrepareCommit"})
+        )
     broker = Broker(Settings(directory=tmp_path))
     store = broker.topics.partition("topic", 0).log.store
     with monkeypatch.context() as patch:
@@ -421,7 +508,7 @@ async def test_a_prepared_transaction_is_completed_after_a_start_with_a_full_dis
     await broker.aclose()
 
 
-async def test_a_restart_does_not_give_a_transaction_more_time(tmp_path: Path) -> None:
+async def test_restart_gives_transactions_no_more_time(tmp_path: Path) -> None:
     async with running_broker(directory=tmp_path) as client:
         producer = TransactionalProducer(client, timeout=600)
         await producer.init()
@@ -451,7 +538,7 @@ class FullLater:
         return getattr(self.file, name)
 
 
-async def test_a_transaction_whose_offsets_cannot_be_written_is_not_committed_yet(
+async def test_unwritable_offsets_keep_the_transaction_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_broker(directory=tmp_path) as client:
@@ -464,11 +551,13 @@ async def test_a_transaction_whose_offsets_cannot_be_written_is_not_committed_ye
             patch.setattr(store, "file", FullLater(store.file, 1))  # the decision can be written
             assert await producer.end() == "not_coordinator"
         assert await producer.end() == "none"
-        response = await client.ask("offset_fetch", group_id="group", topics=None, require_stable=True)
+        response = await client.ask(
+            "offset_fetch", group_id="group", topics=None, require_stable=True
+        )
         assert response.topics[0].partitions[0].committed_offset == 5
 
 
-async def test_what_cannot_be_added_to_a_transaction_since_the_disk_is_full_is_not_in_it(
+async def test_full_disk_refuses_partitions_of_transactions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running_broker(directory=tmp_path) as client:
@@ -489,19 +578,29 @@ async def test_what_cannot_be_added_to_a_transaction_since_the_disk_is_full_is_n
         assert response.topics[0].partitions[0].committed_offset == 5
 
 
-async def test_offsets_that_are_committed_or_deleted_meanwhile_are_not_those_of_the_transaction(tmp_path: Path) -> None:
+async def test_later_offsets_win_over_the_transactions(
+    tmp_path: Path,
+) -> None:
     async with running_broker(directory=tmp_path) as client:
         producer = TransactionalProducer(client)
 
         async def committed() -> list[int]:
-            response = await client.ask("offset_fetch", group_id="group", topics=None, require_stable=True)
-            return [partition.committed_offset for topic in response.topics for partition in topic.partitions]
+            response = await client.ask(
+                "offset_fetch", group_id="group", topics=None, require_stable=True
+            )
+            return [
+                partition.committed_offset
+                for topic in response.topics
+                for partition in topic.partitions
+            ]
 
         await producer.init()
         await producer.commit_offset(5)
         partitions = [{"partition_index": 0, "committed_offset": 7}]
         topics = [{"name": "topic", "partitions": partitions}]
-        await client.ask("offset_commit", group_id="group", generation_id_or_member_epoch=-1, topics=topics)
+        await client.ask(
+            "offset_commit", group_id="group", generation_id_or_member_epoch=-1, topics=topics
+        )
         assert await producer.end() == "none"
         assert await committed() == [7]
         await producer.commit_offset(8)
@@ -516,7 +615,9 @@ async def test_offsets_that_are_committed_or_deleted_meanwhile_are_not_those_of_
         assert await committed() == []
 
 
-async def test_a_group_of_which_there_are_only_undecided_offsets_is_there_after_a_restart(tmp_path: Path) -> None:
+async def test_group_of_undecided_offsets_survives_a_restart(
+    tmp_path: Path,
+) -> None:
     async with running_broker(directory=tmp_path) as client:
         producer = TransactionalProducer(client)
         await producer.init()
@@ -528,7 +629,7 @@ async def test_a_group_of_which_there_are_only_undecided_offsets_is_there_after_
     await broker.aclose()
 
 
-async def test_nothing_is_left_of_transactions_when_the_broker_is_cleared() -> None:
+async def test_clear_leaves_no_transactions() -> None:
     async with running_broker() as client:
         producer = TransactionalProducer(client)
         await producer.init()
@@ -549,15 +650,27 @@ async def test_markers_survive_compaction() -> None:
         for committed in (True, False):
             await producer.add("topic")
             for _ in range(2):
-                batch = make_batch(b"v", producer=producer.id, epoch=0, sequence=producer.sequence, attributes=0x10, key=b"k")
-                response = await client.ask("produce", **produce_fields("topic", batch), transactional_id="mine")
+                batch = make_batch(
+                    b"v",
+                    producer=producer.id,
+                    epoch=0,
+                    sequence=producer.sequence,
+                    attributes=0x10,
+                    key=b"k",
+                )
+                response = await client.ask(
+                    "produce", **produce_fields("topic", batch), transactional_id="mine"
+                )
                 assert response.responses[0].partition_responses[0].error_code.name == "none"
                 producer.sequence += 1
             await producer.end(committed)
         client.broker.cleaner.clean()
         assert await stable(client) == (6, 3, [(producer.id, 3)])
-        kept = [batch.base_offset for batch, _ in client.broker.topics.partition("topic", 0).log._batches()]
-        assert kept == [1, 2, 5]  # what was aborted does not replace what was committed
+        kept = [
+            batch.base_offset
+            for batch, _ in client.broker.topics.partition("topic", 0).log._batches()
+        ]
+        assert kept == [1, 2, 5]  # aborted records do not replace committed ones
 
 
 @pytest.mark.slow
@@ -588,7 +701,9 @@ def test_librdkafka_commits_aborts_and_is_fenced(kafka_broker: BrokerThread) -> 
 @pytest.mark.slow
 def test_aiokafka_commits_and_aborts(kafka_broker: BrokerThread) -> None:
     async def run() -> list[bytes]:
-        async with AIOKafkaProducer(bootstrap_servers=kafka_broker.address, transactional_id="mine") as producer:
+        async with AIOKafkaProducer(
+            bootstrap_servers=kafka_broker.address, transactional_id="mine"
+        ) as producer:
             async with producer.transaction():
                 await producer.send_and_wait("topic", b"yes")
             with pytest.raises(ZeroDivisionError):
@@ -598,7 +713,9 @@ def test_aiokafka_commits_and_aborts(kafka_broker: BrokerThread) -> None:
             async with producer.transaction():
                 await producer.send_and_wait("topic", b"again")
         options = {"bootstrap_servers": kafka_broker.address, "auto_offset_reset": "earliest"}
-        async with AIOKafkaConsumer("topic", isolation_level="read_committed", **options) as consumer:
+        async with AIOKafkaConsumer(
+            "topic", isolation_level="read_committed", **options
+        ) as consumer:
             return [(await consumer.getone()).value for _ in range(2)]
 
     assert asyncio.run(run()) == [b"yes", b"again"]
@@ -606,6 +723,6 @@ def test_aiokafka_commits_and_aborts(kafka_broker: BrokerThread) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("client", ["confluent_kafka", "aiokafka"])
-def test_what_is_consumed_transformed_and_produced_is_there_once_whatever_is_killed(tmp_path: Path, client: str) -> None:
+def test_killed_transformations_write_each_record_once(tmp_path: Path, client: str) -> None:
     command = [sys.executable, str(Path(__file__).with_name(f"transform_by_{client}.py"))]
     assert sorted(transform_and_kill(command, tmp_path)) == list(range(COUNT))

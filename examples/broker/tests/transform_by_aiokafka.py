@@ -14,8 +14,13 @@ async def main(address: str) -> None:
     common = {"bootstrap_servers": address, "retry_backoff_ms": 50}
     timing = {"session_timeout_ms": 2000, "heartbeat_interval_ms": 300, "enable_auto_commit": False}
     producer = AIOKafkaProducer(transactional_id="transform", **common)
-    consumer = AIOKafkaConsumer("in", group_id="transform", auto_offset_reset="earliest", **common, **timing)
-    async with producer, consumer:  # the producer first: it ends the transaction of the one that was killed
+    consumer = AIOKafkaConsumer(
+        "in", group_id="transform", auto_offset_reset="earliest", **common, **timing
+    )
+    async with (
+        producer,
+        consumer,
+    ):  # the producer first: it ends the transaction of the one that was killed
         while True:
             records = await consumer.getmany(max_records=10, timeout_ms=100)
             if not records:
@@ -26,7 +31,9 @@ async def main(address: str) -> None:
                     for record in (record for found in records.values() for record in found):
                         await producer.send("out", record.value, partition=int(record.value) % 2)
                     await producer.flush()
-                    offsets = {partition: found[-1].offset + 1 for partition, found in records.items()}
+                    offsets = {
+                        partition: found[-1].offset + 1 for partition, found in records.items()
+                    }
                     await producer.send_offsets_to_transaction(offsets, "transform")
             except KafkaError as error:
                 print(f"aborted: {error!r}", file=sys.stderr)

@@ -9,11 +9,14 @@ from confluent_kafka import Consumer, KafkaException, Producer
 
 
 def main(address: str) -> None:
-    # librdkafka 2.16 hangs, with Kafka, too, if it begins from `bootstrap.servers` again in a transaction.
+    # librdkafka 2.16 hangs, with Kafka, too, if it begins from `bootstrap.servers` again in a
+    # transaction.
     recovery = {"reconnect.backoff.max.ms": 200, "metadata.recovery.strategy": "none"}
     common = {"bootstrap.servers": address, "log_level": 0} | recovery
     timing = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 300, "enable.auto.commit": False}
-    consumer = Consumer(common | timing | {"group.id": "transform", "auto.offset.reset": "earliest"})
+    consumer = Consumer(
+        common | timing | {"group.id": "transform", "auto.offset.reset": "earliest"}
+    )
     consumer.subscribe(["in"])
     producer = Producer(common | {"transactional.id": "transform", "linger.ms": 0})
     producer.init_transactions(60)

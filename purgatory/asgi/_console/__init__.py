@@ -1,4 +1,5 @@
-"""The page: what waits in a process, what is slow, what was missed. `console` makes it, an ASGI application to mount anywhere.
+"""The page: pending operations, slow waits and missed triggers. `console` makes it, an ASGI
+application to mount anywhere.
 
 a page ── GET state, with the tag of its version ──> _app: is it authorized?    _access
                                                       │  waits for the next version

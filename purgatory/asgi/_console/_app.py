@@ -1,23 +1,34 @@
-"""The page as an ASGI application: two read-only paths for authorized visitors.
+"""The page as an ASGI application: three read-only paths for authorized visitors.
 
 GET /         the page, one file: its script and its style have a nonce, and nothing else may run or be loaded
-GET /state    the state as JSON: at once; or, if If-None-Match names the current version, with the next one
+GET /state    the state as JSON: at once; or, if If-None-Match names the current version, with the next one;
+              421 and what /worker has, if Purgatory-Worker names another worker behind the same
+              address
+GET /worker   which worker has answered, and how much waits there
 """
 
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
+from json import dumps
 from pathlib import Path
 from secrets import token_urlsafe
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from purgatory import Purgatory, ThresholdPurgatory
 from purgatory.asgi._console._access import is_cross_site, refusal
-from purgatory.asgi._console._describe import MAX_ADDRESS_BYTES, AnyPurgatory, KeyOf, is_web_address, shown
+from purgatory.asgi._console._describe import (
+    MAX_ADDRESS_BYTES,
+    AnyPurgatory,
+    KeyOf,
+    is_web_address,
+    shown,
+)
 from purgatory.asgi._console._feed import STATE, Feed
+from purgatory.asgi._open import default_max_open
 from purgatory.asgi._outcome import Ending
 from purgatory.asgi._polls import LongPolls
-from purgatory.asgi._types import ASGIApp, Receive, Scope, Send
+from purgatory.asgi._types import ASGIApp, Receive, Scope, Send, header_values
 from purgatory.asgi._versions import Versions
 
 if TYPE_CHECKING:
@@ -32,7 +43,10 @@ MAX_WAIT: Final = 25.0
 PAGE: Final = Path(__file__).with_name("page.html")
 
 QUERY: Final = "%&=+;:@/?~!$'()*,-._"
-"""What may stand in a query as it is."""
+"""Characters of a query that need no escape."""
+
+WORKER: Final = b"purgatory-worker"
+"""The request header that names the worker whose state is wanted, percent-encoded."""
 
 HEADERS: Final = {
     "cache-control": "no-store",
@@ -45,13 +59,14 @@ HEADERS: Final = {
 """Of every response."""
 
 POLICY: Final = (
-    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:; connect-src 'self'; "
+    "default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src data:; "
+    "connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 
 FORBIDDEN: Final = (
-    "This page shows itself only on the machine that it runs on, at a local address, say http://127.0.0.1:8000, "
-    "and not through a proxy. Others may see it if console(authorize=...) says so.\n"
+    "This page is open only to visitors on its own machine, at a local address such as "
+    "http://127.0.0.1:8000, and not through a proxy. console(authorize=...) can admit others.\n"
     "This request was refused because {}.\n"
 )
 UNAUTHORIZED: Final = "This page was not shown: console(authorize=...) has refused this request.\n"
@@ -70,61 +85,81 @@ def console(
     refresh: float = 1.0,
     max_pages: int = 1000,
 ) -> ASGIApp:
-    """A page that shows what waits, what is slow, what was missed. An ASGI application, to mount under any path.
+    """A page that shows pending operations, slow waits and missed triggers. An ASGI application, to
+    mount under any path.
 
         meter = Meter()
         jobs = Purgatory("jobs", observer=meter)
         app.mount("/purgatory", console(jobs, polls=polls, meter=meter))
 
-    It is read-only. It shows the process that answers, and says which that is. While a page is open, and for five minutes
-    after, it takes a snapshot each `refresh`: less than a millisecond of the loop for each purgatory, whatever is pending and
-    however many pages are open. Before the first page is opened it costs nothing.
+    It is read-only. It begins with the sum over all workers that it knows, and shows the details of
+    one. While a page is open, and for five minutes after, it takes a snapshot each `refresh`: less
+    than a millisecond of the loop for each purgatory, with any number of pending operations and
+    open pages. Before the first page is opened it costs nothing.
 
     Args:
-        purgatories: which to show, in this order; all of one event loop.
+        purgatories: the purgatories to show, in this order; all of one event loop.
         polls: the long polls to show.
-        relay: the relay to show, with what waits for its versions, and through it the other workers: the processes that show
-            the same relay on a page of theirs. They announce their process ids, hosts, addresses and how many operations wait,
-            while a page is open.
-        meter: the purgatories' observer, to show how long waits take and which triggers were missed.
-        stream: of a stream of `purgatory.pipeline`, to show it.
-        authorize: is called with the scope of each request, and returns whether it is allowed; it may be asynchronous. It alone
-            decides. The page's own requests carry its cookies and its query, `?token=...` for instance. By default only
-            visitors on this machine are allowed, under a local name of it, and not through a proxy. A proxy that leaves no
-            trace, and puts a local name into `Host`, looks like such a visitor: behind one, give `authorize`.
-        key_of: what to show for a key, to hide or to hash it; by default its `repr`, shortened.
-        address: where this worker's own page can be reached, for the lists of the others: `http://...` or `https://...`.
-            Workers behind one port have none.
-        name: of the service, for the title; by default the names of the purgatories.
+        relay: the relay to show, with the waits for its versions, and the other workers: processes
+            that show the same relay on a page. They announce their process ids, hosts, addresses
+            and numbers of pending operations while a page is open.
+        meter: the purgatories' observer, to show how long waits take and which triggers were
+            missed.
+        stream: the meter of a stream of `purgatory.pipeline` to show.
+        authorize: is called with the scope of each request, and returns whether it is allowed; it
+            may be asynchronous. It alone decides. The page's own requests carry its cookies and its
+            query, `?token=...` for instance. By default only visitors on this machine are allowed,
+            under a local name, not through a proxy. A proxy that adds no header and puts a local
+            name into `Host` looks like such a visitor: behind one, give `authorize`.
+        key_of: returns the text to show for a key, to hide or to hash it; by default its `repr`,
+            shortened.
+        address: address of this worker's own page, for the lists of other workers: `http://...` or
+            `https://...`. Workers behind one address need none.
+        name: name of the service, for the title; by default the names of the purgatories.
         refresh: seconds between two snapshots, from 0.1 to 60.
-        max_pages: how many pages may be open at once.
+        max_pages: limit of open pages.
 
     Raises:
-        TypeError: an object to show is neither a `Purgatory` nor a `ThresholdPurgatory`, or `authorize` or `key_of` is not
-            callable.
-        ValueError: `refresh` or `max_pages` is out of its bounds, or `address` is not that of a page.
+        TypeError: an object to show is neither a `Purgatory` nor a `ThresholdPurgatory`, or
+            `authorize` or `key_of` is not callable.
+        ValueError: `refresh` or `max_pages` is out of its bounds, or `address` is not
+            the address of a page.
     """
     for purgatory in purgatories:
         if not isinstance(purgatory, (Purgatory, ThresholdPurgatory)):
-            raise TypeError(f"console shows purgatories and threshold purgatories, not {purgatory!r}{_instead(purgatory)}")
+            raise TypeError(
+                "console shows purgatories and threshold purgatories, not "
+                f"{purgatory!r}{_instead(purgatory)}"
+            )
     for argument, function in (("authorize", authorize), ("key_of", key_of)):
         if function is not None and not callable(function):
             raise TypeError(f"{argument} must be a function, not {function!r}")
     if address is not None and not is_web_address(address):
         raise ValueError(
-            f"address must begin with http:// or https://, not {address!r}, and take at most {MAX_ADDRESS_BYTES} bytes as JSON"
+            f"address must begin with http:// or https://, not {address!r}, and take at most "
+            f"{MAX_ADDRESS_BYTES} bytes as JSON"
         )
     if not 0.1 <= refresh <= 60.0:
         raise ValueError(f"refresh must be from 0.1 to 60 seconds, not {refresh!r}")
     if not max_pages >= 1:
         raise ValueError(f"max_pages must be at least 1, not {max_pages!r}")
-    pages = LongPolls(max_wait=MAX_WAIT, max_open=max_pages, signals=(), retry_after=5.0, read_ahead=0)
+    pages = LongPolls(
+        max_wait=MAX_WAIT,
+        max_open=min(max_pages, default_max_open() or max_pages),
+        signals=(),
+        retry_after=5.0,
+        read_ahead=0,
+    )
     if name is None:
-        name = ", ".join(purgatory.statistics().name for purgatory in purgatories[:3]) or "purgatory"
+        name = (
+            ", ".join(purgatory.statistics().name for purgatory in purgatories[:3]) or "purgatory"
+        )
     feed = Feed(purgatories, polls, relay, meter, stream, key_of, address, name, refresh, pages)
     page = _Console(feed, pages, authorize)
 
-    async def application(scope: Scope, receive: Receive, send: Send) -> None:  # servers know ASGI 3 by the coroutine function
+    async def application(
+        scope: Scope, receive: Receive, send: Send
+    ) -> None:  # servers know ASGI 3 by the coroutine function
         await page.serve(scope, receive, send)
 
     return application
@@ -133,7 +168,11 @@ def console(
 def _instead(given: object) -> str:
     """What to give instead of an object that is shown in another way."""
     if isinstance(given, Versions):
-        return ": give its `thresholds`" if given.relay is None else ": give `relay=`, which shows who waits for them"
+        return (
+            ": give its `thresholds`"
+            if given.relay is None
+            else ": give `relay=`, which shows their waits"
+        )
     if isinstance(given, LongPolls):
         return ": give it as `polls=`"
     return ": give it as `relay=`" if hasattr(given, "introduce") else ""
@@ -176,20 +215,48 @@ class _Console:
         if prefix and (path == prefix or path.startswith(f"{prefix}/")):
             path = path[len(prefix) :]
         if path == "":  # the page's own addresses are relative to its folder
-            query = scope.get("query_string", b"").decode("latin-1")  # what `authorize` may have read
-            place = f"./{quote(prefix.rpartition('/')[2])}/" + (f"?{quote(query, safe=QUERY)}" if query else "")
+            query = scope.get("query_string", b"").decode(
+                "latin-1"
+            )  # what `authorize` may have read
+            place = f"./{quote(prefix.rpartition('/')[2])}/" + (
+                f"?{quote(query, safe=QUERY)}" if query else ""
+            )
             await _send(send, 307, "", {"location": place})
         elif path == "/":
             nonce = token_urlsafe(16)
             headers = {"content-security-policy": POLICY.format(nonce=nonce)}
-            await _send(send, 200, self.html.replace("{{nonce}}", nonce), headers, "text/html", scope["method"] == "HEAD")
-        elif path != "/state" or scope["method"] != "GET":
+            await _send(
+                send,
+                200,
+                self.html.replace("{{nonce}}", nonce),
+                headers,
+                "text/html",
+                scope["method"] == "HEAD",
+            )
+        elif path not in ("/state", "/worker") or scope["method"] != "GET":
             await _send(send, 404, "There is nothing here.\n")
         elif is_cross_site(scope):
             await _send(send, 403, "Only the page itself may ask for this.\n")
+        elif path == "/worker":
+            await self._introduce(scope, send, 200)
+        elif self._is_misdirected(scope):
+            await self._introduce(scope, send, 421)
         else:
             # Without its query, which could be large and has no meaning here.
             await self.state({**scope, "query_string": b""}, receive, send)
+
+    def _is_misdirected(self, scope: Scope) -> bool:
+        """Whether a request is for another worker behind the same address."""
+        wanted = header_values(scope, WORKER)
+        return bool(wanted) and unquote(wanted[0]) != self.feed.worker
+
+    async def _introduce(self, scope: Scope, send: Send, status: int) -> None:
+        """Answers which worker this is, and closes the connection: the next one may lead to
+        another worker."""
+        is_http_1 = scope.get("http_version", "1.1").startswith("1")
+        headers = {"connection": "close"} if is_http_1 else {}
+        body = dumps(self.feed.announcement())
+        await _send(send, status, body, headers, "application/json")
 
     async def _state(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Waits for a version that the page does not have."""
@@ -232,4 +299,6 @@ async def _send(
         fields |= {"content-type": f"{media_type}; charset=utf-8", "content-length": str(len(data))}
     encoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields.items()]
     await send({"type": "http.response.start", "status": status, "headers": encoded})
-    await send({"type": "http.response.body", "body": b"" if is_head or status in (204, 304) else data})
+    await send(
+        {"type": "http.response.body", "body": b"" if is_head or status in (204, 304) else data}
+    )

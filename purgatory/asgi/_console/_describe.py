@@ -1,6 +1,7 @@
 """The state of the page as plain data for JSON: times as durations in seconds, keys as text.
 
-It comes from public names alone: the purgatories' own `statistics`, `inspect`, a `Meter`, the polls and the relay.
+It comes from public names alone: the purgatories' own `statistics`, `inspect`, a `Meter`, the polls
+    and the relay.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -22,7 +23,16 @@ AnyPurgatory = Purgatory[Any] | ThresholdPurgatory[Any, Any]
 Point = tuple[int, int, int, int, int]
 """Pending, and in all: completed, expired, cancelled, missed triggers."""
 
-COUNTS: Final = ("name", "keys", "pending", "completed", "expired", "cancelled", "moves", "wake_ups")
+COUNTS: Final = (
+    "name",
+    "keys",
+    "pending",
+    "completed",
+    "expired",
+    "cancelled",
+    "moves",
+    "wake_ups",
+)
 """Of both kinds of purgatory."""
 
 MAX_KEY_LENGTH: Final = 120
@@ -34,7 +44,39 @@ MAX_ADDRESS_BYTES: Final = 1000
 MAX_SAFE_INTEGER: Final = 2**53
 """Up to here a number of JavaScript is exact."""
 
-_repr: Final = Repr()
+
+class _Repr(Repr):
+    """As `reprlib`'s, but in bounded time for bytes and for classes derived from built-in ones, of
+    which that one makes the whole `repr` before it shortens it. The `repr` of a class of the
+    user's own is made whole."""
+
+    def repr_bytes(self, x: bytes | bytearray, _level: int) -> str:
+        """Bytes, from their ends alone."""
+        if len(x) <= self.maxother:
+            return repr(x)
+        half = self.maxother // 2 - 5  # for the quotes and dots
+        return f"{bytes(x[:half])!r}...{bytes(x[-half:])!r}"
+
+    repr_bytearray = repr_bytes
+
+    def repr_int(self, x: int, level: int) -> str:
+        """An integer, or the size of a very long one, since `str` of it takes quadratic time."""
+        del level
+        bits = x.bit_length()
+        return repr(x) if bits <= 3 * self.maxother else f"<int of {bits} bits>"
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        """An object of another class; one that looks like a built-in is shortened as such."""
+        for kind in (str, bytes, bytearray, tuple, frozenset, int):
+            if isinstance(x, kind) and type(x).__repr__ is kind.__repr__:
+                shortened: str = getattr(self, f"repr_{kind.__name__}")(x, level)
+                return shortened
+        if isinstance(x, tuple) and hasattr(x, "_fields"):
+            return f"{type(x).__name__}{self.repr_tuple(x, level)}"
+        return super().repr_instance(x, level)
+
+
+_repr: Final = _Repr()
 _repr.maxstring = _repr.maxother = MAX_KEY_LENGTH
 
 
@@ -51,14 +93,24 @@ def text_of(key: Hashable, key_of: KeyOf) -> str:
         return f"(key_of raised {type(error).__name__})"
     if len(text) > MAX_KEY_LENGTH:
         text = text[: MAX_KEY_LENGTH - 1] + "…"
-    return text if text.isprintable() else "".join([char if char.isprintable() else "\ufffd" for char in text])
+    return (
+        text
+        if text.isprintable()
+        else "".join([char if char.isprintable() else "\ufffd" for char in text])
+    )
 
 
-def describe(purgatory: AnyPurgatory, kinds: "Iterable[KindMetrics] | None", key_of: KeyOf) -> tuple[dict[str, Any], Point]:
-    """A purgatory, and a point of its history. Cost: bounded, whatever is pending."""
+def describe(
+    purgatory: AnyPurgatory, kinds: "Iterable[KindMetrics] | None", key_of: KeyOf
+) -> tuple[dict[str, Any], Point]:
+    """A purgatory, and a point of its history. The cost does not depend on the pending
+    operations."""
     if isinstance(purgatory, ThresholdPurgatory):
         counts = purgatory.statistics()
-        fields = _fields(counts, *COUNTS, "failed") | {"isThreshold": True, "watched": counts.pending}
+        fields = _fields(counts, *COUNTS, "failed") | {
+            "isThreshold": True,
+            "watched": counts.pending,
+        }
         try:
             seen = inspect(purgatory)
         except WrongLoop:
@@ -76,7 +128,13 @@ def describe(purgatory: AnyPurgatory, kinds: "Iterable[KindMetrics] | None", key
             ]
         return fields, (counts.pending, counts.completed, counts.expired, counts.cancelled, 0)
     statistics = purgatory.statistics()
-    point = (statistics.pending, statistics.completed, statistics.expired, statistics.cancelled, statistics.missed_triggers)
+    point = (
+        statistics.pending,
+        statistics.completed,
+        statistics.expired,
+        statistics.cancelled,
+        statistics.missed_triggers,
+    )
     fields = _fields(statistics, *COUNTS, "watched") | {"missed": statistics.missed_triggers}
     try:
         fields |= _inspection(inspect(purgatory), key_of)
@@ -99,7 +157,9 @@ def _camel_case(name: str) -> str:
 
 
 def _inspection(seen: Inspection, key_of: KeyOf) -> dict[str, Any]:
-    return _fields(seen, "is_closed", "max_pending", "tick", "moving", "without_deadline", "looked_at") | {
+    return _fields(
+        seen, "is_closed", "max_pending", "tick", "moving", "without_deadline", "looked_at"
+    ) | {
         "levels": [
             _fields(level, "slots", "waiting", "sectors", "is_estimate")
             | {"slot": level.slot_seconds, "sector": level.sector_seconds}
@@ -113,21 +173,30 @@ def _inspection(seen: Inspection, key_of: KeyOf) -> dict[str, Any]:
             }
             for each in seen.oldest
         ],
-        "hottest": [_fields(each, "waiting", "is_at_least") | {"key": text_of(each.key, key_of)} for each in seen.hottest],
+        "hottest": [
+            _fields(each, "waiting", "is_at_least") | {"key": text_of(each.key, key_of)}
+            for each in seen.hottest
+        ],
         "missedLast": [
-            _operation(each, key_of) | {"timeout": each.timeout, "ago": round(seen.now - each.deadline, 3)}
+            _operation(each, key_of)
+            | {"timeout": each.timeout, "ago": round(seen.now - each.deadline, 3)}
             for each in seen.missed
         ],
     }
 
 
 def _operation(each: Any, key_of: KeyOf) -> dict[str, Any]:
-    return _fields(each, "kind", "more_keys") | {"keys": [text_of(key, key_of) for key in each.keys]}
+    return _fields(each, "kind", "more_keys") | {
+        "keys": [text_of(key, key_of) for key in each.keys]
+    }
 
 
 def _kind(kind: "KindMetrics") -> dict[str, Any]:
     return _fields(kind, "kind", "retries") | {
-        "outcomes": {f"{state.value}: {cause.value}": count for (state, cause), count in kind.outcomes.items()},
+        "outcomes": {
+            f"{state.value}: {cause.value}": count
+            for (state, cause), count in kind.outcomes.items()
+        },
         "waits": {state.value: _histogram(histogram) for state, histogram in kind.waits.items()},
         "lateness": _histogram(kind.lateness),
         "missed": kind.missed_triggers,
@@ -154,7 +223,8 @@ def describe_relay(relay: "Relay", now: float) -> dict[str, Any]:
 
 
 def describe_other(other: "Worker", now: float) -> dict[str, Any]:
-    """Another worker. It announced this through a store to which others may write, so it is not trusted."""
+    """Another worker. It announced this through a store to which others may write, so it is not
+    trusted."""
 
     def number(name: str) -> float | None:
         value = other.about.get(name)
@@ -172,7 +242,11 @@ def describe_other(other: "Worker", now: float) -> dict[str, Any]:
 
 def is_web_address(address: object) -> bool:
     """Whether it may be the target of a link."""
-    if not (isinstance(address, str) and address.startswith(("http://", "https://")) and address.isprintable()):
+    if not (
+        isinstance(address, str)
+        and address.startswith(("http://", "https://"))
+        and address.isprintable()
+    ):
         return False
     return len(dumps(address)) <= MAX_ADDRESS_BYTES
 
@@ -182,9 +256,11 @@ def describe_stream(stream: "StreamMeter", wall: float) -> dict[str, Any]:
     now = stream.statistics()
     names = (
         "name", "pending", "registered", "completed", "expired", "late", "rows", "batches", "is_running", "late_signals",
-        "batch_rows", "watermark", "state_rows", "state_bytes",
+        "batch_rows", "watermark", "state_rows", "state_bytes", "held_back_by", "overdue",
     )  # fmt: skip
     return _fields(now, *names) | {
         "batchSeconds": round(now.batch_seconds, 3),
+        "behind": round(now.behind(wall), 1),
+        "silent": None if now.silent_since is None else round(max(wall - now.silent_since, 0), 1),
         "ago": None if now.batch_at is None else round(max(wall - now.batch_at, 0.0), 1),
     }

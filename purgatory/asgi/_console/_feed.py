@@ -1,11 +1,13 @@
-"""The state that the pages show: a new version every second while a page is open, made once for all of them.
+"""The state that the pages show: a new version every second while a page is open, made once for all
+of them.
 
     a page asks       the timer starts, unless it runs; the first version is made at once, or within a second
     each 0.2 s        the lag of the loop is measured: how late the timer is
     each second       one purgatory after the other is described, each in its own iteration of the loop; then there is a version
-    no page asks      for five minutes the history goes on, for pages that come back; then the timer stops, and nothing is left
+    no page asks      the history continues for five minutes, for pages that return; then the timer stops
 
-A version is JSON that is the same for every page, and the part of the history that a page does not have: for most, one point.
+A version is JSON that is the same for every page, and the part of the history that a page does not
+    have: for most, one point.
 """
 
 import json
@@ -40,7 +42,7 @@ HISTORY: Final = 300
 """Points of the history, one for each refresh."""
 
 IDLE_TIMEOUT: Final = 300.0
-"""Seconds that the timer goes on when no page asks."""
+"""Seconds that the timer keeps running after the last request of a page."""
 
 LAG_CHECKS_PER_REFRESH: Final = 5
 
@@ -80,18 +82,31 @@ class Feed:
         self._reset(None)
         self._chain = SignalChain((SIGTERM, SIGINT), pages.stop)
         if relay is not None:
-            relay.introduce(self._announcement)
+            relay.introduce(self.announcement)
 
     @property
     def purgatories(self) -> tuple[AnyPurgatory, ...]:
-        """What is shown, the relay's own waits as well."""
-        return self._purgatories if self.relay is None else (*self._purgatories, self.relay.thresholds)
+        """The purgatories on the page, including the relay's own waits."""
+        return (
+            self._purgatories if self.relay is None else (*self._purgatories, self.relay.thresholds)
+        )
 
-    def _announcement(self) -> dict[str, Any]:
-        """What the pages of other workers show of this one: how much waits, and no names."""
+    @property
+    def worker(self) -> str:
+        """The name of this process."""
+        return f"{os.getpid()}@{self.host}"
+
+    def announcement(self) -> dict[str, Any]:
+        """This worker's row on the pages of other workers: counts of waits, without names."""
         pending = sum(purgatory.pending for purgatory in self.purgatories)
         counts = {"pending": pending, "polls": None if self.polls is None else self.polls.open}
-        return {"pid": os.getpid(), "host": self.host, "began": self.began_at, "address": self.address, **counts}
+        return {
+            "pid": os.getpid(),
+            "host": self.host,
+            "began": self.began_at,
+            "address": self.address,
+            **counts,
+        }
 
     def _reset(self, loop: AbstractEventLoop | None) -> None:
         """Starts on a loop, with no history."""
@@ -103,7 +118,7 @@ class Feed:
         """The greatest one since the last version."""
         self._history: deque[bytes] = deque(maxlen=HISTORY)
         self._kinds: Sequence[KindMetrics] | None = None
-        """What the meter has counted, for the version that is being made."""
+        """The meter's counts, for the version being made."""
         self._state = b""
         self._responses: dict[int, bytes] = {}
         """The JSON of this version, by how many points of the history it has."""
@@ -132,7 +147,9 @@ class Feed:
         response = self._responses.get(points)
         if response is None:
             history = islice(self._history, max(len(self._history) - points, 0), None)
-            response = self._responses[points] = b'{"history":[' + b",".join(history) + b"]," + self._state[1:]
+            response = self._responses[points] = (
+                b'{"history":[' + b",".join(history) + b"]," + self._state[1:]
+            )
         return response
 
     # -- the timer
@@ -160,8 +177,11 @@ class Feed:
             handle.cancel()
         self._chain.remove()
 
-    def _describe(self, remaining: Iterator[AnyPurgatory], described: list[dict[str, Any]], points: list[Any]) -> None:
-        """Describes the next purgatory, and the remaining ones from the next iteration of the loop on."""
+    def _describe(
+        self, remaining: Iterator[AnyPurgatory], described: list[dict[str, Any]], points: list[Any]
+    ) -> None:
+        """Describes the next purgatory, and the remaining ones from the next iteration of the loop
+        on."""
         for purgatory in remaining:
             fields, point = describe(purgatory, self._kinds, self.key_of)
             described.append(fields)
@@ -176,7 +196,12 @@ class Feed:
         assert self._loop is not None
         now, wall = self._loop.time(), round(time.time(), 3)
         state: dict[str, Any] = {
-            "worker": {"id": self.versions.epoch, "pid": os.getpid(), "host": self.host, "began": self.began_at},
+            "worker": {
+                "id": self.versions.epoch,
+                "pid": os.getpid(),
+                "host": self.host,
+                "began": self.began_at,
+            },
             "service": self.name,
             "at": wall,
             "refresh": self.refresh,
@@ -184,11 +209,15 @@ class Feed:
             "purgatories": purgatories,
             "polls": None if self.polls is None else describe_polls(self.polls),
             "relay": None if self.relay is None else describe_relay(self.relay, now),
-            "others": None if self.relay is None else [describe_other(each, now) for each in self.relay.workers()],
+            "others": None
+            if self.relay is None
+            else [describe_other(each, now) for each in self.relay.workers()],
             "stream": None if self.stream is None else describe_stream(self.stream, wall),
         }
         self._state = json.dumps(state, separators=(",", ":"), default=float).encode()
-        self._history.append(json.dumps([wall, round(self._lag, 5), points], separators=(",", ":")).encode())
+        self._history.append(
+            json.dumps([wall, round(self._lag, 5), points], separators=(",", ":")).encode()
+        )
         self._lag = 0.0
         self._responses.clear()
         self.versions.bump(STATE)

@@ -1,7 +1,9 @@
-"""The program ``report``: tables about the operations of journals, and a page that says in words what is wrong.
+"""The program ``report``: tables about the operations of journals, and a page that describes the
+problems in words.
 
-- ``report.sql`` defines every table and every sum that the page shows. Read it first.
-- `_queries` reads it; `_duckdb` and `_spark` are the engines that run it; `_make` feeds them and writes the tables.
-- `_summary` is what a person can look at, `_window` the time that fits, `_durations` the waits; `_findings` says it in words.
+- ``rows.sql`` defines what DuckDB computes from rows; `purgatory.pipeline.spark` computes the same.
+- ``report.sql`` computes the rest from those sums, on both engines.
+- `_queries` reads both; `_duckdb` and `_spark` are the engines; `_make` runs them and replaces the earlier report.
+- `_summary` has the lines that the page shows, `_window` the time that fits, `_durations` the waits; `_findings` the sentences.
 - `_page` is the page: `_data` has its numbers; the scripts and colours beside it do the rest.
 """

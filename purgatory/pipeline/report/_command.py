@@ -1,9 +1,8 @@
-"""``python -m purgatory.pipeline report``: which timeouts are wrong, which keys are hot, which triggers were forgotten, and how
-many operations were waiting at the worst moment.
+"""``python -m purgatory.pipeline report``: wrong timeouts, hot keys, missed triggers, and the most
+operations that were pending at once.
 """
 
 import argparse
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,46 +12,59 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
-from purgatory._errors import how_to_install
+from purgatory._core.arguments import printable
+from purgatory._core.errors import how_to_install
 from purgatory.pipeline._files import Local, distinct, is_uri, size
-from purgatory.pipeline._options import add_master_option
+from purgatory.pipeline._options import add_master_option, has_session
+from purgatory.pipeline._shown import shown, without_secrets
 from purgatory.pipeline.report._duckdb import DuckDB
 from purgatory.pipeline.report._findings import findings, seconds, set_apart, share
-from purgatory.pipeline.report._make import STEPS, make_tables
+from purgatory.pipeline.report._make import make_tables, steps_of
 from purgatory.pipeline.report._page import page
 from purgatory.pipeline.report._queries import Engine
 from purgatory.pipeline.report._summary import Summary
 
-LARGE: Final = 2 * 1024**3
-"""More bytes of Parquet are read by Spark, if nothing else is said."""
-SMALL: Final = 4 * 1024**2
-"""Up to so many bytes, what would make Spark fast takes longer than it saves."""
 SET_APART: Final = 3
 """The exit status if files or rows could not be read: 2 means that the arguments are wrong."""
 UNKNOWN: Final = "?"
-JAVA: Final = {"spark.driver.memory": "2g"}
+SMALL: Final = 4 * 1024**2
+"""The size of a journal in bytes up to which compiling queries costs Spark more than it saves."""
 JAVA_OF_SMALL: Final = {
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     "spark.driver.memory": "1g",
 }
-SQL_OF_SMALL: Final = {"spark.sql.adaptive.enabled": "false", "spark.sql.codegen.wholeStage": "false"}
+SQL_OF_SMALL: Final = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+}
+SQL: Final = {
+    # A task has many small files.
+    "spark.sql.files.maxPartitionBytes": "64m",
+    "spark.sql.files.openCostInBytes": "64k",
+}
 SHUFFLE_BYTES: Final = 8 * 1024**2
-"""Of Parquet for each partition of a shuffle. Spark joins those that turn out small."""
+"""The bytes of Parquet for each partition of a shuffle. Spark joins those that turn out small."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("journals", nargs="+", metavar="JOURNAL", help="a directory that a journal was written to, or its URI")
-    parser.add_argument("--out", required=True, metavar="DIR", help="for report.html, tables and rejected rows; may be a URI")
     parser.add_argument(
-        "--engine",
-        choices=("duckdb", "spark"),
-        help=f"what runs the queries (default: DuckDB, in this process, for journals of up to {LARGE >> 30} GiB on this "
-        "machine; Spark for larger ones, for URIs, and with --master or SPARK_REMOTE)",
+        "journals",
+        nargs="+",
+        metavar="JOURNAL",
+        help="a directory that a journal was written to, or its URI",
+    )
+    parser.add_argument(
+        "--out",
+        required=True,
+        metavar="DIR",
+        help="for report.html, tables and rejected rows; may be a URI",
     )
     add_master_option(parser)
     parser.epilog = (
-        f"The exit status is {SET_APART} if files or rows could not be read: the table 'reconciliation' tells which, and why."
+        f"The exit status is {SET_APART} if files or rows could not be read: the table "
+        "'reconciliation' names them, with the reasons."
     )
 
 
@@ -64,29 +76,33 @@ def run(options: argparse.Namespace) -> int:
     with _steps(console, options.verbose) as step:
         step("starting")
         with _engine(options) as engine:
+            step.total = steps_of(engine) + 2  # the start and the page
             summary = make_tables(engine, options.journals, out, step)
             step("the page")
             said = findings(summary)
-            content = page(f"Purgatory report: {', '.join(options.journals)}", said, summary)
+            title = without_secrets(f"Purgatory report: {', '.join(options.journals)}")
+            content = page(title, said, summary)
             engine.storage(out).write(f"{out}/report.html", content.encode())
     _print(console, summary, [each.text for each in said])
     took = f"{time.monotonic() - start:.1f} s."
     where = f"Tables are in {options.out}/tables, the report is {options.out}/report.html"
-    console.print(f"\n{took} {where}", markup=False, soft_wrap=True)
+    console.print(f"\n{took} {shown(where)}", markup=False, soft_wrap=True)
     return SET_APART if set_apart(summary) else 0
+
+
+def _needs_spark(options: argparse.Namespace) -> bool:
+    """DuckDB is for folders on this machine; Spark for a session, a URI or a master."""
+    return (
+        options.master is not None
+        or has_session()
+        or any(map(is_uri, [*options.journals, options.out]))
+    )
 
 
 @contextmanager
 def _engine(options: argparse.Namespace) -> Iterator[Engine]:
-    """What runs the queries."""
-    journals = distinct(options.journals)
-    needs_spark = options.master is not None or "SPARK_REMOTE" in os.environ
-    needs_spark = needs_spark or any(map(is_uri, [*journals, options.out]))
-    is_here = not any(map(is_uri, journals))
-    bytes_ = size(Local(), journals) if is_here else 0
-    if options.engine == "duckdb" or (options.engine is None and not needs_spark and bytes_ <= LARGE):
-        if options.master is not None:
-            raise OSError(f"cannot use --master {options.master} with --engine duckdb, which runs in this process")
+    """The engine of the tables."""
+    if not _needs_spark(options):
         with DuckDB.opened() as engine:
             yield engine
         return
@@ -94,57 +110,86 @@ def _engine(options: argparse.Namespace) -> Iterator[Engine]:
         from purgatory.pipeline._session import spark_session  # noqa: PLC0415  (DuckDB needs no Spark)
         from purgatory.pipeline.report._spark import Spark  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise OSError(f"cannot run 'report' on Spark: {error.name} is not installed; {how_to_install('spark')}") from error
-    java = JAVA_OF_SMALL if is_here and bytes_ <= SMALL else JAVA
+        raise OSError(
+            f"cannot run 'report' on Spark: {error.name} is not installed; "
+            f"{how_to_install('spark')}"
+        ) from error
+    journals = distinct(options.journals)
+    is_here = not any(map(is_uri, journals))
+    bytes_ = size(Local(), journals) if is_here else 0
+    java = JAVA_OF_SMALL if is_here and bytes_ <= SMALL else {}
     session = spark_session("purgatory report", options.master, java, verbose=options.verbose)
     with session as spark, Spark.on(spark) as on_spark:
         bytes_ = bytes_ or sum(size(on_spark.storage(journal), [journal]) for journal in journals)
-        partitions = str(max(bytes_ // SHUFFLE_BYTES, 2) if bytes_ else 64)
-        settings = {"spark.sql.shuffle.partitions": partitions, **(SQL_OF_SMALL if 0 < bytes_ <= SMALL else {})}
-        for name, value in settings.items():
+        settings = SQL | {"spark.sql.shuffle.partitions": str(max(bytes_ // SHUFFLE_BYTES, 2))}
+        for name, value in (settings | (SQL_OF_SMALL if bytes_ <= SMALL else {})).items():
             spark.conf.set(name, value)
         yield on_spark
 
 
 class _Steps:
-    """Shows what is done, and with `verbose` how long each step took."""
+    """Shows the current step, and with `verbose` how long each step took."""
 
     def __init__(self, console: Console, progress: Progress, *, verbose: bool) -> None:
         self._console, self._progress, self._verbose = console, progress, verbose
-        self._bar = progress.add_task("", total=STEPS + 1)  # one for the page
+        self._bar = progress.add_task("", total=None)
         self._what, self._since = "", time.monotonic()
+        self.total: int | None = None
+        """The number of steps, once it is known."""
 
     def __call__(self, what: str) -> None:
         now = time.monotonic()
         if self._verbose and self._what:
             self._console.print(f"{now - self._since:7.2f} s  {self._what}")
-        self._progress.update(self._bar, description=what, advance=1 if self._what else 0)
+        advance = 1 if self._what else 0
+        self._progress.update(self._bar, description=what, advance=advance, total=self.total)
         self._what, self._since = what, now
 
 
 @contextmanager
 def _steps(console: Console, verbose: bool) -> Iterator[_Steps]:
     columns = (BarColumn(30), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         steps = _Steps(console, progress, verbose=verbose)
         yield steps
         steps("")
 
 
 def _print(console: Console, summary: Summary, said: list[str]) -> None:
-    caption = f"{UNKNOWN} is not answerable from this data"
-    table = Table(title="Timeouts", title_justify="left", caption=caption, caption_justify="left", box=SIMPLE, pad_edge=False)
+    lines = summary.timeouts_in_order[:20]
+    is_unknown = any(
+        line[name] is None for line in lines for name in ("timeout_1_percent", "timeout_01_percent")
+    )
+    caption = f"{UNKNOWN} is not answerable from this data" if is_unknown else None
+    table = Table(
+        title="Timeouts",
+        title_justify="left",
+        caption=caption,
+        caption_justify="left",
+        box=SIMPLE,
+        pad_edge=False,
+    )
     for name in ("purgatory", "kind"):
         table.add_column(name, overflow="fold")
     for name in ("operations", "expired", "timeout", "for 1 %", "for 0.1 %"):
         table.add_column(name, justify="right", min_width=len(name))
-    for line in summary.timeouts_in_order[:20]:
+    for line in lines:
         answers = [
-            UNKNOWN if line[name] is None else seconds(line[name]) for name in ("timeout_1_percent", "timeout_01_percent")
+            UNKNOWN if line[name] is None else seconds(line[name])
+            for name in ("timeout_1_percent", "timeout_01_percent")
         ]
         rate = "" if line["expiry_rate"] is None else share(line["expiry_rate"])
         timeout = "" if line["timeout_max_s"] is None else seconds(line["timeout_max_s"])
-        table.add_row(line["purgatory"], line["kind"], f"{line['operations']:,}", rate, timeout, *answers)
+        table.add_row(
+            Text(printable(line["purgatory"])),  # not a str: rich would take [/x] for markup
+            Text(printable(line["kind"])),
+            f"{line['operations']:,}",
+            rate,
+            timeout,
+            *answers,
+        )
     console.print(table)
     for each in said:
-        console.print(f"- {each}", markup=False)
+        console.print(f"- {printable(each)}", markup=False)

@@ -1,7 +1,8 @@
-"""What the page's script is given: columns of numbers, as small as they can be.
+"""The data of the page's script: columns of numbers, as small as they can be.
 
-A row of `timeline`, `waits` or `lateness` is of one group (a purgatory and kind, as a place in ``groups``) and one run (a place
-in ``runs``). Where there are too many such rows for a page, they are of all runs together, and the page has no choice of runs.
+A row of `timeline`, `waits` or `lateness` counts operations of one group (a purgatory and kind, as
+a place in ``groups``) and one run (a place in ``runs``). If that makes too many rows for a page,
+rows count operations of all runs, and the page has no choice of runs.
 """
 
 from collections import defaultdict
@@ -15,14 +16,14 @@ from purgatory.pipeline.report._summary import Summary
 from purgatory.pipeline.report._window import SECOND
 
 GROUPS: Final = 60
-"""The most groups that a page has, the largest ones. All the others together are one more, which has no curve."""
+"""Limit of groups on a page. The smaller groups are merged into one more, without a curve."""
 OTHERS: Final = "the others"
 ROWS: Final = 20_000
-"""The most rows that the timeline has by run."""
+"""The most rows of a timeline by run."""
 FINE: Final = 6
-"""Of so many groups the curves have three digits; those of the others have two."""
+"""The largest groups, whose curves have timeouts of three digits; other curves have two."""
 DIGITS: Final = 5
-"""Of the numbers on the page."""
+"""The significant digits of numbers on the page."""
 MILLISECOND: Final = 1000
 """In microseconds."""
 
@@ -32,16 +33,23 @@ Columns = dict[str, list[Any]]
 def data(findings: list[Finding], summary: Summary) -> dict[str, Any]:
     """All that the page shows, for JSON."""
     largest = sorted(summary.timeouts_in_order, key=lambda line: -line["operations"])
-    place = {(line["purgatory"], line["kind"]): min(number, GROUPS) for number, line in enumerate(largest)}
+    place = {
+        (line["purgatory"], line["kind"]): min(number, GROUPS)
+        for number, line in enumerate(largest)
+    }
     if len(largest) > GROUPS:
-        largest = [*largest[:GROUPS], dict.fromkeys(largest[0]) | {"purgatory": OTHERS, "kind": OTHERS}]
+        largest = [
+            *largest[:GROUPS],
+            dict.fromkeys(largest[0]) | {"purgatory": OTHERS, "kind": OTHERS},
+        ]
     groups = [(line["purgatory"], line["kind"]) for line in largest]
     has_runs = len({line["run"] for line in summary.timeline}) > 1 and len(summary.timeline) <= ROWS
     window = summary.window
 
     return {
         "findings": [
-            {"text": each.text, "place": each.place, "purgatory": each.purgatory, "kind": each.kind} for each in findings
+            {"text": each.text, "place": each.place, "purgatory": each.purgatory, "kind": each.kind}
+            for each in findings
         ],
         "groups": groups,
         "runs": [*summary.runs, OTHERS] if has_runs else [],
@@ -57,30 +65,43 @@ def data(findings: list[Finding], summary: Summary) -> dict[str, Any]:
         "lateness": packed(summary.lateness_steps, LATENESS, place, has_runs=has_runs),
         "curves": _curves(summary, place, has_runs),
         "pending": _pending(summary, {name for name, _ in groups}),
-        "keys": _keys(summary.hot_keys_in_order, summary.hot_times),
-        "missed": _keys(summary.missed_keys_in_order, summary.missed_times),
+        "keys": _keys(summary.hot_keys_in_order, summary.hot_times, -(-SECOND // window.width)),
+        "missed": _keys(summary.missed_keys_in_order, summary.missed_times, 1),
         "minutes": [_shown(line) for line in summary.worst_minutes],
         "read": [
-            {**{name: line[name] for name in ("folder", "reason", "count")}, "what": LEFT_OUT.get(line["what"], line["what"])}
+            {
+                **{name: line[name] for name in ("folder", "reason", "count")},
+                "what": LEFT_OUT.get(line["what"], line["what"]),
+            }
             for line in summary.account
         ],
     }
 
 
 def _timeline(lines: list[Line], place: dict[tuple[str, str], int], has_runs: bool) -> Columns:
-    """Lines as columns; those of several runs are added up where runs are not told apart."""
+    """The lines as columns; runs are added up if the page does not show single runs."""
     by = ["group", "run", "place"]
-    others = [name for name in (lines[0] if lines else {}) if name not in (*by, "purgatory", "kind")]
+    others = [
+        name for name in (lines[0] if lines else {}) if name not in (*by, "purgatory", "kind")
+    ]
     sums: dict[tuple[int, int, int], list[int]] = defaultdict(lambda: [0] * len(others))
     for line in lines:
-        key = (place[line["purgatory"], line["kind"]], line["run"] if has_runs else 0, line["place"])
+        key = (
+            place[line["purgatory"], line["kind"]],
+            line["run"] if has_runs else 0,
+            line["place"],
+        )
         for number, name in enumerate(others):
             sums[key][number] += line[name]
     columns: Columns = {name: [key[number] for key in sums] for number, name in enumerate(by)}
-    return columns | {name: [values[number] for values in sums.values()] for number, name in enumerate(others)}
+    return columns | {
+        name: [values[number] for values in sums.values()] for number, name in enumerate(others)
+    }
 
 
-def _curves(summary: Summary, place: dict[tuple[str, str], int], has_runs: bool) -> list[dict[str, Any]]:
+def _curves(
+    summary: Summary, place: dict[tuple[str, str], int], has_runs: bool
+) -> list[dict[str, Any]]:
     """The survival curves: `run` is -1 for all runs."""
     of_groups: dict[tuple[str, str, int], list[Line]] = defaultdict(list)
     for line in summary.survival_in_order:
@@ -118,18 +139,25 @@ def _pending(summary: Summary, purgatories: set[str]) -> dict[str, Columns]:
     return found
 
 
-def _keys(lines: list[Line], times: list[Line]) -> list[dict[str, Any]]:
-    """The keys, each with its columns over time."""
+def _keys(lines: list[Line], times: list[Line], spans: int) -> list[dict[str, Any]]:
+    """The keys, each with its columns over time, and the number of spans that a count is of: checks
+    are counted by the second."""
     columns: dict[tuple[str, str], Columns] = defaultdict(lambda: defaultdict(list))
     for line in times:
         for name, value in line.items():
             if name not in ("purgatory", "key"):
                 columns[line["purgatory"], line["key"]][name].append(value)
-    return [{**line, "times": columns.get((line["purgatory"], line["key"]), {})} for line in lines]
+    return [
+        {**line, "times": columns.get((line["purgatory"], line["key"]), {}), "spans": spans}
+        for line in lines
+    ]
 
 
 def _shown(line: Line) -> Line:
-    return {name: value.timestamp() * 1e3 if name == "minute" else _rounded(value) for name, value in line.items()}
+    return {
+        name: value.timestamp() * 1e3 if name == "minute" else _rounded(value)
+        for name, value in line.items()
+    }
 
 
 def _rounded(value: Any) -> Any:

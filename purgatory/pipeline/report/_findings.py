@@ -8,8 +8,10 @@ from purgatory.pipeline.report._queries import Line
 from purgatory.pipeline.report._summary import Summary
 
 WORTH_SAYING = 3
-"""How many findings of each sort are put into words. The tables have the rest."""
+"""Limit of findings of each sort in words. The tables have all of them."""
 ACCEPTABLE_RATE = 0.01
+FEW: Final = 20
+"""A finding about fewer operations would be noise. The tables have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +29,20 @@ class Finding:
 def findings(summary: Summary) -> list[Finding]:
     """The findings as sentences, the worst first."""
     said = [
-        *(Finding(_timeout(line), "timeouts", line["purgatory"], line["kind"]) for line in _worst_timeouts(summary)),
-        *(Finding(_missed(line), "missed", line["purgatory"]) for line in summary.missed_keys_in_order[:WORTH_SAYING]),
+        *(
+            Finding(_timeout(line), "timeouts", line["purgatory"], line["kind"])
+            for line in _worst_timeouts(summary)
+        ),
+        *_missed(summary),
         *_hot(summary),
         *_pending(summary),
         *(Finding(each) for each in _left_out(summary)),
     ]
-    return said or [Finding("There is nothing to report on: no operation was read.")]
+    if said:
+        return said
+    if not summary.timeouts_in_order:
+        return [Finding("There is nothing to report on: no operation was read.")]
+    return [Finding(f"There are no findings about {FEW} operations or more.", "time")]
 
 
 def set_apart(summary: Summary) -> int:
@@ -43,7 +52,11 @@ def set_apart(summary: Summary) -> int:
 
 
 def _worst_timeouts(summary: Summary) -> list[Line]:
-    bad = [line for line in summary.timeouts_in_order if (line["expiry_rate"] or 0.0) > ACCEPTABLE_RATE]
+    bad = [
+        line
+        for line in summary.timeouts_in_order
+        if (line["expiry_rate"] or 0.0) > ACCEPTABLE_RATE and line["operations"] >= FEW
+    ]
     return sorted(bad, key=lambda line: -line["expiry_rate"])[:WORTH_SAYING]
 
 
@@ -59,11 +72,15 @@ def _timeout(line: Line) -> str:
         longest, rate = line["longest_wait_s"], line["least_expiry_rate"]
         answer = (
             "Which timeout 1 % would take is not answerable from this data: "
-            f"nobody waited longer than {seconds(longest)}, and {share(rate)} would still be waiting then."
+            f"no operation waited longer than {seconds(longest)}, and {share(rate)} would still "
+            "be waiting then."
             if longest is not None
             else "Which timeout 1 % would take is not answerable from this data."
         )
-    return f"Of {_what(line)} {share(line['expiry_rate'])} expired, with timeouts of {_timeouts(line)}. {answer}"
+    return (
+        f"Of {_what(line)} {share(line['expiry_rate'])} expired, with timeouts of "
+        f"{_timeouts(line)}. {answer}"
+    )
 
 
 def _timeouts(line: Line) -> str:
@@ -73,42 +90,52 @@ def _timeouts(line: Line) -> str:
     return seconds(low) if low == high else f"{seconds(low)} to {seconds(high)}"
 
 
-def _missed(line: Line) -> str:
-    return (
-        f"Nobody had called check_and_complete for {line['key']!r} in {line['purgatory']!r} when its condition held: "
-        f"{line['missed_triggers']:,} of {line['operations']:,} operations completed only at their deadline."
-    )
+def _missed(summary: Summary) -> list[Finding]:
+    """Keys that are never triggered; if there are only keys with few operations, kinds."""
+    keys = [line for line in summary.missed_keys_in_order if line["missed_triggers"] >= FEW]
+    kinds = [line for line in summary.timeouts_in_order if line["missed_triggers"] >= FEW]
+    kinds.sort(key=lambda line: -line["missed_triggers"])
+    found = [(line, repr(line["key"])) for line in keys] or [
+        (line, f"keys of {line['kind']!r}") for line in kinds
+    ]
+    return [
+        Finding(
+            f"check_and_complete was not called for {what} in {line['purgatory']!r} when its "
+            "condition held: "
+            f"{line['missed_triggers']:,} of {line['operations']:,} operations completed only "
+            "at their deadline.",
+            "missed",
+            line["purgatory"],
+        )
+        for line, what in found[:WORTH_SAYING]
+    ]
 
 
 def _hot(summary: Summary) -> list[Finding]:
+    """The hottest key: its checks tried the most operations."""
     total = sum(line["operations"] for line in summary.timeouts_in_order)
-    hottest = sorted(summary.hot_keys_in_order, key=lambda line: -line["operations"])[:1]
-    said = [
-        (
-            line,
-            f"The hottest key is {line['key']!r} in {line['purgatory']!r}: {line['operations']:,} operations watched it, "
+    return [
+        Finding(
+            f"The hottest key is {line['key']!r} in {line['purgatory']!r}: its checks tried "
+            f"{line['tried']:,} operations, "
+            f"{share(line['false_wakeups'] / line['tried'])} of them in vain. "
+            f"{line['operations']:,} operations watched it, "
             f"{share(line['operations'] / total)} of all.",
-        )
-        for line in hottest
-        if total
-    ]
-    said += [
-        (
-            line,
-            f"Checks of {line['key']!r} in {line['purgatory']!r} tried {line['tried']:,} operations and completed "
-            f"{line['completed']:,}: {share(line['false_wakeups'] / line['tried'])} of the tries were in vain.",
+            "keys",
+            line["purgatory"],
         )
         for line in summary.hot_keys_in_order[:1]
-        if line["false_wakeups"] > line["completed"]
+        if total and line["tried"] >= FEW
     ]
-    return [Finding(text, "keys", line["purgatory"]) for line, text in said]
 
 
 def _pending(summary: Summary) -> list[Finding]:
-    worst = sorted(summary.peaks, key=lambda line: -line["pending_max"])[:WORTH_SAYING]
+    many = [line for line in summary.peaks if line["pending_max"] >= FEW]
+    worst = sorted(many, key=lambda line: -line["pending_max"])[:WORTH_SAYING]
     return [
         Finding(
-            f"At the worst moment, at {line['second']:%Y-%m-%d %H:%M:%S} UTC, {line['pending_max']:,} operations were pending "
+            f"At the worst moment, at {line['second']:%Y-%m-%d %H:%M:%S} UTC, "
+            f"{line['pending_max']:,} operations were pending "
             f"in {line['purgatory']!r}.",
             "time",
             line["purgatory"],
@@ -123,7 +150,8 @@ LEFT_OUT: Final = {
     "duplicates dropped": "further copies of rows",
     "ids missing": "operations that were numbered, and are in no row",
 }
-"""What the figures do not have, in words, by the name that it has in the table ``reconciliation``."""
+"""What the figures do not have, in words, by the name that it has in the table
+``reconciliation``."""
 
 
 def _left_out(summary: Summary) -> list[str]:

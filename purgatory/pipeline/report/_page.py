@@ -1,8 +1,8 @@
 """The report as one HTML file that needs no network.
 
-The file has the findings as text, the data as JSON, Plotly, packed, and what is beside this module: ``page.js`` filters and
-fills the tables, ``pictures.js`` draws, ``choices.js`` follows the reader, and ``page.css`` has the colours, light and dark,
-and how it is printed.
+The file has the findings as text, the data as JSON, Plotly, packed, and the scripts beside this
+module: ``page.js`` filters and fills the tables, ``pictures.js`` draws, ``choices.js`` follows the
+reader, and ``page.css`` has the colours, light and dark, and how it is printed.
 """
 
 import gzip
@@ -36,22 +36,32 @@ SCRIPTS: Final = ("page.js", "pictures.js", "choices.js")
 SECTIONS: Final = {
     "time": (
         "Over time",
-        "How operations ended, and how many were pending. Drag over a picture to choose a time: the figures, the keys and the "
+        "How operations ended, and how many were pending. Drag over a picture to choose a time: "
+        "the figures, the keys and the "
         "tables follow. A double click takes the whole time again.",
     ),
     "timeouts": (
         "Timeouts",
-        "How long operations waited, and what share of them each timeout would have let expire, after Kaplan and Meier, with "
+        "How long operations waited, and the share that each timeout would have let expire, "
+        "after Kaplan and Meier, with "
         "its 95 % interval. Move the timeout, or click into the picture.",
     ),
     "late": ("Lateness", "How long after their deadline operations expired."),
-    "keys": ("Hot keys", "Whose checks tried most, and when. At most a hundred keys are here; the table `keys` has all."),
+    "keys": (
+        "Hot keys",
+        "The keys whose checks tried the most operations, and when. At most a hundred keys are "
+        "here; the table `keys` has all.",
+    ),
     "missed": (
         "Missed triggers",
-        "Operations that completed only by the try at their deadline: nobody had called check_and_complete for their key.",
+        "Operations that completed only by the try at their deadline: check_and_complete was "
+        "not called for their key.",
     ),
     "minutes": ("Minutes with the most expiries", "At most fifty. The table `outcomes` has all."),
-    "read": ("What was read", "Every row that was read is accepted, a duplicate, or rejected with a reason."),
+    "read": (
+        "Journals read",
+        "Every row that was read is accepted, a duplicate, or rejected with a reason.",
+    ),
 }
 PICTURES: Final = {
     "time": ("ends", "pending"), "timeouts": ("waits", "survival"), "late": ("lateness",),
@@ -61,7 +71,9 @@ PICTURES: Final = {
 
 def page(title: str, findings: Sequence[Finding], summary: Summary) -> str:
     """The text of the HTML file."""
-    shown = json.dumps(data([*findings], summary), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    shown = json.dumps(data([*findings], summary), separators=(",", ":"), allow_nan=False).replace(
+        "<", "\\u003c"
+    )
     said = "".join(
         f'<li><a href="#{each.place}" data-purgatory="{escape(each.purgatory)}" data-kind="{escape(each.kind)}">'
         f"{escape(each.text)}</a></li>"
@@ -77,7 +89,8 @@ def page(title: str, findings: Sequence[Finding], summary: Summary) -> str:
         '<label id="runs">run <select id="run"></select></label> <button id="whole" hidden>whole time</button>'
         '<output id="range"></output></nav>\n<div id="tiles"></div>\n'
         f"{''.join(_section(name) for name in SECTIONS)}"
-        "<noscript>Pictures and tables need JavaScript. The tables are in the folder <code>tables</code>, too.</noscript>\n"
+        "<noscript>Pictures and tables need JavaScript. The tables are in the folder "
+        "<code>tables</code>, too.</noscript>\n"
         f'<script type="application/json" id="data">{shown}</script>\n'
         f'<script type="text/plain" id="plotly">{_plotly()}</script>\n'
         f"<script>{''.join(map(_file, SCRIPTS))}</script></body></html>\n"
@@ -86,7 +99,9 @@ def page(title: str, findings: Sequence[Finding], summary: Summary) -> str:
 
 def _section(name: str) -> str:
     heading, note = SECTIONS[name]
-    pictures = "".join(f'<div class="picture" id="{each}"></div>' for each in PICTURES.get(name, ()))
+    pictures = "".join(
+        f'<div class="picture" id="{each}"></div>' for each in PICTURES.get(name, ())
+    )
     mover = (
         '<p class="mover"><label>What would a timeout of <input type="range" id="timeout" min="0" max="1000" step="1"> '
         '<b id="chosen"></b> have given?</label> <output id="answer"></output></p>'
@@ -101,7 +116,7 @@ def _section(name: str) -> str:
 
 
 def _with_code(text: str) -> str:
-    """As HTML; what is between backticks is code."""
+    """As HTML; text between backticks becomes code."""
     return re.sub("`(.*?)`", r"<code>\1</code>", escape(text))
 
 
@@ -110,5 +125,5 @@ def _file(name: str) -> str:
 
 
 def _plotly() -> str:
-    """Plotly's script, a third as long as it is."""
+    """Plotly's script, compressed to a third."""
     return b64encode(gzip.compress(PLOTLY.read_bytes(), 6)).decode("ascii")

@@ -1,67 +1,71 @@
-"""The queries of ``report.sql``, and what an engine has to do with them."""
+"""The queries of ``rows.sql`` and ``report.sql``, and what an engine does with them."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from purgatory.pipeline._files import Listing, Storage
+from purgatory.pipeline._reading import Source
+from purgatory.pipeline.report._window import Window
 
 Line = dict[str, Any]
 """A row, by the names of its columns."""
-Role = Literal["view", "keep", "write", "reject", "show"]
+Role = Literal["rule", "view", "keep", "write", "reject", "show"]
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One of the queries. The head of ``report.sql`` says what its role means."""
+    """A named query. The head of ``rows.sql`` explains the roles."""
 
     role: Role
     name: str
     text: str
 
+    @property
+    def place(self) -> str:
+        """The folder of a table that is written, within the folder of the report."""
+        folder = {"write": "tables", "reject": "rejected"}.get(self.role, "")
+        return f"{folder}/{self.name.removeprefix('rejected_')}"
 
-class Engine(Protocol):
-    """Runs the queries. What a query, `read` or `add` makes has a name, by which later queries read it."""
 
-    def storage(self, path: str) -> Storage:
-        """Where a path or a URI leads.
+class Shown(NamedTuple):
+    """The part of an engine's rows that the page shows."""
+
+    lines: dict[str, list[Line]]
+    """The rows of queries to ``show``, by the name of the query."""
+    window: Window
+    runs: list[str]
+    """The runs that the page can show by themselves, the largest first."""
+
+
+class Engine(Source, Protocol):
+    """Computes the sums of a report. `read` makes rows available to it."""
+
+    steps: int
+    """The number of calls of `step` in `sums`."""
+
+    def sums(self, work: str, step: "Step") -> Shown:
+        """Computes everything that needs the rows: what ``rows.sql`` defines.
+
+        Writes tables and rejected rows to `work`, and makes the tables available to `run` that
+        ``report.sql`` needs.
 
         Raises:
-            OSError: this engine does not get there.
-        """
-        ...
-
-    def replaced_by(self, files: list[str]) -> set[str]:
-        """The files that those were compacted into, by the full names of both."""
-        ...
-
-    def read(self, folder: str, listings: dict[str, Listing]) -> dict[str, str]:
-        """Makes the rows of a folder of journals a table of that name. Each row has its `file`.
-
-        Args:
-            folder: ``operations`` or ``checks``.
-            listings: the files of each journal.
-
-        Returns:
-            The reason for each file that cannot be read. None of its rows is in the table.
-
-        Raises:
-            Vanished: a file is not there any more.
+            Vanished: a file of a journal was deleted meanwhile.
         """
         ...
 
     def add(self, name: str, table: pa.Table) -> None:
-        """Makes a small table that queries may read."""
+        """Makes a small table available to `run`."""
         ...
 
-    def run(self, query: Query, path: str) -> list[Line]:
-        """Runs a query.
+    def run(self, query: Query, work: str) -> list[Line]:
+        """Runs a query of ``report.sql``.
 
         Args:
-            path: where rows that are to be written go, a folder that does not exist.
+            work: a folder; a table is written to `Query.place` in it.
 
         Returns:
             The rows of a query to ``show``; otherwise nothing.
@@ -69,13 +73,35 @@ class Engine(Protocol):
         ...
 
 
-def _queries(text: str) -> tuple[Query, ...]:
-    head = re.compile(r"^--- (\w+) (\w+)\n", re.MULTILINE)
-    _, *parts = head.split(text)
-    return tuple(Query(role, name, body.strip()) for role, name, body in zip(*[iter(parts)] * 3, strict=True))
+class Step(Protocol):
+    """Shows the next step."""
+
+    def __call__(self, what: str, /) -> None: ...
 
 
-QUERIES: Final = _queries(Path(__file__).with_name("report.sql").read_text("utf-8"))
-TABLES: Final = tuple(each.name for each in QUERIES if each.role == "write")
+def _queries(file: str) -> list[Query]:
+    text = Path(__file__).with_name(file).read_text("utf-8")
+    _, *parts = re.split(r"^--- (\w+) (\w+)\n", text, flags=re.MULTILINE)
+    return [
+        Query(role, name, re.sub(r"^--.*\n", "", body, flags=re.MULTILINE).strip())
+        for role, name, body in zip(*[iter(parts)] * 3, strict=True)
+    ]
+
+
+_READ: Final = _queries("rows.sql")
+RULES: Final = {each.name: each.text for each in _READ if each.role == "rule"}
+"""The expressions that both engines use."""
+
+
+def with_rules(text: str) -> str:
+    """The text with each rule in the place of its name."""
+    return re.sub(r"\{(\w+)\}", lambda found: RULES[found[1]], text)
+
+
+ROWS: Final = tuple(
+    Query(each.role, each.name, with_rules(each.text)) for each in _READ if each.role != "rule"
+)
+REPORT: Final = tuple(_queries("report.sql"))
+TABLES: Final = tuple(each.name for each in (*ROWS, *REPORT) if each.role == "write")
 """The tables of a report."""
-REJECTED: Final = tuple(each.name for each in QUERIES if each.role == "reject")
+REJECTED: Final = tuple(each.name for each in ROWS if each.role == "reject")

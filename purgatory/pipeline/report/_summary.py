@@ -1,4 +1,4 @@
-"""What the report shows of its tables: no more than a person can look at, however large the tables are."""
+"""The lines that the page shows. They stay few, however large the tables are."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,8 @@ from purgatory.pipeline.report._window import Window
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The rows of the queries of ``report.sql`` that are to be shown, by the names of those; and the page's runs and time."""
+    """The rows of the queries to ``show`` of ``rows.sql`` and ``report.sql``, by the names of the
+    queries; and the page's runs and time."""
 
     timeouts_in_order: list[Line]
     survival_in_order: list[Line]

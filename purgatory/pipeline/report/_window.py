@@ -1,18 +1,20 @@
-"""The time that the page shows: as much as fits."""
+"""The time that the page shows."""
 
 from dataclasses import dataclass
 from typing import Any, Final
 
+import pyarrow as pa
+
 SECOND: Final = 1_000_000
 """In microseconds, as all times and lengths here."""
 Hour = dict[str, Any]
-"""What happened in an hour: `hour` since 1970, the number of `events`, the `first` and the `last`."""
+"""An hour: its number since 1970 (`hour`), the number of `events`, the `first` and the `last`."""
 
 SPANS: Final = 240
-"""Into how many spans the time is divided, at most."""
+"""The most spans that the time is divided into."""
 OUTLIERS: Final = 0.01
-"""The share of events at both ends that is left out if the window gets `SHORTER` by it: a clock was wrong, or an operation
-waited for a year."""
+"""The share of events at each end that is left out if the window gets `SHORTER` times shorter: a
+clock was wrong, or an operation waited for a year."""
 SHORTER: Final = 20
 HOUR: Final = 3600 * SECOND
 _LENGTHS: Final = (
@@ -28,22 +30,25 @@ class Window:
 
     start: int
     width: int
-    """Of a span."""
+    """The length of a span."""
     count: int
 
 
 def window_of(hours: list[Hour]) -> Window:
-    """The time in which things happened, without what is far from the rest.
+    """The time of all events, without outliers.
 
     Args:
-        hours: those in which anything happened, in order.
+        hours: the hours with events, in order.
     """
     if not hours:
         return Window(0, SECOND, 1)
     inner = _without_outliers(_without_outliers(hours[::-1])[::-1])
     shown = inner if SHORTER * _length(inner) < _length(hours) else hours
     length = _length(shown)
-    width = next((each for each in _LENGTHS if each * SPANS >= length), -(-length // (SPANS * 24 * HOUR)) * 24 * HOUR)
+    width = next(
+        (each for each in _LENGTHS if each * SPANS >= length),
+        -(-length // (SPANS * 24 * HOUR)) * 24 * HOUR,
+    )
     start = shown[0]["first"] // width * width
     return Window(start, width, (shown[-1]["last"] - start) // width + 1)
 
@@ -59,3 +64,22 @@ def _without_outliers(hours: list[Hour]) -> list[Hour]:
 
 def _length(hours: list[Hour]) -> int:
     return int(hours[-1]["last"] - hours[0]["first"]) + 1
+
+
+PAGE: Final = pa.schema([(name, pa.int64()) for name in ("start", "width", "count", "runs")])
+SHOWN_RUNS: Final = pa.schema([("run_id", pa.string()), ("run", pa.int32())])
+
+
+def page_tables(window: Window, runs: list[str]) -> dict[str, pa.Table]:
+    """The tables `page` and `shown_runs` of the queries."""
+    page = {
+        "start": window.start,
+        "width": window.width,
+        "count": window.count,
+        "runs": len(runs),
+    }
+    shown = {"run_id": runs, "run": [*range(len(runs))]}
+    return {
+        "page": pa.Table.from_pylist([page], PAGE),
+        "shown_runs": pa.table(shown, SHOWN_RUNS),
+    }

@@ -44,8 +44,9 @@ function* chosen(columns) {
     if (isGroup(columns.group[row]) && isRun(columns.run[row])) yield row;
 }
 
-function inTime(place) {
-  return (place >= state.from && place < state.to) || whole();
+/** Whether any of the spans from a place on is in the chosen time. */
+function inTime(place, spans = 1) {
+  return (place + spans > state.from && place < state.to) || whole();
 }
 
 /** How operations ended: for each group, in the chosen time. */
@@ -117,7 +118,7 @@ function curveInTime(group) {
   return curves.get(name);
 }
 
-/** As report.sql does it; where steps end is where the rate falls. */
+/** As rows.sql does; the rate falls at the ends of steps. */
 function kaplanMeier(sums) {
   if (!sums.size) return null;
   const points = { timeout_s: [], at_risk: [], expiry_rate: [], standard_error: [] };
@@ -265,7 +266,7 @@ function tables() {
     ],
     data.keys
       .filter(isKey)
-      .map((key) => ({ ...key, inTime: key.times.place ? within(key.times, ["tried", "completed"]) : key }))
+      .map((key) => ({ ...key, inTime: key.times.place ? within(key.times, ["tried", "completed"], key.spans) : key }))
       .filter((row) => whole() || row.inTime.tried),
   );
   table(
@@ -289,7 +290,7 @@ function tables() {
     data.missed
       .filter(isKey)
       .map((key) => {
-        const places = (key.times.place || []).filter(inTime);
+        const places = (key.times.place || []).filter((place) => inTime(place));
         return {
           ...key,
           inTime: within(key.times, ["missed"]).missed,
@@ -334,10 +335,10 @@ function tables() {
   tiles(ends);
 }
 
-function within(times, names) {
+function within(times, names, spans = 1) {
   const sums = Object.fromEntries(names.map((name) => [name, 0]));
   (times.place || []).forEach((place, row) => {
-    if (inTime(place)) for (const name of names) sums[name] += times[name][row];
+    if (inTime(place, spans)) for (const name of names) sums[name] += times[name][row];
   });
   return sums;
 }

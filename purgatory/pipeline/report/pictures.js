@@ -22,7 +22,9 @@ function layout(more) {
 }
 
 const config = { displaylogo: false, responsive: true, displayModeBar: false, doubleClick: "reset" };
-const draw = (id, traces, more) => Plotly.react(id, traces, layout(more), config);
+// Plotly takes names for markup, so that one with <a href> would be a link in the legend.
+const escaped = (trace) => (trace.name === undefined ? trace : { ...trace, name: text(trace.name) });
+const draw = (id, traces, more) => Plotly.react(id, traces.map(escaped), layout(more), config);
 const inks = ["completed", "expired", "missed", "cancelled", "link", "ink"];
 const time = (place) => new Date(at(place)).toISOString().slice(0, 23);
 const timeAxis = () => ({ type: "date", range: [time(state.from), time(state.to)] });
@@ -235,20 +237,27 @@ function survival() {
 
 function heat(id, keys, name, title) {
   const rows = keys
-    .filter((key) => isKey(key) && (key.times.place || []).some(inTime))
+    .filter((key) => isKey(key) && (key.times.place || []).some((place) => inTime(place, key.spans)))
     .slice(0, 20)
     .reverse();
   if (!rows.length) return empty(id, "Nothing.");
   const label = (key) =>
     `${key.key.length > 28 ? key.key.slice(0, 27) + "…" : key.key}${state.purgatory ? "" : ` (${key.purgatory})`}`;
+  // A cell is as long as what was counted together: checks are counted by the second.
+  const unit = Math.max(data.window.width, rows[0].spans > 1 ? 1000 : 0);
+  const first = Math.floor(data.window.start / unit) * unit;
+  const cell = (place) => Math.floor((at(place) - first) / unit + 1e-6);
+  const count = cell(data.window.count - 1) + 1;
   const z = rows.map((key) => {
-    const cells = new Array(data.window.count).fill(null);
+    const cells = new Array(count).fill(null);
     key.times.place.forEach((place, row) => {
-      if (place >= 0 && place < cells.length && key.times[name][row]) cells[place] = key.times[name][row];
+      if (place >= 0 && place < data.window.count && key.times[name][row])
+        cells[cell(place)] = (cells[cell(place)] || 0) + key.times[name][row];
     });
     return cells;
   });
-  const x = Array.from({ length: data.window.count }, (_, place) => time(place + 0.5));
+  const middle = (number) => (first + (number + 0.5) * unit - data.window.start) / data.window.width;
+  const x = Array.from({ length: count }, (_, number) => time(middle(number)));
   draw(
     id,
     [
@@ -266,8 +275,8 @@ function heat(id, keys, name, title) {
           [1, colour(name === "missed" ? "missed" : "completed")],
         ],
         zmin: 0,
-        colorbar: { thickness: 10, title: { text: title, side: "right" } },
-        hovertemplate: `%{text}<br>%{x}<br>%{z:,} ${title}<extra></extra>`,
+        colorbar: { thickness: 10, title: { text: `${title} in ${seconds(unit / 1000)}`, side: "right" } },
+        hovertemplate: `%{text}<br>%{x}<br>%{z:,} ${title} in ${seconds(unit / 1000)}<extra></extra>`,
       },
     ],
     {
@@ -364,7 +373,7 @@ function answer() {
           name = `<b>${text(data.groups[group][1])}</b>`;
         if (!points) return `${name}: not answerable, every one completed by the try at its deadline`;
         if (!rate)
-          return `${name}: not answerable, nobody waited longer than ${seconds(points.timeout_s[points.timeout_s.length - 1])}`;
+          return `${name}: not answerable, no operation waited longer than ${seconds(points.timeout_s[points.timeout_s.length - 1])}`;
         return `${name}: ${share(rate[0])} would expire (95 %: ${share(rate[1])} to ${share(rate[2])})`;
       })
       .join("; ") + (groups.length > 4 ? "; the table has the others." : ".");

@@ -1,211 +1,24 @@
--- The report: every table that it writes and every sum that its page shows, one named query after the other.
+-- What a report says, from sums that `rows.sql` (on DuckDB) or `purgatory.pipeline.spark` (on Spark) has made of the rows. These
+-- tables are small, so that both engines leave this part to DuckDB. The roles of queries are those of `rows.sql`.
 --
--- What is there at first: `operations` and `checks`, the rows of the journals as purgatory.journal describes them, each with its
--- `file`; `files` (folder, file, damage, is_replaced), all that were found; and `tallies` (run_id, ended), how many operations
--- have ended in each run that goes on or was killed. After `hours` and `largest_runs` there are `page` (start, width, count, runs),
--- the time that the page shows in `count` spans of `width`, and `shown_runs` (run_id, run), the runs that it shows by themselves.
---
---     --- view      a name for a query                --- write     a table of the report
---     --- keep      one that others read repeatedly   --- reject    a table of rows that were set apart
---     --- show      what the page is made of; it stays small, however large the journals are
---
--- It is Spark's SQL. DuckDB runs it with the few functions that _duckdb.py adds. Instants and lengths are whole microseconds
--- (since 1970, UTC); in tables that are written, instants are timestamps and lengths are seconds. A `place` is the number of a
--- span of the page's time: -1 is before the first, `count` after the last.
-
---- view judged_operations
-SELECT *, CASE
-    WHEN run_id IS NULL THEN 'run_id is missing' WHEN purgatory IS NULL THEN 'purgatory is missing'
-    WHEN kind IS NULL THEN 'kind is missing' WHEN operation_id IS NULL THEN 'operation_id is missing'
-    WHEN `keys` IS NULL THEN 'keys is missing' WHEN attempts IS NULL THEN 'attempts is missing'
-    WHEN missed_trigger IS NULL THEN 'missed_trigger is missing'
-    WHEN size(array_compact(`keys`)) < size(`keys`) THEN 'a key is missing'
-    WHEN operation_id < 0 THEN 'operation_id is negative'
-    WHEN outcome NOT IN ('completed', 'expired', 'cancelled') THEN 'unknown outcome'
-    WHEN ended IS NOT NULL AND outcome IS NULL THEN 'an end without an outcome'
-    WHEN ended IS NULL AND outcome IS NOT NULL THEN 'an outcome without an end'
-    WHEN ended IS NULL AND started IS NULL THEN 'neither start nor end'
-    WHEN started < 0 OR started >= 253402300800000000 THEN 'started_at is not between the years 1970 and 9999'
-    WHEN ended < 0 OR ended >= 253402300800000000 THEN 'ended_at is not between the years 1970 and 9999'
-    WHEN ended < started THEN 'ended before it started'
-    WHEN isnan(timeout_s) OR timeout_s < 0 OR timeout_s = CAST('infinity' AS DOUBLE) THEN 'timeout_s is no number of seconds'
-  END AS reason
-FROM (SELECT *, unix_micros(started_at) AS started, unix_micros(ended_at) AS ended FROM operations)
-
---- view judged_checks
-SELECT *, CASE
-    WHEN run_id IS NULL THEN 'run_id is missing' WHEN purgatory IS NULL THEN 'purgatory is missing'
-    WHEN key IS NULL THEN 'key is missing' WHEN second IS NULL THEN 'second is missing' WHEN checks IS NULL THEN 'checks is missing'
-    WHEN tried IS NULL THEN 'tried is missing' WHEN completed IS NULL THEN 'completed is missing' WHEN part IS NULL THEN 'part is missing'
-    WHEN instant < 0 OR instant >= 253402300800000000 THEN 'second is not between the years 1970 and 9999'
-    WHEN least(checks, tried, completed) < 0 THEN 'a negative count'
-    WHEN completed > tried THEN 'more completed than tried'
-  END AS reason
-FROM (SELECT *, unix_micros(second) AS instant FROM checks)
-
---- view copied
-SELECT run_id, operation_id FROM judged_operations WHERE reason IS NULL GROUP BY run_id, operation_id HAVING count(*) > 1
-
---- keep accepted_operations
--- One row for each operation: the one with the most columns filled; among equals, the one that sorts last.
-SELECT a.* FROM judged_operations a LEFT ANTI JOIN copied c ON a.run_id = c.run_id AND a.operation_id = c.operation_id WHERE reason IS NULL
-UNION ALL
-SELECT run_id, purgatory, kind, operation_id, `keys`, started_at, ended_at, timeout_s, outcome, attempts, ended_by, missed_trigger, file,
-  started, ended, reason
-FROM (
-  SELECT a.*, row_number() OVER (PARTITION BY a.run_id, a.operation_id ORDER BY
-    CASE WHEN started IS NULL THEN 0 ELSE 1 END + CASE WHEN ended IS NULL THEN 0 ELSE 1 END + CASE WHEN timeout_s IS NULL THEN 0 ELSE 1 END
-    + CASE WHEN outcome IS NULL THEN 0 ELSE 1 END + CASE WHEN ended_by IS NULL THEN 0 ELSE 1 END DESC,
-    purgatory DESC, kind DESC, array_join(`keys`, chr(0)) DESC, started DESC NULLS LAST, ended DESC NULLS LAST,
-    timeout_s DESC NULLS LAST, outcome DESC NULLS LAST, attempts DESC, ended_by DESC NULLS LAST, missed_trigger DESC) AS number
-  FROM judged_operations a JOIN copied c ON a.run_id = c.run_id AND a.operation_id = c.operation_id WHERE reason IS NULL
-) WHERE number = 1
-
---- keep accepted_checks
-SELECT purgatory, key, instant, checks, tried, completed FROM (
-  SELECT *, row_number() OVER (PARTITION BY run_id, purgatory, key, instant, part ORDER BY completed DESC, tried DESC, checks DESC) AS number
-  FROM judged_checks WHERE reason IS NULL
-) WHERE number = 1
-
---- keep runs
-SELECT run_id, max(operation_id) + 1 AS ids, count(*) AS operations, min(least(started, ended)) AS earliest, max(greatest(started, ended)) AS latest
-FROM accepted_operations GROUP BY run_id
-
---- show hours
--- What happened in each hour since 1970: what `_window` chooses the page's time by.
-SELECT instant DIV 3600000000 AS hour, count(*) AS events, min(instant) AS first, max(instant) AS last FROM (
-  SELECT started AS instant FROM accepted_operations WHERE started IS NOT NULL
-  UNION ALL SELECT ended FROM accepted_operations WHERE ended IS NOT NULL
-) GROUP BY instant DIV 3600000000 ORDER BY hour
-
---- show largest_runs
-SELECT run_id, operations FROM runs ORDER BY operations DESC, run_id LIMIT 8
-
---- keep spans
--- What has no start waited from the first moment of its run, what has no end until the last. Of both the span of the page's time:
--- -1 is before the first, `count` after the last.
-SELECT s.*, coalesce(h.run, p.runs) AS run,
-  CASE WHEN since < p.start THEN -1 ELSE least((since - p.start) DIV p.width, p.count) END AS begun_in,
-  CASE WHEN till < p.start THEN -1 ELSE least((till - p.start) DIV p.width, p.count) END AS ended_in
-FROM (
-  SELECT a.run_id, purgatory, kind, `keys`, started, ended, timeout_s, outcome, missed_trigger,
-    coalesce(started, earliest) AS since, coalesce(ended, latest) AS till
-  FROM accepted_operations a JOIN runs r ON a.run_id = r.run_id
-) s CROSS JOIN page p LEFT JOIN shown_runs h ON s.run_id = h.run_id
-
---- write outcomes
-SELECT purgatory, kind, timestamp_micros(minute * 60000000) AS minute, started, completed, expired, cancelled,
-  expired / nullif(completed + expired + cancelled, 0) AS expiry_rate,
-  wait_p50 / 1000000 AS wait_p50, wait_p90 / 1000000 AS wait_p90, wait_p99 / 1000000 AS wait_p99, wait_p999 / 1000000 AS wait_p999,
-  wait_max / 1000000 AS wait_max
-FROM (
-  SELECT purgatory, kind, minute, CAST(sum(starts) AS BIGINT) AS started, count(CASE WHEN outcome = 'completed' THEN 1 END) AS completed,
-    count(CASE WHEN outcome = 'expired' THEN 1 END) AS expired, count(CASE WHEN outcome = 'cancelled' THEN 1 END) AS cancelled,
-    percentile_cont(0.5) WITHIN GROUP (ORDER BY wait) AS wait_p50, percentile_cont(0.9) WITHIN GROUP (ORDER BY wait) AS wait_p90,
-    percentile_cont(0.99) WITHIN GROUP (ORDER BY wait) AS wait_p99, percentile_cont(0.999) WITHIN GROUP (ORDER BY wait) AS wait_p999,
-    max(wait) AS wait_max
-  FROM (
-    SELECT purgatory, kind, till DIV 60000000 AS minute, 0 AS starts, outcome, CASE WHEN started IS NOT NULL THEN till - since END AS wait
-    FROM spans WHERE ended IS NOT NULL
-    UNION ALL
-    SELECT purgatory, kind, since DIV 60000000, count(*), NULL, NULL FROM spans WHERE started IS NOT NULL
-    GROUP BY purgatory, kind, since DIV 60000000
-  ) GROUP BY purgatory, kind, minute
-)
-
---- write keys
-SELECT purgatory, key, CAST(sum(operations) AS BIGINT) AS operations, CAST(sum(checks) AS BIGINT) AS checks, CAST(sum(tried) AS BIGINT) AS tried,
-  CAST(sum(completed) AS BIGINT) AS completed, CAST(sum(missed) AS BIGINT) AS missed_triggers, CAST(sum(tried) - sum(completed) AS BIGINT) AS false_wakeups
-FROM (
-  SELECT purgatory, explode(array_distinct(`keys`)) AS key, 1 AS operations, 0 AS checks, 0 AS tried, 0 AS completed, CAST(missed_trigger AS INT) AS missed
-  FROM spans
-  UNION ALL
-  SELECT purgatory, key, 0, checks, tried, completed, 0 FROM accepted_checks
-) GROUP BY purgatory, key
-
---- keep seconds
--- What changed in each second, in the order of its events; starts come before ends.
-SELECT *, lead(second) OVER (PARTITION BY purgatory ORDER BY second) AS next,
-  sum(change) OVER (PARTITION BY purgatory ORDER BY second ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS after
-FROM (
-  SELECT purgatory, second, sum(delta) AS change, sum(delta * (1000000 - instant % 1000000)) AS weight, max(so_far) AS peak
-  FROM (
-    SELECT *, sum(delta) OVER (PARTITION BY purgatory, second ORDER BY instant, delta DESC ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS so_far
-    FROM (
-      SELECT purgatory, since AS instant, since DIV 1000000 AS second, 1 AS delta FROM spans
-      UNION ALL SELECT purgatory, till, till DIV 1000000, -1 FROM spans
-    )
-  ) GROUP BY purgatory, second
-)
-
---- write pending
-SELECT purgatory, timestamp_micros(second * 1000000) AS second, CAST(1 AS BIGINT) AS seconds,
-  CAST(after - change + greatest(peak, 0) AS BIGINT) AS pending_max, CAST(after - change + weight / 1000000 AS DOUBLE) AS pending_mean FROM seconds
-UNION ALL
-SELECT purgatory, timestamp_micros((second + 1) * 1000000), CAST(next - second - 1 AS BIGINT), CAST(after AS BIGINT), CAST(after AS DOUBLE)
-FROM seconds WHERE after > 0 AND next - second > 1
-
---- keep waits
--- How many operations waited how long, of all (as run -1) and, if there are several, of each run; those whose start is not known are left out.
-SELECT purgatory, kind, CAST(-1 AS INT) AS run, till - since AS wait, count(*) AS operations,
-  count(CASE WHEN outcome = 'completed' THEN 1 END) AS ends
-FROM spans WHERE started IS NOT NULL GROUP BY purgatory, kind, till - since
-UNION ALL
-SELECT purgatory, kind, run, till - since, count(*), count(CASE WHEN outcome = 'completed' THEN 1 END)
-FROM spans CROSS JOIN (SELECT runs FROM page) p WHERE started IS NOT NULL AND runs > 1 GROUP BY purgatory, kind, run, till - since
-
---- keep curve
--- Which share would still be waiting after each wait that occurred, after Kaplan and Meier (1958): the product of 1 - ends / at_risk,
--- as a sum of logarithms, which is more exact. An operation that expired, was cancelled or has no end counts as long as it waited.
--- The standard error is Greenwood's (1926).
-SELECT purgatory, kind, run, wait, at_risk, CASE WHEN at_risk > ends THEN exp(logarithm) ELSE 0.0 END AS expiry_rate,
-  CASE WHEN at_risk > ends THEN exp(logarithm) * sqrt(variance) END AS standard_error
-FROM (
-  SELECT *, sum(CASE WHEN at_risk > ends THEN log1p(-ends / at_risk) ELSE CAST(0 AS DOUBLE) END) OVER up AS logarithm,
-    sum(CASE WHEN at_risk > ends THEN ends / (CAST(at_risk AS DOUBLE) * (at_risk - ends)) ELSE CAST(0 AS DOUBLE) END) OVER up AS variance
-  FROM (
-    SELECT *, CAST(sum(operations) OVER (PARTITION BY purgatory, kind, run ORDER BY wait DESC
-      ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW) AS BIGINT) AS at_risk
-    FROM waits
-  ) WINDOW up AS (PARTITION BY purgatory, kind, run ORDER BY wait ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
-)
-
---- view thinned
--- The curves at timeouts of three digits, those of single runs of two: of each such timeout the last point.
-SELECT purgatory, kind, run, timeout / 1000000 AS timeout_s, at_risk, expiry_rate, standard_error FROM (
-  SELECT *, lead(timeout) OVER (PARTITION BY purgatory, kind, run ORDER BY wait) AS next
-  FROM (
-    SELECT *, (wait + unit - 1) DIV unit * unit AS timeout
-    FROM (
-      SELECT *, CAST(power(10, greatest(length(CAST(wait AS STRING)) - CASE WHEN run < 0 THEN 3 ELSE 2 END, 0)) AS BIGINT) AS unit
-      FROM curve
-    )
-  )
-) WHERE next IS NULL OR next <> timeout
-
---- write survival
-SELECT purgatory, kind, timeout_s, at_risk, expiry_rate, standard_error FROM thinned WHERE run < 0
-
---- show curves_of_runs
--- Where a purgatory and kind has operations of several runs.
-SELECT t.* FROM thinned t JOIN (
-  SELECT purgatory, kind FROM waits WHERE run >= 0 GROUP BY purgatory, kind HAVING count(DISTINCT run) > 1
-) s ON t.purgatory = s.purgatory AND t.kind = s.kind WHERE run >= 0 ORDER BY t.purgatory, t.kind, run, timeout_s
+-- Tables at first: `cube`, `curves`, `answers`, `runs`, `counted` and `balance`, as `rows.sql` defines them; `page` and `shown_runs`;
+-- `files` (folder, file, damage, is_replaced), all files that were found; and `tallies` (run_id, ended), how many operations have
+-- ended in each run that still runs or was killed.
 
 --- view kinds
-SELECT purgatory, kind, count(*) AS operations, count(CASE WHEN outcome = 'completed' THEN 1 END) AS completed,
-  count(CASE WHEN outcome = 'expired' THEN 1 END) AS expired, count(CASE WHEN outcome = 'cancelled' THEN 1 END) AS cancelled,
-  count(CASE WHEN ended IS NULL THEN 1 END) AS without_end, count(CASE WHEN started IS NULL THEN 1 END) AS without_start,
-  count(CASE WHEN missed_trigger THEN 1 END) AS missed_triggers, min(timeout_s) AS timeout_min_s, max(timeout_s) AS timeout_max_s
-FROM spans GROUP BY purgatory, kind
-
---- view answers
--- The least timeouts that would have let 1 % and 0.1 % expire, and how far the curve reaches.
-SELECT purgatory, kind, max(wait) / 1000000 AS longest_wait_s, min(expiry_rate) AS least_expiry_rate,
-  max(CASE WHEN last THEN standard_error END) AS its_standard_error,
-  min(CASE WHEN expiry_rate <= 0.01 + 1e-12 THEN wait END) / 1000000 AS one_percent,
-  min(CASE WHEN expiry_rate <= 0.001 + 1e-12 THEN wait END) / 1000000 AS one_per_mille
-FROM (SELECT *, wait = max(wait) OVER (PARTITION BY purgatory, kind) AS last FROM curve WHERE run < 0) GROUP BY purgatory, kind
+SELECT purgatory, kind, operations, completed, expired, cancelled, operations - with_end AS without_end, operations - with_start AS without_start,
+  missed_triggers, timeout_min_s, timeout_max_s
+FROM (
+  SELECT purgatory, kind, CAST(sum(operations) AS BIGINT) AS operations,
+    CAST(sum(CASE WHEN outcome = 'completed' THEN operations ELSE 0 END) AS BIGINT) AS completed,
+    CAST(sum(CASE WHEN outcome = 'expired' THEN operations ELSE 0 END) AS BIGINT) AS expired,
+    CAST(sum(CASE WHEN outcome = 'cancelled' THEN operations ELSE 0 END) AS BIGINT) AS cancelled,
+    CAST(sum(CASE WHEN has_end THEN operations ELSE 0 END) AS BIGINT) AS with_end,
+    CAST(sum(CASE WHEN has_start THEN operations ELSE 0 END) AS BIGINT) AS with_start,
+    CAST(sum(CASE WHEN missed_trigger THEN operations ELSE 0 END) AS BIGINT) AS missed_triggers,
+    min(timeout_min_s) AS timeout_min_s, max(timeout_max_s) AS timeout_max_s
+  FROM cube GROUP BY purgatory, kind
+)
 
 --- write timeouts
 -- Operations that completed by nothing but the try at their deadline do not tell what a timeout is good for.
@@ -221,18 +34,24 @@ FROM (
   FROM kinds k LEFT JOIN answers a ON k.purgatory = a.purgatory AND k.kind = a.kind
 )
 
---- reject rejected_operations
-SELECT run_id, purgatory, kind, operation_id, `keys`, started_at, ended_at, timeout_s, outcome, attempts, ended_by, missed_trigger, reason, file
-FROM judged_operations WHERE reason IS NOT NULL
+--- write survival
+SELECT purgatory, kind, timeout_s, at_risk, expiry_rate, standard_error FROM curves WHERE run < 0
 
---- reject rejected_checks
-SELECT run_id, purgatory, key, second, checks, tried, completed, part, reason, file FROM judged_checks WHERE reason IS NOT NULL
+--- show curves_of_runs
+-- Where a purgatory and kind has operations of several runs.
+SELECT c.* FROM curves c SEMI JOIN (
+  SELECT purgatory, kind FROM curves WHERE run >= 0 GROUP BY purgatory, kind HAVING count(DISTINCT run) > 1
+) s ON c.purgatory = s.purgatory AND c.kind = s.kind WHERE run >= 0 ORDER BY purgatory, kind, run, timeout_s
+
+--- view by_folder
+-- The counts, and a line without rows for each folder.
+SELECT folder, reason, rows, copies FROM counted UNION ALL SELECT 'operations', NULL, 0, 0 UNION ALL SELECT 'checks', NULL, 0, 0
 
 --- write reconciliation
 -- The account of every file and every row that was read.
 SELECT place, folder, what, reason, CAST(count AS BIGINT) AS count FROM (
   SELECT CASE folder WHEN 'operations' THEN 0 ELSE 20 END + place AS place, folder, what, reason, count FROM (
-    SELECT 1 AS place, f.folder, 'files' AS what, CAST(NULL AS STRING) AS reason, count(file) AS count
+    SELECT 1 AS place, f.folder, 'files' AS what, NULL AS reason, count(file) AS count
     FROM (SELECT 'operations' AS folder UNION ALL SELECT 'checks') f LEFT JOIN files g ON f.folder = g.folder AND NOT g.is_replaced
     GROUP BY f.folder
     UNION ALL
@@ -240,123 +59,48 @@ SELECT place, folder, what, reason, CAST(count AS BIGINT) AS count FROM (
     UNION ALL
     SELECT 3, folder, 'files unreadable', concat(file, ': ', damage), 1 FROM files WHERE damage IS NOT NULL
   )
-  UNION ALL SELECT 4, 'operations', 'rows read', NULL, count(*) FROM judged_operations
-  UNION ALL SELECT 5, 'operations', 'rows rejected', reason, count(*) FROM judged_operations WHERE reason IS NOT NULL GROUP BY reason
-  UNION ALL SELECT 6, 'operations', 'duplicates dropped', NULL,
-    (SELECT count(*) FROM judged_operations WHERE reason IS NULL) - (SELECT count(*) FROM accepted_operations)
-  UNION ALL SELECT 7, 'operations', 'rows accepted', NULL, count(*) FROM accepted_operations
+  UNION ALL
+  SELECT CASE folder WHEN 'operations' THEN 0 ELSE 20 END + place, folder, what, reason, count FROM (
+    SELECT 4 AS place, folder, 'rows read' AS what, NULL AS reason, coalesce(sum(rows), 0) AS count FROM by_folder GROUP BY folder
+    UNION ALL SELECT 5, folder, 'rows rejected', reason, rows FROM counted WHERE reason IS NOT NULL
+    UNION ALL SELECT 6, folder, 'duplicates dropped', NULL, coalesce(sum(copies), 0) FROM by_folder GROUP BY folder
+    UNION ALL SELECT 7, folder, 'rows accepted', NULL, coalesce(sum(rows - copies) FILTER (reason IS NULL), 0) FROM by_folder GROUP BY folder
+  )
   UNION ALL SELECT 8, 'operations', 'ids missing', 'dropped, lost, rejected, unreadable or too old to keep', coalesce(sum(ids - operations), 0) FROM runs
   UNION ALL SELECT 9, 'operations', 'ids missing', 'the last of a run that was killed, or that goes on',
     coalesce(sum(greatest(t.ended - coalesce(ids, 0), 0)), 0) FROM tallies t LEFT JOIN runs r ON t.run_id = r.run_id
-  UNION ALL SELECT 24, 'checks', 'rows read', NULL, count(*) FROM judged_checks
-  UNION ALL SELECT 25, 'checks', 'rows rejected', reason, count(*) FROM judged_checks WHERE reason IS NOT NULL GROUP BY reason
-  UNION ALL SELECT 26, 'checks', 'duplicates dropped', NULL,
-    (SELECT count(*) FROM judged_checks WHERE reason IS NULL) - (SELECT count(*) FROM accepted_checks)
-  UNION ALL SELECT 27, 'checks', 'rows accepted', NULL, count(*) FROM accepted_checks
 )
 
---- show balance
--- What has to be equal, or the report has a defect.
-SELECT 'rows of timeouts' AS what, (SELECT sum(operations) FROM timeouts) AS found, (SELECT count(*) FROM accepted_operations) AS expected
-UNION ALL SELECT 'ends in outcomes', (SELECT sum(completed + expired + cancelled) FROM outcomes),
-  (SELECT count(*) FROM accepted_operations WHERE ended IS NOT NULL)
-UNION ALL SELECT 'starts in outcomes', (SELECT sum(started) FROM outcomes), (SELECT count(*) FROM accepted_operations WHERE started IS NOT NULL)
-UNION ALL SELECT 'operations in survival', (SELECT sum(operations) FROM waits WHERE run < 0),
-  (SELECT count(*) FROM accepted_operations WHERE started IS NOT NULL)
-UNION ALL SELECT 'tries in keys', (SELECT sum(tried) FROM `keys`), (SELECT sum(tried) FROM accepted_checks)
-UNION ALL SELECT 'changes of pending', (SELECT sum(change) FROM seconds), 0
-UNION ALL SELECT 'rows read', (SELECT sum(count) FROM reconciliation WHERE what = 'rows read'),
-  (SELECT sum(count) FROM reconciliation WHERE what IN ('rows rejected', 'duplicates dropped', 'rows accepted'))
-
---- show peaks
--- When the most were pending, in each purgatory.
-SELECT purgatory, second, pending_max FROM (
-  SELECT *, row_number() OVER (PARTITION BY purgatory ORDER BY pending_max DESC, second) AS number FROM pending
-) WHERE number = 1 ORDER BY purgatory
-
---- show points
--- What was pending in each span of the page's time: the most, and the sum of the means of its seconds.
-SELECT purgatory, place, max(pending_max) AS most,
-  sum(pending_mean * (least(since + seconds * 1000000, start + (place + 1) * width) - greatest(since, start + place * width)) / 1000000) AS area
-FROM (
-  SELECT *, explode(sequence(begins_in, ends_in)) AS place FROM (
-    SELECT *, greatest((since - start) DIV width, 0) AS begins_in, least((since + seconds * 1000000 - 1 - start) DIV width, count - 1) AS ends_in
-    FROM (SELECT purgatory, unix_micros(second) AS since, seconds, pending_max, pending_mean FROM pending) CROSS JOIN page
-    WHERE since + seconds * 1000000 > start AND since < start + width * count
-  )
-) WHERE pending_max > 0 GROUP BY purgatory, place ORDER BY purgatory, place
+--- show balance_of_all
+SELECT * FROM balance
+UNION ALL SELECT 'rows of timeouts', (SELECT sum(operations) FROM timeouts), (SELECT sum(rows - copies) FROM counted WHERE folder = 'operations' AND reason IS NULL)
 
 --- show timeline
 -- What started and ended in each span. `begun` and `finished` also count those whose start or end was not written.
 SELECT purgatory, kind, run, place, CAST(sum(begun) AS BIGINT) AS begun, CAST(sum(finished) AS BIGINT) AS finished,
-  CAST(sum(started) AS BIGINT) AS started, count(CASE WHEN outcome = 'completed' THEN 1 END) AS completed,
-  count(CASE WHEN outcome = 'expired' THEN 1 END) AS expired, count(CASE WHEN outcome = 'cancelled' THEN 1 END) AS cancelled,
-  count(CASE WHEN missed THEN 1 END) AS missed
+  CAST(sum(started) AS BIGINT) AS started, CAST(coalesce(sum(finished) FILTER (outcome = 'completed'), 0) AS BIGINT) AS completed,
+  CAST(coalesce(sum(finished) FILTER (outcome = 'expired'), 0) AS BIGINT) AS expired,
+  CAST(coalesce(sum(finished) FILTER (outcome = 'cancelled'), 0) AS BIGINT) AS cancelled,
+  CAST(coalesce(sum(finished) FILTER (missed), 0) AS BIGINT) AS missed
 FROM (
-  SELECT purgatory, kind, run, begun_in AS place, 1 AS begun, 0 AS finished, CASE WHEN started IS NULL THEN 0 ELSE 1 END AS started,
-    CAST(NULL AS STRING) AS outcome, false AS missed FROM spans
+  SELECT purgatory, kind, run, begun_in AS place, operations AS begun, 0 AS finished, CASE WHEN has_start THEN operations ELSE 0 END AS started,
+    NULL AS outcome, false AS missed FROM cube
   UNION ALL
-  SELECT purgatory, kind, run, ended_in, 0, 1, 0, outcome, missed_trigger AND ended IS NOT NULL FROM spans
+  SELECT purgatory, kind, run, ended_in, 0, operations, 0, outcome, missed_trigger AND has_end FROM cube
 ) GROUP BY purgatory, kind, run, place ORDER BY purgatory, kind, run, place
 
---- view measured
--- How long each operation waited and, if it expired, after its deadline.
-SELECT *, till - since AS wait,
-  CASE WHEN outcome = 'expired' AND timeout_s IS NOT NULL
-    THEN greatest(till - since - CAST(round(least(timeout_s * 1000000, 1e18)) AS BIGINT), 0) END AS late,
-  CASE WHEN begun_in < p.count THEN begun_in ELSE -1 END AS place
-FROM spans CROSS JOIN (SELECT count FROM page) p WHERE started IS NOT NULL
-
---- view lengths
--- The same with the step of each: ten to a power of ten, beginning at 1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8; that of a second is 0.
-SELECT *, least(10 * power - 60 + CASE WHEN lead >= 80 THEN 9 WHEN lead >= 60 THEN 8 WHEN lead >= 50 THEN 7 WHEN lead >= 40 THEN 6
-  WHEN lead >= 30 THEN 5 WHEN lead >= 25 THEN 4 WHEN lead >= 20 THEN 3 WHEN lead >= 15 THEN 2 WHEN lead >= 12 THEN 1 ELSE 0 END, 79) AS step
-FROM (
-  SELECT *, (micros * 10) DIV CAST(power(10, power) AS BIGINT) AS lead FROM (
-    SELECT *, length(CAST(micros AS STRING)) - 1 AS power FROM (
-      SELECT 'waits' AS of, purgatory, kind, run, place, outcome, greatest(wait, 1) AS micros FROM measured
-      UNION ALL
-      SELECT 'lateness', purgatory, kind, run, place, outcome, greatest(late, 1) FROM measured WHERE late IS NOT NULL
-    )
-  )
-)
+--- view placed
+SELECT *, CASE WHEN begun_in < p.count THEN begun_in ELSE -1 END AS place FROM cube CROSS JOIN (SELECT count FROM page) p WHERE has_start
 
 --- show wait_steps
-SELECT purgatory, kind, run, place, step, count(CASE WHEN outcome = 'completed' THEN 1 END) AS completed,
-  count(CASE WHEN outcome <> 'completed' THEN 1 END) AS others, count(CASE WHEN outcome IS NULL THEN 1 END) AS open
-FROM lengths WHERE of = 'waits' GROUP BY purgatory, kind, run, place, step
+SELECT purgatory, kind, run, place, wait_step AS step, CAST(coalesce(sum(operations) FILTER (outcome = 'completed'), 0) AS BIGINT) AS completed,
+  CAST(coalesce(sum(operations) FILTER (outcome <> 'completed'), 0) AS BIGINT) AS others,
+  CAST(coalesce(sum(operations) FILTER (outcome IS NULL), 0) AS BIGINT) AS open
+FROM placed GROUP BY purgatory, kind, run, place, step
 
 --- show lateness_steps
-SELECT purgatory, kind, run, place, step, count(*) AS expired FROM lengths WHERE of = 'lateness' GROUP BY purgatory, kind, run, place, step
-
---- keep hot_keys
--- Those whose checks tried the most, and those that the most operations watched.
-SELECT * FROM (SELECT * FROM `keys` ORDER BY tried DESC, operations DESC, purgatory, key LIMIT 80)
-UNION SELECT * FROM (SELECT * FROM `keys` ORDER BY operations DESC, purgatory, key LIMIT 20)
-
---- keep missed_keys
-SELECT * FROM `keys` WHERE missed_triggers > 0 ORDER BY missed_triggers DESC, purgatory, key LIMIT 100
-
---- show hot_keys_in_order
-SELECT * FROM hot_keys ORDER BY tried DESC, operations DESC, purgatory, key
-
---- show missed_keys_in_order
-SELECT * FROM missed_keys ORDER BY missed_triggers DESC, purgatory, key
-
---- show hot_times
-SELECT purgatory, key, place, CAST(sum(tried) AS BIGINT) AS tried, CAST(sum(completed) AS BIGINT) AS completed FROM (
-  SELECT c.purgatory, c.key, c.tried, c.completed,
-    CASE WHEN instant < start THEN -1 ELSE least((instant - start) DIV width, count) END AS place
-  FROM accepted_checks c JOIN hot_keys h ON c.purgatory = h.purgatory AND c.key = h.key CROSS JOIN page
-) GROUP BY purgatory, key, place ORDER BY purgatory, key, place
-
---- show missed_times
-SELECT m.purgatory, m.key, place, count(*) AS missed
-FROM (SELECT purgatory, explode(array_distinct(`keys`)) AS key, ended_in AS place FROM spans WHERE missed_trigger) t
-JOIN missed_keys m ON t.purgatory = m.purgatory AND t.key = m.key GROUP BY m.purgatory, m.key, place ORDER BY m.purgatory, m.key, place
-
---- show worst_minutes
-SELECT * FROM outcomes ORDER BY expired DESC, minute, purgatory, kind LIMIT 50
+SELECT purgatory, kind, run, place, late_step AS step, CAST(sum(operations) AS BIGINT) AS expired
+FROM placed WHERE late_step IS NOT NULL GROUP BY purgatory, kind, run, place, step
 
 --- show timeouts_in_order
 SELECT * FROM timeouts ORDER BY expired DESC, purgatory, kind

@@ -1,8 +1,8 @@
 """An event loop that has only timers, and whose time is advanced by calls.
 
-`purgatory.testing.VirtualTimeLoop` runs everything that a real loop runs, and an iteration of it costs as much as a real one. A
-replay has no tasks, futures or files, but has to advance time to an instant for each operation. Here that costs a call, not an
-iteration.
+`purgatory.testing.VirtualTimeLoop` runs everything that a real loop runs, and an iteration of it
+costs as much as a real one. A replay has no tasks, futures or files, but has to advance time to an
+instant for each operation. Here that costs a call, not an iteration.
 
     with Timeline().running() as loop:
         loop.call_at(7.0, print, "seven")
@@ -19,10 +19,13 @@ from typing import Any, NoReturn, cast
 
 
 class Timeline:
-    """The part of a loop that a wheel needs. Its time starts at zero. Exceptions of callbacks propagate out of `move_to`."""
+    """The part of a loop that a wheel needs. Its time starts at zero. Exceptions of callbacks
+    propagate out of `move_to`."""
 
     def __init__(self) -> None:
-        self._as_loop = cast(asyncio.AbstractEventLoop, self)  # it has all methods that are called here
+        self._as_loop = cast(
+            asyncio.AbstractEventLoop, self
+        )  # it has all methods that are called here
         self.now = 0.0
         """What `time` returns, without a call."""
         self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
@@ -39,7 +42,8 @@ class Timeline:
             asyncio._set_running_loop(None)
 
     def move_to(self, at: float) -> None:
-        """Calls everything that is due up to `at`, inclusive, in order and each at its time; then sets the time to `at`."""
+        """Calls everything that is due up to `at`, inclusive, in order and each at its time; then
+        sets the time to `at`."""
         timers, soon = self._timers, self._soon
         while True:
             if soon:
@@ -57,14 +61,20 @@ class Timeline:
         return self.now
 
     def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self._as_loop, context)
         self._timers_made += 1
         heappush(self._timers, (when, self._timers_made, handle))
         return handle
 
-    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:
+    def call_soon(
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self._as_loop, context)
         self._soon.append(handle)
         return handle

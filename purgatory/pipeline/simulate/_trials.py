@@ -11,7 +11,9 @@ from matplotlib.figure import Figure
 from purgatory.pipeline.simulate._replay import Replay, Setting
 
 SPARK_TYPES: Final = {int: "bigint", float: "double", float | None: "double", str: "string"}
-COUNTED: Final = tuple(each.name for each in fields(Replay) if get_type_hints(Replay)[each.name] in SPARK_TYPES)
+COUNTED: Final = tuple(
+    each.name for each in fields(Replay) if get_type_hints(Replay)[each.name] in SPARK_TYPES
+)
 """The fields of `Replay` that are one number."""
 PERCENTILES: Final = {"late_p50": 0.5, "late_p99": 0.99}
 
@@ -48,12 +50,19 @@ class Trial:
         return f"{columns_of(Setting)}, {columns_of(Replay, COUNTED)}, {percentiles}"
 
     def row(self) -> tuple[Any, ...]:
-        """A row of the table ``settings``: the setting, all that is one number, and percentiles of the lateness."""
-        return (*self.setting, *(getattr(self.seen, name) for name in COUNTED), *map(self.late, PERCENTILES.values()))
+        """A row of the table ``settings``: the setting, all that is one number, and percentiles of
+        the lateness."""
+        return (
+            *self.setting,
+            *(getattr(self.seen, name) for name in COUNTED),
+            *map(self.late, PERCENTILES.values()),
+        )
 
     def late(self, share: float) -> float:
         """A quantile of the lateness of expiries, in seconds."""
-        return min(self.seen.late_max, _quantile(self.seen.lateness, share) * self.setting.tick / 100)
+        return min(
+            self.seen.late_max, _quantile(self.seen.lateness, share) * self.setting.tick / 100
+        )
 
     def per_operation(self, count: float) -> float:
         """A count of `seen`, divided by the operations."""
@@ -84,28 +93,42 @@ def _quantile(counts: Counter[int], share: float) -> int:
 def table(trials: Sequence[Trial]) -> str:
     """A line for each setting."""
     lines = [
-        "   tick  wheel  timeout   callbacks    empty  moves/op  bucket  burst  late p50     p99     max  expired  µs/op",
+        "   tick  wheel  timeout   callbacks    empty  moves/op  bucket  burst  late p50     "
+        "p99     max  expired  µs/op",
     ]
     for each in trials:
         (tick, wheel_size, timeout), seen = each.setting, each.seen
-        late = "".join(f"{seconds * 1000:8.2f}" for seconds in (*map(each.late, PERCENTILES.values()), seen.late_max))
+        late = "".join(
+            f"{seconds * 1000:8.2f}"
+            for seconds in (*map(each.late, PERCENTILES.values()), seen.late_max)
+        )
         lines.append(
             f"{tick:7g} {wheel_size:6} {'own' if timeout is None else f'{timeout:g}':>8} "
             f"{seen.callbacks:11,} {seen.empty_callbacks:8,} {each.per_operation(seen.moves):9.3f} "
             f"{seen.largest_bucket:7,} {seen.largest_burst:6,}  {late} "
-            f"{each.per_operation(seen.expired):8.2%} {each.per_operation(seen.cpu_seconds) * 1e6:6.1f}"
+            f"{each.per_operation(seen.expired):8.2%} "
+            f"{each.per_operation(seen.cpu_seconds) * 1e6:6.1f}"
         )
-    return "\n".join([*lines, "lateness in milliseconds; CPU per operation includes the loop that replays"])
+    return "\n".join(
+        [*lines, "lateness in milliseconds; CPU per operation includes the loop that replays"]
+    )
 
 
 def recommendation(trials: Sequence[Trial], lateness: float) -> str:
-    """Says whether the replay agrees with the journal, which setting to choose and why, and the effect of other timeouts."""
+    """Describes whether the replay agrees with the journal, which setting to choose and why, and
+    the effect of other timeouts."""
     own = [trial for trial in trials if trial.setting.timeout is None]
     sentences = [_trust(own), _choice(own, lateness)]
-    for timeout in dict.fromkeys(trial.setting.timeout for trial in trials if trial.setting.timeout is not None):
-        finest = min((trial for trial in trials if trial.setting.timeout == timeout), key=lambda trial: trial.seen.late_max)
+    for timeout in dict.fromkeys(
+        trial.setting.timeout for trial in trials if trial.setting.timeout is not None
+    ):
+        finest = min(
+            (trial for trial in trials if trial.setting.timeout == timeout),
+            key=lambda trial: trial.seen.late_max,
+        )
         sentences.append(
-            f"A timeout of {timeout:g} s would have ended {finest.per_operation(finest.seen.expired):.2%} of the operations, "
+            f"A timeout of {timeout:g} s would have ended "
+            f"{finest.per_operation(finest.seen.expired):.2%} of the operations, "
             "counting those that did expire."
         )
     return "\n".join(sentences)
@@ -114,10 +137,14 @@ def recommendation(trials: Sequence[Trial], lateness: float) -> str:
 def _trust(own: Sequence[Trial]) -> str:
     operations, different = own[0].seen.operations, max(trial.seen.different for trial in own)
     if not different:
-        return f"With the timeouts of the journal, the replay ends as the journal says for all {operations:,} operations."
+        return (
+            "With the timeouts of the journal, the replay ends as the journal recorded for all "
+            f"{operations:,} operations."
+        )
     return (
-        f"With the timeouts of the journal, the replay ends otherwise for {different:,} of {operations:,} operations; "
-        "the table 'differences' says which and why."
+        f"With the timeouts of the journal, the replay ends otherwise for {different:,} of "
+        f"{operations:,} operations; "
+        "the table 'differences' names them, with the reasons."
     )
 
 
@@ -126,14 +153,17 @@ def _choice(own: Sequence[Trial], lateness: float) -> str:
     if not precise:
         best = min(own, key=lambda trial: trial.late(0.99))
         return (
-            f"None of the settings lets 99 % expire within {lateness * 1000:g} ms; nearest is {best.name}, "
+            f"None of the settings lets 99 % expire within {lateness * 1000:g} ms; nearest is "
+            f"{best.name}, "
             f"with {best.late(0.99) * 1000:.2f} ms. Try a smaller tick."
         )
     best = min(precise, key=lambda trial: (trial.work, trial.late(0.99), trial.setting.wheel_size))
     worst = max(own, key=lambda trial: trial.work)
     return (
-        f"Recommended: {best.name}. Of the {len(precise)} settings that let 99 % expire within {lateness * 1000:g} ms, it "
-        f"gives the loop and the wheel least to do: {best.per_operation(best.seen.callbacks):.3f} callbacks and "
+        f"Recommended: {best.name}. Of the {len(precise)} settings that let 99 % expire within "
+        f"{lateness * 1000:g} ms, it "
+        "gives the loop and the wheel least to do: "
+        f"{best.per_operation(best.seen.callbacks):.3f} callbacks and "
         f"{best.per_operation(best.seen.moves):.3f} moves for each operation"
         + (f", against {worst.work:.3f} of both with {worst.name}." if worst is not best else ".")
     )
@@ -150,7 +180,9 @@ def draw(trials: Sequence[Trial]) -> bytes:
     work.barh(names, moves, left=callbacks, color="#9aa0a6", label="moves")
     work.set_title("for each operation", loc="left", fontsize=9)
     late.barh(names, [trial.late(0.99) * 1000 for trial in trials], color="#e07b39", label="99 %")
-    late.plot([trial.seen.late_max * 1000 for trial in trials], names, "|", color="black", label="all")
+    late.plot(
+        [trial.seen.late_max * 1000 for trial in trials], names, "|", color="black", label="all"
+    )
     late.set_title("expired at most so late, in ms", loc="left", fontsize=9)
     work.invert_yaxis()
     for axes in (work, late):

@@ -1,4 +1,5 @@
-"""Decides on new operations all at once: given when each of their thresholds was reached, the rest is arithmetic.
+"""Decides on all new operations at once: given when each of their thresholds was reached, the rest
+is arithmetic.
 
     order 7 waits from 12:00:05 to 12:01:00    for all of    "paid" reached at 12:00:20, "stock" reached before
                                                completed     at 12:00:20, the later one
@@ -16,7 +17,9 @@ import pyarrow.compute
 from purgatory.pipeline.streaming._events import COMPLETED, DECISIONS, EXPIRED
 from purgatory.pipeline.streaming._value_history import NEVER, Int64Array, ValueHistory
 
-pc: Final[Any] = pyarrow.compute  # its functions are made when it is imported, unseen by type checkers
+pc: Final[Any] = (
+    pyarrow.compute
+)  # its functions are made when it is imported, unseen by type checkers
 
 BEFORE = np.iinfo(np.int64).min
 """In place of an instant: the threshold was reached before the last watermark."""
@@ -29,9 +32,10 @@ class BatchDecisions:
     Attributes:
         decisions: with the columns of `DECISIONS`.
         ended: indexes of operations that have completed, with a deadline after the watermark.
-        waiting: indexes of operations that go on waiting.
+        waiting: indexes of operations that keep waiting.
         is_satisfied: of all requirements of all operations.
-        starts: for each operation the index of its first requirement; at the end the number of requirements.
+        starts: for each operation the index of its first requirement; at the end the number of
+            requirements.
     """
 
     operations: pa.RecordBatch
@@ -50,32 +54,44 @@ def decide_batch(
     """Decides on operations up to the watermark `now`.
 
     Args:
-        operations: a batch with the columns of `REGISTRATIONS`, valid, due at `now`, with different ids, each with distinct
-        keys. history: the signals since the last watermark; `None` if there are none. known: the value that each of their keys
-        had then, or `None`.
+        operations: a batch with the columns of `REGISTRATIONS`, valid, due at `now`, with different
+            ids, each with distinct keys.
+        history: the signals since the last watermark; `None` if there are none.
+        known: the value that each of their keys had then, or `None`.
 
     Cost: O(n log n) in numpy, about a microsecond for each.
     """
-    keys, thresholds = operations.column("keys").flatten(), operations.column("thresholds").flatten().to_numpy()
+    keys, thresholds = (
+        operations.column("keys").flatten(),
+        operations.column("thresholds").flatten().to_numpy(),
+    )
     lengths = operations.column("keys").value_lengths().to_numpy()
     starts = np.concatenate(([0], np.cumsum(lengths)))
     at, deadline = operations.column("at").to_numpy(), operations.column("deadline").to_numpy()
-    instants = _reached(keys, thresholds, history, known)
+    instants = _reached(keys, thresholds, history, known, np.repeat(at, lengths))
     needs_all = pc.equal(operations.column("mode"), "all").to_numpy(zero_copy_only=False)
-    first, last = np.minimum.reduceat(instants, starts[:-1]), np.maximum.reduceat(instants, starts[:-1])
+    first, last = (
+        np.minimum.reduceat(instants, starts[:-1]),
+        np.maximum.reduceat(instants, starts[:-1]),
+    )
     holds_at = np.maximum(np.where(needs_all, last, first), at)
     is_completed = holds_at <= deadline
     is_decided = is_completed | (deadline <= now)
     decided_at = np.where(is_completed, holds_at, deadline)
     is_satisfied = instants <= np.repeat(decided_at, lengths)
-    outcome = pa.DictionaryArray.from_arrays(pa.array(np.where(is_completed, 0, 1)), pa.array([COMPLETED, EXPIRED]))
+    outcome = pa.DictionaryArray.from_arrays(
+        pa.array(np.where(is_completed, 0, 1)), pa.array([COMPLETED, EXPIRED])
+    )
     columns = {
         "outcome": outcome.cast(pa.string()),
         "operation_id": operations.column("operation_id"),
         "decided_at": pa.array(decided_at),
         "satisfied_keys": _satisfied(keys, is_satisfied, starts),
     }
-    made = [columns[field.name] if field.name in columns else pa.nulls(len(at), field.type) for field in DECISIONS]
+    made = [
+        columns[field.name] if field.name in columns else pa.nulls(len(at), field.type)
+        for field in DECISIONS
+    ]
     decisions = pa.RecordBatch.from_arrays(made, schema=DECISIONS)
     return BatchDecisions(
         operations,
@@ -89,7 +105,13 @@ def decide_batch(
     )
 
 
-def _reached(keys: pa.Array, thresholds: Int64Array, history: ValueHistory | None, known: dict[str, int | None]) -> Int64Array:
+def _reached(
+    keys: pa.Array,
+    thresholds: Int64Array,
+    history: ValueHistory | None,
+    known: dict[str, int | None],
+    since: Int64Array,
+) -> Int64Array:
     """The instant at which each threshold was reached, or `BEFORE` or `NEVER`."""
     coded = keys.dictionary_encode()
     names, codes = coded.dictionary.to_pylist(), coded.indices.to_numpy()
@@ -98,7 +120,8 @@ def _reached(keys: pa.Array, thresholds: Int64Array, history: ValueHistory | Non
     if history is None:
         instants = np.full(len(thresholds), NEVER)
     else:
-        instants = history.reached_at(history.key_indexes(coded.dictionary)[codes], thresholds)
+        indexes = history.key_indexes(coded.dictionary)[codes]
+        instants = history.reached_at(indexes, thresholds, since)
     instants[is_known[codes] & (thresholds <= values[codes])] = BEFORE
     return instants
 
@@ -106,13 +129,17 @@ def _reached(keys: pa.Array, thresholds: Int64Array, history: ValueHistory | Non
 def _satisfied(keys: pa.Array, is_satisfied: Any, starts: Int64Array) -> pa.Array:
     """For each operation the list of its satisfied keys."""
     ends = np.concatenate(([0], np.cumsum(is_satisfied)))[starts]
-    return pa.ListArray.from_arrays(pa.array(ends.astype(np.int32)), keys.filter(pa.array(is_satisfied)))
+    return pa.ListArray.from_arrays(
+        pa.array(ends.astype(np.int32)), keys.filter(pa.array(is_satisfied))
+    )
 
 
 def have_distinct_keys(operations: pa.RecordBatch) -> Any:
     """For each operation, whether its keys are distinct."""
     keys = operations.column("keys").flatten().dictionary_encode()
-    owners = np.repeat(np.arange(operations.num_rows), operations.column("keys").value_lengths().to_numpy())
+    owners = np.repeat(
+        np.arange(operations.num_rows), operations.column("keys").value_lengths().to_numpy()
+    )
     pairs = np.sort(owners * max(len(keys.dictionary), 1) + keys.indices.to_numpy())
     is_distinct = np.ones(operations.num_rows, bool)
     is_distinct[pairs[1:][np.diff(pairs) == 0] // max(len(keys.dictionary), 1)] = False

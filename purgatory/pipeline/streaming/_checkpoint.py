@@ -1,4 +1,5 @@
-"""Reads the checkpoint of a query on `outcomes`: its shards, the reconciliation of its operations, its newest event."""
+"""Reads the checkpoint of a query on `outcomes`: its shards, the reconciliation of its operations,
+its newest event."""
 
 import re
 import tempfile
@@ -12,29 +13,30 @@ from typing import Final
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.utils import is_remote
 
 from purgatory.pipeline._remote import storage_of
-from purgatory.pipeline.streaming._outcomes import TICKS
-from purgatory.pipeline.streaming._processor import ShardsChanged
+from purgatory.pipeline.streaming._processor import ShardsChanged, send_code_to_workers
+from purgatory.pipeline.streaming._state import PENDING, pending_operations
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 NO_BATCH: Final = ("STDS_COMMITTED_BATCH_UNAVAILABLE",)
 """The errors of Spark if there is no checkpoint, or if no batch was committed to it."""
 ESCAPED: Final = re.compile(r'[\x00-\x20"#%<>?\[\\\]^`{|}\x7f]')
-"""Characters that Spark 4.3 percent-encodes in the name of a checkpoint whose state it is to read. It then looks for a folder
-with the encoded name, and reports that no batch was committed."""
+"""Characters that Spark 4.3 percent-encodes in the name of a checkpoint whose state it is to read.
+It then looks for a folder with the encoded name, and reports that no batch was committed."""
 
 
 def check_shards(spark: SparkSession, checkpoint: str, shards: int) -> None:
     """Checks that a query can continue from a checkpoint. Call it before you start the query again.
 
-    With another number of shards, operations would have other owners, which have no state of them. A checkpoint that does not
-    exist yet, or that no batch was committed to, fits any number.
+    With another number of shards, operations would have other owners, which have no state of them.
+    A checkpoint that does not exist yet, or that no batch was committed to, fits any number.
 
     Raises:
-        ShardsChanged: `checkpoint` was written with another number of shards. The query would fail with the same error, but
-            only when a shard notices it.
+        ShardsChanged: `checkpoint` was written with another number of shards. The query would fail
+            with the same error, but only when a shard notices it.
     """
     with _readable(spark, checkpoint) as path:
         state = _state(spark, path, "shard")
@@ -43,17 +45,19 @@ def check_shards(spark: SparkSession, checkpoint: str, shards: int) -> None:
         row = state.select(F.col("value.shards").alias("shards")).head()
     if row is not None and row.shards != shards:
         raise ShardsChanged(
-            f"cannot go on with {shards} shards from {checkpoint}: it was written with {row.shards}, and operations would "
-            f"change owners; use {row.shards}, or begin a new checkpoint"
+            f"cannot continue from {checkpoint} with {shards} shards: it was written with "
+            f"{row.shards}, and operations would "
+            f"change owners; use {row.shards}, or a new checkpoint"
         )
 
 
 def check_out(out: str, checkpoint: str, spark: SparkSession | None = None) -> None:
-    """Checks that a folder of outcomes has no batch that the query of a checkpoint has not begun yet.
+    """Checks that a folder of outcomes has no batch that the query of a checkpoint has not begun
+    yet.
 
-    Spark numbers the batches of a checkpoint, and skips those whose number is in the folder already. So in a folder that
-    another checkpoint has written to, the first batches of a new one would not be decided, and the next would fail without
-    their state.
+    Spark numbers the batches of a checkpoint, and skips those whose number is in the folder
+    already. So in a folder that another checkpoint has written to, the first batches of a new one
+    would not be decided, and the next would fail without their state.
 
     Args:
         out: the folder, or its URI.
@@ -64,11 +68,14 @@ def check_out(out: str, checkpoint: str, spark: SparkSession | None = None) -> N
         ValueError: it has one.
     """
     spark = spark or SparkSession.active()
-    written, begun = (_last_batch(spark, log) for log in (f"{out}/_spark_metadata", f"{checkpoint}/offsets"))
+    written, begun = (
+        _last_batch(spark, log) for log in (f"{out}/_spark_metadata", f"{checkpoint}/offsets")
+    )
     if written > begun:
         raise ValueError(
-            f"the outcomes in {out} are of another checkpoint than {checkpoint}: go on from that one, or choose another folder "
-            "for the outcomes"
+            f"the outcomes in {out} are of another checkpoint than {checkpoint}: continue from "
+            "that one, or choose another "
+            "folder for the outcomes"
         )
 
 
@@ -80,7 +87,8 @@ def _last_batch(spark: SparkSession, log: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """The counts of all operations that a query has received, from its state after the last batch."""
+    """The counts of all operations that a query has received, from its state after the last
+    batch."""
 
     registered: int
     """Operations that the query has received, copies included."""
@@ -88,7 +96,8 @@ class Reconciliation:
     expired: int
     late: int
     pending: int
-    """Counted in the state: operations that wait, and those whose registration is ahead of the watermark."""
+    """Counted in the state: operations that wait, and those whose registration is ahead of the
+    watermark."""
     late_signals: int
 
     @property
@@ -99,13 +108,15 @@ class Reconciliation:
     def __str__(self) -> str:
         verdict = "nothing is missing" if self.missing == 0 else f"{self.missing} are MISSING"
         return (
-            f"{self.registered} operations = {self.completed} completed + {self.expired} expired + {self.pending} pending + "
+            f"{self.registered} operations = {self.completed} completed + {self.expired} "
+            f"expired + {self.pending} pending + "
             f"{self.late} late: {verdict}; {self.late_signals} late signals"
         )
 
 
 def reconcile(checkpoint: str, spark: SparkSession | None = None) -> Reconciliation:
-    """Accounts for every operation that the query of `checkpoint` has received: registered = decided + pending + late.
+    """Accounts for every operation that the query of `checkpoint` has received: registered =
+    decided + pending + late.
 
     Args:
         checkpoint: of a query on `outcomes`; it may be running.
@@ -120,15 +131,73 @@ def reconcile(checkpoint: str, spark: SparkSession | None = None) -> Reconciliat
         shards = _state(spark, path, "shard")
         if shards is None:
             raise ValueError(f"cannot reconcile {checkpoint}: no batch was committed to it")
-        counted = shards.agg(*(F.coalesce(F.sum(f"value.{name}"), F.lit(0)).alias(name) for name in names)).first()
+        counted = shards.agg(
+            *(F.coalesce(F.sum(f"value.{name}"), F.lit(0)).alias(name) for name in names)
+        ).first()
         waiting = _sum(spark, path, "operations", "waiting")
         ahead = _sum(spark, path, "agenda", "registrations")
     assert counted is not None
     return Reconciliation(**counted.asDict(), pending=waiting + ahead)
 
 
+def pending(checkpoint: str, spark: SparkSession | None = None) -> DataFrame:
+    """The pending operations after the last committed batch: `operation_id`, `requirements`, `mode`
+    and `deadline` as they were received, and `satisfied_keys`, those whose requirements hold.
+
+    Args:
+        checkpoint: of a query on `outcomes`; it may be running.
+        spark: by default the active session.
+
+    Raises:
+        ValueError: no batch was committed to `checkpoint`, or its name has a character that Spark
+            cannot read the state with.
+
+    Cost: reads the pending operations, some microseconds for each.
+    """
+    spark = spark or SparkSession.active()
+    if found := sorted(set(ESCAPED.findall(checkpoint))):
+        raise _unreadable(checkpoint, found)
+    operations = _pending(spark, checkpoint)
+    if operations is None:
+        raise ValueError(f"cannot read {checkpoint}: no batch was committed to it")
+    return operations.select(
+        "operation_id",
+        F.arrays_zip("key", "threshold").alias("requirements"),
+        "mode",
+        F.timestamp_micros("deadline").alias("deadline"),
+        "satisfied_keys",
+    )
+
+
+def overdue(spark: SparkSession, checkpoint: str, now: datetime) -> int:
+    """Counts the pending operations of a checkpoint whose deadline is before `now`. Cost: reads the
+    pending operations."""
+    with _readable(spark, checkpoint) as path:
+        operations = _pending(spark, path)
+        micros = (now - EPOCH) // timedelta(microseconds=1)
+        return 0 if operations is None else operations.where(F.col("deadline") < micros).count()
+
+
+def _pending(spark: SparkSession, path: str) -> DataFrame | None:
+    """The pending operations, with the columns of `PENDING`; `None` if no batch was committed."""
+    send_code_to_workers()
+    if _state(spark, path, "shard") is None:
+        return None
+    pages, chunks = (_entries(spark, path, name) for name in ("operations", "agenda"))
+    both = pages.where("user_map_value.waiting > 0").selectExpr(
+        "user_map_value.entries AS page", "NULL AS chunk"
+    )
+    both = both.unionByName(
+        chunks.where("user_map_value.registrations > 0").selectExpr(
+            "NULL AS page", "user_map_value.events AS chunk"
+        )
+    )
+    return both.mapInArrow(pending_operations, from_arrow_schema(PENDING))
+
+
 def newest_event(spark: SparkSession, checkpoint: str) -> datetime | None:
-    """The instant of the latest registration or signal that the query of `checkpoint` has received; `None` if there is none."""
+    """The instant of the latest registration or signal that the query of `checkpoint` has received;
+    `None` if there is none."""
     with _readable(spark, checkpoint) as path:
         shards = _state(spark, path, "shard")
         if shards is None:
@@ -137,29 +206,41 @@ def newest_event(spark: SparkSession, checkpoint: str) -> datetime | None:
     return EPOCH + timedelta(microseconds=newest) if newest else None
 
 
-def write_ticks(spark: SparkSession, folder: str, *instants: datetime) -> None:
-    """Adds ticks to a folder of Parquet files, which a stream of `TICKS` can read. Without ticks it makes the folder.
-
-    Args:
-        instants: with their time zone. The watermark will be behind the latest by the delay.
-    """
-    spark.createDataFrame([(instant,) for instant in instants], TICKS).coalesce(1).write.mode("append").parquet(folder)
+def due_of_shards(spark: SparkSession, checkpoint: str) -> dict[int, int | None]:
+    """For each shard of a checkpoint when it has something to decide next, in milliseconds since
+    1970; None if nothing waits."""
+    with _readable(spark, checkpoint) as path:
+        state = _state(spark, path, "shard")
+        if state is None:
+            return {}
+        return dict(map(tuple, state.select("key.shard", "value.timer").collect()))
 
 
 @contextmanager
 def _readable(spark: SparkSession, checkpoint: str) -> Iterator[str]:
-    """A name by which Spark can read the state of the checkpoint: if it contains `ESCAPED`, that of a symbolic link to it."""
+    """A name by which Spark can read the state of the checkpoint: if it contains `ESCAPED`, the
+    name of a symbolic link to it."""
     if not ESCAPED.search(checkpoint):
         yield checkpoint
         return
-    is_here = not is_remote() and str(spark.conf.get("spark.master")).startswith("local") and ":/" not in checkpoint
+    is_here = (
+        not is_remote()
+        and str(spark.conf.get("spark.master")).startswith("local")
+        and ":/" not in checkpoint
+    )
     if not is_here:
-        found = " ".join(sorted({repr(character) for character in ESCAPED.findall(checkpoint)}))
-        raise ValueError(f"Spark cannot read the state of the checkpoint {checkpoint!r}: choose a name without {found}")
+        raise _unreadable(checkpoint, sorted(set(ESCAPED.findall(checkpoint))))
     with tempfile.TemporaryDirectory() as folder:
         link = Path(folder, "checkpoint")
         link.symlink_to(Path(checkpoint).absolute())
         yield str(link)
+
+
+def _unreadable(checkpoint: str, found: list[str]) -> ValueError:
+    return ValueError(
+        f"Spark cannot read the state of the checkpoint {checkpoint!r}: choose a name without "
+        f"{' '.join(map(repr, found))}"
+    )
 
 
 def _state(spark: SparkSession, checkpoint: str, name: str) -> DataFrame | None:
@@ -177,5 +258,10 @@ def _state(spark: SparkSession, checkpoint: str, name: str) -> DataFrame | None:
 
 def _sum(spark: SparkSession, checkpoint: str, name: str, column: str) -> int:
     """The sum of one column of the values of a variable that is a map."""
-    entries = spark.read.format("statestore").option("stateVarName", name).load(checkpoint)
+    entries = _entries(spark, checkpoint, name)
     return int(entries.agg(F.coalesce(F.sum(f"user_map_value.{column}"), F.lit(0))).collect()[0][0])
+
+
+def _entries(spark: SparkSession, checkpoint: str, name: str) -> DataFrame:
+    """The entries of a variable that is a map."""
+    return spark.read.format("statestore").option("stateVarName", name).load(checkpoint)

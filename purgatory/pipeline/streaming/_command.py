@@ -1,7 +1,9 @@
-"""``python -m purgatory.pipeline stream``: decides on operations and signals as they come in, or on all that are there.
+"""``python -m purgatory.pipeline stream``: decides on operations and signals as they arrive, or on
+all rows that are there.
 
-On SIGTERM or SIGINT it first ends the current batch. If it is killed in the middle of a batch, it later continues from its
-checkpoint and repeats that batch; readers of the outcomes that use Spark do not see what was written the first time.
+On SIGTERM or SIGINT it first ends the current batch. If it is killed in the middle of a batch, it
+later continues from its checkpoint and repeats that batch; readers of the outcomes that use Spark
+do not see the rows written the first time.
 """
 
 import argparse
@@ -15,9 +17,11 @@ from pyspark.errors import PySparkException
 
 from purgatory.pipeline._options import add_master_option
 from purgatory.pipeline._session import spark_session
+from purgatory.pipeline._shown import shown
 from purgatory.pipeline.streaming._dashboard import address
 from purgatory.pipeline.streaming._job import Job
 from purgatory.pipeline.streaming._processor import ShardsChanged
+from purgatory.pipeline.streaming._ticks import IDLE, NEVER, check_idle
 
 SETTINGS: Final = {
     "spark.sql.streaming.stateStore.providerClass": (
@@ -25,6 +29,10 @@ SETTINGS: Final = {
     ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.python.authenticate.socketTimeout": "120s",  # for a busy machine
+    # Between two looks for rows that found none; each lists the folders. By default 10 ms.
+    "spark.sql.streaming.pollingDelay": "1s",
+    # Each progress shows up to when an input is read, and so may let a deadline pass.
+    "spark.sql.streaming.noDataProgressEventInterval": "1s",
 }
 
 
@@ -33,27 +41,95 @@ FRAME: Final = re.compile(r"^\[STREAM_FAILED\] .*? terminated with exception: |(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--operations", required=True, metavar="DIR", help="a folder of operations, or a Kafka topic")
-    parser.add_argument("--signals", required=True, metavar="DIR", help="a folder of signals, or a Kafka topic")
-    parser.add_argument("--out", required=True, metavar="DIR", help="where outcomes go: a folder of Parquet, by outcome")
-    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="where the state is kept; one for each --out")
-    parser.add_argument("--available-now", action="store_true", help="decide all that is due by the newest event, and end")
     parser.add_argument(
-        "--format", choices=("parquet", "json", "kafka"), default="parquet", help="of both inputs (default: %(default)s)"
+        "--operations",
+        required=True,
+        metavar="DIR",
+        help="a folder of operations, or a Kafka topic",
+    )
+    parser.add_argument(
+        "--signals", required=True, metavar="DIR", help="a folder of signals, or a Kafka topic"
+    )
+    parser.add_argument(
+        "--out",
+        required=True,
+        metavar="DIR",
+        help="where outcomes go: a folder of Parquet, by outcome",
+    )
+    parser.add_argument(
+        "--checkpoint",
+        required=True,
+        metavar="DIR",
+        help="where the state is kept; one for each --out",
+    )
+    parser.add_argument(
+        "--available-now",
+        action="store_true",
+        help="decide all that is due by the newest event, and end",
+    )
+    parser.add_argument(
+        "--format",
+        choices=("parquet", "json", "kafka"),
+        default="parquet",
+        help="of both inputs (default: %(default)s)",
     )
     _add_kafka_arguments(parser)
-    parser.add_argument("--shards", type=int, default=4, metavar="N", help="owners of operations (default: %(default)s)")
     parser.add_argument(
-        "--delay", type=float, default=10.0, metavar="SECONDS", help="how far out of order events may be (default: %(default)s)"
+        "--shards",
+        type=int,
+        default=4,
+        metavar="N",
+        help="owners of operations (default: %(default)s)",
     )
     parser.add_argument(
-        "--every", type=float, default=0.0, metavar="SECONDS", help="begin a batch so often (default: when one has ended)"
+        "--delay",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="how far out of order events may be (default: %(default)s)",
     )
-    parser.add_argument("--files-per-batch", type=int, metavar="N", help="read at most N files of each input in a batch")
     parser.add_argument(
-        "--serve", type=_address, metavar="HOST:PORT", help="show on this machine what the stream does: 127.0.0.1:9109, say"
+        "--idle",
+        type=_idle,
+        metavar="SECONDS",
+        help="an input that is silent for so long, and read to its end, holds event time back no "
+        f"more; or 'never' (default: {IDLE:g})",
+    )
+    parser.add_argument(
+        "--forget-after",
+        type=float,
+        metavar="SECONDS",
+        help="forget keys without a signal for so long, in event time (default: never)",
+    )
+    parser.add_argument(
+        "--every",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="interval between batches (default: none)",
+    )
+    parser.add_argument(
+        "--files-per-batch",
+        type=int,
+        metavar="N",
+        help="read at most N files of each input in a batch",
+    )
+    parser.add_argument(
+        "--serve",
+        type=_address,
+        metavar="HOST:PORT",
+        help="address of a page and metrics of the stream, on this machine, such as 127.0.0.1:9109",
     )
     add_master_option(parser)
+
+
+def _idle(text: str) -> float:
+    try:
+        return NEVER if text == "never" else check_idle(float(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected 'never' or a positive number of seconds, got {text!r}"
+        ) from None
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -67,10 +143,22 @@ def _add_kafka_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("Kafka")
     group.add_argument("--bootstrap-servers", metavar="HOST:PORT", help="where it is")
     group.add_argument(
-        "--values", choices=("json", "binary"), default="json", help="how records are written (default: %(default)s)"
+        "--values",
+        choices=("json", "binary"),
+        default="json",
+        help="how records are written (default: %(default)s)",
     )
-    group.add_argument("--out-topic", metavar="TOPIC", help="where outcomes go, too: at least once, by operation id")
-    group.add_argument("--records-per-batch", type=int, metavar="N", help="read at most N records of each topic in a batch")
+    group.add_argument(
+        "--out-topic",
+        metavar="TOPIC",
+        help="where outcomes go, too: at least once, by operation id",
+    )
+    group.add_argument(
+        "--records-per-batch",
+        type=int,
+        metavar="N",
+        help="read at most N records of each topic in a batch",
+    )
     group.add_argument(
         "--kafka-option",
         type=_pair,
@@ -79,8 +167,14 @@ def _add_kafka_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="of Spark's source and sink, such as kafka.security.protocol=SSL; may be repeated",
     )
-    group.add_argument("--packages", metavar="NAMES", help="org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.0, say")
-    group.add_argument("--jars", metavar="FILES", help="instead of packages, with commas between them")
+    group.add_argument(
+        "--packages",
+        metavar="NAMES",
+        help="Spark's connector, such as org.apache.spark:spark-sql-kafka-0-10_2.13:4.3.0",
+    )
+    group.add_argument(
+        "--jars", metavar="FILES", help="instead of packages, with commas between them"
+    )
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -97,13 +191,18 @@ def run(options: argparse.Namespace) -> int:
     if options.jars:
         settings["spark.jars"] = options.jars
     stop = threading.Event()
-    with spark_session("purgatory stream", options.master, settings, verbose=options.verbose) as spark:
-        for number in (signal.SIGTERM, signal.SIGINT):  # only now: Spark sets a handler of SIGINT when it starts
+    with spark_session(
+        "purgatory stream", options.master, settings, verbose=options.verbose
+    ) as spark:
+        for number in (
+            signal.SIGTERM,
+            signal.SIGINT,
+        ):  # only now: Spark sets a handler of SIGINT when it starts
             signal.signal(number, lambda *_: stop.set())
         try:
             return Job(spark, options, stop).run()
         except (ShardsChanged, ValueError, PySparkException) as error:
-            print(f"cannot stream: {_brief(error)}", file=sys.stderr)
+            print(shown(f"cannot stream: {_brief(error)}"), file=sys.stderr)
             return 1
 
 

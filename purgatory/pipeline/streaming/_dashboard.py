@@ -1,7 +1,9 @@
-"""Shows what a running stream does, on this machine: metrics for Prometheus, and the page of `purgatory.asgi`.
+"""Shows a running stream, on this machine: metrics for Prometheus, and the page of
+`purgatory.asgi`.
 
-After each batch Spark reports rows, watermark and state, and the counts of `outcomes` (see `OBSERVATION`). A `StreamMeter` adds
-them to those of the checkpoint at the start. The server runs in a thread with an event loop of its own.
+After each batch Spark reports rows, watermark and state, and the counts of `outcomes` (see
+`OBSERVATION`). A `StreamMeter` adds them to the checkpoint's counts at the start. The server runs
+in a thread with an event loop of its own.
 
     GET /metrics    for Prometheus
     GET /           the page
@@ -21,18 +23,26 @@ from pyspark.sql import SparkSession
 from purgatory.metrics import Meter, StreamMeter
 from purgatory.pipeline.streaming._checkpoint import reconcile
 from purgatory.pipeline.streaming._outcomes import OBSERVATION
+from purgatory.pipeline.streaming._packing import COUNTS
+from purgatory.pipeline.streaming._timekeeper import Timekeeper
 
 SHUTDOWN_TIMEOUT: Final = 5.0
 """Seconds for the server to stop."""
 
 
 def meter_of(name: str, spark: SparkSession, checkpoint: str) -> StreamMeter:
-    """A meter of a stream that continues from a checkpoint, or begins one."""
+    """A meter of a stream that continues from a checkpoint, or starts one."""
     try:
         known = reconcile(checkpoint, spark)
     except ValueError:
         return StreamMeter(name)
-    return StreamMeter(name, registered=known.registered, completed=known.completed, expired=known.expired, late=known.late)
+    return StreamMeter(
+        name,
+        registered=known.registered,
+        completed=known.completed,
+        expired=known.expired,
+        late=known.late,
+    )
 
 
 def update_meter(meter: StreamMeter, progress: Any) -> None:
@@ -47,7 +57,18 @@ def update_meter(meter: StreamMeter, progress: Any) -> None:
         watermark=instant or None,
         state_rows=state["numRowsTotal"],
         state_bytes=state["memoryUsedBytes"],
-        **({name: number or 0 for name, number in counted.asDict().items()} if counted else {}),
+        **({name: counted[name] or 0 for name in COUNTS} if counted else {}),
+    )
+
+
+def update_time(meter: StreamMeter, timekeeper: Timekeeper, overdue: int) -> None:
+    """Replaces what `meter` knows of the event time."""
+    time, due = timekeeper.now(), timekeeper.next_due
+    meter.looked(
+        next_due=None if due is None else due / 1000,
+        held_back_by=time.held_back_by,
+        silent_since=time.silent_since,
+        overdue=overdue,
     )
 
 
@@ -66,7 +87,10 @@ def address(text: str) -> tuple[str, int]:
         except ValueError as error:
             raise ValueError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:9109") from error
     if not is_local:
-        raise ValueError(f"{text!r} can be reached from elsewhere: the page and the metrics are for this machine, 127.0.0.1")
+        raise ValueError(
+            f"{text!r} can be reached from elsewhere: the page and the metrics are for this "
+            "machine, 127.0.0.1"
+        )
     if not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{text!r} is not HOST:PORT, such as 127.0.0.1:9109")
     return host, int(port)
@@ -87,10 +111,13 @@ def dashboard(meter: StreamMeter, where: tuple[str, int]) -> Iterator[str]:
     from prometheus_client import CollectorRegistry, make_asgi_app  # noqa: PLC0415
 
     from purgatory.asgi import console  # noqa: PLC0415
+    from purgatory.asgi._console._access import refusal  # noqa: PLC0415
     from purgatory.metrics.prometheus import collector  # noqa: PLC0415
 
     try:
-        listening = socket.create_server(where, family=socket.AF_INET6 if ":" in where[0] else socket.AF_INET)
+        listening = socket.create_server(
+            where, family=socket.AF_INET6 if ":" in where[0] else socket.AF_INET
+        )
     except OSError as error:
         raise OSError(f"cannot serve on {where[0]}:{where[1]}: {error.strerror}") from error
     registry = CollectorRegistry()
@@ -98,13 +125,23 @@ def dashboard(meter: StreamMeter, where: tuple[str, int]) -> Iterator[str]:
     metrics, page = make_asgi_app(registry), console(stream=meter)
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
-        await (metrics if scope["path"] == "/metrics" else page)(scope, receive, send)
+        is_for_metrics = scope["path"] == "/metrics" and not refusal(scope)
+        await (metrics if is_for_metrics else page)(
+            scope, receive, send
+        )  # the page refuses the rest
 
     config = uvicorn.Config(
-        application, lifespan="off", log_config=None, log_level="critical", ws="none", timeout_graceful_shutdown=1
+        application,
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        ws="none",
+        timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), name="dashboard", daemon=True)
+    thread = threading.Thread(
+        target=lambda: asyncio.run(server.serve([listening])), name="dashboard", daemon=True
+    )
     thread.start()
     try:
         host, port = listening.getsockname()[:2]

@@ -1,23 +1,25 @@
 """Decides which operations of a stream completed and which expired, exactly once. Without Spark.
 
-A shard owns operations; no other shard decides on them. Everything that it receives goes into its event queue. When the
-watermark says that nothing earlier will come, it takes the due events out in the order of event time, and does what
-`ThresholdPurgatory` does in an event loop, with the same queues of waiters (`purgatory._thresholds.queue`). So outcomes depend
-on event time, and not on the order in which the shard received the events.
+A shard owns operations; no other shard decides on them. Everything that it receives goes into its
+event queue. When the watermark has passed them, it takes the due events out in the order of
+event time, and does what `ThresholdPurgatory` does in an event loop, with the same
+queues of waiters (`purgatory._core.threshold_queue`). So outcomes depend on event time, and not on
+the order in which the shard received the events.
 
     received, in this order                                        decided, when the watermark has reached 12:00:30
     12:00:20  "paid" has reached 1                                 12:00:05  order 7 is registered: "stock" has reached 4
     12:00:05  order 7 waits for all of ("paid", 1), ("stock", 3)             already, "paid" has no value
     12:00:02  "stock" has reached 4                                12:00:20  order 7 completed: all its keys have
 
-At one instant signals come first, then registrations, then deadlines. So a signal exactly at the deadline still counts.
+At one instant signals come first, then registrations, then deadlines. So a signal exactly at the
+deadline still counts.
 
-Events arrive as batches of many rows, and stay batches until they are due. New operations are then decided by `decide_batch`,
-all at once. The others, which wait since an earlier call or have duplicate ids, are decided one by one, by those few signals
-that reach one of their thresholds.
+Events arrive as batches of many rows, and stay batches until they are due. New operations are then
+decided by `decide_batch`, all at once. The others, which wait since an earlier call or have
+duplicate ids, are decided one by one, by those few signals that reach one of their thresholds.
 
-Of an operation that has ended, only the id is kept, until its deadline. So a copy that arrives before the deadline is
-recognised, and one that arrives later is too late anyway.
+Of an operation that has ended, only the id is kept, until its deadline. So a copy that arrives
+before the deadline is recognised, and one that arrives later is too late anyway.
 """
 
 from collections.abc import Iterable
@@ -30,9 +32,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
-from purgatory._thresholds.queue import UNKNOWN, has_reached
-from purgatory.pipeline.streaming._batch_decisions import BatchDecisions, decide_batch, have_distinct_keys
-from purgatory.pipeline.streaming._event_queue import EventQueue, Store
+from purgatory._core.threshold_queue import UNKNOWN
+from purgatory.pipeline.streaming._batch_decisions import (
+    BatchDecisions,
+    decide_batch,
+    have_distinct_keys,
+)
+from purgatory.pipeline.streaming._event_queue import EventQueue, Events, Store
 from purgatory.pipeline.streaming._events import (
     COMPLETED,
     DECISIONS,
@@ -48,10 +54,13 @@ from purgatory.pipeline.streaming._events import (
     pairs_of,
     refusal,
 )
+from purgatory.pipeline.streaming._forgetful_history import ForgetfulHistory, check_at
 from purgatory.pipeline.streaming._pending import Pending, StreamQueue
 from purgatory.pipeline.streaming._value_history import Int64Array, ValueHistory
 
-pc: Final[Any] = pyarrow.compute  # its functions are made when it is imported, unseen by type checkers
+pc: Final[Any] = (
+    pyarrow.compute
+)  # its functions are made when it is imported, unseen by type checkers
 
 SIGNAL: Final = 0
 REGISTRATION: Final = 1
@@ -65,7 +74,8 @@ _at = itemgetter(0)
 
 @dataclass(slots=True)
 class Counts:
-    """What a shard has received and decided so far. `registered` counts every operation, copies included."""
+    """Counts of a shard's events and decisions so far. `registered` counts every operation, copies
+    included."""
 
     registered: int = 0
     completed: int = 0
@@ -82,12 +92,17 @@ class Shard:
 
     Args:
         operations: by id.
-        queues: by key. The queue of a key that has a value stays; any other is deleted with its last operation.
-        event_queue: what was received and is not yet due.
+        queues: by key. The queue of a key that has a value stays; any other is deleted with its
+            last operation.
+        event_queue: received events that are not yet due.
         counts: to continue from.
+        forget_after: how long the value of a key counts after its last signal, in microseconds;
+            None for ever.
     """
 
-    __slots__ = ("_batches", "_decisions", "counts", "event_queue", "operations", "queues")
+    __slots__ = (
+        "_batches", "_decisions", "_forget_after", "counts", "event_queue", "operations", "queues",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -95,7 +110,9 @@ class Shard:
         queues: Store[str, StreamQueue],
         event_queue: EventQueue,
         counts: Counts | None = None,
+        forget_after: int | None = None,
     ) -> None:
+        self._forget_after = forget_after
         self.operations = operations
         self.queues = queues
         self.event_queue = event_queue
@@ -106,7 +123,8 @@ class Shard:
         """Decisions on whole batches since then."""
 
     def take(self) -> list[pa.RecordBatch]:
-        """Takes out the decisions since the last call: batches with the columns of `DECISIONS`, none of them empty."""
+        """Takes out the decisions since the last call: batches with the columns of `DECISIONS`,
+        none of them empty."""
         taken, self._batches = self._batches, []
         decisions, self._decisions = self._decisions, []
         if decisions:
@@ -120,12 +138,13 @@ class Shard:
     def register(self, operations: pa.RecordBatch, now: int) -> None:
         """Receives operations while the watermark is at `now`.
 
-        An operation whose deadline is after `now` will have an outcome; if it was registered before, it begins to wait now. Any
-        other gets the decision `late`, with the reason. Cost: that of Arrow, and a step for each operation that may be invalid.
+        An operation whose deadline is after `now` will have an outcome; if it was registered
+        before, it begins to wait now. Any other gets the decision `late`, with the reason. Cost:
+        Arrow's, and a step for each operation that may be invalid.
 
         Args:
-            operations: with the columns of `REGISTRATIONS` but `at`; `topic`, `partition`, `offset` and `problem` may be
-                missing.
+            operations: with the columns of `REGISTRATIONS` but `at`; `topic`, `partition`, `offset`
+                and `problem` may be missing.
         """
         self.counts.registered += operations.num_rows
         valid = _are_valid(operations, now)
@@ -140,18 +159,23 @@ class Shard:
             self.counts.newest = max(self.counts.newest, int(registered_at.max()))
             columns = {name: operations.column(name) for name in operations.schema.names}
             columns["at"] = pa.array(np.maximum(registered_at, now))
-            made = [columns[each.name] if each.name in columns else pa.nulls(rows, each.type) for each in REGISTRATIONS]
-            self.event_queue.add_registrations(pa.RecordBatch.from_arrays(made, schema=REGISTRATIONS), now)
+            made = [
+                columns[each.name] if each.name in columns else pa.nulls(rows, each.type)
+                for each in REGISTRATIONS
+            ]
+            self.event_queue.add_registrations(
+                pa.RecordBatch.from_arrays(made, schema=REGISTRATIONS), now
+            )
 
     def signal(self, signals: pa.RecordBatch, now: int, label: int) -> None:
         """Receives signals while the watermark is at `now`: keys have reached values.
 
-        One from the watermark or before is reported as `late`, and counts from now on. Cost: that of Arrow, and a step for each
-        that is late.
+        One from the watermark or before is reported as `late`, and counts from now on. Cost: some
+        calls of Arrow, and a step for each late one.
 
         Args:
-            signals: with the columns `key`, `value`, `at`, and `reporter`: the label of the shard that reports it if it is
-            late.
+            signals: with the columns `key`, `value`, `at`, and `reporter`: the label of the shard
+            that reports it if it is late.
                 `topic`, `partition`, `offset` and `problem` may be missing.
             label: of this shard.
         """
@@ -172,58 +196,143 @@ class Shard:
         """Adds a decision for each signal, all of which are late or invalid."""
         nothing = [None] * signals.num_rows
         names = ("key", "value", "at", "topic", "partition", "offset", "problem")
-        columns = [signals.column(name).to_pylist() if name in signals.schema.names else nothing for name in names]
+        columns = [
+            signals.column(name).to_pylist() if name in signals.schema.names else nothing
+            for name in names
+        ]
         for key, value, at, topic, partition, offset, problem in zip(*columns, strict=True):
             reason = problem or "it is not after the watermark; it counts from there on"
             if problem is None and (key is None or value is None or at is None):
-                reason = "it lacks a key, a value or an instant, or that is not between the years 1 and 9999"
+                reason = (
+                    "it lacks a key, a value or an instant, or that is not between the years 1 "
+                    "and 9999"
+                )
             self.counts.late_signals += 1
-            self._decisions.append(Decision(LATE, None, None, None, reason, key, at, topic, partition, offset))
+            self._decisions.append(
+                Decision(LATE, None, None, None, reason, key, at, topic, partition, offset)
+            )
 
     def _refuse(self, operation: Operation, reason: str) -> None:
         self.counts.late += 1
         topic, partition, offset = operation.origin or NOWHERE
         at = operation.registered_at
-        self._decisions.append(Decision(LATE, operation.operation_id, None, None, reason, None, at, topic, partition, offset))
+        self._decisions.append(
+            Decision(
+                LATE, operation.operation_id, None, None, reason, None, at, topic, partition, offset
+            )
+        )
 
     # -- deciding
 
     def advance_to(self, now: int) -> None:
-        """Decides everything up to the watermark `now`, inclusive: no earlier rows are expected any more.
+        """Decides everything up to the watermark `now`, inclusive: no earlier rows are expected any
+        more.
 
-        Cost: O(log n) for each of the n events that are due, mostly in numpy. Operations that wait since an earlier call, and
-        those with duplicate ids, are decided one by one.
+        Cost: O(log n) for each of the n events that are due, mostly in numpy. Operations that wait
+        since an earlier call, and those with duplicate ids, are decided one by one.
         """
         due = self.event_queue.pop_due(now)
-        history = ValueHistory(due.signals) if due.signals else None
+        history = self._history(due)
         new, others = self._split_new(due.registrations)
         decisions = None
         if new is not None:
             keys = pc.unique(new.column("keys").flatten()).to_pylist()
-            known = {key: None if (queue := self.queues.get(key)) is None else queue.known for key in keys}
+            known = dict.fromkeys(keys) if self._forget_after is not None else self._known(keys)
             decisions = decide_batch(new, history, known, now)
-        self._decide(self._events(due.deadlines, others, history, now))
-        for key, value in history.final_values() if history else ():
-            completed = list(self._queue(key).reach(value))
-            assert not completed
+        self._decide(self._events(due.deadlines, others, history, now), history)
+        if isinstance(history, ForgetfulHistory):
+            self._keep_values(history, now)
+        elif history is not None:
+            for key, value in history.final_values():
+                completed = list(self._queue(key).reach(value))
+                assert not completed
         if decisions is not None:
             self._add(decisions, now)
+        for _, key in due.checks:
+            self._check_key(key, now)
 
-    def _split_new(self, registrations: list[pa.RecordBatch]) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
-        """The operations that `decide_batch` can decide on, and the others."""
+    def _known(self, keys: Iterable[str]) -> dict[str, int | None]:
+        """The values of keys."""
+        return {
+            key: None if (queue := self.queues.get(key)) is None else queue.known for key in keys
+        }
+
+    def _history(self, due: Events) -> ValueHistory | None:
+        """The signals that are due. If keys are forgotten, it begins with the values that keys had
+        before."""
+        if self._forget_after is None:
+            return ValueHistory(due.signals) if due.signals else None
+        columns = [batch.column("key") for batch in due.signals]
+        columns += [batch.column("keys").flatten() for batch in due.registrations]
+        if not columns:
+            return None
+        first_at = Events(due.signals, due.registrations).first_at()
+        known = []
+        for key in pc.unique(pa.chunked_array(columns)).to_pylist():
+            queue = self.queues.get(key)
+            if queue is not None and queue.known is not None:
+                # Values from before keys were forgotten count from the first use on.
+                at = first_at if queue.last_at is None else queue.last_at
+                known.append((key, at, queue.known))
+        if not known and not due.signals:
+            return None
+        return ForgetfulHistory(due.signals, known, self._forget_after)
+
+    def _keep_values(self, history: ForgetfulHistory, now: int) -> None:
+        """Keeps the values that keys have at `now`, and has their keys checked."""
+        assert self._forget_after is not None
+        for key, last_at, value in history.ends():
+            queue = self.queues.get(key) or StreamQueue(key)
+            if now - last_at > self._forget_after:
+                queue.value = UNKNOWN
+                if queue.last_at is None:
+                    self._store(queue)
+                    continue
+            else:
+                assert not queue.segments or value < queue.segments[0][0]
+                if queue.last_at == last_at and queue.known == value:
+                    continue
+                if queue.last_at is None:
+                    self.event_queue.add_check((check_at(last_at, self._forget_after), key), now)
+                queue.value = value
+            queue.last_at = last_at
+            self._store(queue)
+
+    def _check_key(self, key: str, now: int) -> None:
+        """Forgets a key, or has it checked later."""
+        queue = self.queues.get(key)
+        if queue is None or queue.last_at is None:
+            return
+        if self._forget_after is None:
+            queue.last_at = None
+        elif now - queue.last_at <= self._forget_after:
+            self.event_queue.add_check((check_at(queue.last_at, self._forget_after), key), now)
+            return
+        else:
+            queue.value, queue.last_at = UNKNOWN, None
+        self._store(queue)
+
+    def _split_new(
+        self, registrations: list[pa.RecordBatch]
+    ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
+        """The operations that `decide_batch` can decide on, and the remaining ones."""
         if not registrations:
             return None, None
         rows = pa.concat_batches(registrations)
         ids = rows.column("operation_id").dictionary_encode()
         names, codes = ids.dictionary.to_pylist(), ids.indices.to_numpy()
-        is_new = np.array([self.operations.get(name) is None for name in names]) & (np.bincount(codes) == 1)
+        is_new = np.array([self.operations.get(name) is None for name in names]) & (
+            np.bincount(codes) == 1
+        )
         is_new = is_new[codes] & have_distinct_keys(rows)
         if is_new.all():
             return rows, None
-        return rows.filter(pa.array(is_new)) if is_new.any() else None, rows.filter(pa.array(~is_new))
+        return rows.filter(pa.array(is_new)) if is_new.any() else None, rows.filter(
+            pa.array(~is_new)
+        )
 
     def _add(self, batch: BatchDecisions, now: int) -> None:
-        """Adds the decisions on a batch, and enqueues the operations that go on waiting."""
+        """Adds the decisions on a batch, and enqueues the operations that keep waiting."""
         self.counts.completed += batch.completed
         self.counts.expired += batch.expired
         if batch.decisions.num_rows:
@@ -247,14 +356,22 @@ class Shard:
             self.event_queue.add_deadline((deadline, operation_id), now)
 
     def _events(
-        self, deadlines: Iterable[tuple[int, str]], registrations: pa.RecordBatch | None, history: ValueHistory | None, now: int
+        self,
+        deadlines: Iterable[tuple[int, str]],
+        registrations: pa.RecordBatch | None,
+        history: ValueHistory | None,
+        now: int,
     ) -> list[Event]:
         """The events that are processed one by one, in order."""
         events: list[Event] = [(at, DEADLINE, operation_id) for at, operation_id in deadlines]
         if registrations is not None:
-            for at, operation in zip(registrations.column("at").to_pylist(), operations_of(registrations), strict=True):
+            for at, operation in zip(
+                registrations.column("at").to_pylist(), operations_of(registrations), strict=True
+            ):
                 # Without the origin if it is None, so that the tuples can be compared.
-                events.append((at, REGISTRATION, operation[:-1] if operation.origin else operation[:-2]))
+                events.append(
+                    (at, REGISTRATION, operation[:-1] if operation.origin else operation[:-2])
+                )
                 if operation.deadline <= now:
                     events.append((operation.deadline, DEADLINE, operation.operation_id))
                 else:
@@ -262,12 +379,18 @@ class Shard:
         if history is not None:
             indexes, thresholds = self._thresholds(registrations, history)
             keys = history.keys.to_pylist()
-            events += [(at, SIGNAL, keys[key], value) for key, at, value in history.decisive_signals(indexes, thresholds)]
+            events += [
+                (at, SIGNAL, keys[key], value)
+                for key, at, value in history.decisive_signals(indexes, thresholds)
+            ]
         events.sort()
         return events
 
-    def _thresholds(self, registrations: pa.RecordBatch | None, history: ValueHistory) -> tuple[Int64Array, Int64Array]:
-        """The thresholds of waiting and new operations, and the indexes of their keys in `history`."""
+    def _thresholds(
+        self, registrations: pa.RecordBatch | None, history: ValueHistory
+    ) -> tuple[Int64Array, Int64Array]:
+        """The thresholds of waiting and new operations, and the indexes of their keys in
+        `history`."""
         keys: list[int] = []
         lengths: list[int] = []
         awaited: list[int] = []
@@ -277,14 +400,22 @@ class Shard:
                     keys.append(index)
                     lengths.append(len(segment))
                     awaited += segment
-        indexes, thresholds = np.repeat(np.array(keys, np.int64), lengths), np.array(awaited, np.int64)
+        indexes, thresholds = (
+            np.repeat(np.array(keys, np.int64), lengths),
+            np.array(awaited, np.int64),
+        )
         if registrations is not None:
-            indexes = np.append(indexes, history.key_indexes(registrations.column("keys").flatten()))
-            thresholds = np.append(thresholds, registrations.column("thresholds").flatten().to_numpy())
+            indexes = np.append(
+                indexes, history.key_indexes(registrations.column("keys").flatten())
+            )
+            thresholds = np.append(
+                thresholds, registrations.column("thresholds").flatten().to_numpy()
+            )
         return indexes, thresholds
 
-    def _decide(self, events: list[Event]) -> None:
-        """Processes events in order, and completes operations after all signals and registrations of an instant."""
+    def _decide(self, events: list[Event], history: ValueHistory | None) -> None:
+        """Processes events in order, and completes operations after all signals and registrations
+        of an instant."""
         changed: dict[str, None] = {}
         for at, instant in groupby(events, _at):
             deadlines = []
@@ -292,7 +423,7 @@ class Shard:
                 if event[1] == SIGNAL:
                     self._reach(event[2], event[3], changed)
                 elif event[1] == REGISTRATION:
-                    self._watch(Operation(*event[2]), changed)
+                    self._watch(Operation(*event[2]), at, history, changed)
                 else:
                     deadlines.append(event[2])
             for operation_id in changed:
@@ -307,22 +438,35 @@ class Shard:
         return queue
 
     def _reach(self, key: str, value: int, changed: dict[str, None]) -> None:
-        for operation_id in self._queue(key).reach(value):
+        queue = self._queue(key)
+        if self._forget_after is not None:
+            # Its value may be from an earlier life. All its waiters wait for a signal from now on.
+            queue.value = UNKNOWN
+        for operation_id in queue.reach(value):
             operation = self.operations.get(operation_id)
             assert operation is not None
             operation.satisfied.add(key)
             self.operations[operation_id] = operation
             changed[operation_id] = None
 
-    def _watch(self, operation: Operation, changed: dict[str, None]) -> None:
+    def _watch(
+        self,
+        operation: Operation,
+        at: int,
+        history: ValueHistory | None,
+        changed: dict[str, None],
+    ) -> None:
         operation_id = operation.operation_id
         if self.operations.get(operation_id) is not None:
             self._refuse(operation, "it is a copy: the operation of this id was registered before")
             return
         pending = Pending(operation.deadline, operation.mode, operation.requirements)
         for key, threshold in operation.requirements:
-            queue = self.queues.get(key)
-            if queue is not None and has_reached(key, queue.value, threshold):
+            if isinstance(history, ForgetfulHistory):
+                value = history.value_at(key, at)
+            else:
+                value = None if (queue := self.queues.get(key)) is None else queue.known
+            if value is not None and threshold <= value:
                 pending.satisfied.add(key)
             else:
                 self._queue(key).watch(operation_id, threshold)
@@ -357,20 +501,28 @@ class Shard:
         queue = self.queues.get(key)
         assert queue is not None
         queue.unwatch(operation_id)
-        if queue.value is UNKNOWN and not queue.waiters:
-            del self.queues[key]
+        self._store(queue)
+
+    def _store(self, queue: StreamQueue) -> None:
+        """Stores a queue that has changed, or deletes it if nothing is in it."""
+        if queue.value is UNKNOWN and queue.last_at is None and not queue.waiters:
+            del self.queues[queue.key]
         else:
-            self.queues[key] = queue
+            self.queues[queue.key] = queue
 
 
 def _are_valid(operations: pa.RecordBatch, now: int) -> Any:
     """For each row, whether it is certain to have no `refusal`."""
     valid = _have_all(operations, ("operation_id", "registered_at", "deadline"))
-    valid &= pc.is_in(operations.column("mode"), value_set=pa.array(MODES)).to_numpy(zero_copy_only=False)
+    valid &= pc.is_in(operations.column("mode"), value_set=pa.array(MODES)).to_numpy(
+        zero_copy_only=False
+    )
     valid &= operations.column("keys").value_lengths().fill_null(0).to_numpy() > 0
     if any(operations.column(name).flatten().null_count for name in ("keys", "thresholds")):
         valid &= [all(None not in pair for pair in pairs) for pairs in pairs_of(operations)]
-    registered_at, deadline = (operations.column(name).fill_null(0).to_numpy() for name in ("registered_at", "deadline"))
+    registered_at, deadline = (
+        operations.column(name).fill_null(0).to_numpy() for name in ("registered_at", "deadline")
+    )
     return valid & (deadline >= registered_at) & (deadline > now)
 
 

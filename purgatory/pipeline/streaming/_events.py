@@ -1,4 +1,4 @@
-"""What shards receive and what they decide, as rows and as Arrow batches.
+"""The events and decisions of shards, as rows and as Arrow batches.
 
 Nearly all rows stay in batches until they are due. Only late and invalid ones become rows before.
 """
@@ -65,11 +65,13 @@ class Operation(NamedTuple):
     deadline: int
     origin: Origin | None = None
     problem: str | None = None
-    """Why its record could not be read; `None` if it could. The other fields are then what could be read."""
+    """Why its record could not be read; `None` if it could. The other fields are then what could be
+    read."""
 
 
 class Decision(NamedTuple):
-    """The outcome of an operation; or, if `outcome` is `late`, an operation or signal without a decision, and the reason."""
+    """The outcome of an operation; or, if `outcome` is `late`, an operation or signal without a
+    decision, and the reason."""
 
     outcome: str
     operation_id: str | None = None
@@ -91,8 +93,15 @@ def refusal(operation: Operation, now: int) -> str | None:
     """Why `operation` cannot be decided on when the watermark is at `now`; `None` if it can."""
     if operation.problem:
         return operation.problem
-    if operation.operation_id is None or operation.registered_at is None or operation.deadline is None:
-        return "it lacks an id, an instant of registration or a deadline, or one is not between the years 1 and 9999"
+    if (
+        operation.operation_id is None
+        or operation.registered_at is None
+        or operation.deadline is None
+    ):
+        return (
+            "it lacks an id, an instant of registration or a deadline, or one is not between "
+            "the years 1 and 9999"
+        )
     if operation.mode not in MODES:
         return f"its mode is {operation.mode!r}, and neither 'all' nor 'any'"
     if not operation.requirements:
@@ -106,8 +115,11 @@ def refusal(operation: Operation, now: int) -> str | None:
     return None
 
 
-def requirements_of(pairs: Iterable[tuple[str, int]] | None, mode: str) -> tuple[tuple[str, int], ...]:
-    """Requirements with each key once. Of several thresholds of a key the highest counts for `all`, the lowest for `any`."""
+def requirements_of(
+    pairs: Iterable[tuple[str, int]] | None, mode: str
+) -> tuple[tuple[str, int], ...]:
+    """Requirements with each key once. Of several thresholds of a key the highest counts for `all`,
+    the lowest for `any`."""
     required: dict[str, int] = {}
     decides = min if mode == "any" else max
     for key, threshold in pairs or ():
@@ -121,10 +133,23 @@ def requirements_of(pairs: Iterable[tuple[str, int]] | None, mode: str) -> tuple
 
 
 def operations_of(batch: pa.RecordBatch) -> list[Operation]:
-    """The rows of a batch that has the columns of `REGISTRATIONS` but `at`, and perhaps `problem`."""
-    names = ("operation_id", "mode", "registered_at", "deadline", "topic", "partition", "offset", "problem")
+    """The rows of a batch that has the columns of `REGISTRATIONS` but `at`, and perhaps
+    `problem`."""
+    names = (
+        "operation_id",
+        "mode",
+        "registered_at",
+        "deadline",
+        "topic",
+        "partition",
+        "offset",
+        "problem",
+    )
     nothing = [None] * batch.num_rows
-    found = {name: batch.column(name).to_pylist() if name in batch.schema.names else nothing for name in names}
+    found = {
+        name: batch.column(name).to_pylist() if name in batch.schema.names else nothing
+        for name in names
+    }
     rows = zip(*found.values(), pairs_of(batch), strict=True)
     return [
         Operation(

@@ -4,12 +4,11 @@ import argparse
 import threading
 import time
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
@@ -21,22 +20,36 @@ from purgatory.pipeline.streaming._checkpoint import (
     Reconciliation,
     check_out,
     check_shards,
+    due_of_shards,
     newest_event,
+    overdue,
     reconcile,
+)
+from purgatory.pipeline.streaming._dashboard import dashboard, meter_of, update_meter, update_time
+from purgatory.pipeline.streaming._folders import types_of
+from purgatory.pipeline.streaming._outcomes import OPERATIONS, OUTCOMES, SIGNALS, outcomes
+from purgatory.pipeline.streaming._ticks import (
+    IDLE,
+    NEVER,
+    Ticker,
+    folder_of,
+    read_ticks,
     write_ticks,
 )
-from purgatory.pipeline.streaming._dashboard import dashboard, meter_of, update_meter
-from purgatory.pipeline.streaming._folders import types_of
-from purgatory.pipeline.streaming._outcomes import OPERATIONS, OUTCOMES, SIGNALS, TICKS, outcomes
+from purgatory.pipeline.streaming._timekeeper import StreamTime, Timekeeper
 from purgatory.pipeline.streaming._topics import Kafka
 
 EMPTY: Final = Reconciliation(0, 0, 0, 0, 0, 0)
+COUNT_INTERVAL: Final = 10.0
+"""Seconds between two counts of overdue operations, at least."""
 STOP_TIMEOUT: Final = 60.0
 """Seconds to wait for the current batch when the program is asked to stop."""
 SEND_INTERVAL: Final = 1.0
-"""Seconds between two batches of sending to a topic, at least: for each batch Spark lists all files."""
+"""Seconds between two batches of sending to a topic, at least: for each batch Spark lists all
+files."""
 MAX_FILE_AGE: Final = "36500d"
-"""How much older than the newest file a file may be. By default Spark silently ignores those that are a week older."""
+"""How much older than the newest file a file may be. By default Spark silently ignores files that
+are a week older."""
 MAX_STARTS: Final = 5
 """Of a query, if the machine is too busy to start a Python worker in time."""
 
@@ -50,6 +63,13 @@ class Job:
     stop: threading.Event
     meter: StreamMeter | None = None
     """Updated after each batch, if the dashboard is served."""
+    _has_read: bool = False
+    """Whether a batch has ended."""
+    _time: StreamTime | None = None
+    """The event time after the last look."""
+    _overdue: int = 0
+    _count_again_at: float = 0.0
+    """When overdue operations are counted again at the earliest."""
 
     def run(self) -> int:
         """Decides until nothing is left or until it is asked to stop; returns the exit status."""
@@ -57,43 +77,59 @@ class Job:
         if options.serve is None:
             return self._run()
         check_shards(spark, options.checkpoint, options.shards)
-        self.meter = meter_of(options.checkpoint.rstrip("/").rpartition("/")[2], spark, options.checkpoint)
+        self.meter = meter_of(
+            options.checkpoint.rstrip("/").rpartition("/")[2], spark, options.checkpoint
+        )
         with dashboard(self.meter, options.serve) as url:
             print(f"look at {url}; metrics are at {url}metrics", flush=True)
             return self._run()
 
     def _run(self) -> int:
         options, spark = self.options, self.spark
+        if options.available_now and options.idle is not None:
+            raise ValueError("with --available-now there is no --idle: the run ends with the rows")
         if options.out_topic and literal(options.out) != options.out:
             # Spark would take uncommitted files there for outcomes.
-            raise ValueError(f"with --out-topic, the name of --out must have none of * ? [ ] {{ }} and \\: {options.out!r} has")
+            raise ValueError(
+                f"with --out-topic, the name of --out must have none of * ? [ ] {{ }} and \\: "
+                f"{options.out!r} has"
+            )
         check_shards(spark, options.checkpoint, options.shards)
         check_out(options.out, options.checkpoint, spark)
         operations = self._read("operations", options.operations, OPERATIONS)
         signals = self._read("signals", options.signals, SIGNALS)
-        ticks = f"{options.checkpoint.rstrip('/')}/ticks"
-        last_tick = self._last_tick(ticks)
         decided = outcomes(
             operations,
             signals,
             shards=options.shards,
             delay=options.delay,
-            ticks=spark.readStream.schema(TICKS).parquet(literal(ticks)),
+            forget_after=options.forget_after,
+            ticks=read_ticks(spark, options.checkpoint),
         )
         self._decide(decided)
-        newest = newest_event(spark, options.checkpoint)
-        if newest is not None and options.available_now and not self.stop.is_set():
-            # The watermark is behind the newest event: a tick takes it there.
-            tick = newest + timedelta(seconds=options.delay, milliseconds=1)
-            if last_tick is None or last_tick < tick:
-                write_ticks(spark, ticks, tick)
+        newest = newest_event(spark, options.checkpoint) if options.available_now else None
+        if newest is not None and not self.stop.is_set():
+            # The watermark is behind the newest event: a tick takes it there, unless an earlier run
+            # has done so.
+            due = due_of_shards(spark, options.checkpoint).values()
+            newest_ms = -(-(newest - EPOCH) // timedelta(milliseconds=1))
+            if self._has_read or any(at is not None and at <= newest_ms for at in due):
+                tick = newest + timedelta(seconds=options.delay, milliseconds=1)
+                write_ticks(spark, folder_of(options.checkpoint), tick)
                 self._decide(decided)
         account = self._reconcile()
         if account == EMPTY:
-            print("nothing has come in yet")
+            print("no rows yet")
             return 0
         print(account)
-        print(f"stopped; start again to go on from {options.checkpoint}" if self.stop.is_set() else f"done: {options.out}")
+        if self._time is not None and not options.available_now:
+            late = overdue(spark, options.checkpoint, datetime.now(UTC)) if account.pending else 0
+            print(self._time.describe(time.time(), late))
+        print(
+            f"stopped; start again to continue from {options.checkpoint}"
+            if self.stop.is_set()
+            else f"done: {options.out}"
+        )
         return 0
 
     def _reconcile(self) -> Reconciliation:
@@ -102,16 +138,6 @@ class Job:
         except ValueError:
             return EMPTY  # it was asked to stop before the first batch was committed
 
-    def _last_tick(self, ticks: str) -> datetime | None:
-        """The last tick that was written, if any. Creates the folder of ticks if it does not exist."""
-        try:
-            written = self.spark.read.schema(TICKS).parquet(literal(ticks))
-            latest = written.agg(F.unix_micros(F.max("at"))).collect()[0][0]
-        except AnalysisException:
-            write_ticks(self.spark, ticks)
-            return None
-        return None if latest is None else EPOCH + timedelta(microseconds=latest)
-
     def _read(self, kind: str, where: str, schema: StructType) -> DataFrame:
         options = self.options
         if options.format == "kafka":
@@ -119,39 +145,71 @@ class Job:
         if options.format == "parquet":
             schema = types_of(self.spark, where, kind, schema)
         elif literal(where) != where:
-            # A stream of an escaped name starts without any file; this fails if the folder does not exist.
+            # A stream of an escaped name starts without any file; this fails if the folder does not
+            # exist.
             self.spark.read.format("binaryFile").load(literal(where)).isEmpty()
         reader = self.spark.readStream.option("maxFileAge", MAX_FILE_AGE)
         if options.files_per_batch is not None:
             reader = reader.option("maxFilesPerTrigger", options.files_per_batch)
         return reader.schema(schema).format(options.format).load(literal(where))
 
+    def _reads_all(self) -> bool:
+        """Whether each batch reads all rows that are there."""
+        options = self.options
+        limits = (options.files_per_batch, options.records_per_batch)
+        others = (name.lower() for name, _ in options.kafka_option)
+        return limits == (None, None) and not any("pertrigger" in name for name in others)
+
     def _kafka(self) -> Kafka:
         options = self.options
         if options.bootstrap_servers is None:
             raise ValueError("topics need --bootstrap-servers")
-        return Kafka(options.bootstrap_servers, options.values, options.records_per_batch, dict(options.kafka_option))
+        return Kafka(
+            options.bootstrap_servers,
+            options.values,
+            options.records_per_batch,
+            dict(options.kafka_option),
+        )
 
     def _decide(self, decided: DataFrame) -> None:
-        """Runs the query; runs it again if a Python worker needed more than the ten seconds that Spark allows for its start."""
+        """Runs the query; runs it again if a Python worker needed more than the ten seconds that
+        Spark allows for its start."""
         for start in range(1, MAX_STARTS + 1):
             try:
                 self._follow(decided)
                 break
             except StreamingQueryException as error:
-                if "failed to connect back" not in str(error) or self.stop.is_set() or start == MAX_STARTS:
+                if (
+                    "failed to connect back" not in str(error)
+                    or self.stop.is_set()
+                    or start == MAX_STARTS
+                ):
                     raise
-                print("a Python worker was too slow to start; once more, from the checkpoint", flush=True)
+                print(
+                    "a Python worker was too slow to start; restarting from the checkpoint",
+                    flush=True,
+                )
 
     def _follow(self, decided: DataFrame) -> None:
-        """Reports each batch until the query ends. If asked to stop, ends the query between two batches."""
-        options, reported = self.options, -1
+        """Reports each batch until the query ends. If asked to stop, ends the query between two
+        batches."""
+        options = self.options
         writer = decided.writeStream.format("parquet").partitionBy("outcome").outputMode("append")
         query = self._start(writer.option("path", options.out), options.checkpoint, options.every)
+        idle = None if options.available_now or options.idle == NEVER else options.idle or IDLE
+        ticker = Ticker(
+            self.spark,
+            query,
+            options.checkpoint,
+            idle=idle,
+            delay=options.delay,
+            reads_all=self._reads_all(),
+        )
         sending = self._send() if options.out_topic and not options.available_now else None
         try:
-            while not query.awaitTermination(0.2):  # type: ignore[arg-type]  # it takes fractions of a second
-                reported = self._report(query, reported)
+            while not query.awaitTermination(ticker.seconds_to_look()):  # type: ignore[arg-type]  # it takes fractions of a second
+                self._report(ticker.look())
+                self._tell_time(ticker.timekeeper)
                 if sending is not None and not sending.isActive:
                     query.stop()
                     sending.awaitTermination()  # raises its error
@@ -160,7 +218,8 @@ class Job:
                     query.stop()
                     break
         finally:
-            self._report(query, reported)
+            self._report(ticker.take_progress())
+            self._time = ticker.timekeeper.now()
             if sending is not None:
                 sending.stop()  # even if the query has failed: both may be started again
         if options.out_topic and options.available_now and not self.stop.is_set():
@@ -169,12 +228,16 @@ class Job:
     def _send(self) -> StreamingQuery:
         """Starts to send committed outcomes from the files to the topic."""
         options = self.options
-        # The partition column comes last, where Spark puts it. Elsewhere it would be confused with another one while there is
-        # no folder.
+        # The partition column comes last, where Spark puts it. Elsewhere it would be confused with
+        # another one while there is no folder.
         outcome, *others = OUTCOMES
-        committed = self.spark.readStream.schema(StructType([*others, outcome])).parquet(options.out)
+        committed = self.spark.readStream.schema(StructType([*others, outcome])).parquet(
+            options.out
+        )
         writer = self._kafka().writer(committed, options.out_topic)
-        return self._start(writer, f"{options.checkpoint.rstrip('/')}/sent", max(options.every, SEND_INTERVAL))
+        return self._start(
+            writer, f"{options.checkpoint.rstrip('/')}/sent", max(options.every, SEND_INTERVAL)
+        )
 
     def _start(self, writer: DataStreamWriter, checkpoint: str, every: float) -> StreamingQuery:
         writer = writer.option("checkpointLocation", checkpoint)
@@ -182,15 +245,28 @@ class Job:
             return writer.trigger(availableNow=True).start()
         return writer.trigger(processingTime=f"{round(every * 1000)} milliseconds").start()
 
-    def _report(self, query: StreamingQuery, reported: int) -> int:
-        """Prints a line for each batch after the batch `reported`; returns the number of the last batch."""
-        for progress in query.recentProgress:
-            if progress["batchId"] > reported and "addBatch" in progress["durationMs"]:
-                reported = progress["batchId"]
-                print(_describe(progress), flush=True)
+    def _report(self, progress: list[Any]) -> None:
+        """Prints a line for each batch."""
+        for each in progress:
+            if "addBatch" in each["durationMs"]:
+                self._has_read = True
+                print(_describe(each), flush=True)
                 if self.meter is not None:
-                    update_meter(self.meter, progress)
-        return reported
+                    update_meter(self.meter, each)
+
+    def _tell_time(self, timekeeper: Timekeeper) -> None:
+        """Updates the time on the page. Counts overdue operations if there may be some, in at most
+        one twentieth of the time."""
+        if self.meter is None:
+            return
+        began, due = time.time(), timekeeper.next_due
+        if due is None or due > began * 1000 or not self.meter.statistics().pending:
+            self._overdue = 0
+        elif began >= self._count_again_at:
+            self._overdue = overdue(self.spark, self.options.checkpoint, datetime.now(UTC))
+            cost = time.time() - began
+            self._count_again_at = began + max(COUNT_INTERVAL, 20 * cost)
+        update_time(self.meter, timekeeper, self._overdue)
 
 
 def _await_batch(query: StreamingQuery) -> None:
@@ -204,7 +280,9 @@ def _await_batch(query: StreamingQuery) -> None:
 
 
 def _describe(progress: Any) -> str:
-    rows = sum(source["numInputRows"] for source in progress["sources"])  # Spark Connect does not give the sum
+    rows = sum(
+        source["numInputRows"] for source in progress["sources"]
+    )  # Spark Connect does not give the sum
     seconds = progress["durationMs"]["triggerExecution"] / 1000
     state = progress["stateOperators"][0]
     return (

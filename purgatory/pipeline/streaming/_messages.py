@@ -7,10 +7,10 @@ in microseconds since 1970.
     operation   INT8 1   STRING operation_id   ARRAY of (STRING key, INT64 threshold)   STRING mode   INT64 registered_at   INT64 deadline
     signal      INT8 1   STRING key            INT64 value                              INT64 at
 
-The first byte is the version. A signal that says at 12:00:20 of 2026-01-01 that "paid-7" has reached 1 has 25 bytes:
+The first byte is the version. The signal that "paid-7" has reached 1 at 12:00:20 of 2026-01-01 has 25 bytes:
 
     01   00 06 70 61 69 64 2d 37   00 00 00 00 00 00 00 01   00 06 47 52 56 3d 1d 00
-"""  # noqa: E501  # a table
+"""  # a table
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
@@ -31,13 +31,17 @@ COLUMNS: Final = {
     },
     "signals": {"key": pa.string(), "value": pa.int64(), "at": INSTANT},
 }
-"""What the messages hold, in the order of the columns of `OPERATIONS` and `SIGNALS`."""
+"""The fields of the messages, in the order of the columns of `OPERATIONS` and `SIGNALS`."""
 PROBLEM: Final = "problem"
-"""The column that says why a message could not be read; null if it could."""
+"""The column with the reason why a message could not be read; null if it could."""
 
 
 def encode_operation(
-    operation_id: str, requirements: Iterable[tuple[str, int]], mode: str, registered_at: int, deadline: int
+    operation_id: str,
+    requirements: Iterable[tuple[str, int]],
+    mode: str,
+    registered_at: int,
+    deadline: int,
 ) -> bytes:
     """The message of an operation.
 
@@ -54,7 +58,8 @@ def encode_operation(
 
 
 def encode_signal(key: str, value: int, at: int) -> bytes:
-    """The message of a signal: `key` has reached `value`, at an instant in microseconds since 1970."""
+    """The message of a signal: `key` has reached `value`, at an instant in microseconds since
+    1970."""
     return struct.pack(">b", VERSION) + _string(key) + struct.pack(">qq", value, at)
 
 
@@ -64,7 +69,8 @@ def _string(text: str) -> bytes:
 
 
 def decode_batches(batches: Iterator[pa.RecordBatch], kind: str) -> Iterator[pa.RecordBatch]:
-    """Replaces the column `value` of each batch by the columns of the messages in it, and by `problem`.
+    """Replaces the column `value` of each batch by the columns of the messages in it, and by
+    `problem`.
 
     Args:
         kind: `operations` or `signals`.
@@ -87,7 +93,10 @@ def decode_batches(batches: Iterator[pa.RecordBatch], kind: str) -> Iterator[pa.
             rows.append(row)
             problems.append(problem)
         values = zip(*rows, strict=True) if rows else ((),) * len(columns)
-        made = {name: _column(column, type_) for (name, type_), column in zip(columns.items(), values, strict=True)}
+        made = {
+            name: _column(column, type_)
+            for (name, type_), column in zip(columns.items(), values, strict=True)
+        }
         rest = {name: batch.column(name) for name in batch.schema.names if name != "value"}
         yield pa.RecordBatch.from_pydict({**made, **rest, PROBLEM: pa.array(problems, pa.string())})
 
@@ -123,7 +132,7 @@ def _signal(message: bytes) -> tuple[Any, ...]:
 def _begin(message: bytes) -> int:
     (version,) = struct.unpack_from(">b", message)
     if version != VERSION:
-        raise ValueError(f"its version is {version}, not {VERSION}")
+        raise ValueError(f"expected version {VERSION}, got {version}")
     return 1
 
 
@@ -137,4 +146,4 @@ def _text(message: bytes, offset: int) -> tuple[str, int]:
 
 def _end(message: bytes, offset: int) -> None:
     if offset != len(message):
-        raise ValueError(f"it goes on after its end, for {len(message) - offset} bytes")
+        raise ValueError(f"it has {len(message) - offset} bytes after its end")

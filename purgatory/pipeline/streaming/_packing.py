@@ -1,6 +1,7 @@
 """Packs rows for Spark: some ten thousand rows as one binary value, an Arrow batch.
 
-Each value that Spark hands to Python, or takes from it, costs more than the decision about it. So nothing is done row by row.
+Each value that Spark hands to Python, or takes from it, costs more than the decision about it. So
+nothing is done row by row.
 """
 
 from collections.abc import Iterable, Iterator
@@ -12,17 +13,23 @@ import pyarrow.compute
 
 from purgatory.pipeline.streaming._events import DECISIONS, from_bytes, to_bytes, to_stream
 
-pc: Final[Any] = pyarrow.compute  # its functions are made when it is imported, unseen by type checkers
+pc: Final[Any] = (
+    pyarrow.compute
+)  # its functions are made when it is imported, unseen by type checkers
 
 PACKED: Final = "are_signals boolean, events binary, shard int"
 """Many rows in one value."""
 PACKED_SIGNALS: Final = "are_signals boolean, events binary"
 COUNTS: Final = ("registered", "completed", "expired", "late", "late_signals")
 """The counts of a shard; Spark adds up what each call adds to them."""
-PACKED_OUTPUT: Final = ", ".join(["decisions binary", *(f"{name} bigint" for name in COUNTS)])
-"""Rows with many decisions in one value, and rows with only what a call has added to the counts."""
+PACKED_OUTPUT: Final = ", ".join(
+    ["decisions binary", "shard int", "due bigint", *(f"{name} bigint" for name in COUNTS)]
+)
+"""Rows with many decisions in one value; and a row for each call with its shard, when this has
+something to decide next, and what the call has added to the counts."""
 OUTPUT: Final = (
-    "outcome string, operation_id string, decided_at bigint, satisfied_keys array<string>, reason string, key string, "
+    "outcome string, operation_id string, decided_at bigint, satisfied_keys array<string>, "
+    "reason string, key string, "
     "at bigint, topic string, partition int, offset bigint"
 )
 """The columns of `DECISIONS`, as Spark knows them. Instants are in microseconds."""
@@ -38,7 +45,11 @@ def pack_operations(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatc
         rows = rows.drop_columns(["shard"])
         labels = np.unique(shards).tolist()
         events = [to_stream(rows.filter(pa.array(shards == label))) for label in labels]
-        columns = [pa.array([False] * len(labels)), pa.array(events, pa.binary()), pa.array(labels, pa.int32())]
+        columns = [
+            pa.array([False] * len(labels)),
+            pa.array(events, pa.binary()),
+            pa.array(labels, pa.int32()),
+        ]
         yield pa.RecordBatch.from_arrays(columns, ["are_signals", "events", "shard"])
 
 
@@ -46,6 +57,8 @@ def pack_signals(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Packs rows for all shards. Drops ticks."""
     for batch in batches:
         rows = _without_ticks(batch)
+        if not rows.num_rows:
+            continue  # no shard need be called for it
         yield pa.RecordBatch.from_pydict({"are_signals": [True], "events": [to_stream(rows)]})
 
 

@@ -1,10 +1,10 @@
 """The pending operations of a shard, and the queues of their keys."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import cast
 
-from purgatory._thresholds.queue import UNKNOWN, ThresholdQueue, Waiters, has_reached
+from purgatory._core.threshold_queue import UNKNOWN, ThresholdQueue, flatten, has_reached
 
 
 class StreamWaiter:
@@ -20,11 +20,14 @@ class StreamWaiter:
 class StreamQueue(ThresholdQueue):
     """The queue of a key, with its waiters by operation id."""
 
-    __slots__ = ("waiters",)
+    __slots__ = ("last_at", "waiters")
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
         self.waiters: dict[str, StreamWaiter] = {}
+        self.last_at: int | None = None
+        """The instant of its last signal, if keys are forgotten. As long as it is set, the event
+        queue has one check of this key."""
 
     def watch(self, operation_id: str, threshold: int) -> None:
         """Adds an operation."""
@@ -41,21 +44,18 @@ class StreamQueue(ThresholdQueue):
         return None if self.value is UNKNOWN else int(self.value)
 
     def reach(self, value: int) -> Iterator[str]:
-        """Raises the value of the key to `value`, and removes the operations that waited for it. A lower one has no effect."""
+        """Raises the value of the key to `value`, and removes the operations that waited for it. A
+        lower one has no effect."""
         if not has_reached(self.key, self.value, value):
-            for waiters in self.advance(value)[1]:
-                for waiter in _as_iterable(waiters):
-                    del self.waiters[waiter.operation_id]
-                    yield waiter.operation_id
-
-
-def _as_iterable(waiters: Waiters) -> Iterable[Any]:
-    return waiters if isinstance(waiters, dict) else (waiters,)
+            for waiter in cast("Iterator[StreamWaiter]", flatten(self.advance(value))):
+                del self.waiters[waiter.operation_id]
+                yield waiter.operation_id
 
 
 @dataclass(slots=True)
 class Pending:
-    """An operation that waits; or one that has ended, which is kept until its deadline to recognise copies."""
+    """An operation that waits; or one that has ended, which is kept until its deadline to recognise
+    copies."""
 
     deadline: int
     mode: str = ""
@@ -68,4 +68,8 @@ class Pending:
         return not self.requirements
 
     def is_complete(self) -> bool:
-        return len(self.satisfied) == len(self.requirements) if self.mode == "all" else bool(self.satisfied)
+        return (
+            len(self.satisfied) == len(self.requirements)
+            if self.mode == "all"
+            else bool(self.satisfied)
+        )

@@ -1,16 +1,18 @@
-"""Connects shards to Spark: rows in, state in RocksDB, rows out. The decisions are made in `_decisions`.
+"""Connects shards to Spark: rows in, state in RocksDB, rows out. The decisions are made in
+`_decisions`.
 
-Each value that Spark hands to Python costs more than the decision about it. So rows come and go packed, see `_packing`, and
-state is kept in pages, see `_state`. A call reads each page once at most, and at its end writes those that have changed.
+Each value that Spark hands to Python costs more than the decision about it. So rows come and go
+packed, see `_packing`, and state is kept in pages, see `_state`. A call reads each page once at
+most, and at its end writes those that have changed.
 
-    variable     what is in it
+    variable     content
     shard        counts, the slices of the event queue, the instant of the timer
     operations   by id, in pages: operations that wait, and the ids of those that have ended before their deadline
     lines        by key, in pages: the value and the queue of a key
     agenda       the event queue: chunks of events, by slice
 
-The names of the variables are those of existing checkpoints. Spark calls once for each shard and micro-batch, with the rows for
-this shard, and once more if its timer has expired.
+The names of the variables match existing checkpoints. Spark calls once for each shard and
+micro-batch, with the rows for this shard, and once more if its timer has expired.
 """
 
 import pickle
@@ -28,17 +30,18 @@ from pyspark.sql.streaming.stateful_processor import (
     TimerValues,
 )
 
-from purgatory import _arguments
-from purgatory._thresholds import queue
+from purgatory._core import arguments, threshold_queue
 from purgatory.pipeline.streaming import (
     _batch_decisions,
     _decisions,
     _event_queue,
     _events,
+    _forgetful_history,
     _messages,
     _packing,
     _pending,
     _state,
+    _timekeeper,
     _value_history,
 )
 from purgatory.pipeline.streaming._decisions import Counts, Shard
@@ -55,9 +58,11 @@ from purgatory.pipeline.streaming._state import (
     load_operation,
     load_queue,
 )
+from purgatory.pipeline.streaming._timekeeper import NOTHING_DUE
 
 SHARD: Final = (
-    "shards int, registered bigint, completed bigint, expired bigint, late bigint, late_signals bigint, newest bigint, "
+    "shards int, registered bigint, completed bigint, expired bigint, late bigint, late_signals "
+    "bigint, newest bigint, "
     "slices binary, timer bigint"
 )
 PAGE: Final = "waiting int, entries binary"
@@ -68,13 +73,25 @@ OLD_PAGES: Final = 4096
 
 
 class ShardsChanged(Exception):
-    """A checkpoint was written with another number of shards. The message says with which."""
+    """A checkpoint was written with another number of shards, which the message has."""
 
 
 def send_code_to_workers() -> None:
     """Makes Spark send our code to its workers, which need not have this package installed."""
-    core = (_arguments, queue)
-    ours = (_batch_decisions, _decisions, _event_queue, _events, _messages, _packing, _pending, _state, _value_history)
+    core = (arguments, threshold_queue)
+    ours = (
+        _batch_decisions,
+        _decisions,
+        _event_queue,
+        _events,
+        _forgetful_history,
+        _messages,
+        _packing,
+        _pending,
+        _state,
+        _timekeeper,
+        _value_history,
+    )
     for module in (*core, *ours, sys.modules[__name__]):
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
@@ -84,10 +101,13 @@ class ShardProcessor(StatefulProcessor):
 
     Args:
         shards: how many there are. State that was written with another number is refused.
+        forget_after: how long values of keys count after their last signals, in microseconds; None
+            for ever.
     """
 
-    def __init__(self, shards: int) -> None:
+    def __init__(self, shards: int, forget_after: int | None = None) -> None:
         self.shards = shards
+        self.forget_after = forget_after
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Names the variables of the state."""
@@ -95,10 +115,12 @@ class ShardProcessor(StatefulProcessor):
         self._shard = handle.getValueState("shard", SHARD)
         self._operations = handle.getMapState("operations", "page int", PAGE)
         self._queues = handle.getMapState("lines", "page int", PAGE)
-        self._event_queue = handle.getMapState("agenda", "width bigint, number bigint, serial int", CHUNK)
+        self._event_queue = handle.getMapState(
+            "agenda", "width bigint, number bigint, serial int", CHUNK
+        )
 
     def handleInputRows(self, key: Any, rows: Any, timerValues: TimerValues) -> Iterator[Row]:  # noqa: N802, N803
-        """Takes in the rows of a shard, and decides what they and the watermark allow."""
+        """Adds the rows of a shard, and makes the decisions that the watermark allows."""
         return self._run(key[0], rows, timerValues)
 
     def handleExpiredTimer(  # noqa: N802
@@ -107,7 +129,7 @@ class ShardProcessor(StatefulProcessor):
         timerValues: TimerValues,  # noqa: N803
         expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803, ARG002
     ) -> Iterator[Row]:
-        """Decides what the watermark allows, if the batch had no rows of the shard."""
+        """Makes the decisions that the watermark allows, for a batch without rows of the shard."""
         return self._run(key[0], iter(()), timerValues)
 
     def close(self) -> None:
@@ -119,7 +141,8 @@ class ShardProcessor(StatefulProcessor):
         before = [getattr(counts, name) for name in COUNTS]
         operations = PagedStore(self._operations, load_operation, dump_operation, sizes[0])
         queues = PagedStore(self._queues, load_queue, dump_queue, sizes[1])
-        shard = Shard(operations, queues, EventQueue(ChunkStore(self._event_queue), slices), counts)
+        event_queue = EventQueue(ChunkStore(self._event_queue), slices)
+        shard = Shard(operations, queues, event_queue, counts, self.forget_after)
         for _, are_signals, events in rows:
             if are_signals:
                 shard.signal(from_stream(events), now, label)
@@ -137,20 +160,27 @@ class ShardProcessor(StatefulProcessor):
         sizes = (operations.size, queues.size)
         self._shard.update((self.shards, *astuple(counts), pickle.dumps((slices, sizes)), expiry))
         added = [getattr(counts, name) - count for name, count in zip(COUNTS, before, strict=True)]
-        counted = [_row(None, *added)] if any(added) else []
-        return iter(counted + [_row(packed, *(0 for _ in COUNTS)) for packed in pack_decisions(decisions)])
+        called = _row(None, label, NOTHING_DUE if expiry is None else expiry, *added)
+        nothing = [0] * len(COUNTS)
+        packed = [_row(each, None, None, *nothing) for each in pack_decisions(decisions)]
+        return iter([called, *packed])
 
-    def _load(self) -> tuple[Counts, dict[tuple[int, int], tuple[int, int]], int | None, tuple[Size, Size]]:
+    def _load(
+        self,
+    ) -> tuple[Counts, dict[tuple[int, int], tuple[int, int]], int | None, tuple[Size, Size]]:
         stored = self._shard.get()
         if stored is None:
             return Counts(), {}, None, ((INITIAL_PAGES, 0), (INITIAL_PAGES, 0))
         shards, *counts, slices, timer = stored
         if shards != self.shards:
-            raise ShardsChanged(f"cannot go on with {self.shards} shards: the checkpoint was written with {shards}")
+            raise ShardsChanged(
+                f"cannot continue with {self.shards} shards: the checkpoint was written with "
+                f"{shards}"
+            )
         kept = pickle.loads(slices)
         if isinstance(kept, dict):
             kept = kept, ((OLD_PAGES, 0), (OLD_PAGES, 0))
         return Counts(*counts), kept[0], timer, kept[1]
 
 
-_row = Row("decisions", *COUNTS)
+_row = Row("decisions", "shard", "due", *COUNTS)

@@ -1,16 +1,23 @@
-"""How a shard is kept in Spark's state: operations and queues in pages, the event queue in chunks."""
+"""How a shard is kept in Spark's state: operations and queues in pages, the event queue in
+chunks."""
 
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Generic, TypeVar
 from zlib import crc32
 
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import MapState
 
-from purgatory._thresholds.queue import UNKNOWN
+from purgatory._core.threshold_queue import UNKNOWN
 from purgatory.pipeline.streaming._event_queue import Events
-from purgatory.pipeline.streaming._events import NOWHERE, REGISTRATIONS, SIGNALS, from_bytes, to_bytes
+from purgatory.pipeline.streaming._events import (
+    NOWHERE,
+    REGISTRATIONS,
+    SIGNALS,
+    from_bytes,
+    to_bytes,
+)
 from purgatory.pipeline.streaming._pending import Pending, StreamQueue
 
 INITIAL_PAGES: Final = 16
@@ -31,12 +38,13 @@ class PagedStore(Generic[V]):
     Args:
         state: of this shard.
         load: makes a value of a key and its entry in the page.
-        dump: makes the entry of a value. Its first element says whether the value counts as `waiting`, for readers of the
-            state.
+        dump: makes the entry of a value. Its first element is whether the value counts as
+            `waiting`, for readers of the state.
         size: `size` when it was last saved.
 
-    A page that is asked of Spark costs some 50 µs, and each entry in it one. So a store begins with few pages; when they are
-    full, the entries are rehashed into more, which costs amortised O(1) for each entry.
+    A page that is asked of Spark costs some 50 µs, and each entry in it one. So a store starts with
+    few pages; when they are full, the entries are rehashed into more, which costs amortised O(1)
+    for each entry.
     """
 
     __slots__ = ("_changed", "_dump", "_load", "_pages", "_state", "_values", "size")
@@ -107,7 +115,8 @@ class PagedStore(Generic[V]):
                 self._state.removeKey((number,))
 
     def _rehash(self, pages: int, more: int) -> Iterable[int]:
-        """Rehashes all entries into more pages; returns the numbers of the pages that have changed."""
+        """Rehashes all entries into more pages; returns the numbers of the pages that have
+        changed."""
         before = [self._page(number) for number in range(pages)]
         self._pages = {}
         for page in before:
@@ -141,26 +150,33 @@ class ChunkStore:
         self._state.removeKey(key)
 
 
-def load_events(data: bytes) -> Events:
+def load_events(data: bytes | pa.Buffer) -> Events:
     """The inverse of `dump_events`. Older checkpoints have a list of tuples instead."""
     kept = pickle.loads(data)
     if isinstance(kept, list):
         return _events_of(kept)
-    signals, registrations, deadlines = kept
+    signals, registrations, *others = kept
     return Events(
-        [from_bytes(each, SIGNALS) for each in signals], [from_bytes(each, REGISTRATIONS) for each in registrations], deadlines
+        [from_bytes(each, SIGNALS) for each in signals],
+        [from_bytes(each, REGISTRATIONS) for each in registrations],
+        *others,
     )
 
 
 def dump_events(events: Events) -> bytes:
-    """Batches in Arrow's format, and deadlines, pickled."""
-    signals, registrations = ([to_bytes(each) for each in batches] for batches in (events.signals, events.registrations))
-    return pickle.dumps((signals, registrations, events.deadlines))
+    """Batches in Arrow's format, deadlines, and checks if there are any, pickled."""
+    signals, registrations = (
+        [to_bytes(each) for each in batches] for batches in (events.signals, events.registrations)
+    )
+    checks = (events.checks,) if events.checks else ()
+    return pickle.dumps((signals, registrations, events.deadlines, *checks))
 
 
 def _events_of(rows: list[tuple[Any, ...]]) -> Events:
     """Of rows (instant, 0, key, value), (instant, 1, operation) and (instant, 2, operation_id)."""
-    signals = [{"at": at, "key": rest[0], "value": rest[1]} for at, kind, *rest in rows if kind == 0]
+    signals = [
+        {"at": at, "key": rest[0], "value": rest[1]} for at, kind, *rest in rows if kind == 0
+    ]
     registrations = []
     for at, kind, *rest in rows:
         if kind == 1:
@@ -176,28 +192,83 @@ def _events_of(rows: list[tuple[Any, ...]]) -> Events:
     )
 
 
+PENDING: Final = pa.schema(
+    {
+        "operation_id": pa.string(),
+        "key": pa.list_(pa.string()),
+        "threshold": pa.list_(pa.int64()),
+        "mode": pa.string(),
+        "deadline": pa.int64(),
+        "satisfied_keys": pa.list_(pa.string()),
+    }
+)
+"""The columns of `pending_operations`. `deadline` is in microseconds."""
+
+
+def pending_operations(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The operations in pages and chunks that have not ended, with the columns of `PENDING`.
+
+    Args:
+        batches: with the columns `page` and `chunk`, one of which is null in each row.
+    """
+    for batch in batches:
+        rows = []
+        for page in batch.column("page").drop_null():
+            for operation_id, entry in pickle.loads(page.as_buffer()).items():
+                operation = load_operation(operation_id, entry)
+                if not operation.has_ended:
+                    keys, thresholds = zip(*operation.requirements, strict=True)
+                    satisfied = [key for key in keys if key in operation.satisfied]
+                    times = (operation.mode, operation.deadline, satisfied)
+                    rows.append((operation_id, keys, thresholds, *times))
+        if rows:
+            pairs = zip(zip(*rows, strict=True), PENDING, strict=True)
+            arrays = [pa.array(values, field.type) for values, field in pairs]
+            yield pa.RecordBatch.from_arrays(arrays, schema=PENDING)
+        for chunk in batch.column("chunk").drop_null():
+            for registrations in load_events(chunk.as_buffer()).registrations:
+                names = ("operation_id", "keys", "thresholds", "mode", "deadline")
+                nothing = pa.array([[]] * registrations.num_rows, pa.list_(pa.string()))
+                columns = [*(registrations.column(name) for name in names), nothing]
+                yield pa.RecordBatch.from_arrays(columns, schema=PENDING)
+
+
 def load_operation(_: str, entry: Any) -> Pending:
     """The inverse of `dump_operation`."""
     _, deadline, mode, requirements, satisfied = entry
     return Pending(deadline, mode, requirements, set(satisfied))
 
 
-def dump_operation(operation: Pending) -> tuple[bool, int, str, tuple[tuple[str, int], ...], tuple[str, ...]]:
+def dump_operation(
+    operation: Pending,
+) -> tuple[bool, int, str, tuple[tuple[str, int], ...], tuple[str, ...]]:
     """Its page entry."""
-    return (not operation.has_ended, operation.deadline, operation.mode, operation.requirements, tuple(operation.satisfied))
+    return (
+        not operation.has_ended,
+        operation.deadline,
+        operation.mode,
+        operation.requirements,
+        tuple(operation.satisfied),
+    )
 
 
 def load_queue(key: str, entry: Any) -> StreamQueue:
     """The inverse of `dump_queue`."""
-    _, value, waiting = entry
+    _, value, waiting, *last_at = entry
     queue = StreamQueue(key)
+    queue.last_at = last_at[0] if last_at else None
     queue.value = UNKNOWN if value is None else value
     for operation_id, threshold in waiting:
         queue.watch(operation_id, threshold)
     return queue
 
 
-def dump_queue(queue: StreamQueue) -> tuple[bool, int | None, tuple[tuple[str, int], ...]]:
+def dump_queue(
+    queue: StreamQueue,
+) -> tuple[bool, int | None, tuple[tuple[str, int], ...], *tuple[int, ...]]:
     """Its page entry."""
-    waiting = tuple((operation_id, waiter.threshold) for operation_id, waiter in queue.waiters.items())
-    return (bool(waiting), None if queue.value is UNKNOWN else queue.value, waiting)
+    waiting = tuple(
+        (operation_id, waiter.threshold) for operation_id, waiter in queue.waiters.items()
+    )
+    last_at = () if queue.last_at is None else (queue.last_at,)
+    return (bool(waiting), queue.known, waiting, *last_at)

@@ -1,11 +1,11 @@
 """Reads operations and signals from topics of Kafka, and writes outcomes to one.
 
-Offsets are kept in the checkpoint, so each record counts once. A record that cannot be read gets a row with a `problem`, which
-becomes `late`, with its topic, partition and offset.
+Offsets are kept in the checkpoint, so each record counts once. A record that cannot be read gets a
+row with a `problem`, which becomes `late`, with its topic, partition and offset.
 
-Outcomes are sent to the topic from the files, by a second query with its own checkpoint. The files have each outcome once.
-Spark's sink for Kafka has no transactions, so after a kill or an error the topic may have duplicates: the same record under the
-same key.
+Outcomes are sent to the topic from the files, by a second query with its own checkpoint. The files
+have each outcome once. Spark's sink for Kafka has no transactions, so after a kill or an error the
+topic may have duplicates: the same record under the same key.
 """
 
 from collections.abc import Mapping
@@ -35,8 +35,10 @@ class Kafka:
     Args:
         servers: `host:port`, or several with commas between them.
         values: `json` or `binary`, which is what `_messages` describes.
-        per_batch: how many records of a topic are read in a batch at most; by default all that are there.
-        options: of Spark's Kafka source and sink; those that begin with `kafka.` are for Kafka's own clients.
+        per_batch: how many records of a topic are read in a batch at most; by default all that are
+            there.
+        options: of Spark's Kafka source and sink; those that begin with `kafka.` are for Kafka's
+            own clients.
     """
 
     servers: str
@@ -45,24 +47,33 @@ class Kafka:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, spark: SparkSession, topic: str, kind: str, schema: StructType) -> DataFrame:
-        """A stream of the records of `topic`, from the earliest: the columns of `schema`, `ORIGIN` and `problem`.
+        """A stream of the records of `topic`, from the earliest: the columns of `schema`, `ORIGIN`
+        and `problem`.
 
         Args:
             kind: `operations` or `signals`.
 
         Raises:
-            ValueError: this Spark has no connector, there is no such topic, or Kafka does not answer.
+            ValueError: this Spark has no connector, there is no such topic, or Kafka does not
+                answer.
         """
         self._check_topic(spark, topic)
-        reader = spark.readStream.format("kafka").options(**self._options()).option("subscribe", topic)
+        reader = (
+            spark.readStream.format("kafka").options(**self._options()).option("subscribe", topic)
+        )
         reader = reader.option("startingOffsets", self.options.get("startingOffsets", "earliest"))
         if self.per_batch is not None:
             reader = reader.option("maxOffsetsPerTrigger", self.per_batch)
         records = reader.load().select("value", *ORIGIN.names)
-        return _parse_json(records, schema) if self.values == "json" else _parse_binary(records, kind, schema)
+        return (
+            _parse_json(records, schema)
+            if self.values == "json"
+            else _parse_binary(records, kind, schema)
+        )
 
     def _check_topic(self, spark: SparkSession, topic: str) -> None:
-        """Reads one record at most, since a query that fails later ends with a stack trace of Java."""
+        """Reads one record at most, since a query that fails later ends with a stack trace of
+        Java."""
         wanted = {"subscribe": topic, "startingOffsets": "earliest"}
         try:
             spark.read.format("kafka").options(**{**self._options(), **wanted}).load().isEmpty()
@@ -72,18 +83,29 @@ class Kafka:
     def _describe_error(self, spark: SparkSession, topic: str, error: str) -> str:
         if "data source: kafka" in error:
             name = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{spark.version}"
-            return f"this Spark has no connector to Kafka: add --packages {name}, or --jars with its files"
+            return (
+                f"this Spark has no connector to Kafka: add --packages {name}, or --jars with "
+                "its files"
+            )
         if "UnknownTopicOrPartition" in error:
             return f"Kafka at {self.servers} has no topic {topic!r}"
         if "TimeoutException" in error:
             return f"Kafka at {self.servers} does not answer"
-        causes = [line for line in error.splitlines() if line.startswith((": ", "Caused by: "))] or [error.splitlines()[0]]
-        return f"cannot read topic {topic!r} of Kafka at {self.servers}: {causes[-1].removeprefix('Caused by').lstrip(': ')}"
+        causes = [
+            line for line in error.splitlines() if line.startswith((": ", "Caused by: "))
+        ] or [error.splitlines()[0]]
+        return (
+            f"cannot read topic {topic!r} of Kafka at {self.servers}: "
+            f"{causes[-1].removeprefix('Caused by').lstrip(': ')}"
+        )
 
     def writer(self, decided: DataFrame, topic: str) -> DataStreamWriter:
-        """Writes outcomes to `topic`, as JSON. The key is the id of the operation; of a late signal, its key."""
+        """Writes outcomes to `topic`, as JSON. The key is the id of the operation; of a late
+        signal, its key."""
         value = F.to_json(F.struct(*OUTCOMES.names), {"timestampFormat": INSTANT})
-        records = decided.select(F.coalesce("operation_id", "key").alias("key"), value.alias("value"))
+        records = decided.select(
+            F.coalesce("operation_id", "key").alias("key"), value.alias("value")
+        )
         return records.writeStream.format("kafka").options(**self._options()).option("topic", topic)
 
     def _options(self) -> dict[str, str]:
@@ -93,7 +115,9 @@ class Kafka:
 def _parse_json(records: DataFrame, schema: StructType) -> DataFrame:
     wanted = StructType([*schema, StructField(BROKEN, StringType())])
     row = F.from_json(F.col("value").cast("string"), wanted, {"columnNameOfCorruptRecord": BROKEN})
-    parsed = records.select(row.alias("row"), F.col("value").isNull().alias("is_empty"), *ORIGIN.names)
+    parsed = records.select(
+        row.alias("row"), F.col("value").isNull().alias("is_empty"), *ORIGIN.names
+    )
     columns = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in schema)
     problem = _problem(f"it is not JSON with {columns}")
     return parsed.select("row.*", *ORIGIN.names, problem.alias(PROBLEM)).drop(BROKEN)

@@ -1,5 +1,6 @@
-"""Whole purgatories, ours and what it is compared with, on the same work: ``load``, ``burst`` and ``memory``.
+"""Whole purgatories, ours and others, on the same work: ``load``, ``burst`` and
+``memory``.
 
-You do not need these programs to use the library. They are here for those who want to know how its design compares.
-`implementations` has the purgatories; `workload` says what the requests are like, and `driver` makes them.
+You do not need these programs to use the library. They compare its design with others.
+`implementations` has the purgatories; `workload` describes the requests, and `driver` makes them.
 """

@@ -1,7 +1,9 @@
-"""``python tests/benchmarks burst``: everything at once, and how long other callbacks of the loop have to wait.
+"""``python tests/benchmarks burst``: everything at once, and how long other callbacks of the loop
+have to wait.
 
-``expiry``: all requests are due in the same tick. ``check``: all watch one key, and one `check_and_complete` completes them. A
-callback that runs in every iteration of the loop measures how long the iterations are, in CPU time.
+``expiry``: all requests are due in the same tick. ``check``: all watch one key, and one
+`check_and_complete` completes them. A callback that runs in every iteration of the loop measures
+how long the iterations are, in CPU time.
 """
 
 import argparse
@@ -9,24 +11,31 @@ import asyncio
 import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from rich.table import Table
 
-from benchmarks.baselines.implementations import BY_NAME, NEVER_MS, OURS, Implementation, Named, RunState
+from benchmarks.baselines.implementations import (
+    BY_NAME,
+    NEVER_MS,
+    OURS,
+    Implementation,
+    Named,
+    RunState,
+)
 from benchmarks.baselines.sizes import add_arguments, run_sizes
 from benchmarks.cases import LoopName, run_on
 from benchmarks.measure import LoopProbe, Unmeasurable
 from benchmarks.process import in_fresh_process
 from benchmarks.report import plain_table
-from purgatory._programs import Program
+from purgatory.pipeline._programs import Program
 
 SIZES = (10_000, 100_000, 1_000_000)
 KINDS: tuple["Kind", ...] = ("expiry", "check")
 LOOK_AHEAD = 0.6
-"""Seconds before the expiry at which the measurement begins, because what is done ahead counts, too."""
+"""Seconds before the expiry at which the measurement begins, because what is done ahead counts,
+too."""
 
 SECONDS_TO_WATCH_ONE = 30e-6
 """Several times what it takes."""
@@ -36,7 +45,8 @@ Kind = Literal["expiry", "check"]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """How long others had to wait: the median of the iterations in which a request ended, and the longest of all.
+    """How long others had to wait: the median of the iterations in which a request ended, and the
+    longest of all.
 
     `total_ms` is the CPU time of all iterations in which a request ended.
     """
@@ -51,25 +61,24 @@ class Figures:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures each size and kind of burst, prints the table, writes the JSON and draws the plots."""
-    return run_sizes(options, "burst", KINDS, SIZES, _measured, table, _draw)
+    """Measures each size and kind of burst, prints the table and writes the JSON."""
+    return run_sizes(options, "burst", KINDS, SIZES, _measured, table)
 
 
 def _measured(loop_name: LoopName, kind: str, name: str, size: int) -> Figures:
     return in_fresh_process(measure, loop_name, cast(Kind, kind), name, size)
 
 
-def _draw(report: dict[str, Any], directory: Path) -> Path:
-    from benchmarks.baselines import plots  # matplotlib takes half a second to import
-
-    return plots.burst(report, directory)
-
-
 def measure(loop_name: LoopName, kind: Kind, name: str, requests: int) -> Figures:
     """Measures one burst, on a loop of its own."""
-    probe = run_on(loop_name, _expire(BY_NAME[name], requests) if kind == "expiry" else _check(BY_NAME[name], requests))
+    probe = run_on(
+        loop_name,
+        _expire(BY_NAME[name], requests) if kind == "expiry" else _check(BY_NAME[name], requests),
+    )
     busy = [length for length, ended in probe.iterations if ended]
-    return Figures(loop_name, kind, name, requests, median(busy) * 1e3, probe.max_stall * 1e3, sum(busy) * 1e3)
+    return Figures(
+        loop_name, kind, name, requests, median(busy) * 1e3, probe.max_stall * 1e3, sum(busy) * 1e3
+    )
 
 
 class IterationProbe(LoopProbe):
@@ -93,12 +102,16 @@ async def _expire(named: Named, requests: int) -> IterationProbe:
     lead = 0.5 + SECONDS_TO_WATCH_ONE * requests
     deadline = (int((loop.time() + lead) * 1000.0) + 0.5) / 1000.0  # in the middle of a tick
     for number in range(requests):
-        implementation.watch(implementation.new_request(run_state, deadline - loop.time(), NEVER_MS), (number,))
+        implementation.watch(
+            implementation.new_request(run_state, deadline - loop.time(), NEVER_MS), (number,)
+        )
     await asyncio.sleep(0)
     gc.collect()  # garbage from making them is not the burst's
     ahead = deadline - LOOK_AHEAD - loop.time()
     if ahead < -LOOK_AHEAD:
-        raise Unmeasurable(f"the machine was too busy: {requests:,} requests were not watched within {lead:.1f} s")
+        raise Unmeasurable(
+            f"the machine was too busy: {requests:,} requests were not watched within {lead:.1f} s"
+        )
     await asyncio.sleep(max(0.0, ahead))
     with IterationProbe(run_state) as probe:
         while implementation.pending():
@@ -121,7 +134,9 @@ async def _check(named: Named, requests: int) -> IterationProbe:
     return _ended(probe, run_state, implementation, requests)
 
 
-def _ended(probe: IterationProbe, run_state: RunState, implementation: Implementation, requests: int) -> IterationProbe:
+def _ended(
+    probe: IterationProbe, run_state: RunState, implementation: Implementation, requests: int
+) -> IterationProbe:
     implementation.close()
     assert run_state.answered == requests
     return probe
@@ -129,10 +144,14 @@ def _ended(probe: IterationProbe, run_state: RunState, implementation: Implement
 
 def table(figures: Sequence[Figures], quick: bool) -> Table:
     caption = (
-        "Iterations of the loop in CPU time: the median of those in which a request ended, and the longest of all.\n"
+        "Iterations of the loop in CPU time: the median of those in which a request ended, and "
+        "the longest of all.\n"
         "all: the iterations in which a request ended, together."
     )
-    texts, numbers = ("burst", "loop", "implementation"), ("requests", "p50 ms", "max stall ms", "all ms", "µs each")
+    texts, numbers = (
+        ("burst", "loop", "implementation"),
+        ("requests", "p50 ms", "max stall ms", "all ms", "µs each"),
+    )
     result = plain_table("How long others wait in a burst", caption, texts, numbers, quick)
     for each in figures:
         if each.implementation == OURS.name:
@@ -151,5 +170,8 @@ def table(figures: Sequence[Figures], quick: bool) -> Table:
 
 
 PROGRAM = Program(
-    "burst", "Up to a million requests that are due, or completed, at once: how long other callbacks wait.", add_arguments, run
+    "burst",
+    "Up to a million requests that are due, or completed, at once: how long other callbacks wait.",
+    add_arguments,
+    run,
 )

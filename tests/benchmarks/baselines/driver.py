@@ -1,9 +1,12 @@
-"""The generator of `load`: creates requests when they arrive, and completes them when their time comes.
+"""The generator of `load`: creates requests when they arrive, and completes them when their time
+comes.
 
-It must cost almost nothing. Once in a millisecond, its *tick*, it creates the requests that have arrived since the last tick.
-The requests that it has to complete lie in a ring of lists, one for each millisecond of the timeout. As in Kafka's benchmark,
-the time to completion counts from the moment at which a request was really created. So a generator that cannot keep up does
-not complete requests sooner. In a tick it creates at most `BATCH` requests, and the others in the next iteration of the loop.
+It must cost almost nothing. Once in a millisecond, its *tick*, it creates the requests that have
+arrived since the last tick. The requests that it has to complete lie in a ring of lists, one for
+each millisecond of the timeout. As in Kafka's benchmark, the time to completion counts from the
+moment at which a request was really created. So a generator that cannot keep up does not complete
+requests sooner. In a tick it creates at most `BATCH` requests, and the others in the next iteration
+of the loop.
 """
 
 import asyncio
@@ -27,16 +30,17 @@ assert RING > TIMEOUT_MS
 
 @dataclass(frozen=True, slots=True)
 class DriveResult:
-    """What was measured.
+    """The measurements of a run.
 
     Attributes:
         created_s: seconds of the clock until the last request was created.
         elapsed_s: seconds of the clock until the last request had ended.
         cpu_s: seconds of CPU time until the last request had ended.
-        max_stall_s: the longest CPU time between two ticks, all of which was the implementation's; None if it has threads.
+        max_stall_s: the longest CPU time between two ticks, all of which was the implementation's;
+            None if it has threads.
         answered: how many requests were completed or expired.
         lateness_s: of each expiry, sorted.
-        counters: what the implementation has counted itself.
+        counters: the implementation's own counts.
     """
 
     created_s: float
@@ -51,7 +55,11 @@ class DriveResult:
 async def drive(make: Callable[[], Implementation], workload: Workload) -> DriveResult:
     """Takes a new implementation through all of `workload`, on the running loop."""
     loop, implementation, run_state = asyncio.get_running_loop(), make(), RunState()
-    new_request, watch, complete = implementation.new_request, implementation.watch, implementation.complete
+    new_request, watch, complete = (
+        implementation.new_request,
+        implementation.watch,
+        implementation.complete,
+    )
     ring: list[list[Any]] = [[] for _ in range(RING)]
     latencies, key_sets = iter(workload.latencies_ms), workload.key_sets()
     to_come, arrived, last_ms = workload.requests, 0, -1

@@ -1,10 +1,13 @@
-"""``python tests/benchmarks load``: the benchmark with which Kafka's purgatory was compared with the one before it.
+"""``python tests/benchmarks load``: the benchmark with which Kafka's purgatory was compared with
+the one before it.
 
-A million requests arrive at a given rate. Most are completed by somebody else when their time comes; the rest expire after 200
-ms. `workload` says what they are like, `driver` makes them, `implementations` keep them. For each rate the implementations are
-measured one after the other, each in a process of its own. Before them comes the empty purgatory: what it costs is the
-generator's own share, and the *net* cost of an implementation is its cost without that share. With several rounds the median
-of each figure counts, and the lowest and the highest are shown beside it. `java` does the same on a JVM.
+A million requests arrive at a given rate. Most are completed from outside when their time
+comes; the rest expire after 200 ms. `workload` describes them, `driver` makes them,
+`implementations` keep them. For each rate the implementations are measured one after the other,
+each in a process of its own. Before them comes the empty purgatory: its cost is the
+generator's own share, and the *net* cost of an implementation is its cost without that share. With
+several rounds the median of each figure counts, and the lowest and the highest are shown beside it.
+`java` does the same on a JVM.
 """
 
 import argparse
@@ -24,10 +27,21 @@ from benchmarks.cases import QUICK_DIVISOR, LoopName, run_on
 from benchmarks.options import positive
 from benchmarks.process import in_fresh_process
 from benchmarks.report import opened_console, plain_table, write_report
-from purgatory._programs import Program
+from purgatory.pipeline._programs import Program
 
 REQUESTS = 1_000_000
-RATES = (10_000.0, 25_000.0, 40_000.0, 70_000.0, 105_000.0, 150_000.0, 200_000.0, 250_000.0, 300_000.0, inf)
+RATES = (
+    10_000.0,
+    25_000.0,
+    40_000.0,
+    70_000.0,
+    105_000.0,
+    150_000.0,
+    200_000.0,
+    250_000.0,
+    300_000.0,
+    inf,
+)
 PERCENTILES = (50, 99, 99.9, 100)
 """Of the lateness."""
 SPREAD = ("actual_rate", "cpu_us", "net_us")
@@ -36,14 +50,15 @@ SPREAD = ("actual_rate", "cpu_us", "net_us")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured for an implementation with a workload. `rate` is `None` for as fast as possible.
+    """The measurements of an implementation with a workload. `rate` is `None` for as fast as
+    possible.
 
     Attributes:
         own_us: the CPU time of the generator, per request; `net_us` is `cpu_us` without it.
         lateness_ms: at each of `PERCENTILES`; empty if nothing expired.
-        max_stall_ms: the longest CPU time that the implementation took between two ticks of the generator; None for Java, whose
-            threads do not wait for each other.
-        per_second: what the implementation has counted of its own work.
+        max_stall_ms: the longest CPU time that the implementation took between two ticks of the
+            generator; None for Java, whose threads do not wait for each other.
+        per_second: the implementation's counts of its own work.
         spread: the lowest and the highest of some figures over the rounds.
     """
 
@@ -65,14 +80,21 @@ class Figures:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     sizes.add_arguments(parser, random=True)
-    parser.add_argument("--requests", type=positive, default=REQUESTS, metavar="N", help="in each run (default: %(default)s)")
+    parser.add_argument(
+        "--requests",
+        type=positive,
+        default=REQUESTS,
+        metavar="N",
+        help="in each run (default: %(default)s)",
+    )
     parser.add_argument(
         "--rate",
         dest="rates",
         action="append",
         type=rate,
         metavar="R",
-        help="requests per second, or 'max' for as fast as it goes; may be repeated (default: 10,000 to 300,000, and max)",
+        help="requests per second, or 'max' for as fast as it goes; may be repeated (default: "
+        "10,000 to 300,000, and max)",
     )
     parser.add_argument(
         "--timeouts",
@@ -82,12 +104,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the share of requests that expire; may be repeated (default: both)",
     )
     parser.add_argument(
-        "--rounds", type=positive, default=1, metavar="N", help="how often to measure; the median counts (default: %(default)s)"
+        "--rounds",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="how often to measure; the median counts (default: %(default)s)",
     )
     parser.add_argument(
-        "--java", action="store_true", help="Kafka's own classes as well, on a JVM: needs Java 17 with its compiler, and Maven"
+        "--java",
+        action="store_true",
+        help="Kafka's own classes as well, on a JVM: needs Java 17 with its compiler, and Maven",
     )
-    parser.add_argument("--markdown", action="store_true", help="print the tables for a page, in Markdown")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the tables for a page, in Markdown"
+    )
 
 
 def rate(text: str) -> float:
@@ -97,17 +127,26 @@ def rate(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 1.0 <= value <= 1e7 and value != inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither 'max' nor a number of requests per second from 1 to 10,000,000")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither 'max' nor a number of requests per second from 1 to 10,000,000"
+        )
     return value
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures all rates, prints the tables, writes the JSON and draws the plots."""
+    """Measures all rates, prints the tables and writes the JSON."""
     requests = max(1, options.requests // QUICK_DIVISOR) if options.quick else options.requests
     rates: Sequence[float] = options.rates or RATES
-    latencies = [latency for latency in LATENCIES if options.latencies is None or latency.name in options.latencies]
+    latencies = [
+        latency
+        for latency in LATENCIES
+        if options.latencies is None or latency.name in options.latencies
+    ]
     compared = sizes.chosen(options)
-    console = opened_console(f"load: {requests:,} requests for each of {len(compared)} implementations at {len(rates)} rates")
+    console = opened_console(
+        f"load: {requests:,} requests for each of {len(compared)} implementations at "
+        f"{len(rates)} rates"
+    )
     if options.java:
         try:
             java.command()
@@ -118,34 +157,40 @@ def run(options: argparse.Namespace) -> int:
     for loop_name in options.loops:
         for latency in latencies:
             for asked in rates:
-                workloads = [(requests, asked, latency, options.seed + number) for number in range(options.rounds)]
-                rounds = [round_of(loop_name, workload, compared, options.java) for workload in workloads]
+                workloads = [
+                    (requests, asked, latency, options.seed + number)
+                    for number in range(options.rounds)
+                ]
+                rounds = [
+                    round_of(loop_name, workload, compared, options.java) for workload in workloads
+                ]
                 medians = [medians_of(same) for same in zip(*rounds, strict=True)]
                 for each in medians:
                     console.print(line(each))
                 figures += medians
     for loop_name in options.loops:
         for latency in latencies:
-            same = [each for each in figures if (each.loop, each.latency) == (loop_name, latency.name)]
+            same = [
+                each for each in figures if (each.loop, each.latency) == (loop_name, latency.name)
+            ]
             console.print(table(same, f"{latency.name} timeouts on {loop_name}"))
             if options.markdown:
                 lines = (f"\n{latency.name} timeouts on {loop_name}:\n", *markdown(same))
                 console.print(*lines, sep="\n", markup=False, soft_wrap=True)
     console.print(caption(requests, options.rounds, options.quick))
     details = {"seed": options.seed, "rounds": options.rounds, "percentiles": PERCENTILES}
-    report = write_report(console, options, "load", **details, runs=list(map(asdict, figures)))
-    if options.plot:
-        from benchmarks.baselines import plots  # matplotlib takes half a second to import
-
-        for file in plots.load(report, options.plot):
-            console.print(f"drawn: {file}")
+    write_report(console, options, "load", **details, runs=list(map(asdict, figures)))
     return 0
 
 
 def round_of(
-    loop_name: LoopName, workload: tuple[int, float, Latency, int], compared: Iterable[Named], with_java: bool
+    loop_name: LoopName,
+    workload: tuple[int, float, Latency, int],
+    compared: Iterable[Named],
+    with_java: bool,
 ) -> list[Figures]:
-    """The figures of each implementation with the same workload, after the generator alone. Java has a generator of its own."""
+    """The figures of each implementation with the same workload, after the generator alone. Java
+    has a generator of its own."""
     own = in_fresh_process(_measure, loop_name, EMPTY.name, *workload)
     results = []
     for each in compared:
@@ -158,14 +203,20 @@ def round_of(
     return results
 
 
-def _measure(loop_name: LoopName, name: str, requests: int, asked: float, latency: Latency, seed: int) -> DriveResult:
+def _measure(
+    loop_name: LoopName, name: str, requests: int, asked: float, latency: Latency, seed: int
+) -> DriveResult:
     return run_on(loop_name, drive(BY_NAME[name].make, Workload(requests, asked, latency, seed)))
 
 
 def figures_of(
-    loop_name: LoopName, name: str, workload: tuple[int, float, Latency, int], driven: DriveResult, own: DriveResult
+    loop_name: LoopName,
+    name: str,
+    workload: tuple[int, float, Latency, int],
+    driven: DriveResult,
+    own: DriveResult,
 ) -> Figures:
-    """What was measured for an implementation, given what the generator alone has cost."""
+    """The figures of an implementation, given the cost of the generator alone."""
     requests, asked, latency, _ = workload
     late = driven.lateness_s
     return Figures(
@@ -179,7 +230,9 @@ def figures_of(
         own_us=own.cpu_s / requests * 1e6,
         net_us=(driven.cpu_s - own.cpu_s) / requests * 1e6,
         expired=len(late) / requests,
-        lateness_ms=[late[round((len(late) - 1) * part / 100)] * 1e3 for part in PERCENTILES] if late else [],
+        lateness_ms=[late[round((len(late) - 1) * part / 100)] * 1e3 for part in PERCENTILES]
+        if late
+        else [],
         max_stall_ms=None if driven.max_stall_s is None else driven.max_stall_s * 1e3,
         per_second={name: count / driven.elapsed_s for name, count in driven.counters.items()},
         spread={},
@@ -206,12 +259,25 @@ def medians_of(rounds: Sequence[Figures]) -> Figures:
 def line(each: Figures) -> str:
     """The line that is printed as soon as an implementation is measured."""
     asked = "max" if each.rate is None else f"{each.rate:,.0f}"
-    return f"{each.latency:<5}{asked:>9}/s {each.implementation:<11}{each.actual_rate:>10,.0f}/s{each.cpu_us:>8.2f} µs"
+    return (
+        f"{each.latency:<5}{asked:>9}/s "
+        f"{each.implementation:<11}{each.actual_rate:>10,.0f}/s{each.cpu_us:>8.2f} µs"
+    )
 
 
 def table(figures: Sequence[Figures], title: str) -> Table:
     """A line for each rate and implementation."""
-    numbers = ("asked/s", "had/s", "cpu µs", "net µs", "ours/", "expired", "late ms", "max stall ms", "calls/s")
+    numbers = (
+        "asked/s",
+        "had/s",
+        "cpu µs",
+        "net µs",
+        "ours/",
+        "expired",
+        "late ms",
+        "max stall ms",
+        "calls/s",
+    )
     result = plain_table(title, "", ("implementation",), numbers)
     ours = {each.rate: each.net_us for each in figures if each.implementation == OURS.name}
     last_rate: float | None = -1.0
@@ -220,7 +286,11 @@ def table(figures: Sequence[Figures], title: str) -> Table:
             result.add_section()
         last_rate = each.rate
         comparable = each.rate in ours and each.implementation != OURS.name and each.net_us > 0.0
-        late = [f"{each.lateness_ms[PERCENTILES.index(part)]:.1f}" for part in (50, 99, 100)] if each.lateness_ms else []
+        late = (
+            [f"{each.lateness_ms[PERCENTILES.index(part)]:.1f}" for part in (50, 99, 100)]
+            if each.lateness_ms
+            else []
+        )
         result.add_row(
             each.implementation,
             "max" if each.rate is None else f"{each.rate:,.0f}",
@@ -244,29 +314,42 @@ def with_spread(each: Figures, name: str, form: str) -> str:
 
 
 def markdown(figures: Sequence[Figures]) -> list[str]:
-    """The lines of a table for a page: what each costs at each rate, net, and how many requests it takes at most."""
+    """The lines of a table for a page: what each costs at each rate, net, and how many requests it
+    takes at most."""
     rates = list(dict.fromkeys(each.rate for each in figures))
-    asked = ["as fast as it goes: requests a second" if rate is None else f"net µs at {rate:,.0f}/s" for rate in rates]
+    asked = [
+        "as fast as it goes: requests a second" if rate is None else f"net µs at {rate:,.0f}/s"
+        for rate in rates
+    ]
     lines = ["| | " + " | ".join(asked) + " |", "|---" * (len(rates) + 1) + "|"]
     for name in dict.fromkeys(each.implementation for each in figures):
         found = {each.rate: each for each in figures if each.implementation == name}
-        cells = [with_spread(found[rate], *(("actual_rate", ",.0f") if rate is None else ("net_us", ".1f"))) for rate in rates]
+        cells = [
+            with_spread(
+                found[rate], *(("actual_rate", ",.0f") if rate is None else ("net_us", ".1f"))
+            )
+            for rate in rates
+        ]
         lines.append(f"| *{name}* | " + " | ".join(cells) + " |")
     return lines
 
 
 def caption(requests: int, rounds: int, quick: bool) -> str:
     text = (
-        f"{requests:,} requests a run, medians of {rounds}. cpu: CPU time per request; net: without the generator's own share."
-        "\nours/: our net cost divided by this one's. late: how long after the deadline requests expired, p50/p99/max."
-        "\nmax stall: longest CPU time between two ticks of the generator. calls: by the loop's timers."
+        f"{requests:,} requests a run, medians of {rounds}. cpu: CPU time per request; net: "
+        "without the generator's own share."
+        "\nours/: our net cost divided by this one's. late: how long after the deadline "
+        "requests expired, p50/p99/max."
+        "\nmax stall: longest CPU time between two ticks of the generator. calls: by the loop's "
+        "timers."
     )
     return text + ("\nQUICK: far too few requests; these figures prove nothing." if quick else "")
 
 
 PROGRAM = Program(
     "load",
-    "A million requests at rates up to as fast as possible: this purgatory, Kafka's, and timers of the loop.",
+    "A million requests at rates up to as fast as possible: this purgatory, Kafka's, and timers "
+    "of the loop.",
     add_arguments,
     run,
 )

@@ -1,20 +1,19 @@
-"""``python tests/benchmarks memory``: the memory that a pending request takes, and what is left when all have ended.
+"""``python tests/benchmarks memory``: the memory that a pending request takes, and the memory
+left when all have ended.
 
-Each request waits for a key of its own. We measure by how much the resident memory of a new process grows. This includes the
-request itself with its 100 bytes of payload, about 300 bytes in all implementations. When all requests have been completed, we
-measure again. What is left then are some megabytes that the allocator keeps for the next requests, and what the implementation
-still holds, which is measured by `tracemalloc`, in another process.
+Each request waits for a key of its own. We measure by how much the resident memory of a new process
+grows. This includes the request itself with its 100 bytes of payload, about 300 bytes in all
+implementations. When all requests have been completed, we measure again. The rest consists of some
+megabytes that the allocator keeps for the next requests, and of the objects that the implementation
+still holds, which `tracemalloc` measures in another process.
 """
 
 import argparse
 import asyncio
 import gc
 import time
-import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from rich.table import Table
 
@@ -24,7 +23,7 @@ from benchmarks.cases import LoopName, run_on
 from benchmarks.measure import Unmeasurable
 from benchmarks.process import in_fresh_process, resident_bytes
 from benchmarks.report import plain_table
-from purgatory._programs import Program
+from purgatory.pipeline._programs import Program
 
 SIZES = (10_000, 30_000, 100_000, 300_000, 1_000_000)
 TIMEOUT = 300.0
@@ -49,8 +48,8 @@ class Figures:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measures each size, prints the table, writes the JSON and draws the plot."""
-    return run_sizes(options, "memory", ["memory"], SIZES, _measured, table, _draw)
+    """Measures each size, prints the table and writes the JSON."""
+    return run_sizes(options, "memory", ["memory"], SIZES, _measured, table)
 
 
 def _measured(loop_name: LoopName, _: str, name: str, size: int) -> Figures:
@@ -59,31 +58,33 @@ def _measured(loop_name: LoopName, _: str, name: str, size: int) -> Figures:
     return Figures(loop_name, name, size, grown / size, left / max(grown, 1), held / max(traced, 1))
 
 
-def _draw(report: dict[str, Any], directory: Path) -> Path:
-    from benchmarks.baselines import plots  # matplotlib takes half a second to import
-
-    return plots.memory(report, directory)
-
-
-def measure(loop_name: LoopName, name: str, requests: int, *, traced: bool = False) -> tuple[int, int]:
-    """By how many bytes pending requests make this process grow, and how many of these bytes are left in the end.
+def measure(
+    loop_name: LoopName, name: str, requests: int, *, traced: bool = False
+) -> tuple[int, int]:
+    """By how many bytes pending requests make this process grow, and how many of these bytes are
+    left in the end.
 
     Call it in a new process.
 
     Args:
-        traced: measure what Python has allocated, not what the process has.
+        traced: measure the memory allocated by Python, not the process's.
     """
-    return run_on(loop_name, _grow_and_shrink(name, requests, _traced if traced else resident_bytes))
+    return run_on(
+        loop_name, _grow_and_shrink(name, requests, _traced if traced else resident_bytes)
+    )
 
 
 def _traced() -> int:
+    import tracemalloc  # PyPy has none
+
     if not tracemalloc.is_tracing():
         tracemalloc.start()
     return tracemalloc.get_traced_memory()[0]
 
 
 async def _grow_and_shrink(name: str, requests: int, memory: Callable[[], int]) -> tuple[int, int]:
-    """By how much `memory` had grown when all requests were pending, and when all had been completed."""
+    """By how much `memory` had grown when all requests were pending, and when all had been
+    completed."""
     run_state, implementation = RunState(), BY_NAME[name].make()
     for number in range(WARM_UP):  # now everything exists that is made only once
         request = implementation.new_request(run_state, TIMEOUT, NEVER_MS)
@@ -102,7 +103,10 @@ async def _grow_and_shrink(name: str, requests: int, memory: Callable[[], int]) 
     gc.collect()
     grown = memory() - before
     if time.monotonic() > start + TIMEOUT:
-        raise Unmeasurable(f"the machine was too busy: requests fell due within {TIMEOUT:.0f} s while others were watched")
+        raise Unmeasurable(
+            f"the machine was too busy: requests fell due within {TIMEOUT:.0f} s while others "
+            "were watched"
+        )
     for number in range(requests):
         implementation.complete(waiting[number])
         waiting[number] = None
@@ -115,19 +119,27 @@ async def _grow_and_shrink(name: str, requests: int, memory: Callable[[], int]) 
 
 def table(figures: Sequence[Figures], quick: bool) -> Table:
     caption = (
-        "Resident memory of a new process. left: the share of it that was not given back when all had been completed;\n"
+        "Resident memory of a new process. left: the share of it that was not given back when "
+        "all had been completed;\n"
         "held: the share of what Python had allocated that it had not freed."
     )
     numbers = ("requests", "bytes each", "left", "held")
-    result = plain_table("What a pending request takes", caption, ("loop", "implementation"), numbers, quick)
+    result = plain_table(
+        "What a pending request takes", caption, ("loop", "implementation"), numbers, quick
+    )
     for each in figures:
         if each.implementation == OURS.name:
             result.add_section()
         shares = f"{each.left:.1%}", f"{each.held:.1%}"
-        result.add_row(each.loop, each.implementation, f"{each.requests:,}", f"{each.bytes_each:,.0f}", *shares)
+        result.add_row(
+            each.loop, each.implementation, f"{each.requests:,}", f"{each.bytes_each:,.0f}", *shares
+        )
     return result
 
 
 PROGRAM = Program(
-    "memory", "Bytes that a pending request takes, of up to a million, and what is left of them afterwards.", add_arguments, run
+    "memory",
+    "Bytes that a pending request takes, of up to a million, and what is left of them afterwards.",
+    add_arguments,
+    run,
 )

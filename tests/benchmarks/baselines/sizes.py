@@ -1,10 +1,10 @@
-"""What `burst` and `memory` have in common: they measure each implementation at each size. And the option that chooses some."""
+"""What `burst` and `memory` have in common: they measure each implementation at each size. And the
+option that chooses some."""
 
 import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -12,20 +12,21 @@ from rich.table import Table
 from benchmarks.baselines.implementations import BY_NAME, IMPLEMENTATIONS, Named
 from benchmarks.cases import QUICK_DIVISOR, LoopName
 from benchmarks.measure import Unmeasurable
-from benchmarks.options import add_common_options, add_plot_option
+from benchmarks.options import add_common_options
 from benchmarks.report import opened_console, write_report
 
 
 def add_arguments(parser: argparse.ArgumentParser, random: bool = False) -> None:
-    """Adds ``--implementation``, which may be repeated, and what is common. By default all implementations are measured."""
+    """Adds ``--implementation``, which may be repeated, and the common options. By default all
+    implementations are measured."""
     add_common_options(parser, random=random, fastest_loop=True)
-    add_plot_option(parser)
     parser.add_argument(
         "--implementation",
         dest="implementations",
         action="append",
         choices=[each.name for each in IMPLEMENTATIONS],
-        help="only this one; may be repeated. " + "; ".join(f"{each.name}: {each.summary}" for each in IMPLEMENTATIONS),
+        help="only this one; may be repeated. "
+        + "; ".join(f"{each.name}: {each.summary}" for each in IMPLEMENTATIONS),
     )
 
 
@@ -42,21 +43,25 @@ def run_sizes(
     sizes: Sequence[int],
     measured: Callable[[LoopName, str, str, int], Any],
     table: Callable[[Sequence[Any], bool], Table],
-    draw: Callable[[dict[str, Any], Path], Path],
 ) -> int:
-    """Measures each part of a program for each size and implementation, prints the table, writes the JSON and draws the plot.
+    """Measures each part of a program for each size and implementation, prints the table and writes
+    the JSON.
 
     Args:
         program: the name of the program.
-        parts: what is measured; each part is one call of `measured` for each size and implementation.
-        measured: takes a loop, a part, the name of an implementation and a size, and returns the figures as a dataclass.
-        table: makes the table that is printed, of all figures; the flag says whether the run was a quick one.
-        draw: draws a report into a directory, and returns the file.
+        parts: of the measurement; each part is one call of `measured` for each size and
+            implementation.
+        measured: takes a loop, a part, the name of an implementation and a size, and returns the
+            figures as a dataclass.
+        table: makes the table that is printed, of all figures; the flag is true for a
+            quick run.
     """
     if options.quick:
         sizes = [sizes[0] // QUICK_DIVISOR, sizes[-1] // QUICK_DIVISOR]
     todo = [(size, each.name) for size in sizes for each in chosen(options)]
-    console = opened_console(f"{program}: {', '.join(f'{size:,}' for size in sizes)} requests in each implementation")
+    console = opened_console(
+        f"{program}: {', '.join(f'{size:,}' for size in sizes)} requests in each implementation"
+    )
     figures: list[Any] = []
     for loop_name, part in product(options.loops, parts):
         for size, name in todo:
@@ -66,7 +71,5 @@ def run_sizes(
             except Unmeasurable as error:
                 console.print(f"{part} of {size:,} in {name}: {error}")
     console.print(table(figures, options.quick))
-    report = write_report(console, options, program, runs=list(map(asdict, figures)))
-    if options.plot:
-        console.print(f"drawn: {draw(report, options.plot)}")
+    write_report(console, options, program, runs=list(map(asdict, figures)))
     return 0

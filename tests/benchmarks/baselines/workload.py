@@ -1,20 +1,21 @@
-"""What the requests of `load` are like: when they arrive, how long they take, and which keys they watch.
+"""The requests of `load`: when they arrive, how long they take, and which keys they
+watch.
 
-They follow Kafka's `TestPurgatoryPerformance`. The intervals come from an exponential distribution, the times to completion
-from a log-normal one, which is given by two percentiles; all are whole milliseconds. A request that takes as long as the
-timeout or longer is never completed. One thing is different: Kafka draws three keys once, and all requests watch them; here
-each request watches three keys of its own.
+They follow Kafka's `TestPurgatoryPerformance`. The intervals come from an exponential distribution,
+the times to completion from a log-normal one, which is given by two percentiles; all are whole
+milliseconds. A request that takes as long as the timeout or longer is never completed. One thing is
+different: Kafka draws three keys once, and all requests watch them; here each request watches three
+keys of its own.
 
 Everything random is drawn before the clock starts.
 """
 
+import random
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import accumulate, cycle
 from math import inf, log
-
-import numpy as np
 
 from benchmarks.baselines.implementations import NEVER_MS
 
@@ -51,25 +52,31 @@ class Workload:
         seed: of everything random.
 
     Attributes:
-        arrivals: how many requests arrive in each millisecond; a single element for all of them if the rate is infinite.
-        latencies_ms: how long each request takes; `NEVER_MS` if that is as long as the timeout or longer.
+        arrivals: how many requests arrive in each millisecond; a single element for all of them if
+            the rate is infinite.
+        latencies_ms: how long each request takes; `NEVER_MS` if that is as long as the timeout or
+            longer.
     """
 
     def __init__(self, requests: int, rate: float, latency: Latency, seed: int) -> None:
-        generator = np.random.default_rng(seed)
+        draw = random.Random(seed)
         self.requests = requests
         self.rate = rate
         if rate == inf:
             self.arrivals = [requests]
         else:
-            times_ms = np.cumsum(generator.exponential(1000.0 / rate, requests))
-            self.arrivals = np.bincount(times_ms.astype(np.int64)).tolist()
+            times_ms = list(accumulate(draw.expovariate(rate / 1000.0) for _ in range(requests)))
+            self.arrivals = [0] * (int(times_ms[-1]) + 1)
+            for time_ms in times_ms:
+                self.arrivals[int(time_ms)] += 1
+        middle = log(latency.median_ms)
         deviation = log(latency.percentile_75_ms / latency.median_ms) / NORMAL_PERCENTILE_75
-        taken_ms = generator.lognormal(log(latency.median_ms), deviation, requests)
-        self.latencies_ms = array("H", np.where(taken_ms < TIMEOUT_MS, taken_ms, NEVER_MS).astype(np.uint16).tobytes())
+        taken_ms = (draw.lognormvariate(middle, deviation) for _ in range(requests))
+        self.latencies_ms = array(
+            "H", (int(taken) if taken < TIMEOUT_MS else NEVER_MS for taken in taken_ms)
+        )
         names = [f"key-{number}" for number in range(POSSIBLE_KEYS)]
-        draws = np.argsort(generator.random((KEY_SETS, POSSIBLE_KEYS)), axis=1)[:, :KEYS_PER_REQUEST]
-        self._key_sets = [tuple(names[number] for number in draw) for draw in draws.tolist()]
+        self._key_sets = [tuple(draw.sample(names, KEYS_PER_REQUEST)) for _ in range(KEY_SETS)]
 
     def key_sets(self) -> Iterator[tuple[str, ...]]:
         """The keys of one request after the other, without end."""

@@ -1,7 +1,8 @@
-"""The clients of ``python tests/benchmarks http``, in a process of their own: plain sockets, one poll open on each.
+"""The clients of ``python tests/benchmarks http``, in a process of their own: plain sockets, one
+poll open on each.
 
-They speak as little HTTP as possible, because they share the machine with the server. They also report how busy they were
-themselves: clients that are busy all the time only measure themselves.
+They speak as little HTTP as possible, because they share the machine with the server. They also
+report how busy they were themselves: clients that are busy all the time only measure themselves.
 
     python -m benchmarks.http.clients SERVER_PROCESS PORT '{"work": "load", "polls": 1000, ...}'
 
@@ -42,7 +43,8 @@ class Poller(asyncio.Protocol):
     def poll(self) -> None:
         self.is_waiting = True
         self.transport.write(
-            b"GET /%s?key=%d&seen=%d&wait=%d HTTP/1.1\r\nHost: bench\r\n\r\n" % (self.clients.path, self.key, self.seen, WAIT)
+            b"GET /%s?key=%d&seen=%d&wait=%d HTTP/1.1\r\nHost: bench\r\n\r\n"
+            % (self.clients.path, self.key, self.seen, WAIT)
         )
 
     def data_received(self, data: bytes) -> None:
@@ -66,7 +68,7 @@ class Poller(asyncio.Protocol):
 
 
 class Clients:
-    """All connections to one server, and what they have measured."""
+    """All connections to one server, and their measurements."""
 
     def __init__(self, server: int, port: int, seed: int) -> None:
         self.server, self.port = server, port
@@ -83,7 +85,10 @@ class Clients:
     async def ask(self, method: str, target: str) -> Any:
         """One request on a connection of its own."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(f"{method} {target} HTTP/1.1\r\nHost: bench\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+        writer.write(
+            f"{method} {target} HTTP/1.1\r\nHost: bench\r\nContent-Length: 0\r\nConnection: "
+            "close\r\n\r\n".encode()
+        )
         body = (await reader.read()).partition(b"\r\n\r\n")[2]
         writer.close()
         return json.loads(body) if body else None
@@ -97,7 +102,9 @@ class Clients:
         while len(self.pollers) < count:
             numbers = range(len(self.pollers), min(count, len(self.pollers) + BATCH_OF_CONNECTIONS))
             protocols = [partial(Poller, self, number // POLLS_PER_KEY) for number in numbers]
-            made = [loop.create_connection(protocol, "127.0.0.1", self.port) for protocol in protocols]
+            made = [
+                loop.create_connection(protocol, "127.0.0.1", self.port) for protocol in protocols
+            ]
             self.pollers += [poller for _, poller in await asyncio.gather(*made)]
 
     async def open_polls(self, path: str) -> None:
@@ -115,7 +122,9 @@ class Clients:
         for start in range(0, len(keys), BATCH_OF_CONNECTIONS):
             batch = keys[start : start + BATCH_OF_CONNECTIONS]
             await asyncio.gather(*(self.ask("POST", f"/publish?key={key}") for key in batch))
-        while any(poller.is_waiting for poller in self.pollers):  # the server may have ended a poll whose answer is on its way
+        while any(
+            poller.is_waiting for poller in self.pollers
+        ):  # the server may have ended a poll whose answer is on its way
             await asyncio.sleep(0.01)
 
     async def publish(self, rate: float, seconds: float) -> None:
@@ -133,7 +142,11 @@ class Clients:
         await self.open_polls(path)
         await asyncio.sleep(min(1.0, seconds))
         self.latencies.clear()
-        before, cpu, started = await self.ask("GET", "/state"), time.process_time(), time.monotonic()
+        before, cpu, started = (
+            await self.ask("GET", "/state"),
+            time.process_time(),
+            time.monotonic(),
+        )
         await self.publish(rate, seconds)
         await self.until_open(len(self.pollers))
         after, passed = await self.ask("GET", "/state"), time.monotonic() - started
@@ -144,14 +157,18 @@ class Clients:
             "cpu": (after["cpu"] - before["cpu"]) / max(1, len(latencies)),
             "server_busy": (after["cpu"] - before["cpu"]) / passed,
             "clients_busy": (time.process_time() - cpu) / passed,
-            **{f"p{share:g}": latencies[int(share / 100 * (len(latencies) - 1))] for share in (50, 99, 99.9) if latencies},
+            **{
+                f"p{share:g}": latencies[int(share / 100 * (len(latencies) - 1))]
+                for share in (50, 99, 99.9)
+                if latencies
+            },
         }
         await self.end_polls()
         return result
 
 
 async def measure(clients: Clients, job: dict[str, Any]) -> None:
-    """Does one piece of work, and prints what it measured."""
+    """Does one piece of work, and prints its measurements."""
     polls: int = job["polls"]
     await clients.connect(polls)
     if job["work"] == "load":
@@ -171,7 +188,12 @@ async def measure(clients: Clients, job: dict[str, Any]) -> None:
         await asyncio.sleep(0)  # which is when they are closed
         started = time.monotonic()
         await clients.until_open(0)
-        send({"seconds": time.monotonic() - started, "pending": (await clients.ask("GET", "/state"))["pending"]})
+        send(
+            {
+                "seconds": time.monotonic() - started,
+                "pending": (await clients.ask("GET", "/state"))["pending"],
+            }
+        )
     else:
         await clients.open_polls("ours")
         started = time.monotonic()

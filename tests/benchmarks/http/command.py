@@ -1,6 +1,8 @@
-"""``python tests/benchmarks http``: long polls on a real server, against the handler that people write today.
+"""``python tests/benchmarks http``: long polls on a real server, against the handler that people
+write today.
 
-The server is uvicorn with httptools, in a process of its own; `benchmarks.http.service` has both handlers.
+The server is uvicorn with httptools, in a process of its own; `benchmarks.http.service` has both
+handlers.
 """
 
 import argparse
@@ -13,7 +15,7 @@ from benchmarks.http.rows import Load, Memory, stop, vanish
 from benchmarks.options import add_common_options, more_than_zero, positive
 from benchmarks.process import raise_file_limit
 from benchmarks.runner import run_cases
-from purgatory._programs import Program
+from purgatory.pipeline._programs import Program
 
 POLLS = (1_000, 5_000, 15_000)
 POLLS_IN_MEMORY = 5_000
@@ -29,18 +31,33 @@ THEIRS = "asyncio.wait_for on an asyncio.Event"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common_options(parser, fastest_loop=True)
     parser.add_argument(
-        "--polls", type=positive, action="append", metavar="N", help="open polls; may be repeated (default: 1000, 5000, 15000)"
+        "--polls",
+        type=positive,
+        action="append",
+        metavar="N",
+        help="open polls; may be repeated (default: 1000, 5000, 15000)",
     )
-    parser.add_argument("--rounds", type=positive, default=5, metavar="N", help="runs of each handler (default: %(default)s)")
     parser.add_argument(
-        "--seconds", type=more_than_zero, default=5.0, metavar="S", help="length of a run (default: %(default)s)"
+        "--rounds",
+        type=positive,
+        default=5,
+        metavar="N",
+        help="runs of each handler (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=more_than_zero,
+        default=5.0,
+        metavar="S",
+        help="length of a run (default: %(default)s)",
     )
     parser.add_argument(
         "--check-interval",
         type=more_than_zero,
         default=1.0,
         metavar="S",
-        help="seconds after which their handler checks whether its client is still there (default: %(default)s)",
+        help="seconds after which their handler checks whether its client is still there "
+        "(default: %(default)s)",
     )
 
 
@@ -50,10 +67,17 @@ def run(options: argparse.Namespace) -> int:
     connections = max(POLLS_THAT_VANISH, *counts)
     needed = connections // QUICK_DIVISOR if options.quick else connections
     if needed + OTHER_CONNECTIONS > (limit := raise_file_limit()):
-        print(f"cannot open {connections} connections: the limit of open files is {limit}", file=sys.stderr)
+        print(
+            f"cannot open {connections} connections: the limit of open files is {limit}",
+            file=sys.stderr,
+        )
         return 2
-    loads = [Load(count, options.rounds, options.seconds, options.check_interval) for count in counts]
-    cases = [case for load in loads for case in load_cases(load)] + other_cases(options.check_interval)
+    loads = [
+        Load(count, options.rounds, options.seconds, options.check_interval) for count in counts
+    ]
+    cases = [case for load in loads for case in load_cases(load)] + other_cases(
+        options.check_interval
+    )
 
     def runs() -> list[dict[str, Any]]:
         return [
@@ -74,10 +98,41 @@ def load_cases(load: Load) -> list[Case]:
     target = on_both(LIMITS[load.polls]) if load.polls in LIMITS else {}
     polls = f"{load.polls:,} open polls"
     return [
-        Case(f"{load.polls}-p50", f"{polls}: from event to answer, p50", THEIRS, {}, "×", partial(load.row, "p50"), "ms"),
-        Case(f"{load.polls}-p99", f"{polls}: from event to answer, p99", THEIRS, target, "×", partial(load.row, "p99"), "ms"),
-        Case(f"{load.polls}-p99.9", f"{polls}: from event to answer, p99.9", THEIRS, {}, "×", partial(load.row, "p99.9"), "ms"),
-        Case(f"{load.polls}-cpu", f"{polls}: CPU time per answer", THEIRS, target, "×", partial(load.row, "cpu")),
+        Case(
+            f"{load.polls}-p50",
+            f"{polls}: from event to answer, p50",
+            THEIRS,
+            {},
+            "×",
+            partial(load.row, "p50"),
+            "ms",
+        ),
+        Case(
+            f"{load.polls}-p99",
+            f"{polls}: from event to answer, p99",
+            THEIRS,
+            target,
+            "×",
+            partial(load.row, "p99"),
+            "ms",
+        ),
+        Case(
+            f"{load.polls}-p99.9",
+            f"{polls}: from event to answer, p99.9",
+            THEIRS,
+            {},
+            "×",
+            partial(load.row, "p99.9"),
+            "ms",
+        ),
+        Case(
+            f"{load.polls}-cpu",
+            f"{polls}: CPU time per answer",
+            THEIRS,
+            target,
+            "×",
+            partial(load.row, "cpu"),
+        ),
     ]
 
 
@@ -85,11 +140,22 @@ def other_cases(check_interval: float) -> list[Case]:
     """The rows about memory, the stop of the server and clients that leave."""
     memory = Memory(POLLS_IN_MEMORY, check_interval)
     return [
-        Case("memory", "memory of an open poll, less that of a bare request", THEIRS, {}, "×", memory.whole, "bytes"),
-        Case("memory-share", "the purgatory's share of it", "", on_both(1024), "bytes", memory.share),
+        Case(
+            "memory",
+            "memory of an open poll, less that of a bare request",
+            THEIRS,
+            {},
+            "×",
+            memory.whole,
+            "bytes",
+        ),
+        Case(
+            "memory-share", "the purgatory's share of it", "", on_both(1024), "bytes", memory.share
+        ),
         Case(
             "stop",
-            f"SIGTERM with {POLLS_AT_THE_STOP:,} polls open, all of which are answered, until the process has ended",
+            f"SIGTERM with {POLLS_AT_THE_STOP:,} polls open, all of which are answered, until "
+            "the process has ended",
             "",
             on_both(1.0),
             "s",
@@ -115,7 +181,14 @@ def caption(options: argparse.Namespace, runs: list[dict[str, Any]]) -> str:
         f" {options.check_interval:g} s. uvicorn with httptools."
         f"\nThe process of the clients was busy for up to {busiest:.0%} of a run."
     )
-    return text + (" That is too much: these latencies are also the clients' own." if busiest > 0.9 else "")
+    return text + (
+        " That is too much: these latencies are also the clients' own." if busiest > 0.9 else ""
+    )
 
 
-PROGRAM = Program("http", "Long polls on a real server, against the handler that people write today.", add_arguments, run)
+PROGRAM = Program(
+    "http",
+    "Long polls on a real server, against the handler that people write today.",
+    add_arguments,
+    run,
+)

@@ -1,4 +1,5 @@
-"""The rows about long polls: each starts a server and a process of clients, and reads what the clients measured."""
+"""The rows about long polls: each starts a server and a process of clients, and reads the clients'
+measurements."""
 
 import asyncio
 import contextlib
@@ -24,11 +25,12 @@ Json = dict[str, Any]
 
 @dataclass(slots=True)
 class Load:
-    """Open polls under load: both handlers alternately, on the same server and the same connections.
+    """Open polls under load: both handlers alternately, on the same server and the same
+    connections.
 
-    In each run all polls are opened. Events come at random times under random keys; each answers ten polls, which are asked
-    again at once. At last all polls are ended. Latency is from the event in the server to the answer in the client; CPU is
-    that of the server process alone.
+    In each run all polls are opened. Events come at random times under random keys; each answers
+    ten polls, which are asked again at once. At last all polls are ended. Latency is from the event
+    in the server to the answer in the client; CPU is the server process's alone.
 
     Args:
         polls: how many are open.
@@ -37,7 +39,8 @@ class Load:
         check_interval: seconds after which their handler checks whether its client is still there.
 
     Attributes:
-        runs: what was measured on each loop. The first row of this load measures, the others use it again.
+        runs: the figures on each loop. The first row of this load measures, the others use it
+            again.
     """
 
     polls: int
@@ -77,30 +80,40 @@ def compared(runs: Sequence[Json], figure: str) -> Measured:
     """
     factor = FACTORS[figure]
     ours, theirs = (
-        {run["round"]: factor * run[figure] for run in runs if run["path"] == path and figure in run}
+        {
+            run["round"]: factor * run[figure]
+            for run in runs
+            if run["path"] == path and figure in run
+        }
         for path in ("ours", "theirs")
     )
     rounds = [number for number in ours if number in theirs]
     if not rounds:
         raise Unmeasurable("no poll was answered")
-    return Measured(Comparison.paired([ours[number] for number in rounds], [theirs[number] for number in rounds]))
+    return Measured(
+        Comparison.paired(
+            [ours[number] for number in rounds], [theirs[number] for number in rounds]
+        )
+    )
 
 
 @dataclass(slots=True)
 class Memory:
-    """What an open poll adds to the memory of a server process, in each of four ways, each on a server of its own."""
+    """What an open poll adds to the memory of a server process, in each of four ways, each on a
+    server of its own."""
 
     polls: int
     check_interval: float
     costs: dict[LoopName, dict[str, float]] = field(default_factory=dict)
 
     async def share(self, setting: Setting) -> Measured:
-        """What the purgatory alone adds to a request that waits for a bare future."""
+        """The cost that the purgatory alone adds to a request that waits for a bare future."""
         cost = await self._cost(setting)
         return Measured(Comparison.alone([cost["alone"] - cost["bare"]]))
 
     async def whole(self, setting: Setting) -> Measured:
-        """What our handler adds to a request that waits for a bare future, against what theirs adds."""
+        """The cost that our handler adds to a request that waits for a bare future, as a ratio to
+        theirs."""
         cost = await self._cost(setting)
         ours, theirs = cost["ours"] - cost["bare"], cost["theirs"] - cost["bare"]
         if theirs <= 0.0:
@@ -110,7 +123,11 @@ class Memory:
     async def _cost(self, setting: Setting) -> dict[str, float]:
         if setting.loop_name not in self.costs:
             paths = ("bare", "alone", "ours", "theirs")
-            job = {"work": "memory", "polls": setting.size(self.polls), **common(setting, self.check_interval)}
+            job = {
+                "work": "memory",
+                "polls": setting.size(self.polls),
+                **common(setting, self.check_interval),
+            }
             cost = {}
             for number in setting.track(len(paths)):
                 result = await measured_once({**job, "path": paths[number]})
@@ -120,7 +137,8 @@ class Memory:
 
 
 async def stop(polls: int, setting: Setting) -> Measured:
-    """Seconds from SIGTERM to the end of the server process, with all polls open, each of which is answered."""
+    """Seconds from SIGTERM to the end of the server process, with all polls open, each of which is
+    answered."""
     polls = setting.size(polls)
     async with server(job := {"work": "stop", "polls": polls, **common(setting)}) as process:
         async with contextlib.aclosing(clients(process, job)) as results:
@@ -130,15 +148,22 @@ async def stop(polls: int, setting: Setting) -> Measured:
         # The clients' clock began with the signal; what came after their last answer is added here.
         seconds = time.monotonic() - result["received_at"] + result["seconds"]
     if result["answered"] != polls:
-        raise Unmeasurable(f"only {result['answered']:,} of {polls:,} polls were answered when the server stopped")
+        raise Unmeasurable(
+            f"only {result['answered']:,} of {polls:,} polls were answered when the server stopped"
+        )
     return Measured(Comparison.alone([seconds]))
 
 
 async def vanish(polls: int, setting: Setting) -> Measured:
-    """Seconds from the moment at which all clients reset their connections until nothing is pending."""
-    result = await measured_once({"work": "vanish", "polls": setting.size(polls), **common(setting)})
+    """Seconds from the moment at which all clients reset their connections until nothing is
+    pending."""
+    result = await measured_once(
+        {"work": "vanish", "polls": setting.size(polls), **common(setting)}
+    )
     if result["pending"]:
-        raise Unmeasurable(f"{result['pending']:,} polls are still pending, whose clients have vanished")
+        raise Unmeasurable(
+            f"{result['pending']:,} polls are still pending, whose clients have vanished"
+        )
     return Measured(Comparison.alone([result["seconds"]]))
 
 
@@ -146,8 +171,12 @@ async def vanish(polls: int, setting: Setting) -> Measured:
 
 
 def common(setting: Setting, check_interval: float = 1.0) -> Json:
-    """What the server and the clients need to know in every row."""
-    return {"loop": setting.loop_name, "seed": setting.random.randrange(2**32), "check_interval": check_interval}
+    """The parameters of server and clients in every row."""
+    return {
+        "loop": setting.loop_name,
+        "seed": setting.random.randrange(2**32),
+        "check_interval": check_interval,
+    }
 
 
 async def started(module: str, *arguments: str) -> Process:
@@ -158,7 +187,8 @@ async def started(module: str, *arguments: str) -> Process:
 
 @contextlib.asynccontextmanager
 async def server(job: Json) -> AsyncIterator[Process]:
-    """A server process, which is killed at the end of the block. Its first line of output is its port."""
+    """A server process, which is killed at the end of the block. Its first line of output is its
+    port."""
     options = ("--loop", job["loop"], "--check-interval", str(job["check_interval"]))
     process = await started("benchmarks.http.service", *options)
     try:
@@ -170,7 +200,7 @@ async def server(job: Json) -> AsyncIterator[Process]:
 
 
 async def clients(process: Process, job: Json) -> AsyncGenerator[Json, None]:
-    """What the clients of a server have measured, each with the time at which it came.
+    """The measurements of a server's clients, each with the time of its arrival.
 
     Raises:
         RuntimeError: the clients have failed.

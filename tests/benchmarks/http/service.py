@@ -1,14 +1,17 @@
-"""The server that ``python tests/benchmarks http`` measures, in a process of its own: two handlers of one question.
+"""The server that ``python tests/benchmarks http`` measures, in a process of its own: two handlers
+of one question.
 
-``GET /ours?key=K&seen=V&wait=S`` and ``GET /theirs?...`` answer when key K has a later version than V, with that version and
-the time at which it came. Both are a Starlette endpoint, and their answers are the same:
+``GET /ours?key=K&seen=V&wait=S`` and ``GET /theirs?...`` answer when key K has a later version than
+V, with that version and the time at which it came. Both are a Starlette endpoint, and their answers
+are the same:
 
 - ours waits in a `ThresholdPurgatory`, through `purgatory.asgi`;
 - theirs is what people write today: `asyncio.wait_for` on the `asyncio.Event` of the key, interrupted now and then to ask
   Starlette whether the client has left.
 
-Two more are there for the memory, and do not check for their client. ``/alone`` waits in the `ThresholdPurgatory` without
-`purgatory.asgi`. ``/bare`` waits for a future: that is what an open request costs the server in any case.
+Two more are there for the memory, and do not check for their client. ``/alone`` waits in the
+`ThresholdPurgatory` without `purgatory.asgi`. ``/bare`` waits for a future: that is what an open
+request costs the server in any case.
 
 ``POST /publish?key=K`` brings the next version of a key, for all handlers alike.
 """
@@ -68,7 +71,9 @@ class Service:
         await self.thresholds.aclose()
 
     def answer(self, key: int, headers: dict[str, str] | None = None) -> Response:
-        return JSONResponse({"version": self.versions[key], "at": self.stamps[key]}, headers=headers)
+        return JSONResponse(
+            {"version": self.versions[key], "at": self.stamps[key]}, headers=headers
+        )
 
     async def ours(self, request: Request) -> Response:
         key, seen = int(request.query_params["key"]), int(request.query_params["seen"])
@@ -125,7 +130,12 @@ class Service:
             gc.collect()
         waiting = self.thresholds.pending + self.theirs_open + sum(map(len, self.futures.values()))
         endings = {ending.value: count for ending, count in self.polls.endings.items()}
-        state = {"open": waiting, "pending": self.thresholds.pending, "cpu": time.process_time(), "endings": endings}
+        state = {
+            "open": waiting,
+            "pending": self.thresholds.pending,
+            "cpu": time.process_time(),
+            "endings": endings,
+        }
         return JSONResponse({**state, "resident": resident_bytes()})
 
 

@@ -1,1 +1,2 @@
-"""The program ``micro``: one operation at a time, against what the event loop offers for the same work."""
+"""The program ``micro``: one operation at a time, against the event loop's own means for the same
+work."""

@@ -1,9 +1,10 @@
-"""``micro --against PATH``: an older checkout and this one alternately, row by row, and how each has changed.
+"""``micro --against PATH``: an older checkout and this one alternately, row by row, and how each
+has changed.
 
-Each checkout has a process of its own, in which the rows of this one are measured. A round of one is followed by a round of the
-other, so whatever else the machine does affects both. In each round a row also measures what it compares with, such as the
-loop's own timers: where two runs of that differ, so did the load of the machine, and the figure is the fairer
-comparison.
+Each checkout has a process of its own, in which the rows of this one are measured. A round of one
+is followed by a round of the other, so other load on the machine affects both. In each round a
+row also measures its baseline, such as the loop's own timers: where two runs of the baseline
+differ, so did the load of the machine, and the figure is the fairer comparison.
 """
 
 import argparse
@@ -33,7 +34,7 @@ class Side:
         """`None` while it asks for its next round."""
 
     def send(self, message: object) -> None:
-        """Lets it go on, until it asks again or has an answer."""
+        """Lets it continue until it asks again or has an answer."""
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
             pickle.dump(message, self._process.stdin)
@@ -51,16 +52,25 @@ class Side:
 
 
 def run(options: argparse.Namespace, cases: Sequence[Case]) -> int:
-    """Measures the cases on both checkouts, prints the table and writes the JSON; returns the exit status."""
+    """Measures the cases on both checkouts, prints the table and writes the JSON; returns the exit
+    status."""
     loops = " and ".join(options.loops)
-    console = opened_console(f"micro: {len(cases)} rows on {loops}, {options.against} alternately with {TESTS.parent}")
-    rows = [measure(case, loop_name, options, console) for case in cases for loop_name in options.loops]
+    console = opened_console(
+        f"micro: {len(cases)} rows on {loops}, {options.against} alternately with {TESTS.parent}"
+    )
+    rows = [
+        measure(case, loop_name, options, console) for case in cases for loop_name in options.loops
+    ]
     console.print(table(rows, options.quick))
-    write_report(console, options, "micro", against=str(options.against), seed=options.seed, rows=rows)
+    write_report(
+        console, options, "micro", against=str(options.against), seed=options.seed, rows=rows
+    )
     return 0
 
 
-def measure(case: Case, loop_name: LoopName, options: argparse.Namespace, console: Console) -> dict[str, Any]:
+def measure(
+    case: Case, loop_name: LoopName, options: argparse.Namespace, console: Console
+) -> dict[str, Any]:
     """A row on both checkouts, each in a new process, as plain data."""
     sides = [Side(options.against), Side(TESTS.parent)]
     try:
@@ -79,11 +89,22 @@ def measure(case: Case, loop_name: LoopName, options: argparse.Namespace, consol
     return row
 
 
-def compared(case: Case, loop_name: LoopName, before: Measured | str | None, after: Measured | str | None) -> dict[str, Any]:
+def compared(
+    case: Case, loop_name: LoopName, before: Measured | str | None, after: Measured | str | None
+) -> dict[str, Any]:
     """The medians of both, and of their figures where these are ratios to something else."""
-    row: dict[str, Any] = {"name": case.name, "loop": loop_name, "unit": case.cost_unit, "reason": None}
+    row: dict[str, Any] = {
+        "name": case.name,
+        "loop": loop_name,
+        "unit": case.cost_unit,
+        "reason": None,
+    }
     answers = {"before": before, "after": after}
-    reasons = [f"not measured {when}: {answer}" for when, answer in answers.items() if not isinstance(answer, Measured)]
+    reasons = [
+        f"not measured {when}: {answer}"
+        for when, answer in answers.items()
+        if not isinstance(answer, Measured)
+    ]
     if reasons:
         return {**row, "reason": "; ".join(reasons)}
     for when, answer in answers.items():
@@ -94,15 +115,22 @@ def compared(case: Case, loop_name: LoopName, before: Measured | str | None, aft
 
 
 def table(rows: Sequence[dict[str, Any]], quick: bool) -> Table:
-    """A line for each row: the costs, their ratio, and the figures, which compare with something else."""
-    caption = "Medians. after/before: of the costs, and of the ratios to what the row compares with."
+    """A line for each row: the costs, their ratio, and the figures, which compare with something
+    else."""
+    caption = (
+        "Medians. after/before: of the costs, and of the ratios to what the row compares with."
+    )
     numbers = ("before", "after", "after/before", "ratio before", "ratio after", "after/before")
     result = plain_table("micro, before and after", caption, ("row", "loop"), numbers, quick)
     for row in rows:
         if row["reason"]:
             result.add_row(row["name"], row["loop"], "not measured")
             continue
-        cells = [number(row["before"], row["unit"]), number(row["after"], row["unit"]), number(row["after"] / row["before"])]
+        cells = [
+            number(row["before"], row["unit"]),
+            number(row["after"], row["unit"]),
+            number(row["after"] / row["before"]),
+        ]
         if row["before_figure"] is not None:
             cells += [number(row["before_figure"]), number(row["after_figure"])]
             cells += [number(row["after_figure"] / row["before_figure"])]

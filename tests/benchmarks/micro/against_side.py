@@ -1,7 +1,9 @@
-"""A process that measures one checkout, alternately with another one; `against` starts it, not as a module but as a file.
+"""A process that measures one checkout, alternately with another one; `against` starts it, not as a
+module but as a file.
 
-`purgatory` comes from the checkout, but `benchmarks` from where this file is: both sides measure the same rows. The path says
-so before either is imported, and the processes that a row starts inherit it.
+`purgatory` comes from the checkout, but `benchmarks` from where this file is: both sides measure
+the same rows. The path is set before either is imported, and the processes that a row starts
+inherit it.
 """
 
 import pickle
@@ -29,7 +31,7 @@ def alternately(rounds: int) -> Iterator[int]:
 
 
 def measure(loop_name: Any, seed: int, quick: bool, row: bytes) -> object:
-    """What the row has measured, or why it could not."""
+    """The row's figures, or the reason why there are none."""
     try:
         import purgatory
         from benchmarks.cases import Setting, run_on

@@ -1,7 +1,8 @@
-"""``python tests/benchmarks micro``: one operation at a time, against what the event loop offers for the same work.
+"""``python tests/benchmarks micro``: one operation at a time, against the event loop's own means
+for the same work.
 
-`benchmarks.measure` explains what makes a comparison fair; the functions of the rows say what each of them does. To add a
-row, write such a function and list it here with its target.
+`benchmarks.measure` explains how comparisons are kept fair; the functions of the rows describe
+their work. To add a row, write such a function and list it here with its target.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from benchmarks.micro import timeout_rows as timeouts
 from benchmarks.micro import timer_rows as timers
 from benchmarks.options import add_common_options, checkout
 from benchmarks.runner import run_cases
-from purgatory._programs import Program
+from purgatory.pipeline._programs import Program
 
 OWN = "the loop's own"
 OWN_TIMER = "the loop's own call_later + cancel"
@@ -36,7 +37,9 @@ MILLION, CROWD = 1_000_000, 100_000
 
 START = "WheelTimer: call_later(30) + cancel, with {} pending"
 CYCLE = "construct an operation, watch it, make its condition true, complete its key"
-CYCLE_SHARED = "construct an operation, watch it on three of 100 keys that 10,000 others share, complete it"
+CYCLE_SHARED = (
+    "construct an operation, watch it on three of 100 keys that 10,000 others share, complete it"
+)
 SCRAPE = "read all metrics with Prometheus' client, with 1,000,000 pending"
 LOOK = "one snapshot of purgatory.asgi.console, with 1,000,000 pending"
 WAIT = "1,000 tasks each wait for a key and are completed by it; per task"
@@ -51,36 +54,112 @@ ADVANCE_BELOW = "the same that completes nobody, below 100,000 waiters of its ke
 
 
 def differing_cases() -> Iterator[Case]:
-    """Rows of delays that differ from one to the next, as a server with many kinds of timeouts has them."""
+    """Rows of delays that differ from one to the next, as a server with many kinds of timeouts has
+    them."""
     for (spread_name, spread), (size_name, pending, target) in product(SPREADS, PENDING):
         name = f"{spread_name}-{size_name}"
-        among = f"a delay of its own for each, 30 to {timers.TIMEOUT + spread:g}; {pending:,} pending"
+        among = (
+            f"a delay of its own for each, 30 to {timers.TIMEOUT + spread:g}; {pending:,} pending"
+        )
         start = partial(timers.start_and_cancel_among, pending, spread)
-        yield Case(f"timer-{name}", f"WheelTimer: call_later + cancel, {among}", OWN, target, "×", start)
+        yield Case(
+            f"timer-{name}", f"WheelTimer: call_later + cancel, {among}", OWN, target, "×", start
+        )
         cycle = partial(operations.cycle, pending, spread)
         yield Case(f"cycle-{name}", f"as cycle, {among}", OWN_TIMER, {}, "×", cycle)
         enter = partial(timeouts.enter_and_leave, pending, spread)
-        yield Case(f"timeout-{name}", f"async with timeout(delay): pass, {among}", "asyncio.timeout", {}, "×", enter)
+        yield Case(
+            f"timeout-{name}",
+            f"async with timeout(delay): pass, {among}",
+            "asyncio.timeout",
+            {},
+            "×",
+            enter,
+        )
 
 
 def case(
-    name: str, work: str, against: str, targets: Mapping[LoopName, float], unit: Unit, measure: Callable[..., Any], *sizes: Any
+    name: str,
+    work: str,
+    against: str,
+    targets: Mapping[LoopName, float],
+    unit: Unit,
+    measure: Callable[..., Any],
+    *sizes: Any,
 ) -> Case:
     return Case(name, work, against, targets, unit, partial(measure, *sizes))
 
 
 CASES = (
-    case("timer-0", START.format("nothing"), OWN, TIMER_TARGET, "×", timers.start_and_cancel_among, 0, 0.0),
-    case("timer-100k", START.format("100,000"), OWN, TIMER_TARGET, "×", timers.start_and_cancel_among, CROWD, 0.0),
-    case("timer-1m", START.format("1,000,000"), OWN, TIMER_TARGET, "×", timers.start_and_cancel_among, MILLION, 0.0),
     case(
-        "timer-flat", START.format("1,000,000"), "with nothing pending", on_both(1.3), "×", timers.full_against_empty, MILLION
+        "timer-0",
+        START.format("nothing"),
+        OWN,
+        TIMER_TARGET,
+        "×",
+        timers.start_and_cancel_among,
+        0,
+        0.0,
     ),
-    case("timer-random", REPLACE, OWN, {"uvloop": 0.8}, "×", timers.replace_at_random_among, MILLION, (30.0, 30.0)),
-    case("timer-varied", REPLACE_VARIED, OWN, {}, "×", timers.replace_at_random_among, MILLION, (20.0, 50.0)),
+    case(
+        "timer-100k",
+        START.format("100,000"),
+        OWN,
+        TIMER_TARGET,
+        "×",
+        timers.start_and_cancel_among,
+        CROWD,
+        0.0,
+    ),
+    case(
+        "timer-1m",
+        START.format("1,000,000"),
+        OWN,
+        TIMER_TARGET,
+        "×",
+        timers.start_and_cancel_among,
+        MILLION,
+        0.0,
+    ),
+    case(
+        "timer-flat",
+        START.format("1,000,000"),
+        "with nothing pending",
+        on_both(1.3),
+        "×",
+        timers.full_against_empty,
+        MILLION,
+    ),
+    case(
+        "timer-random",
+        REPLACE,
+        OWN,
+        {"uvloop": 0.8},
+        "×",
+        timers.replace_at_random_among,
+        MILLION,
+        (30.0, 30.0),
+    ),
+    case(
+        "timer-varied",
+        REPLACE_VARIED,
+        OWN,
+        {},
+        "×",
+        timers.replace_at_random_among,
+        MILLION,
+        (20.0, 50.0),
+    ),
     case("cycle", CYCLE, OWN_TIMER, {"uvloop": 2.2}, "×", operations.cycle, 0, 0.0),
     case("cycle-shared", CYCLE_SHARED, OWN_TIMER, {}, "×", operations.cycle_shared, 10_000),
-    case("journal", "what a journal adds to cycle, on the loop's thread", "", on_both(1.0), "µs", observers.journal),
+    case(
+        "journal",
+        "what a journal adds to cycle, on the loop's thread",
+        "",
+        on_both(1.0),
+        "µs",
+        observers.journal,
+    ),
     case("metrics", "what a meter adds to the same", "", on_both(0.5), "µs", observers.metrics),
     case("journal+metrics", "what both add", "", on_both(1.2), "µs", observers.journal_and_metrics),
     case("scrape", SCRAPE, "", on_both(2), "ms", observers.scrape, MILLION),
@@ -117,15 +196,29 @@ CASES = (
         0,
         0.0,
     ),
-    case("wait-for", WAIT_FOR, "asyncio.wait_for", on_both(0.8), "×", timeouts.wait_for_an_iteration),
-    case("advance-crowd", ADVANCE, "one of one", on_both(1.5), "×", thresholds.complete_one_of, CROWD),
-    case("advance-below", ADVANCE_BELOW, "a key that nobody waits for", {}, "×", thresholds.advance_below, CROWD),
+    case(
+        "wait-for", WAIT_FOR, "asyncio.wait_for", on_both(0.8), "×", timeouts.wait_for_an_iteration
+    ),
+    case(
+        "advance-crowd", ADVANCE, "one of one", on_both(1.5), "×", thresholds.complete_one_of, CROWD
+    ),
+    case(
+        "advance-below",
+        ADVANCE_BELOW,
+        "a key without waiters",
+        {},
+        "×",
+        thresholds.advance_below,
+        CROWD,
+    ),
     *differing_cases(),
 )
 CAPTION = (
-    f"Medians, in batches of {BATCH:,} operations. Ratios are of paired batches and judged by their median."
+    f"Medians, in batches of {BATCH:,} operations. Ratios are of paired batches and judged by "
+    "their median."
     " CPU time, the garbage collector on."
-    f"\nsettled: with the {SETTLING_ITERATIONS} iterations of the loop after each batch, which clean up what was cancelled."
+    f"\nsettled: with the {SETTLING_ITERATIONS} iterations of the loop after each batch, which "
+    "remove cancelled operations."
 )
 
 
@@ -137,13 +230,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=case_named,
         metavar="NAME",
-        help="only the row of this name; may be repeated. Rows: " + ", ".join(each.name for each in CASES),
+        help="only the row of this name; may be repeated. Rows: "
+        + ", ".join(each.name for each in CASES),
     )
     parser.add_argument(
         "--against",
         type=checkout,
         metavar="PATH",
-        help="measure an older checkout alternately with this one, and print how each row has changed",
+        help="measure an older checkout alternately with this one, and print how each row has "
+        "changed",
     )
 
 
@@ -152,7 +247,9 @@ def case_named(name: str) -> Case:
     for each in CASES:
         if each.name == name:
             return each
-    raise argparse.ArgumentTypeError(f"no row is named {name!r}; rows: {', '.join(each.name for each in CASES)}")
+    raise argparse.ArgumentTypeError(
+        f"no row is named {name!r}; rows: {', '.join(each.name for each in CASES)}"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -164,5 +261,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 PROGRAM = Program(
-    "micro", "What one operation costs, against what the event loop offers for the same work.", add_arguments, run
+    "micro",
+    "What one operation costs, against what the event loop offers for the same work.",
+    add_arguments,
+    run,
 )

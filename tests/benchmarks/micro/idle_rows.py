@@ -1,4 +1,5 @@
-"""The rows about `IdleTracker`: the cost of a sign of life, and of finding the ids that gave none."""
+"""The rows about `IdleTracker`: the cost of a sign of life, and of finding the ids that gave
+none."""
 
 import asyncio
 import random
@@ -12,7 +13,15 @@ from math import inf
 from typing import Any, Self
 
 from benchmarks.cases import Setting
-from benchmarks.measure import BATCH, SETTLING_ITERATIONS, Comparison, Contender, Measured, Unmeasurable, compare
+from benchmarks.measure import (
+    BATCH,
+    SETTLING_ITERATIONS,
+    Comparison,
+    Contender,
+    Measured,
+    Unmeasurable,
+    compare,
+)
 from benchmarks.micro.timer_rows import TIMEOUT, Timer, nothing
 from purgatory import IdleTracker
 
@@ -33,7 +42,8 @@ TRACKED_PER_IDLE = 1_000
 
 
 async def touch_among(tracked: int, setting: Setting) -> Measured:
-    """A sign of life of a random id: `touch`, against a timer for each id, which is cancelled and made anew.
+    """A sign of life of a random id: `touch`, against a timer for each id, which is cancelled and
+    made anew.
 
     Both sides look the id up in a dictionary, and both get the same ids.
     """
@@ -79,10 +89,11 @@ async def _remake_timers(timers: dict[int, Timer], ids: Iterable[int]) -> None:
 async def tick_among(tracked: int, setting: Setting) -> Measured:
     """One tick in which one id of a thousand falls idle, against a scan of all ids; per tick.
 
-    The tick is the default one. Ids that fall idle are replaced by new ones, and the others are touched once a second, at
-    random; the touching is not measured. The clock is moved by hand, because otherwise a whole timeout would have to pass
-    first. The contenders alternate after a run of several ticks, because a scan leaves nothing of the other in the caches of
-    the processor. A run is measured as a whole, with its first tick.
+    The tick is the default one. Ids that fall idle are replaced by new ones, and the others are
+    touched once a second, at random; the touching is not measured. The clock is moved by hand,
+    because otherwise a whole timeout would have to pass first. The contenders alternate after a run
+    of several ticks, because a scan leaves nothing of the other in the caches of the processor. A
+    run is measured as a whole, with its first tick.
     """
     tracked = setting.size(tracked)
     seed = setting.random.random()
@@ -95,10 +106,13 @@ async def tick_among(tracked: int, setting: Setting) -> Measured:
         contenders = ticks_of_wheel(tracker, by_hand), scan.ticks()
         for contender in contenders:
             await run_of_ticks(contender)
-        runs = [[await run_of_ticks(contender) for contender in contenders] for _ in setting.rounds(24)]
+        runs = [
+            [await run_of_ticks(contender) for contender in contenders] for _ in setting.rounds(24)
+        ]
         assert sorted(fell_idle) == sorted(scan.fell_idle)
     bare, settled = (
-        Comparison.paired([ours[kind] for ours, _ in runs], [theirs[kind] for _, theirs in runs]) for kind in (0, 1)
+        Comparison.paired([ours[kind] for ours, _ in runs], [theirs[kind] for _, theirs in runs])
+        for kind in (0, 1)
     )
     return Measured(bare, settled)
 
@@ -118,7 +132,8 @@ async def run_of_ticks(ticks: Contender) -> tuple[float, float]:
 
 
 class Traffic:
-    """Which ids give signs of life, tick by tick. `now` is the clock. Both sides have the same traffic at the same instants."""
+    """Which ids give signs of life, tick by tick. `now` is the clock. Both sides have the same
+    traffic at the same instants."""
 
     def __init__(self, tracked: int, rng: random.Random) -> None:
         self.tick = TIMEOUT / TICKS_PER_TIMEOUT
@@ -137,15 +152,20 @@ class Traffic:
         self.now = (self.tick_number + 0.75) * self.tick
 
     def begin(self, touch: Callable[[int], object]) -> None:
-        """All ids appear, spread over a timeout. A quarter of them are never touched again; the others are at its end."""
+        """All ids appear, spread over a timeout. A quarter of them are never touched again; the
+        others are at its end."""
         active = self.tracked - SILENT_TICKS * self.falling
         for number in range(TICKS_PER_TIMEOUT):
             self.next_tick()
             self.between_ticks()
-            for id_ in range(active * number // TICKS_PER_TIMEOUT, active * (number + 1) // TICKS_PER_TIMEOUT):
+            for id_ in range(
+                active * number // TICKS_PER_TIMEOUT, active * (number + 1) // TICKS_PER_TIMEOUT
+            ):
                 touch(id_)
             if number < SILENT_TICKS:
-                for id_ in range(active + number * self.falling, active + (number + 1) * self.falling):
+                for id_ in range(
+                    active + number * self.falling, active + (number + 1) * self.falling
+                ):
                     touch(id_)
         self.active = range(active)
         for id_ in self.rng.sample(self.active, active):
@@ -163,7 +183,8 @@ class Traffic:
 
 
 class LoopByHand:
-    """Has the running loop's clock show the time of a traffic, and its timers wait until they are run by hand."""
+    """Has the running loop's clock show the time of a traffic, and its timers wait until they are
+    run by hand."""
 
     def __init__(self, traffic: "Traffic") -> None:
         self.traffic = traffic
@@ -179,14 +200,19 @@ class LoopByHand:
         del vars(self.loop)["time"], vars(self.loop)["call_at"]
 
     def call_at(
-        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self.loop, context)
         heappush(self.timers, (when, next(self.numbers), handle))
         return handle
 
     def run_due(self) -> None:
-        """Runs the timers that are due, and what they call soon: that is the rest of more than an iteration's work."""
+        """Runs the due timers, and the callbacks that they schedule: the rest of a batch that is
+        longer than an iteration."""
         vars(self.loop).update(call_soon=partial(self.call_at, -inf))
         try:
             while self.timers and self.timers[0][0] <= self.traffic.now:
@@ -210,7 +236,8 @@ def ticks_of_wheel(tracker: IdleTracker[int], by_hand: LoopByHand) -> Contender:
 
 
 class Scan:
-    """What one writes without a wheel: a dictionary of when each id was last seen, all of which is scanned in every tick."""
+    """The usual way without a wheel: a dictionary of when each id was last seen, all of which is
+    scanned in every tick."""
 
     def __init__(self, traffic: Traffic) -> None:
         self.traffic = traffic

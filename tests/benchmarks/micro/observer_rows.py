@@ -1,4 +1,5 @@
-"""The rows about observers: what a journal and metrics add to a cycle of an operation, and what it costs to read metrics."""
+"""The rows about observers: the cost that a journal and metrics add to a cycle of an operation, and
+the cost of reading metrics."""
 
 import asyncio
 import json
@@ -13,28 +14,33 @@ from benchmarks.measure import BATCH, WARM_UP_ROUNDS, Batch, Comparison, Measure
 from benchmarks.micro.operation_rows import AnyPurgatory, Fetch, Log, Never, cycling
 from benchmarks.micro.timer_rows import TIMEOUT
 from purgatory import Observer
-from purgatory.journal import Journal
 from purgatory.metrics import Meter
 from purgatory.metrics.prometheus import collector
 
 
 async def journal(setting: Setting) -> Measured:
-    """What a journal adds to `cycle`, in microseconds: the difference in CPU time of the loop's own thread.
+    """The cost that a journal adds to `cycle`, in microseconds: the difference in CPU time of the
+    loop's own thread.
 
-    The thread of the journal, which writes the files meanwhile, is not counted: it uses another core.
+    The thread of the journal, which writes the files meanwhile, is not counted: it uses another
+        core.
     """
+    from purgatory.journal import Journal  # there is no pyarrow for PyPy
+
     with TemporaryDirectory() as directory:
         async with Journal(directory) as observer:
             return await _added(observer, setting)
 
 
 async def metrics(setting: Setting) -> Measured:
-    """What a meter adds to `cycle`, in microseconds."""
+    """The cost that a meter adds to `cycle`, in microseconds."""
     return await _added(Meter(), setting)
 
 
 async def journal_and_metrics(setting: Setting) -> Measured:
-    """What a journal and a meter add together."""
+    """The cost that a journal and a meter add together."""
+    from purgatory.journal import Journal  # there is no pyarrow for PyPy
+
     with TemporaryDirectory() as directory:
         async with Journal(directory) as observer:
             return await _added([observer, Meter()], setting)
@@ -45,7 +51,9 @@ async def _added(observer: Observer | Sequence[Observer], setting: Setting) -> M
         contenders = cycling(observed), cycling(alone)
         added: list[float] = []
         for number, _ in enumerate([*range(WARM_UP_ROUNDS), *setting.rounds()]):
-            ours, theirs = [await _seconds_on_this_thread(next(contender)) for contender in contenders]
+            ours, theirs = [
+                await _seconds_on_this_thread(next(contender)) for contender in contenders
+            ]
             if number >= WARM_UP_ROUNDS:
                 added.append((ours - theirs) / BATCH * 1e6)
     return Measured(Comparison.alone(added))
@@ -60,7 +68,8 @@ async def _seconds_on_this_thread(batch: Batch) -> float:
 
 
 async def scrape(pending: int, setting: Setting) -> Measured:
-    """Read all metrics with Prometheus' client, in milliseconds, while operations are pending and others have ended."""
+    """Read all metrics with Prometheus' client, in milliseconds, while operations are pending and
+    others have ended."""
     registry = CollectorRegistry()
 
     def begin(meter: Meter, purgatory: AnyPurgatory) -> Callable[[], object]:
@@ -71,8 +80,12 @@ async def scrape(pending: int, setting: Setting) -> Measured:
 
 
 async def snapshot(pending: int, setting: Setting) -> Measured:
-    """One snapshot of a purgatory for the page, in milliseconds of the loop: all that the page shows of it, as JSON."""
-    from purgatory.asgi._console._describe import describe, shown  # older checkouts have it elsewhere
+    """One snapshot of a purgatory for the page, in milliseconds of the loop: all that the page
+    shows of it, as JSON."""
+    from purgatory.asgi._console._describe import (
+        describe,
+        shown,
+    )  # older checkouts have it elsewhere
 
     def begin(meter: Meter, purgatory: AnyPurgatory) -> Callable[[], object]:
         return lambda: json.dumps(describe(purgatory, meter.snapshot(), shown))
@@ -80,8 +93,10 @@ async def snapshot(pending: int, setting: Setting) -> Measured:
     return await _read(pending, setting, begin)
 
 
-async def _read(pending: int, setting: Setting, begin: Callable[[Meter, AnyPurgatory], Callable[[], object]]) -> Measured:
-    """What it takes to read, while operations are pending and others have ended."""
+async def _read(
+    pending: int, setting: Setting, begin: Callable[[Meter, AnyPurgatory], Callable[[], object]]
+) -> Measured:
+    """The cost of reading, while operations are pending and others have ended."""
     meter = Meter()
     async with AnyPurgatory(observer=meter) as purgatory:
         read = begin(meter, purgatory)

@@ -1,4 +1,5 @@
-"""The rows about `Purgatory`: the cost of waiting for a key, of completing, cancelling and expiring, and of being pending."""
+"""The rows about `Purgatory`: the cost of waiting for a key, of completing, cancelling and
+expiring, and of being pending."""
 
 import asyncio
 import gc
@@ -10,7 +11,16 @@ from itertools import cycle as cycle_of
 from typing import Any
 
 from benchmarks.cases import LoopName, Setting, run_on
-from benchmarks.measure import BATCH, Comparison, Contender, LoopProbe, Measured, Unmeasurable, compare, own_copy
+from benchmarks.measure import (
+    BATCH,
+    Comparison,
+    Contender,
+    LoopProbe,
+    Measured,
+    Unmeasurable,
+    compare,
+    own_copy,
+)
 from benchmarks.micro.timer_rows import (
     LATEST,
     SAME_DELAYS,
@@ -64,10 +74,12 @@ AnyPurgatory = Purgatory[DelayedOperation[Any]]
 
 
 async def cycle(pending: int, spread: float, setting: Setting) -> Measured:
-    """Construct a `Fetch`, watch it on its own key, make its condition true, complete the key, while `pending` others wait.
+    """Construct a `Fetch`, watch it on its own key, make its condition true, complete the key,
+    while `pending` others wait.
 
-    Against the loop's `call_later` + `cancel` with the same delays and as many timers pending, which is the least that any
-    timeout can cost on the loop. The delays are `TIMEOUT` and up to `spread` more.
+    Against the loop's `call_later` + `cancel` with the same delays and as many timers pending,
+    which is the least that any timeout can cost on the loop. The delays are `TIMEOUT` and up to
+    `spread` more.
     """
     call_later = asyncio.get_running_loop().call_later
     delays = differing(spread, setting)
@@ -78,7 +90,11 @@ async def cycle(pending: int, spread: float, setting: Setting) -> Measured:
             for number in range(pending):
                 operation = Never(SOONEST + (LATEST - SOONEST) * number / pending)
                 purgatory.try_complete_else_watch(operation, (-number - 1,))
-            return await compare(cycling(purgatory, delays), starting_and_cancelling(call_later, delays), setting.rounds())
+            return await compare(
+                cycling(purgatory, delays),
+                starting_and_cancelling(call_later, delays),
+                setting.rounds(),
+            )
 
 
 def cycling(purgatory: AnyPurgatory, delays: Sequence[float] = SAME_DELAYS) -> Contender:
@@ -96,7 +112,8 @@ async def _cycle(purgatory: AnyPurgatory, log: Log, offsets: Iterable[tuple[int,
 
 
 async def cycle_shared(pending: int, setting: Setting) -> Measured:
-    """Construct an operation, watch it on three of 100 keys that `pending` others share, complete it.
+    """Construct an operation, watch it on three of 100 keys that `pending` others share, complete
+    it.
 
     Against the loop's `call_later` + `cancel`, with as many timers pending.
     """
@@ -120,9 +137,11 @@ async def _cycle_shared(purgatory: AnyPurgatory, key_sets: Iterable[tuple[str, .
 
 
 async def wait(setting: Setting) -> Measured:
-    """Tasks each in `await purgatory.wait(...)`, completed key by key when all wait; per task, its creation included.
+    """Tasks each in `await purgatory.wait(...)`, completed key by key when all wait; per task, its
+    creation included.
 
-    Against tasks that each await a future under `asyncio.timeout`. The futures are at hand, without a look-up by key.
+    Against tasks that each await a future under `asyncio.timeout`. The futures are at hand, without
+    a look-up by key.
     """
     async with AnyPurgatory() as purgatory:
         return await compare(waiting_for_keys(purgatory), waiting_for_futures(), setting.rounds(50))
@@ -169,20 +188,25 @@ async def _wait_for_futures() -> None:
 
 
 async def cancel_in_a_crowd(waiters: int, setting: Setting) -> Measured:
-    """Cancel random operations that all wait for one key; against equally many operations that each have a key of their own.
+    """Cancel random operations that all wait for one key; against equally many operations that each
+    have a key of their own.
 
-    Equally many wait on both sides, so that the caches of the processor make no difference. They have no deadline: the cost of
-    the timer is the same on both sides, and would only dilute the ratio.
+    Equally many wait on both sides, so that the caches of the processor make no difference. They
+    have no deadline: the cost of the timer is the same on both sides, and would only dilute the
+    ratio.
     """
     waiters = setting.size(waiters)
     async with AnyPurgatory() as crowded, AnyPurgatory() as roomy:
-        ours = cancelling(crowded, ["the one key"] * waiters, random.Random(seed := setting.random.random()))
+        ours = cancelling(
+            crowded, ["the one key"] * waiters, random.Random(seed := setting.random.random())
+        )
         theirs = cancelling(roomy, range(waiters), random.Random(seed))
         return await compare(ours, theirs, setting.rounds())
 
 
 def cancelling(purgatory: AnyPurgatory, keys: Sequence[Hashable], rng: random.Random) -> Contender:
-    """The contender whose batch cancels `BATCH` random operations of those that wait, one for each of `keys`."""
+    """The contender whose batch cancels `BATCH` random operations of those that wait, one for each
+    of `keys`."""
 
     def watched(key: Hashable) -> Never:
         operation = Never()
@@ -203,16 +227,19 @@ async def _cancel(operations: Iterable[Never]) -> None:
 
 
 async def burst(operations: int, setting: Setting) -> Measured:
-    """Operations that wait for a key each and are due in one tick: the longest stall of the loop, in milliseconds.
+    """Operations that wait for a key each and are due in one tick: the longest stall of the loop,
+    in milliseconds.
 
-    Measured from when all are watched until all have expired, so that what the wheel does ahead of the tick counts, too.
+    Measured from when all are watched until all have expired, so that the wheel's work ahead of
+    the tick counts, too.
     """
     stalls = [await _max_stall(setting.size(operations)) for _ in setting.rounds(5)]
     return Measured(Comparison.alone([stall * 1e3 for stall in stalls]))
 
 
 async def _max_stall(operations: int) -> float:
-    """Watches operations that are all due at the same instant, and probes the loop while they expire."""
+    """Watches operations that are all due at the same instant, and probes the loop while they
+    expire."""
     loop = asyncio.get_running_loop()
     lead = 0.3 + 10e-6 * operations  # seconds to watch them in
     deadline = loop.time() + lead
@@ -222,7 +249,10 @@ async def _max_stall(operations: int) -> float:
         gc.collect()  # garbage from making them is not the burst's
         await asyncio.sleep(0)
         if loop.time() > deadline:
-            raise Unmeasurable(f"the machine was too busy: {operations:,} operations were not watched within {lead:.1f} s")
+            raise Unmeasurable(
+                f"the machine was too busy: {operations:,} operations were not watched within "
+                f"{lead:.1f} s"
+            )
         with LoopProbe() as probe:
             while purgatory.pending:
                 await asyncio.sleep(0)
@@ -230,10 +260,11 @@ async def _max_stall(operations: int) -> float:
 
 
 async def memory(operations: int, setting: Setting) -> Measured:
-    """Bytes per pending `Fetch`, each on an `int` key of its own: what it adds to the resident memory of a process.
+    """Bytes per pending `Fetch`, each on an `int` key of its own: the growth of the resident
+    memory of a process.
 
-    Resident memory is what the machine must have. The process is a new one, because memory that other rows have freed would be
-    used again, and would not be seen to grow.
+    Resident memory is the memory that the machine must have. The process is a new one, because
+    memory that other rows have freed would be used again, and would not be seen to grow.
     """
     operations = setting.size(operations)
     growth = in_fresh_process(_resident_growth, setting.loop_name, operations)

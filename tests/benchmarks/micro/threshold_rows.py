@@ -1,4 +1,5 @@
-"""The rows about `ThresholdPurgatory`: an advance costs what it completes, however many wait for more."""
+"""The rows about `ThresholdPurgatory`: the cost of an advance depends on the operations that it
+completes, not on the others."""
 
 import asyncio
 import itertools
@@ -19,16 +20,20 @@ BEYOND = 10**9
 
 
 async def complete_one_of(waiters: int, setting: Setting) -> Measured:
-    """Advance a key with many waiters to the threshold of the next one; against a key with a single waiter.
+    """Advance a key with many waiters to the threshold of the next one; against a key with a single
+    waiter.
 
-    Equally many wait on both sides, so that the caches of the processor make no difference. They have no deadline: the cost of
-    the timer is the same on both sides, and would only dilute the ratio. The tasks run after the batch, as after an `advance`.
+    Equally many wait on both sides, so that the caches of the processor make no difference. They
+    have no deadline: the cost of the timer is the same on both sides, and would only dilute the
+    ratio. The tasks run after the batch, as after an `advance`.
     """
     waiters = setting.size(waiters)
     waiting = waiters + BATCH
     async with Offsets() as crowded, Offsets() as roomy:
         ours = completing(crowded, waiters, lambda number: (0, number))
-        theirs = completing(roomy, waiters, lambda number: (number % waiting, number // waiting + 1))
+        theirs = completing(
+            roomy, waiters, lambda number: (number % waiting, number // waiting + 1)
+        )
         await asyncio.sleep(0)  # after which all of them wait
         return await compare(ours, theirs, setting.rounds())
 
@@ -53,7 +58,8 @@ def _completing(purgatory: Offsets, waits: list[Wait], more: Iterable[Wait]) -> 
 
 
 async def advance_below(waiters: int, setting: Setting) -> Measured:
-    """Advance a key to values that are too low for its many waiters; against a key without waiters."""
+    """Advance a key to values that are too low for its many waiters; against a key without
+    waiters."""
     async with Offsets() as crowded, Offsets() as empty:
         start_waiting(crowded, [(0, BEYOND + number) for number in range(setting.size(waiters))])
         await asyncio.sleep(0)  # after which all of them wait
@@ -74,7 +80,8 @@ async def _advance(purgatory: Offsets, values: Sequence[tuple[int, int]]) -> Non
 
 
 def start_waiting(purgatory: Offsets, waits: Iterable[Wait]) -> None:
-    """Starts a task for each of `waits`. They wait from the next iteration of the loop on; the purgatory keeps them alive."""
+    """Starts a task for each of `waits`. They wait from the next iteration of the loop on; the
+    purgatory keeps them alive."""
 
     async def wait(key: int, threshold: int) -> None:
         with suppress(OperationCancelled):

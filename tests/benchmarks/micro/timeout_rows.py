@@ -1,4 +1,5 @@
-"""The rows about `timeout` and `wait_for`: what it saves to import them from here and not from asyncio."""
+"""The rows about `timeout` and `wait_for`: the time saved by importing them from here and not from
+asyncio."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -29,14 +30,18 @@ async def enter_and_leave(pending: int, spread: float, setting: Setting) -> Meas
             for timeout in sides
             for number in range(pending)
         ]
-        ours, theirs = (repeat(partial(own_copy(_enter_and_leave), timeout, delays)) for timeout in sides)
+        ours, theirs = (
+            repeat(partial(own_copy(_enter_and_leave), timeout, delays)) for timeout in sides
+        )
         measured = await compare(ours, theirs, setting.rounds())
         for each in entered:
             await each.__aexit__(None, None, None)
     return measured
 
 
-async def enter(timeout: AbstractAsyncContextManager[object]) -> AbstractAsyncContextManager[object]:
+async def enter(
+    timeout: AbstractAsyncContextManager[object],
+) -> AbstractAsyncContextManager[object]:
     await timeout.__aenter__()
     return timeout
 
@@ -48,12 +53,15 @@ async def _enter_and_leave(timeout: Timeout, delays: Iterable[float]) -> None:
 
 
 async def wait_for_an_iteration(setting: Setting) -> Measured:
-    """`await wait_for(coroutine, 30)`, one after another in one task. Each coroutine yields to the loop once.
+    """`await wait_for(coroutine, 30)`, one after another in one task. Each coroutine yields to the
+    loop once.
 
     So each timeout is pending during one iteration of the loop, in which it is the only one.
     """
     return await compare(
-        waiting_for_an_iteration(purgatory.wait_for), waiting_for_an_iteration(asyncio.wait_for), setting.rounds()
+        waiting_for_an_iteration(purgatory.wait_for),
+        waiting_for_an_iteration(asyncio.wait_for),
+        setting.rounds(),
     )
 
 
@@ -61,7 +69,9 @@ def waiting_for_an_iteration(wait_for: WaitFor) -> Contender:
     return repeat(partial(own_copy(_wait_for_an_iteration), wait_for, own_copy(_yield_once)))
 
 
-async def _wait_for_an_iteration(wait_for: WaitFor, yield_once: Callable[[], Awaitable[None]]) -> None:
+async def _wait_for_an_iteration(
+    wait_for: WaitFor, yield_once: Callable[[], Awaitable[None]]
+) -> None:
     for _ in range(BATCH):
         await wait_for(yield_once(), TIMEOUT)
 

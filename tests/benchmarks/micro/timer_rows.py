@@ -1,4 +1,5 @@
-"""The rows about `WheelTimer`: the cost of starting and cancelling a timer, however many others are pending."""
+"""The rows about `WheelTimer`: the cost of starting and cancelling a timer, however many others are
+pending."""
 
 import asyncio
 import random
@@ -15,9 +16,10 @@ from purgatory import WheelTimer
 TIMEOUT = 30.0
 SAME_DELAYS = [TIMEOUT] * BATCH
 
-# The pending timers are due before and after the timeout, because the cost of a new timer in a heap depends on its place
-# among the others: the soonest costs most, the latest least. They are started in the order in which they are due, as in a
-# server whose timeouts are all the same. None of them may fall due before its row is measured.
+# The pending timers are due before and after the timeout, because the cost of a new timer in a heap
+# depends on its place among the others: the soonest costs most, the latest least. They are started
+# in the order in which they are due, as in a server whose timeouts are all the same. None of them
+# may fall due before its row is measured.
 SOONEST, LATEST = 20.0, 50.0
 
 
@@ -31,7 +33,8 @@ CallLater = Callable[[float, Callable[[], None]], Timer]
 
 
 async def start_and_cancel_among(pending: int, spread: float, setting: Setting) -> Measured:
-    """`call_later` + `cancel`, the wheel's against the loop's own, with equally many timers pending, due at the same times.
+    """`call_later` + `cancel`, the wheel's against the loop's own, with equally many timers
+    pending, due at the same times.
 
     The delays are `TIMEOUT` and up to `spread` more.
     """
@@ -40,7 +43,9 @@ async def start_and_cancel_among(pending: int, spread: float, setting: Setting) 
     with not_yet_due(pending):
         start_pending(call_later, pending, setting)
         start_pending(own_call_later, pending, setting)
-        ours, theirs = (starting_and_cancelling(each, delays) for each in (call_later, own_call_later))
+        ours, theirs = (
+            starting_and_cancelling(each, delays) for each in (call_later, own_call_later)
+        )
         return await compare(ours, theirs, setting.rounds())
 
 
@@ -52,27 +57,42 @@ def differing(spread: float, setting: Setting) -> list[float]:
 
 
 async def full_against_empty(pending: int, setting: Setting) -> Measured:
-    """`call_later` + `cancel` of a wheel with many timers pending, against those of an empty wheel."""
+    """`call_later` + `cancel` on a wheel with many pending timers, against the same on an empty
+    wheel."""
     full, empty = WheelTimer().call_later, WheelTimer().call_later
     with not_yet_due(pending):
         start_pending(full, pending, setting)
-        return await compare(starting_and_cancelling(full), starting_and_cancelling(empty), setting.rounds())
+        return await compare(
+            starting_and_cancelling(full), starting_and_cancelling(empty), setting.rounds()
+        )
 
 
-async def replace_at_random_among(pending: int, delays: tuple[float, float], setting: Setting) -> Measured:
-    """Each step cancels a random live timer, and starts another in its place, whose delay lies between `delays`.
+async def replace_at_random_among(
+    pending: int, delays: tuple[float, float], setting: Setting
+) -> Measured:
+    """Each step cancels a random live timer, and starts another in its place, whose delay lies
+    between `delays`.
 
     Both sides take the same steps.
     """
     call_later, own_call_later = WheelTimer().call_later, asyncio.get_running_loop().call_later
     seed = setting.random.random()
     with not_yet_due(pending):
-        ours = replacing(call_later, start_pending(call_later, pending, setting), delays, random.Random(seed))
-        theirs = replacing(own_call_later, start_pending(own_call_later, pending, setting), delays, random.Random(seed))
+        ours = replacing(
+            call_later, start_pending(call_later, pending, setting), delays, random.Random(seed)
+        )
+        theirs = replacing(
+            own_call_later,
+            start_pending(own_call_later, pending, setting),
+            delays,
+            random.Random(seed),
+        )
         return await compare(ours, theirs, setting.rounds())
 
 
-def starting_and_cancelling(call_later: CallLater, delays: Sequence[float] = SAME_DELAYS) -> Contender:
+def starting_and_cancelling(
+    call_later: CallLater, delays: Sequence[float] = SAME_DELAYS
+) -> Contender:
     """The contender whose batch is `call_later` + `cancel` for each delay."""
     return repeat(partial(own_copy(_start_and_cancel), call_later, delays))
 
@@ -82,7 +102,9 @@ async def _start_and_cancel(call_later: CallLater, delays: Sequence[float]) -> N
         call_later(delay, nothing).cancel()
 
 
-def replacing(call_later: CallLater, live: list[Timer], delays: tuple[float, float], rng: random.Random) -> Contender:
+def replacing(
+    call_later: CallLater, live: list[Timer], delays: tuple[float, float], rng: random.Random
+) -> Contender:
     """The contender whose batch replaces `BATCH` random live timers."""
     batch = own_copy(_replace)
     while True:
@@ -90,7 +112,9 @@ def replacing(call_later: CallLater, live: list[Timer], delays: tuple[float, flo
         yield partial(batch, call_later, live, steps)
 
 
-async def _replace(call_later: CallLater, live: list[Timer], steps: Iterable[tuple[int, float]]) -> None:
+async def _replace(
+    call_later: CallLater, live: list[Timer], steps: Iterable[tuple[int, float]]
+) -> None:
     for index, delay in steps:
         live[index].cancel()
         live[index] = call_later(delay, nothing)
@@ -103,12 +127,16 @@ def nothing() -> None:
 def start_pending(call_later: CallLater, pending: int, setting: Setting) -> list[Timer]:
     """Starts timers that only wait."""
     pending = setting.size(pending)
-    return [call_later(SOONEST + (LATEST - SOONEST) * number / pending, nothing) for number in range(pending)]
+    return [
+        call_later(SOONEST + (LATEST - SOONEST) * number / pending, nothing)
+        for number in range(pending)
+    ]
 
 
 @contextmanager
 def not_yet_due(pending: int) -> Iterator[None]:
-    """Makes sure that the pending timers of a row, if there are any, are still pending when it is measured.
+    """Makes sure that the pending timers of a row, if there are any, are still pending when it is
+    measured.
 
     Raises:
         Unmeasurable: they are not, so that their callbacks ran while we measured.
@@ -117,4 +145,6 @@ def not_yet_due(pending: int) -> Iterator[None]:
     start = loop.time()
     yield
     if pending and loop.time() >= start + SOONEST:
-        raise Unmeasurable("the machine was too busy: the pending timers fell due while the row was measured")
+        raise Unmeasurable(
+            "the machine was too busy: the pending timers fell due while the row was measured"
+        )

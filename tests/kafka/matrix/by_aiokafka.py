@@ -6,14 +6,20 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, ConsumerRecord, TopicPartition
+from aiokafka import (
+    AIOKafkaConsumer,
+    AIOKafkaProducer,
+    ConsumerRebalanceListener,
+    ConsumerRecord,
+    TopicPartition,
+)
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from features import REFUSAL_TIMEOUT, START, TIMEOUT, VALUES, Feature, expect, run
 
 
 class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]
-    """What was assigned, and nothing where that was revoked."""
+    """Assigned partitions, and an empty list for each revocation."""
 
     def __init__(self) -> None:
         self.assigned: list[Any] = []
@@ -31,9 +37,18 @@ async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
             await asyncio.sleep(0.05)
 
 
-def consumer(address: str, *topics: str, group: str | None = None, **options: Any) -> AIOKafkaConsumer:
-    common = {"bootstrap_servers": address, "group_id": group, "auto_offset_reset": "earliest", "enable_auto_commit": False}
-    return AIOKafkaConsumer(*topics, **common, heartbeat_interval_ms=300, metadata_max_age_ms=500, **options)
+def consumer(
+    address: str, *topics: str, group: str | None = None, **options: Any
+) -> AIOKafkaConsumer:
+    common = {
+        "bootstrap_servers": address,
+        "group_id": group,
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+    }
+    return AIOKafkaConsumer(
+        *topics, **common, heartbeat_interval_ms=300, metadata_max_age_ms=500, **options
+    )
 
 
 def producer(address: str, **options: Any) -> AIOKafkaProducer:
@@ -59,7 +74,13 @@ async def produce(address: str, topic: str, **options: Any) -> list[int]:
     """The offsets that the records got."""
     async with producer(address, acks="all", linger_ms=20, **options) as one:
         sent = [
-            await one.send(topic, value, partition=0, headers=[("number", b"%d" % number)], timestamp_ms=START + 1000 * number)
+            await one.send(
+                topic,
+                value,
+                partition=0,
+                headers=[("number", b"%d" % number)],
+                timestamp_ms=START + 1000 * number,
+            )
             for number, value in enumerate(VALUES)
         ]
         return [(await each).offset for each in sent]
@@ -70,7 +91,9 @@ async def take(one: AIOKafkaConsumer, count: int = len(VALUES)) -> list[Consumer
         return [await one.getone() for _ in range(count)]
 
 
-async def read(address: str, topic: str, count: int = len(VALUES), **options: Any) -> list[ConsumerRecord]:
+async def read(
+    address: str, topic: str, count: int = len(VALUES), **options: Any
+) -> list[ConsumerRecord]:
     async with consumer(address, topic, **options) as one:
         return await take(one, count)
 
@@ -82,7 +105,10 @@ async def round_trip(address: str, topic: str, **options: Any) -> None:
 
 async def headers(address: str) -> None:
     await produce(address, "headers")
-    expect([record.headers for record in await read(address, "headers", 2)], [(("number", b"0"),), (("number", b"1"),)])
+    expect(
+        [record.headers for record in await read(address, "headers", 2)],
+        [(("number", b"0"),), (("number", b"1"),)],
+    )
 
 
 async def commit(address: str) -> None:
@@ -99,7 +125,9 @@ async def group(address: str) -> None:
 
     async def share(*expected: int) -> None:
         async def is_so() -> bool:
-            return [len(member.assignment()) for member in members][: len(expected)] == list(expected)
+            return [len(member.assignment()) for member in members][: len(expected)] == list(
+                expected
+            )
 
         await until(is_so)
 
@@ -114,7 +142,9 @@ async def group(address: str) -> None:
 
 async def static(address: str) -> None:
     await create(address, "static", 2)
-    one, two, again = (consumer(address, group="static", group_instance_id=name) for name in ("one", "two", "two"))
+    one, two, again = (
+        consumer(address, group="static", group_instance_id=name) for name in ("one", "two", "two")
+    )
     rebalances = Rebalances()
     one.subscribe(["static"], listener=rebalances)
 
@@ -142,7 +172,10 @@ async def times(address: str) -> None:
     await produce(address, "times")
     place = TopicPartition("times", 0)
     async with consumer(address) as one:
-        found = [(await one.offsets_for_times({place: START + at}))[place].offset for at in (0, 1500, 49_000)]
+        found = [
+            (await one.offsets_for_times({place: START + at}))[place].offset
+            for at in (0, 1500, 49_000)
+        ]
     expect(found, [0, 2, 49])
 
 
@@ -180,10 +213,14 @@ async def topics(address: str) -> None:
 async def configs(address: str) -> None:
     await create(address, "configs", 1)
     async with admin(address) as one:
-        await one.alter_configs([ConfigResource(ConfigResourceType.TOPIC, "configs", {"retention.ms": "5000"})])
+        await one.alter_configs(
+            [ConfigResource(ConfigResourceType.TOPIC, "configs", {"retention.ms": "5000"})]
+        )
 
         async def is_altered() -> bool:
-            (found,) = await one.describe_configs([ConfigResource(ConfigResourceType.TOPIC, "configs", {"retention.ms": None})])
+            (found,) = await one.describe_configs(
+                [ConfigResource(ConfigResourceType.TOPIC, "configs", {"retention.ms": None})]
+            )
             return found.resources[0][4][0][1] == "5000"
 
         await until(is_altered)
@@ -215,7 +252,10 @@ TLS = {"security_protocol": "SSL", "ssl_context": ssl.create_default_context()}
 run(
     {
         "acks": feature(round_trip, topic="acks"),
-        **{codec: feature(round_trip, topic=codec, compression_type=codec) for codec in ("gzip", "snappy", "lz4", "zstd")},
+        **{
+            codec: feature(round_trip, topic=codec, compression_type=codec)
+            for codec in ("gzip", "snappy", "lz4", "zstd")
+        },
         "headers": feature(headers),
         "commit": feature(commit),
         "group": feature(group),

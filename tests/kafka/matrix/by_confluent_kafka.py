@@ -4,12 +4,24 @@ from functools import partial
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+)
 from features import START, TIMEOUT, VALUES, expect, run, until
 
 
 def consumer(address: str, group: str, **options: Any) -> Consumer:
-    common = {"bootstrap.servers": address, "group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    common = {
+        "bootstrap.servers": address,
+        "group.id": group,
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+    }
     timing = {"heartbeat.interval.ms": 300} if options.get("group.protocol") != "consumer" else {}
     return Consumer(common | timing | {"log_level": 0} | options)
 
@@ -26,7 +38,9 @@ def create(address: str, topic: str, partitions: int) -> None:
 def produce(address: str, topic: str, values: list[bytes] = VALUES, **options: Any) -> list[int]:
     """The offsets that the records got."""
     delivered: list[Any] = []
-    producer = Producer({"bootstrap.servers": address, "acks": "all", "linger.ms": 20, "log_level": 0} | options)
+    producer = Producer(
+        {"bootstrap.servers": address, "acks": "all", "linger.ms": 20, "log_level": 0} | options
+    )
     for number, value in enumerate(values):
         producer.produce(
             topic,
@@ -72,7 +86,10 @@ def round_trip(address: str, topic: str, **options: Any) -> None:
 
 def headers(address: str) -> None:
     produce(address, "headers")
-    expect([message.headers() for message in read(address, "headers", 2)], [[("number", b"0")], [("number", b"1")]])
+    expect(
+        [message.headers() for message in read(address, "headers", 2)],
+        [[("number", b"0")], [("number", b"1")]],
+    )
 
 
 def commit(address: str) -> None:
@@ -107,7 +124,9 @@ def group(address: str) -> None:
 def static(address: str) -> None:
     create(address, "static", 2)
     rebalances: list[Any] = []
-    one, two = (consumer(address, "static", **{"group.instance.id": name}) for name in ("one", "two"))
+    one, two = (
+        consumer(address, "static", **{"group.instance.id": name}) for name in ("one", "two")
+    )
     one.subscribe(["static"], on_assign=lambda _, partitions: rebalances.append(partitions))
     two.subscribe(["static"])
     until(lambda: shares([one, two]) == [1, 1])
@@ -124,13 +143,18 @@ def static(address: str) -> None:
 def times(address: str) -> None:
     produce(address, "times")
     one = consumer(address, "times")
-    found = [one.offsets_for_times([TopicPartition("times", 0, START + at)], TIMEOUT)[0].offset for at in (0, 1500, 49_000)]
+    found = [
+        one.offsets_for_times([TopicPartition("times", 0, START + at)], TIMEOUT)[0].offset
+        for at in (0, 1500, 49_000)
+    ]
     one.close()
     expect(found, [0, 2, 49])
 
 
 def transactions(address: str) -> None:
-    producer = Producer({"bootstrap.servers": address, "transactional.id": "confluent-kafka", "log_level": 0})
+    producer = Producer(
+        {"bootstrap.servers": address, "transactional.id": "confluent-kafka", "log_level": 0}
+    )
     reader = consumer(address, "transactions")
     producer.init_transactions(TIMEOUT)
     for number in range(3):
@@ -144,7 +168,9 @@ def transactions(address: str) -> None:
         else:
             producer.commit_transaction(TIMEOUT)
     isolated = {"isolation.level": "read_committed"}
-    expect([message.value() for message in read(address, "transactions", 2, **isolated)], [b"0", b"2"])
+    expect(
+        [message.value() for message in read(address, "transactions", 2, **isolated)], [b"0", b"2"]
+    )
     expect(reader.committed([TopicPartition("transactions", 0)], TIMEOUT)[0].offset, 12)
     reader.close()
 
@@ -164,7 +190,12 @@ def configs(address: str) -> None:
     entry = ConfigEntry("retention.ms", "5000", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ConfigResource.Type.TOPIC, "configs", incremental_configs=[entry])
     one.incremental_alter_configs([resource])[resource].result(TIMEOUT)
-    until(lambda: one.describe_configs([resource])[resource].result(TIMEOUT)["retention.ms"].value == "5000")
+    until(
+        lambda: (
+            one.describe_configs([resource])[resource].result(TIMEOUT)["retention.ms"].value
+            == "5000"
+        )
+    )
 
 
 def delete_records(address: str) -> None:
@@ -182,14 +213,21 @@ def new_group(address: str) -> None:
 
 
 def secured(address: str, **options: Any) -> None:
-    """A producer that is not let in: it goes on trying, and reports why to a callback."""
+    """A producer that is refused: it keeps trying, and reports the reason to a callback."""
     errors: list[Any] = []
-    producer = Producer({"bootstrap.servers": address, "error_cb": errors.append, "log_level": 0} | options)
+    producer = Producer(
+        {"bootstrap.servers": address, "error_cb": errors.append, "log_level": 0} | options
+    )
     until(lambda: producer.poll(0.1) > 0 or len(errors) > 0)
     raise KafkaException(errors[0])
 
 
-SASL = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "secret"}
+SASL = {
+    "security.protocol": "SASL_PLAINTEXT",
+    "sasl.mechanism": "PLAIN",
+    "sasl.username": "me",
+    "sasl.password": "secret",
+}
 
 run(
     {

@@ -9,7 +9,9 @@ from typing import Any
 from features import REFUSAL_TIMEOUT, START, TIMEOUT, VALUES, expect, run, until
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # kafka-python reads its schemas by importlib.resources.read_text
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # kafka-python reads its schemas by importlib.resources.read_text
     from kafka import (
         ConsumerRebalanceListener,
         KafkaAdminClient,
@@ -33,8 +35,15 @@ class Rebalances(ConsumerRebalanceListener):  # type: ignore[misc]
 
 
 def consumer(address: str, *topics: str, group: str | None = None, **options: Any) -> KafkaConsumer:
-    common = {"bootstrap_servers": address, "group_id": group, "auto_offset_reset": "earliest", "enable_auto_commit": False}
-    return KafkaConsumer(*topics, **common, heartbeat_interval_ms=300, metadata_max_age_ms=500, **options)
+    common = {
+        "bootstrap_servers": address,
+        "group_id": group,
+        "auto_offset_reset": "earliest",
+        "enable_auto_commit": False,
+    }
+    return KafkaConsumer(
+        *topics, **common, heartbeat_interval_ms=300, metadata_max_age_ms=500, **options
+    )
 
 
 @contextmanager
@@ -50,9 +59,17 @@ def create(address: str, topic: str, partitions: int) -> None:
 
 def produce(address: str, topic: str, **options: Any) -> list[int]:
     """The offsets that the records got."""
-    with closing(KafkaProducer(bootstrap_servers=address, acks="all", linger_ms=20, **options)) as one:
+    with closing(
+        KafkaProducer(bootstrap_servers=address, acks="all", linger_ms=20, **options)
+    ) as one:
         sent = [
-            one.send(topic, value, partition=0, headers=[("number", b"%d" % number)], timestamp_ms=START + 1000 * number)
+            one.send(
+                topic,
+                value,
+                partition=0,
+                headers=[("number", b"%d" % number)],
+                timestamp_ms=START + 1000 * number,
+            )
             for number, value in enumerate(VALUES)
         ]
         return [each.get(TIMEOUT).offset for each in sent]
@@ -115,7 +132,9 @@ def group(address: str) -> None:
 def static(address: str) -> None:
     create(address, "static", 2)
     rebalances = Rebalances()
-    one, two, again = (consumer(address, group="static", group_instance_id=name) for name in ("one", "two", "two"))
+    one, two, again = (
+        consumer(address, group="static", group_instance_id=name) for name in ("one", "two", "two")
+    )
     one.subscribe(["static"], listener=rebalances)
     two.subscribe(["static"])
     until(lambda: shares([one, two]) == [1, 1])
@@ -132,7 +151,10 @@ def times(address: str) -> None:
     produce(address, "times")
     place = TopicPartition("times", 0)
     with closing(consumer(address)) as one:
-        expect([one.offsets_for_times({place: START + at})[place].offset for at in (0, 1500, 49_000)], [0, 2, 49])
+        expect(
+            [one.offsets_for_times({place: START + at})[place].offset for at in (0, 1500, 49_000)],
+            [0, 2, 49],
+        )
 
 
 def transactions(address: str) -> None:
@@ -142,7 +164,9 @@ def transactions(address: str) -> None:
         for number in range(3):
             one.begin_transaction()
             one.send("transactions", b"%d" % number, partition=0).get(TIMEOUT)
-            one.send_offsets_to_transaction({place: OffsetAndMetadata(10 + number, "", -1)}, "transactions")
+            one.send_offsets_to_transaction(
+                {place: OffsetAndMetadata(10 + number, "", -1)}, "transactions"
+            )
             if number == 1:
                 one.abort_transaction()
             else:
@@ -206,7 +230,10 @@ SASL |= {"sasl_plain_username": "me", "sasl_plain_password": "secret"}
 run(
     {
         "acks": partial(round_trip, topic="acks"),
-        **{codec: partial(round_trip, topic=codec, compression_type=codec) for codec in ("gzip", "snappy", "lz4", "zstd")},
+        **{
+            codec: partial(round_trip, topic=codec, compression_type=codec)
+            for codec in ("gzip", "snappy", "lz4", "zstd")
+        },
         "headers": headers,
         "commit": commit,
         "group": group,

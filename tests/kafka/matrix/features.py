@@ -1,8 +1,9 @@
-"""What the Python programs of this folder have in common.
+"""Common parts of the Python programs of this folder.
 
 python by_aiokafka.py ADDRESS FEATURE
 
-A program ends with 0 if its client does what it should. Otherwise it says what is wrong in its words, or `NotOffered`.
+A program ends with 0 if its client behaves as expected. Otherwise it prints the error in its
+words, or `NotOffered`.
 """
 
 import logging
@@ -16,7 +17,8 @@ TIMEOUT: Final = 30.0
 REFUSAL_TIMEOUT: Final = 8.0
 """How long a client may try what is refused, in seconds, where it does not give up by itself."""
 START: Final = 1_700_000_000_000
-"""The time of the first record where times matter, in milliseconds; the others follow at intervals of a second."""
+"""The time of the first record where times matter, in milliseconds; the others follow at intervals
+of a second."""
 VALUES: Final = [f"{number} ".encode() * 20 for number in range(50)]
 
 Feature = Callable[[str], None]
@@ -27,7 +29,7 @@ class NotOffered(Exception):
 
 
 def run(features: Mapping[str, Feature]) -> None:
-    """The program: runs what the command line names."""
+    """The program: runs the feature that the command line names."""
     address, name = sys.argv[1:]
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
     try:

@@ -1,6 +1,7 @@
 """`spark` is the one Spark session of these tests. It starts with the first test that asks for it.
 
-Everything in this folder needs Java, and runs in one process, one test after another: see `tests/conftest.py`.
+Everything in this folder needs Java, and runs in one process, one test after another: see
+    `tests/conftest.py`.
 """
 
 from collections.abc import Iterator
@@ -17,10 +18,12 @@ from purgatory.pipeline.simulate import _command as simulate
 SETTINGS = {
     "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
     "spark.driver.memory": "1g",
-    "spark.sql.adaptive.enabled": "false",  # planning anew and compiling take longer than so few rows
+    # planning anew and compiling take longer than so few rows
+    "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.python.authenticate.socketTimeout": "120s",
     "spark.sql.shuffle.partitions": "2",
+    "spark.sql.streaming.noDataProgressEventInterval": "1s",
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
     ),

@@ -1,4 +1,5 @@
-"""Journals and tables on HDFS, and workers that share no folder: report, simulate and stream, as processes."""
+"""Journals and tables on HDFS, and workers that share no folder: report, simulate and stream, as
+processes."""
 
 import os
 import random
@@ -21,6 +22,8 @@ from purgatory.pipeline._remote import Hadoop
 from purgatory.pipeline.streaming import OPERATIONS, SIGNALS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+WHOLE = 1 << 24
+"""More bytes than a file has."""
 Program = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -62,14 +65,17 @@ def download(spark: SparkSession, uri: str, folder: Path) -> None:
         files = storage.sizes(f"{uri}/{name}") or {}
         for file in files:
             (folder / name).mkdir(parents=True, exist_ok=True)
-            (folder / name / file).write_bytes(storage.read(f"{uri}/{name}/{file}"))
+            (folder / name / file).write_bytes(storage.read(f"{uri}/{name}/{file}", WHOLE))
 
 
-def test_a_report_from_hdfs_to_hdfs_is_what_a_report_here_is(
+def test_report_on_hdfs_equals_local_report(
     spark: SparkSession, cluster: Cluster, pipeline: Program, tmp_path: Path
 ) -> None:
     journal = tmp_path / "journal"
-    rows, checks = random_operations(random.Random(31), 1_000), [check(second) for second in range(20)]
+    rows, checks = (
+        random_operations(random.Random(31), 1_000),
+        [check(second) for second in range(20)],
+    )
     for place in range(2):
         write(journal, "operations", f"part {place}%20", rows[place * 500 : place * 500 + 500])
     write(journal, "operations", "zero", []).write_bytes(b"")
@@ -84,11 +90,13 @@ def test_a_report_from_hdfs_to_hdfs_is_what_a_report_here_is(
     download(spark, f"{cluster.uri}/out/tables", tmp_path / "out" / "tables")
     found = tables(tmp_path / "out")
     assert_tables_equal(found, rows, checks)
-    assert {row.reason.partition(": ")[0] for row in found["reconciliation"] if row.what == "files unreadable"} == {
-        f"{cluster.uri}/journal/operations/{name}.parquet" for name in ("bad", "zero")
-    }
+    assert {
+        row.reason.partition(": ")[0]
+        for row in found["reconciliation"]
+        if row.what == "files unreadable"
+    } == {f"{cluster.uri}/journal/operations/{name}.parquet" for name in ("bad", "zero")}
     storage = Hadoop(spark)
-    assert storage.read(f"{cluster.uri}/out/report.html").startswith(b"<!doctype html>")
+    assert storage.read(f"{cluster.uri}/out/report.html", 100).startswith(b"<!doctype html>")
     assert sorted(storage.names(f"{cluster.uri}/out")) == ["rejected", "report.html", "tables"]
 
 
@@ -99,15 +107,20 @@ def test_a_journal_on_hdfs_is_replayed_to_hdfs(
     write_runs(tmp_path / "journal", {"a": run})
     upload(spark, tmp_path / "journal", f"{cluster.uri}/run")
 
-    said = pipeline("simulate", f"{cluster.uri}/run", "--out", f"{cluster.uri}/answers", "--tick", "0.001,0.1")
+    said = pipeline(
+        "simulate", f"{cluster.uri}/run", "--out", f"{cluster.uri}/answers", "--tick", "0.001,0.1"
+    )
 
-    assert "ends as the journal says for all 300 operations" in said.stdout
+    assert "ends as the journal recorded for all 300 operations" in said.stdout
     found = spark.read.parquet(f"{cluster.uri}/answers/settings").orderBy("tick").collect()
-    assert [(row.tick, row.operations, row.different) for row in found] == [(0.001, 300, 0), (0.1, 300, 0)]
-    assert Hadoop(spark).read(f"{cluster.uri}/answers/settings.png").startswith(b"\x89PNG")
+    assert [(row.tick, row.operations, row.different) for row in found] == [
+        (0.001, 300, 0),
+        (0.1, 300, 0),
+    ]
+    assert Hadoop(spark).read(f"{cluster.uri}/answers/settings.png", 100).startswith(b"\x89PNG")
 
 
-def test_a_stream_on_hdfs_decides_and_refuses_outcomes_of_another_checkpoint(
+def test_hdfs_stream_refuses_outcomes_of_another_checkpoint(
     spark: SparkSession, cluster: Cluster, pipeline: Program, tmp_path: Path
 ) -> None:
     put(tmp_path, "operations", waits("paid", 1, 20, "x"), waits("unpaid", 1, 20, "y"))
@@ -115,7 +128,11 @@ def test_a_stream_on_hdfs_decides_and_refuses_outcomes_of_another_checkpoint(
     as_parquet(tmp_path, {"operations": OPERATIONS, "signals": SIGNALS})
     for name in ("operations", "signals"):
         upload(spark, tmp_path / name, f"{cluster.uri}/{name}")
-    places = [part for name in ("operations", "signals", "out") for part in (f"--{name}", f"{cluster.uri}/{name}")]
+    places = [
+        part
+        for name in ("operations", "signals", "out")
+        for part in (f"--{name}", f"{cluster.uri}/{name}")
+    ]
     command = ["stream", *places, "--shards", "2", "--available-now", "--checkpoint"]
     out = f"{cluster.uri}/outcomes"
     command[command.index("--out") + 1] = out
@@ -123,6 +140,9 @@ def test_a_stream_on_hdfs_decides_and_refuses_outcomes_of_another_checkpoint(
     pipeline(*command, f"{cluster.uri}/checkpoint")
 
     rows = spark.read.parquet(out).collect()
-    assert sorted((row.operation_id, row.outcome) for row in rows) == [("paid", "completed"), ("unpaid", "expired")]
+    assert sorted((row.operation_id, row.outcome) for row in rows) == [
+        ("paid", "completed"),
+        ("unpaid", "expired"),
+    ]
     refused = pipeline(*command, f"{cluster.uri}/another", status=1)
     assert "are of another checkpoint than" in refused.stderr

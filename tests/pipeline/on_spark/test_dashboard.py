@@ -1,4 +1,5 @@
-"""A running stream can be looked at: its metrics and its page say what it has done, and both are gone with it."""
+"""A running stream can be looked at: its metrics and its page show its counts, and both end with
+it."""
 
 import argparse
 import contextlib
@@ -29,16 +30,32 @@ def scraped(url: str) -> dict[str, float]:
     """The metrics of a stream by their names, and by outcome."""
     with urlopen(f"{url}metrics", timeout=TIMEOUT) as answer:
         text = answer.read().decode()
-    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    found = {sample.labels.get("outcome", sample.name): sample.value for sample in samples if "_stream_" in sample.name}
-    return {name.removeprefix("purgatory_stream_").removesuffix("_total"): value for name, value in found.items()}
+    samples = [
+        sample for family in text_string_to_metric_families(text) for sample in family.samples
+    ]
+    found = {
+        sample.labels.get("outcome", sample.name): sample.value
+        for sample in samples
+        if "_stream_" in sample.name
+    }
+    return {
+        name.removeprefix("purgatory_stream_").removesuffix("_total"): value
+        for name, value in found.items()
+    }
 
 
-def test_a_stream_is_scraped_while_it_runs_and_its_dashboard_ends_with_it(
+def test_running_stream_is_scraped_until_its_end(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = waits("later", 60, 500, "q")  # takes the watermark there
-    put(tmp_path, "operations", waits("paid", 1, 20, "x"), waits("unpaid", 1, 20, "y"), waits("patient", 1, 500, "y"), late)
+    put(
+        tmp_path,
+        "operations",
+        waits("paid", 1, 20, "x"),
+        waits("unpaid", 1, 20, "y"),
+        waits("patient", 1, 500, "y"),
+        late,
+    )
     put(tmp_path, "signals", happens("x", 5), happens("z", 60))
     urls: list[str] = []
 
@@ -52,7 +69,11 @@ def test_a_stream_is_scraped_while_it_runs_and_its_dashboard_ends_with_it(
     parser, stop = argparse.ArgumentParser(), threading.Event()
     add_arguments(parser)
 
-    job = Job(spark, parser.parse_args(arguments(tmp_path, "--format", "json", "--serve", "127.0.0.1:0")), stop)
+    job = Job(
+        spark,
+        parser.parse_args(arguments(tmp_path, "--format", "json", "--serve", "127.0.0.1:0")),
+        stop,
+    )
     thread = threading.Thread(target=job.run)
     thread.start()
     until(lambda: bool(urls) or not thread.is_alive())
@@ -70,7 +91,12 @@ def test_a_stream_is_scraped_while_it_runs_and_its_dashboard_ends_with_it(
         stop.set()
         thread.join()
 
-    assert (now["completed"], now["expired"], now["rows"], now["running"]) == (2, 1, 8, 1)  # "patient" by the late signal
+    assert (now["completed"], now["expired"], now["rows"], now["running"]) == (
+        2,
+        1,
+        8,
+        1,
+    )  # "patient" by the late signal
     assert now["pending_operations"] == 1 and now["state_rows"] > 0 and now["batches"] >= 2
     assert now["watermark_timestamp_seconds"] == told["watermark"] > 0
     assert (told["completed"], told["late"], told["name"]) == (2, 1, "checkpoint")

@@ -1,4 +1,4 @@
-"""The example of the stream: it prints what its docstring says that it prints."""
+"""The example of the stream: it prints the output in its docstring."""
 
 import runpy
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Parquet files of other types: what loses nothing is cast, anything else is refused in one line before the first batch."""
+"""Parquet files of other types: columns that lose nothing are cast, others are refused in one
+line before the first batch."""
 
 import re
 from pathlib import Path
@@ -26,7 +27,14 @@ OPERATION = {
 SIGNAL = {"key": "3", "value": 1, "at": START + 5_000_000}
 
 
-def put(folder: Path, name: str, row: dict[str, Any], schema: pa.Schema, file: str = "rows.parquet", **types: Any) -> Path:
+def put(
+    folder: Path,
+    name: str,
+    row: dict[str, Any],
+    schema: pa.Schema,
+    file: str = "rows.parquet",
+    **types: Any,
+) -> Path:
     """One row, whose columns have the types of the schema, or others."""
     (folder / name).mkdir(exist_ok=True)
     fields = {field.name: types.get(field.name, field.type) for field in schema}
@@ -40,32 +48,71 @@ def value(given: Any, type_: pa.DataType) -> Any:
     if isinstance(given, list) and type_ != OPERATIONS.field("requirements").type:
         return [{"key": int(pair["key"]), "threshold": pair["threshold"]} for pair in given]
     if pa.types.is_timestamp(type_):
-        return given if type_.unit == "us" else given * 1000 if type_.unit == "ns" else given // 1000
-    return int(given) if pa.types.is_integer(type_) else float(given) if pa.types.is_floating(type_) else given
+        return (
+            given if type_.unit == "us" else given * 1000 if type_.unit == "ns" else given // 1000
+        )
+    return (
+        int(given)
+        if pa.types.is_integer(type_)
+        else float(given)
+        if pa.types.is_floating(type_)
+        else given
+    )
 
 
-def test_whole_numbers_as_names_and_instants_without_a_time_zone_are_cast(spark: SparkSession, tmp_path: Path) -> None:
+def test_integer_ids_and_naive_instants_are_cast(spark: SparkSession, tmp_path: Path) -> None:
     wanted = pa.list_(pa.struct({"threshold": pa.int16(), "key": pa.int32()}))
     naive = {"registered_at": pa.timestamp("us"), "deadline": pa.timestamp("ms", "Asia/Tokyo")}
-    put(tmp_path, "operations", OPERATION, OPERATIONS, "100%.parquet", operation_id=pa.int32(), requirements=wanted, **naive)
-    put(tmp_path, "operations", OPERATION | {"operation_id": "8"}, OPERATIONS, operation_id=pa.int64(), requirements=wanted)
+    put(
+        tmp_path,
+        "operations",
+        OPERATION,
+        OPERATIONS,
+        "100%.parquet",
+        operation_id=pa.int32(),
+        requirements=wanted,
+        **naive,
+    )
+    put(
+        tmp_path,
+        "operations",
+        OPERATION | {"operation_id": "8"},
+        OPERATIONS,
+        operation_id=pa.int64(),
+        requirements=wanted,
+    )
     put(tmp_path, "signals", SIGNAL, SIGNALS, key=pa.uint64(), value=pa.int8())
-    put(tmp_path, "signals", SIGNAL | {"at": START + 60_000_000}, SIGNALS, "more.parquet", key=pa.uint64())
+    put(
+        tmp_path,
+        "signals",
+        SIGNAL | {"at": START + 60_000_000},
+        SIGNALS,
+        "more.parquet",
+        key=pa.uint64(),
+    )
 
     assert run(spark, tmp_path) == 0
 
-    assert decided(spark, tmp_path) == [(name, "completed", START + 5_000_000, ("3",)) for name in ("7", "8")]
+    assert decided(spark, tmp_path) == [
+        (name, "completed", START + 5_000_000, ("3",)) for name in ("7", "8")
+    ]
 
 
 @pytest.mark.parametrize(
     ("types", "complaint"),
     [
-        ({"operation_id": pa.float64()}, "operations: the column 'operation_id' must be string, not double, in {file}"),
-        ({"deadline": pa.timestamp("ns")}, "operations: the column 'deadline' must be timestamp, not timestamp[ns], in {file}"),
+        (
+            {"operation_id": pa.float64()},
+            "operations: the column 'operation_id' must be string, not double, in {file}",
+        ),
+        (
+            {"deadline": pa.timestamp("ns")},
+            "operations: the column 'deadline' must be timestamp, not timestamp[ns], in {file}",
+        ),
         ({"mode": None}, "operations: the column 'mode' must be string, not missing, in {file}"),
     ],
 )
-def test_what_would_lose_something_is_refused_with_column_types_and_file(
+def test_lossy_type_is_refused_with_its_file(
     spark: SparkSession, tmp_path: Path, types: dict[str, Any], complaint: str
 ) -> None:
     file = put(tmp_path, "operations", OPERATION, OPERATIONS, "one file.parquet", **types)
@@ -78,13 +125,17 @@ def test_what_would_lose_something_is_refused_with_column_types_and_file(
     assert {each.name for each in tmp_path.iterdir()} == {"operations", "signals"}
 
 
-def test_files_that_no_one_type_reads_and_files_that_are_none_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_mixed_types_and_unreadable_files_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     first = put(tmp_path, "operations", OPERATION, OPERATIONS, "1.parquet", operation_id=pa.int64())
     second = put(tmp_path, "operations", OPERATION, OPERATIONS, "2.parquet")
     put(tmp_path, "signals", SIGNAL, SIGNALS)
-    with pytest.raises(ValueError, match=f"must be of one type, not int64 in {first} and string in {second}"):
+    with pytest.raises(
+        ValueError, match=f"must be of one type, not int64 in {first} and string in {second}"
+    ):
         run(spark, tmp_path)
 
     first.write_bytes(b"PAR1 and nothing else")
-    with pytest.raises(ValueError, match=rf"'operation_id' must be string, not unreadable \(.*\), in {first}"):
+    with pytest.raises(
+        ValueError, match=rf"'operation_id' must be string, not unreadable \(.*\), in {first}"
+    ):
         run(spark, tmp_path)

@@ -1,4 +1,5 @@
-"""Ctrl-C in programs as processes: one line and the exit status 130, whenever it comes, and nothing is left running."""
+"""Ctrl-C in programs as processes: one line and the exit status 130, whenever it comes, and nothing
+is left running."""
 
 import os
 import signal
@@ -21,9 +22,12 @@ MOMENTS = {"compact": "pyarrow.lib", "synth": "pyspark", "simulate": "purgatory.
 
 @contextmanager
 def started(*arguments: str, python: tuple[str, ...] = ()) -> "Iterator[subprocess.Popen[str]]":
-    """A program in a process group of its own, as a terminal starts it. At the end nothing of it is left."""
+    """A program in a process group of its own, as a terminal starts it. At the end nothing of it is
+    left."""
     command = [sys.executable, *python, "-m", "purgatory.pipeline", *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
         try:
             yield process
             deadline = time.monotonic() + TIMEOUT
@@ -38,7 +42,9 @@ def started(*arguments: str, python: tuple[str, ...] = ()) -> "Iterator[subproce
 
 def processes(session: int) -> str:
     """The commands that run in a session."""
-    return subprocess.run(["ps", "-s", str(session), "-o", "args="], capture_output=True, text=True, check=False).stdout
+    return subprocess.run(
+        ["ps", "-s", str(session), "-o", "args="], capture_output=True, text=True, check=False
+    ).stdout
 
 
 def arguments(program: str, folder: Path) -> list[str]:
@@ -48,15 +54,38 @@ def arguments(program: str, folder: Path) -> list[str]:
         "compact": ["compact", f"{folder}"],
         "simulate": ["simulate", f"{folder}", "--out", f"{folder}/out", "--master", "local[1]"],
         "stream": [
-            *("stream", "--operations", f"{folder}/operations", "--signals", f"{folder}/signals", "--format", "json"),
-            *("--out", f"{folder}/out", "--checkpoint", f"{folder}/checkpoint", "--master", "local[1]"),
+            *(
+                "stream",
+                "--operations",
+                f"{folder}/operations",
+                "--signals",
+                f"{folder}/signals",
+                "--format",
+                "json",
+            ),
+            *(
+                "--out",
+                f"{folder}/out",
+                "--checkpoint",
+                f"{folder}/checkpoint",
+                "--master",
+                "local[1]",
+            ),
         ],
-        "synth": ["synth", "--operations", "1000", "--out", f"{folder}/synth", "--master", "local[1]"],
+        "synth": [
+            "synth",
+            "--operations",
+            "1000",
+            "--out",
+            f"{folder}/synth",
+            "--master",
+            "local[1]",
+        ],
     }[program]
 
 
 @pytest.mark.parametrize(("program", "module"), MOMENTS.items())
-def test_ctrl_c_during_the_imports_ends_it_with_one_line(program: str, module: str, tmp_path: Path) -> None:
+def test_ctrl_c_during_imports_prints_one_line(program: str, module: str, tmp_path: Path) -> None:
     with started(*arguments(program, tmp_path), python=("-X", "importtime")) as process:
         assert process.stderr is not None
         for line in process.stderr:
@@ -68,8 +97,12 @@ def test_ctrl_c_during_the_imports_ends_it_with_one_line(program: str, module: s
     assert (process.returncode, said) == (130, ["interrupted\n"])
 
 
-@pytest.mark.parametrize(("program", "seconds"), [("synth", 0.0), ("simulate", 1.0), ("stream", 2.0)])
-def test_ctrl_c_while_spark_starts_ends_it_with_one_line(program: str, seconds: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "seconds"), [("synth", 0.0), ("simulate", 1.0), ("stream", 2.0)]
+)
+def test_ctrl_c_while_spark_starts_prints_one_line(
+    program: str, seconds: float, tmp_path: Path
+) -> None:
     write(tmp_path, "operations", "x", [operation(0)])
     with started(*arguments(program, tmp_path)) as process:
         while process.poll() is None and "java" not in processes(process.pid):

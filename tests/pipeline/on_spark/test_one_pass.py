@@ -1,4 +1,5 @@
-"""One pass through Spark: each program once, on one session. The other modules of this folder are slow."""
+"""One pass through Spark: each program once, on one session. The other modules of this folder are
+slow."""
 
 import sys
 from html.parser import HTMLParser
@@ -16,7 +17,7 @@ from purgatory.pipeline.simulate._replay import Setting, replay
 from purgatory.pipeline.streaming import ShardsChanged, check_shards, reconcile
 
 
-def test_the_session_counts_and_its_workers_run_this_python(spark: SparkSession) -> None:
+def test_session_counts_and_workers_run_this_python(spark: SparkSession) -> None:
     def version(batches):
         import pyarrow as pa
 
@@ -29,7 +30,7 @@ def test_the_session_counts_and_its_workers_run_this_python(spark: SparkSession)
 
 
 class Page(HTMLParser):
-    """What a page would load, and its text."""
+    """The resources that a page would load, and its text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,7 +44,7 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
-def test_the_report_finds_what_was_planted_and_opens_without_a_network(
+def test_report_finds_planted_faults_and_opens_offline(
     programs_on_spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     journal, out = str(tmp_path / "journal"), tmp_path / "out"
@@ -59,7 +60,7 @@ def test_the_report_finds_what_was_planted_and_opens_without_a_network(
     for said in (
         "Of 'Join' in 'synth'",
         "not answerable from this data",
-        "Nobody had called check_and_complete for 'forgotten' in 'synth'",
+        "check_and_complete was not called for 'forgotten' in 'synth'",
         "The hottest key is 'key-0' in 'synth'",
         "operations were pending in 'synth'",
     ):
@@ -68,7 +69,7 @@ def test_the_report_finds_what_was_planted_and_opens_without_a_network(
     assert [row.key for row in table(out, "keys") if row.missed_triggers > 0] == ["forgotten"]
 
 
-def test_each_setting_does_on_spark_what_it_does_here_and_all_is_reported_and_drawn(
+def test_spark_settings_match_local_and_all_are_reported(
     programs_on_spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = {"a": run_of_a_server(1), "b": run_of_a_server(2)}
@@ -96,30 +97,54 @@ def test_each_setting_does_on_spark_what_it_does_here_and_all_is_reported_and_dr
     assert {row["why"] for row in differences} == {"the timeout of 1 s came first"}
     said = capsys.readouterr().out
     assert "2 rows of the journal are not replayed" in said
-    assert "ends as the journal says for all 600 operations" in said
+    assert "ends as the journal recorded for all 600 operations" in said
     assert "Recommended: tick 0.1 s, wheel size 20" in said
     assert f"A timeout of 1 s would have ended {found[2]['expired'] / 600:.2%}" in said
     assert (tmp_path / "out" / "settings.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_is_late_has_a_row_that_says_why_and_everything_is_accounted_for(spark: SparkSession, tmp_path: Path) -> None:
+def test_late_rows_have_reasons_and_counts_add_up(spark: SparkSession, tmp_path: Path) -> None:
     tmp_path /= "a folder 100 %"  # whose state Spark does not find by itself
     tmp_path.mkdir()
-    put(tmp_path, "operations", waits("paid", 1, 20, "x"), waits("unpaid", 1, 20, "y"), waits("patient", 1, 500, "y"))
+    put(
+        tmp_path,
+        "operations",
+        waits("paid", 1, 20, "x"),
+        waits("unpaid", 1, 20, "y"),
+        waits("patient", 1, 500, "y"),
+    )
     put(tmp_path, "signals", happens("x", 5), happens("z", 60))
     assert run(spark, tmp_path, "--format", "json") == 0
-    assert [row[:2] for row in decided(spark, tmp_path)] == [("paid", "completed"), ("unpaid", "expired")]
+    assert [row[:2] for row in decided(spark, tmp_path)] == [
+        ("paid", "completed"),
+        ("unpaid", "expired"),
+    ]
 
-    put(tmp_path, "operations", waits("tardy", 2, 50, "x"), waits("patient", 100, 600, "x"), {"operation_id": "broken"})
+    put(
+        tmp_path,
+        "operations",
+        waits("tardy", 2, 50, "x"),
+        waits("patient", 100, 600, "x"),
+        {"operation_id": "broken"},
+    )
     put(tmp_path, "signals", happens("y", 30), happens("z", 160))
     assert run(spark, tmp_path, "--format", "json") == 0
 
     reasons = late(spark, tmp_path)
     assert [name for name, _ in reasons] == ["broken", "patient", "tardy", "y"]
-    assert ["lacks" in reasons[0][1], "copy" in reasons[1][1], "deadline" in reasons[2][1], "watermark" in reasons[3][1]]
+    assert [
+        "lacks" in reasons[0][1],
+        "copy" in reasons[1][1],
+        "deadline" in reasons[2][1],
+        "watermark" in reasons[3][1],
+    ]
     noon = int(NOON.timestamp())
     ((_, outcome, at, keys),) = [row for row in decided(spark, tmp_path) if row[0] == "patient"]
-    assert (outcome, at // 1_000_000, keys) == ("completed", noon + 60, ("y",))  # when the late signal was received
+    assert (outcome, at // 1_000_000, keys) == (
+        "completed",
+        noon + 60,
+        ("y",),
+    )  # when the late signal was received
     account = reconcile(str(tmp_path / "checkpoint"), spark)
     assert (account.registered, account.completed, account.expired, account.late) == (6, 2, 1, 3)
     assert (account.pending, account.missing, account.late_signals) == (0, 0, 1)

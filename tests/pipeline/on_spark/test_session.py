@@ -1,4 +1,4 @@
-"""Programs that start Spark by themselves: what they print."""
+"""The output of programs that start Spark by themselves."""
 
 import os
 import random
@@ -14,9 +14,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 Program = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_nothing_of_what_spark_and_its_workers_say_comes_to_the_terminal_unless_it_is_asked_for(
-    program: Program, tmp_path: Path
-) -> None:
+def test_spark_output_reaches_terminal_only_on_request(program: Program, tmp_path: Path) -> None:
     write(tmp_path / "journal", "operations", "x", [operation(0)])
     out = ("--out", tmp_path / "out", "--master", "local[1]")
     report = ("-m", "purgatory.pipeline", "report", tmp_path / "journal", *out)
@@ -27,26 +25,41 @@ def test_nothing_of_what_spark_and_its_workers_say_comes_to_the_terminal_unless_
     assert not [line for line in quiet.stdout.splitlines() if "WARN" in line or "INFO" in line]
     assert "log4j" in verbose.stderr
     assert [line.split(maxsplit=2)[2] for line in verbose.stdout.splitlines()[:3]] == [
-        "starting", "reading", "judged operations",
+        "starting", "reading", "tables",
     ]  # fmt: skip
 
 
-def test_a_spark_that_cannot_be_started_is_reported_in_one_line(program: Program, tmp_path: Path) -> None:
-    synth = ("-m", "purgatory.pipeline", "synth", "--operations", 100, "--out", tmp_path / "journal")
+def test_failed_spark_start_is_reported_in_one_line(program: Program, tmp_path: Path) -> None:
+    synth = (
+        "-m",
+        "purgatory.pipeline",
+        "synth",
+        "--operations",
+        100,
+        "--out",
+        tmp_path / "journal",
+    )
     failed = program(*synth, "--master", "nonsense", status=1, timeout=600)
 
     assert failed.stdout == ""
     [line] = failed.stderr.splitlines()
-    assert line.startswith("cannot start Spark on nonsense: ") and "Master must either be yarn or start with" in line
+    assert (
+        line.startswith("cannot start Spark on nonsense: ")
+        and "Master must either be yarn or start with" in line
+    )
 
 
-def test_through_spark_connect_a_journal_behind_a_uri_is_reported_to_a_folder_here(program: Program, tmp_path: Path) -> None:
+def test_spark_connect_reports_uri_to_local_folder(program: Program, tmp_path: Path) -> None:
     rows = random_operations(random.Random(41), 300)
     write(tmp_path / "journal", "operations", "x", rows)
     write(tmp_path / "journal", "operations", "zero", []).write_bytes(b"")
     (tmp_path / "journal" / "runs").mkdir()
     (tmp_path / "journal" / "runs" / "fine").write_text(f"{500:020}\n")
-    environment = {**os.environ, **JAVA_FOR_TESTS, "SPARK_REMOTE": "local[1]"}  # Spark starts a server for itself
+    environment = {
+        **os.environ,
+        **JAVA_FOR_TESTS,
+        "SPARK_REMOTE": "local[1]",
+    }  # Spark starts a server for itself
     report = ("-m", "purgatory.pipeline", "report", f"file://{tmp_path}/journal", "--out")
 
     program(*report, tmp_path / "out", status=3, env=environment, timeout=600)
@@ -54,5 +67,7 @@ def test_through_spark_connect_a_journal_behind_a_uri_is_reported_to_a_folder_he
     found = tables(tmp_path / "out")
     assert_tables_equal(found, rows, [])
     assert account(found["reconciliation"])["operations", "files unreadable"] == 1
-    refused = program(*report, f"file://{tmp_path}/elsewhere", status=1, env=environment, timeout=600)
+    refused = program(
+        *report, f"file://{tmp_path}/elsewhere", status=1, env=environment, timeout=600
+    )
     assert "through Spark Connect" in refused.stderr

@@ -1,4 +1,5 @@
-"""The stream job: what it writes equals what tasks in a `ThresholdPurgatory` make of the same events, whatever befalls it."""
+"""The stream job: its output equals the outcomes of tasks in a `ThresholdPurgatory` on the same
+events, under all faults."""
 
 import os
 import signal
@@ -14,16 +15,38 @@ from orders import traffic, write
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from streams import DELAY, NOON, arguments, as_parquet, decided, happens, late, line_with, put, run, started, waits
+from streams import (
+    DELAY,
+    NOON,
+    arguments,
+    as_parquet,
+    decided,
+    happens,
+    late,
+    line_with,
+    put,
+    run,
+    started,
+    waits,
+)
 
 from purgatory.pipeline import streaming
 from purgatory.pipeline._command_line import main
-from purgatory.pipeline.streaming import OPERATIONS, SIGNALS, _command, _job, check_out, check_shards, outcomes, reconcile
+from purgatory.pipeline.streaming import (
+    OPERATIONS,
+    SIGNALS,
+    _command,
+    _job,
+    check_out,
+    check_shards,
+    outcomes,
+    reconcile,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def test_killed_in_the_middle_it_goes_on_and_every_outcome_is_that_of_a_threshold_purgatory(
+def test_killed_stream_decides_as_a_threshold_purgatory(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     made = traffic(200, 600, seconds=90, keys=20)
@@ -43,8 +66,11 @@ def test_killed_in_the_middle_it_goes_on_and_every_outcome_is_that_of_a_threshol
     assert account.pending == len(made.operations) - len(decided(spark, tmp_path))
 
 
-def test_told_to_stop_it_ends_between_two_batches_and_says_how_to_go_on(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_stopped_stream_ends_between_two_batches(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     put(tmp_path, "operations", waits("paid", 1, 20, "x"))
     put(tmp_path, "signals", happens("x", 5))
@@ -66,21 +92,29 @@ def test_told_to_stop_it_ends_between_two_batches_and_says_how_to_go_on(
     assert "1 operations = 0 completed + 0 expired + 1 pending + 0 late: nothing is missing" in (
         said := capsys.readouterr().out
     )
-    assert f"go on from {tmp_path / 'checkpoint'}" in said
+    assert f"continue from {tmp_path / 'checkpoint'}" in said
     assert spark.streams.active == []
 
 
-def test_an_instant_that_nobody_can_show_is_reported_and_moves_no_watermark(spark: SparkSession, tmp_path: Path) -> None:
-    far, old = (F.timestamp_micros(F.lit(sign * 300_000_000_000_000_000)) for sign in (1, -1))  # in 11476, and long before 1
+def test_impossible_instant_is_late_and_moves_no_watermark(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    far, old = (
+        F.timestamp_micros(F.lit(sign * 300_000_000_000_000_000)) for sign in (1, -1)
+    )  # in 11476, and long before 1
     at = [NOON + timedelta(seconds=number) for number in (1, 5, 20, 60)]
     sound = spark.createDataFrame([("paid", [("x", 1)], "all", at[0], at[2])], OPERATIONS)
     sound.write.parquet(str(tmp_path / "operations"))
-    impossible = sound.withColumns({"operation_id": F.lit("impossible"), "registered_at": far, "deadline": far})
+    impossible = sound.withColumns(
+        {"operation_id": F.lit("impossible"), "registered_at": far, "deadline": far}
+    )
     ancient = impossible.withColumns({"operation_id": F.lit("ancient"), "registered_at": old})
     impossible.union(ancient).write.mode("append").parquet(str(tmp_path / "operations"))
     signals = spark.createDataFrame([("x", 1, at[1]), ("z", 1, at[3])], SIGNALS)
     signals.write.parquet(str(tmp_path / "signals"))
-    signals.limit(1).withColumns({"key": F.lit("y"), "at": far}).write.mode("append").parquet(str(tmp_path / "signals"))
+    signals.limit(1).withColumns({"key": F.lit("y"), "at": far}).write.mode("append").parquet(
+        str(tmp_path / "signals")
+    )
 
     assert run(spark, tmp_path) == 0
 
@@ -94,11 +128,14 @@ def test_an_instant_that_nobody_can_show_is_reported_and_moves_no_watermark(spar
     ("options", "complaint"),
     [
         (("--format", "kafka"), "topics need --bootstrap-servers"),
-        (("--format", "kafka", "--bootstrap-servers", "localhost:9"), "add --packages org.apache.spark:spark-sql-kafka-0-10"),
+        (
+            ("--format", "kafka", "--bootstrap-servers", "localhost:9"),
+            "add --packages org.apache.spark:spark-sql-kafka-0-10",
+        ),
         ((), "PATH_NOT_FOUND"),
     ],
 )
-def test_an_input_that_cannot_be_read_is_refused_and_leaves_no_checkpoint(
+def test_unreadable_input_is_refused_without_a_checkpoint(
     spark: SparkSession,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -117,7 +154,9 @@ def test_an_input_that_cannot_be_read_is_refused_and_leaves_no_checkpoint(
 
 
 @pytest.mark.parametrize("rows_are_in", ["json", "parquet"])
-def test_the_name_of_a_folder_is_no_pattern(spark: SparkSession, tmp_path: Path, rows_are_in: str) -> None:
+def test_the_name_of_a_folder_is_no_pattern(
+    spark: SparkSession, tmp_path: Path, rows_are_in: str
+) -> None:
     folder, decoy = tmp_path / "a[1] {x,y}*?", tmp_path / "a1 xyz"
     for each, name in ((folder, "mine"), (decoy, "another")):
         each.mkdir()
@@ -128,27 +167,38 @@ def test_the_name_of_a_folder_is_no_pattern(spark: SparkSession, tmp_path: Path,
 
     assert run(spark, folder, "--format", rows_are_in) == 0
 
-    assert [row[:2] for row in decided(spark, folder)] == [("mine", "completed"), ("mine, unpaid", "expired")]
+    assert [row[:2] for row in decided(spark, folder)] == [
+        ("mine", "completed"),
+        ("mine, unpaid", "expired"),
+    ]
     assert reconcile(str(folder / "checkpoint"), spark).registered == 2
 
 
-def test_folders_that_a_pattern_would_not_find_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_missing_folders_with_pattern_characters_are_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     folder = tmp_path / "a[1]"
     with pytest.raises(AnalysisException, match="PATH_NOT_FOUND"):
         run(spark, folder, "--format", "json")
-    with pytest.raises(ValueError, match=r"with --out-topic, the name of --out must have none of \* \? \[ \] \{ \} and \\"):
+    with pytest.raises(
+        ValueError,
+        match=r"with --out-topic, the name of --out must have none of \* \? \[ \] \{ \} and \\",
+    ):
         run(spark, folder, "--format", "json", "--out-topic", "outcomes")
 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_of_outcomes_is_refused_to_another_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
+def test_outcomes_of_another_checkpoint_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, "operations", waits("first", 1, 20, "x"))
     put(tmp_path, "signals", happens("z", 40))
     assert run(spark, tmp_path, "--format", "json") == run(spark, tmp_path, "--format", "json") == 0
     out, checkpoint, another = (str(tmp_path / name) for name in ("out", "checkpoint", "another"))
 
-    with pytest.raises(ValueError, match=f"^the outcomes in {out} are of another checkpoint than {another}: go on"):
+    with pytest.raises(
+        ValueError,
+        match=f"^the outcomes in {out} are of another checkpoint than {another}: continue",
+    ):
         run(spark, tmp_path, "--format", "json", "--checkpoint", another)
 
     assert not Path(another).exists()
@@ -157,55 +207,61 @@ def test_a_folder_of_outcomes_is_refused_to_another_checkpoint(spark: SparkSessi
         check_out(f"file://{out}", f"file://{another}", spark)
 
 
-def test_a_file_counts_however_old_it_is_and_what_is_broken_is_reported(
+def test_old_files_count_and_broken_rows_are_late(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("operations", "signals"):
         (tmp_path / name).mkdir()
     assert run(spark, tmp_path, "--format", "json") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "nothing has come in yet"
+    assert capsys.readouterr().out.splitlines()[-1] == "no rows yet"
 
     put(tmp_path, "operations", {"operation_id": "broken"})
     assert run(spark, tmp_path, "--format", "json") == 0
-    assert "1 operations = 0 completed + 0 expired + 0 pending + 1 late: nothing is missing" in capsys.readouterr().out
+    assert (
+        "1 operations = 0 completed + 0 expired + 0 pending + 1 late: nothing is missing"
+        in capsys.readouterr().out
+    )
 
     put(tmp_path, "operations", waits("restored", 1, 20, "x"))
     put(tmp_path, "signals", happens("x", 5))
     for name in ("operations/1.json", "signals/0.json"):
-        os.utime(tmp_path / name, (1_000_000_000, 1_000_000_000))  # years before the file that was read
+        os.utime(
+            tmp_path / name, (1_000_000_000, 1_000_000_000)
+        )  # years before the file that was read
     assert run(spark, tmp_path, "--format", "json") == 0
     assert [row[:2] for row in decided(spark, tmp_path)] == [("restored", "completed")]
 
 
-def test_a_missing_checkpoint_fits_any_number_of_shards_and_has_nothing_to_reconcile(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_missing_checkpoint_fits_any_number_of_shards(spark: SparkSession, tmp_path: Path) -> None:
     check_shards(spark, str(tmp_path / "none"), 3)
 
     with pytest.raises(ValueError, match="no batch was committed"):
         reconcile(str(tmp_path / "none"), spark)
 
 
-def test_a_checkpoint_whose_state_cannot_be_read_elsewhere_is_refused_with_what_is_wrong(
+def test_unreadable_checkpoint_name_is_refused_with_its_characters(
     spark: SparkSession,
 ) -> None:
     with pytest.raises(ValueError, match=r"'hdfs://host/a #b': choose a name without ' ' '#'"):
         reconcile("hdfs://host/a #b", spark)
 
 
-def test_a_stream_without_what_is_needed_is_refused_by_the_name_of_the_column(spark: SparkSession, tmp_path: Path) -> None:
+def test_unsuitable_columns_are_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
     read = spark.readStream
-    operations, signals = read.schema(OPERATIONS).json(str(tmp_path)), read.schema(SIGNALS).json(str(tmp_path))
+    operations, signals = (
+        read.schema(OPERATIONS).json(str(tmp_path)),
+        read.schema(SIGNALS).json(str(tmp_path)),
+    )
 
     with pytest.raises(ValueError, match="signals lacks the column 'value'"):
         outcomes(operations, signals.drop("value"))
-    with pytest.raises(ValueError, match="'value' must be bigint, not string"):
+    with pytest.raises(ValueError, match="'value' must be bigint, got string"):
         outcomes(operations, signals.selectExpr("key", "string(value) AS value", "at"))
     with pytest.raises(ValueError, match="operations must be a streaming DataFrame"):
         outcomes(spark.createDataFrame([], OPERATIONS), signals)
-    with pytest.raises(ValueError, match="shards must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="shards must be at least 1, got 0"):
         outcomes(operations, signals, shards=0)
-    with pytest.raises(ValueError, match="delay must be zero or more seconds, not nan"):
+    with pytest.raises(ValueError, match="delay must be zero or more seconds, got nan"):
         outcomes(operations, signals, delay=float("nan"))
     narrow = outcomes(operations, signals.selectExpr("key", "int(value) AS value", "at"))
     assert narrow.schema == streaming.OUTCOMES and narrow.isStreaming

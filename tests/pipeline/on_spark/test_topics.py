@@ -13,7 +13,7 @@ from maven import Unavailable
 from orders import START, traffic
 from pyspark.sql import SparkSession
 from requirements import unavailable
-from streams import decided, line_with, until
+from streams import decided, known, line_with, until
 from topics import (
     TIMEOUT,
     add_partitions,
@@ -54,7 +54,7 @@ def where(rows: list[Any]) -> list[tuple[Any, ...]]:
     return sorted((row.topic, row.partition, row.offset, row.reason.split(":")[0]) for row in rows)
 
 
-def test_killed_in_the_middle_it_has_each_outcome_once_in_files_and_at_least_once_in_the_topic(
+def test_killed_stream_has_each_outcome_in_files_once(
     spark: SparkSession, kafka: KafkaServer, tmp_path: Path
 ) -> None:
     address, values = kafka.address, "json"
@@ -78,29 +78,58 @@ def test_killed_in_the_middle_it_has_each_outcome_once_in_files_and_at_least_onc
     assert decisions(records_of(address, "outcomes")) == set(expected)
     late = spark.read.parquet(str(tmp_path / "out")).where("outcome = 'late'").collect()
     what = "it is not JSON with key string, value bigint, at timestamp"
-    assert where(late) == [("operations", 1, tombstone, "it has no value"), ("signals", 0, garbage, what)]
+    assert where(late) == [
+        ("operations", 1, tombstone, "it has no value"),
+        ("signals", 0, garbage, what),
+    ]
     account = reconcile(str(tmp_path / "checkpoint"), spark)
     assert (account.missing, account.late, account.late_signals) == (0, 1, 1)
     assert account.registered == len(made.operations) + 1
 
 
-def test_it_goes_on_over_a_restart_of_the_broker_and_reads_partitions_that_are_added(
+def test_stream_outlives_broker_restart_and_reads_added_partitions(
     spark: SparkSession, kafka: KafkaServer, tmp_path: Path
 ) -> None:
     make_topics(kafka.address, 1, "operations", "signals", "outcomes")
-    send(kafka.address, "operations", [(0, operation("binary", "first", [("x", 1)], "all", at(1), at(500)))])
-    send(kafka.address, "signals", [(0, happening("binary", "x", 1, at(5))), (0, happening("binary", "z", 1, at(60)))])
+    send(
+        kafka.address,
+        "operations",
+        [(0, operation("binary", "first", [("x", 1)], "all", at(1), at(500)))],
+    )
+    send(
+        kafka.address,
+        "signals",
+        [(0, happening("binary", "x", 1, at(5))), (0, happening("binary", "z", 1, at(60)))],
+    )
     # Both streams have to move for the watermark to move.
-    send(kafka.address, "operations", [(0, operation("binary", "second", [("y", 1)], "all", at(61), at(62)))])
-    with streaming(tmp_path, kafka.address, "--values", "binary", "--delay", "1", "--verbose") as job:
+    send(
+        kafka.address,
+        "operations",
+        [(0, operation("binary", "second", [("y", 1)], "all", at(61), at(62)))],
+    )
+    with streaming(
+        tmp_path, kafka.address, "--values", "binary", "--delay", "1", "--verbose"
+    ) as job:
         until(lambda: job.poll() is not None or [row[0] for row in in_topic(kafka)] == ["first"])
         kafka.stop()
         until(lambda: job.poll() is not None or CANNOT_CONNECT in (tmp_path / "log").read_text())
         kafka.start()
         add_partitions(kafka.address, 3, "operations", "signals")
-        send(kafka.address, "operations", [(2, operation("binary", "third", [("y", 2)], "all", at(70), at(300)))])
-        send(kafka.address, "signals", [(1, happening("binary", "y", 2, at(90))), (2, happening("binary", "z", 2, at(120)))])
-        send(kafka.address, "operations", [(1, operation("binary", "fourth", [("y", 3)], "all", at(121), at(300)))])
+        send(
+            kafka.address,
+            "operations",
+            [(2, operation("binary", "third", [("y", 2)], "all", at(70), at(300)))],
+        )
+        send(
+            kafka.address,
+            "signals",
+            [(1, happening("binary", "y", 2, at(90))), (2, happening("binary", "z", 2, at(120)))],
+        )
+        send(
+            kafka.address,
+            "operations",
+            [(1, operation("binary", "fourth", [("y", 3)], "all", at(121), at(300)))],
+        )
         until(lambda: job.poll() is not None or len(in_topic(kafka)) == 3)
         job.terminate()
         said = job.communicate(timeout=TIMEOUT)[0]
@@ -115,25 +144,48 @@ def test_it_goes_on_over_a_restart_of_the_broker_and_reads_partitions_that_are_a
     assert "4 operations = 2 completed + 1 expired + 1 pending + 0 late: nothing is missing" in said
 
 
+def test_topic_with_lag_holds_time_back(
+    spark: SparkSession, kafka: KafkaServer, tmp_path: Path
+) -> None:
+    made = traffic(200, 600, seconds=600, keys=20)  # of last year
+    make_topics(kafka.address, 1, "operations", "signals", "outcomes")
+    send_traffic(kafka.address, made, "binary", partitions=1)
+    more = ("--values", "binary", "--delay", "6", "--records-per-batch", "100", "--idle", "0.5")
+    with streaming(tmp_path, kafka.address, *more) as job:
+        until(lambda: job.poll() is not None or len(known(tmp_path)) == len(made.operations))
+        job.terminate()
+        said = job.communicate(timeout=TIMEOUT)[0]
+
+    assert job.returncode == 0, said + (tmp_path / "log").read_text()[-2000:]
+    assert decided(spark, tmp_path) == by_thresholds(made)
+    account = reconcile(str(tmp_path / "checkpoint"), spark)
+    assert (account.missing, account.late, account.late_signals) == (0, 0, 0)
+    assert "event time is " in said
+
+
 def in_topic(kafka: KafkaServer) -> list[tuple[Any, ...]]:
     return sorted(decisions(records_of(kafka.address, "outcomes")))
 
 
-def test_a_topic_that_is_not_there_and_a_broker_that_does_not_answer_are_refused_in_one_line(
-    kafka: KafkaServer, tmp_path: Path
-) -> None:
+def test_missing_topic_and_silent_broker_are_refused(kafka: KafkaServer, tmp_path: Path) -> None:
     make_topics(kafka.address, 1, "operations")
     with streaming(tmp_path, kafka.address, "--available-now") as job:
         job.communicate(timeout=TIMEOUT)
     assert job.returncode == 1
 
     kafka.stop()
-    options = [f"--kafka-option=kafka.{name}.timeout.ms=2000" for name in ("request", "default.api")]
+    options = [
+        f"--kafka-option=kafka.{name}.timeout.ms=2000" for name in ("request", "default.api")
+    ]
     with streaming(tmp_path, kafka.address, "--available-now", *options) as job:
         job.communicate(timeout=TIMEOUT)
     assert job.returncode == 1
 
-    assert [line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("cannot stream")] == [
+    assert [
+        line
+        for line in (tmp_path / "log").read_text().splitlines()
+        if line.startswith("cannot stream")
+    ] == [
         f"cannot stream: Kafka at {kafka.address} has no topic 'signals'",
         f"cannot stream: Kafka at {kafka.address} does not answer",
     ]

@@ -1,12 +1,14 @@
-"""The purgatories that `load`, `burst` and `memory` compare, each with the interface of `interface`:
+"""The purgatories that `load`, `burst` and `memory` compare, each with the interface of
+`interface`:
 
 - *ours*: this library;
-- *kafka*: Kafka's of today, which is the model of ours: the difference is what our promises cost;
-- *call-later*: what one writes on asyncio without a library: a timer of the loop for each request.
+- *kafka*: Kafka's of today, which is the model of ours: the difference is the cost of our promises;
+- *call-later*: the usual way on asyncio without a library: a timer of the loop for each request.
 
-The others are for comparison only, but made as faithfully and as well as we could. An event loop has one thread: where Kafka
-has a reaper thread, a callback of the loop does its work here. Kafka's old purgatory, wheels after Netty's and Linux's, and a
-task in `asyncio.timeout` for each request were measured once; the figures are on the page.
+The others are for comparison only, but made as faithfully and as well as we could. An event loop
+has one thread: where Kafka has a reaper thread, a callback of the loop does its work here. Kafka's
+old purgatory, wheels after Netty's and Linux's, and a task in `asyncio.timeout` for each request
+were measured once; the figures are on the page.
 """
 
 from collections.abc import Callable
@@ -14,11 +16,26 @@ from dataclasses import dataclass
 
 from benchmarks.baselines.implementations.call_later import CallLater
 from benchmarks.baselines.implementations.empty import EmptyPurgatory
-from benchmarks.baselines.implementations.interface import NEVER_MS, Implementation, Request, RunState
+from benchmarks.baselines.implementations.interface import (
+    NEVER_MS,
+    Implementation,
+    Request,
+    RunState,
+)
 from benchmarks.baselines.implementations.kafka import KafkaWheel
 from benchmarks.baselines.implementations.ours import Ours
 
-__all__ = ["BY_NAME", "EMPTY", "IMPLEMENTATIONS", "NEVER_MS", "OURS", "Implementation", "Named", "Request", "RunState"]
+__all__ = [
+    "BY_NAME",
+    "EMPTY",
+    "IMPLEMENTATIONS",
+    "NEVER_MS",
+    "OURS",
+    "Implementation",
+    "Named",
+    "Request",
+    "RunState",
+]
 
 
 @dataclass(frozen=True, slots=True)

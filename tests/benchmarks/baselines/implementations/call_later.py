@@ -1,7 +1,8 @@
-"""What people do today: `loop.call_later` for each request, and a dictionary from keys to sets of requests.
+"""What people do today: `loop.call_later` for each request, and a dictionary from keys to sets of
+requests.
 
-As far as it can, it holds nothing longer than needed. But a cancelled handle stays in the heap of asyncio's loop until half of
-the heap is cancelled handles, and in uvloop until the next iteration.
+As far as it can, it holds nothing longer than needed. But a cancelled handle stays in the heap of
+asyncio's loop until half of the heap is cancelled handles, and in uvloop until the next iteration.
 """
 
 import asyncio
@@ -46,7 +47,9 @@ class CallLater:
         self.complete = Timed.force_complete
 
     def watch(self, request: Timed, keys: Sequence[Hashable]) -> bool:
-        if request.run_state.now_ms >= request.completes_at_ms:  # try_complete, before there is anything to be taken out of
+        if (
+            request.run_state.now_ms >= request.completes_at_ms
+        ):  # try_complete, before there is anything to be taken out of
             request.done = True
             request.on_complete()
             return True

@@ -1,4 +1,4 @@
-"""An empty purgatory: it keeps nothing. So what it costs is the generator's own share."""
+"""An empty purgatory: it keeps nothing. So its cost is the generator's own share."""
 
 from collections.abc import Hashable, Sequence
 
@@ -6,7 +6,7 @@ from benchmarks.baselines.implementations.interface import Request
 
 
 class Unkept(Request):
-    """A request that nobody keeps. It is counted when it is completed, and never expires."""
+    """A request that is not kept. It is counted when it is completed, and never expires."""
 
     __slots__ = ()
 

@@ -1,7 +1,9 @@
-"""What all implementations look like to the benchmark: Kafka's `new FakeOperation`, `tryCompleteElseWatch` and `forceComplete`.
+"""What all implementations look like to the benchmark: Kafka's `new FakeOperation`,
+`tryCompleteElseWatch` and `forceComplete`.
 
-These three are attributes, not methods, so that each can hand out its own functions as they are, and none pays for an adapter.
-A request is any object with the hooks of `Request`: ours is a `DelayedOperation`, the others are subclasses of `Request`.
+These three are attributes, not methods, so that each can hand out its own functions as they are,
+and none pays for an adapter. A request is any object with the hooks of `Request`: ours is a
+`DelayedOperation`, the others are subclasses of `Request`.
 """
 
 from abc import ABC, abstractmethod
@@ -16,18 +18,19 @@ NEVER_MS = 65_535
 
 
 class RunState:
-    """What the requests of one measurement share: the time, and what became of them."""
+    """The state that the requests of one measurement share: the time, and their outcomes."""
 
     __slots__ = ("answered", "lateness", "now_ms")
 
     def __init__(self) -> None:
         self.now_ms = 0
-        """The time. Whoever completes requests moves it on; the condition of a request holds from `completes_at_ms` on."""
+        """The time. Whoever completes requests moves it on; the condition of a request holds from
+        `completes_at_ms` on."""
         self.answered = 0
         """How many requests have been completed or have expired."""
         self.lateness = array("d")
-        """For each request that has expired, in seconds by the clock of the machine. That of uvloop shows only whole
-        milliseconds."""
+        """For each request that has expired, in seconds by the clock of the machine. That of uvloop
+        shows only whole milliseconds."""
 
     def expired(self, deadline: float) -> None:
         """Notes that a request has just expired, whose deadline is given in the loop's time."""
@@ -35,7 +38,8 @@ class RunState:
 
 
 class Request(ABC):
-    """A fake request: it has 100 bytes of payload, its condition holds from a certain time on, and its end is counted."""
+    """A fake request: it has 100 bytes of payload, its condition holds from a certain time on, and
+    its end is counted."""
 
     __slots__ = ("completes_at_ms", "deadline", "done", "keys", "payload", "run_state", "timeout")
 
@@ -55,7 +59,8 @@ class Request(ABC):
 
     @abstractmethod
     def force_complete(self) -> bool:
-        """Ends the request, and takes it out of wherever it is kept. False if it has ended before."""
+        """Ends the request, and takes it out of wherever it is kept. False if it has ended
+        before."""
 
     def on_complete(self) -> None:
         """Called once, however the request has ended."""
@@ -76,16 +81,18 @@ class Implementation(Protocol):
 
     @property
     def watch(self) -> Callable[[Any, Sequence[Hashable]], object]:
-        """Lets a new request wait under keys that differ from each other, unless it can be completed at once."""
+        """Lets a new request wait under keys that differ from each other, unless it can be
+        completed at once."""
         ...
 
     @property
     def complete(self) -> Callable[[Any], object]:
-        """Ends a request, as somebody else would. No effect if it has ended."""
+        """Ends a request from outside. No effect if it has ended."""
         ...
 
     def check_and_complete(self, key: Hashable) -> object:
-        """Completes the requests that watch `key` and whose condition holds, now or in the next iterations of the loop."""
+        """Completes the requests that watch `key` and whose condition holds, now or in the next
+        iterations of the loop."""
         ...
 
     def pending(self) -> int:
@@ -97,4 +104,4 @@ class Implementation(Protocol):
         ...
 
     def close(self) -> None:
-        """Frees what is left on the loop. Called when nothing is pending."""
+        """Frees leftovers on the loop. Called when nothing is pending."""

@@ -1,15 +1,18 @@
-"""Kafka's purgatory as it is today: a hierarchical timing wheel, and watch lists that are purged by an estimate.
+"""Kafka's purgatory as it is today: a hierarchical timing wheel, and watch lists that are purged by
+an estimate.
 
-A completed request leaves the wheel at once, but stays in its watch lists. Each new request adds one to an estimate of how many
-requests the lists hold. When the estimate exceeds the number of those in the wheel by 1,000, all lists are scanned, and the
-estimate starts again from the size of the wheel.
+A completed request leaves the wheel at once, but stays in its watch lists. Each new request adds
+one to an estimate of how many requests the lists hold. When the estimate exceeds the number of
+those in the wheel by 1,000, all lists are scanned, and the estimate starts again from the size of
+the wheel.
 
-The wheel has levels of 20 buckets of 1, 20, 400 ... ms. A bucket that is not empty waits in a queue of buckets by time, and
-stays there if it becomes empty. The reaper sleeps until the first bucket of the queue is due. Whenever it wakes up, it compares
-the estimate.
+The wheel has levels of 20 buckets of 1, 20, 400 ... ms. A bucket that is not empty waits in a queue
+of buckets by time, and stays there if it becomes empty. The reaper sleeps until the first bucket of
+the queue is due. Whenever it wakes up, it compares the estimate.
 
-Source: Kafka, `DelayedOperationPurgatory`, `util/timer/TimingWheel.java`, `TimerTaskList.java` and `SystemTimer.java`. Where
-Kafka has a doubly linked list, a bucket here is a dictionary, which does the same in C.
+Source: Kafka, `DelayedOperationPurgatory`, `util/timer/TimingWheel.java`, `TimerTaskList.java` and
+`SystemTimer.java`. Where Kafka has a doubly linked list, a bucket here is a dictionary, which does
+the same in C.
 """
 
 import asyncio
@@ -24,7 +27,8 @@ WHEEL_SIZE = 20
 
 
 class LingeringWatchLists:
-    """The requests that watch each key. Completed ones stay until the key is checked or all lists are purged."""
+    """The requests that watch each key. Completed ones stay until the key is checked or all lists
+    are purged."""
 
     def __init__(self) -> None:
         self._by_key: dict[Hashable, list[Request]] = {}
@@ -40,7 +44,8 @@ class LingeringWatchLists:
                 waiting.append(request)
 
     def check(self, key: Hashable) -> int:
-        """Tries all requests that watch `key`, drops those that have ended, and returns how many completed."""
+        """Tries all requests that watch `key`, drops those that have ended, and returns how many
+        completed."""
         waiting = self._by_key.get(key, [])
         completed = sum([not request.done and request.try_complete() for request in waiting])
         self._keep(key, waiting)
@@ -60,7 +65,8 @@ class LingeringWatchLists:
 
 
 class Bucket(dict["Task", None]):
-    """The requests that are due in a span of time. It is used again and again; `expires_ms` says for which span."""
+    """The requests that are due in a span of time. It is reused; `expires_ms` is
+    its span."""
 
     __slots__ = ("expires_ms",)
 
@@ -90,7 +96,8 @@ class Task(Request):
 
 
 class Level:
-    """A level of the wheel. Each bucket of the next level, which is made when needed, is as wide as all of this one."""
+    """A level of the wheel. Each bucket of the next level, which is made when needed, is as wide as
+    all of this one."""
 
     def __init__(self, tick_ms: int, now_ms: int) -> None:
         self.tick_ms = tick_ms
@@ -100,7 +107,8 @@ class Level:
         self.overflow: Level | None = None
 
     def bucket_for(self, due_ms: int, queue: list[tuple[int, int, Bucket]]) -> Bucket | None:
-        """The bucket for a task, which is put into the queue if it was not there; `None` if the task is due."""
+        """The bucket for a task, which is put into the queue if it was not there; `None` if the
+        task is due."""
         level = self
         while due_ms >= level.now_ms + level.span_ms:
             if level.overflow is None:

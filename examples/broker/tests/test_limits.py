@@ -1,0 +1,223 @@
+"""The cost of a small request has limits, in memory and in time."""
+
+import gzip
+import os
+import struct
+import subprocess
+import sys
+import time
+import tracemalloc
+from typing import Any
+
+import pytest
+from cramjam import lz4, snappy, zstd
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from purgatory_broker import compression
+from purgatory_broker.batches import HEADER
+from purgatory_broker.codec import MAX_ITEMS
+from purgatory_broker.compression import MAX_SIZE, TooLarge, decompress
+from purgatory_broker.topics import MAX_PARTITIONS
+from purgatory_broker.wire import BadRequest, read_request
+from raw import LOCAL, PEER, framed, make_batch, produce_fields, produced, running_broker
+from test_batches import CODECS, xerial
+
+MB = 1024 * 1024
+LARGE = b"\0" * (MAX_SIZE + MB)
+COMPRESSED = {name: codec for name, codec in CODECS.items() if name != "none"}
+
+
+def blocks(data: bytes) -> bytes:
+    """Java's frame of snappy, of blocks that are each below the limit."""
+    size = MAX_SIZE // 2
+    parts = [bytes(snappy.compress_raw(data[at : at + size])) for at in range(0, len(data), size)]
+    framed_parts = b"".join(struct.pack(">i", len(part)) + part for part in parts)
+    return compression.XERIAL_MAGIC + struct.pack(">ii", 1, 1) + framed_parts
+
+
+LARGE_DATA = {
+    "gzip": (1, gzip.compress(LARGE)),
+    "snappy": (2, bytes(snappy.compress_raw(LARGE))),
+    "snappy of Java": (2, blocks(LARGE)),
+    "lz4": (3, bytes(lz4.compress(LARGE))),
+    "zstd": (4, bytes(zstd.compress(LARGE))),
+    "lz4, several frames": (3, bytes(lz4.compress(LARGE[: MAX_SIZE - 1])) * 2),
+    "zstd, several frames": (4, bytes(zstd.compress(LARGE[: MAX_SIZE - 1])) * 2),
+}
+
+
+@pytest.mark.parametrize("codec", LARGE_DATA)
+async def test_batches_above_the_limit_are_refused(codec: str) -> None:
+    number, data = LARGE_DATA[codec]
+    with pytest.raises(TooLarge, match=f"larger than {MAX_SIZE} bytes"):
+        decompress(number, data)
+    async with running_broker() as client:
+        batch = make_batch(b"v", attributes=number, compress=lambda _: data)
+        client.broker.topics.topic("topic").set_configs({"max.message.bytes": str(8 * MB)})
+        assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [
+            ("message_too_large", -1)
+        ]
+
+
+GROWTH = """
+import resource, sys
+from purgatory_broker.compression import TooLarge, decompress
+codec, data = int(sys.argv[1]), sys.stdin.buffer.read()
+try:
+    decompress(codec, b"damaged")  # which loads the decompressor
+except ValueError:
+    pass
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    decompress(codec, data)
+except TooLarge:
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+@pytest.mark.parametrize("codec", COMPRESSED)
+def test_large_batches_take_bounded_memory(codec: str) -> None:
+    pytest.importorskip("resource")  # which Windows lacks
+    number, compress = COMPRESSED[codec]
+    huge = compress(b"\0" * (256 * MB))
+    command = [sys.executable, "-c", GROWTH, str(number)]  # alone: the peak is a process's
+
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    growth = subprocess.run(
+        command, input=huge, env=environment, stdout=subprocess.PIPE, check=True
+    ).stdout
+
+    assert int(growth) < 100_000  # KB; 262,000 without a limit
+
+
+@pytest.mark.parametrize("codec", COMPRESSED)
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_data_below_the_limit_are_the_same(codec: str, data: st.DataObject) -> None:
+    number, compress = COMPRESSED[codec]
+    plain = data.draw(st.binary(max_size=300)) * data.draw(st.integers(1, 300))
+    compressed = compress(plain)
+
+    assert decompress(number, compressed, len(plain)) == plain
+    if plain:
+        with pytest.raises(TooLarge):
+            decompress(number, compressed, len(plain) - 1)
+    damaged = bytearray(compressed)
+    if damaged:
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
+        try:
+            assert len(decompress(number, bytes(damaged), 1000)) <= 1000
+        except ValueError:
+            pass
+
+
+async def test_many_small_records_are_refused_at_once() -> None:
+    data = gzip.compress(b"\0" * (MAX_SIZE - MB))  # 32 million records of no bytes
+    async with running_broker() as client:
+        for count, error in ((1, "invalid_record"), (32_000_000, "message_too_large")):
+            batch = make_batch(b"v", attributes=1, compress=lambda _: data, count=count)
+            before = time.process_time()
+            fields = produce_fields("topic", batch)
+            assert produced(await client.ask("produce", **fields)) == [(error, -1)]
+            assert time.process_time() - before < 2  # 3.6 s without a limit
+
+
+async def test_batches_of_one_request_share_a_limit() -> None:
+    data = gzip.compress(make_batch(b"v" * (MAX_SIZE // 3))[HEADER.size :])
+    batch = make_batch(b"v", attributes=1, compress=lambda _: data)
+    async with running_broker(partitions=4) as client:
+        response = await client.ask("produce", **produce_fields("topic", *[batch] * 4))
+        assert [error for error, _ in produced(response)] == [
+            "none",
+            "none",
+            "message_too_large",
+            "message_too_large",
+        ]
+        assert produced(await client.ask("produce", **produce_fields("topic", batch))) == [
+            ("none", 1)
+        ]
+
+
+async def test_metadata_of_many_topics_takes_bounded_memory() -> None:
+    topics = [{"name": f"topic-{number:05}"} for number in range(90_000)]
+    async with running_broker() as client:
+        frame = framed("metadata", topics=topics, allow_auto_topic_creation=True)
+        responses: list[Any] = []
+        tracemalloc.start()
+        client.broker.handle(read_request(frame, LOCAL, PEER, responses.append))
+        kept, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    errors = [topic.get("error_code") for topic in responses[0]["topics"]]
+    assert len(client.broker.topics.by_name) == MAX_PARTITIONS
+    assert errors.count(None) == MAX_PARTITIONS - 1  # one was there
+    assert {error.name for error in errors if error is not None} == {"policy_violation"}
+    assert kept < 120 * MB and peak < 200 * MB  # 490 MB without a limit
+
+
+async def test_partitions_of_all_topics_share_a_limit() -> None:
+    async with running_broker(topics=["one"]) as client:
+
+        async def create(name: str, count: int, *, validate_only: bool = False) -> str:
+            topic = {"name": name, "num_partitions": count, "replication_factor": 1}
+            response = await client.ask(
+                "create_topics", topics=[topic], validate_only=validate_only
+            )
+            return str(response.topics[0].error_code.name)
+
+        assert await create("two", MAX_PARTITIONS, validate_only=True) == "policy_violation"
+        assert await create("two", MAX_PARTITIONS) == "policy_violation"
+        assert await create("two", MAX_PARTITIONS - 2) == "none"
+        for count, error in ((3, "policy_violation"), (2, "none")):
+            for validate_only in (True, False):
+                response = await client.ask(
+                    "create_partitions",
+                    topics=[{"name": "one", "count": count}],
+                    validate_only=validate_only,
+                )
+                assert response.results[0].error_code.name == error
+        assert await create("three", 1) == "policy_violation"
+        client.broker.delete_topic(client.broker.topics.topic("two"))
+        assert await create("three", 1) == "none"
+        assert len(list(client.broker.topics)) == 3
+
+
+def test_requests_of_too_many_items_are_refused() -> None:
+    empty = b"".join([struct.pack(">hhihi", 3, 1, 1, -1, MAX_ITEMS + 1), b"\0\0" * (MAX_ITEMS + 1)])
+    with pytest.raises(BadRequest, match=f"it has more than {MAX_ITEMS} items"):
+        read_request(empty, LOCAL, PEER, print)
+    nested = [{"name": "t", "partitions": [{"partition_index": 0}] * 400} for _ in range(300)]
+    with pytest.raises(BadRequest, match=f"it has more than {MAX_ITEMS} items"):
+        read_request(framed("list_offsets", topics=nested), LOCAL, PEER, print)
+
+
+def test_requests_of_too_many_tags_are_refused() -> None:
+    count = 1_000_000
+    tags = bytes([count & 0x7F | 0x80, count >> 7 & 0x7F | 0x80, count >> 14]) + b"\0\0" * count
+    frame = struct.pack(">hhih", 3, 12, 1, -1) + tags + b"\0\0\0\0"
+    with pytest.raises(BadRequest, match=f"it has more than {MAX_ITEMS} items"):
+        read_request(frame, LOCAL, PEER, print)
+
+
+async def test_offset_of_a_repeated_partition_is_refused() -> None:
+    async with running_broker(partitions=2) as client:
+        partitions = [{"partition_index": index, "timestamp": -1} for index in (0, 1, 0)]
+        response = await client.ask(
+            "list_offsets", topics=[{"name": "topic", "partitions": partitions}]
+        )
+        errors = [partition.error_code.name for partition in response.topics[0].partitions]
+        assert errors == ["invalid_request", "none", "invalid_request"]
+
+
+async def test_many_topics_are_created_in_linear_time() -> None:
+    topics = [{"name": f"{number}", "num_partitions": 0} for number in range(90_000)]
+    async with running_broker() as client:
+        before = time.process_time()
+        frame = framed("create_topics", topics=topics)
+        client.broker.handle(read_request(frame, LOCAL, PEER, lambda _: None))
+        assert time.process_time() - before < 20  # minutes if each name is compared with each
+
+
+def test_frames_of_java_are_read() -> None:
+    assert decompress(2, xerial(b"abc" * 100)) == b"abc" * 100
+    with pytest.raises(ValueError, match="a block of -1 bytes"):
+        decompress(2, xerial(b"") + struct.pack(">i", -1))

@@ -1,0 +1,1 @@
+"""Waiting under keys, and deadlines. Depends on the standard library alone."""

@@ -1,0 +1,1634 @@
+/* The hot path of a purgatory in C: see kernel.py.
+
+   Each function in the table TWINS is the twin of the Python function that is named there, its definition. A twin does
+   the common case. For anything else it returns PASS before it has changed anything, and the definition is called with
+   the same arguments. Objects are those of the Python classes: a twin reads and writes their `__slots__`, whose offsets
+   are in Python's own descriptors; four classes have a base in C for some of them, see BASES. A slot may be empty (NULL) or hold anything, so a twin checks the type of what it
+   finds there, or passes. Over each call into Python it holds references to what it uses afterwards, and it reads again
+   what may have changed. */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+#include <math.h>
+#include <stddef.h>
+
+#ifndef SOURCE /* CRC-32 of this file, from the build: kernel.py compares it */
+#define SOURCE 0
+#endif
+
+/* ---- what Python tells: classes and their slots, constants; and the names of what is called in Python */
+
+#define CLASSES(X) /* name here, module and name there */ \
+    X(Entry, "buckets.TimerEntry") X(Chunk, "buckets.Chunk") X(Bucket, "buckets.Bucket") X(Drain, "buckets.Drain") \
+    X(Wheel, "wheel.TimingWheel") X(Binding, "loop.LoopBinding") X(LoopWheel, "loop_wheel.LoopTimingWheel") \
+    X(Task, "wheel_timer.TimerTask") X(Timer, "wheel_timer.WheelTimer") X(Timeout, "timeouts.Timeout") \
+    X(Operation, "operation.DelayedOperation") X(Dispatcher, "dispatcher.Dispatcher") \
+    X(WatchChunk, "watch_lists.Chunk") X(Watchers, "watch_lists.Watchers") \
+    X(Engine, "engine.Engine") X(Purgatory, "purgatory.Purgatory") \
+    X(KeyCheck, "key_check.KeyCheck")
+
+#define FIELDS(X) \
+    X(Bucket, chunk) X(Bucket, number) \
+    X(Drain, _chunk) X(Drain, _entries) X(Drain, _first) \
+    X(Wheel, _level0_buckets) X(Wheel, _level1_buckets) X(Wheel, _level0_end) X(Wheel, _rate) X(Wheel, _level1_rate) \
+    X(Wheel, _recent0) X(Wheel, _recent1) X(Wheel, _on_empty) X(Wheel, notify_empty) X(Wheel, _budget) X(Wheel, _expiring) \
+    X(Binding, time) \
+    X(Task, _callback) X(Task, _timer) \
+    X(Timer, _loop) X(Timer, _time) X(Timer, _wheel) X(Timer, _starts) X(Timer, _max_pending) \
+    X(Timeout, _state) X(Timeout, _handle) \
+    X(Operation, _op_home) X(Operation, _op_links) X(Operation, _op_owner) X(Operation, _op_record) \
+    X(Operation, _op_result) X(Operation, _op_state) X(Operation, _op_timeout) X(Operation, _op_waiters) \
+    X(Dispatcher, current) X(Dispatcher, interrupted) X(Dispatcher, has_backlog) X(Dispatcher, finished) \
+    X(WatchChunk, first) X(WatchChunk, last) X(WatchChunk, after) X(WatchChunk, key) \
+    X(Watchers, by_key) \
+    X(Engine, by_key) X(Engine, checks) X(Engine, closed) X(Engine, dispatcher) X(Engine, has_limits) X(Engine, inbox) X(Engine, is_debugging) \
+    X(Engine, loop) X(Engine, loop_wheel) X(Engine, notifier) X(Engine, time) X(Engine, watchers) X(Engine, wheel) \
+    X(Purgatory, _engine) \
+    X(KeyCheck, _home) X(KeyCheck, _remaining) X(KeyCheck, _tries) X(KeyCheck, completed) X(KeyCheck, key)
+
+#define CONSTANTS(X) /* of any module */ \
+    X(running_loop) X(partial) X(CALLED) X(CREATED) \
+    X(PENDING) X(COMPLETED) X(EXPIRED) X(CANCELLED) X(NO_RESULT) X(UNWATCHED) X(NO_KEY) \
+    X(_set_exception) X(try_failed) X(not_completed) X(keys_of) X(steps_to_leave) X(unique_keys)
+
+#define NAMES(X) \
+    X(CHUNK_CAPACITY) X(_purgatory_timeouts) X(add) X(remove) X(remove_key) X(join) X(pop) X(_unlink_chunk) \
+    X(keep_orphan) X(_remove_by_scan) \
+    X(claim) X(check_idle_later) X(try_complete) X(on_complete) X(on_expiration) X(done) X(set_result) \
+    X(cancelled) X(_op_finish) X(_op_is_decided) X(run_backlog) X(continue_if_backlog) X(finish) \
+    X(_op_is_known) X(may_wait) X(undo_watch) X(finish_newcomer) X(check_later) X(hint_similar_key) X(check) \
+    X(_count_missed_trigger) X(finish_batch)
+
+#define TWINS(X) /* name here, positional arguments from and to (`self` included), module and name there */ \
+    X(wheel_add, 4, 4, "wheel.TimingWheel.add") \
+    X(wheel_remove, 2, 2, "wheel.TimingWheel.remove") \
+    X(wheel_next_due, 2, 2, "wheel.TimingWheel.next_due") \
+    X(timer_call_later, 3, 64, "wheel_timer.WheelTimer.call_later") \
+    X(timer_call_at, 3, 64, "wheel_timer.WheelTimer.call_at") \
+    X(task_cancel, 1, 1, "wheel_timer.TimerTask.cancel") \
+    X(task_reschedule, 2, 2, "wheel_timer.TimerTask.reschedule") \
+    X(timeout, 1, 1, "timeouts.timeout") \
+    X(timeout_unschedule, 1, 1, "timeouts.Timeout._unschedule") \
+    X(watchers_remove_key, 3, 3, "watch_lists.Watchers.remove_key") \
+    X(watchers_remove, 3, 3, "watch_lists.Watchers.remove") \
+    X(watchers_join, 4, 4, "watch_lists.Watchers.join") \
+    X(watchers_add, 3, 3, "watch_lists.Watchers.add") \
+    X(engine_claim, 3, 3, "engine.Engine.claim") \
+    X(engine_expire, 2, 2, "engine.Engine.expire") \
+    X(op_claim, 2, 2, "operation.claim") \
+    X(op_wake_waiters, 1, 1, "operation.wake_waiters") \
+    X(op_run_hooks, 1, 1, "operation.run_hooks") \
+    X(op_try_once, 3, 4, "operation.try_once") \
+    X(op_finish, 1, 1, "operation.DelayedOperation._op_finish") \
+    X(op_expired, 1, 1, "operation.DelayedOperation._timer_expired") \
+    X(op_init, 1, 2, "operation.DelayedOperation.__init__") \
+    X(op_on_complete, 1, 1, "operation.DelayedOperation.on_complete") \
+    X(op_on_expiration, 1, 1, "operation.DelayedOperation.on_expiration") \
+    X(op_force_complete, 1, 1, "operation.DelayedOperation.force_complete") \
+    X(cancel, 1, 1, "operation.cancel") \
+    X(purgatory_watch, 3, 3, "purgatory.Purgatory.try_complete_else_watch") \
+    X(purgatory_check, 2, 2, "purgatory.Purgatory.check_and_complete") \
+    X(check_try_remaining, 4, 4, "key_check.KeyCheck._try_remaining")
+
+typedef struct Twin Twin;
+
+typedef struct {
+#define DECLARE_CLASS(name, where) PyTypeObject *name;
+    CLASSES(DECLARE_CLASS)
+#define DECLARE_FIELD(cls, field) Py_ssize_t cls##_##field;
+    FIELDS(DECLARE_FIELD)
+#define DECLARE_CONSTANT(name) PyObject *name;
+    CONSTANTS(DECLARE_CONSTANT)
+#define DECLARE_NAME(name) PyObject *s_##name;
+    NAMES(DECLARE_NAME)
+#define DECLARE_TWIN(name, ...) Twin *name;
+    TWINS(DECLARE_TWIN)
+    PyTypeObject *Twin_Type, *EntryBase, *ChunkBase, *EngineBase, *WatchersBase, *IteratorType;
+    PyObject *hook_loop; /* while C calls a `try_complete`: the loop that runs in that thread; borrowed, to compare */
+    unsigned long hook_thread;
+} State;
+
+#if PY_VERSION_HEX < 0x030C0000
+static PyObject *PyErr_GetRaisedException(void) {
+    PyObject *type, *value, *traceback;
+    PyErr_Fetch(&type, &value, &traceback);
+    PyErr_NormalizeException(&type, &value, &traceback);
+    if (traceback != NULL) PyException_SetTraceback(value, traceback);
+    Py_XDECREF(type);
+    Py_XDECREF(traceback);
+    return value;
+}
+static void PyErr_SetRaisedException(PyObject *error) {
+    PyErr_Restore(Py_NewRef((PyObject *)Py_TYPE(error)), error, PyException_GetTraceback(error));
+}
+#endif
+
+#define IS(operation, state) (AT(operation, Operation, _op_state) == st->state)
+#define AT(object, cls, field) (*(PyObject **)((char *)(object) + st->cls##_##field))
+
+/* ---- twins: callables that behave as the function they stand for */
+
+typedef PyObject *(*Function)(Twin *self, PyObject *const *args, Py_ssize_t count);
+struct Twin {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    Function function;
+    Py_ssize_t least, most; /* positional arguments, `self` included */
+    PyObject *python;       /* the definition */
+    PyObject *module;       /* keeps the state */
+    State *st;
+};
+
+static PyObject pass_object;
+#define PASS (&pass_object)
+
+static PyObject *twin_call(PyObject *callable, PyObject *const *args, size_t flags, PyObject *names) {
+    Twin *self = (Twin *)callable;
+    Py_ssize_t count = PyVectorcall_NARGS(flags);
+    if (names == NULL && count >= self->least && count <= self->most) {
+        PyObject *result = self->function(self, args, count);
+        if (result != PASS) return result;
+    }
+    return PyObject_Vectorcall(self->python, args, flags, names);
+}
+
+static PyObject *twin_bind(PyObject *self, PyObject *object, PyObject *Py_UNUSED(cls)) {
+    return object == NULL ? Py_NewRef(self) : PyMethod_New(self, object);
+}
+
+static PyObject *twin_getattr(PyObject *self, PyObject *name) { /* what a function has, this has */
+    PyObject *value = PyObject_GenericGetAttr(self, name);
+    if (value != NULL || !PyErr_ExceptionMatches(PyExc_AttributeError)) return value;
+    PyErr_Clear();
+    return PyObject_GetAttr(((Twin *)self)->python, name);
+}
+
+static PyObject *twin_doc(PyObject *self, void *Py_UNUSED(closure)) {
+    return PyObject_GetAttrString(((Twin *)self)->python, "__doc__");
+}
+
+static PyObject *twin_module(PyObject *self, void *Py_UNUSED(closure)) {
+    return PyObject_GetAttrString(((Twin *)self)->python, "__module__");
+}
+
+static PyObject *twin_wrapped(PyObject *self, void *Py_UNUSED(closure)) {
+    return Py_NewRef(((Twin *)self)->python);
+}
+
+static PyObject *twin_reduce(PyObject *self, PyObject *Py_UNUSED(none)) { /* by its name, as a function */
+    return PyObject_GetAttrString(((Twin *)self)->python, "__qualname__");
+}
+
+static PyObject *twin_repr(PyObject *self) { return PyObject_Repr(((Twin *)self)->python); }
+
+static int twin_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((Twin *)self)->python);
+    Py_VISIT(((Twin *)self)->module);
+    return 0;
+}
+
+static void twin_dealloc(PyObject *self) { /* no tp_clear: the function in its cycle has one */
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    Py_XDECREF(((Twin *)self)->python);
+    Py_XDECREF(((Twin *)self)->module);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+static PyMemberDef twin_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Twin, vectorcall), READONLY, NULL}, {0}};
+static PyGetSetDef twin_getset[] = {
+    {"__doc__", twin_doc, NULL, NULL, NULL}, {"__module__", twin_module, NULL, NULL, NULL},
+    {"__wrapped__", twin_wrapped, NULL, NULL, NULL}, {0}};
+static PyMethodDef twin_methods[] = {{"__reduce__", twin_reduce, METH_NOARGS, NULL}, {0}};
+static PyType_Slot twin_slots[] = {
+    {Py_tp_call, PyVectorcall_Call}, {Py_tp_descr_get, twin_bind}, {Py_tp_getattro, twin_getattr},
+    {Py_tp_repr, twin_repr}, {Py_tp_members, twin_members}, {Py_tp_getset, twin_getset},
+    {Py_tp_methods, twin_methods}, {Py_tp_traverse, twin_traverse}, {Py_tp_dealloc, twin_dealloc}, {0}};
+static PyType_Spec twin_spec = {
+    "purgatory._core._kernel.compiled_function", sizeof(Twin), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR
+        | Py_TPFLAGS_DISALLOW_INSTANTIATION, twin_slots};
+
+/* ---- helpers */
+
+static inline int is_a(PyObject *object, PyTypeObject *type) { /* of this very class */
+    return object != NULL && type != NULL && Py_IS_TYPE(object, type);
+}
+static inline int is_kind_of(PyObject *object, PyTypeObject *type) {
+    return object != NULL && type != NULL && PyObject_TypeCheck(object, type);
+}
+static inline int is_float(PyObject *object) { return object != NULL && PyFloat_CheckExact(object); }
+static inline int is_int(PyObject *object) { return object != NULL && PyLong_CheckExact(object); }
+
+static inline int is_number(PyObject *object, long long number) {
+    int overflow = 0;
+    return is_int(object) && PyLong_AsLongLongAndOverflow(object, &overflow) == number && !overflow;
+}
+
+static inline PyObject *get(PyObject *value) { /* with a reference of its own; None for what was deleted */
+    return Py_NewRef(value != NULL ? value : Py_None);
+}
+static inline void put(PyObject **slot, PyObject *value) { /* with a reference of its own */
+    PyObject *old = *slot;
+    *slot = Py_NewRef(value);
+    Py_XDECREF(old);
+}
+static inline int done(PyObject *result) { /* of a call whose result does not matter */
+    if (result == NULL) return -1;
+    Py_DECREF(result);
+    return 0;
+}
+#define CALL0(object, name) PyObject_CallMethodNoArgs(object, st->s_##name)
+#define CALL(object, name, ...) PyObject_CallMethodObjArgs(object, st->s_##name, __VA_ARGS__, NULL)
+
+static int is_running(State *st, PyObject *loop) { /* in this thread; -1 is an exception */
+    if (st->running_loop == NULL || loop == NULL) return 0;
+    PyObject *running = PyObject_CallNoArgs(st->running_loop);
+    if (running == NULL) return -1;
+    Py_DECREF(running);
+    return running == loop;
+}
+
+/* The same, quickly in a `try_complete` that was called from here. Another thread may have overwritten the two fields,
+   or reset them: then the loop is asked for. */
+static int is_running_in_hook(State *st, PyObject *loop) {
+    if (loop != NULL && st->hook_loop == loop && st->hook_thread == PyThread_get_thread_ident()) return 1;
+    return is_running(st, loop);
+}
+
+/* Whether the stack has room for what ends an operation, and for a few frames of hooks; else there is an exception, before
+   anything has changed. */
+static int has_stack(void) {
+#if PY_VERSION_HEX >= 0x030C0000
+    int left = PyThreadState_Get()->py_recursion_remaining;
+#else
+    int left = PyThreadState_Get()->recursion_remaining;
+#endif
+    if (left >= 40) return 1;
+    PyErr_SetString(PyExc_RecursionError, "maximum recursion depth exceeded: no room to end an operation");
+    return 0;
+}
+
+static int add_to(PyObject **slot, long long steps) { /* a count */
+    long long value = *slot != NULL ? PyLong_AsLongLong(*slot) : -1;
+    if (*slot == NULL) PyErr_SetString(PyExc_AttributeError, "a count");
+    if (value == -1 && PyErr_Occurred()) return -1;
+    PyObject *sum = PyLong_FromLongLong(value + steps);
+    if (sum == NULL) return -1;
+    Py_XSETREF(*slot, sum);
+    return 0;
+}
+
+static int has_room(Twin *self, Py_ssize_t size) { /* in a chunk: below a global, which tests make smaller */
+    if (size < 2) return 1;
+    State *st = self->st;
+    PyObject *globals = PyFunction_GET_GLOBALS(self->python);
+    PyObject *capacity = PyDict_GetItemWithError(globals, st->s_CHUNK_CAPACITY);
+    return capacity != NULL && PyLong_CheckExact(capacity) && size < PyLong_AsSsize_t(capacity);
+}
+
+/* ---- BASES of buckets.TimerEntry and buckets.Chunk: a chunk is a list that is linked through its entries
+
+   It is a dictionary in Python, and looks like one here: `chunk[entry] = None`, `del chunk[entry]`. A chunk owns its
+   entries. An entry borrows its chunk, which removes all its entries before it is freed. To assign `_timer_chunk` does
+   nothing but to remove the entry from another chunk: it is in the one that it was put into. */
+
+typedef struct Entry Entry;
+typedef struct {
+    PyObject_HEAD
+    PyObject *wheel;
+    Entry *first, *last;
+    Py_ssize_t size;
+} Chunk;
+struct Entry {
+    PyObject_HEAD
+    PyObject *deadline;
+    Chunk *chunk;
+    Entry *before, *after;
+};
+#define CHUNK(entry) (((Entry *)(entry))->chunk)
+#define DEADLINE(entry) (((Entry *)(entry))->deadline)
+
+static void link_entry(Chunk *chunk, Entry *entry) { /* one that is in no chunk */
+    entry->chunk = chunk;
+    entry->before = chunk->last;
+    if (chunk->last != NULL) chunk->last->after = entry;
+    else chunk->first = entry;
+    chunk->last = entry;
+    chunk->size++;
+    Py_INCREF(entry);
+}
+static void unlink_entry(Entry *entry) {
+    Chunk *chunk = entry->chunk;
+    if (entry->before != NULL) entry->before->after = entry->after;
+    else chunk->first = entry->after;
+    if (entry->after != NULL) entry->after->before = entry->before;
+    else chunk->last = entry->before;
+    chunk->size--;
+    entry->chunk = NULL;
+    entry->before = entry->after = NULL;
+    Py_DECREF(entry);
+}
+
+static int entry_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(DEADLINE(self));
+    return 0;
+}
+static int entry_clear(PyObject *self) {
+    Py_CLEAR(DEADLINE(self));
+    return 0;
+}
+static void entry_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    Py_XDECREF(DEADLINE(self));
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+static PyObject *entry_get_chunk(PyObject *self, void *Py_UNUSED(closure)) { return get((PyObject *)CHUNK(self)); }
+
+static struct PyModuleDef module_def;
+static int entry_set_chunk(PyObject *self, PyObject *chunk, void *Py_UNUSED(closure)) {
+    PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &module_def);
+    if (module == NULL) return -1;
+    State *st = PyModule_GetState(module);
+    if (chunk != NULL && chunk != Py_None && !PyObject_TypeCheck(chunk, st->ChunkBase)) {
+        PyErr_SetString(PyExc_TypeError, "_timer_chunk must be a chunk, or None");
+        return -1;
+    }
+    if (CHUNK(self) != NULL && (PyObject *)CHUNK(self) != chunk) unlink_entry((Entry *)self);
+    return 0;
+}
+static PyMemberDef entry_members[] = {{"_timer_deadline", T_OBJECT_EX, offsetof(Entry, deadline), 0, NULL}, {0}};
+static PyGetSetDef entry_getset[] = {{"_timer_chunk", entry_get_chunk, entry_set_chunk, NULL, NULL}, {0}};
+static PyType_Slot entry_slots[] = {
+    {Py_tp_members, entry_members}, {Py_tp_getset, entry_getset}, {Py_tp_traverse, entry_traverse},
+    {Py_tp_clear, entry_clear}, {Py_tp_dealloc, entry_dealloc}, {0}};
+static PyType_Spec entry_spec = {
+    "purgatory._core._kernel.Entry", sizeof(Entry), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, entry_slots};
+
+static int chunk_traverse(PyObject *self, visitproc visit, void *arg) {
+    Py_VISIT(Py_TYPE(self));
+    Py_VISIT(((Chunk *)self)->wheel);
+    for (Entry *entry = ((Chunk *)self)->first; entry != NULL; entry = entry->after) Py_VISIT(entry);
+    return 0;
+}
+static int chunk_clear(PyObject *self) {
+    Py_CLEAR(((Chunk *)self)->wheel);
+    while (((Chunk *)self)->first != NULL) unlink_entry(((Chunk *)self)->first);
+    return 0;
+}
+static void chunk_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    PyObject_GC_UnTrack(self);
+    chunk_clear(self);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+static Py_ssize_t chunk_length(PyObject *self) { return ((Chunk *)self)->size; }
+
+static int chunk_contains(PyObject *self, PyObject *entry) {
+    PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &module_def);
+    if (module == NULL) return -1;
+    State *st = PyModule_GetState(module);
+    return PyObject_TypeCheck(entry, st->EntryBase) && CHUNK(entry) == (Chunk *)self;
+}
+static int chunk_assign(PyObject *self, PyObject *entry, PyObject *value) { /* NULL: to delete */
+    PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &module_def);
+    if (module == NULL) return -1;
+    State *st = PyModule_GetState(module);
+    if (!PyObject_TypeCheck(entry, st->EntryBase)) {
+        PyErr_SetString(PyExc_TypeError, "a chunk holds entries");
+        return -1;
+    }
+    int is_here = CHUNK(entry) == (Chunk *)self;
+    if (value == NULL && !is_here) {
+        PyErr_SetObject(PyExc_KeyError, entry);
+        return -1;
+    }
+    if (value != NULL && is_here) return 0;
+    if (CHUNK(entry) != NULL) unlink_entry((Entry *)entry);
+    if (value != NULL) link_entry((Chunk *)self, (Entry *)entry);
+    return 0;
+}
+typedef struct {
+    PyObject_HEAD
+    Chunk *chunk;
+    Entry *next;
+} ChunkIterator;
+static PyObject *iterator_next(PyObject *self) {
+    ChunkIterator *iterator = (ChunkIterator *)self;
+    Entry *entry = iterator->next;
+    if (entry == NULL) return NULL;
+    if (entry->chunk != iterator->chunk) {
+        PyErr_SetString(PyExc_RuntimeError, "a chunk changed during iteration");
+        return NULL;
+    }
+    iterator->next = (Entry *)Py_XNewRef((PyObject *)entry->after);
+    return (PyObject *)entry;
+}
+static void iterator_dealloc(PyObject *self) {
+    PyTypeObject *type = Py_TYPE(self);
+    Py_XDECREF(((ChunkIterator *)self)->chunk);
+    Py_XDECREF(((ChunkIterator *)self)->next);
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+static PyType_Slot iterator_slots[] = {
+    {Py_tp_iter, PyObject_SelfIter}, {Py_tp_iternext, iterator_next}, {Py_tp_dealloc, iterator_dealloc}, {0}};
+static PyType_Spec iterator_spec = {
+    "purgatory._core._kernel.ChunkIterator", sizeof(ChunkIterator), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, iterator_slots};
+
+static PyObject *chunk_iter(PyObject *self) { /* like a dictionary's: it fails if the next entry has left */
+    PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &module_def);
+    if (module == NULL) return NULL;
+    ChunkIterator *iterator = PyObject_New(ChunkIterator, ((State *)PyModule_GetState(module))->IteratorType);
+    if (iterator == NULL) return NULL;
+    iterator->chunk = (Chunk *)Py_NewRef(self);
+    iterator->next = (Entry *)Py_XNewRef((PyObject *)((Chunk *)self)->first);
+    return (PyObject *)iterator;
+}
+static PyObject *chunk_remove_all(PyObject *self, PyObject *Py_UNUSED(none)) {
+    while (((Chunk *)self)->first != NULL) unlink_entry(((Chunk *)self)->first);
+    Py_RETURN_NONE;
+}
+static PyObject *chunk_sizeof(PyObject *self, PyObject *Py_UNUSED(none)) { /* with the links of its entries */
+    return PyLong_FromSsize_t((Py_ssize_t)sizeof(Chunk) + ((Chunk *)self)->size * 3 * (Py_ssize_t)sizeof(void *));
+}
+static PyMethodDef chunk_methods[] = {
+    {"clear", chunk_remove_all, METH_NOARGS, NULL}, {"__sizeof__", chunk_sizeof, METH_NOARGS, NULL}, {0}};
+static PyMemberDef chunk_members[] = {
+    {"wheel", T_OBJECT_EX, offsetof(Chunk, wheel), 0, NULL},
+    {"_first", T_OBJECT_EX, offsetof(Chunk, first), READONLY, NULL}, /* which refuses to be copied */
+    {0}};
+static PyType_Slot chunk_slots[] = {
+    {Py_tp_members, chunk_members}, {Py_tp_methods, chunk_methods}, {Py_mp_length, chunk_length}, {Py_mp_ass_subscript, chunk_assign},
+    {Py_sq_contains, chunk_contains}, {Py_tp_iter, chunk_iter}, {Py_tp_traverse, chunk_traverse},
+    {Py_tp_clear, chunk_clear}, {Py_tp_dealloc, chunk_dealloc}, {0}};
+static PyType_Spec chunk_spec = {
+    "purgatory._core._kernel.Chunk", sizeof(Chunk), 0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, chunk_slots};
+
+/* ---- BASES of engine.Engine and watch_lists.Watchers: counts, which need no integer object for each change */
+
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t completed, expired, cancelled;
+} EngineCounts;
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t pending, extra_keys;
+} WatchersCounts;
+#define COUNTS(watchers) ((WatchersCounts *)(watchers))
+
+static PyMemberDef engine_members[] = {
+    {"completed", T_PYSSIZET, offsetof(EngineCounts, completed), 0, NULL},
+    {"expired", T_PYSSIZET, offsetof(EngineCounts, expired), 0, NULL},
+    {"cancelled", T_PYSSIZET, offsetof(EngineCounts, cancelled), 0, NULL}, {0}};
+static PyMemberDef watchers_members[] = {
+    {"pending", T_PYSSIZET, offsetof(WatchersCounts, pending), 0, NULL},
+    {"_extra_keys", T_PYSSIZET, offsetof(WatchersCounts, extra_keys), 0, NULL}, {0}};
+static PyType_Slot engine_slots[] = {{Py_tp_members, engine_members}, {0}};
+static PyType_Slot watchers_slots[] = {{Py_tp_members, watchers_members}, {0}};
+static PyType_Spec engine_spec = {
+    "purgatory._core._kernel.Engine", sizeof(EngineCounts), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, engine_slots};
+static PyType_Spec watchers_spec = {
+    "purgatory._core._kernel.Watchers", sizeof(WatchersCounts), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    watchers_slots};
+
+/* ---- the wheel */
+
+#define ROUND_UP 0.999
+
+/* wheel.TimingWheel.add(self, entry, when, now) */
+static PyObject *wheel_add(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    PyObject *wheel = a[0], *entry = a[1], *when = a[2], *now = a[3];
+    if (!is_a(wheel, st->Wheel) || !is_kind_of(entry, st->Entry) || !is_float(when) || !is_float(now)) return PASS;
+    PyObject *end = AT(wheel, Wheel, _level0_end);
+    if (!is_float(end)) return PASS;
+    double at = PyFloat_AS_DOUBLE(when);
+    int is_far = at > PyFloat_AS_DOUBLE(end);
+    if (!is_far && !(at > PyFloat_AS_DOUBLE(now))) return PASS; /* overdue, or NaN */
+    PyObject *rate = is_far ? AT(wheel, Wheel, _level1_rate) : AT(wheel, Wheel, _rate);
+    if (!is_float(rate)) return PASS;
+    double number = floor(at * PyFloat_AS_DOUBLE(rate) + (is_far ? 0.0 : ROUND_UP));
+    if (!(fabs(number) < 9e18)) return PASS;
+    PyObject **recent = is_far ? &AT(wheel, Wheel, _recent1) : &AT(wheel, Wheel, _recent0);
+    PyObject *bucket = *recent, *before = NULL;
+    if (!is_a(bucket, st->Bucket) || !is_number(AT(bucket, Bucket, number), (long long)number)) {
+        PyObject *buckets = is_far ? AT(wheel, Wheel, _level1_buckets) : AT(wheel, Wheel, _level0_buckets);
+        if (buckets == NULL || !PyDict_CheckExact(buckets)) return PASS;
+        PyObject *key = PyLong_FromLongLong((long long)number);
+        if (key == NULL) return NULL;
+        bucket = PyDict_GetItemWithError(buckets, key);
+        Py_DECREF(key);
+        if (!is_a(bucket, st->Bucket)) return PyErr_Occurred() ? NULL : PASS;
+        before = *recent;
+        *recent = Py_NewRef(bucket);
+    }
+    PyObject *chunk = AT(bucket, Bucket, chunk), *result = PASS;
+    if (is_a(chunk, st->Chunk) && CHUNK(entry) == NULL && has_room(self, ((Chunk *)chunk)->size)) {
+        link_entry((Chunk *)chunk, (Entry *)entry);
+        put(&DEADLINE(entry), when);
+        result = Py_NewRef(Py_None);
+    }
+    Py_XDECREF(before); /* here, because it may run a finalizer */
+    return result;
+}
+
+/* wheel.TimingWheel.remove(self, entry) */
+static PyObject *wheel_remove(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    PyObject *wheel = a[0], *entry = a[1];
+    if (!is_a(wheel, st->Wheel) || !is_kind_of(entry, st->Entry)) return PASS;
+    Chunk *chunk = CHUNK(entry);
+    PyObject *on_empty = AT(wheel, Wheel, _on_empty), *notify = AT(wheel, Wheel, notify_empty);
+    if (chunk == NULL) return Py_NewRef(Py_False);
+    if (on_empty == NULL || notify == NULL || !PyBool_Check(notify)) return PASS;
+    int calls = chunk->size == 1 && notify == Py_True, failed = 0;
+    if (calls) Py_INCREF(on_empty);
+    unlink_entry((Entry *)entry);
+    if (calls) {
+        failed = done(PyObject_CallNoArgs(on_empty));
+        Py_DECREF(on_empty);
+    }
+    return failed ? NULL : Py_NewRef(Py_True);
+}
+
+/* From C: by the twin, or by the method of that name where the twin passes. */
+static PyObject *call_method(Twin *twin, PyObject *name, PyObject *const *args, Py_ssize_t count) {
+    PyObject *result = twin ? twin->function(twin, args, count) : PASS;
+    return result == PASS ? PyObject_VectorcallMethod(name, args, (size_t)count, NULL) : result;
+}
+static PyObject *call_function(Twin *twin, PyObject *const *args, Py_ssize_t count) {
+    PyObject *result = twin->function(twin, args, count);
+    return result == PASS ? PyObject_Vectorcall(twin->python, args, (size_t)count, NULL) : result;
+}
+static int call(Twin *twin, PyObject *name, PyObject *const *args, Py_ssize_t count) {
+    return done(call_method(twin, name, args, count));
+}
+
+/* The next entry of a drain in its current chunk, as in buckets.Drain.next_entry(self): borrowed; NULL if there is none,
+   perhaps with an exception. It stays the first one until it leaves its chunk. */
+static PyObject *next_entry(State *st, PyObject *drain) {
+    PyObject *chunk = AT(drain, Drain, _chunk), *entries = AT(drain, Drain, _entries), *entry = AT(drain, Drain, _first);
+    if (!is_a(chunk, st->Chunk)) return NULL;
+    if (is_kind_of(entry, st->Entry) && (PyObject *)CHUNK(entry) == chunk) return entry;
+    if (!is_a(entries, &PyListIter_Type)) return NULL;
+    while ((entry = PyIter_Next(entries)) != NULL) {
+        if (is_kind_of(entry, st->Entry) && (PyObject *)CHUNK(entry) == chunk) {
+            Py_XSETREF(AT(drain, Drain, _first), entry);
+            return entry;
+        }
+        Py_DECREF(entry);
+    }
+    return NULL;
+}
+
+/* wheel.TimingWheel.next_due(self, now) */
+static PyObject *wheel_next_due(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    PyObject *wheel = a[0], *now = a[1];
+    if (!is_a(wheel, st->Wheel) || !is_float(now)) return PASS;
+    PyObject *budget = AT(wheel, Wheel, _budget), *drain = AT(wheel, Wheel, _expiring);
+    if (!is_int(budget) || !is_a(drain, st->Drain)) return PASS;
+    long left = PyLong_AsLong(budget);
+    if (left <= 0) {
+        PyErr_Clear();
+        return PASS;
+    }
+    PyObject *entry = next_entry(st, drain);
+    if (entry == NULL) return PyErr_Occurred() ? NULL : PASS;
+    PyObject *deadline = DEADLINE(entry);
+    if (!is_float(deadline) || !(PyFloat_AS_DOUBLE(deadline) <= PyFloat_AS_DOUBLE(now))) return PASS;
+    PyObject *args[] = {wheel, Py_NewRef(entry)};
+    if (add_to(&AT(wheel, Wheel, _budget), -1) == 0 && call(st->wheel_remove, st->s_remove, args, 2) == 0) return args[1];
+    Py_DECREF(args[1]);
+    return NULL;
+}
+
+/* ---- timers */
+
+static int timer_is_plain(State *st, PyObject *timer) { /* and on its loop; -1 is an exception */
+    if (!is_a(timer, st->Timer) || AT(timer, Timer, _starts) != Py_None || AT(timer, Timer, _max_pending) != Py_None
+        || AT(timer, Timer, _wheel) == NULL || AT(timer, Timer, _time) == NULL) return 0;
+    return is_running(st, AT(timer, Timer, _loop));
+}
+
+static PyObject *schedule(State *st, PyObject *const *a, Py_ssize_t count, int is_delay) {
+    PyObject *timer = a[0], *when = NULL, *task = NULL, *result = NULL;
+    if (!is_float(a[1]) || st->Task == NULL || st->partial == NULL) return PASS;
+    int is_plain = timer_is_plain(st, timer);
+    if (is_plain <= 0) return is_plain ? NULL : PASS;
+    PyObject *wheel = Py_NewRef(AT(timer, Timer, _wheel)), *time = Py_NewRef(AT(timer, Timer, _time));
+    PyObject *now = PyObject_CallNoArgs(time);
+    Py_DECREF(time);
+    if (now == NULL) goto out;
+    double at = PyFloat_AS_DOUBLE(a[1]);
+    if (!is_float(now) || isnan(at)) {
+        result = PASS;
+        goto out;
+    }
+    when = is_delay ? PyFloat_FromDouble(PyFloat_AS_DOUBLE(now) + at) : Py_NewRef(a[1]);
+    if (when == NULL || (task = st->Task->tp_alloc(st->Task, 0)) == NULL) goto out;
+    AT(task, Task, _timer) = Py_NewRef(timer);
+    AT(task, Task, _callback) = count == 3 ? Py_NewRef(a[2]) :
+        PyObject_Vectorcall(st->partial, a + 2, (size_t)(count - 2), NULL);
+    if (AT(task, Task, _callback) == NULL) goto out;
+    PyObject *args[] = {wheel, task, when, now};
+    if (call(st->wheel_add, st->s_add, args, 4) == 0) result = Py_NewRef(task);
+out:
+    Py_XDECREF(task); Py_XDECREF(when); Py_XDECREF(now);
+    Py_DECREF(wheel);
+    return result;
+}
+
+/* wheel_timer.WheelTimer.call_later(self, delay, callback, *args) */
+static PyObject *timer_call_later(Twin *self, PyObject *const *a, Py_ssize_t count) {
+    return schedule(self->st, a, count, 1);
+}
+
+/* wheel_timer.WheelTimer.call_at(self, when, callback, *args) */
+static PyObject *timer_call_at(Twin *self, PyObject *const *a, Py_ssize_t count) {
+    return schedule(self->st, a, count, 0);
+}
+
+/* wheel_timer.TimerTask.cancel(self) */
+static PyObject *task_cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    PyObject *task = a[0], *timer = is_a(task, st->Task) ? AT(task, Task, _timer) : NULL;
+    int is_plain = timer_is_plain(st, timer);
+    if (is_plain <= 0) return is_plain ? NULL : PASS;
+    if (AT(task, Task, _callback) == NULL) return PASS;
+    PyObject *callback = Py_NewRef(AT(task, Task, _callback)), *wheel = Py_NewRef(AT(timer, Timer, _wheel));
+    put(&AT(task, Task, _callback), Py_None);
+    PyObject *args[] = {wheel, task};
+    PyObject *removed = call_method(st->wheel_remove, st->s_remove, args, 2);
+    int truth = removed == NULL ? -1 : PyObject_IsTrue(removed);
+    if (truth == 0) truth = callback != Py_None && callback != st->CALLED;
+    Py_XDECREF(removed); Py_DECREF(callback); Py_DECREF(wheel);
+    return truth < 0 ? NULL : PyBool_FromLong(truth);
+}
+
+/* wheel_timer.TimerTask.reschedule(self, when), to a later time */
+static PyObject *task_reschedule(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    PyObject *task = a[0], *timer = is_a(task, st->Task) ? AT(task, Task, _timer) : NULL;
+    int is_plain = timer_is_plain(st, timer);
+    if (is_plain <= 0) return is_plain ? NULL : PASS;
+    PyObject *callback = AT(task, Task, _callback);
+    if (!is_float(a[1]) || callback == NULL || callback == Py_None || callback == st->CALLED) return PASS;
+    PyObject *time = Py_NewRef(AT(timer, Timer, _time)), *now = PyObject_CallNoArgs(time);
+    Py_DECREF(time);
+    if (now == NULL) return NULL;
+    PyObject *deadline = DEADLINE(task);
+    int is_later = is_float(now) && is_float(deadline) && CHUNK(task) != NULL
+        && PyFloat_AS_DOUBLE(a[1]) >= PyFloat_AS_DOUBLE(deadline) && PyFloat_AS_DOUBLE(a[1]) > PyFloat_AS_DOUBLE(now);
+    Py_DECREF(now);
+    if (!is_later) return PASS;
+    put(&DEADLINE(task), a[1]);
+    return Py_NewRef(Py_None);
+}
+
+/* timeouts.timeout(delay), on a loop that has a wheel of timeouts */
+static PyObject *timeout(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    if (!is_float(a[0]) || st->running_loop == NULL || st->Timeout == NULL || st->CREATED == NULL) return PASS;
+    PyObject *loop = PyObject_CallNoArgs(st->running_loop);
+    PyObject *loop_wheel = loop ? PyObject_GetAttr(loop, st->s__purgatory_timeouts) : NULL;
+    Py_XDECREF(loop);
+    if (loop == NULL) return NULL;
+    PyObject *time = is_a(loop_wheel, st->LoopWheel) ? AT(loop_wheel, Binding, time) : NULL;
+    if (time == NULL) {
+        PyErr_Clear();
+        Py_XDECREF(loop_wheel);
+        return PASS;
+    }
+    Py_INCREF(time);
+    Py_DECREF(loop_wheel);
+    PyObject *now = PyObject_CallNoArgs(time), *made = NULL, *result = NULL;
+    Py_DECREF(time);
+    if (now == NULL) return NULL;
+    PyObject *when = is_float(now) ? PyFloat_FromDouble(PyFloat_AS_DOUBLE(now) + PyFloat_AS_DOUBLE(a[0])) : NULL;
+    if (!is_float(now)) result = PASS;
+    else if (when != NULL) result = made = st->Timeout->tp_alloc(st->Timeout, 0);
+    if (made != NULL) {
+        AT(made, Timeout, _state) = Py_NewRef(st->CREATED);
+        AT(made, Timeout, _handle) = Py_NewRef(Py_None);
+        DEADLINE(made) = Py_NewRef(when);
+    }
+    Py_DECREF(now);
+    Py_XDECREF(when);
+    return result;
+}
+
+/* timeouts.Timeout._unschedule(self), of one in the wheel */
+static PyObject *timeout_unschedule(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    PyObject *wheel = is_a(a[0], st->Timeout) && CHUNK(a[0]) != NULL ? CHUNK(a[0])->wheel : NULL;
+    if (wheel == NULL) return PASS;
+    PyObject *args[] = {Py_NewRef(wheel), a[0]};
+    int failed = call(st->wheel_remove, st->s_remove, args, 2);
+    Py_DECREF(wheel);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+/* ---- watch lists */
+
+/* NULL if it is not there; -1 is an exception */
+static int pop(State *st, PyObject *dict, PyObject *key, PyObject **found) {
+#if PY_VERSION_HEX >= 0x030D0000
+    (void)st;
+    return PyDict_Pop(dict, key, found) < 0 ? -1 : 0;
+#else
+    if (!PyUnicode_CheckExact(key) && !PyLong_CheckExact(key)) { /* a key's own methods are called once */
+        *found = CALL(dict, pop, key, Py_None);
+        if (*found == Py_None) Py_CLEAR(*found);
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    *found = Py_XNewRef(PyDict_GetItemWithError(dict, key));
+    return *found != NULL ? PyDict_DelItem(dict, key) : PyErr_Occurred() ? -1 : 0;
+#endif
+}
+
+static int is_whole(State *st, PyObject *watchers) {
+    return is_a(watchers, st->Watchers)
+        && AT(watchers, Watchers, by_key) != NULL && PyDict_CheckExact(AT(watchers, Watchers, by_key));
+}
+
+/* watch_lists.Watchers.remove_key(self, waiting, key) */
+static PyObject *watchers_remove_key(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    PyObject *watchers = a[0], *waiting = a[1], *key = a[2], *found = NULL;
+    if (!is_whole(st, watchers)) return PASS;
+    PyObject *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
+    if (pop(st, by_key, key, &found)) Py_XSETREF(found, PyErr_GetRaisedException());
+    Py_DECREF(by_key);
+    int failed = 0;
+    if (found != waiting) failed = done(CALL(watchers, keep_orphan, waiting, key, found ? found : Py_None));
+    Py_XDECREF(found);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+/* watch_lists.Watchers._unlink_chunk(self, chunk), of a chain of one */
+static int unlink_chunk(State *st, PyObject *watchers, PyObject *chunk) {
+    if (AT(chunk, WatchChunk, first) != Py_None || AT(chunk, WatchChunk, after) != Py_None
+        || PyDict_GET_SIZE(chunk) != 0 || AT(chunk, WatchChunk, key) == NULL)
+        return done(CALL(watchers, _unlink_chunk, chunk));
+    put(&AT(chunk, WatchChunk, last), Py_None);
+    PyObject *key = Py_NewRef(AT(chunk, WatchChunk, key)), *args[] = {watchers, chunk, key};
+    int failed = call(st->watchers_remove_key, st->s_remove_key, args, 3);
+    Py_DECREF(key);
+    return failed;
+}
+
+/* watch_lists.Watchers.remove(self, operation, links) */
+static PyObject *watchers_remove(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    PyObject *watchers = a[0], *operation = a[1], *links = a[2], *trouble = NULL;
+    if (!is_whole(st, watchers)) return PASS;
+    if (is_a(links, st->WatchChunk)) {
+        if (PyDict_DelItem(links, operation)) return NULL;
+        return PyDict_GET_SIZE(links) == 0 && unlink_chunk(st, watchers, links) ? NULL : Py_NewRef(Py_None);
+    }
+    if (!PyTuple_CheckExact(links)) return PASS;
+    PyObject *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
+    Py_ssize_t number = PyTuple_GET_SIZE(links);
+    int failed = 0;
+    COUNTS(watchers)->extra_keys -= number - 1;
+    for (Py_ssize_t i = 0; i < number; i++) {
+        PyObject *link = PyTuple_GET_ITEM(links, i);
+        PyObject *chunk = is_a(link, st->WatchChunk) ? link : PyDict_GetItemWithError(by_key, link);
+        int is_lost = 1;
+        if (chunk == operation) { /* its only watcher */
+            PyObject *args[] = {watchers, operation, link};
+            is_lost = call(st->watchers_remove_key, st->s_remove_key, args, 3);
+        } else if (is_a(chunk, st->WatchChunk)) {
+            Py_INCREF(chunk);
+            is_lost = PyDict_DelItem(chunk, operation)
+                || (PyDict_GET_SIZE(chunk) == 0 && unlink_chunk(st, watchers, chunk));
+            Py_DECREF(chunk);
+        } else if (!PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, link);
+        if (is_lost) Py_XSETREF(trouble, PyErr_GetRaisedException());
+    }
+    Py_DECREF(by_key);
+    if (trouble != NULL) failed = done(CALL(watchers, _remove_by_scan, operation, trouble));
+    Py_XDECREF(trouble);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+/* watch_lists.Watchers.join(self, key, waiting, operation), to a chunk with room */
+static PyObject *watchers_join(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    PyObject *watchers = a[0], *waiting = a[2], *operation = a[3];
+    PyObject *chunk = is_a(waiting, st->WatchChunk) ? AT(waiting, WatchChunk, last) : NULL;
+    if (!is_whole(st, watchers) || !is_a(chunk, st->WatchChunk)
+        || !has_room(self, PyDict_GET_SIZE(chunk))) return PASS;
+    Py_INCREF(chunk);
+    if (PyDict_SetItem(chunk, operation, Py_None)) Py_CLEAR(chunk);
+    return chunk;
+}
+
+/* watch_lists.Watchers.add(self, operation, keys) */
+static PyObject *watchers_add(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    PyObject *watchers = a[0], *operation = a[1], *keys = a[2], *links = NULL;
+    if (!is_whole(st, watchers) || !is_kind_of(operation, st->Operation) || !PyTuple_CheckExact(keys)) return PASS;
+    PyObject *by_key = Py_NewRef(AT(watchers, Watchers, by_key));
+    Py_ssize_t number = PyTuple_GET_SIZE(keys), at;
+    int failed = 0;
+    for (at = 0; at < number; at++) {
+        PyObject *key = PyTuple_GET_ITEM(keys, at), *waiting = PyDict_SetDefault(by_key, key, operation);
+        if (waiting == operation) continue;
+        if (waiting == NULL) break;
+        PyObject *args[] = {watchers, key, Py_NewRef(waiting), operation};
+        PyObject *link = call_method(st->watchers_join, st->s_join, args, 4);
+        Py_DECREF(waiting);
+        if (link == NULL) break;
+        if (is_a(link, st->WatchChunk) && AT(link, WatchChunk, first) != Py_None) { /* not found by its key */
+            if (links == NULL) links = PySequence_List(keys);
+            if (links == NULL) Py_DECREF(link);
+            if (links == NULL || PyList_SetItem(links, at, link)) break;
+        } else Py_DECREF(link);
+    }
+    Py_DECREF(by_key);
+    PyObject *error = at < number ? PyErr_GetRaisedException() : NULL;
+    PyObject *joined = links == NULL ? PyTuple_GetSlice(keys, 0, at) : NULL;
+    if (links != NULL) {
+        PyObject *part = PyList_GetSlice(links, 0, at);
+        joined = part ? PyList_AsTuple(part) : NULL;
+        Py_XDECREF(part);
+        Py_DECREF(links);
+    }
+    if (joined == NULL) failed = -1;
+    else if (error == NULL) {
+        COUNTS(watchers)->pending++;
+        COUNTS(watchers)->extra_keys += at - 1;
+        put(&AT(operation, Operation, _op_links), joined);
+    } else {
+        PyObject *args[] = {watchers, operation, joined};
+        COUNTS(watchers)->extra_keys += at - 1;
+        failed = call(st->watchers_remove, st->s_remove, args, 3);
+    }
+    Py_XDECREF(joined);
+    if (error != NULL && !failed) PyErr_SetRaisedException(error);
+    else Py_XDECREF(error);
+    return failed || error != NULL ? NULL : Py_NewRef(Py_None);
+}
+
+/* ---- the life of an operation */
+
+static int is_observed(State *st, PyObject *operation) { return AT(operation, Operation, _op_record) != Py_None; }
+
+/* calls it as `except` does, with what was raised */
+static int handle(PyObject *function, PyObject *operation, int is_kept) {
+    PyFrameObject *frame = PyEval_GetFrame();
+    /* As the frame that catches, which `Failure.of_hook` takes off. */
+    if (is_kept && frame != NULL) PyTraceBack_Here(frame);
+    PyObject *error = PyErr_GetRaisedException(), *before = PyErr_GetHandledException();
+    PyErr_SetHandledException(error);
+    int failed = done(PyObject_CallFunctionObjArgs(function, operation, error, NULL));
+    PyErr_SetHandledException(before);
+    Py_XDECREF(before);
+    Py_DECREF(error);
+    return failed;
+}
+
+/* engine.Engine.claim(self, operation, state) */
+static PyObject *engine_claim(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    PyObject *engine = a[0], *operation = a[1], *state = a[2];
+    if (!is_a(engine, st->Engine) || !is_kind_of(operation, st->Operation)) return PASS;
+    if (!IS(operation, PENDING)) return Py_NewRef(Py_False);
+    EngineCounts *counts = (EngineCounts *)engine;
+    PyObject *wheel = AT(engine, Engine, wheel), *watchers = AT(engine, Engine, watchers);
+    PyObject *links = AT(operation, Operation, _op_links);
+    PyObject *loop_wheel = AT(engine, Engine, loop_wheel);
+    if (!is_a(wheel, st->Wheel) || !is_whole(st, watchers) || links == NULL || loop_wheel == NULL)
+        return PASS;
+    Py_INCREF(wheel); Py_INCREF(watchers); Py_INCREF(links); Py_INCREF(loop_wheel);
+    put(&AT(operation, Operation, _op_state), state);
+    int failed = 0;
+    ++*(state == st->COMPLETED ? &counts->completed : state == st->EXPIRED ? &counts->expired : &counts->cancelled);
+    if (CHUNK(operation) != NULL) {
+        PyObject *args[] = {wheel, operation};
+        failed = call(st->wheel_remove, st->s_remove, args, 2);
+    }
+    if (!failed && links != st->UNWATCHED) {
+        PyObject *args[] = {watchers, operation, links};
+        put(&AT(operation, Operation, _op_links), st->UNWATCHED);
+        COUNTS(watchers)->pending--;
+        if (PyTuple_CheckExact(links) || is_a(links, st->WatchChunk))
+            failed = call(st->watchers_remove, st->s_remove, args, 3);
+        else failed = call(st->watchers_remove_key, st->s_remove_key, args, 3);
+        if (!failed && COUNTS(watchers)->pending == 0 && AT(wheel, Wheel, notify_empty) == Py_True)
+            failed = done(CALL0(loop_wheel, check_idle_later));
+    }
+    Py_DECREF(wheel); Py_DECREF(watchers); Py_DECREF(links); Py_DECREF(loop_wheel);
+    return failed ? NULL : Py_NewRef(Py_True);
+}
+
+static int claim(State *st, PyObject *operation, PyObject *state) { /* 1 if this call was first; -1 is an exception */
+    if (!IS(operation, PENDING)) return 0;
+    PyObject *home = AT(operation, Operation, _op_home);
+    if (home == NULL || home == Py_None) {
+        put(&AT(operation, Operation, _op_state), state);
+        return 1;
+    }
+    PyObject *args[] = {Py_NewRef(home), operation, state};
+    PyObject *won = call_method(st->engine_claim, st->s_claim, args, 3);
+    Py_DECREF(home);
+    int truth = won == NULL ? -1 : PyObject_IsTrue(won);
+    Py_XDECREF(won);
+    return truth;
+}
+
+/* whether the `__init__` of an operation was called, and no slot is empty */
+static int is_filled(State *st, PyObject *operation) {
+    PyObject *state = AT(operation, Operation, _op_state);
+    return state != NULL
+        && (state == st->PENDING || state == st->COMPLETED || state == st->EXPIRED || state == st->CANCELLED)
+        && AT(operation, Operation, _op_home) != NULL && AT(operation, Operation, _op_links) != NULL
+        && AT(operation, Operation, _op_owner) != NULL && AT(operation, Operation, _op_record) != NULL
+        && AT(operation, Operation, _op_result) != NULL && AT(operation, Operation, _op_timeout) != NULL
+        && AT(operation, Operation, _op_waiters) != NULL && DEADLINE(operation) != NULL;
+}
+static int is_made(State *st, PyObject *operation) {
+    return is_kind_of(operation, st->Operation) && is_filled(st, operation);
+}
+
+/* operation.claim(operation, state) */
+static PyObject *op_claim(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    if (!is_made(self->st, a[0])) return PASS;
+    int won = claim(self->st, a[0], a[1]);
+    return won < 0 ? NULL : PyBool_FromLong(won);
+}
+
+static int wake(PyObject *future, State *st) {
+    PyObject *is_done = CALL0(future, done);
+    if (is_done == NULL) return -1;
+    int truth = PyObject_IsTrue(is_done);
+    Py_DECREF(is_done);
+    return truth < 0 ? -1 : truth ? 0 : done(CALL(future, set_result, Py_None));
+}
+
+/* operation.wake_waiters(operation) */
+static PyObject *op_wake_waiters(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    if (!is_made(st, a[0])) return PASS;
+    PyObject *owner = AT(a[0], Operation, _op_owner), *waiters = AT(a[0], Operation, _op_waiters);
+    if (PyDict_CheckExact(waiters)) return PASS;
+    Py_INCREF(owner); Py_INCREF(waiters);
+    int failed = 0;
+    if (owner != Py_None) {
+        put(&AT(a[0], Operation, _op_owner), Py_None);
+        failed = wake(owner, st);
+    }
+    if (!failed && waiters != Py_None) {
+        put(&AT(a[0], Operation, _op_waiters), Py_None);
+        failed = wake(waiters, st);
+    }
+    Py_DECREF(owner); Py_DECREF(waiters);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+/* operation.run_hooks(operation) */
+static int run_hooks(State *st, PyObject *operation) {
+    if (!is_filled(st, operation)) return done(PyObject_CallOneArg(st->op_run_hooks->python, operation));
+    if (IS(operation, CANCELLED) || AT(operation, Operation, _op_result) != st->NO_RESULT) return 0;
+    PyObject *result = CALL0(operation, on_complete);
+    if (result != NULL) {
+        put(&AT(operation, Operation, _op_result), result);
+        Py_DECREF(result);
+    } else if (handle(st->_set_exception, operation, 1)) return -1;
+    if (IS(operation, EXPIRED)) {
+        if (done(CALL0(operation, on_expiration)) && handle(st->_set_exception, operation, 1)) return -1;
+    }
+    if (AT(operation, Operation, _op_owner) == Py_None && AT(operation, Operation, _op_waiters) == Py_None) return 0;
+    return done(call_function(st->op_wake_waiters, &operation, 1));
+}
+static PyObject *op_run_hooks(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    if (!is_made(self->st, a[0]) || self->st->_set_exception == NULL || self->st->op_wake_waiters == NULL) return PASS;
+    return run_hooks(self->st, a[0]) ? NULL : Py_NewRef(Py_None);
+}
+
+/* operation.DelayedOperation._op_finish(self), and operation.finish(operation) */
+static PyObject *op_finish(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    if (!is_made(st, a[0]) || st->op_run_hooks == NULL) return PASS;
+    PyObject *home = AT(a[0], Operation, _op_home);
+    if (home != Py_None && !(is_a(home, st->Engine) && AT(home, Engine, notifier) == Py_None)) return PASS;
+    return call_function(st->op_run_hooks, a, 1);
+}
+
+/* operation.try_complete(operation), which is the current one of the dispatcher of `loop`, which runs here */
+static int try_complete(State *st, PyObject *operation, PyObject *loop) {
+    st->hook_loop = loop;
+    st->hook_thread = PyThread_get_thread_ident();
+    PyObject *result = CALL0(operation, try_complete);
+    st->hook_loop = NULL;
+    int holds = result == NULL ? -1 : PyObject_IsTrue(result);
+    Py_XDECREF(result);
+    if (holds == 0 || (holds > 0 && !IS(operation, PENDING))) return 0;
+    if (holds > 0) {
+        PyObject *error = PyObject_CallOneArg(st->not_completed, operation);
+        if (error != NULL) PyErr_SetObject((PyObject *)Py_TYPE(error), error);
+        Py_XDECREF(error);
+    }
+    return handle(st->try_failed, operation, IS(operation, PENDING));
+}
+
+/* operation.try_once(home, operation, key, is_last=False); `operation` is one */
+static int try_once(State *st, PyObject *home, PyObject *operation, PyObject *key, int is_last) {
+    PyObject *owner = AT(operation, Operation, _op_owner), *left = NULL;
+    int is_plain = is_filled(st, operation) && !is_observed(st, operation);
+    if (is_plain && owner != Py_None) {
+        Py_INCREF(owner);
+        if ((left = CALL0(owner, cancelled)) != NULL) Py_DECREF(left);
+        Py_DECREF(owner);
+        if (left == NULL) return -1;
+    }
+    if (!is_plain || (left != NULL && left != Py_False))
+        return done(PyObject_CallFunctionObjArgs(
+            st->op_try_once->python, home, operation, key, is_last ? Py_True : Py_False, NULL));
+    if (IS(operation, PENDING)) {
+        if (try_complete(st, operation, is_a(home, st->Engine) ? AT(home, Engine, loop) : NULL)) return -1;
+        if (is_last && claim(st, operation, st->EXPIRED) < 0) return -1;
+    }
+    return IS(operation, PENDING) ? 0 : run_hooks(st, operation);
+}
+static int can_try(State *st) { /* whether all is there that trying takes */
+    return st->try_failed != NULL && st->not_completed != NULL && st->_set_exception != NULL
+        && st->op_run_hooks != NULL && st->op_wake_waiters != NULL && st->op_try_once != NULL;
+}
+static PyObject *op_try_once(Twin *self, PyObject *const *a, Py_ssize_t count) {
+    if (!is_made(self->st, a[1]) || !can_try(self->st)) return PASS;
+    return try_once(self->st, a[0], a[1], a[2], count == 4 && a[3] == Py_True) ? NULL : Py_NewRef(Py_None);
+}
+
+/* ---- the dispatcher */
+
+/* dispatcher.Dispatcher.finish(self, operation) */
+static int finish(State *st, PyObject *dispatcher, PyObject *operation) {
+    if (!is_a(dispatcher, st->Dispatcher) || AT(dispatcher, Dispatcher, current) != Py_None)
+        return done(CALL(dispatcher, finish, operation));
+    put(&AT(dispatcher, Dispatcher, current), operation);
+    int failed = done(CALL0(operation, _op_finish));
+    PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
+    put(&AT(dispatcher, Dispatcher, current), Py_None);
+    if (failed) {
+        PyErr_SetRaisedException(error);
+        return -1;
+    }
+    return AT(dispatcher, Dispatcher, has_backlog) == Py_True ? done(CALL0(dispatcher, run_backlog)) : 0;
+}
+
+/* dispatcher.Dispatcher.is_being_tried */
+static int is_being_tried(State *st, PyObject *dispatcher, PyObject *operation) {
+    if (AT(dispatcher, Dispatcher, current) == operation) return 1;
+    PyObject *interrupted = AT(dispatcher, Dispatcher, interrupted);
+    for (Py_ssize_t i = 0; interrupted != NULL && PyList_CheckExact(interrupted) && i < PyList_GET_SIZE(interrupted);
+        i++)
+        if (PyList_GET_ITEM(interrupted, i) == operation) return 1;
+    return 0;
+}
+
+/* that of an engine whose loop is running here; or NULL, perhaps with an exception */
+static PyObject *dispatcher_of(State *st, PyObject *home, int (*is_here)(State *, PyObject *)) {
+    if (!is_a(home, st->Engine) || is_here(st, AT(home, Engine, loop)) != 1) return NULL;
+    PyObject *dispatcher = AT(home, Engine, dispatcher);
+    return is_a(dispatcher, st->Dispatcher) && AT(dispatcher, Dispatcher, current) != NULL
+        && AT(dispatcher, Dispatcher, interrupted) != NULL ? dispatcher : NULL;
+}
+
+/* engine.Engine.expire(self, operation) */
+static PyObject *engine_expire(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    if (!has_stack()) return NULL;
+    State *st = self->st;
+    PyObject *engine = a[0], *operation = a[1];
+    if (!is_a(engine, st->Engine) || !is_made(st, operation) || !can_try(st) || st->NO_KEY == NULL
+        || st->keys_of == NULL || st->steps_to_leave == NULL) return PASS;
+    PyObject *checks = AT(engine, Engine, checks), *dispatcher = AT(engine, Engine, dispatcher);
+    Py_ssize_t asked = AT(engine, Engine, inbox) == NULL ? -1 : PyObject_Size(AT(engine, Engine, inbox));
+    if (asked != 0) {
+        PyErr_Clear();
+        return PASS;
+    }
+    if (checks == NULL || !PyDict_CheckExact(checks) || PyDict_GET_SIZE(checks) || !is_a(dispatcher, st->Dispatcher))
+        return PASS;
+    PyObject *links = Py_NewRef(AT(operation, Operation, _op_links)), *result = NULL;
+    int was_pending = IS(operation, PENDING);
+    Py_INCREF(dispatcher);
+    put(&AT(dispatcher, Dispatcher, current), operation);
+    int failed = try_once(st, engine, operation, st->NO_KEY, 1);
+    PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
+    put(&AT(dispatcher, Dispatcher, current), Py_None);
+    if (AT(dispatcher, Dispatcher, has_backlog) != Py_False && done(CALL0(dispatcher, continue_if_backlog))) {
+        Py_XDECREF(error);
+        goto out;
+    }
+    if (failed) {
+        PyErr_SetRaisedException(error);
+        goto out;
+    }
+    if (was_pending && IS(operation, COMPLETED)) {
+        PyObject *keys = PyObject_CallOneArg(st->keys_of, links);
+        if (keys == NULL) goto out;
+        failed = done(CALL(engine, _count_missed_trigger, operation, keys));
+        Py_DECREF(keys);
+        if (failed) goto out;
+    }
+    result = PyTuple_CheckExact(links) ? PyObject_CallOneArg(st->steps_to_leave, links) : PyLong_FromLong(1);
+out:
+    Py_DECREF(dispatcher);
+    Py_DECREF(links);
+    return result;
+}
+
+/* operation.DelayedOperation._timer_expired(self) */
+static PyObject *op_expired(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    PyObject *home = is_made(st, a[0]) ? AT(a[0], Operation, _op_home) : NULL;
+    if (!is_a(home, st->Engine) || st->engine_expire == NULL) return PASS;
+    PyObject *args[] = {Py_NewRef(home), a[0]};
+    PyObject *result = call_function(st->engine_expire, args, 2);
+    Py_DECREF(home);
+    return result;
+}
+
+/* operation.DelayedOperation.force_complete(self) */
+static PyObject *op_force_complete(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    if (!has_stack()) return NULL;
+    State *st = self->st;
+    PyObject *operation = a[0];
+    if (!is_made(st, operation)) return PASS;
+    PyObject *dispatcher = dispatcher_of(st, AT(operation, Operation, _op_home), is_running_in_hook);
+    if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
+    int is_tried = is_being_tried(st, dispatcher, operation), won;
+    Py_INCREF(dispatcher);
+    won = claim(st, operation, st->COMPLETED);
+    if (won == 1 && !is_tried && finish(st, dispatcher, operation)) won = -1;
+    Py_DECREF(dispatcher);
+    return won < 0 ? NULL : PyBool_FromLong(won);
+}
+
+/* operation.cancel(operation) */
+static PyObject *cancel(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    if (!has_stack()) return NULL;
+    State *st = self->st;
+    if (!is_made(st, a[0]) || is_observed(st, a[0]) || st->op_wake_waiters == NULL) return PASS;
+    PyObject *is_decided = CALL0(a[0], _op_is_decided);
+    if (is_decided != Py_False) return done(is_decided) ? NULL : PASS;
+    Py_DECREF(is_decided);
+    int won = claim(st, a[0], st->CANCELLED);
+    if (won == 1 && (AT(a[0], Operation, _op_owner) != Py_None || AT(a[0], Operation, _op_waiters) != Py_None)
+        && done(call_function(st->op_wake_waiters, a, 1))) return NULL;
+    return won < 0 ? NULL : PyBool_FromLong(won);
+}
+
+/* operation.DelayedOperation.__init__(self, timeout), of a new operation */
+static PyObject *op_init(Twin *self, PyObject *const *a, Py_ssize_t count) {
+    State *st = self->st;
+    PyObject *operation = a[0], *timeout = count == 2 ? a[1] : Py_None;
+    if (!is_kind_of(operation, st->Operation) || AT(operation, Operation, _op_state) != NULL || st->PENDING == NULL
+        || st->UNWATCHED == NULL || st->NO_RESULT == NULL) return PASS;
+    if (timeout != Py_None && !(is_float(timeout) && PyFloat_AS_DOUBLE(timeout) > 0.0)) return PASS;
+    put(&AT(operation, Operation, _op_timeout), timeout);
+    put(&DEADLINE(operation), Py_None);
+    put(&AT(operation, Operation, _op_state), st->PENDING);
+    put(&AT(operation, Operation, _op_home), Py_None);
+    put(&AT(operation, Operation, _op_links), st->UNWATCHED);
+    put(&AT(operation, Operation, _op_result), st->NO_RESULT);
+    put(&AT(operation, Operation, _op_owner), Py_None);
+    put(&AT(operation, Operation, _op_waiters), Py_None);
+    put(&AT(operation, Operation, _op_record), Py_None);
+    return Py_NewRef(Py_None);
+}
+
+/* operation.DelayedOperation.on_complete(self) */
+static PyObject *op_on_complete(Twin *Py_UNUSED(self), PyObject *const *Py_UNUSED(a), Py_ssize_t Py_UNUSED(count)) {
+    return Py_NewRef(Py_None);
+}
+
+/* operation.DelayedOperation.on_expiration(self) */
+static PyObject *op_on_expiration(Twin *Py_UNUSED(self), PyObject *const *Py_UNUSED(a), Py_ssize_t Py_UNUSED(count)) {
+    return Py_NewRef(Py_None);
+}
+
+/* ---- the purgatory */
+
+static PyObject *watched_keys(State *st, PyObject *keys) { /* one key, or a tuple of different ones */
+    Py_ssize_t count = PyTuple_CheckExact(keys) ? PyTuple_GET_SIZE(keys)
+        : PyList_CheckExact(keys) ? PyList_GET_SIZE(keys) : 0;
+    if (count == 1) {
+        PyObject *key = Py_NewRef(PyTuple_CheckExact(keys) ? PyTuple_GET_ITEM(keys, 0) : PyList_GET_ITEM(keys, 0));
+        if (PyObject_Hash(key) == -1) Py_CLEAR(key);
+        if (key == NULL || !PyTuple_CheckExact(key)) return key;
+        PyObject *only = PyTuple_Pack(1, key);
+        Py_DECREF(key);
+        return only;
+    }
+    if (count > 1 && PyTuple_CheckExact(keys)) {
+        PyObject *different = PySet_New(keys);
+        if (different == NULL) return NULL;
+        int are_different = PySet_GET_SIZE(different) == count;
+        Py_DECREF(different);
+        if (are_different) return Py_NewRef(keys);
+    }
+    return PyObject_CallOneArg(st->unique_keys, keys);
+}
+
+static int join(State *st, PyObject *engine, PyObject *operation, PyObject *watched) { /* the watch lists of its keys */
+    PyObject *watchers = AT(engine, Engine, watchers), *by_key = AT(engine, Engine, by_key);
+    if (!is_whole(st, watchers) || by_key == NULL || !PyDict_CheckExact(by_key)) {
+        PyErr_SetString(PyExc_AttributeError, "watchers");
+        return -1;
+    }
+    int failed = 0;
+    Py_INCREF(watchers);
+    if (PyTuple_CheckExact(watched)) {
+        PyObject *args[] = {watchers, operation, watched};
+        failed = call(st->watchers_add, st->s_add, args, 3);
+    } else {
+        Py_INCREF(by_key);
+        PyObject *waiting = PyDict_SetDefault(by_key, watched, operation);
+        if (waiting == NULL) failed = -1;
+        else if (waiting == operation) put(&AT(operation, Operation, _op_links), watched);
+        else {
+            PyObject *args[] = {watchers, watched, Py_NewRef(waiting), operation};
+            PyObject *link = call_method(st->watchers_join, st->s_join, args, 4);
+            Py_DECREF(waiting);
+            if (link != NULL) put(&AT(operation, Operation, _op_links), link);
+            failed = done(link);
+        }
+        Py_DECREF(by_key);
+        if (!failed) COUNTS(watchers)->pending++;
+    }
+    if (!failed && !IS(operation, PENDING)) {
+        PyObject *args[] = {watchers, operation, get(AT(operation, Operation, _op_links))};
+        put(&AT(operation, Operation, _op_links), st->UNWATCHED);
+        COUNTS(watchers)->pending--;
+        failed = call(st->watchers_remove, st->s_remove, args, 3);
+        Py_DECREF(args[2]);
+    }
+    Py_DECREF(watchers);
+    return failed;
+}
+
+/* purgatory.Purgatory.try_complete_else_watch(self, operation, keys) */
+static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    if (!has_stack()) return NULL;
+    State *st = self->st;
+    PyObject *operation = a[1], *result = NULL, *watched = NULL, *now = NULL, *when = NULL, *interrupted = NULL;
+    /* The definition may have to read the keys again, which an iterator allows once. */
+    if (!PyTuple_CheckExact(a[2]) && !PyList_CheckExact(a[2])) return PASS;
+    if (!is_made(st, operation)) return PASS;
+    PyObject *is_known = PyObject_GetAttr(operation, st->s__op_is_known);
+    if (is_known == NULL) PyErr_Clear();
+    else Py_DECREF(is_known);
+    if (is_known != Py_True) return PASS;
+    PyObject *engine = is_a(a[0], st->Purgatory) ? AT(a[0], Purgatory, _engine) : NULL;
+    PyObject *dispatcher = dispatcher_of(st, engine, is_running);
+    if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
+    PyObject *checks = AT(engine, Engine, checks), *wheel = AT(engine, Engine, wheel), *time = AT(engine, Engine, time);
+    PyObject *outer = AT(dispatcher, Dispatcher, interrupted);
+    if (!is_filled(st, operation) || AT(operation, Operation, _op_home) != Py_None || !IS(operation, PENDING)
+        || AT(operation, Operation, _op_waiters) != Py_None || AT(engine, Engine, closed) != Py_False
+        || AT(engine, Engine, notifier) != Py_None || checks == NULL || !PyDict_CheckExact(checks)
+        || PyDict_GET_SIZE(checks) || wheel == NULL || time == NULL || !PyList_CheckExact(outer)
+        || st->unique_keys == NULL || !can_try(st)) return PASS;
+    PyObject *timeout = AT(operation, Operation, _op_timeout), *deadline = DEADLINE(operation);
+    if ((timeout != Py_None && !is_float(timeout)) || (deadline != Py_None && !is_float(deadline))) return PASS;
+    Py_INCREF(engine); Py_INCREF(dispatcher); Py_INCREF(wheel); Py_INCREF(time); Py_INCREF(outer);
+    Py_INCREF(timeout); Py_INCREF(checks);
+    when = Py_NewRef(deadline);
+    if ((watched = watched_keys(st, a[2])) == NULL || (now = PyObject_CallNoArgs(time)) == NULL) goto out;
+    /* A key's own methods may have run a check, or watched the operation. */
+    if (!is_float(now) || PyDict_GET_SIZE(checks) || AT(operation, Operation, _op_home) != Py_None
+        || !IS(operation, PENDING) || AT(engine, Engine, closed) != Py_False) {
+        result = PASS;
+        goto out;
+    }
+    if (timeout != Py_None) Py_SETREF(when, PyFloat_FromDouble(PyFloat_AS_DOUBLE(now) + PyFloat_AS_DOUBLE(timeout)));
+    if (when == NULL) goto out;
+    int is_late = when != Py_None && PyFloat_AS_DOUBLE(when) <= PyFloat_AS_DOUBLE(now);
+    interrupted = get(AT(dispatcher, Dispatcher, current));
+    put(&AT(operation, Operation, _op_home), engine);
+    if (interrupted != Py_None && PyList_Append(outer, interrupted)) goto out;
+    put(&AT(dispatcher, Dispatcher, current), operation);
+    int failed = try_complete(st, operation, AT(engine, Engine, loop)), may_wait = 1;
+    if (!failed && IS(operation, PENDING)) {
+        if (is_late || AT(engine, Engine, has_limits) != Py_False) {
+            PyObject *answer = CALL(engine, may_wait, operation, when, now);
+            may_wait = answer == NULL ? -1 : PyObject_IsTrue(answer);
+            Py_XDECREF(answer);
+        }
+        failed = may_wait < 0 || (may_wait && join(st, engine, operation, watched));
+        if (!failed && may_wait && when != Py_None && IS(operation, PENDING)) {
+            PyObject *args[] = {wheel, operation, when, now};
+            failed = call(st->wheel_add, st->s_add, args, 4);
+            if (!failed && !IS(operation, PENDING)) failed = call(st->wheel_remove, st->s_remove, args, 2);
+        }
+    }
+    if (failed) {
+        PyObject *error = PyErr_GetRaisedException();
+        if (done(CALL(engine, undo_watch, operation))) Py_DECREF(error);
+        else PyErr_SetRaisedException(error);
+    }
+    Py_ssize_t depth = PyList_GET_SIZE(outer);
+    put(&AT(dispatcher, Dispatcher, current), interrupted);
+    if (interrupted != Py_None && depth) {
+        PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
+        if (PyList_SetSlice(outer, depth - 1, depth, NULL)) failed = -1;
+        else if (error != NULL) PyErr_SetRaisedException(Py_NewRef(error));
+        Py_XDECREF(error);
+    }
+    if (failed) goto out;
+    if (!IS(operation, PENDING)) {
+        int is_cancelled = IS(operation, CANCELLED);
+        if (is_cancelled ? done(CALL(engine, finish_newcomer, operation)) : finish(st, dispatcher, operation)) goto out;
+        result = Py_NewRef(Py_True);
+        goto out;
+    }
+    if (interrupted == Py_None && AT(dispatcher, Dispatcher, has_backlog) == Py_True
+        && done(CALL0(dispatcher, run_backlog))) goto out;
+    result = PyBool_FromLong(!IS(operation, PENDING));
+out:
+    Py_XDECREF(watched); Py_XDECREF(now); Py_XDECREF(when); Py_XDECREF(interrupted);
+    Py_DECREF(engine); Py_DECREF(dispatcher); Py_DECREF(wheel); Py_DECREF(time); Py_DECREF(outer);
+        Py_DECREF(timeout); Py_DECREF(checks);
+    return result;
+}
+
+/* purgatory.Purgatory.check_and_complete(self, key) */
+static PyObject *purgatory_check(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    if (!has_stack()) return NULL;
+    State *st = self->st;
+    PyObject *key = a[1], *result = NULL;
+    PyObject *engine = is_a(a[0], st->Purgatory) ? AT(a[0], Purgatory, _engine) : NULL;
+    PyObject *dispatcher = dispatcher_of(st, engine, is_running);
+    if (dispatcher == NULL) return PyErr_Occurred() ? NULL : PASS;
+    PyObject *by_key = AT(engine, Engine, by_key);
+    if (by_key == NULL || !PyDict_CheckExact(by_key) || AT(engine, Engine, notifier) != Py_None
+        || !can_try(st)) return PASS;
+    Py_INCREF(engine); Py_INCREF(dispatcher); Py_INCREF(by_key);
+    PyObject *operation = Py_XNewRef(PyDict_GetItemWithError(by_key, key));
+    Py_DECREF(by_key);
+    if (operation == NULL && PyErr_Occurred()) goto out;
+    if (AT(dispatcher, Dispatcher, current) != Py_None) {
+        if (done(CALL(engine, check_later, key)) == 0) result = PyLong_FromLong(0);
+    } else if (operation == NULL) {
+        result = AT(engine, Engine, is_debugging) == Py_False ? PyLong_FromLong(0)
+            : CALL(engine, hint_similar_key, key);
+    } else if (!is_made(st, operation) || !IS(operation, PENDING)) {
+        result = CALL(engine, check, key);
+    } else {
+        put(&AT(dispatcher, Dispatcher, current), operation);
+        int failed = try_once(st, engine, operation, key, 0);
+        PyObject *error = failed ? PyErr_GetRaisedException() : NULL;
+        put(&AT(dispatcher, Dispatcher, current), Py_None);
+        if (failed) {
+            PyErr_SetRaisedException(error);
+            goto out;
+        }
+        result = PyLong_FromLong(IS(operation, COMPLETED));
+        if (AT(dispatcher, Dispatcher, has_backlog) == Py_True) {
+            PyObject *more = CALL0(dispatcher, run_backlog);
+            Py_XSETREF(result, more == NULL || result == NULL ? NULL : PyNumber_Add(result, more));
+            Py_XDECREF(more);
+        }
+    }
+out:
+    Py_XDECREF(operation); Py_DECREF(engine); Py_DECREF(dispatcher);
+    return result;
+}
+
+/* key_check.KeyCheck._try_remaining(self, spent, budget, is_first) */
+static PyObject *check_try_remaining(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
+    State *st = self->st;
+    PyObject *check = a[0], *home = is_a(check, st->KeyCheck) ? AT(check, KeyCheck, _home) : NULL;
+    PyObject *dispatcher = is_a(home, st->Engine) ? AT(home, Engine, dispatcher) : NULL;
+    if (!is_a(dispatcher, st->Dispatcher) || !is_int(a[1]) || !is_int(a[2]) || !PyBool_Check(a[3])
+        || st->steps_to_leave == NULL || !can_try(st)) return PASS;
+    PyObject *remaining = AT(check, KeyCheck, _remaining), *key = AT(check, KeyCheck, key),
+        *finished = AT(dispatcher, Dispatcher, finished);
+    if ((!is_a(remaining, &PyListIter_Type) && !is_a(remaining, &PyTupleIter_Type)) || key == NULL
+        || finished == NULL || !is_int(AT(check, KeyCheck, _tries))
+        || !is_int(AT(check, KeyCheck, completed))) return PASS;
+    long spent = PyLong_AsLong(a[1]), budget = PyLong_AsLong(a[2]);
+    if ((spent == -1 || budget == -1) && PyErr_Occurred()) return NULL;
+    Py_INCREF(home); Py_INCREF(dispatcher); Py_INCREF(remaining); Py_INCREF(key); Py_INCREF(finished);
+    PyObject *operation = NULL, *links = NULL;
+    int failed = 0;
+    while (!failed && spent <= budget) {
+        Py_XSETREF(operation, PyIter_Next(remaining));
+        if (operation == NULL) {
+            failed = PyErr_Occurred() != NULL;
+            break;
+        }
+        spent++;
+        if (!is_made(st, operation)) {
+            PyErr_SetString(PyExc_AttributeError, "_op_state");
+            failed = 1;
+            break;
+        }
+        if (!IS(operation, PENDING)) continue;
+        Py_XSETREF(links, Py_NewRef(AT(operation, Operation, _op_links)));
+        put(&AT(dispatcher, Dispatcher, current), operation);
+        failed = add_to(&AT(check, KeyCheck, _tries), 1) || try_once(st, home, operation, key, 0);
+        if (!failed && !IS(operation, PENDING)) {
+            if (PyTuple_CheckExact(links)) {
+                PyObject *steps = PyObject_CallOneArg(st->steps_to_leave, links);
+                if (steps != NULL) spent += PyLong_AsLong(steps) - 1;
+                failed = done(steps);
+            }
+            if (!failed && IS(operation, COMPLETED)) failed = add_to(&AT(check, KeyCheck, completed), 1);
+        }
+        if (!failed && a[3] == Py_True) {
+            Py_ssize_t deferred = PyObject_Size(finished);
+            if (deferred > 0) {
+                PyObject *left = PyLong_FromLong(budget - spent);
+                PyObject *steps = left ? CALL(dispatcher, finish_batch, left) : NULL;
+                if (steps != NULL) spent += PyLong_AsLong(steps);
+                failed = done(steps);
+                Py_XDECREF(left);
+            } else failed = deferred < 0;
+        }
+    }
+    Py_XDECREF(operation); Py_XDECREF(links);
+    Py_DECREF(home); Py_DECREF(dispatcher); Py_DECREF(remaining); Py_DECREF(key); Py_DECREF(finished);
+    return failed ? NULL : PyLong_FromLong(spent);
+}
+
+/* ---- the module */
+
+static const struct { const char *name; size_t type; } classes[] = {
+#define CLASS_ROW(name, where) {where, offsetof(State, name)},
+    CLASSES(CLASS_ROW)
+};
+static const struct { size_t type; const char *name; size_t at; } fields[] = {
+#define FIELD_ROW(cls, field) {offsetof(State, cls), #field, offsetof(State, cls##_##field)},
+    FIELDS(FIELD_ROW)
+};
+static const struct { const char *name; size_t at; } constants[] = {
+#define CONSTANT_ROW(name) {#name, offsetof(State, name)},
+    CONSTANTS(CONSTANT_ROW)
+};
+static const struct { const char *name; Function function; Py_ssize_t least, most; size_t at; } twins[] = {
+#define TWIN_ROW(function, least, most, where) {where, function, least, most, offsetof(State, function)},
+    TWINS(TWIN_ROW)
+};
+static const struct { const char *name; size_t type; PyType_Spec *spec; const char *slots; } bases[] = {
+    /* `copyreg` copies attributes of these names; it counts them, too: without "-" an object would be too large. */
+    {"buckets.TimerEntry", offsetof(State, EntryBase), &entry_spec, "_timer_chunk _timer_deadline -before -after"},
+    {"buckets.Chunk", offsetof(State, ChunkBase), &chunk_spec, "wheel _first -last -size"},
+    {"engine.Engine", offsetof(State, EngineBase), &engine_spec, "completed expired cancelled"},
+    {"watch_lists.Watchers", offsetof(State, WatchersBase), &watchers_spec, "pending _extra_keys"},
+};
+#define LENGTH(table) (sizeof(table) / sizeof((table)[0]))
+#define SLOT(at) ((PyObject **)((char *)st + (at)))
+
+/* base(name): the base in C of a class that has one, or None */
+static PyObject *module_base(PyObject *module, PyObject *name) {
+    State *st = PyModule_GetState(module);
+    for (size_t i = 0; PyUnicode_Check(name) && i < LENGTH(bases); i++)
+        if (PyUnicode_CompareWithASCIIString(name, bases[i].name) == 0) return Py_NewRef(*SLOT(bases[i].type));
+    Py_RETURN_NONE;
+}
+
+/* fields(cls, name): where the slots of a class are. One that lacks a slot is not used: the twins pass. */
+static PyObject *module_fields(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    State *st = PyModule_GetState(module);
+    if (count != 2 || !PyType_Check(args[0]) || !PyUnicode_Check(args[1]))
+        return PyErr_Format(PyExc_TypeError, "expected a class and its name");
+    for (size_t i = 0; i < LENGTH(classes); i++) {
+        if (PyUnicode_CompareWithASCIIString(args[1], classes[i].name) != 0) continue;
+        for (size_t j = 0; j < LENGTH(fields); j++) {
+            if (fields[j].type != classes[i].type) continue;
+            PyObject *slot = PyObject_GetAttrString(args[0], fields[j].name);
+            if (slot == NULL) PyErr_Clear();
+            PyMemberDef *member = slot != NULL && Py_IS_TYPE(slot, &PyMemberDescr_Type)
+                && PyDescr_TYPE(slot) == (PyTypeObject *)args[0]
+                ? ((PyMemberDescrObject *)slot)->d_member : NULL;
+            int is_slot = member != NULL && member->type == T_OBJECT_EX;
+            if (is_slot) *(Py_ssize_t *)((char *)st + fields[j].at) = member->offset;
+            Py_XDECREF(slot);
+            if (!is_slot) Py_RETURN_NONE;
+        }
+        Py_XSETREF(*SLOT(classes[i].type), Py_NewRef(args[0]));
+    }
+    Py_RETURN_NONE;
+}
+
+/* missing(): the names of what Python has not given, so that twins pass: none,
+    unless this was built from other sources */
+static PyObject *module_missing(PyObject *module, PyObject *Py_UNUSED(none)) {
+    State *st = PyModule_GetState(module);
+    PyObject *names = PyList_New(0);
+#define LOOK(table, at) \
+    for (size_t i = 0; names != NULL && i < LENGTH(table); i++) { \
+        PyObject *name = *SLOT(table[i].at) == NULL ? PyUnicode_FromString(table[i].name) : NULL; \
+        if (name != NULL && PyList_Append(names, name)) Py_CLEAR(names); \
+        Py_XDECREF(name); \
+    }
+    LOOK(classes, type) LOOK(constants, at) LOOK(twins, at)
+    return names;
+}
+
+/* constants(values): a dictionary of what twins compare with or call */
+static PyObject *module_constants(PyObject *module, PyObject *values) {
+    State *st = PyModule_GetState(module);
+    for (size_t i = 0; PyDict_Check(values) && i < LENGTH(constants); i++) {
+        PyObject *name = PyUnicode_FromString(constants[i].name);
+        PyObject *value = name ? PyDict_GetItemWithError(values, name) : NULL;
+        Py_XDECREF(name);
+        if (value != NULL) Py_XSETREF(*SLOT(constants[i].at), Py_NewRef(value));
+        else if (PyErr_Occurred()) return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+/* twin(function, name): what stands for `function` */
+static PyObject *module_twin(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    State *st = PyModule_GetState(module);
+    if (count != 2 || !PyFunction_Check(args[0]) || !PyUnicode_Check(args[1]))
+        return PyErr_Format(PyExc_TypeError, "expected a function and its name");
+    for (size_t i = 0; i < LENGTH(twins); i++) {
+        if (PyUnicode_CompareWithASCIIString(args[1], twins[i].name) != 0) continue;
+        Twin *twin = PyObject_GC_New(Twin, st->Twin_Type);
+        if (twin == NULL) return NULL;
+        twin->vectorcall = twin_call;
+        twin->function = twins[i].function;
+        twin->least = twins[i].least;
+        twin->most = twins[i].most;
+        twin->python = Py_NewRef(args[0]);
+        twin->module = Py_NewRef(module);
+        twin->st = st;
+        PyObject_GC_Track(twin);
+        Py_XSETREF(*SLOT(twins[i].at), Py_NewRef((PyObject *)twin));
+        return (PyObject *)twin;
+    }
+    return Py_NewRef(args[0]); /* built from older sources */
+}
+
+static PyMethodDef module_methods[] = {
+    {"fields", (PyCFunction)(void (*)(void))module_fields, METH_FASTCALL, NULL}, {"base", module_base, METH_O, NULL},
+    {"constants", module_constants, METH_O, NULL}, {"missing", module_missing, METH_NOARGS, NULL},
+    {"twin", (PyCFunction)(void (*)(void))module_twin, METH_FASTCALL, NULL}, {0}};
+
+static int module_exec(PyObject *module) {
+    State *st = PyModule_GetState(module);
+#define INTERN(name) if ((st->s_##name = PyUnicode_InternFromString(#name)) == NULL) return -1;
+    NAMES(INTERN)
+    st->Twin_Type = (PyTypeObject *)PyType_FromModuleAndSpec(module, &twin_spec, NULL);
+    st->IteratorType = (PyTypeObject *)PyType_FromModuleAndSpec(module, &iterator_spec, NULL);
+    if (st->IteratorType == NULL || st->Twin_Type == NULL) return -1;
+    int failed = 0;
+    for (size_t i = 0; i < LENGTH(bases) && !failed; i++) {
+        PyObject *base = *SLOT(bases[i].type) = PyType_FromModuleAndSpec(module, bases[i].spec, NULL);
+        PyObject *names = base ? PyUnicode_FromString(bases[i].slots) : NULL;
+        PyObject *slots = names ? PyUnicode_Split(names, NULL, -1) : NULL;
+        failed = slots == NULL || PyObject_SetAttrString(base, "__slots__", slots);
+        Py_XDECREF(names); Py_XDECREF(slots);
+    }
+    PyObject *source = PyLong_FromUnsignedLong(SOURCE);
+    if (failed || source == NULL || PyModule_AddObjectRef(module, "source", source)) failed = 1;
+    Py_XDECREF(source);
+    return failed ? -1 : 0;
+}
+static int module_traverse(PyObject *module, visitproc visit, void *arg) {
+    State *st = PyModule_GetState(module);
+#define VISIT(name, ...) Py_VISIT(st->name);
+    CLASSES(VISIT) CONSTANTS(VISIT) TWINS(VISIT)
+    Py_VISIT(st->Twin_Type); Py_VISIT(st->EntryBase); Py_VISIT(st->ChunkBase);
+    Py_VISIT(st->EngineBase); Py_VISIT(st->WatchersBase); Py_VISIT(st->IteratorType);
+    return 0;
+}
+static int module_clear(PyObject *module) {
+    State *st = PyModule_GetState(module);
+#define CLEAR(name, ...) Py_CLEAR(st->name);
+#define CLEAR_NAME(name) Py_CLEAR(st->s_##name);
+    CLASSES(CLEAR) CONSTANTS(CLEAR) TWINS(CLEAR) NAMES(CLEAR_NAME)
+    Py_CLEAR(st->Twin_Type); Py_CLEAR(st->EntryBase); Py_CLEAR(st->ChunkBase);
+    Py_CLEAR(st->EngineBase); Py_CLEAR(st->WatchersBase); Py_CLEAR(st->IteratorType);
+    return 0;
+}
+static void module_free(void *module) { module_clear(module); }
+
+static PyModuleDef_Slot module_slots[] = {
+    {Py_mod_exec, module_exec},
+#ifdef Py_mod_multiple_interpreters
+    {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
+#endif
+    {0}};
+static struct PyModuleDef module_def = {
+    PyModuleDef_HEAD_INIT, "purgatory._core._kernel", "See kernel.py.", sizeof(State), module_methods, module_slots,
+    module_traverse, module_clear, module_free};
+PyMODINIT_FUNC PyInit__kernel(void) { return PyModuleDef_Init(&module_def); }

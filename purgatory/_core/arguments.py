@@ -1,0 +1,60 @@
+"""Arguments: how messages show them, and checks of numbers of seconds."""
+
+from typing import Any, Final
+
+MAX_DESCRIBED: Final = 1000
+"""Characters of a `repr` in a message; a key may be a megabyte."""
+
+
+def printable(text: object) -> str:
+    r"""The text on one line: characters that are not printable are escaped as `repr` does (`\x1b`).
+
+    For everything that goes to a terminal or a log: names, keys and answers of servers may carry
+    escape sequences, newlines and lone surrogates.
+    """
+    shown = str(text)
+    if shown.isprintable():
+        return shown
+    return "".join(
+        [char if char.isprintable() else char.encode("unicode_escape").decode() for char in shown]
+    )
+
+
+def describe(value: object) -> str:
+    """The `repr` of a user's object, printable, at most its first `MAX_DESCRIBED` characters; if its
+    `__repr__` raises, its type."""
+    try:
+        shown = repr(value)
+        if len(shown) > MAX_DESCRIBED:
+            shown = f"{shown[:MAX_DESCRIBED]}... ({len(shown):,} characters)"
+        return printable(shown)
+    except Exception as error:
+        return f"<{type(value).__name__}, whose __repr__ raised {type(error).__name__}>"
+
+
+def seconds(name: str, value: Any) -> float:
+    """A number of seconds that was given as the argument `name`: an int, a float, a Decimal, a
+    Fraction.
+
+    Raises:
+        TypeError: it is no number; a text is none.
+        ValueError: it is NaN, or an integer too large for a float.
+    """
+    kind = type(value)
+    if kind is not float:
+        # Integers first: they are common, and the other checks cost 0.2 µs.
+        if kind is not int and (
+            isinstance(value, (str, bytes, bytearray))
+            or not (hasattr(kind, "__float__") or hasattr(kind, "__index__"))
+        ):
+            raise TypeError(f"{name} must be a number of seconds, not {describe(value)}")
+        try:
+            value = float(value)
+        except OverflowError:
+            raise ValueError(
+                f"{name} must be a number of seconds that a float can hold, or inf, not such a "
+                "large one"
+            ) from None
+    if value != value:
+        raise ValueError(f"{name} cannot be NaN")
+    return value  # type: ignore[no-any-return]

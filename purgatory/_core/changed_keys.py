@@ -1,0 +1,38 @@
+"""Dictionaries with keys of users, whose `__hash__` and `__eq__` may raise, or change their
+results."""
+
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def remove_entry(
+    table: dict[Any, T], key: Hashable, entry: T, found: T, put_back: Callable[[T], object]
+) -> bool:
+    """Removes `entry`, which was stored under `key`, after `found` was removed in its place.
+
+    Other keys may equal `key` by now. Their entries are removed until `entry` is found, and then
+    put back: while `entry` is there, they may be stored under its key instead of their own.
+
+    Args:
+        table: does not contain `None`.
+        put_back: called with `found`, and with each other entry that was removed.
+
+    Returns:
+        Whether `entry` was found.
+
+    Raises:
+        BaseException: the exception of a method of a key; the other entries are put back.
+    """
+    others, other = [found], None
+    try:
+        for _ in range(len(table)):  # an end, even if a method of a key adds entries
+            other = table.pop(key, None)
+            if other is None or other is entry:
+                break
+            others.append(other)
+    finally:
+        for each in others:
+            put_back(each)
+    return other is entry

@@ -1,0 +1,303 @@
+"""Finds idle connections among a hundred thousand, at the cost of one assignment per activity.
+
+Each id has one entry in a timing wheel. `touch` only assigns the entry's new deadline: no bucket and
+no timer of the loop changes. When the entry's bucket is due, the wheel compares the deadline: it has
+come, or the entry moves to the bucket of its current deadline. With a timeout of 30 s:
+
+    touch at  0    in the bucket of 30
+    touch at 12    deadline 42, still in the bucket of 30
+    touch at 29    deadline 59, still in the bucket of 30
+           at 30   moves to the bucket of 59
+           at 59   idle for 30 s: on_idle
+
+So the wheel visits an id about once per timeout, however often it was touched. A scan would visit
+each id each time; a timer for each id would be created and cancelled at each touch.
+
+By default a timeout has 8000 ticks, none shorter than 4 ms. So most ids that a tick visits are idle,
+and the loop wakes at most 250 times a second, however many ids are tracked, and less often if there
+are few.
+
+Compare netty's `IdleStateHandler`, which has a timer for each connection and reschedules it after
+activity.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from math import ceil, inf
+from typing import Final, Generic, Self, TypeVar, final
+
+from purgatory._core.arguments import describe, printable, seconds
+from purgatory._core.buckets import TimerEntry
+from purgatory._core.changed_keys import remove_entry
+from purgatory._core.clock import TickClock
+from purgatory._core.errors import PurgatoryClosed
+from purgatory._core.loop import UNBOUND, report, running_loop
+from purgatory._core.loop_wheel import LoopTimingWheel
+from purgatory._core.observer_group import ObserverGroup
+from purgatory._core.observers import Cause, Observer, observers_of
+from purgatory._core.states import EXPIRED
+
+Id = TypeVar("Id", bound=Hashable)
+
+TICKS_PER_TIMEOUT: Final = 8000
+MIN_TICK: Final = 0.004
+MAX_TICK: Final = 1.0
+
+MAX_WHEEL_SIZE: Final = 8192
+"""If the finest level covered the whole timeout, no entry would cascade, but a few ids would each
+have a bucket of their own, with a timer of the loop. With this maximum they share wider buckets."""
+
+
+@final
+class _TrackedId(TimerEntry, Generic[Id]):
+    """The entry of an id."""
+
+    __slots__ = ("id", "tracker")
+
+    def __init__(self, tracker: "IdleTracker[Id]", id: Id) -> None:  # noqa: A002
+        self.tracker = tracker
+        self.id = id
+        self._timer_chunk = None
+
+    def _timer_expired(self) -> None:
+        self.tracker._expire(self)
+
+
+@final
+class IdleTracker(Generic[Id]):
+    """Calls `on_idle(id)` for each id that has not been touched for `timeout` seconds.
+
+    `on_idle` is called once, from the loop and in an empty context: never early by the loop's clock,
+    late by at most one tick plus the delay of the loop itself. The id is no longer tracked by then;
+    touching it again, also in `on_idle`, tracks it again. If many ids become idle at once, `on_idle`
+    is called for 512 per iteration of the loop, in no particular order within one tick. An exception
+    of `on_idle` goes to the loop's exception handler and does not affect other ids.
+
+    Bound to the running event loop at the first touch. The loop has one timer for each tick in
+    which ids are visited, and none when nothing is tracked. As a context manager it is closed on
+    exit, and may be entered again.
+
+        tracker = IdleTracker(30, lambda connection: connection.abort())
+        tracker.touch(connection)       # connected, and at each packet
+        tracker.remove(connection)      # closed
+
+    Args:
+        timeout: seconds without a touch after which an id is idle, positive; `inf` means never.
+        on_idle: a plain function; its result is ignored.
+        tick: the resolution in seconds, finite and at least a nanosecond; by default 1/8000 of the
+            timeout, but not less than 4 ms and not more than 1 s.
+        name: for observers and errors.
+        observer: is notified of each id that became idle, as of an operation of the kind "id" that
+            started at the last touch and has expired; or a sequence of observers. There are no
+            starts and no checks.
+
+    Raises:
+        ValueError, TypeError: an argument is out of its bounds or of another type.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_closed",
+        "_entries",
+        "_loop",
+        "_loop_wheel",
+        "_name",
+        "_observers",
+        "_on_idle",
+        "_time",
+        "_timeout",
+    )
+
+    def __init__(
+        self,
+        timeout: float,
+        on_idle: Callable[[Id], object],
+        *,
+        tick: float | None = None,
+        name: str = "idle",
+        observer: Observer | Sequence[Observer] | None = None,
+    ) -> None:
+        timeout = seconds("timeout", timeout)
+        if not timeout > 0.0:
+            raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
+        if tick is None:
+            tick = max(MIN_TICK, min(timeout / TICKS_PER_TIMEOUT, MAX_TICK))
+        ticks_ahead = timeout * TickClock(tick).rate
+        wheel_size = MAX_WHEEL_SIZE if ticks_ahead > MAX_WHEEL_SIZE else ceil(ticks_ahead) + 2
+        self._loop_wheel = LoopTimingWheel(tick, wheel_size)
+        self._on_idle = on_idle
+        self._timeout = timeout
+        self._entries: dict[Id, _TrackedId[Id]] = {}
+        self._closed = False
+        self._name = name
+        observers = observers_of(observer)
+        self._observers = ObserverGroup(observers, self._report) if observers else None
+        self._loop = self._loop_wheel.loop
+        self._time = self._loop_wheel.time
+
+    def touch(self, id: Id) -> None:  # noqa: A002 - there is no better word for it
+        """Records activity of `id`; an unknown id is tracked from now on.
+
+        Cost: one look-up, one assignment and one reading of the clock, however many ids are
+            tracked. An unknown id also costs an entry in the wheel, and a timer of the loop if it
+            is the first of its tick.
+
+        Raises:
+            TypeError: `id` is not hashable.
+            WrongLoop: called from another loop or thread than the first time, or outside any loop.
+            PurgatoryClosed: the tracker is closed.
+        """
+        if running_loop() is not self._loop:
+            self._bind("touch {}", id)
+        try:
+            self._entries[id]._timer_deadline = self._time() + self._timeout
+        except KeyError:
+            self._track(id)
+
+    def remove(self, id: Id) -> bool:  # noqa: A002
+        """Stops tracking `id`; True if it was tracked. Cost: O(1).
+
+        To remove an id that became idle or was never touched is no error, so a handler of closed
+        connections need not know why they closed.
+
+        Raises:
+            WrongLoop: called from another loop or thread than the tracker's.
+        """
+        if self._loop is UNBOUND:
+            return False
+        if running_loop() is not self._loop:
+            self._bind("remove {}", id)
+        entry = self._entries.pop(id, None)
+        if entry is None:
+            return False
+        if not self._loop_wheel.wheel.remove(entry):
+            entry._timer_deadline = inf  # it is about to expire: see `_expire`
+        return True
+
+    def close(self) -> None:
+        """Forgets all ids without calling `on_idle`; idempotent. Cost: one step for each id.
+
+        Raises:
+            WrongLoop: called from another loop or thread than the tracker's, while that loop is
+                open.
+        """
+        loop_wheel = self._loop_wheel
+        if loop_wheel.is_bound and not loop_wheel.loop.is_closed():
+            loop_wheel.bind("close {}", self)
+        self._closed = True
+        self._loop = UNBOUND  # so that the next touch calls `_bind`
+        loop_wheel.clear()
+        self._entries.clear()
+
+    def __enter__(self) -> Self:
+        self._closed = False
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Id]:
+        """The tracked ids in the order of their first touches. Ids may be touched and removed
+        meanwhile.
+
+        Cost: a list of the ids.
+        """
+        return iter(list(self._entries))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __contains__(self, id: object) -> bool:  # noqa: A002
+        return id in self._entries
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"tracked={len(self)}"
+        return f"<IdleTracker timeout={self._timeout} tick={self._loop_wheel.wheel.clock.tick} {state}>"
+
+    def _bind(self, action: str, id: Id) -> None:  # noqa: A002
+        """Binds the tracker to the running loop, or raises the error that forbids it."""
+        if self._closed:
+            raise PurgatoryClosed(
+                f"cannot {action.format(describe(id))}: the idle tracker {self._name!r} is closed"
+            )
+        self._loop_wheel.bind(action, id, len(self._entries))
+        self._loop, self._time = self._loop_wheel.loop, self._loop_wheel.time
+
+    def _track(self, id: Id) -> None:  # noqa: A002
+        now, wheel = self._time(), self._loop_wheel.wheel
+        entry: _TrackedId[Id] = _TrackedId(self, id)
+        wheel.add(entry, now + self._timeout, now)
+        # Look `id` up after all that allocates: a finalizer may have touched it, or have closed the
+        # tracker.
+        try:
+            known = self._entries.setdefault(id, entry)
+        except BaseException:  # of `id.__eq__`
+            wheel.remove(entry)
+            raise
+        if known is not entry:
+            wheel.remove(entry)
+        elif self._closed or entry._timer_chunk is None:
+            self._entries.pop(id, None)
+            wheel.remove(entry)
+            self._bind("touch {}", id)
+
+    def _expire(self, entry: _TrackedId[Id]) -> None:
+        """Forgets an id that became idle, and calls `on_idle`."""
+        now, id_ = self._time(), entry.id
+        if self._closed or entry._timer_deadline > now:
+            # A callback of the collector came between the wheel and this, and has closed the
+            # tracker, touched the id, or removed it.
+            if not self._closed and entry._timer_deadline < inf:
+                self._loop_wheel.wheel.add(entry, entry._timer_deadline, now)
+            return
+        self._forget(entry)
+        try:
+            self._on_idle(id_)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self._report_error(
+                f"exception in on_idle({describe(id_)}) of the idle tracker {self._name!r}", error
+            )
+        if self._observers is not None:
+            last_seen = entry._timer_deadline - self._timeout
+            self._observers.ended(
+                entry, self._name, "id", (id_,), last_seen, self._time(), self._timeout, EXPIRED, Cause.DEADLINE, 1, None
+            )  # fmt: skip
+
+    def _forget(self, entry: _TrackedId[Id]) -> None:
+        """Removes an entry from the dictionary; if its id has changed, reports that."""
+        failure = None
+        try:
+            found = self._entries.pop(entry.id, None)
+            if found is entry:
+                return
+            if found is not None:
+                remove_entry(
+                    self._entries,
+                    entry.id,
+                    entry,
+                    found,
+                    lambda each: self._entries.setdefault(each.id, each),
+                )
+        except BaseException as error:
+            failure = error
+        self._report_error(
+            f"cannot find a {printable(type(entry.id).__name__)} again that the idle tracker "
+            f"{self._name!r} tracked: its hash, or what it equals, has changed",
+            failure,
+        )
+
+    def _report(self, message: str, error: BaseException | None) -> None:
+        self._report_error(f"{printable(self._name)}: {message}", error)
+
+    def _report_error(self, message: str, error: BaseException | None) -> None:
+        report(self._loop_wheel.loop, message, error)
+
+    def _check(self) -> None:
+        """Asserts the whole invariant. For tests. Cost: one step for each id."""
+        self._loop_wheel._check()
+        assert self._loop_wheel.wheel.size == len(self._entries)
+        for id_, entry in self._entries.items():
+            assert (
+                entry.id is id_ and entry._timer_chunk is not None and entry in entry._timer_chunk
+            )

@@ -1,0 +1,379 @@
+"""A snapshot of a purgatory: its timing wheel, the operations that have waited longest, the keys
+with the most waiters.
+
+To visit a million operations would block the loop for a second, so the snapshot is a sample, except
+for counts that exist anyway. A level of the wheel with up to 256 buckets is read bucket by bucket;
+of a larger one every n-th bucket is, and the result is scaled up. Operations are sampled at the
+front of buckets and of watch lists. These are in order of arrival, so the oldest operations are
+there; and the more operations watch a key, the more likely one of them is in the sample.
+
+    1,000,000 pending on 200,000 keys    wheel: all of 120 buckets    sample: 200 operations    0.4 ms
+
+Of a `ThresholdPurgatory` some 4,000 keys are looked at, those that it has known longest.
+
+CPython iterates over the deleted slots of a dictionary, too, so large ones are skipped.
+"""
+
+from asyncio import get_running_loop
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import suppress
+from heapq import nsmallest
+from itertools import islice
+from math import ceil, inf
+from sys import getsizeof
+from typing import Any, Final, NamedTuple, final, overload
+
+from purgatory._core.buckets import Chunk as EntryChunk
+from purgatory._core.buckets import Level
+from purgatory._core.operation import Operation
+from purgatory._core.purgatory import Purgatory, engine_of
+from purgatory._core.statistics import PurgatoryStatistics, ThresholdStatistics
+from purgatory._core.threshold_queue import UNKNOWN
+from purgatory._core.thresholds import ThresholdPurgatory, queues_of
+from purgatory._core.watch_lists import Chunk, WatchLinks, as_tuple
+from purgatory._core.wheel import TimingWheel
+
+MAX_BINS: Final = 120
+"""Sectors that the time span of a level is divided into."""
+
+MAX_BUCKETS: Final = 256
+"""Buckets of a level that are read."""
+MAX_SKIPPED: Final = 4096
+"""Buckets of a level that are iterated over to select these."""
+
+MAX_FRONTS: Final = 24
+"""Buckets of a level from which operations are sampled."""
+PER_BUCKET: Final = 4
+"""Operations sampled from each of these buckets."""
+
+MAX_KEYS: Final = 32
+"""Keys from which operations are sampled: the keys that have been watched longest."""
+PER_KEY: Final = 4
+"""Operations sampled from each of these keys. Also the number of an operation's keys in the
+result."""
+
+MAX_SCANNED_BYTES: Final = 8 * 1024 * 1024
+"""Limit for the total size of the dictionaries of buckets that are iterated over; the dictionary of
+keys may have half of this size."""
+
+MAX_CHUNKS: Final = 4096
+"""Chunks that are counted for the watchers of all keys."""
+
+
+@final
+class WaitingOperation(NamedTuple):
+    """An operation that waits. Instants are in the loop's time."""
+
+    kind: str
+    """The name of its class."""
+    keys: tuple[Hashable, ...]
+    """The first four keys that it watches."""
+    more_keys: int
+    """The number of its other keys."""
+    started_at: float | None
+    """The start of the wait; None if unknown, because it has no timeout and there is no
+    observer."""
+    deadline: float | None
+
+
+@final
+class WatchedKey(NamedTuple):
+    """A key, and the number of operations that wait for it."""
+
+    key: Hashable
+    waiting: int
+    is_at_least: bool
+    """Whether there may be more, because counting stopped at its limit."""
+
+
+@final
+class WheelLevel(NamedTuple):
+    """A level of the wheel."""
+
+    slot_seconds: float
+    """The width of a bucket."""
+    slots: int
+    """The number of buckets."""
+    waiting: int
+    sector_seconds: float
+    """The width of a sector. Sectors divide the time from now on."""
+    sectors: tuple[tuple[int, int], ...]
+    """The sectors that are not empty: pairs of a sector, from 0, and its number of operations.
+    Overdue operations are in sector 0."""
+    is_estimate: bool
+    """Whether only some buckets were read, and the counts scaled up."""
+
+
+@final
+class MissedTrigger(NamedTuple):
+    """An operation that only its last try completed: its keys were not checked when its condition
+    came to hold."""
+
+    kind: str
+    """The name of its class."""
+    keys: tuple[Hashable, ...]
+    """The first four keys that it watched."""
+    more_keys: int
+    """The number of its other keys."""
+    timeout: float | None
+    """Its timeout; None if it was given a deadline instead."""
+    deadline: float
+    """In the loop's time."""
+
+
+@final
+class Inspection(NamedTuple):
+    """A snapshot of a purgatory at `now`, in the loop's time. The keys are the caller's objects,
+    not copies."""
+
+    statistics: PurgatoryStatistics
+    now: float
+    is_closed: bool
+    max_pending: int | None
+    tick: float
+    """In seconds."""
+    levels: tuple[WheelLevel, ...]
+    """The finest first; without levels that were never used."""
+    moving: int
+    """Operations in buckets that are due, or that are being cascaded."""
+    without_deadline: int
+    """Operations that are in no bucket; an estimate if one of the levels is."""
+    oldest: tuple[WaitingOperation, ...]
+    """The operations of the sample that have waited longest, in this order."""
+    hottest: tuple[WatchedKey, ...]
+    """The keys of the sample with the most waiters, in this order."""
+    missed: tuple[MissedTrigger, ...]
+    """The last missed triggers, at most 16, the latest first."""
+    looked_at: int
+    """The size of the sample. If this is `statistics.pending`, nothing is left out."""
+
+
+@final
+class WatchedThreshold(NamedTuple):
+    """A key of a `ThresholdPurgatory`, and its waits."""
+
+    key: Hashable
+    value: Any
+    """The key's value; None if it has none."""
+    threshold: Any
+    """The lowest threshold with a waiter."""
+    waiting: int
+    """The number of waits for a value of the key."""
+
+
+@final
+class ThresholdInspection(NamedTuple):
+    """A snapshot of a `ThresholdPurgatory`. The keys are the caller's objects, not copies."""
+
+    statistics: ThresholdStatistics
+    is_closed: bool
+    hottest: tuple[WatchedThreshold, ...]
+    """The keys of the sample with the most waits, in this order."""
+    looked_at: int
+    """The size of the sample, in keys. If this is `statistics.keys`, nothing is left out."""
+
+
+@overload
+def inspect(purgatory: Purgatory[Any], most: int = 10) -> Inspection: ...
+@overload
+def inspect(purgatory: ThresholdPurgatory[Any, Any], most: int = 10) -> ThresholdInspection: ...
+def inspect(purgatory: Any, most: int = 10) -> Any:
+    """Returns a snapshot of `purgatory`, and changes nothing.
+
+    Args:
+        purgatory: of either kind.
+        most: the length of `oldest` and of `hottest`, zero or more.
+
+    Cost: bounded, and below a millisecond with a million pending. So `oldest` and `hottest` come
+    from a sample of some 200 operations, see `Inspection.looked_at`; the counts of a level of the
+    wheel with more than 256 buckets are an estimate. All other counts are exact.
+
+    Raises:
+        ValueError: `most` is negative.
+        WrongLoop: the purgatory is bound to another loop.
+        RuntimeError: no loop is running.
+    """
+    if most < 0:
+        raise ValueError(f"most must be zero or more, not {most!r}")
+    if isinstance(purgatory, ThresholdPurgatory):
+        return _inspect_thresholds(purgatory, most)
+    engine = engine_of(purgatory)
+    wheel, loop = engine.wheel, get_running_loop()
+    if engine.loop_wheel.is_bound and engine.loop is not loop:
+        engine.bind(f"inspect {engine.name}")
+    now = loop.time()
+    current_tick = wheel.clock.tick_at(now)
+    levels = [_sample_level(level, current_tick, wheel.clock.tick) for level in wheel.levels]
+    moving = sum(map(len, wheel.draining()))
+    operations = _sample_operations(wheel, engine.by_key)
+    sample = [_describe(operation) for operation in operations]
+    statistics = engine.statistics()
+    return Inspection(
+        statistics=statistics,
+        now=now,
+        is_closed=engine.closed,
+        max_pending=engine.max_pending,
+        tick=wheel.clock.tick,
+        levels=tuple(levels),
+        moving=moving,
+        without_deadline=max(
+            statistics.pending - moving - sum(level.waiting for level in levels), 0
+        ),
+        oldest=tuple(
+            nsmallest(
+                most,
+                sample,
+                key=lambda each: (_default(each.started_at, now), _default(each.deadline, inf)),
+            )
+        ),
+        hottest=tuple(
+            nsmallest(
+                most, _count_watchers(operations, engine.by_key), key=lambda each: -each.waiting
+            )
+        ),
+        missed=tuple(
+            [
+                MissedTrigger(kind, *_keys(keys), timeout, when)
+                for kind, keys, timeout, when in reversed(engine.recent_missed_triggers)
+            ]
+        ),
+        looked_at=len(operations),
+    )
+
+
+def _inspect_thresholds(purgatory: ThresholdPurgatory[Any, Any], most: int) -> ThresholdInspection:
+    queues, is_closed = queues_of(purgatory)
+    sample = (
+        list(islice(queues.values(), MAX_SKIPPED))
+        if _size(queues) <= MAX_SCANNED_BYTES // 2
+        else []
+    )
+    watched = [
+        WatchedThreshold(
+            queue.key,
+            None if queue.value is UNKNOWN else queue.value,
+            queue.segments[0][0],
+            sum(segment.size for segment in queue.segments),
+        )
+        for queue in sample
+        if queue.segments
+    ]
+    hottest = tuple(nsmallest(most, watched, key=lambda each: -each.waiting))
+    return ThresholdInspection(purgatory.statistics(), is_closed, hottest, len(sample))
+
+
+def _default(instant: float | None, otherwise: float) -> float:
+    return otherwise if instant is None else instant
+
+
+def _sample_level(level: Level, current_tick: int, tick: float) -> WheelLevel:
+    """Counts the operations of a level, by sectors. Cost: `MAX_BUCKETS` buckets."""
+    width = max(
+        ceil(2 * level.interval / MAX_BINS), level.tick
+    )  # no entry of a level is due later than that
+    iterated = min(len(level.buckets), MAX_SKIPPED)
+    stride = max(ceil(iterated / MAX_BUCKETS), 1)
+    sectors: dict[int, int] = {}
+    read = 0
+    for bucket in islice(level.buckets.values(), 0, iterated, stride):
+        read += 1
+        if waiting := len(bucket):
+            sector = max(bucket.start_tick - current_tick, 0) // width
+            sectors[sector] = sectors.get(sector, 0) + waiting
+    factor = len(level.buckets) / read if read else 1.0
+    scaled = [(sector, round(waiting * factor)) for sector, waiting in sorted(sectors.items())]
+    return WheelLevel(
+        slot_seconds=level.tick * tick,
+        slots=len(level.buckets),
+        waiting=sum(waiting for _, waiting in scaled),
+        sector_seconds=width * tick,
+        sectors=tuple(scaled),
+        is_estimate=read < len(level.buckets),
+    )
+
+
+def _sample_operations(wheel: TimingWheel, by_key: dict[Hashable, Any]) -> list[Operation]:
+    """Returns operations from the front of buckets and of watch lists, each once."""
+    found: dict[Operation, None] = {}
+    budget = MAX_SCANNED_BYTES
+    for chunk in _sample_chunks(wheel):
+        budget -= _size(chunk)
+        if budget < 0:
+            break
+        found.update(dict.fromkeys(islice(chunk, PER_BUCKET)))  # type: ignore[arg-type]  # operations are what is in there
+    if _size(by_key) <= MAX_SCANNED_BYTES // 2:
+        for waiting in islice(by_key.values(), MAX_KEYS):
+            if type(waiting) is Chunk:
+                found.update(dict.fromkeys(islice(waiting or waiting.after or (), PER_KEY)))
+            else:
+                found[waiting] = None
+    return [operation for operation in found if not operation.is_completed]
+
+
+def _sample_chunks(wheel: TimingWheel) -> Iterator[EntryChunk]:
+    """The first chunks of some buckets of each level: the first ones to be due, and an even
+    selection of the others."""
+    yield from filter(None, wheel.draining()[:MAX_FRONTS])
+    for level in reversed(wheel.levels):
+        buckets = level.buckets
+        numbers = (
+            sorted(buckets) if len(buckets) <= MAX_BUCKETS else list(islice(buckets, MAX_BUCKETS))
+        )
+        first, others = numbers[: MAX_FRONTS // 2], numbers[MAX_FRONTS // 2 :]
+        for number in first + others[:: max(ceil(len(others) / (MAX_FRONTS // 2)), 1)]:
+            yield from filter(None, buckets[number].chunks()[:1])
+
+
+def _describe(operation: Operation) -> WaitingOperation:
+    timeout, deadline, started_at = operation._op_timeout, operation.deadline, None
+    if operation._op_record is not None:
+        started_at = operation._op_record.started_at
+    elif timeout is not None and deadline is not None:
+        started_at = deadline - timeout
+    return WaitingOperation(
+        type(operation).__name__, *_keys(operation._op_links), started_at, deadline
+    )
+
+
+def _keys(links: WatchLinks) -> tuple[tuple[Hashable, ...], int]:
+    """The first keys of an operation's watch links, and the number of the others."""
+    all_links = as_tuple(links)
+    keys = tuple([link.key if type(link) is Chunk else link for link in all_links[:PER_KEY]])
+    return keys, len(all_links) - len(keys)
+
+
+def _count_watchers(
+    operations: list[Operation], by_key: Mapping[Hashable, Any]
+) -> list[WatchedKey]:
+    """The keys of some operations, each with the number of its watchers. Cost: these keys, and
+    `MAX_CHUNKS` chunks."""
+    counted: list[WatchedKey] = []
+    seen: set[int] = set()
+    left = MAX_CHUNKS
+    for operation in operations:
+        for link in as_tuple(operation._op_links)[:MAX_KEYS]:
+            first: Any = None
+            if type(link) is Chunk:
+                first = link
+            else:
+                with suppress(BaseException):  # a key that has changed may raise
+                    first = by_key.get(link)
+                if type(first) is not Chunk:
+                    counted.append(WatchedKey(link, 1, False))
+                    continue
+            chunk: Chunk | None = first if first.first is None else first.first
+            if id(chunk) in seen:
+                continue
+            seen.add(id(chunk))
+            waiting = 0
+            while chunk is not None and left > 0:
+                waiting += len(chunk)
+                chunk = chunk.after
+                left -= 1
+            counted.append(WatchedKey(first.key, waiting, chunk is not None))
+    return counted
+
+
+def _size(table: Mapping[Any, Any]) -> int:
+    """The bytes of a dictionary; an estimate on PyPy, which has no `getsizeof`."""
+    return getsizeof(table, 100 * len(table))

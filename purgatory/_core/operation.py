@@ -1,0 +1,672 @@
+"""The delayed operation, which users subclass, and its life from first try to result. Start reading
+the code here.
+
+                       force_complete
+               ┌──────────────────────────> COMPLETED   on_complete
+               │       deadline
+    PENDING ───┼──────────────────────────> EXPIRED     on_complete, on_expiration
+               │       cancel, aclose, a try that raised
+               └──────────────────────────> CANCELLED
+
+    try_once         when first watched, by a check of a key, at the deadline; an operation that ends in a try is finished at once
+    claim            the compare-and-set: out of PENDING, the wheel and all watch lists in one step
+    run_hooks        `on_complete`, and `on_expiration` if it expired; an exception of a hook becomes the result
+    wake_waiters     wakes the tasks that await it; then the observers are notified
+
+Every change of state goes through `claim`, which returns True to exactly one caller. So user code
+never sees an ended operation that is still in a list. The code that tries an operation also finishes
+it, even if a hook has claimed it meanwhile. Code that claims an operation that is not being tried
+finishes it at once, or, within a hook, when that hook has returned: see `dispatcher`.
+
+The steps are functions, not methods, and private attributes begin with `_op_`, because the other
+names of a class that users subclass belong to them. `Home` is their interface to a purgatory.
+
+Kafka's counterpart is `DelayedOperation`, whose `completed` is an `AtomicBoolean`; asyncio's is
+`Future`, whose `result` and whose handling of exceptions are the same.
+"""
+
+from abc import ABC, abstractmethod
+from asyncio import Future, InvalidStateError, get_running_loop
+from collections.abc import Generator, Hashable
+from contextlib import suppress
+from enum import Enum
+from gc import get_referents
+from math import inf, isinf
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NoReturn, Protocol, TypeVar, cast
+
+from purgatory._core.arguments import describe, seconds
+from purgatory._core.buckets import TimerEntry
+from purgatory._core.dispatcher import Dispatcher, running_dispatcher
+from purgatory._core.errors import OperationCancelled, OperationReused, WrongLoop
+from purgatory._core.failure import Failure
+from purgatory._core.kernel import compiled, constants, fields
+from purgatory._core.loop import report, require_stack, running_loop
+from purgatory._core.notifier import OperationNotifier, Record
+from purgatory._core.observers import Cause
+from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, PENDING, OperationState
+
+R = TypeVar("R")
+
+
+class _Absent(Enum):
+    """An enum, because its members stay the same when they are copied or pickled."""
+
+    NO_RESULT = "no result"
+    UNWATCHED = "unwatched"
+
+
+NO_RESULT: Final[Any] = _Absent.NO_RESULT
+"""The result of an operation whose hooks have not run."""
+
+UNWATCHED: Final[Any] = _Absent.UNWATCHED
+"""The links of an operation that is in no watch list."""
+
+NO_KEY: Final[Any] = object()
+"""In place of a key, which may be None."""
+
+
+class Home(Protocol):
+    """The interface of a purgatory for its operations."""
+
+    loop: Any
+    dispatcher: Dispatcher
+    notifier: OperationNotifier | None
+    """Notifies the observers, if there are any."""
+
+    def bind(self, action: str, value: object) -> None:
+        """Raises `WrongLoop` if the purgatory is bound to another loop."""
+
+    def claim(self, operation: "Operation", state: OperationState) -> bool:
+        """The function `claim` for an operation that was given to this purgatory."""
+        ...
+
+    def expire(self, operation: "Operation") -> int:
+        """Ends an operation whose deadline has come; returns how much work that was."""
+        ...
+
+    def report(self, message: str, error: BaseException | None) -> None:
+        """Passes an error in user code to the loop's exception handler. Does not raise."""
+
+
+@fields
+class DelayedOperation(TimerEntry, ABC, Generic[R]):
+    """An operation that cannot be answered yet: it waits for a condition or for its deadline,
+    whichever comes first.
+
+    Subclasses define the condition (`try_complete`) and the result (`on_complete`). Give it to
+    `Purgatory.wait`, or to `Purgatory.try_complete_else_watch` and await it, from any number of
+    tasks. An operation serves once. A subclass with `__slots__` saves memory; one with an
+    `__init__` has to call `super().__init__`.
+
+    The hooks are plain functions, called on the loop's thread, one at a time for all operations of
+    a loop: a hook may call anything here; work that it causes runs when it has returned. They run in
+    the context of the code that completes the operation. An exception of a hook goes to the tasks
+    that await the operation, or, if there is none by the next iteration of the loop, to the loop's
+    exception handler.
+
+    It can be copied and pickled until it is watched; then it is known by its identity, and `copy`
+    raises `TypeError`.
+
+    Args:
+        timeout: seconds from when it is first watched; `None` and `inf` mean no deadline; zero and
+            less mean that it is tried once and then expires.
+        deadline: the same as an instant of the loop's time. Excludes `timeout`.
+
+    Raises:
+        ValueError: a time is NaN, or both were given.
+        TypeError: a time is no number.
+        OperationReused: `__init__` is called again while the operation waits, is tried, is awaited,
+            or has not been answered; nothing has changed.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_op_home",
+        "_op_links",
+        "_op_owner",
+        "_op_record",
+        "_op_result",
+        "_op_state",
+        "_op_timeout",
+        "_op_waiters",
+    )
+
+    _op_state: OperationState
+    _op_timeout: float | None
+    _op_home: Home | None
+    _op_links: object  # `watch_lists.WatchLinks`; an object has no attributes to misspell
+    _op_result: Any  # the result, a Failure, or NO_RESULT until the hooks have run
+    _op_owner: Future[None] | None  # awaited by the task that the operation belongs to
+    _op_waiters: Future[None] | dict[Future[None], None] | None  # awaited by all other tasks
+    _op_record: Record | None  # for observers
+
+    @compiled
+    def __init__(self, timeout: float | None = None, *, deadline: float | None = None) -> None:
+        # A new one refers to its class alone, which costs 0.1 us to see; reading an empty slot
+        # costs 0.4 us.
+        if len(get_referents(self)) > 1:
+            self._op_require_unused()
+        if type(timeout) is float and timeout > 0.0 and deadline is None:
+            self._op_timeout = timeout
+            self._timer_deadline = None
+        else:
+            self._op_set_deadline(timeout, deadline)
+        self._timer_chunk = None
+        self._op_state = PENDING
+        self._op_home = None
+        self._op_links = UNWATCHED
+        self._op_result = NO_RESULT
+        self._op_owner = self._op_waiters = self._op_record = None
+
+    def _op_require_unused(self) -> None:
+        """Raises `OperationReused` if `__init__` was called before, and the operation is in use."""
+        try:
+            state = state_slot.__get__(self)
+        except AttributeError:
+            return
+        home = self._op_home
+        is_waiting = home is not None and (
+            self._op_record is not None or home.dispatcher.is_being_tried(self)
+        )
+        is_awaited = self._op_owner is not None or self._op_waiters is not None
+        if (
+            is_waiting
+            or is_awaited
+            or (not has_result(self) and (home is not None or state is not PENDING))
+        ):
+            why = "it is being watched" if state is PENDING and home is not None else "it is in use"
+            raise OperationReused(f"cannot call __init__ of {describe(self)} again: {why}")
+
+    def _op_set_deadline(self, timeout: float | None, deadline: float | None) -> None:
+        """Everything except a positive timeout becomes a deadline; a timeout of zero or less
+        becomes `-inf`."""
+        if timeout is not None and deadline is not None:
+            raise ValueError(
+                f"timeout ({timeout!r}) and deadline ({deadline!r}) exclude each other"
+            )
+        if timeout is not None:
+            timeout = seconds("timeout", timeout)
+        elif deadline is not None:
+            deadline = seconds("deadline", deadline)
+        is_positive = timeout is not None and timeout > 0.0
+        self._op_timeout = timeout if is_positive else None
+        self._timer_deadline = deadline if timeout is None else None if is_positive else -inf
+
+    _op_is_known: ClassVar[bool] = False
+    """Whether a purgatory has checked that operations of this class are told apart by identity."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls._op_is_known = False
+        cls._op_require_identity()
+
+    @classmethod
+    def _op_require_identity(cls) -> None:
+        """Raises `TypeError` if two operations of this class may be equal, which a decorator may
+        cause at any time."""
+        if cls.__eq__ is not object.__eq__ or cls.__hash__ is not object.__hash__:
+            raise TypeError(
+                f"{cls.__name__} defines __eq__ or __hash__, but operations are told apart by "
+                "identity"
+            )
+
+    # -- for subclasses
+
+    @abstractmethod
+    def try_complete(self) -> bool:
+        """Completes the operation if its condition holds: `return condition and
+        self.force_complete()`.
+
+        Called when the operation is first watched, at each `check_and_complete` of its keys, and
+        once at its deadline. If it raises, the operation is cancelled and the exception goes to the
+        tasks that await it.
+        """
+
+    @compiled
+    def on_complete(self) -> R:
+        """Called exactly once, when the operation has completed or expired (see `state`). Its
+        return value is the result; its exception is raised in the tasks that await the operation.
+        By default the result is `None`."""
+        return None  # type: ignore[return-value]  # unless R is, subclasses have their own
+
+    @compiled
+    def on_expiration(self) -> None:
+        """Called after `on_complete`, if the operation has expired. By default nothing."""
+
+    # -- for everyone
+
+    @compiled
+    def force_complete(self) -> bool:
+        """Completes the operation, whether its condition holds or not.
+
+        Returns:
+            True for the one caller that completed it, False if it had ended before. When it
+            returns, the operation is out of the wheel and of all watch lists; `on_complete` has
+            run, unless a hook is running (this operation's own `try_complete` counts as one): then
+            it runs when that hook has returned.
+
+        Raises:
+            WrongLoop: called from another loop or thread than the purgatory's; nothing has changed.
+            RecursionError: the stack has no room for it; nothing has changed.
+        """
+        home = self._op_home
+        if home is None or running_loop() is not home.loop:
+            check_loop(self, "complete")
+        dispatcher = running_dispatcher() if home is None else home.dispatcher
+        is_tried = dispatcher.current is self or dispatcher.is_being_tried(self)
+        if not is_tried:  # else the code that tries it runs the hooks
+            require_stack()
+        if not (claim(self, COMPLETED) if home is None else home.claim(self, COMPLETED)):
+            return False
+        if not is_tried:
+            dispatcher.finish(self)
+        return True
+
+    def cancel(self) -> bool:
+        """Cancels the operation: tasks that await it get `OperationCancelled`, `on_complete` is not
+        called.
+
+        Returns:
+            True for the one caller that cancelled it, False if it had ended before.
+
+        Raises:
+            WrongLoop: called from another loop or thread than the purgatory's; nothing has changed.
+            RecursionError: the stack has no room for it; nothing has changed.
+        """
+        check_loop(self, "cancel")
+        require_stack()
+        return cancel(self)
+
+    def result(self) -> R:
+        """The return value of `on_complete`.
+
+        Raises:
+            asyncio.InvalidStateError: there is no result yet.
+            OperationCancelled: the operation was cancelled.
+            BaseException: the exception of a hook.
+        """
+        result: Any = self._op_result
+        if result is NO_RESULT:
+            raise _no_result_error(self)
+        if type(result) is Failure:
+            result.retrieved = True
+            try:
+                raise result.exception.with_traceback(result.traceback)
+            finally:
+                del result, self  # which would make a cycle with the exception's traceback
+        return result  # type: ignore[no-any-return]
+
+    @property
+    def state(self) -> OperationState:
+        """The state of the operation."""
+        return self._op_state
+
+    @property
+    def is_completed(self) -> bool:
+        """Whether the operation is no longer pending, however it ended."""
+        return self._op_state is not PENDING
+
+    @property
+    def deadline(self) -> float | None:
+        """When it expires, in seconds of the loop's time; `None` until watched, or without a
+        deadline."""
+        when: float | None = None if self._op_home is None else self._timer_deadline
+        return None if when is None or isinf(when) else when
+
+    def __await__(self) -> Generator[Any, None, R]:
+        if not has_result(self):
+            check_loop(self, "await")
+            future = add_waiter(self)
+            try:
+                yield from future
+            except BaseException:
+                remove_waiter(self, future)
+                raise
+            finally:
+                del future
+        try:
+            return self.result()
+        finally:
+            del self
+
+    @compiled
+    def _op_finish(self) -> None:
+        finish(self)
+
+    @compiled
+    def _timer_expired(self) -> int:
+        home = self._op_home
+        assert home is not None
+        return home.expire(self)
+
+    def _op_is_decided(self) -> bool:
+        """Whether the outcome is decided, though it has not ended: then it completes rather than
+        being cancelled."""
+        return False
+
+    def _op_may_outlast(self) -> bool:
+        """Whether it may wait for an iteration of the loop, though its deadline has passed."""
+        return False
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """For `copy` and `pickle`."""
+        if self._op_home is None and self._op_state is PENDING and self._op_waiters is None:
+            return object.__reduce_ex__(self, protocol)
+        return super().__reduce_ex__(protocol)
+
+    def __repr__(self) -> str:
+        try:
+            words = [self._op_state.value]
+        except AttributeError:
+            words = ["not initialised"]
+        else:
+            if self._op_state is PENDING and self._op_home is None:
+                words.append("unwatched")
+            elif self.deadline is not None:
+                words.append(f"deadline={self.deadline}")
+        return f"<{type(self).__name__} {' '.join(words)}>"
+
+
+Operation = DelayedOperation[Any]
+
+state_slot: Final[Any] = vars(DelayedOperation)["_op_state"]
+"""Reads the state as it is stored, whatever attributes a subclass makes up."""
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    Op = TypeVarWithDefault("Op", bound=Operation, default=Operation)
+else:
+    Op = TypeVar("Op", bound=DelayedOperation[Any])
+
+
+# -- trying
+
+
+@compiled
+def try_once(home: Home, operation: Operation, key: Hashable, is_last: bool = False) -> None:
+    """Tries a watched operation, which is the `current` one of the dispatcher, and finishes it if
+    it has ended.
+
+    Args:
+        home: the purgatory that it waits in.
+        operation: a pending one. It may have ended just now: a finalizer may run anywhere.
+        key: the key that is checked; `NO_KEY` without one.
+        is_last: whether it expires if it does not complete.
+    """
+    was_tried = operation._op_state is PENDING and (
+        operation._op_owner is None or not owner_has_left(operation)
+    )
+    if was_tried:
+        try:
+            if operation.try_complete() and operation._op_state is PENDING:
+                raise not_completed(operation)
+        except BaseException as error:
+            try_failed(operation, error)
+        if is_last:
+            home.claim(operation, EXPIRED)
+    is_pending = operation._op_state is PENDING
+    if not is_pending:
+        run_hooks(operation)
+    record = operation._op_record
+    if record is None or home.notifier is None:
+        return
+    if is_pending:
+        record.failed_tries = (record.failed_tries or 0) + 1
+    elif was_tried:
+        home.notifier.ended(operation, Cause.DEADLINE if key is NO_KEY else Cause.KEY, key)
+    else:
+        home.notifier.ended(operation)
+
+
+def owner_has_left(operation: Operation) -> bool:
+    """Whether the task that an operation belongs to was cancelled; then the operation ends.
+
+    The task learns of it in the next iteration of the loop only. Until then it must not take what
+    the next waiter needs.
+    """
+    owner = operation._op_owner
+    return owner is not None and owner.cancelled() and (cancel(operation) or True)
+
+
+def not_completed(operation: Operation) -> TypeError:
+    """The error of a try that returned true without completing: the operation would wait until its
+    deadline."""
+    return TypeError(
+        f"try_complete of {describe(operation)} returned true, but did not call force_complete()"
+    )
+
+
+def try_failed(operation: Operation, error: BaseException) -> None:
+    """Ends an operation whose `try_complete` raised: it is cancelled, and the exception is its
+    result."""
+    if claim(operation, CANCELLED):
+        try:
+            _set_exception(operation, error)
+        finally:
+            wake_waiters(operation)
+        return
+    # It was claimed before it raised, so its outcome does not change.
+    if isinstance(error, (SystemExit, KeyboardInterrupt)):
+        _pass_on(operation, error)
+    if operation._op_home is not None:
+        operation._op_home.report(f"try_complete of {describe(operation)} raised", error)
+
+
+# -- ending
+
+
+@compiled
+def claim(operation: Operation, state: OperationState) -> bool:
+    """The compare-and-set: moves to `state`, and leaves the wheel and the watch lists; False if
+    another call was first."""
+    if operation._op_state is not PENDING:
+        return False
+    if operation._op_home is not None:
+        return operation._op_home.claim(operation, state)
+    operation._op_state = state
+    return True
+
+
+@compiled
+def cancel(operation: Operation) -> bool:
+    """Cancels an operation; one whose outcome is decided already completes instead. False if it was
+    not cancelled."""
+    if operation._op_is_decided():
+        operation.force_complete()
+        return False
+    if not claim(operation, CANCELLED):
+        return False
+    wake_waiters(operation)
+    home = operation._op_home
+    if (
+        operation._op_record is not None
+        and home is not None
+        and not home.dispatcher.is_being_tried(operation)
+    ):
+        home.dispatcher.finish(operation)
+    return True
+
+
+def finish(operation: Operation) -> None:
+    """Runs the remaining steps of an operation that was claimed."""
+    run_hooks(operation)
+    home = operation._op_home
+    if home is not None and home.notifier is not None:
+        home.notifier.ended(operation)
+
+
+@compiled
+def run_hooks(operation: Operation) -> None:
+    """Runs the hooks of an operation that has ended, once, and none if it was cancelled; wakes the
+    tasks that await it."""
+    if operation._op_state is CANCELLED or operation._op_result is not NO_RESULT:
+        return
+    try:
+        operation._op_result = operation.on_complete()
+    except BaseException as error:
+        _set_exception(operation, error)
+    if operation._op_state is EXPIRED:
+        try:
+            operation.on_expiration()
+        except BaseException as error:
+            _set_exception(operation, error)
+    if operation._op_owner is not None or operation._op_waiters is not None:
+        wake_waiters(operation)
+
+
+def _set_exception(operation: Operation, error: BaseException) -> None:
+    """Makes the exception of a hook the result; a second one is reported instead. Exits are passed
+    on as well."""
+    if type(operation._op_result) is Failure:
+        report(get_running_loop(), f"a second hook of {describe(operation)} raised", error)
+    else:
+        operation._op_result = failure = Failure.of_hook(error)
+        if operation._op_waiters is None and operation._op_owner is None:
+            _report_unretrieved(operation, failure)
+    if isinstance(error, (SystemExit, KeyboardInterrupt)):
+        wake_waiters(operation)
+        _pass_on(operation, error)
+
+
+def _pass_on(operation: Operation, error: BaseException) -> NoReturn:
+    """Raises an exit; the remaining steps of the operation follow in the next iteration."""
+    running_dispatcher().defer(operation)
+    running_dispatcher().continue_later()
+    raise error
+
+
+def _report_unretrieved(operation: Operation, failure: Failure) -> None:
+    """Reports an exception that is not retrieved within two iterations of the loop.
+
+    So a task that begins to await the operation in this iteration or the next can retrieve it.
+    """
+    with suppress(RuntimeError):  # there is no loop to report to
+        get_running_loop()
+        running_dispatcher().report_unretrieved(
+            f"a hook of {describe(operation)} raised, and nobody awaits it", failure
+        )
+
+
+# -- waiting for it
+
+
+def has_result(operation: Operation) -> bool:
+    """Whether the operation has a result, or was cancelled."""
+    return operation._op_result is not NO_RESULT or operation._op_state is CANCELLED
+
+
+def add_waiter(operation: Operation) -> "Future[None]":
+    """A future that is done when the operation has a result."""
+    future: Future[None] = get_running_loop().create_future()
+    waiters = operation._op_waiters
+    if waiters is None:
+        operation._op_waiters = future  # a dictionary of one takes 200 bytes
+    elif type(waiters) is dict:
+        waiters[future] = None
+    else:
+        operation._op_waiters = {cast("Future[None]", waiters): None, future: None}
+    return future
+
+
+def add_owner(operation: Operation) -> "Future[None]":
+    """A future that is done when the operation has a result, for the task that it belongs to."""
+    operation._op_owner = future = get_running_loop().create_future()
+    return future
+
+
+def remove_waiter(operation: Operation, future: "Future[None]") -> None:
+    """Removes a future of `add_waiter`. If it was the last, an exception of a hook is reported."""
+    waiters = operation._op_waiters
+    if waiters is future:
+        operation._op_waiters = None
+    elif type(waiters) is dict:
+        waiters.pop(future, None)
+    _report_if_unretrieved(operation)
+
+
+@compiled
+def wake_waiters(operation: Operation) -> None:
+    """Wakes the tasks that await the operation."""
+    owner, waiters = operation._op_owner, operation._op_waiters
+    if owner is not None:
+        operation._op_owner = None
+        if not owner.done():
+            owner.set_result(None)
+    if waiters is not None:
+        operation._op_waiters = None
+        for future in waiters if type(waiters) is dict else (cast("Future[None]", waiters),):
+            if not future.done():
+                future.set_result(None)
+
+
+def wake_owner(operation: Operation) -> None:
+    """Wakes the task that the operation belongs to, and no other."""
+    owner, operation._op_owner = operation._op_owner, None
+    if owner is not None and not owner.done():
+        owner.set_result(None)
+
+
+def abandon(operation: Operation) -> None:
+    """Cancels an operation whose owner, a task that waited for it, has ended."""
+    operation._op_owner = None
+    if operation._op_state is not PENDING:
+        _report_if_unretrieved(operation)
+        return
+    with suppress(WrongLoop):  # a coroutine that is closed after its loop has nothing to clean up
+        check_loop(operation, "cancel")
+        cancel(operation)
+
+
+def _report_if_unretrieved(operation: Operation) -> None:
+    failure = operation._op_result
+    if (
+        type(failure) is Failure
+        and not failure.retrieved
+        and not operation._op_waiters
+        and operation._op_owner is None
+    ):
+        _report_unretrieved(operation, failure)
+
+
+def _no_result_error(operation: Operation) -> Exception:
+    """The error that says why the operation has no result."""
+    if operation._op_state is CANCELLED:
+        return OperationCancelled(f"{describe(operation)} has no result: it was cancelled")
+    if operation._op_state is PENDING:
+        return InvalidStateError(f"{describe(operation)} has no result yet: it is pending")
+    return InvalidStateError(
+        f"{describe(operation)} has no result yet: its on_complete has not run"
+    )
+
+
+def check_loop(operation: Operation, action: str) -> None:
+    """Raises `WrongLoop` if this is not the loop of its purgatory, or of the tasks that await
+    it."""
+    home, waiters = operation._op_home, operation._op_waiters
+    loop = running_loop()
+    if home is not None:
+        if loop is not home.loop:
+            home.bind(action + " {}", operation)
+    elif waiters is not None:
+        first = next(iter(waiters)) if type(waiters) is dict else cast("Future[None]", waiters)
+        awaited_on = first.get_loop()
+        if loop is not awaited_on:
+            raise WrongLoop(
+                f"cannot {action} {describe(operation)}: it is awaited on {awaited_on!r}, this "
+                f"is {loop!r}"
+            )
+
+
+constants(
+    PENDING=PENDING,
+    COMPLETED=COMPLETED,
+    EXPIRED=EXPIRED,
+    CANCELLED=CANCELLED,
+    NO_RESULT=NO_RESULT,
+    UNWATCHED=UNWATCHED,
+    NO_KEY=NO_KEY,
+    _set_exception=_set_exception,
+    try_failed=try_failed,
+    not_completed=not_completed,
+)

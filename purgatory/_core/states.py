@@ -1,0 +1,23 @@
+"""The states of an operation. `lifecycle` defines the changes between them."""
+
+from enum import Enum
+from typing import Final
+
+
+class OperationState(Enum):
+    """The state of an operation. It leaves `PENDING` exactly once."""
+
+    PENDING = "pending"
+    COMPLETED = "completed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+
+    __hash__ = (
+        object.__hash__
+    )  # the hash of enums is a function in Python, and states are keys of a dictionary
+
+
+PENDING: Final = OperationState.PENDING
+COMPLETED: Final = OperationState.COMPLETED
+EXPIRED: Final = OperationState.EXPIRED
+CANCELLED: Final = OperationState.CANCELLED

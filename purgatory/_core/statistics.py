@@ -1,0 +1,53 @@
+"""The statistics of purgatories: immutable snapshots."""
+
+from dataclasses import dataclass
+from typing import final
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class PurgatoryStatistics:
+    """Counts of a purgatory: ends so far, and current contents."""
+
+    name: str
+    pending: int
+    """Operations that wait."""
+    watched: int
+    """Pairs of an operation that waits and a key that it watches."""
+    keys: int
+    """Keys that are watched."""
+    completed: int
+    """Operations that have completed, at their first try or later."""
+    expired: int
+    cancelled: int
+    missed_triggers: int
+    """Of the completed ones, those that only the last try, at their deadline, completed:
+    `check_and_complete` was not called."""
+    wake_ups: int
+    """Callbacks that the loop made to the wheel."""
+    moves: int
+    """How often an operation was moved to a narrower bucket."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ThresholdStatistics:
+    """Counts of a threshold purgatory: ends so far, and current contents."""
+
+    name: str
+    pending: int
+    """Waits that have not ended yet."""
+    unanswered: int
+    """Waits that have ended, but whose tasks are woken in the next iterations of the loop."""
+    keys: int
+    """Keys that have a value or are waited for."""
+    completed: int
+    """Waits whose threshold was reached, before they began or later."""
+    failed: int
+    expired: int
+    cancelled: int
+    """Waits whose task was cancelled, or that `aclose` ended."""
+    wake_ups: int
+    """Callbacks that the loop made to the wheel."""
+    moves: int
+    """How often a wait was moved to a narrower bucket."""

@@ -1,0 +1,747 @@
+"""`ThresholdPurgatory`: waiting until a key's value has reached a threshold: offsets, versions,
+watermarks.
+
+Many conditions in servers have this form, and then no condition is tried: the waiters of a key are
+sorted by threshold, and an advance removes them from the front. Waiters with a threshold above the
+new value are not visited.
+
+    the value of "orders" is 41, with waiters for     42: A, D     45: B     60: C
+    advance("orders", 47) -> 3                        A, D and B return 47, in this order; C keeps waiting
+    wait("orders", 46)                                returns 47 at once
+
+The code that removes a waiter from its queue decides its outcome. An advance removes all waiters that
+it reaches at once, but wakes a bounded number per iteration of the loop. The others are *unanswered*
+until the next iterations, but decided: neither a deadline nor a `fail` changes their outcome.
+
+    advance("orders", 47) removes 2,000      pending -2,000; 512 are woken, 1,488 are unanswered
+    the next three iterations                wake 512, 512 and 464
+
+A waiter whose task has been cancelled is passed over: it ends as cancelled, and is not counted.
+
+Sources: Kafka, `raft/internals/ThresholdPurgatory.java`, for one log; and the index of Consul's
+blocking queries: a client passes the version it has seen, so it misses nothing between two requests.
+Therefore a key keeps its value until `forget` is called.
+"""
+
+from asyncio import AbstractEventLoop, Future, sleep, wait
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextvars import Context
+from itertools import islice
+from operator import index
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar, cast, final
+
+from purgatory._core import logs
+from purgatory._core.arguments import describe, printable, seconds
+from purgatory._core.buckets import TimerEntry
+from purgatory._core.changed_keys import remove_entry
+from purgatory._core.closing import check_drain
+from purgatory._core.errors import (
+    OperationCancelled,
+    OperationTimeout,
+    PurgatoryClosed,
+    PurgatoryFull,
+)
+from purgatory._core.failure import Failure
+from purgatory._core.inbox import ThreadsafeInbox
+from purgatory._core.limits import MAX_PER_ITERATION, REGISTRATIONS_PER_STEP
+from purgatory._core.loop import UNBOUND, report, running_loop
+from purgatory._core.loop_wheel import LoopTimingWheel
+from purgatory._core.observer_group import ObserverGroup
+from purgatory._core.observers import Cause, Observer, observers_of
+from purgatory._core.states import CANCELLED, COMPLETED, EXPIRED, OperationState
+from purgatory._core.statistics import ThresholdStatistics
+from purgatory._core.threshold_queue import (
+    UNKNOWN,
+    ThresholdQueue,
+    Waiters,
+    check_advance,
+    describe_value,
+    flatten,
+    has_reached,
+)
+from purgatory._core.wheel import DEFAULT_WHEEL_SIZE
+
+KIND: Final = "wait"
+
+
+class Ordered(Protocol):
+    """Values: all values of a key can be compared with each other, in a total order."""
+
+    def __lt__(self, other: Any, /) -> bool: ...
+    def __le__(self, other: Any, /) -> bool: ...
+
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    K = TypeVarWithDefault("K", bound=Hashable, default=Hashable)
+    V = TypeVarWithDefault("V", bound=Ordered, default=Any)
+else:
+    K = TypeVar("K", bound=Hashable)
+    V = TypeVar("V", bound=Ordered)
+
+
+@final
+class _Waiter(TimerEntry):
+    """A `wait` in progress.
+
+    Attributes:
+        future: its result is the value, a `Failure`, or how else the wait ended: `EXPIRED` or
+            `CANCELLED`.
+        started_at: in the loop's time; None until observers were notified.
+        timeout: in seconds; None for none.
+    """
+
+    __slots__ = ("future", "purgatory", "queue", "started_at", "threshold", "timeout")
+
+    future: Future[Any]
+    purgatory: "ThresholdPurgatory[Any, Any]"
+    queue: ThresholdQueue
+    started_at: float | None
+    threshold: Any
+    timeout: float | None
+
+    def _timer_expired(self) -> None:
+        self.purgatory._expired += self.purgatory._end_one(self, EXPIRED, Cause.DEADLINE)
+
+    def __repr__(self) -> str:
+        return f"<wait for {describe(self.queue.key)} to reach {describe(self.threshold)}>"
+
+
+@final
+class ThresholdPurgatory(Generic[K, V]):
+    """Holds waits for a key's value to reach a threshold. Each ends exactly once: when the value
+    reaches it, or at its deadline.
+
+    The values of a key never decrease, and are stored, so a client that passes its threshold misses
+    nothing between two waits. Values are of any immutable type with a total order: numbers,
+    strings, tuples.
+
+    Bound to the running event loop at first use; all methods but `advance_threadsafe` belong to its
+    thread. As an async context manager it is closed on exit, and may be entered again.
+
+    Args:
+        name: for errors, logs and statistics.
+        tick: the resolution of deadlines in seconds, finite and at least a nanosecond: a wait
+            expires at most this much late.
+        wheel_size: the number of buckets of a level of the timing wheel that are as wide as one of
+            the next, 2 to 2**62.
+        max_pending: the maximum number of pending waits; `None` for no limit.
+        max_keys: the maximum number of keys with a value or a waiter; `None` for no limit. One more
+            is refused, because to delete another one silently could lose an update. `forget`
+            deletes one.
+        observer: is notified of each wait that has ended, as of an operation of the kind "wait"; or
+            a sequence of observers. There are no checks.
+
+    Raises:
+        ValueError, TypeError: an argument is out of its bounds or of another type.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_cancelled",
+        "_closed",
+        "_completed",
+        "_continuation_scheduled",
+        "_expired",
+        "_failed",
+        "_idle_waiter",
+        "_inbox",
+        "_loop",
+        "_loop_wheel",
+        "_max_keys",
+        "_max_pending",
+        "_observers",
+        "_pending",
+        "_queues",
+        "_time",
+        "_unanswered",
+        "_wake_queue",
+        "_wheel",
+        "name",
+    )
+
+    def __init__(
+        self,
+        name: str = "thresholds",
+        *,
+        tick: float = 0.001,
+        wheel_size: int = DEFAULT_WHEEL_SIZE,
+        max_pending: int | None = None,
+        max_keys: int | None = None,
+        observer: Observer | Sequence[Observer] | None = None,
+    ) -> None:
+        for limit, number in (("max_pending", max_pending), ("max_keys", max_keys)):
+            if number is not None and index(number) < 1:
+                raise ValueError(
+                    f"{limit} must be at least 1, or None for no limit, got {describe(number)}"
+                )
+        self.name = name
+        self._loop_wheel = LoopTimingWheel(tick, wheel_size)
+        self._wheel = self._loop_wheel.wheel
+        self._loop: AbstractEventLoop = UNBOUND
+        self._time = self._loop_wheel.time
+        self._max_pending = max_pending
+        self._max_keys = max_keys
+        observers = observers_of(observer)
+        self._observers = ObserverGroup(observers, self._report) if observers else None
+        self._queues: dict[Hashable, ThresholdQueue] = {}
+        """The keys that have a value or waiters."""
+        self._pending = self._completed = self._failed = self._expired = self._cancelled = 0
+        self._wake_queue: deque[tuple[Iterator[_Waiter], Any, Cause]] = deque()
+        """Waiters that have left their queue, with their outcome and its cause."""
+        self._unanswered = 0
+        """The number of waiters in `_wake_queue`."""
+        self._continuation_scheduled = False
+        """Whether the next iteration of the loop wakes more of them."""
+        self._closed = False
+        self._idle_waiter: Future[None] | None = None
+        """Done when nothing is pending or unanswered; created when `aclose` waits for that."""
+        self._inbox: ThreadsafeInbox[tuple[Any, Any]] = ThreadsafeInbox(
+            self._loop_wheel, self._advance_from_threads
+        )
+
+    async def wait(self, key: K, threshold: V, timeout: float | None = None) -> V:
+        """Waits until the value of `key` is at least `threshold`.
+
+        Waits for equal thresholds of a key are answered in the order in which they began.
+
+        Args:
+            key: need not have a value yet.
+            threshold: of the type of the key's values.
+            timeout: in seconds; `None` and `inf` for no limit. With zero and less the value is
+                compared once.
+
+        Returns:
+            The value of the key, if it has reached the threshold already; else the first value to
+            which it is advanced that does.
+
+        Cost: O(log n) comparisons with other thresholds of the key, when it begins to wait and when
+            it ends early.
+
+        Raises:
+            OperationTimeout: a `TimeoutError`; the threshold was not reached in time.
+            OperationCancelled: `aclose` ended the wait.
+            BaseException: the exception that `fail` was given.
+            PurgatoryClosed: `aclose` was called before.
+            PurgatoryFull: `max_pending` waits are pending, or `max_keys` keys have a value or a
+                waiter, and it would have to wait.
+            ValueError, TypeError: the threshold is NaN, or cannot be compared with the key's value
+                or with other thresholds; `timeout` is NaN, or no number; `key` is not hashable.
+            WrongLoop: called from another loop or thread than the first time.
+        """
+        if running_loop() is not self._loop:
+            self._bind("wait for {}", key)
+        if timeout is not None:
+            timeout = seconds("timeout", timeout)
+        if self._closed:
+            raise PurgatoryClosed(
+                f"cannot wait for {describe(key)} to reach {describe(threshold)}: "
+                f"{printable(self.name)} is closed"
+            )
+        value = self._known(key)
+        if has_reached(key, value, threshold):
+            self._completed += 1
+            self._notify_immediate(key, timeout, COMPLETED)
+            return cast(V, value)
+        now = self._time()
+        when = None if timeout is None else now + timeout
+        if when is not None and when <= now:
+            self._expired += 1
+            self._notify_immediate(key, timeout, EXPIRED)
+            raise OperationTimeout(
+                f"{describe(key)} has not reached {describe(threshold)}: {describe_value(value)}"
+            )
+        waiter = self._add(key, threshold, timeout, when, now)
+        try:
+            outcome = await waiter.future
+        except BaseException:
+            # If this is a coroutine that is closed after its loop, there is nothing to clean up.
+            if running_loop() is self._loop:
+                self._end_one(waiter, CANCELLED, Cause.CANCELLED)
+            raise
+        if outcome is EXPIRED:
+            late = f"{describe(key)} did not reach {describe(threshold)} within {timeout} s"
+            raise OperationTimeout(f"{late}: {describe_value(self._known(key))}")
+        if outcome is CANCELLED:
+            raise OperationCancelled(
+                f"{describe(key)} did not reach {describe(threshold)}: {printable(self.name)} "
+                "was closed"
+            )
+        if type(outcome) is Failure:
+            try:
+                raise outcome.exception.with_traceback(outcome.traceback)
+            finally:
+                del outcome, waiter  # which would make a cycle with the exception's traceback
+        return cast(V, outcome)
+
+    def advance(self, key: K, value: V) -> int:
+        """Sets the value of `key`, and completes all waits for a threshold of at most that, in the
+        order of threshold and arrival.
+
+        Returns:
+            The number of waits it completed. All of them have ended when it returns, and none can
+            expire or fail any more. Of very many, 512 are woken at once and the rest in the next
+            iterations of the loop, as many in each.
+
+        Cost: proportional to what it completes; if it completes none, one comparison, however many
+            wait for more.
+
+        Raises:
+            ValueError: `value` is below the current value of the key, or NaN.
+            TypeError: it cannot be compared with that, or with a threshold; or `key` is not
+                hashable.
+            PurgatoryFull: `max_keys` other keys have a value or a waiter.
+            WrongLoop: called from another loop or thread than the first time, or outside any loop.
+
+        In each of these cases nothing has changed.
+        """
+        if running_loop() is not self._loop:
+            self._bind("advance {}", key, "advance_threadsafe")
+        queue = self._queues.get(key)
+        if queue is None:
+            check_advance(key, value, UNKNOWN)
+            queue = self._queue_of(key, "advance {} to {}", value)
+        waiters = queue.advance(value)
+        if queue.is_discarded:  # the key was forgotten while its value was compared
+            self._keep(queue)
+        if not waiters:
+            return 0
+        count = self._end(waiters, value, Cause.KEY)
+        self._completed += count
+        return count
+
+    def advance_threadsafe(self, key: K, value: V) -> None:
+        """Calls `advance(key, value)` on the loop soon; may be called from any thread.
+
+        The loop is woken once for all calls that come before it wakes, and applies them in order, a
+        bounded number per iteration. A value that is too low by then is ignored, since threads
+        race; other exceptions of `advance` go to the loop's exception handler. Before the purgatory
+        is bound to a loop, values wait for that. As safe in a signal handler or a finalizer as
+        `loop.call_soon_threadsafe`.
+
+        Raises:
+            ValueError: `value` is NaN.
+            TypeError: `key` is not hashable.
+        """
+        hash(key)
+        check_advance(key, value, UNKNOWN)
+        self._inbox.put((key, value))
+
+    def value(self, key: K) -> V | None:
+        """The value of `key`, or `None` if it has none. Cost: O(1)."""
+        value = self._known(key)
+        return None if value is UNKNOWN else cast(V, value)
+
+    def fail(self, key: K, exception: BaseException, *, above: V | None = None) -> int:
+        """Ends all waits for `key` with `exception`. The key keeps its value, and new waits may
+        begin.
+
+        Args:
+            key: need not have waits.
+            exception: an instance; each wait raises it.
+            above: end only the waits for a higher threshold than this; `None` for all.
+
+        Returns:
+            The number of waits it ended. As with `advance`, of very many the rest is woken in the
+            next iterations of the loop.
+
+        Raises:
+            TypeError: `exception` is not an exception (a class, for instance); `key` is not
+                hashable; or `above` cannot be compared with the thresholds.
+            WrongLoop: called from another loop or thread than the first time, or outside any loop.
+        """
+        if not isinstance(exception, BaseException):
+            raise TypeError(
+                f"cannot fail {describe(key)} with {describe(exception)}: it is not an instance "
+                "of an exception"
+            )
+        self._bind("fail {}", key)
+        queue = self._queues.get(key)
+        if queue is None:
+            return 0
+        removed = queue.clear() if above is None else queue.take_above(above)
+        count = self._end(removed, Failure(exception), Cause.FAILED)
+        self._discard_if_empty(queue)
+        self._failed += count
+        return count
+
+    def forget(self, key: K) -> bool:
+        """Deletes the value of `key`, which may then have a lower one.
+
+        Waiters of the key keep waiting for later values; to end their waits, call `fail` as well.
+
+        Returns:
+            Whether it had a value.
+
+        Raises:
+            TypeError: `key` is not hashable.
+            WrongLoop: called from another loop or thread than the first time, or outside any loop.
+        """
+        self._bind("forget {}", key)
+        queue = self._queues.get(key)
+        if queue is None or queue.value is UNKNOWN:
+            return False
+        queue.forget()
+        self._discard_if_empty(queue)
+        return True
+
+    async def aclose(self, drain: float = 0.0) -> int:
+        """Refuses new waits, lets pending waits end by themselves for up to `drain` seconds, then
+        ends the rest with `OperationCancelled`.
+
+        When it returns, nothing is pending and all waits are answered. If its own task is
+        cancelled, it ends the rest at once before it raises. It may be called again, also while it
+        drains. Values are kept.
+
+        Args:
+            drain: in seconds; zero and more.
+
+        Returns:
+            The number of waits this call ended.
+
+        Raises:
+            ValueError, TypeError: `drain` is negative, NaN, or no number; nothing has changed.
+            WrongLoop: called from another loop or thread than the first time.
+        """
+        drain = check_drain(drain)
+        self._bind(f"close {printable(self.name)}")
+        self._closed = True
+        ended = steps = 0
+        try:
+            if drain > 0.0:
+                await self._wait_until_idle(drain)
+            for queue in list(self._queues.values()) if self._pending else ():
+                count = self._end_all(queue)
+                ended += count
+                steps += 1 + count * REGISTRATIONS_PER_STEP
+                if steps >= MAX_PER_ITERATION * REGISTRATIONS_PER_STEP:
+                    steps = 0
+                    await sleep(0)
+            if ended and drain > 0.0:
+                logs.cancelled_by_drain(self.name, ended, drain)
+            await self._wait_until_idle()
+        except BaseException:
+            for queue in list(self._queues.values()):
+                self._end_all(queue)
+            self._wake(self._unanswered)
+            raise
+        return ended
+
+    async def __aenter__(self) -> "ThresholdPurgatory[K, V]":
+        if self._closed:
+            self._bind(f"open {printable(self.name)} again")
+            if not self._is_idle:
+                raise PurgatoryClosed(
+                    f"cannot open {printable(self.name)} again: it is being closed, and some "
+                    "waits are not answered"
+                )
+            self._closed = False
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    @property
+    def pending(self) -> int:
+        """The number of waits that have not ended. Exact. Cost: O(1)."""
+        return self._pending
+
+    def statistics(self) -> ThresholdStatistics:
+        """A snapshot. Cost: O(1)."""
+        return ThresholdStatistics(
+            name=self.name,
+            pending=self._pending,
+            unanswered=self._unanswered,
+            keys=len(self._queues),
+            completed=self._completed,
+            failed=self._failed,
+            expired=self._expired,
+            cancelled=self._cancelled,
+            wake_ups=self._loop_wheel.wake_ups,
+            moves=self._wheel.moves,
+        )
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<ThresholdPurgatory {self.name!r} {state} pending={self._pending} keys={len(self._queues)}>"
+
+    # -- beginning to wait
+
+    def _bind(self, action: str, value: object = UNBOUND, threadsafe: str = "") -> None:
+        """Binds the purgatory to the running loop, or raises `WrongLoop` if it is bound to another
+        one."""
+        if self._loop_wheel.bind(action, value, self._pending, threadsafe):
+            self._loop, self._time = self._loop_wheel.loop, self._loop_wheel.time
+            self._wake_queue.clear()
+            self._idle_waiter = None
+            self._unanswered = 0
+            self._continuation_scheduled = False
+            self._inbox.rebind()
+
+    def _known(self, key: K) -> Any:
+        queue = self._queues.get(key)
+        return UNKNOWN if queue is None else queue.value
+
+    def _add(
+        self, key: Any, threshold: Any, timeout: float | None, when: float | None, now: float
+    ) -> _Waiter:
+        """Has a new waiter wait for `key`, until `when`.
+
+        Raises:
+            PurgatoryFull, TypeError: see `wait`; nothing has changed.
+        """
+        if self._max_pending is not None and self._pending >= self._max_pending:
+            raise PurgatoryFull(
+                f"cannot wait for {describe(key)} to reach {describe(threshold)}: max_pending"
+                f" ({self._max_pending}) waits are pending in {printable(self.name)}"
+            )
+        waiter = _Waiter()
+        waiter.purgatory, waiter.threshold, waiter.timeout = self, threshold, timeout
+        waiter.future = self._loop.create_future()
+        waiter.started_at = waiter._timer_chunk = None
+        if when is not None:
+            self._wheel.add(waiter, when, now)
+        self._pending += 1
+        # Join the queue last: a finalizer, which allocating may run, or a comparison may forget the
+        # key, or advance it.
+        try:
+            while True:
+                queue = waiter.queue = self._queue_of(key, "wait for {} to reach {}", threshold)
+                try:
+                    queue.add(waiter)
+                except BaseException:
+                    self._discard_if_empty(queue)
+                    raise
+                if not queue.is_discarded or waiter.future.done():
+                    break
+                queue.discard(waiter)
+        except BaseException:
+            self._pending -= 1
+            self._wheel.remove(waiter)
+            raise
+        if self._observers is not None and waiter.started_at is None:
+            self._notify_started(waiter)
+        if queue.value is not UNKNOWN and threshold <= queue.value:
+            self._completed += self._end_one(waiter, queue.value, Cause.KEY)
+        return waiter
+
+    def _queue_of(self, key: Any, action: str, value: Any) -> ThresholdQueue:
+        """The queue of `key`, a new one if it has none."""
+        queue = self._queues.get(key)
+        if queue is None:
+            if self._max_keys is not None and len(self._queues) >= self._max_keys:
+                action = action.format(describe(key), describe(value))
+                raise PurgatoryFull(
+                    f"cannot {action}: max_keys ({self._max_keys}) other keys are in "
+                    f"{printable(self.name)}"
+                )
+            queue = self._queues.setdefault(key, ThresholdQueue(key))
+        return queue
+
+    def _keep(self, queue: ThresholdQueue) -> None:
+        """Puts back a queue that was discarded while it got a value."""
+        if self._queues.setdefault(queue.key, queue) is queue:
+            queue.is_discarded = False
+
+    def _discard_if_empty(self, queue: ThresholdQueue) -> None:
+        """Forgets a queue that has neither a value nor waiters."""
+        if queue.value is not UNKNOWN or queue.segments or queue.is_discarded:
+            return
+        failure = None
+        try:
+            found = self._queues.pop(queue.key, None)
+            if found is queue or (
+                found is not None
+                and remove_entry(self._queues, queue.key, queue, found, self._put_back)
+            ):
+                queue.is_discarded = True
+                return
+        except BaseException as error:
+            failure = error
+        self._report(
+            f"cannot find a {printable(type(queue.key).__name__)} again that was a key: its "
+            "hash, or what it equals, has changed",
+            failure,
+        )
+
+    def _put_back(self, queue: ThresholdQueue) -> None:
+        self._queues.setdefault(queue.key, queue)
+
+    # -- ending
+
+    def _end_one(self, waiter: _Waiter, outcome: Any, cause: Cause) -> int:
+        """Ends one wait; the number of waits it ended with `outcome`."""
+        if not waiter.queue.discard(waiter):
+            return 0
+        self._discard_if_empty(waiter.queue)
+        return self._end([waiter], outcome, cause)
+
+    def _end_all(self, queue: ThresholdQueue) -> int:
+        """Ends all waits of a key because of `aclose`; returns their number."""
+        if not queue.segments:
+            return 0
+        count = self._end(queue.clear(), CANCELLED, Cause.CLOSED)
+        self._discard_if_empty(queue)
+        self._cancelled += count
+        return count
+
+    def _end(self, removed: list[Waiters], outcome: Any, cause: Cause) -> int:
+        """Ends waits that were removed from their queue. Wakes a bounded number now, after those
+        that ended before.
+
+        Returns:
+            The number of waits it ended with `outcome`. The tasks of the others were cancelled.
+        """
+        waiters: list[_Waiter] = []
+        left: list[_Waiter] = []
+        for waiter in cast("Iterable[_Waiter]", flatten(removed)):
+            (left if waiter.future.cancelled() else waiters).append(waiter)
+        self._pending -= len(waiters) + len(left)
+        self._unanswered += len(waiters) + len(left)
+        self._cancelled += len(left)
+        is_busy = bool(self._wake_queue)
+        if left:
+            self._wake_queue.append((iter(left), CANCELLED, Cause.CANCELLED))
+        if waiters:
+            self._wake_queue.append((iter(waiters), outcome, cause))
+        if not is_busy:
+            self._wake(MAX_PER_ITERATION)
+        self._continue_later()
+        return len(waiters)
+
+    def _wake(self, budget: int) -> None:
+        """Wakes the next `budget` waiters of those that have ended."""
+        while self._wake_queue and budget > 0:
+            waiters, outcome, cause = self._wake_queue[0]
+            for waiter in islice(waiters, budget):
+                budget -= 1
+                self._unanswered -= 1
+                self._wheel.remove(waiter)
+                if not waiter.future.done():  # it is done if the waiting task was cancelled
+                    waiter.future.set_result(outcome)
+                if self._observers is not None:
+                    self._notify_ended(waiter, outcome, cause)
+            if budget > 0:
+                self._wake_queue.popleft()
+        if self._is_idle and self._idle_waiter is not None:
+            idle, self._idle_waiter = self._idle_waiter, None
+            if not idle.done():
+                idle.set_result(None)
+
+    def _continue_later(self) -> None:
+        if self._wake_queue and not self._continuation_scheduled:
+            self._continuation_scheduled = True
+            self._loop.call_soon(self._continue, context=Context())
+
+    def _continue(self) -> None:
+        self._continuation_scheduled = False
+        try:
+            self._wake(MAX_PER_ITERATION)
+        finally:
+            self._continue_later()
+
+    @property
+    def _is_idle(self) -> bool:
+        return not (self._pending or self._unanswered)
+
+    async def _wait_until_idle(self, timeout: float | None = None) -> None:
+        """Waits until nothing is pending or unanswered, for at most `timeout` seconds."""
+        if not self._is_idle:
+            if self._idle_waiter is None:
+                self._idle_waiter = self._loop.create_future()
+            await wait((self._idle_waiter,), timeout=timeout)
+
+    def _advance_from_threads(self, named: Iterable[tuple[Any, Any]]) -> None:
+        """Applies a bounded number of calls of `advance_threadsafe`; the rest stays in the
+        iterator."""
+        budget = MAX_PER_ITERATION
+        for key, value in named:
+            try:
+                queue = self._queues.get(key)
+                if queue is None or not has_reached(key, queue.value, value):
+                    budget -= self.advance(key, value)
+            except Exception as error:
+                self._report(
+                    f"cannot advance {describe(key)} to {describe(value)}, as another thread "
+                    "asked for",
+                    error,
+                )
+            budget -= 1
+            if budget <= 0:
+                return
+
+    # -- observers
+
+    def _notify_started(self, waiter: _Waiter) -> None:
+        assert self._observers is not None
+        waiter.started_at = self._time()
+        self._observers.started(waiter)
+
+    def _notify_immediate(self, key: Any, timeout: float | None, state: OperationState) -> None:
+        """Notifies of a wait that ended without waiting."""
+        if self._observers is None:
+            return
+        wait, now = object(), self._time()
+        self._observers.started(wait)
+        cause, failed_tries = (Cause.FIRST_TRY, 0) if state is COMPLETED else (Cause.DEADLINE, 1)
+        timeout = None if timeout is None else max(timeout, 0.0)
+        self._observers.ended(
+            wait, self.name, KIND, (key,), now, now, timeout, state, cause, failed_tries, None
+        )
+
+    def _notify_ended(self, waiter: _Waiter, outcome: Any, cause: Cause) -> None:
+        """Notifies of the end of a waiter."""
+        assert self._observers is not None
+        if waiter.started_at is None:  # a finalizer has ended it, before its start was notified
+            self._notify_started(waiter)
+        started_at, now = cast(float, waiter.started_at), self._time()
+        state, error = COMPLETED, None
+        if outcome is EXPIRED or outcome is CANCELLED:
+            state = outcome
+        elif type(outcome) is Failure:
+            state, error = CANCELLED, outcome.exception
+        failed_tries = 1 + (state is EXPIRED and started_at < now)
+        self._observers.ended(
+            waiter, self.name, KIND, (waiter.queue.key,), started_at, now, waiter.timeout, state, cause, failed_tries, error
+        )  # fmt: skip
+
+    def _report(self, message: str, error: BaseException | None) -> None:
+        report(self._loop, f"{printable(self.name)}: {message}", error)
+
+    def _check(self) -> None:
+        """Asserts the whole invariant between iterations of the loop. For tests. Cost: everything
+        that waits."""
+        waiters: list[_Waiter] = []
+        for key, queue in self._queues.items():
+            assert queue.key is key and not queue.is_discarded
+            queue._check(waiters)
+        assert self._pending == len(waiters)
+        assert all(
+            waiter._timer_chunk is None or waiter in waiter._timer_chunk for waiter in waiters
+        )
+        in_wheel = sum(waiter._timer_chunk is not None for waiter in waiters)
+        assert in_wheel <= self._wheel.size <= in_wheel + self._unanswered
+        assert bool(self._wake_queue) >= bool(self._unanswered)
+        assert self._continuation_scheduled >= bool(self._wake_queue)
+        self._loop_wheel._check()
+
+
+def queues_of(
+    purgatory: ThresholdPurgatory[Any, Any],
+) -> tuple[Mapping[Hashable, ThresholdQueue], bool]:
+    """The queues of a purgatory by key, and whether it is closed: for `inspect`.
+
+    Raises:
+        WrongLoop: the purgatory is bound to another loop.
+    """
+    if purgatory._loop_wheel.is_bound and purgatory._loop is not running_loop():
+        purgatory._bind(f"inspect {printable(purgatory.name)}")
+    return purgatory._queues, purgatory._closed

@@ -1,0 +1,493 @@
+"""Watch lists: for each key, the operations that watch it, in order of arrival.
+
+Most keys have one watcher and most operations one key, so a single watcher is stored directly, at
+the cost of one dictionary entry. The second one turns the entry into a *chunk*, an ordered
+dictionary from which each can be removed in O(1). A chunk holds 4,096; when it is full, the next
+watcher opens another one. So a list of a million is iterated over by chunks while it changes, and
+is never copied:
+
+    by_key = {"orders-0": <Fetch A>,
+              "orders-1": Chunk{<Fetch A>, ... 4096} -> Chunk{<Fetch C>, ... 4096} ->
+                          Chunk{<Fetch D>}}
+
+An operation has *links*: the bare key if it is its only watcher, else its chunk. For several keys
+it has the tuple that the caller passed, so that no other has to be made: the first chunk of a key
+is found by the key, and any other chunk replaces its key in the tuple. The `__hash__` and `__eq__`
+of keys are user code, which may raise, or change its result: an operation that is not found by its
+keys is searched for in all lists.
+
+Kafka's counterpart, the `Watchers` of `DelayedOperationPurgatory`, keeps completed operations until
+a purge finds them (KAFKA-19928: until the memory is gone). Here an operation leaves all its lists
+when it ends.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Any, Final, Union, cast, final
+
+from purgatory._core.arguments import describe
+from purgatory._core.changed_keys import remove_entry
+from purgatory._core.kernel import compiled, constants, fields
+from purgatory._core.limits import MAX_PER_ITERATION, REGISTRATIONS_PER_STEP
+from purgatory._core.operation import UNWATCHED, Operation
+from purgatory._core.states import PENDING
+
+Keys = Hashable | tuple[Hashable, ...]
+"""One key, or a tuple of keys: of several, or of one that is itself a tuple."""
+
+WatchLinks = Union[Hashable, "Chunk", "tuple[Hashable | Chunk, ...]"]
+"""The lists that an operation is in: `UNWATCHED`; a key of which it is the only watcher; a chunk;
+or a tuple, of keys of which it is the only watcher or in the first chunk, and of other chunks."""
+
+
+CHUNK_CAPACITY: Final = 4096
+"""The capacity of a chunk: 4,096 operations are copied in 20 us. With smaller chunks, more
+operations would have to store their chunks."""
+
+
+def unique_keys(keys: Iterable[Hashable]) -> Keys:
+    """The different keys among `keys`, in order.
+
+    Raises:
+        ValueError: there is none.
+        TypeError: a key is not hashable; `keys` is no collection, or a string, whose characters are
+            hardly meant as keys.
+    """
+    if type(keys) is tuple and 1 < len(keys) == len({*keys}):
+        return keys
+    if isinstance(keys, (str, bytes)):
+        raise TypeError(
+            f"keys must be a collection of keys, not one string: pass [{keys!r}] to watch it"
+        )
+    try:
+        iterator = iter(keys)
+    except TypeError:
+        raise TypeError(
+            f"keys must be a collection of keys, not {describe(keys)}: pass [{describe(keys)}] "
+            "to watch it"
+        ) from None
+    different = list(dict.fromkeys(iterator))
+    if not different:
+        raise ValueError(
+            "keys must name at least one key: without one, only the deadline could end the wait"
+        )
+    return tuple(different) if len(different) > 1 or type(different[0]) is tuple else different[0]
+
+
+@final
+@fields
+class Chunk(dict[Operation, None]):
+    """Up to `CHUNK_CAPACITY` operations that watch a key, in order.
+
+    The first chunk stays in `by_key` as long as the key has any watcher; the others are unlinked
+    when they are empty.
+    """
+
+    __slots__ = ("after", "before", "first", "is_linked", "key", "last")
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        self.first: Chunk | None = None
+        """The first of the chain; `None` if that is this one, ..."""
+        self.last: Chunk | None = self
+        """... and then, the last one, which accepts further watchers. An emptied chunk drops its
+        reference to itself, to avoid a cycle, and accepts nothing."""
+        self.before: Chunk | None = None
+        self.after: Chunk | None = None
+        self.is_linked = True
+
+    def nearest_linked(self) -> "Chunk":
+        """This chunk, or if it was unlinked since, the nearest one before it that was not."""
+        chunk: Chunk = self
+        while not chunk.is_linked and chunk.before is not None:
+            chunk = chunk.before
+        return chunk
+
+
+def _ignore(message: str, error: BaseException | None) -> None:
+    """Reports nothing."""
+
+
+class LostKey:
+    """In `by_key`, in the place of a key under which its watchers cannot be stored again."""
+
+    __slots__ = ("_hash", "key")
+
+    def __init__(self, key: Hashable, number: int) -> None:
+        self.key = key
+        # Not derived from the address, so that a program does the same each time, nor from the key.
+        self._hash = hash((0x70757267, number))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"<lost key {describe(self.key)}>"
+
+
+@fields
+class Watchers:
+    """The watch lists of one purgatory.
+
+    Operations are counted when they get their links and when they lose them, never by the contents of
+    `by_key`, whose keys may change. All changes of `by_key` insert without overwriting, or remove
+    and look at the removed entry, so that no watcher is lost to a key that equals another one now.
+
+    Args:
+        report: called with a message and an exception, or `None`, when a key cannot be found again,
+            because the result of its `__hash__` or `__eq__` has changed.
+    """
+
+    __slots__ = ("_extra_keys", "_report", "by_key", "has_orphans", "pending")
+
+    def __init__(self, report: Callable[[str, BaseException | None], object] = _ignore) -> None:
+        self.by_key: dict[Hashable, Operation | Chunk] = {}
+        self._report = report
+        self.pending = 0
+        """Operations that have links."""
+        self._extra_keys = 0
+        """Registrations beyond the first one of each operation."""
+        self.has_orphans = False
+        """Whether `by_key` may have entries without watchers, because their key has changed. They
+        stay until nothing is pending."""
+
+    @property
+    def registrations(self) -> int:
+        """How many pairs of an operation and a key it watches there are. Cost: O(1)."""
+        return self.pending + self._extra_keys if self.pending else 0
+
+    @property
+    def keys(self) -> int:
+        """How many keys have a watcher. Cost: O(1); O(all keys) if one has changed."""
+        return sum(1 for _ in self.iter_keys()) if self.has_orphans else len(self.by_key)
+
+    def __len__(self) -> int:
+        """How many operations watch anything. Cost: O(1)."""
+        return self.pending
+
+    @compiled
+    def add(self, operation: Operation, keys: tuple[Hashable, ...]) -> None:
+        """Puts `operation` at the end of the list of each of several `keys`. (For one see
+        `Purgatory`.) Cost: O(its keys).
+
+        Raises:
+            BaseException: the exception of a key's `__hash__` or `__eq__`; nothing has changed.
+        """
+        links: list[Hashable | Chunk] | None = None  # only if one differs from its key
+        by_key, at = self.by_key, 0
+        try:
+            for key in keys:
+                waiting = by_key.setdefault(key, operation)
+                if (
+                    type(waiting) is Chunk
+                    and waiting.last is waiting
+                    and len(waiting) < CHUNK_CAPACITY
+                ):
+                    waiting[operation] = (
+                        # what `join` does as a rule; its call is 8 % of watching and leaving three
+                        # keys
+                        None
+                    )
+                elif waiting is not operation:
+                    link = self.join(key, waiting, operation)
+                    if type(link) is Chunk and link.first is not None:
+                        links = links or [*keys]
+                        links[at] = link
+                at += 1
+        except BaseException:
+            self._extra_keys += at - 1
+            self.remove(operation, tuple((links or keys)[:at]))
+            raise
+        self.pending += 1
+        self._extra_keys += at - 1
+        operation._op_links = tuple(links) if links else keys
+
+    @compiled
+    def join(
+        self, key: Hashable, waiting: "Operation | Chunk", operation: Operation
+    ) -> "Hashable | Chunk":
+        """Appends `operation` to the entry `waiting` under `key`, and returns its link there."""
+        if (
+            type(waiting) is Chunk
+            and waiting.last is not None
+            and len(waiting.last) < CHUNK_CAPACITY
+        ):
+            chunk: Chunk = waiting.last
+            chunk[operation] = None
+            return chunk
+        new = Chunk(key)
+        # Allocation may run a finalizer, which may have changed this list just now.
+        waiting = self.by_key.setdefault(key, operation)
+        if waiting is operation:
+            return key
+        if is_orphan(waiting):
+            self._replace(key, waiting, operation)
+            return key
+        if type(waiting) is not Chunk:
+            new[waiting] = new[operation] = None
+            links = waiting._op_links
+            if (
+                type(links) is not tuple and links is not UNWATCHED
+            ):  # which it is while it joins the lists of its other keys
+                new.key, waiting._op_links = links, new
+            self._replace(key, waiting, new)
+            if waiting._op_state is not PENDING:  # ended by a method of a key, just now
+                new.pop(waiting, None)
+            return new
+        chunk = cast(Chunk, waiting.last)
+        if len(chunk) >= CHUNK_CAPACITY:
+            new.first, new.last, new.before = waiting, None, chunk
+            chunk.after = waiting.last = chunk = new
+        chunk[operation] = None
+        return chunk
+
+    def _replace(self, key: Hashable, old: "Operation | Chunk", new: "Operation | Chunk") -> None:
+        """Puts `new` in the place of `old`. Does not raise."""
+        self.remove_key(old, key)
+        self._put(key, new)
+
+    def _put(self, key: Hashable, waiting: "Operation | Chunk") -> None:
+        """Stores an entry without overwriting another one. Does not raise."""
+        error = None
+        try:
+            if self.by_key.setdefault(key, waiting) is waiting:
+                return
+        except BaseException as raised:
+            error = raised
+        self.by_key[LostKey(key, len(self.by_key))] = waiting
+        self._report(_key_changed(waiting), error)
+
+    @compiled
+    def remove(self, operation: Operation, links: "WatchLinks") -> None:
+        """Takes `operation` out of all its links, which the caller has counted as gone. Does not
+        raise.
+
+        Cost: O(its keys); O(all keys) if one of several has changed.
+        """
+        if type(links) is not tuple:
+            if type(links) is not Chunk:
+                self.remove_key(operation, links)
+                return
+            del links[operation]
+            if not links:
+                self._unlink_chunk(links)
+            return
+        by_key = self.by_key
+        trouble: BaseException | None = None
+        self._extra_keys -= len(links) - 1
+        for link in links:
+            try:
+                waiting = link if type(link) is Chunk else by_key[link]
+                if type(waiting) is Chunk:
+                    del waiting[operation]
+                    if not waiting:
+                        self._unlink_chunk(waiting)
+                elif waiting is operation:
+                    self.remove_key(operation, link)  # type: ignore[arg-type]  # no chunk
+                else:
+                    raise KeyError(link)
+            except BaseException as error:
+                trouble = error
+        if trouble is not None:
+            self._remove_by_scan(operation, trouble)
+
+    def _remove_by_scan(self, operation: Operation, trouble: BaseException) -> None:
+        """Takes `operation` out of the lists that its keys no longer lead to."""
+        for waiting in list(self.by_key.values()):
+            if waiting is operation:
+                self.has_orphans = True
+            elif type(waiting) is Chunk and operation in waiting:
+                del waiting[operation]
+                if not waiting:
+                    self._unlink_chunk(waiting)
+        error = None if isinstance(trouble, (KeyError, TypeError)) else trouble
+        self._report(_key_changed(operation), error)
+
+    def _unlink_chunk(self, chunk: Chunk) -> None:
+        """Takes an empty chunk out of its chain, and the key out of the lists if it was the last
+        one."""
+        first = chunk.first
+        if first is not None:
+            before, after = chunk.before, chunk.after
+            assert before is not None
+            before.after = after
+            if after is not None:
+                after.before = before
+            else:
+                first.last = before
+            chunk.is_linked = False
+            chunk = first
+        if not chunk and chunk.after is None:
+            chunk.last = None
+            self.remove_key(chunk, chunk.key)
+
+    @compiled
+    def remove_key(self, waiting: "Operation | Chunk", key: Hashable) -> None:
+        """Takes a key with its only entry out of the lists."""
+        found: Operation | Chunk | BaseException | None
+        try:
+            found = self.by_key.pop(key, None)
+        except BaseException as error:
+            found = error
+        if found is not waiting:
+            self.keep_orphan(waiting, key, found)
+
+    def keep_orphan(
+        self,
+        waiting: "Operation | Chunk",
+        key: Hashable,
+        found: "Operation | Chunk | BaseException | None",
+    ) -> None:
+        """Continues a removal that did not find `waiting`: `found` was removed instead, or raised.
+        If `waiting` cannot be found by its key, it stays in `by_key`, as an orphan."""
+        error = found if isinstance(found, BaseException) else None
+        is_removed = False
+        if found is not None and not isinstance(found, BaseException):
+            try:
+                is_removed = remove_entry(
+                    self.by_key,
+                    key,
+                    waiting,
+                    found,
+                    lambda each: self._put(_own_key(each, key), each),
+                )
+            except BaseException as raised:
+                error = raised
+        self.has_orphans = self.has_orphans or not is_removed
+        self._report(_key_changed(waiting), error)
+
+    def shrink(self) -> None:
+        """Frees the memory of an empty dictionary, which does not shrink by itself. Not to be
+        called while an operation joins."""
+        if not self.pending:
+            self.has_orphans, self._extra_keys = False, 0
+            self.by_key.clear()
+
+    def iter_keys(self) -> Iterator[Hashable]:
+        """The keys that have a watcher."""
+        return (
+            key.key if type(key) is LostKey else key
+            for key, waiting in self.by_key.items()
+            if not is_orphan(waiting)
+        )
+
+    def first_operations(self, key: Hashable) -> list[Operation]:
+        """Those that watch `key`, in order: the first of them, at most `MAX_PER_ITERATION`; none if
+        there is none."""
+        waiting = self.by_key.get(key)
+        return [] if waiting is None else first_batch(waiting)
+
+    def operations(self, key: Hashable) -> list[Operation]:
+        """All that watch `key`, in order. Cost: one pointer for each."""
+        found: list[Operation] = []
+        waiting = self.by_key.get(key)
+        if type(waiting) is not Chunk:
+            return self.first_operations(key)
+        chunk: Chunk | None = waiting
+        while chunk is not None:
+            found += chunk
+            chunk = chunk.after
+        return found
+
+    def _check(self) -> None:
+        """Asserts that the lists hold exactly what their operations say that they watch. For
+        tests."""
+        actual = [(operation, key) for key in self.by_key for operation in self.operations(key)]
+        operations = {operation for operation, _ in actual}
+        expected = {
+            (operation, key) for operation in operations for key in keys_of(operation._op_links)
+        }
+        assert len(actual) == len(expected) and set(actual) == expected
+        assert self.registrations == len(actual) and len(self) == len(operations)
+        orphans = 0
+        for key, waiting in self.by_key.items():
+            if type(waiting) is Chunk:
+                orphans += self._check_chain(key, waiting)
+            else:
+                orphans += waiting._op_state is not PENDING
+        assert self.has_orphans or not orphans
+
+    @staticmethod
+    def _check_chain(key: Hashable, first: Chunk) -> bool:
+        """Asserts that a chain is whole; returns whether it is a orphan."""
+        assert first.key == key and first.first is None and first.before is None
+        chunk: Chunk | None = first.after
+        before = first
+        while chunk is not None:
+            assert chunk and chunk.first is first and chunk.before is before and chunk.is_linked
+            before, chunk = chunk, chunk.after
+        assert first.last is (before if first or first.after is not None else None)
+        for each in (first, before):
+            assert len(each) <= CHUNK_CAPACITY
+            for operation in each:
+                links = operation._op_links
+                assert links is each or (
+                    type(links) is tuple and (each is first or any(link is each for link in links))
+                )
+        return not first and first.after is None
+
+
+def is_orphan(waiting: Operation | Chunk) -> bool:
+    """Whether an entry has no watcher any more, and stays only because its key has changed."""
+    if type(waiting) is Chunk:
+        return waiting.last is None
+    return waiting._op_state is not PENDING
+
+
+def first_batch(waiting: Operation | Chunk) -> list[Operation]:
+    """The first pending operations of a list, in order, at most `MAX_PER_ITERATION`; none if all
+    were removed."""
+    if type(waiting) is not Chunk:
+        return [] if waiting._op_state is not PENDING else [waiting]
+    chunk: Chunk | None = waiting
+    found: list[Operation] = []
+    while chunk is not None and not found:
+        found = list(
+            islice((each for each in chunk if each._op_state is PENDING), MAX_PER_ITERATION)
+        )
+        chunk = chunk.after
+    return found
+
+
+def as_tuple(links: WatchLinks) -> tuple[Any, ...]:
+    """The links of an operation as a tuple."""
+    if type(links) is tuple:
+        return links
+    return () if links is UNWATCHED else (links,)
+
+
+def keys_of(links: WatchLinks) -> tuple[Hashable, ...]:
+    """The keys of an operation's links, in the order in which it watched them."""
+    if links is UNWATCHED:
+        return ()
+    if type(links) is not tuple:
+        return (links.key if type(links) is Chunk else links,)
+    return tuple([link.key if type(link) is Chunk else link for link in links])
+
+
+def steps_to_leave(links: WatchLinks) -> int:
+    """How much work it is to take an operation out of its lists, in operations: more than one if it
+    has many keys."""
+    return 1 + len(links) // REGISTRATIONS_PER_STEP if type(links) is tuple else 1
+
+
+def _own_key(waiting: Operation | Chunk, key: Hashable) -> Hashable:
+    """The key of an entry that equals `key`."""
+    if type(waiting) is Chunk:
+        return waiting.key
+    links = waiting._op_links
+    if links is UNWATCHED:  # it is joining several lists
+        return key
+    for link in links if type(links) is tuple else ():
+        with suppress(BaseException):
+            if type(link) is not Chunk and link == key:
+                return cast(Hashable, link)
+    return key if type(links) is tuple else links
+
+
+def _key_changed(waiting: Operation | Chunk) -> str:
+    return f"cannot find a key again that {describe(waiting)} watched: its hash, or what it equals, has changed"
+
+
+constants(keys_of=keys_of, steps_to_leave=steps_to_leave, unique_keys=unique_keys)

@@ -1,0 +1,460 @@
+"""The hierarchical timing wheel, which finds due entries in constant time each. It has no loop and
+no clock.
+
+Time is divided into buckets. A bucket of the finest level is one tick wide; a bucket of the next
+level is as wide as `wheel_size` of these, and so on. Each level reaches to the end of the next
+level's bucket after the current one, so at any moment each tick belongs to exactly one bucket. A
+wide bucket *cascades* one width before it begins: its entries move to narrower buckets. With a tick
+of 1 and a `wheel_size` of 10, at tick 0:
+
+    due 9      level 0, bucket 9
+    due 88     level 1, bucket [80, 90)       from 70 on into bucket 88
+    due 521    level 2, bucket [500, 600)     from 400 on into bucket [520, 530); from 510 on into bucket 521
+
+Entries go in with `add` and come out with `next_due(now)`. For each new bucket the wheel calls
+`arm(bucket)`: the owner has to call `next_due` at `bucket.wake_tick`. A bucket accepts entries while
+it is in its level, and joins its level only after the owner has armed it. So each entry waits in an
+armed bucket or in an overdue one.
+
+A deadline is rounded up to a tick if it lies ahead. A deadline that has passed is due in the next
+iteration of work, whatever the tick.
+
+An iteration of work (`begin_iteration`, then `next_due` until it returns None) does a bounded
+number of steps. Up to half of them cascade and the others expire due entries, so that neither
+starves after a stall; the remaining steps cascade again. The order of entries that are due in one
+tick is not promised; entries that were added to its own bucket come in the order of addition.
+
+Most additions find their bucket by one multiplication and one look-up in one of the two finest
+levels. Rounding, or an outdated clock reading, may give another bucket than the exact one. This is
+harmless: a bucket that accepts an entry is never too late for it, and if it is too early, the entry
+moves to the next one.
+
+Deadlines are checked where they enter: `add` and `reschedule` refuse NaN and store a float. So no
+deadline can make `begin_iteration` or `next_due` raise, which would block all other entries.
+
+Allocating may run a finalizer (from CPython 3.12 on a call may, too), which may add, remove or
+clear. So a look-up before an allocation is repeated after it.
+
+Source: Varghese and Lauck, "Hashed and Hierarchical Timing Wheels" (scheme 7); Kafka,
+`util/timer/TimingWheel.java`, where the heap of buckets is a `DelayQueue`.
+"""
+
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+from math import floor, inf, isnan
+from operator import index
+from typing import Final
+
+from purgatory._core.arguments import describe, seconds
+from purgatory._core.buckets import CHUNK_CAPACITY, Bucket, Chunk, Drain, Level, TimerEntry
+from purgatory._core.clock import MAX_TICK, TickClock
+from purgatory._core.kernel import compiled, fields
+
+DEFAULT_WHEEL_SIZE: Final = 512
+"""With a tick of 1 ms, buckets of the second level are half a second wide, of the third 262 s, of
+the fourth 37 hours."""
+
+ROUND_UP: Final = 0.999
+"""Added before `floor`, to round a number of ticks up unless it is an integer but for rounding errors,
+which are below 0.001 up to a loop time of 250 years with ticks of 1 ms."""
+
+
+@fields
+class TimingWheel:
+    """A hierarchical timing wheel of `TimerEntry` objects.
+
+    Args:
+        tick: the length of a tick in seconds, finite and at least a nanosecond.
+        wheel_size: the width of a level's buckets, in buckets of the level below; 2 to 2**62.
+        arm: called with each new bucket, before it has entries. If it raises, the bucket is not
+            added.
+        on_empty: called when the last entry of a chunk was removed, if `notify_empty` is true. The
+            owner should check soon whether the wheel `is_empty`.
+
+    Attributes:
+        clock: converts seconds to ticks.
+        current_tick: the last tick that the wheel knows to have begun.
+        levels: the finest first.
+        moves: the number of moves of entries between buckets.
+
+    Raises:
+        ValueError, TypeError: an argument is out of its bounds, or `wheel_size` is not an integer.
+    """
+
+    __slots__ = (
+        "_arm",
+        "_beyond_horizon",
+        "_budget",
+        "_cascades",
+        "_cascading",
+        "_due",
+        "_expiring",
+        "_generation",
+        "_level0_buckets",
+        "_level0_end",
+        "_level1_buckets",
+        "_level1_rate",
+        "_next_tick_time",
+        "_on_empty",
+        "_rate",
+        "_recent0",
+        "_recent1",
+        "_wide",
+        "clock",
+        "current_tick",
+        "levels",
+        "moves",
+        "notify_empty",
+        "wheel_size",
+    )
+
+    def __init__(
+        self,
+        tick: float,
+        wheel_size: int,
+        arm: Callable[[Bucket], object],
+        on_empty: Callable[[], object] = bool,
+    ) -> None:
+        if not 2 <= index(wheel_size) <= MAX_TICK:
+            raise ValueError(
+                f"wheel_size must be between 2 and {MAX_TICK}, got {describe(wheel_size)}"
+            )
+        self.clock = TickClock(tick)
+        self.wheel_size = wheel_size
+        self._arm = arm
+        self._on_empty = on_empty
+        self.notify_empty = True
+        self.moves = 0
+        self._rate = self.clock.rate
+        self._level1_rate = self._rate / wheel_size
+        """Buckets of the second level per second."""
+        self._generation = 0
+        """The number of the current iteration of work."""
+        self._budget = 0
+        """Steps left in the current iteration of work."""
+        self._due: list[tuple[int, Bucket]] = []
+        """The open buckets of the finest level, a heap by start."""
+        self._wide: list[tuple[int, int, Bucket]] = []
+        """The open buckets of the other levels, a heap by the tick at which they cascade, and level."""
+        self._expiring = Drain()
+        """The entries of closed buckets that are due."""
+        self._cascading: list[tuple[int, int, Drain]] = []
+        """The entries of closed wide buckets, which cascade: a heap by start and serial number."""
+        self._cascades = 0
+        """The last serial number."""
+        self.reset_clock()
+        self._beyond_horizon = Bucket(self.levels[0], MAX_TICK, 0, Chunk(self))
+        """Entries that are too far away ever to be due. It is in no level, and never armed."""
+
+    def reset_clock(self) -> None:
+        """Resets the time of a wheel without buckets, for another clock."""
+        self.current_tick = -MAX_TICK
+        self._next_tick_time = -inf
+        """When the tick after the current one begins, in seconds."""
+        self.levels = [
+            Level(depth, self.wheel_size**depth, self.wheel_size, self.current_tick)
+            for depth in (0, 1)
+        ]
+        self._level0_buckets, self._level1_buckets = [level.buckets for level in self.levels]
+        self._level0_end = -inf
+        """Entries that are due by this instant, in seconds, belong to the finest level."""
+        self._forget_recent()
+
+    def _forget_recent(self) -> None:
+        self._recent0: Bucket | None = None
+        self._recent1: Bucket | None = None
+        """The open bucket of each of the two finest levels that the twin of `add` has used last."""
+
+    def forget_buckets(self) -> None:
+        """Removes all open buckets, which are empty. The owner cancels their callbacks."""
+        self._forget_recent()
+        for level in self.levels:
+            level.buckets.clear()
+        self._due.clear()
+        self._wide.clear()
+        if not self._beyond_horizon:  # a dictionary does not shrink
+            self._beyond_horizon.chunk = Chunk(self)
+
+    def clear(self) -> list[TimerEntry]:
+        """Removes all entries and buckets, and returns the entries. The owner cancels the buckets'
+        callbacks. Cost: one step for each entry."""
+        chunks = [chunk for bucket in self.buckets() for chunk in bucket.chunks()]
+        chunks += self.draining() + self._beyond_horizon.chunks()
+        self._expiring, self._cascading = Drain(), []
+        self._beyond_horizon.full_chunks, self._beyond_horizon.chunk = [], Chunk(self)
+        self.forget_buckets()
+        removed: list[TimerEntry] = []
+        for chunk in chunks:
+            for entry in list(chunk):
+                if entry._timer_chunk is chunk:
+                    entry._timer_chunk = None
+                    removed.append(entry)
+            chunk.clear()
+        return removed
+
+    # -- adding and removing
+
+    @compiled
+    def add(self, entry: TimerEntry, when: float, now: float) -> None:
+        """Adds `entry`, which is in no wheel, with the deadline `when`. Cost: O(1), with one step
+        for each level.
+
+        Args:
+            when: in seconds. If it has passed, the entry is due in the next iteration of work.
+            now: the time, in seconds.
+
+        Raises:
+            ValueError, TypeError: `when` is NaN, or no number; nothing has changed.
+        """
+        if type(when) is not float:
+            when = seconds("when", when)
+        try:
+            if when > self._level0_end:
+                chunk = self._level1_buckets[floor(when * self._level1_rate)].chunk
+            elif when > now:
+                chunk = self._level0_buckets[floor(when * self._rate + ROUND_UP)].chunk
+            else:
+                chunk = None
+        except (KeyError, OverflowError):  # the latter for infinity
+            chunk = None
+        if chunk is None or len(chunk) >= CHUNK_CAPACITY:
+            chunk = self._chunk_for(seconds("when", when), now)  # which refuses NaN
+        entry._timer_deadline = when
+        entry._timer_chunk = chunk
+        chunk[entry] = None
+
+    @compiled
+    def remove(self, entry: TimerEntry) -> bool:
+        """Removes `entry`; False if it is in no wheel. Cost: O(1)."""
+        chunk = entry._timer_chunk
+        if chunk is None:
+            return False
+        del chunk[entry]
+        entry._timer_chunk = None
+        if not chunk and self.notify_empty:
+            self._on_empty()
+        return True
+
+    def reschedule(self, entry: TimerEntry, when: float, now: float) -> None:
+        """Moves `entry`, which waits here, to `when`. Cost: O(1); to postpone is one assignment.
+
+        Raises:
+            ValueError, TypeError: `when` is NaN, or no number; nothing has changed.
+        """
+        if type(when) is not float:
+            when = seconds("when", when)
+        if when < entry._timer_deadline or not when > now:
+            self._move(entry, self._chunk_for(seconds("when", when), now))
+        entry._timer_deadline = when
+
+    def _chunk_for(self, when: float, now: float) -> Chunk:
+        """The chunk for an entry that is due at `when`."""
+        if now >= self._next_tick_time:
+            self._advance_clock(now)
+        # Rounded up only if it lies ahead: with a long tick, it would be up to a tick late.
+        due_tick = self.clock.due_tick(when) if when > now else self.current_tick
+        if due_tick == MAX_TICK:
+            return self._beyond_horizon.writable_chunk()
+        return self._bucket_for_tick(max(due_tick, self.current_tick)).writable_chunk()
+
+    def _bucket_for_tick(self, due_tick: int) -> Bucket:
+        """The bucket of `due_tick`, a new one if there is none."""
+        levels, depth = self.levels, 0
+        while due_tick >= levels[depth].end_tick:
+            depth += 1
+            if depth == len(levels):
+                levels[depth:] = [
+                    Level(depth, levels[-1].interval, self.wheel_size, self.current_tick)
+                ]
+        level = levels[depth]
+        number = due_tick // level.tick
+        bucket = level.buckets.get(number)
+        if bucket is None:
+            new = Bucket(level, number, self._generation, Chunk(self))
+            self._arm(new)
+            # A finalizer may have opened the bucket meanwhile.
+            bucket = level.buckets.setdefault(number, new)
+            if bucket is new:
+                if depth == 0:
+                    heappush(self._due, (bucket.start_tick, bucket))
+                else:
+                    heappush(self._wide, (bucket.wake_tick, depth, bucket))
+        return bucket
+
+    @property
+    def size(self) -> int:
+        """The number of entries. Cost: the number of buckets."""
+        return (
+            sum(map(len, self.buckets()))
+            + len(self._beyond_horizon)
+            + sum(map(len, self._drains()))
+        )
+
+    def is_empty(self) -> bool:
+        """Whether no entry will ever be due. Cost: the number of empty buckets."""
+        return not any(self.buckets()) and not any(map(len, self._drains()))
+
+    def takes(self, bucket: Bucket) -> bool:
+        """Whether `bucket` accepts entries. If not, it was due, or the wheel was cleared."""
+        return bucket.level.buckets.get(bucket.number) is bucket
+
+    def buckets(self) -> Iterator[Bucket]:
+        """The open buckets, including empty ones."""
+        return (bucket for level in self.levels for bucket in level.buckets.values())
+
+    def _drains(self) -> list[Drain]:
+        return [self._expiring, *(drain for _, _, drain in self._cascading)]
+
+    def draining(self) -> list[Chunk]:
+        """The chunks of closed buckets: first of due ones, then of cascading ones."""
+        return [chunk for drain in self._drains() for chunk in drain.chunks()]
+
+    # -- due entries
+
+    def begin_iteration(self, budget: int, now: float) -> None:
+        """Begins an iteration of work, of `budget` steps. Buckets that are opened from here on wait
+        for the next iteration."""
+        if now >= self._next_tick_time:
+            self._advance_clock(now)
+        while self._wide and self._wide[0][0] <= self.current_tick:
+            drain = Drain()
+            bucket = heappop(self._wide)[2]
+            drain.extend(self._close(bucket))
+            self._cascades += 1
+            heappush(self._cascading, (bucket.start_tick, self._cascades, drain))
+        self._generation += 1
+        self._budget = budget - self._cascade(budget // 2, now)
+
+    @compiled
+    def next_due(self, now: float) -> TimerEntry | None:
+        """Removes and returns the next due entry; None if there is none, or the iteration is
+        over."""
+        while self._budget > 0:
+            entry = self._expiring.next_entry()
+            if entry is None:
+                if self._expire_next_bucket():
+                    continue
+                self._budget -= self._cascade(self._budget, now)
+                break
+            self._budget -= 1
+            # An addition may have advanced the wheel beyond `now`.
+            if (
+                entry._timer_deadline <= now
+                or self.clock.due_tick(entry._timer_deadline) <= self.current_tick
+            ):
+                # As `remove`, but without a call, in which a finalizer may run and postpone it.
+                chunk = entry._timer_chunk
+                if chunk is not None:
+                    del chunk[entry]
+                    entry._timer_chunk = None
+                    if not chunk and self.notify_empty:
+                        self._on_empty()
+                    return entry
+            else:
+                self._move(entry, self._chunk_for(entry._timer_deadline, now))
+        return None
+
+    def spend(self, steps: int) -> None:
+        """Takes `steps` more off the budget, for an entry that was due."""
+        self._budget -= steps
+
+    def has_overdue(self) -> bool:
+        """Whether work is left for the next iteration."""
+        return bool(
+            self._expiring
+            or self._cascading
+            or (self._due and self._due[0][0] <= self.current_tick)
+        )
+
+    def _expire_next_bucket(self) -> bool:
+        """Closes the next due bucket; False if there is none for this iteration."""
+        heap = self._due
+        if not heap or heap[0][0] > self.current_tick or heap[0][1].generation == self._generation:
+            return False
+        self._expiring.extend(self._close(heappop(heap)[1]))
+        self._budget -= 1  # after a stall there may be thousands of empty ones
+        return True
+
+    def _cascade(self, limit: int, now: float) -> int:
+        """Moves up to `limit` entries of cascading buckets to narrower ones; returns their
+        number."""
+        moved = 0
+        while moved < limit and self._cascading:
+            entry = self._cascading[0][2].next_entry()
+            if entry is None:
+                heappop(self._cascading)
+                continue
+            self._move(entry, self._chunk_for(entry._timer_deadline, now))
+            moved += 1
+        return moved
+
+    def _move(self, entry: TimerEntry, target: Chunk) -> None:
+        chunk = entry._timer_chunk
+        if chunk is None:
+            return  # a finalizer has removed it, while `target` was looked up
+        del chunk[entry]
+        entry._timer_chunk = target
+        target[entry] = None
+        self.moves += 1
+
+    def _close(self, bucket: Bucket) -> list[Chunk]:
+        """Removes `bucket` from its level, so that it accepts no more entries; returns its
+        chunks."""
+        self._forget_recent()
+        del bucket.level.buckets[bucket.number]
+        return bucket.chunks()
+
+    # -- time
+
+    def _advance_clock(self, now: float) -> None:
+        current_tick = self.clock.tick_at(now)
+        if current_tick <= self.current_tick:
+            return
+        self.current_tick = current_tick
+        self._next_tick_time = self.clock.instant(current_tick + 1)
+        for level in self.levels:
+            if current_tick < level.end_tick - level.interval:
+                break
+            level.advance(current_tick)
+        self._level0_end = self.clock.instant(self.levels[0].end_tick - 1)
+
+    def _check(self) -> None:
+        """Asserts the whole invariant. For tests. Cost: everything that waits."""
+        for depth, level in enumerate(self.levels):
+            assert level.depth == depth and level.tick == self.wheel_size**depth
+            assert level.interval == level.tick * self.wheel_size
+            assert level.end_tick == (self.current_tick // level.interval + 2) * level.interval
+            for number, bucket in level.buckets.items():
+                assert bucket.level is level and bucket.number == number
+                is_overdue = bucket.wake_tick <= self.current_tick
+                assert (
+                    depth == 0 or is_overdue or bucket.start_tick >= self.levels[depth - 1].end_tick
+                )
+        for level, recent in zip(self.levels, (self._recent0, self._recent1), strict=False):
+            assert recent is None or (recent.level is level and self.takes(recent))
+        buckets = [*self.buckets()]
+        assert {*buckets} == {bucket for _, bucket in self._due} | {
+            bucket for _, _, bucket in self._wide
+        }
+        assert len(buckets) == len(self._due) + len(self._wide)
+        assert all(start_tick == bucket.start_tick for start_tick, bucket in self._due)
+        assert all(item[:2] == (item[2].wake_tick, item[2].level.depth) for item in self._wide)
+        heaps: list[list[tuple[int, ...]]] = [
+            [item[:-1] for item in heap] for heap in (self._due, self._wide)
+        ]
+        assert all(heap[(i - 1) // 2] <= item for heap in heaps for i, item in enumerate(heap) if i)
+        for bucket in buckets:
+            for chunk in bucket.chunks():
+                for entry in chunk:
+                    # Never in a bucket that begins too late; in one that begins too early if
+                    # overdue or postponed.
+                    assert bucket.start_tick <= max(
+                        self.clock.due_tick(entry._timer_deadline), self.current_tick
+                    )
+        chunks = [chunk for bucket in buckets for chunk in bucket.chunks()]
+        chunks += self.draining() + self._beyond_horizon.chunks()
+        for chunk in chunks:
+            assert chunk.wheel is self and len(chunk) <= CHUNK_CAPACITY
+            for entry in chunk:
+                assert entry._timer_chunk is chunk
+                assert type(entry._timer_deadline) is float and not isnan(entry._timer_deadline)

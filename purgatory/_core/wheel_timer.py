@@ -1,0 +1,319 @@
+"""`WheelTimer`: `loop.call_later` for a hundred thousand timers of which few ever fire."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import index
+from typing import Any, Final, cast, final
+
+from purgatory._core.arguments import describe, printable, seconds
+from purgatory._core.buckets import TimerEntry
+from purgatory._core.errors import PurgatoryClosed, PurgatoryFull
+from purgatory._core.kernel import compiled, constants, fields
+from purgatory._core.loop import UNBOUND, report, running_loop
+from purgatory._core.loop_wheel import LoopTimingWheel
+from purgatory._core.observer_group import ObserverGroup
+from purgatory._core.observers import Cause, Observer, observers_of
+from purgatory._core.states import CANCELLED, EXPIRED, OperationState
+from purgatory._core.wheel import DEFAULT_WHEEL_SIZE
+
+KIND: Final = "timer"
+
+
+def CALLED() -> None:  # noqa: N802 - a constant
+    """In place of the callback of a task, once it has been called."""
+
+
+constants(partial=partial, CALLED=CALLED)
+
+
+@final
+@fields
+class TimerTask(TimerEntry):
+    """A callback that waits in a `WheelTimer`; made by its `call_later` and `call_at`. Compare
+    `asyncio.TimerHandle`."""
+
+    __slots__ = ("__weakref__", "_callback", "_timer")
+
+    _callback: Callable[[], object] | None
+    """None if cancelled."""
+    _timer: "WheelTimer"
+
+    @compiled
+    def cancel(self) -> bool:
+        """Prevents the call of the callback, and releases it. Cost: O(1).
+
+        Returns:
+            Whether that was in time: False if the callback has been called, or was cancelled.
+
+        Raises:
+            WrongLoop: called from another loop or thread than its timer's, while that loop is open.
+        """
+        timer = self._timer
+        if running_loop() is not timer._loop:
+            timer._check_loop("cancel {}", self)
+        callback, self._callback = self._callback, None
+        chunk = self._timer_chunk
+        if chunk is not None:
+            # As `TimingWheel.remove`; the call would be 20 % of a cancel on CPython 3.13.
+            del chunk[self]
+            self._timer_chunk = None
+            if not chunk and chunk.wheel.notify_empty:
+                chunk.wheel._on_empty()
+        elif callback is None or callback is CALLED:
+            return False
+        if timer._starts is not None:
+            timer._ended(self, CANCELLED, Cause.CANCELLED)
+        return True
+
+    def cancelled(self) -> bool:
+        """Whether `cancel` or the timer's `close` was called."""
+        return self._callback is None
+
+    def when(self) -> float:
+        """The time at which the callback is due, in seconds of the loop's time."""
+        return self._timer_deadline  # type: ignore[no-any-return]
+
+    @compiled
+    def reschedule(self, when: float) -> None:
+        """Moves the callback to another time.
+
+        Cost: O(1). Postponing is one assignment and does not touch the loop: at its old time, the
+            task moves to the new one.
+
+        Args:
+            when: the new time, in seconds of the loop's time. A time that has passed means the next
+                iteration of the loop.
+
+        Raises:
+            ValueError, TypeError: `when` is NaN, or no number; the task stays where it is.
+            RuntimeError: the task was cancelled, or its callback has been called.
+            WrongLoop: called from another loop or thread than its timer's.
+        """
+        timer, callback = self._timer, self._callback
+        if callback is None or callback is CALLED:
+            state = "it was cancelled" if callback is None else "its callback has been called"
+            raise RuntimeError(f"cannot reschedule {describe(self)} to {describe(when)}: {state}")
+        if running_loop() is not timer._loop:
+            timer._bind("reschedule {}", self)
+        # It has left the wheel if this is called by a finalizer, just before the callback.
+        is_waiting = self._timer_chunk is not None
+        (timer._wheel.reschedule if is_waiting else timer._wheel.add)(self, when, timer._time())
+
+    def _timer_expired(self) -> None:
+        callback, timer = self._callback, self._timer
+        if callback is None or self._timer_chunk is not None:
+            return  # a finalizer has cancelled it, or rescheduled it
+        if timer._closed:  # by a finalizer, before it was added to the wheel
+            self.cancel()
+            return
+        self._callback = CALLED
+        if timer._starts is None:
+            callback()
+            return
+        try:
+            callback()
+        except BaseException as error:
+            timer._ended(self, EXPIRED, Cause.DEADLINE, error)
+            raise
+        timer._ended(self, EXPIRED, Cause.DEADLINE)
+
+    def __repr__(self) -> str:
+        if self._callback is None or self._callback is CALLED:
+            state = "cancelled" if self._callback is None else "called"
+            return f"<TimerTask {state} when={self._timer_deadline}>"
+        return f"<TimerTask pending when={self._timer_deadline} {describe(self._callback)}>"
+
+
+@final
+@fields
+class WheelTimer:
+    """Timers on a hierarchical timing wheel: `loop.call_later` for a hundred thousand timers of
+    which few ever fire.
+
+    Bound to the running event loop at first use. A callback is never called early by the loop's
+    clock, and late by at most one tick plus the delay of the loop itself. A delay of zero or less,
+    and a time that has passed, mean the next iteration of the loop, whatever the tick. The order of
+    callbacks that are due in one tick is not promised. An exception of a callback goes to the
+    loop's exception handler. Unlike those of `loop.call_later`, callbacks run in an empty context;
+    to keep yours, schedule `contextvars.copy_context().run` with the callback as its argument.
+
+    Args:
+        tick: the resolution in seconds, finite and at least a nanosecond.
+        wheel_size: the number of buckets of a level that are as wide as one of the next, 2 to
+            2**62.
+        max_pending: the maximum number of callbacks that wait; `None` for no limit.
+        name: for observers and errors.
+        observer: is notified of each timer that has ended, as of an operation of the kind "timer"
+            without keys: expired, when its callback has returned, or cancelled; or a sequence of
+            observers. It is notified of starts, too, if it has `operation_started`.
+
+    Raises:
+        ValueError, TypeError: an argument is out of its bounds or of another type.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_closed",
+        "_loop",
+        "_loop_wheel",
+        "_max_pending",
+        "_name",
+        "_observers",
+        "_starts",
+        "_time",
+        "_wheel",
+    )
+
+    def __init__(
+        self,
+        *,
+        tick: float = 0.001,
+        wheel_size: int = DEFAULT_WHEEL_SIZE,
+        max_pending: int | None = None,
+        name: str = "timer",
+        observer: Observer | Sequence[Observer] | None = None,
+    ) -> None:
+        if max_pending is not None and index(max_pending) < 1:
+            raise ValueError(
+                f"max_pending must be at least 1, or None for no limit, got {describe(max_pending)}"
+            )
+        self._loop_wheel = LoopTimingWheel(tick, wheel_size)
+        self._wheel = self._loop_wheel.wheel
+        self._loop = self._loop_wheel.loop
+        self._time = self._loop_wheel.time
+        self._closed = False
+        self._max_pending = max_pending
+        self._name = name
+        observers = observers_of(observer)
+        self._observers = ObserverGroup(observers, self._report) if observers else None
+        self._starts: dict[TimerTask, float] | None = None
+        """When each waiting task was scheduled; kept for observers and `max_pending`."""
+        if self._observers is not None or max_pending is not None:
+            self._starts = {}
+
+    @compiled
+    def call_later(self, delay: float, callback: Callable[..., object], *args: Any) -> TimerTask:
+        """Calls `callback(*args)` once `delay` seconds have passed. Cost: O(1); the loop is touched
+        once for each bucket.
+
+        Args:
+            delay: seconds from now; zero and less mean the next iteration of the loop, `inf` means
+                never.
+            callback: a plain function; its result is ignored.
+            args: its arguments.
+
+        Raises:
+            ValueError, TypeError: `delay` is NaN, or no number.
+            PurgatoryFull: `max_pending` callbacks wait.
+            PurgatoryClosed: the timer is closed.
+            WrongLoop: called from another loop or thread than the first time, or outside any loop.
+        """
+        if running_loop() is not self._loop:
+            self._bind("schedule a callback")
+        now = self._time()
+        try:
+            when = now + delay
+        except (TypeError, OverflowError):
+            when = now + seconds("delay", delay)
+        if when != when:
+            seconds("delay", when)  # which refuses NaN
+        return self._schedule(when, now, callback, args)
+
+    @compiled
+    def call_at(self, when: float, callback: Callable[..., object], *args: Any) -> TimerTask:
+        """As `call_later`, at the time `when` of the loop's clock."""
+        if running_loop() is not self._loop:
+            self._bind("schedule a callback")
+        return self._schedule(when, self._time(), callback, args)
+
+    def _schedule(
+        self, when: float, now: float, callback: Callable[..., object], args: tuple[Any, ...]
+    ) -> TimerTask:
+        if self._max_pending is not None:
+            self._check_limit(self._max_pending)
+        task = TimerTask()
+        task._timer = self
+        task._callback = partial(callback, *args) if args else callback
+        self._wheel.add(task, when, now)
+        if self._starts is not None:
+            self._starts[task] = now
+            if self._observers is not None:
+                self._observers.started(task)
+        return task
+
+    def close(self) -> list[TimerTask]:
+        """Cancels all callbacks that wait, and refuses new ones. It may be called again, and after
+        the timer's loop is closed.
+
+        Cost: one step for each callback that waits, all at once, because the result names them:
+            100,000 block the loop for 10 to 15 ms.
+
+        Returns:
+            The tasks it cancelled, in no particular order.
+
+        Raises:
+            WrongLoop: called from another loop or thread than the timer's, while that loop is open.
+        """
+        self._check_loop("close {}", self)
+        self._closed = True
+        self._loop = UNBOUND  # so that the next use calls `_bind`
+        tasks = cast("list[TimerTask]", self._loop_wheel.clear())
+        for task in tasks:
+            task._callback = None
+        if self._starts is not None:
+            for task in tasks:
+                self._ended(task, CANCELLED, Cause.CLOSED)
+        return tasks
+
+    @property
+    def size(self) -> int:
+        """The number of callbacks that wait. Cost: the number of buckets in use."""
+        return self._wheel.size
+
+    def _bind(self, action: str, value: object = UNBOUND) -> None:
+        """Binds the timer to the running loop, or raises the error that forbids it."""
+        if self._closed:
+            raise PurgatoryClosed(f"cannot {action}: {printable(self._name)} is closed")
+        self._loop_wheel.bind(action, value)
+        self._loop, self._time = self._loop_wheel.loop, self._loop_wheel.time
+
+    def _check_loop(self, action: str, value: object) -> None:
+        """Raises `WrongLoop` if this is not the timer's loop, while that is open."""
+        if self._loop_wheel.is_bound and not self._loop_wheel.loop.is_closed():
+            self._loop_wheel.bind(action, value)
+
+    def _check_limit(self, limit: int) -> None:
+        if self._starts is not None and len(self._starts) >= limit:
+            raise PurgatoryFull(
+                f"cannot schedule a callback: max_pending ({limit}) callbacks are"
+                f" pending in {printable(self._name)}"
+            )
+
+    def _ended(
+        self,
+        task: TimerTask,
+        state: OperationState,
+        cause: Cause,
+        error: BaseException | None = None,
+    ) -> None:
+        """Forgets the start of a task that has ended, and notifies observers."""
+        assert self._starts is not None
+        started_at = self._starts.pop(task)
+        if self._observers is None:
+            return
+        timeout = max(task.when() - started_at, 0.0)
+        self._observers.ended(
+            task, self._name, KIND, (), started_at, self._time(), timeout, state, cause, int(state is EXPIRED), error
+        )  # fmt: skip
+
+    def _report(self, message: str, error: BaseException | None) -> None:
+        report(self._loop_wheel.loop, f"{printable(self._name)}: {message}", error)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"size={self.size}"
+        return f"<WheelTimer tick={self._wheel.clock.tick} {state}>"
+
+    def _check(self) -> None:
+        """Asserts the whole invariant between iterations of the loop. For tests."""
+        self._loop_wheel._check()
+        assert self._starts is None or len(self._starts) == self.size

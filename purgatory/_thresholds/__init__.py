@@ -1,1 +1,0 @@
-"""Waiting until the value of a key has reached a threshold."""

@@ -1,1 +1,0 @@
-"""The wheel alone: `WheelTimer`, `timeout` and `wait_for` as in asyncio, `IdleTracker`."""

@@ -1,1 +1,0 @@
-"""When: the hierarchical timing wheel, and the loop's timers that drive it."""

@@ -1,0 +1,21 @@
+"""The report as a library for PySpark: DataFrames in, DataFrames out.
+
+    journal = read_journal(spark, "hdfs://namenode/journal")
+    made = report(journal.operations, journal.checks)
+    made.keys.write.mode("overwrite").saveAsTable("purgatory.keys")
+
+Everything that touches rows runs in Spark itself, without Python on its workers. The session is the
+caller's: no setting is changed, no view is left, nothing is stopped. It may be one of Spark
+Connect.
+
+- `_journal` reads a journal, and sets damaged files apart; `_inspect` names them and the reasons.
+- `_census` is the first pass over the rows: copies, runs, hours, reasons.
+- `_report` has the tables; `_curves` how long operations waited.
+- `_days` computes each day once, and merges the sums.
+"""
+
+from purgatory.pipeline.spark._days import Days, add_days
+from purgatory.pipeline.spark._journal import Journal, read_journal
+from purgatory.pipeline.spark._report import Report, report
+
+__all__ = ["Days", "Journal", "Report", "add_days", "read_journal", "report"]

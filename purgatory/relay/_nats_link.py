@@ -1,0 +1,149 @@
+"""A connection to NATS, of which `_nats.NatsStore` makes another one when it has ended."""
+
+from asyncio import Future, Task, create_task, get_running_loop, wait
+from collections.abc import Callable
+from itertools import count
+from typing import Any, Final, final
+
+from purgatory._core.errors import how_to_install
+
+try:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
+    from nats.errors import Error
+except ImportError as error:
+    raise ImportError(f"a relay over NATS needs its client: {how_to_install('nats')}") from error
+
+__all__ = ["SEQUENCE", "Error", "Msg", "NatsLink"]
+
+SEQUENCE: Final = "Nats-Sequence"
+"""Header of a stored message: its sequence number in the stream."""
+
+
+@final
+class NatsLink:
+    """A connection, which is not made anew by itself.
+
+    nats-py has callbacks for the end of a connection. They are not called if it is lost while
+    something is being sent, and its `flush` then waits for ever. So it has ended when one of its
+    tasks has, and a message to oneself confirms a subscription.
+    """
+
+    def __init__(self) -> None:
+        self._client = Client()
+        self._inbox = self._client.new_inbox()
+        self._numbers = count()
+        self._calls: dict[str, tuple[list[Msg], Future[list[Msg]]]] = {}
+        """Requests under way, by the last part of the subject for their answers."""
+        self._subscriptions: dict[str, Subscription] = {}
+        self.ended: Future[None] = get_running_loop().create_future()
+        self._error: Exception | None = None
+
+    @classmethod
+    async def open(cls, url: str) -> "NatsLink":
+        """Connects.
+
+        Raises:
+            Error, OSError: it could not.
+        """
+        link = cls()
+        options: dict[str, Any] = {
+            "max_reconnect_attempts": 1,
+            "reconnect_time_wait": 0,
+            "connect_timeout": 3_600,
+        }
+        # In a task of its own: it uses `wait_for`, which on Python 3.11 may swallow a cancellation.
+        connecting = create_task(
+            link._client.connect(url, allow_reconnect=False, error_cb=link._on_error, **options)
+        )
+        try:
+            await wait([connecting])
+            connecting.result()
+            for task in (link._client._reading_task, link._client._flusher_task):
+                if task is not None:
+                    task.add_done_callback(link._on_end)
+            await link.subscribe(f"{link._inbox}.*", link._on_answer)
+        except BaseException as error:
+            connecting.cancel()
+            await wait([connecting])
+            await link.close()
+            if isinstance(error, Error) and link._error is not None:
+                raise link._error from error  # which says why
+            raise
+        return link
+
+    async def _on_error(self, error: Exception) -> None:
+        self._error = error
+
+    def _on_end(self, task: "Task[None] | None") -> None:
+        if task is not None and not task.cancelled():
+            self._error = task.exception() or self._error  # type: ignore[assignment]
+        if not self.ended.done():
+            self.ended.set_result(None)
+        for _, answered in self._calls.values():
+            if not answered.done():
+                answered.set_exception(
+                    ConnectionError(f"the connection has ended: {self._error or 'it was closed'}")
+                )
+
+    @property
+    def max_payload(self) -> int:
+        """The largest message that the server takes, in bytes."""
+        return self._client.max_payload
+
+    async def close(self) -> None:
+        """Closes it, and ends the requests under way."""
+        try:
+            await self._client.close()
+        except (Error, OSError):
+            pass  # it is closed at the other end
+        finally:
+            self._on_end(None)
+            for subscription in self._subscriptions.values():
+                if subscription._wait_for_msgs_task is not None:
+                    subscription._wait_for_msgs_task.cancel()
+
+    async def subscribe(self, subject: str, on_message: Callable[[Msg], Any]) -> None:
+        """Subscribes, unless that was done before, and returns when it is confirmed."""
+        if subject not in self._subscriptions:
+            self._subscriptions[subject] = await self._client.subscribe(subject, cb=on_message)
+        await self.ask(None, b"")
+
+    async def unsubscribe(self, subject: str) -> None:
+        """Ends a subscription, if there is one."""
+        subscription = self._subscriptions.pop(subject, None)
+        if subscription is not None:
+            await subscription.unsubscribe()
+
+    async def send(
+        self, subject: str, payload: bytes, headers: dict[str, str] | None = None
+    ) -> None:
+        """Sends a message."""
+        await self._client.publish(subject, payload, headers=headers)
+
+    async def ask(
+        self, subject: str | None, payload: bytes, headers: dict[str, str] | None = None
+    ) -> list[Msg]:
+        """The messages that answer a request: stored ones, if these were requested, and one more.
+
+        Args:
+            subject: of the request; None to be answered by oneself.
+            payload: of the request.
+            headers: of the request.
+        """
+        number = str(next(self._numbers))
+        answered: Future[list[Msg]] = get_running_loop().create_future()
+        self._calls[number] = [], answered
+        reply = f"{self._inbox}.{number}"
+        try:
+            await self._client.publish(subject or reply, payload, reply if subject else "", headers)
+            return await answered
+        finally:
+            del self._calls[number]
+
+    async def _on_answer(self, message: Msg) -> None:
+        messages, answered = self._calls.get(message.subject.rpartition(".")[2], ([], None))
+        messages.append(message)
+        if answered is not None and not answered.done() and SEQUENCE not in (message.headers or {}):
+            answered.set_result(messages)

@@ -1,0 +1,322 @@
+"""One line in a handler, on real servers and sockets: `Poll.result`, `Outcome.response` and an
+outcome that a handler returns, in FastAPI, Starlette, Litestar and plain ASGI."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import aiohttp
+import fastapi
+import litestar
+import pytest
+from asgi_connection import Connection
+from asgi_server import serving
+from litestar.types import Scope as LitestarScope
+from loops import on_asyncio
+from pydantic import BaseModel
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from purgatory import Purgatory
+from purgatory.asgi import Ending, LongPolls, Outcome, Poll, PollEnded, Versions
+from purgatory.asgi.fastapi import long_poll
+
+FORMS = ["result", "response", "outcome"]
+FRAMEWORKS = ["fastapi", "starlette", "litestar", "plain"]
+
+
+class Job(BaseModel):
+    name: str
+
+
+@dataclass
+class Service:
+    """The parts that the applications of all frameworks share."""
+
+    form: str
+    polls: LongPolls = field(default_factory=lambda: LongPolls(max_wait=60, max_open=2))
+    jobs: Purgatory[Any] = field(default_factory=lambda: Purgatory("jobs"))
+    results: dict[str, Any] = field(default_factory=dict)
+    versions: Versions[str] = field(default_factory=Versions)
+
+    async def answer(self, poll: Poll) -> Any:
+        """The result of a handler."""
+        if self.form == "result":
+            return await poll.result(self.jobs, lambda: self.results.get("7"), ["7"])
+        outcome = await poll.wait_for(self.jobs, lambda: self.results.get("7"), ["7"])
+        return outcome.response() if self.form == "response" else outcome
+
+    def finish(self, value: Any) -> None:
+        self.results["7"] = value
+        self.jobs.check_and_complete("7")
+
+
+def fastapi_app(service: Service) -> Any:
+    app = fastapi.FastAPI()
+
+    @app.get("/jobs")
+    async def result(poll: Annotated[Poll, long_poll(service.polls)]) -> Any:
+        return await service.answer(poll)
+
+    @app.get("/news")
+    async def news(poll: Annotated[Poll, long_poll(service.polls)]) -> Any:
+        return await service.versions.changed(poll, "news")
+
+    @app.websocket("/socket")
+    async def socket(
+        websocket: fastapi.WebSocket, poll: Annotated[Poll, long_poll(service.polls)]
+    ) -> None:
+        await websocket.accept()
+        await websocket.send_json(await service.answer(poll))
+
+    app.add_middleware(service.polls.middleware)
+    return app
+
+
+def starlette_app(service: Service) -> Any:
+    async def result(request: Request) -> Any:
+        answer = await service.answer(service.polls.poll(request.scope))
+        return JSONResponse(answer) if service.form == "result" else answer
+
+    async def news(request: Request) -> Any:
+        return await service.versions.changed(service.polls.poll(request.scope), "news")
+
+    async def socket(websocket: WebSocket) -> None:
+        await websocket.accept()
+        await websocket.send_json(await service.answer(service.polls.poll(websocket.scope)))
+
+    routes = [
+        Route("/jobs", result),
+        Route("/news", news),
+        WebSocketRoute("/socket", socket),
+    ]
+    app = Starlette(routes=routes)
+    app.add_middleware(service.polls.middleware)
+    return app
+
+
+def litestar_app(service: Service) -> Any:
+    @litestar.get("/jobs")
+    async def result(scope: LitestarScope) -> Any:
+        return await service.answer(service.polls.poll(scope))
+
+    @litestar.get("/news")
+    async def news(scope: LitestarScope) -> Any:
+        return await service.versions.changed(service.polls.poll(scope), "news")
+
+    @litestar.websocket("/socket")
+    async def socket(socket: litestar.WebSocket[Any, Any, Any]) -> None:
+        await socket.accept()
+        await socket.send_json(await service.answer(service.polls.poll(socket.scope)))
+
+    return service.polls.middleware(litestar.Litestar([result, news, socket]))
+
+
+def plain_app(service: Service) -> Any:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            while True:
+                message = await receive()
+                await send({"type": f"{message['type']}.complete"})
+                if message["type"] == "lifespan.shutdown":
+                    return
+        poll = service.polls.poll(scope)
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.accept"})
+            text = json.dumps(await service.answer(poll))
+            await send({"type": "websocket.send", "text": text})
+            await send({"type": "websocket.close"})
+        elif scope["path"] == "/news":
+            await (await service.versions.changed(poll, "news"))(scope, receive, send)
+        elif service.form == "result":
+            body = json.dumps(await service.answer(poll)).encode()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": body})
+        else:
+            await (await service.answer(poll))(scope, receive, send)
+
+    return service.polls.middleware(app)
+
+
+APPS: dict[str, Callable[[Service], Any]] = {
+    "fastapi": fastapi_app,
+    "starlette": starlette_app,
+    "litestar": litestar_app,
+    "plain": plain_app,
+}
+
+
+async def ask(port: int, target: str, headers: str = "") -> Connection:
+    connection = Connection(*await asyncio.open_connection("127.0.0.1", port))
+    connection.send(target, headers=headers)
+    return connection
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    while not holds():
+        await asyncio.sleep(0.01)
+
+
+in_each = pytest.mark.parametrize("framework", FRAMEWORKS)
+
+
+@on_asyncio
+@in_each
+@pytest.mark.parametrize("form", FORMS)
+async def test_each_ending_is_answered_as_its_outcome_says(framework, form, caplog):
+    service = Service(form)
+    async with serving(APPS[framework](service)) as port:
+        connections = []
+
+        async def answer(request: Awaitable[Connection]) -> tuple[int, dict[str, str], bytes]:
+            connections.append(await request)
+            return await connections[-1].answer()
+
+        status, headers, body = await answer(ask(port, "/jobs?wait=0.1"))
+        assert (status, headers["preference-applied"], body) == (204, "wait=0.1", b"")
+        assert headers.get("content-length", "0") == "0"
+        status, headers, body = await answer(ask(port, "/jobs?wait=soon"))
+        assert status == 400 and b"wait must be a number of seconds" in body
+        leaving, waiting = [await ask(port, "/jobs?wait=50") for _ in range(2)]
+        await until(lambda: service.polls.open == 2)
+        status, headers, body = await answer(ask(port, "/jobs?wait=50"))
+        assert (status, headers["retry-after"]) == (503, "1")
+        assert b"2 polls are open already" in body
+        leaving.reset()
+        await until(lambda: service.polls.endings[Ending.GONE] == 1)
+        service.finish("done")
+        status, headers, body = await waiting.answer()
+        is_text = (framework, form) == ("litestar", "result")  # as Litestar sends any text
+        assert (status, body) == (200, b"done" if is_text else b'"done"')
+        if form != "result":
+            assert headers["content-type"] == "application/json"
+            assert headers["preference-applied"] == "wait=50"
+        service.results.clear()
+        stopped = await ask(port, "/jobs?wait=50")
+        await until(lambda: service.polls.open == 1)
+        service.polls.stop()
+        status, headers, body = await stopped.answer()
+        assert (status, headers["retry-after"], headers["connection"]) == (503, "1", "close")
+        assert b"the server is stopping" in body
+        for connection in (*connections, waiting, stopped):
+            connection.hang_up()
+    assert service.jobs.pending == service.polls.open == 0
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@on_asyncio
+@in_each
+async def test_an_outcome_that_is_unchanged_is_304(framework):
+    service = Service("outcome")
+    async with serving(APPS[framework](service)) as port:
+        connection = await ask(port, "/news")
+        status, headers, body = await connection.answer()
+        assert (status, body) == (200, b"0")
+        condition = f"if-none-match: {headers['etag']}\r\n"
+        connection.send("/news?wait=0", headers=condition)
+        status, headers, body = await connection.answer()
+        assert (status, body) == (304, b"") and "etag" in headers
+        connection.hang_up()
+
+
+@on_asyncio
+@in_each
+async def test_a_socket_is_closed_as_the_outcome_says(framework, caplog):
+    service = Service("result")
+    async with serving(APPS[framework](service)) as port, aiohttp.ClientSession() as session:
+        address = f"http://127.0.0.1:{port}/socket?wait="
+
+        async def close_of(query: str) -> tuple[Any, Any]:
+            message = await (await session.ws_connect(address + query)).receive()
+            return message.data, message.extra
+
+        assert (await close_of("0"))[0] == 1000
+        code, reason = await close_of("soon")
+        assert code == 1008 and reason.startswith("wait must be a number of seconds")
+        leaving = await session.ws_connect(address + "50")
+        await until(lambda: service.polls.open == 1)
+        await leaving.close()
+        await until(lambda: service.polls.endings[Ending.GONE] == 1)
+        waiting = await session.ws_connect(address + "50")
+        await until(lambda: service.polls.open == 1)
+        service.finish("done")
+        assert await waiting.receive_json() == "done"
+        await waiting.close()
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+@on_asyncio
+@pytest.mark.parametrize("form", FORMS)
+async def test_a_model_is_encoded_by_fastapi(form):
+    service = Service(form)
+    service.finish(Job(name="tea"))
+    async with serving(fastapi_app(service)) as port:
+        connection = await ask(port, "/jobs")
+        assert json.loads((await connection.answer())[2]) == {"name": "tea"}
+        connection.hang_up()
+
+
+@on_asyncio
+@in_each
+async def test_bytes_are_answered_as_they_are(framework):
+    service = Service("outcome")
+    service.finish(b"\x00\xff")
+    async with serving(APPS[framework](service)) as port:
+        connection = await ask(port, "/jobs")
+        status, headers, body = await connection.answer()
+        assert (status, body) == (200, b"\x00\xff")
+        assert headers["content-type"] == "application/octet-stream"
+        connection.hang_up()
+
+
+@on_asyncio
+async def test_a_handler_of_the_application_may_answer_instead():
+    service = Service("result")
+    app = fastapi.FastAPI()
+
+    @app.get("/jobs")
+    async def result(poll: Annotated[Poll, long_poll(service.polls)]) -> Any:
+        return await service.answer(poll)
+
+    @app.exception_handler(PollEnded)
+    async def ended(_: fastapi.Request, error: PollEnded) -> Any:
+        outcome: Outcome[Any] = error.outcome
+        return fastapi.responses.PlainTextResponse(outcome.ending.value, 418)
+
+    app.add_middleware(service.polls.middleware)
+    async with serving(app) as port:
+        connection = await ask(port, "/jobs?wait=0")
+        assert (await connection.answer())[::2] == (418, b"deadline")
+        connection.hang_up()
+
+
+@pytest.mark.parametrize("annotation", [Annotated[Poll, long_poll], Poll])
+def test_poll_without_dependency_names_long_poll(annotation):
+    app = fastapi.FastAPI()
+
+    async def result(poll: annotation) -> None: ...  # type: ignore[valid-type]
+
+    with pytest.raises(TypeError, match=r"Annotated\[Poll, long_poll\(polls\)\]"):
+        app.get("/jobs")(result)
+
+
+def test_poll_of_scope_and_receive_is_explained():
+    async def receive() -> None: ...
+
+    with pytest.raises(TypeError, match=r"wait must be a number of seconds, got <function"):
+        LongPolls().poll({"type": "http"}, receive)  # type: ignore[arg-type]
+
+
+def test_poll_of_a_request_names_the_scope():
+    class AnyRequest:
+        scope: Any = None
+
+    with pytest.raises(TypeError, match=r"scope must be the scope of a request.*pass its \.scope"):
+        LongPolls().poll(AnyRequest())  # type: ignore[arg-type]

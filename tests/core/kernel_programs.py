@@ -1,0 +1,640 @@
+"""Programs for `test_kernel`, each run in its own process: `python kernel_programs.py NAME ...`.
+They use the public API and print each result. The output must be the same with and without the
+kernel in C.
+"""
+
+import asyncio
+import gc
+import inspect
+import logging
+import random
+import re
+import sys
+import tracemalloc
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import purgatory
+from purgatory import (
+    DelayedOperation,
+    OperationReused,
+    Purgatory,
+    ThresholdPurgatory,
+    TimerTask,
+    WheelTimer,
+)
+from purgatory.testing import VirtualTimeLoop
+
+logging.disable(logging.CRITICAL)
+
+
+class Broken(Exception):
+    pass
+
+
+class HostileKey:
+    """A key that may equal others, changes, raises, and lets garbage be collected."""
+
+    def __init__(self, program: "Program", number: int) -> None:
+        self.program, self.number, self.mood = program, number, "calm"
+
+    def __hash__(self) -> int:
+        if self.mood == "collects":
+            gc.collect(0)
+        if self.mood == "no hash":
+            raise Broken("no hash")
+        return self.number % 2 if self.mood != "moved" else 17
+
+    def __eq__(self, other: object) -> bool:
+        if self.mood == "no equality":
+            raise Broken("no equality")
+        if self.mood == "acts":
+            self.mood = "calm"
+            self.program.act("equality")
+        return isinstance(other, HostileKey) and other.number == self.number
+
+    def __repr__(self) -> str:
+        return f"key {self.number}"
+
+
+class Probe(DelayedOperation[Any]):
+    __slots__ = ("number", "program")
+
+    def __init__(self, program: "Program", timeout: float | None) -> None:
+        super().__init__(timeout)
+        self.program, self.number = program, len(program.operations)
+
+    def try_complete(self) -> Any:
+        program = self.program
+        program.note(self.number, "try")
+        program.act("try")
+        choice = program.random.random()
+        if choice < 0.03:
+            raise Broken("try")
+        if choice < 0.06:
+            return "true, without completing"
+        return choice < 0.4 and self.force_complete()
+
+    def on_complete(self) -> Any:
+        program = self.program
+        program.note(self.number, "complete", self.state.value, self.is_completed)
+        program.act("complete")
+        if program.random.random() < 0.05:
+            raise Broken("complete")
+        return self.number
+
+    def on_expiration(self) -> None:
+        self.program.note(self.number, "expire")
+        self.program.act("expire")
+
+    def __repr__(self) -> str:
+        return f"operation {self.number} {self.state.value}"
+
+
+class Program:
+    """Random calls from outside and from hooks, on one purgatory and one timer; `log` records each
+    result."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.log: list[tuple[object, ...]] = []
+        self.operations: list[Probe] = []
+        self.timers: list[TimerTask] = []
+        self.depth = 0
+        self.has_hostile_keys = seed % 3 == 0
+        plain: list[Any] = ["a", "b", 1, 1.0, ("t", 2), None]
+        self.keys = [HostileKey(self, i) for i in range(6)] if self.has_hostile_keys else plain
+        self.purgatory: Purgatory[Probe] = Purgatory(
+            max_pending=self.random.choice((None, 40)), tick=self.random.choice((0.001, 0.5))
+        )
+        self.timer = WheelTimer(tick=self.random.choice((0.001, 0.1)), wheel_size=4)
+
+    def note(self, *what: object) -> None:
+        self.log.append(what)
+
+    def attempt(
+        self, name: str, function: Callable[..., object], *args: object, **kw: object
+    ) -> None:
+        try:
+            value: object = function(*args, **kw)
+        except Exception as error:
+            value = f"{type(error).__name__}: {error}"
+        self.note(name, repr(value))
+
+    def act(self, where: str) -> None:
+        """Makes a few random calls."""
+        if self.depth > 3:
+            return
+        self.depth += 1
+        try:
+            for _ in range(self.random.randrange(3)):
+                self.act_once(where)
+        finally:
+            self.depth -= 1
+
+    def act_once(self, where: str) -> None:
+        choose, key = self.random.choice, self.random.choice(self.keys)
+        what = self.random.randrange(15)
+        if self.has_hostile_keys and what < 2:
+            key.mood = choose(("calm", "moved", "no hash", "no equality", "collects", "acts"))
+            if key.mood == "moved":
+                key.number = self.random.randrange(6)
+        if what < 4:
+            self.attempt(f"{where} check", self.purgatory.check_and_complete, key)
+        elif what < 8:
+            self.watch()
+        elif what == 8 and self.operations:
+            self.attempt(f"{where} force", choose(self.operations).force_complete)
+        elif what == 9 and self.operations:
+            self.attempt(f"{where} cancel", choose(self.operations).cancel)
+        elif what == 10:
+            self.attempt(f"{where} cancel key", self.purgatory.cancel_for_key, key)
+        elif what == 11:
+            gc.collect(0)
+        elif what == 12:
+            delay = choose((0.0, 0.001, 0.3, 2.0, -1.0, 1e9, float("nan"), 1, "text", float("inf")))
+            self.attempt(f"{where} timer", self.schedule, delay)
+        elif what == 13 and self.timers:
+            self.attempt(f"{where} timer cancel", choose(self.timers).cancel)
+        elif what == 14 and self.timers:
+            when = self.purgatory_time() + choose((-1.0, 0.0, 0.2, 5.0, 1e7))
+            self.attempt(f"{where} reschedule", choose(self.timers).reschedule, when)
+
+    def purgatory_time(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def schedule(self, delay: Any) -> object:
+        number = len(self.timers)
+
+        def fired(*args: object) -> None:
+            self.note("fired", number, args, self.purgatory_time())
+            self.act("timer")
+
+        args = self.random.choice(((), (1,), (1, 2)))
+        self.timers.append(self.timer.call_later(delay, fired, *args))
+        return number
+
+    def watch(self) -> None:
+        if len(self.operations) > 2000:
+            return
+        choose = self.random.choice
+        timeout = choose((None, 0, -1.0, 0.001, 0.05, 1, 1.5, 30.0, 1e9, float("inf")))
+        operation = Probe(self, timeout)
+        self.operations.append(operation)
+        keys = self.random.sample(self.keys, self.random.randint(0, 4))
+        keys = choose((tuple, list, list, iter, lambda keys: tuple(keys * 2)))(keys)
+        if choose((True, True, False)):
+            self.attempt("watch", self.purgatory.try_complete_else_watch, operation, keys)
+        else:
+            self.attempt(
+                "watch", self.purgatory.try_complete_else_watch, keys=keys, operation=operation
+            )
+        self.count()
+        self.note(operation.deadline)
+
+    def count(self) -> None:
+        one = self.purgatory
+        self.attempt("counts", lambda: (one.pending, one.watched, one.statistics()))
+
+    def report(self, _: object, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        frames, traceback = [], error.__traceback__ if error is not None else None
+        while traceback is not None:
+            if traceback.tb_frame.f_code.co_filename == __file__:
+                frames.append(traceback.tb_frame.f_code.co_name)
+            traceback = traceback.tb_next
+        self.note("reported", context["message"], repr(error), frames)
+
+    async def main(self) -> None:
+        asyncio.get_running_loop().set_exception_handler(self.report)
+        tasks = []
+        for i in range(150):
+            self.act("main")
+            if i % 10 == 0:
+                tasks.append(asyncio.create_task(self.wait(i)))
+            if i % 12 == 0 and tasks:
+                self.random.choice(tasks).cancel()
+            if self.random.random() < 0.3:
+                await asyncio.sleep(self.random.choice((0, 0.001, 0.2, 3.0)))
+        await asyncio.sleep(3)
+        self.timer._check()
+        if not self.has_hostile_keys:
+            self.purgatory._check()
+        self.count()
+        self.note(await self.purgatory.aclose())
+        one = self.purgatory
+        assert one.pending == one.watched == one.statistics().keys == 0
+        for timer in self.timers:
+            self.note(timer.cancelled(), repr(timer.when()))
+        async with asyncio.timeout(5):  # all are answered by now
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for operation in self.operations:
+            self.attempt("result", operation.result)
+
+    async def wait(self, number: int) -> None:
+        operation = Probe(self, self.random.choice((None, 0.5, 3.0)))
+        self.operations.append(operation)
+        try:
+            waited: object = await self.purgatory.wait(operation, [self.random.choice(self.keys)])
+        except BaseException as error:
+            waited = repr(error)
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        finally:
+            self.note("waited", number, operation.number, waited if "waited" in locals() else None)
+
+
+def programs(first: str, count: str) -> None:
+    """Prints the log of random programs."""
+    for seed in range(int(first), int(first) + int(count)):
+        program = Program(seed)
+        with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+            runner.run(program.main())
+        for line in program.log:
+            print(re.sub(r"0x[0-9a-f]+", "0x", f"{seed} {line}"))
+
+
+# -- half-made objects
+
+
+class Idle(DelayedOperation[Any]):
+    def try_complete(self) -> bool:
+        return False
+
+
+class Lie:
+    """Equals everything, is everything, and returns itself."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = object.__hash__
+
+    def __call__(self, *_: object) -> "Lie":
+        return self
+
+    def __getattr__(self, name: str) -> "Lie":
+        return self
+
+
+def slots_of(cls: type) -> list[str]:
+    return [
+        name
+        for each in cls.__mro__
+        for name in getattr(each, "__slots__", ())
+        if name != "__weakref__"
+    ]
+
+
+async def fuzz_main(seed: int) -> None:
+    """Puts wrong values into fields, removes values, and calls every compiled function."""
+    chance = random.Random(seed)
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    for _ in range(100):
+        one: Purgatory[Idle] = Purgatory()
+        timer = WheelTimer()
+        operation, other = Idle(30.0), Idle(30.0)
+        one.try_complete_else_watch(operation, ["a", "b"])
+        one.try_complete_else_watch(other, chance.choice((["a"], ["c"])))
+        task = timer.call_later(30.0, bool)
+        engine: Any = getattr(one, "_engine", one)
+        parts = [
+            one,
+            timer,
+            operation,
+            other,
+            task,
+            Idle.__new__(Idle),
+            Purgatory.__new__(Purgatory),
+        ]
+        parts += [WheelTimer.__new__(WheelTimer), TimerTask.__new__(TimerTask), engine]
+        parts += [engine.wheel, engine.watchers, engine.loop_wheel, timer._loop_wheel]
+        parts += [each for each in engine.by_key.values() if each is not other]
+        parts += list(engine.wheel.buckets())
+        dispatcher = engine.dispatcher
+        for _ in range(chance.randrange(1, 4)):
+            part = chance.choice(parts)
+            name = chance.choice([*slots_of(type(part)), "nothing"])
+            try:
+                if chance.random() < 0.3:
+                    delattr(part, name)
+                else:
+                    values = [
+                        None,
+                        5,
+                        -1,
+                        "x",
+                        2.5,
+                        float("nan"),
+                        float("inf"),
+                        (),
+                        [],
+                        {},
+                        Lie(),
+                        True,
+                    ]
+                    setattr(part, name, chance.choice([*values, operation, engine, task, parts[5]]))
+            except Exception:
+                pass
+        calls: list[Callable[[], object]] = []
+        for each in (operation, other, parts[5], Lie()):
+            calls += [each.force_complete, each.cancel, each._timer_expired, each._op_finish]  # type: ignore[union-attr]
+            for where in (one, parts[6]):
+                calls.append(
+                    lambda each=each, where=where: where.try_complete_else_watch(each, ["a", "b"])
+                )
+                calls.append(
+                    lambda each=each, where=where: where.try_complete_else_watch(each, ("c",))
+                )
+        for where in (one, parts[6]):
+            calls += [
+                lambda where=where, key=key: where.check_and_complete(key) for key in ("a", "c", [])
+            ]
+        for clock in (timer, parts[7]):
+            calls += [
+                lambda clock=clock, delay=delay: clock.call_later(delay, bool)
+                for delay in (1.0, 9e9)
+            ]
+        calls += [
+            task.cancel,
+            parts[8].cancel,
+            lambda: task.reschedule(5.0),
+            lambda: operation.__init__(3.0),
+        ]
+        wheel = parts[10]
+        calls += [
+            lambda each=each: wheel.add(each, 1.0, 0.5)
+            for each in (operation, task, parts[8], Lie())
+        ]
+        calls += [lambda each=each: wheel.remove(each) for each in (operation, task, Lie())]
+        calls += [
+            lambda: wheel.next_due(1e9),
+            lambda: (wheel.begin_iteration(9, 1e9), wheel.next_due(1e9)),
+        ]
+        chance.shuffle(calls)
+        for call in calls[:20]:
+            try:
+                call()
+            except Exception:
+                pass
+            if chance.random() < 0.05:
+                gc.collect(1)
+        for name in (
+            "has_backlog",
+            "continuation_scheduled",
+        ):  # the loop's dispatcher is reused in the next round
+            setattr(dispatcher, name, False)
+        dispatcher.current, dispatcher.interrupted = None, []
+        for queue in (dispatcher.finished, dispatcher.checks, dispatcher.threadsafe_checks):
+            queue.clear()
+        for each in (operation, other):  # avoids the warning about pending operations
+            try:
+                each.cancel()
+            except Exception:
+                pass
+        gc.collect(0)
+
+
+def fuzz(first: str, count: str) -> None:
+    """Half-made and misused objects: any exception is allowed, a crash is not."""
+    warnings.simplefilter("ignore")
+    sys.unraisablehook = lambda _: None
+    for seed in range(int(first), int(first) + int(count)):
+        loop = asyncio.new_event_loop()
+        try:
+            loop.run_until_complete(fuzz_main(seed))
+        finally:
+            loop.close()
+    print("no crash")
+
+
+# -- leaks
+
+
+def leaks(rounds: str) -> None:
+    """Prints the paths that leak memory, objects or references."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *_: None)
+        one: Purgatory[Any] = Purgatory()
+        timer = WheelTimer()
+        thresholds: ThresholdPurgatory[str, int] = ThresholdPurgatory()
+
+        class Probe(DelayedOperation[Any]):
+            __slots__ = ("way",)
+
+            def __init__(self, timeout: float | None, way: str = "") -> None:
+                super().__init__(timeout)
+                self.way = way
+
+            def try_complete(self) -> Any:
+                if self.way == "raise":
+                    raise Broken
+                return self.way == "lie" or (self.way == "ready" and self.force_complete())
+
+            def on_complete(self) -> object:
+                if self.way == "hook":
+                    raise Broken
+                return object()
+
+        def watch(keys: Any, timeout: Any = 30.0, way: str = "") -> Any:
+            operation = Probe(timeout, way)
+            one.try_complete_else_watch(operation, keys)
+            return operation
+
+        def check() -> None:
+            watch(["a"]).way = "ready"
+            one.check_and_complete("a")
+
+        def check_many() -> None:
+            for operation in [watch(["a"]) for _ in range(3)]:
+                operation.way = "ready"
+            one.check_and_complete("a")
+
+        def share() -> None:
+            first, second = watch(("a", "b", "c")), watch(("b", "a", 7.5))
+            first.force_complete()
+            second.cancel()
+
+        def fail_hook() -> None:
+            operation = watch(["h"])
+            operation.way = "hook"
+            operation.force_complete()
+
+        def refuse(keys: Any) -> None:
+            with suppress(TypeError, ValueError):
+                watch(keys)
+
+        def reuse() -> None:
+            operation = watch(["a"])
+            with suppress(OperationReused):
+                one.try_complete_else_watch(operation, ["a"])
+            operation.cancel()
+
+        async def wait() -> None:
+            operation = Probe(30.0)
+            loop.call_soon(operation.force_complete)
+            await one.wait(operation, ["w"])
+
+        async def wait_cancelled() -> None:
+            task = asyncio.create_task(one.wait(Probe(30.0), ["w"]))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+
+        async def expire() -> None:
+            watch(("x", "y"), 0.0005)
+            watch(["x"], 0.0005)
+            await asyncio.sleep(0.003)
+
+        async def timeouts() -> None:
+            async with purgatory.timeout(30):
+                pass
+            loop.call_soon(thresholds.advance, "k", (thresholds.value("k") or 0) + 1)
+            await thresholds.wait("k", (thresholds.value("k") or 0) + 1, 30)
+
+        def timers() -> None:
+            task = timer.call_later(30.0, print)
+            task.reschedule(loop.time() + 60)
+            task.reschedule(loop.time() + 20)
+            task.cancel()
+            timer.call_later(30.0, print, 1).cancel()
+            for wrong in (float("nan"), "x"):
+                with suppress(TypeError, ValueError):
+                    timer.call_later(wrong, print)  # type: ignore[arg-type]
+
+        paths: dict[str, Callable[[], Any]] = {
+            "check": check,
+            "check_many": check_many,
+            "share": share,
+            "fail_hook": fail_hook,
+            "cancel": lambda: watch(["a", "b"]).cancel(),
+            "force": lambda: watch(["a"], None).force_complete(),
+            "first try": lambda: watch(["a"], 30.0, "ready"),
+            "raise": lambda: watch(["a"], 30.0, "raise"),
+            "lie": lambda: watch(["a"], 30.0, "lie"),
+            "late": lambda: watch(["a"], 0),
+            "no keys": lambda: refuse(()),
+            "text": lambda: refuse("text"),
+            "unhashable": lambda: refuse((1, [])),
+            "unhashable alone": lambda: refuse([[]]),
+            "reuse": reuse,
+            "timers": timers,
+            "wait": wait,
+            "wait_cancelled": wait_cancelled,
+            "expire": expire,
+            "timeouts": timeouts,
+        }
+        for name, path in paths.items():
+            count = int(rounds) // 20 if inspect.iscoroutinefunction(path) else int(rounds)
+            kept: list[int] = []
+            for _ in range(3):
+                for i in range(count):
+                    result = path()
+                    if result is not None and asyncio.iscoroutine(result):
+                        await result
+                    if i % 500 == 0:
+                        await asyncio.sleep(0)
+                del result
+                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)
+                gc.collect()
+                watched = [None, True, False, 0, 1, Probe, DelayedOperation, one, timer, loop]
+                watched += [purgatory.OperationState.PENDING, purgatory.OperationState.COMPLETED]
+                size = tracemalloc.get_traced_memory()[0] // 64
+                kept.append(
+                    size
+                    + sum(
+                        sys.getrefcount(each) for each in watched if sys.getrefcount(each) < 1 << 30
+                    )
+                )
+            if kept[2] - kept[1] > count // 20:
+                print(f"{name}: {kept}")
+        one._check()
+        timer._check()
+        await one.aclose()
+
+    tracemalloc.start()
+    asyncio.run(main())
+    print("done")
+
+
+# -- failing allocations
+
+
+def allocations(most: str) -> None:
+    """Fails the first allocation of each call, then the second, and so on."""
+    from _testcapi import remove_mem_hooks, set_nomemory  # type: ignore[import-not-found]
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *_: None)
+        clock = loop.time
+
+        class Done(Idle):
+            def try_complete(self) -> bool:
+                return self.force_complete()
+
+        def prepare() -> tuple[Purgatory[Any], WheelTimer, list[Any]]:
+            one: Purgatory[Any] = Purgatory()
+            timer = WheelTimer()
+            operations = [Idle(30.0) for _ in range(3)]
+            for operation, keys in zip(operations, (["a", "b"], ["b"], ["c"]), strict=True):
+                one.try_complete_else_watch(operation, keys)
+            return one, timer, [*operations, timer.call_later(30.0, bool)]
+
+        calls: dict[str, Callable[[Any, Any, Any], object]] = {
+            "make": lambda one, timer, each: Idle(30.0),
+            "watch": lambda one, timer, each: one.try_complete_else_watch(Idle(30.0), ["d"]),
+            "watch late": lambda one, timer, each: one.try_complete_else_watch(Idle(0.0), ["d"]),
+            "watch three": lambda one, timer, each: one.try_complete_else_watch(
+                Idle(9.0), ("a", "c", "d")
+            ),
+            "watch done": lambda one, timer, each: one.try_complete_else_watch(Done(9.0), ["a"]),
+            "check": lambda one, timer, each: one.check_and_complete("c"),
+            "check two": lambda one, timer, each: one.check_and_complete("b"),
+            "force": lambda one, timer, each: [
+                operation.force_complete() for operation in each[:3]
+            ],
+            "cancel": lambda one, timer, each: [operation.cancel() for operation in each],
+            "expire": lambda one, timer, each: each[1]._timer_expired(),
+            "call_later": lambda one, timer, each: timer.call_later(30.0, print, 1),
+            "call_at": lambda one, timer, each: timer.call_at(clock() + 99.0, print),
+            "reschedule": lambda one, timer, each: each[3].reschedule(clock() + 99.0),
+        }
+        for name, call in calls.items():
+            for number in range(int(most)):
+                prepared = prepare()
+                set_nomemory(number, number + 1)
+                try:
+                    call(*prepared)
+                except MemoryError:
+                    remove_mem_hooks()
+                except BaseException as error:
+                    remove_mem_hooks()
+                    # dict.setdefault of 3.13.0 returns a value although its MemoryError is set.
+                    is_setdefault = sys.version_info[:2] == (3, 13) and (
+                        isinstance(error, SystemError) and isinstance(error.__cause__, MemoryError)
+                    )
+                    if not is_setdefault:
+                        print(name, number, repr(error))
+                remove_mem_hooks()
+                with suppress(Exception):  # avoids the warning, if the lists are still intact
+                    for operation in prepared[2][:3]:
+                        operation.cancel()
+            dispatcher = prepare()[0]._engine.dispatcher
+            dispatcher.current, dispatcher.interrupted = None, []
+
+    warnings.simplefilter("ignore")
+    sys.unraisablehook = lambda _: None
+    asyncio.run(main())
+    print("done")
+
+
+if __name__ == "__main__":
+    {"programs": programs, "fuzz": fuzz, "leaks": leaks, "allocations": allocations}[sys.argv[1]](
+        *sys.argv[2:]
+    )  # type: ignore[operator]

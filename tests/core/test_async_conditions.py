@@ -1,0 +1,416 @@
+"""Asynchronous predicates that check their own keys, swallow their cancellation, start their work
+when called, or return another type the next time: the wait ends at the right time with the right
+result."""
+
+import asyncio
+import types
+from contextlib import suppress
+
+import pytest
+from helpers import Broken, Probe, iterations, outcome, watch_all
+from loops import on_virtual_time
+
+from purgatory import OperationCancelled, OperationTimeout, Purgatory, PurgatoryFull
+
+MANY = 2000
+"""Enough operations under a key that a check takes several iterations of the loop."""
+
+
+class Counted:
+    """Counts calls, and raises after `most` of them, so that an endless loop ends."""
+
+    def __init__(self, most=1000):
+        self.calls, self.most = 0, most
+
+    def __call__(self):
+        self.calls += 1
+        if self.calls > self.most:
+            raise Broken(f"called more than {self.most} times")
+
+
+class Iterations:
+    """Counts the iterations of the loop, and calls a function in one of them."""
+
+    def __init__(self, at, what):
+        self.number, self.at, self.what = 0, at, what
+        asyncio.get_running_loop().call_soon(self._count)
+
+    def _count(self):
+        self.number += 1
+        if self.number == self.at:
+            self.what()
+        elif self.number < self.at + 10:
+            asyncio.get_running_loop().call_soon(self._count)
+
+
+async def begin(purgatory, predicate, timeout=None, key="key"):
+    """Starts a task that waits for the predicate and returns its outcome."""
+    task = asyncio.create_task(outcome(purgatory.wait_for(predicate, [key], timeout)))
+    await iterations(2)
+    return task
+
+
+async def outcome_soon(task):
+    """Returns the task's result or exception; cancels a task that never ends."""
+    await asyncio.wait([task], timeout=1000)
+    is_done, cancels = task.done(), 0
+    while not task.done() and cancels < 20:
+        cancels += task.cancel()
+        await asyncio.wait([task], timeout=10)
+    assert is_done, "it waits for ever"
+    return task.result()
+
+
+def make_busy(purgatory, ready=False):
+    """Keeps a check of the key in progress for the next iterations of the loop."""
+    watch_all(purgatory, operations := [Probe() for _ in range(MANY)])
+    for operation in operations:
+        operation.ready = ready
+    purgatory.check_and_complete("key")
+
+
+# A predicate that checks its own key
+
+
+@on_virtual_time
+async def test_predicate_checking_its_own_key_lets_others_run(
+    purgatory,
+):
+    counted, passed = Counted(), []
+    iterations = Iterations(20, lambda: passed.append(True))
+
+    async def checks_its_key():
+        counted()
+        purgatory.check_and_complete("key")
+        return bool(passed)
+
+    assert await outcome(purgatory.wait_for(checks_its_key, ["key"], 60)) is True
+    assert counted.calls <= iterations.number + 2
+
+
+@on_virtual_time
+@pytest.mark.parametrize("end", ["deadline", "aclose", "cancel_for_key", "task"])
+async def test_every_end_stops_wait_checking_its_own_key(end):
+    loop = asyncio.get_running_loop()
+    async with Purgatory() as purgatory:
+        counted = Counted()
+
+        async def checks_its_key():
+            counted()
+            purgatory.check_and_complete("key")
+            return False
+
+        task = asyncio.create_task(outcome(purgatory.wait_for(checks_its_key, ["key"], 60)))
+        ends = {
+            "deadline": lambda: loop._set_time(loop.time() + 61),
+            "aclose": lambda: closing.append(loop.create_task(purgatory.aclose())),
+            "cancel_for_key": lambda: purgatory.cancel_for_key("key"),
+            "task": task.cancel,
+        }
+        closing = []
+        Iterations(20, ends[end])
+        expected = {"deadline": OperationTimeout, "task": asyncio.CancelledError}.get(
+            end, OperationCancelled
+        )
+        assert type(await outcome_soon(task)) is expected
+        assert counted.calls < 100
+
+
+# A predicate that swallows its cancellation
+
+
+async def stubborn():
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(float("inf"))
+    return False
+
+
+@on_virtual_time
+@pytest.mark.parametrize("end", ["deadline", "aclose", "cancel_for_key", "acancel_for_key"])
+async def test_wait_ends_though_predicate_swallows_its_cancellation(
+    end,
+):
+    async with Purgatory() as purgatory:
+        counted = Counted()
+
+        def predicate():
+            counted()
+            return stubborn()
+
+        task = await begin(purgatory, predicate, 60)
+        if end != "deadline":
+            answer = getattr(purgatory, end)(*([] if end == "aclose" else ["key"]))
+            if asyncio.iscoroutine(answer):
+                await answer
+        assert type(await outcome_soon(task)) is (
+            OperationTimeout if end == "deadline" else OperationCancelled
+        )
+        assert counted.calls == 1
+        assert purgatory.pending == purgatory.watched == 0
+
+
+@on_virtual_time
+async def test_wait_ends_with_predicate_that_awaits_after_cancellation(
+    purgatory,
+):
+
+    async def tidies_up():
+        try:
+            await asyncio.sleep(float("inf"))
+        except asyncio.CancelledError:
+            await asyncio.sleep(5)
+        return False
+
+    task = await begin(purgatory, tidies_up, 60)
+    assert type(await outcome_soon(task)) is OperationTimeout
+
+
+# Work that the call of the predicate starts has read the state before it is awaited
+
+
+@on_virtual_time
+@pytest.mark.parametrize("kind", ["future", "task", "work of a thread"])
+async def test_newcomer_of_busy_key_misses_no_check(kind):
+    loop = asyncio.get_running_loop()
+    async with Purgatory() as purgatory:
+        is_true = []
+
+        async def look():
+            return bool(is_true)
+
+        def change():
+            is_true.append(True)
+            purgatory.check_and_complete("key")
+
+        def predicate():
+            if not is_true:
+                loop.call_soon(change)
+            if kind == "task":
+                return loop.create_task(look())
+            looked = loop.create_future()
+            if kind == "future":
+                looked.set_result(bool(is_true))
+            else:
+                seen = bool(is_true)
+                loop.call_later(1, lambda: looked.done() or looked.set_result(seen))
+            return looked
+
+        make_busy(purgatory, ready=True)
+        assert await outcome(purgatory.wait_for(predicate, ["key"], 60)) is True
+        assert loop.time() < 60
+
+
+@on_virtual_time
+async def test_newcomer_of_busy_key_is_registered_before_predicate(purgatory):
+    registered = []
+
+    async def predicate():
+        return True
+
+    def called():
+        asyncio.get_running_loop().call_soon(lambda: registered.append(purgatory.pending))
+        return predicate()
+
+    make_busy(purgatory, ready=True)
+    assert await purgatory.wait_for(called, ["key"], 60) is True
+    assert registered == [1]
+
+
+# A tiny timeout
+
+
+@on_virtual_time
+@pytest.mark.parametrize("start", [1e9])
+@pytest.mark.parametrize("timeout", [1e-12, 1e-300])
+async def test_tiny_timeout_on_busy_key_tries_once(purgatory, timeout, start):
+    make_busy(purgatory)
+    operation = Probe(timeout, ready=True)
+    assert await outcome(purgatory.wait(operation, ["key"])) == ""
+    assert operation.calls == ["try", "complete"]
+
+
+@on_virtual_time
+@pytest.mark.parametrize("start", [1e9])
+async def test_predicate_with_tiny_timeout_on_busy_key_ends(purgatory, start):
+    make_busy(purgatory)
+    holding = asyncio.create_task(outcome(purgatory.wait_for(lambda: "there", ["key"], 1e-12)))
+    failing = asyncio.create_task(outcome(purgatory.wait_for(lambda: None, ["key"], 1e-12)))
+    assert await holding == "there"
+    assert type(await failing) is OperationTimeout
+
+
+# When `aclose` returns, all runs have ended
+
+
+@on_virtual_time
+@pytest.mark.parametrize("takes", [0, 3])
+async def test_aclose_waits_for_cancelled_asynchronous_predicates(
+    takes,
+):
+    ended = []
+    async with Purgatory() as purgatory:
+
+        async def query():
+            try:
+                await asyncio.sleep(float("inf"))
+            finally:
+                for _ in range(takes):
+                    await asyncio.sleep(0)
+                ended.append(True)
+
+        tasks = [await begin(purgatory, query, 60) for _ in range(3)]
+        await purgatory.aclose()
+        assert len(ended) == 3
+        assert [type(await task) for task in tasks] == [OperationCancelled] * 3
+
+
+@on_virtual_time
+async def test_predicate_may_close_its_own_purgatory():
+    async with Purgatory() as purgatory:
+
+        async def closes():
+            await purgatory.aclose()
+            return False
+
+        task = await begin(purgatory, closes, 60)
+        assert type(await outcome_soon(task)) is OperationCancelled
+
+
+# Return values of a predicate
+
+
+class FalseAwaitable:
+    """An awaitable that is false."""
+
+    def __bool__(self):
+        return False
+
+    def __await__(self):
+        yield from asyncio.sleep(0).__await__()
+        return "value"
+
+
+class EmptyFuture(asyncio.Future):
+    def __len__(self):
+        return 0
+
+
+@types.coroutine
+def generator_based():
+    yield from asyncio.sleep(0).__await__()
+    return "value"
+
+
+def empty_future():
+    future = EmptyFuture()
+    asyncio.get_running_loop().call_soon(future.set_result, "value")
+    return future
+
+
+@on_virtual_time
+@pytest.mark.parametrize("predicate", [FalseAwaitable, empty_future, generator_based])
+async def test_any_awaitable_is_awaited(purgatory, predicate):
+    assert await outcome(purgatory.wait_for(predicate, ["key"], 60)) == "value"
+
+
+@on_virtual_time
+@pytest.mark.parametrize("last", ["plain", "asynchronous"])
+@pytest.mark.parametrize("first", ["plain", "asynchronous"])
+async def test_predicate_may_return_awaitable_then_plain_value(first, last):
+    async def later(value):
+        await asyncio.sleep(0)
+        return value
+
+    async with Purgatory() as purgatory:
+        calls = []
+
+        def predicate():
+            calls.append(True)
+            kind, value = [(first, False), (last, False), (first, ""), (last, "value")][
+                len(calls) - 1
+            ]
+            return later(value) if kind == "asynchronous" else value
+
+        task = await begin(purgatory, predicate, 60)
+        for _ in range(3):
+            await iterations(5)
+            purgatory.check_and_complete("key")
+        assert await outcome_soon(task) == "value"
+        assert len(calls) == 4
+
+
+# Work started by a predicate
+
+
+class Begun:
+    """A predicate that starts work when it is called, and notes how the work ends."""
+
+    def __init__(self, kind):
+        self.kind, self.made, self.went_on = kind, None, []
+
+    async def work(self):
+        await asyncio.sleep(10)
+        self.went_on.append(True)
+        return True
+
+    def __call__(self):
+        self.made = self.work()
+        if self.kind != "coroutine":
+            self.made = asyncio.ensure_future(self.made)
+        if self.kind == "future":
+            task, self.made = self.made, asyncio.get_running_loop().create_future()
+            self.made.add_done_callback(lambda _: task.cancel())
+        return self.made
+
+    async def is_over(self):
+        await asyncio.sleep(100)
+        if self.kind == "coroutine":
+            return self.made.cr_frame is None and not self.went_on
+        return self.made.cancelled() and not self.went_on
+
+
+BEGUN = ["coroutine", "task", "future"]
+
+
+@on_virtual_time
+@pytest.mark.parametrize("kind", BEGUN)
+async def test_work_of_refused_wait_is_cancelled(kind):
+    async with Purgatory(max_pending=1) as purgatory:
+        watch_all(purgatory, [Probe()], ["another"])
+        begun = Begun(kind)
+        assert type(await outcome(purgatory.wait_for(begun, ["key"], 60))) is PurgatoryFull
+        assert begun.made is None or await begun.is_over()
+
+
+@on_virtual_time
+@pytest.mark.parametrize("how", ["task", "aclose", "cancel_for_key"])
+@pytest.mark.parametrize("kind", BEGUN)
+async def test_work_started_in_check_ends_with_its_wait(kind, how):
+    async with Purgatory() as purgatory:
+        begun, ending = Begun(kind), []
+
+        def end():
+            if how == "task":
+                task.cancel()
+            elif how == "aclose":
+                ending.append(asyncio.create_task(purgatory.aclose()))
+            else:
+                purgatory.cancel_for_key("key")
+
+        def predicate():
+            ending.append(end())
+            return begun()
+
+        make_busy(purgatory)
+        task = asyncio.create_task(outcome(purgatory.wait_for(predicate, ["key"], 60)))
+        result = await outcome_soon(task)
+        assert type(result) is (asyncio.CancelledError if how == "task" else OperationCancelled)
+        assert await begun.is_over()
+
+
+@on_virtual_time
+async def test_awaited_work_of_predicate_ends_with_wait(purgatory):
+    begun = Begun("task")
+    task = await begin(purgatory, begun, 5)
+    assert type(await outcome_soon(task)) is OperationTimeout
+    assert await begun.is_over()

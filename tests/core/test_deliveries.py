@@ -1,0 +1,108 @@
+"""Every receiver counted by `deliver` gets the value, however its wait ends afterwards."""
+
+import asyncio
+
+import pytest
+from helpers import iterations, outcome
+from loops import on_every_loop, on_virtual_time
+
+from purgatory import OperationCancelled, OperationTimeout, Purgatory
+
+MANY = 2000
+"""Enough receivers that answering them takes several iterations of the loop."""
+
+
+async def begin_to_receive(purgatory, number, timeout=None):
+    tasks = [asyncio.create_task(outcome(purgatory.receive("key", timeout))) for _ in range(number)]
+    await iterations(2)
+    return tasks
+
+
+async def end(purgatory, how):
+    loop = asyncio.get_running_loop()
+    if how == "deadline":
+        loop._set_time(loop.time() + 10)
+    else:
+        answer = getattr(purgatory, how)(*([] if how == "aclose" else ["key"]))
+        if asyncio.iscoroutine(answer):
+            await answer
+
+
+@on_virtual_time
+@pytest.mark.parametrize("how", ["aclose", "cancel_for_key", "acancel_for_key", "deadline"])
+async def test_counted_receivers_get_value_however_waits_end(how):
+    purgatory = Purgatory()
+    tasks = await begin_to_receive(purgatory, MANY, 5)
+    assert purgatory.deliver("key", "value") == MANY
+    await end(purgatory, how)
+    assert [await task for task in tasks] == ["value"] * MANY
+    assert purgatory.pending == 0
+    statistics = purgatory.statistics()
+    assert (statistics.completed, statistics.expired, statistics.cancelled) == (MANY, 0, 0)
+    assert statistics.missed_triggers == 0
+
+
+@on_virtual_time
+@pytest.mark.parametrize("how", ["aclose", "cancel_for_key", "acancel_for_key"])
+async def test_late_receivers_are_cancelled_after_a_delivery(
+    how,
+):
+    purgatory = Purgatory()
+    tasks = await begin_to_receive(purgatory, MANY)
+    assert purgatory.deliver("key", "value") == MANY
+    late = [asyncio.create_task(outcome(purgatory.receive("key"))) for _ in range(3)]
+    await asyncio.sleep(0)
+    await end(purgatory, how)
+    assert [await task for task in tasks] == ["value"] * MANY
+    assert [type(await task) for task in late] == [OperationCancelled] * 3
+
+
+@on_virtual_time
+async def test_first_of_two_deliveries_counts(purgatory):
+    tasks = await begin_to_receive(purgatory, MANY)
+    assert purgatory.deliver("key", "first") == MANY
+    assert purgatory.deliver("key", "second") == 0
+    assert [await task for task in tasks] == ["first"] * MANY
+
+
+@on_virtual_time
+async def test_counted_receivers_get_value_when_hook_closes_purgatory():
+    purgatory, closing = Purgatory(), []
+    tasks = await begin_to_receive(purgatory, MANY)
+
+    def deliver_and_close():
+        assert purgatory.deliver("key", "value") == MANY
+        closing.append(asyncio.ensure_future(purgatory.aclose()))
+        return "done"
+
+    assert await purgatory.wait_for(deliver_and_close, ["another"]) == "done"
+    assert [await task for task in tasks] == ["value"] * MANY
+    await closing[0]
+
+
+# From other threads
+
+
+@on_every_loop
+async def test_value_from_thread_reaches_only_current_receivers(
+    purgatory,
+):
+    receiving = asyncio.create_task(purgatory.receive("key", 60))
+    await iterations(2)
+    for value in ("first", "late"):
+        await asyncio.to_thread(purgatory.deliver_threadsafe, "key", value)
+    assert await receiving == "first"
+    with pytest.raises(TypeError, match="unhashable"):
+        purgatory.deliver_threadsafe([], 1)
+
+
+def test_value_for_missing_loop_is_dropped(run):
+    purgatory = Purgatory()
+    purgatory.deliver_threadsafe("key", 1)  # the purgatory is unbound
+
+    async def main():
+        with pytest.raises(OperationTimeout):
+            await purgatory.receive("key", 0)
+
+    run(main)
+    purgatory.deliver_threadsafe("key", 1)  # its loop is closed

@@ -1,0 +1,174 @@
+"""Which methods may be called from which thread: all public methods of all handles, from a thread
+with its own loop and from a thread without a loop. `REFUSED` means that the call raises `WrongLoop`
+and changes nothing."""
+
+import asyncio
+from collections.abc import Callable
+from inspect import iscoroutine
+from typing import Any
+
+import pytest
+from helpers import Probe, in_thread, iterations
+
+from purgatory import (
+    DelayedOperation,
+    IdleTracker,
+    Purgatory,
+    Reply,
+    ThresholdPurgatory,
+    Timeout,
+    TimerTask,
+    WheelTimer,
+    WrongLoop,
+    timeout,
+)
+
+REFUSED, ANY = "refused", "any thread"
+
+TABLE: dict[type, dict[str, tuple[str, Callable[[Any], Any]]]] = {
+    Purgatory: {
+        "try_complete_else_watch": (
+            REFUSED,
+            lambda it: it.try_complete_else_watch(Probe(), ["key"]),
+        ),
+        "wait": (REFUSED, lambda it: it.wait(Probe(), ["key"])),
+        "wait_for": (REFUSED, lambda it: it.wait_for(bool, ["key"])),
+        "receive": (REFUSED, lambda it: it.receive("key")),
+        "expect": (REFUSED, lambda it: it.expect("key").__enter__()),
+        "deliver": (REFUSED, lambda it: it.deliver("key", 1)),
+        "check_and_complete": (REFUSED, lambda it: it.check_and_complete("key")),
+        "checkAndComplete": (REFUSED, lambda it: it.checkAndComplete("key")),
+        "cancel_for_key": (REFUSED, lambda it: it.cancel_for_key("key")),
+        "acancel_for_key": (REFUSED, lambda it: it.acancel_for_key("key")),
+        "aclose": (REFUSED, lambda it: it.aclose()),
+        "check_and_complete_threadsafe": (
+            ANY,
+            lambda it: it.check_and_complete_threadsafe("other"),
+        ),
+        "deliver_threadsafe": (ANY, lambda it: it.deliver_threadsafe("other", 1)),
+        "statistics": (ANY, lambda it: it.statistics()),
+        "keys": (ANY, lambda it: list(it.keys())),
+        "name": (ANY, lambda it: it.name),
+        "pending": (ANY, lambda it: it.pending),
+        "watched": (ANY, lambda it: it.watched),
+    },
+    DelayedOperation: {
+        "force_complete": (REFUSED, lambda it: it.force_complete()),
+        "cancel": (REFUSED, lambda it: it.cancel()),
+        "state": (ANY, lambda it: it.state),
+        "is_completed": (ANY, lambda it: it.is_completed),
+        "deadline": (ANY, lambda it: it.deadline),
+    },
+    Reply: {  # leaving its block in another thread has no effect
+        "__enter__": (REFUSED, lambda it: it.__enter__()),
+        "__await__": (REFUSED, lambda it: next(it.__await__())),
+        "__exit__": (ANY, lambda it: it.__exit__(None, None, None)),
+        "__repr__": (ANY, repr),
+    },
+    ThresholdPurgatory: {
+        "wait": (REFUSED, lambda it: it.wait("key", 5)),
+        "advance": (REFUSED, lambda it: it.advance("key", 9)),
+        "fail": (REFUSED, lambda it: it.fail("key", ValueError())),
+        "forget": (REFUSED, lambda it: it.forget("key")),
+        "aclose": (REFUSED, lambda it: it.aclose()),
+        "advance_threadsafe": (ANY, lambda it: it.advance_threadsafe("key", 0)),
+        "value": (ANY, lambda it: it.value("key")),
+        "statistics": (ANY, lambda it: it.statistics()),
+        "name": (ANY, lambda it: it.name),
+        "pending": (ANY, lambda it: it.pending),
+    },
+    WheelTimer: {
+        "call_later": (REFUSED, lambda it: it.call_later(1, print)),
+        "call_at": (REFUSED, lambda it: it.call_at(1, print)),
+        "close": (REFUSED, lambda it: it.close()),
+        "size": (ANY, lambda it: it.size),
+    },
+    TimerTask: {
+        "cancel": (REFUSED, lambda it: it.cancel()),
+        "reschedule": (REFUSED, lambda it: it.reschedule(it.when() + 1)),
+        "cancelled": (ANY, lambda it: it.cancelled()),
+        "when": (ANY, lambda it: it.when()),
+    },
+    Timeout: {
+        "reschedule": (REFUSED, lambda it: it.reschedule(None)),
+        "expired": (ANY, lambda it: it.expired()),
+        "when": (ANY, lambda it: it.when()),
+    },
+    IdleTracker: {
+        "touch": (REFUSED, lambda it: it.touch("new")),
+        "remove": (REFUSED, lambda it: it.remove("id")),
+        "close": (REFUSED, lambda it: it.close()),
+    },
+}
+HOOKS = {"try_complete", "on_complete", "on_expiration", "result"}
+"""Methods that the library calls itself, or that raise while an operation is pending."""
+
+ROWS = [
+    pytest.param(cls, rule, call, id=f"{cls.__name__}.{name}")
+    for cls, methods in TABLE.items()
+    for name, (rule, call) in methods.items()
+    if hasattr(cls, name)
+]
+
+
+def test_table_has_every_public_method() -> None:
+    for cls, methods in TABLE.items():
+        public = {name for name in vars(cls) if not name.startswith("_")}
+        assert public <= {*methods} | HOOKS, cls
+
+
+def make(cls: type, purgatory: Purgatory[Any]) -> tuple[Any, Callable[[], object]]:
+    """A handle in use, and the state that must not change."""
+    if cls is Purgatory or cls is DelayedOperation:
+        operation = Probe(30)
+        purgatory.try_complete_else_watch(operation, ["key"])
+        handle: Any = purgatory if cls is Purgatory else operation
+        return handle, lambda: (purgatory.pending, purgatory.watched, operation.state)
+    if cls is Reply:
+        reply = purgatory.expect("key").__enter__()
+        return reply, lambda: (purgatory.pending, purgatory.watched, repr(reply))
+    if cls is ThresholdPurgatory:
+        thresholds: ThresholdPurgatory[str, int] = ThresholdPurgatory()
+        thresholds.advance("key", 1)
+        return thresholds, lambda: (thresholds.value("key"), thresholds.pending, repr(thresholds))
+    if cls is IdleTracker:
+        tracker: IdleTracker[str] = IdleTracker(30, print)
+        tracker.touch("id")
+        return tracker, lambda: [*tracker]
+    timer = WheelTimer()
+    task = timer.call_later(30, print)
+    return timer if cls is WheelTimer else task, lambda: (timer.size, task.when(), task.cancelled())
+
+
+def call_in_thread(call: Callable[[Any], Any], handle: Any, has_loop: bool) -> None:
+    """Calls a method in another thread, with or without a loop of its own."""
+
+    async def run() -> None:
+        result = call(handle)
+        if iscoroutine(result):
+            await result
+
+    def step() -> None:
+        result = call(handle)
+        if iscoroutine(result):
+            with pytest.raises(StopIteration):
+                result.send(None)
+
+    in_thread(lambda: asyncio.run(run()) if has_loop else step())
+
+
+@pytest.mark.parametrize("has_loop", [False, True], ids=["no loop", "own loop"])
+@pytest.mark.parametrize(("cls", "rule", "call"), ROWS)
+async def test_handle_allows_or_refuses_other_threads(
+    cls: type, rule: str, call: Callable[[Any], Any], has_loop: bool
+) -> None:
+    async with Purgatory[Any]() as purgatory, timeout(30) as limit:
+        handle, read = (limit, limit.when) if cls is Timeout else make(cls, purgatory)
+        before = read()
+        if rule is REFUSED:
+            with pytest.raises(WrongLoop):
+                call_in_thread(call, handle, has_loop)
+        else:
+            call_in_thread(call, handle, has_loop)
+        await iterations(2)
+        assert read() == before

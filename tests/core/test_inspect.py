@@ -1,0 +1,253 @@
+"""Views of a purgatory from outside: exact for few operations, bounded for many. Looking changes
+nothing."""
+
+import asyncio
+
+import pytest
+from helpers import Listener, Probe
+from loops import on_virtual_time
+
+from purgatory import (
+    Inspection,
+    OperationCancelled,
+    Purgatory,
+    ThresholdPurgatory,
+    WatchedKey,
+    WrongLoop,
+    inspect,
+)
+from purgatory._core import inspect as _inspect
+from purgatory._core import watch_lists
+from purgatory._core.watch_lists import CHUNK_CAPACITY
+
+
+def waiting(seen: Inspection) -> int:
+    return sum(level.waiting for level in seen.levels) + seen.moving + seen.without_deadline
+
+
+@on_virtual_time
+async def test_small_purgatory_is_shown_whole():
+    async with Purgatory("jobs", max_pending=9) as jobs:
+        jobs.try_complete_else_watch(Probe(0.5), ["a", "b"])
+        await asyncio.sleep(0.25)
+        jobs.try_complete_else_watch(Probe(100), ["b", "c", "d", "e", "f", "g"])
+        jobs.try_complete_else_watch(Probe(1e5), ["b"])
+        jobs.try_complete_else_watch(Probe(), [("h", 1)])
+        seen = inspect(jobs)
+        assert seen.statistics == jobs.statistics()
+        assert (seen.now, seen.tick, seen.max_pending, seen.is_closed) == (0.25, 0.001, 9, False)
+        assert seen.looked_at == waiting(seen) == 4 and seen.without_deadline == 1
+        shown = [
+            (each.keys, each.more_keys, each.started_at, each.deadline) for each in seen.oldest
+        ]
+        assert shown[:3] == [
+            (("a", "b"), 0, 0.0, 0.5),
+            (("b", "c", "d", "e"), 2, 0.25, 100.25),
+            (("b",), 0, 0.25, 100000.25),
+        ]
+        assert shown[3] == ((("h", 1),), 0, None, None)
+        assert seen.hottest[0] == WatchedKey("b", 3, False)
+        assert {each.key for each in seen.hottest} == {"a", "b", "c", "d", "e", "f", "g", ("h", 1)}
+        assert [each.kind for each in seen.oldest] == ["Probe"] * 4
+        for level in seen.levels:
+            assert (
+                sum(count for _, count in level.sectors) == level.waiting and not level.is_estimate
+            )
+        [near, far, farthest] = seen.levels
+        assert near.sectors == ((int(0.25 / near.sector_seconds), 1),)
+        assert far.sectors[0][0] == pytest.approx(100 / far.sector_seconds, abs=1)
+        assert farthest.sectors[0][0] == pytest.approx(1e5 / farthest.sector_seconds, abs=1)
+    assert inspect(jobs).is_closed and inspect(jobs).looked_at == 0
+
+
+@on_virtual_time
+async def test_caller_limits_number_of_operations_and_keys():
+    async with Purgatory() as jobs:
+        for number in range(20):
+            jobs.try_complete_else_watch(Probe(50), [number % 4, "all"])
+            await asyncio.sleep(1)
+        seen = inspect(jobs, most=3)
+        assert [each.started_at for each in seen.oldest] == [0, 1, 2]
+        assert seen.hottest[0].key == "all" and len(seen.hottest) == 3
+        assert inspect(jobs, most=0).oldest == ()
+        with pytest.raises(ValueError, match="most must be zero or more, not -1"):
+            inspect(jobs, most=-1)
+
+
+@on_virtual_time
+async def test_start_without_timeout_is_known_from_observer():
+    async with Purgatory(observer=Listener()) as jobs:
+        await asyncio.sleep(3)
+        jobs.try_complete_else_watch(Probe(), ["a"])
+        [shown] = inspect(jobs).oldest
+        assert (shown.started_at, shown.deadline) == (3.0, None)
+
+
+@on_virtual_time
+@pytest.mark.parametrize("observer", [None, Listener()])
+async def test_missed_triggers_are_shown_latest_first(observer):
+    async with Purgatory(observer=observer) as jobs:
+        for number in range(20):
+            operation = Probe(number + 1)
+            jobs.try_complete_else_watch(operation, [number] if number % 2 else [number, "all"])
+            operation.ready = number > 0
+        checked, forced = Probe(9), Probe(9)
+        for operation in (checked, forced):
+            jobs.try_complete_else_watch(operation, ["checked"])
+        checked.ready = True
+        assert jobs.check_and_complete("checked") and forced.force_complete()
+        await asyncio.sleep(30)
+        missed = inspect(jobs).missed
+    assert [each.keys for each in missed[:2]] == [(19,), (18, "all")]
+    assert [each.deadline for each in missed] == [number + 1 for number in range(19, 3, -1)]
+    assert all(
+        each.timeout == each.deadline and each.kind == "Probe" and each.more_keys == 0
+        for each in missed
+    )
+
+
+async def test_looking_does_not_bind():
+    jobs = Purgatory()
+    assert inspect(jobs).oldest == ()
+
+    def elsewhere():
+        asyncio.run(use())
+
+    async def use():
+        assert jobs.try_complete_else_watch(Probe(ready=True), ["a"])
+
+    await asyncio.to_thread(elsewhere)
+
+
+async def test_looking_from_another_loop_is_an_error():
+    async with Purgatory("jobs") as jobs:
+        jobs.try_complete_else_watch(Probe(50), ["a"])
+
+        async def look():
+            inspect(jobs)
+
+        with pytest.raises(WrongLoop, match="cannot inspect jobs"):
+            await asyncio.to_thread(asyncio.run, look())
+
+
+def test_looking_from_outside_any_loop_is_an_error():
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        inspect(Purgatory())
+
+
+@on_virtual_time
+async def test_large_purgatory_shows_sample_and_extremes():
+    async with Purgatory() as jobs:
+        old = Probe(500)
+        jobs.try_complete_else_watch(old, ["old"])
+        await asyncio.sleep(1)
+        for number in range(50_000):
+            keys = [number, "hot"] if number % 10 == 0 else [number]
+            jobs.try_complete_else_watch(Probe(20 + number % 400), keys)
+        for number in range(2_000):
+            jobs.try_complete_else_watch(Probe(0.2 + number / 4_000), ["short"])
+        seen = inspect(jobs)
+        most = (
+            len(seen.levels) + 1
+        ) * _inspect.MAX_FRONTS * _inspect.PER_BUCKET + _inspect.MAX_KEYS * _inspect.PER_KEY
+        assert 50 < seen.looked_at <= most < 500
+        assert seen.oldest[0].keys == ("old",)
+        assert [(each.key, each.waiting) for each in seen.hottest[:2]] == [
+            ("hot", 5_000),
+            ("short", 2_000),
+        ]
+        [near, far] = seen.levels
+        assert (
+            near.is_estimate
+            and near.slots == 336
+            and near.waiting == pytest.approx(4 * 336, rel=0.05)
+        )
+        assert far.slots > 256 or not far.is_estimate
+        assert waiting(seen) == pytest.approx(52_001, rel=0.1)
+
+
+@on_virtual_time
+async def test_large_dictionary_is_not_walked(monkeypatch):
+    async with Purgatory() as jobs:
+        operations = [Probe(50) for _ in range(2_000)]
+        for number, operation in enumerate(operations):
+            jobs.try_complete_else_watch(operation, [number])
+        monkeypatch.setattr(_inspect, "MAX_SCANNED_BYTES", 1_000)
+        seen = inspect(jobs)
+        assert seen.looked_at == 0 and seen.oldest == seen.hottest == ()
+        assert seen.levels[1].waiting == 2_000
+
+
+@on_virtual_time
+async def test_chunk_limit_makes_count_a_lower_bound(monkeypatch):
+    monkeypatch.setattr(_inspect, "MAX_CHUNKS", 3)
+    async with Purgatory() as jobs:
+        for _ in range(4 * CHUNK_CAPACITY):
+            jobs.try_complete_else_watch(Probe(50), ["hot"])
+        [hot] = inspect(jobs).hottest
+        assert hot == WatchedKey("hot", 3 * CHUNK_CAPACITY, True)
+
+
+@on_virtual_time
+async def test_key_with_an_abandoned_first_chunk_shows_once(monkeypatch):
+    monkeypatch.setattr(watch_lists, "CHUNK_CAPACITY", 4)
+    async with Purgatory() as jobs:
+        operations = [Probe(10 + number) for number in range(11)]
+        for operation in operations:
+            jobs.try_complete_else_watch(operation, ["hot"])
+        for operation in operations[:4]:
+            operation.cancel()
+        assert inspect(jobs).hottest == (WatchedKey("hot", 7, False),)
+
+
+@on_virtual_time
+async def test_draining_entries_are_counted_as_draining():
+    seen = []
+
+    class Looking(Probe):
+        def on_complete(self):
+            if not seen:
+                seen.append(inspect(jobs))
+
+    async with Purgatory() as jobs:
+        for _ in range(600):
+            jobs.try_complete_else_watch(Looking(0.25), ["a"])
+        jobs.try_complete_else_watch(Probe(1000), ["b"])
+        await asyncio.sleep(0.3)
+    assert seen[0].moving == 599 and seen[0].statistics.pending == 600
+    assert waiting(seen[0]) == 600
+
+
+@on_virtual_time
+async def test_thresholds_show_waits_and_their_values():
+    thresholds: ThresholdPurgatory[str, int] = ThresholdPurgatory("offsets")
+    thresholds.advance("a", 3)
+    waiting = [
+        asyncio.create_task(thresholds.wait(key, value, 60))
+        for key, value in [("a", 9), ("a", 5), ("b", 1)]
+    ]
+    await asyncio.sleep(1)
+    thresholds.advance("nobody's", 1)
+    seen = inspect(thresholds)
+    assert [tuple(each) for each in seen.hottest] == [("a", 3, 5, 2), ("b", None, 1, 1)]
+    assert (seen.statistics.pending, seen.looked_at, seen.is_closed) == (3, 3, False)
+    assert len(inspect(thresholds, 1).hottest) == 1
+    await thresholds.aclose()
+    await asyncio.wait(waiting)
+    assert all(isinstance(task.exception(), OperationCancelled) for task in waiting)
+    assert inspect(thresholds)[1:3] == (True, ())
+
+
+@on_virtual_time
+async def test_many_threshold_keys_are_shown_in_part():
+    thresholds: ThresholdPurgatory[int, int] = ThresholdPurgatory("offsets")
+    for key in range(5_000):
+        thresholds.advance(key, 1)
+    seen = inspect(thresholds)
+    assert (seen.looked_at, seen.statistics.keys) == (4096, 5_000)
+    with pytest.raises(WrongLoop, match="cannot inspect offsets"):
+        await asyncio.to_thread(asyncio.run, inspect_later(thresholds))
+
+
+async def inspect_later(thresholds):
+    inspect(thresholds)

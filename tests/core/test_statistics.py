@@ -1,0 +1,139 @@
+"""Statistics of purgatories: exact at every moment, also inside hooks, and frozen."""
+
+import asyncio
+
+import pytest
+from helpers import Broken, Probe, counts, start_waits, watch_all
+from loops import on_virtual_time
+
+from purgatory import (
+    OperationTimeout,
+    Purgatory,
+    PurgatoryStatistics,
+    ThresholdPurgatory,
+    ThresholdStatistics,
+)
+
+
+async def test_repeated_key_counts_once(purgatory):
+    operation = Probe(30)
+    purgatory.try_complete_else_watch(operation, ["a", "b", "a", "a", "b"])
+    assert counts(purgatory) == (1, 2, 2)
+    assert purgatory.check_and_complete("a") == 0 and operation.calls == ["try", "try"]
+    assert purgatory.cancel_for_key("a") == [operation] and counts(purgatory) == (0, 0, 0)
+
+
+@on_virtual_time
+async def test_statistics_are_exact_and_frozen():
+    async with Purgatory("letters") as purgatory:
+        waiting = [Probe(2) for _ in range(9)]
+        for number, operation in enumerate(waiting):
+            purgatory.try_complete_else_watch(operation, ["all", number // 3])
+        purgatory.try_complete_else_watch(Probe(ready=True), ["all"])
+        purgatory.try_complete_else_watch(Probe(0), ["all"])
+        waiting[0].ready = waiting[8].ready = True
+        assert purgatory.check_and_complete(0) == 1
+        waiting[1].force_complete()
+        waiting[2].cancel()
+        assert purgatory.cancel_for_key(1) == waiting[3:6]
+        statistics = purgatory.statistics()
+        expected = {
+            "pending": 3,
+            "watched": 6,
+            "keys": 2,
+            "completed": 3,
+            "expired": 1,
+            "cancelled": 4,
+            "missed_triggers": 0,
+        }
+        assert {
+            name: getattr(statistics, name) for name in expected
+        } == expected and statistics.name == "letters"
+        with pytest.raises(AttributeError):
+            statistics.pending = 5
+        await asyncio.sleep(3)
+        expected |= {
+            "pending": 0,
+            "watched": 0,
+            "keys": 0,
+            "completed": 4,
+            "expired": 3,
+            "missed_triggers": 1,
+        }
+        assert {name: getattr(purgatory.statistics(), name) for name in expected} == expected
+        assert statistics.pending == 3
+
+
+@on_virtual_time
+async def test_counts_are_exact_inside_every_hook(purgatory):
+    seen = {}
+
+    def look(when):
+        return lambda operation: seen.setdefault((operation.name, when), counts(purgatory))
+
+    def make(name, timeout):
+        return Probe(
+            timeout,
+            name=name,
+            trying=look("try"),
+            completing=look("complete"),
+            expiring=look("expire"),
+        )
+
+    watch_all(purgatory, [Probe(90)], ["other"])
+    for name, timeout in [("expires", 1), ("completes", 2), ("twin", 2)]:
+        purgatory.try_complete_else_watch(operation := make(name, timeout), ["key", name])
+    assert seen == {
+        ("expires", "try"): (1, 1, 1),
+        ("completes", "try"): (2, 3, 3),
+        ("twin", "try"): (3, 5, 4),
+    }
+    seen.clear()
+    await asyncio.sleep(1.5)
+    operation.ready = True
+    purgatory.check_and_complete("key")
+    assert seen == {
+        ("expires", "try"): (4, 7, 5),
+        ("expires", "complete"): (3, 5, 4),
+        ("expires", "expire"): (3, 5, 4),
+        ("completes", "try"): (3, 5, 4),
+        ("twin", "try"): (3, 5, 4),
+        ("twin", "complete"): (2, 3, 3),
+    }
+
+
+@on_virtual_time
+async def test_snapshot_does_not_change_later():
+    async with ThresholdPurgatory("versions") as purgatory:
+        nothing = purgatory.statistics()
+        assert nothing == ThresholdStatistics("versions", 0, 0, 0, 0, 0, 0, 0, 0, 0)
+        tasks = await start_waits(purgatory, ("a", 1), ("a", 2), ("b", 1, 5), ("b", 2), ("c", 1))
+        assert counts(purgatory, "pending", "unanswered", "keys") == (5, 0, 3)
+        purgatory.advance("a", 1)
+        await purgatory.wait("a", 1)
+        purgatory.fail("c", Broken())
+        tasks[3].cancel()
+        await asyncio.sleep(6)
+        last = purgatory.statistics()
+        assert (last.pending, last.unanswered, last.keys) == (1, 0, 1)
+        assert (last.completed, last.failed, last.expired, last.cancelled) == (
+            2,
+            1,
+            1,
+            1,
+        ) and last.wake_ups > 0
+        with pytest.raises(AttributeError):
+            last.pending = 5
+        assert nothing.completed == 0
+        await purgatory.aclose()
+        assert counts(purgatory, "cancelled") == (2,) and last.cancelled == 1
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_work_of_wheel_is_counted(purgatory):
+    before = purgatory.statistics()
+    assert isinstance(before, PurgatoryStatistics) and (before.wake_ups, before.moves) == (0, 0)
+    with pytest.raises(OperationTimeout):
+        await purgatory.wait_for(lambda: False, ["key"], timeout=0.05)
+    after = purgatory.statistics()
+    assert after.wake_ups >= 1 and after.moves <= 2 and (after.expired, after.pending) == (1, 0)

@@ -1,0 +1,269 @@
+"""The watch lists alone."""
+
+from sys import getsizeof
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from helpers import Probe
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from purgatory import OperationState
+from purgatory._core import watch_lists
+from purgatory._core.watch_lists import CHUNK_CAPACITY, UNWATCHED, Watchers, keys_of, unique_keys
+
+
+def watch(watchers: Watchers, *keys: object) -> Probe:
+    operation = Probe(name=keys)
+    join(watchers, operation, unique_keys(keys))
+    return operation
+
+
+def join(watchers: Watchers, operation: Any, keys: Any) -> None:
+    """Adds a new operation, like `Purgatory`."""
+    if type(keys) is tuple:
+        watchers.add(operation, keys)
+    else:
+        waiting = watchers.by_key.setdefault(keys, operation)
+        operation._op_links = (
+            keys if waiting is operation else watchers.join(keys, waiting, operation)
+        )
+        watchers.pending += 1
+
+
+def unwatch(watchers: Watchers, operation: Probe) -> None:
+    """As a claim does it."""
+    links, operation._op_links = operation._op_links, UNWATCHED
+    operation._op_state = OperationState.CANCELLED
+    watchers.pending -= 1
+    watchers.remove(operation, links)
+
+
+# Keys
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (["a"], ["a"]),
+        (("a", "a"), ["a"]),
+        ({"a": 1}, ["a"]),
+        ((key for key in ["b", "a", "b"]), ["b", "a"]),
+        ([1, 1.0, True, 2], [1, 2]),
+        ([None], [None]),
+        ([("a", "b")], [("a", "b")]),
+        (["a", None], ["a", None]),
+    ],
+)
+def test_keys_are_counted_once_and_keep_their_order(keys, expected):
+    watchers = Watchers()
+    operation = watch(watchers, *keys)
+    assert (
+        list(watchers.by_key) == expected
+        and watchers.registrations == len(expected)
+        and len(watchers) == 1
+    )
+    unwatch(watchers, operation)
+    assert watchers.by_key == {} and watchers.registrations == len(watchers) == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "message"),
+    [
+        ([], ValueError, "at least one key"),
+        (iter(()), ValueError, "at least one key"),
+        ("orders", TypeError, r"not one string: pass \['orders'\]"),
+        (b"orders", TypeError, r"not one string: pass \[b'orders'\]"),
+        ([[]], TypeError, "unhashable"),
+        (3, TypeError, r"not 3: pass \[3\] to watch it"),
+    ],
+)
+def test_keys_that_cannot_be_watched_are_refused(keys, error, message):
+    with pytest.raises(error, match=message):
+        unique_keys(keys)
+
+
+def test_tuple_as_key_is_one_key():
+    assert unique_keys([("a", "b")]) == (("a", "b"),) and unique_keys((("a", "b"),)) == (
+        ("a", "b"),
+    )
+    assert unique_keys(["a", "b"]) == unique_keys(("a", "b")) == ("a", "b")
+    assert unique_keys(["a"]) == unique_keys(("a",)) == "a"
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize("keys", [("a",), ("a", "b"), (("a", "b"),)])
+def test_operation_knows_its_own_keys(keys, crowded):
+    watchers = Watchers()
+    others = [watch(watchers, *keys) for _ in range(3)] if crowded else []
+    operation = watch(watchers, *keys)
+    for other in others:
+        unwatch(watchers, other)
+    assert keys_of(operation._op_links) == keys
+    unwatch(watchers, operation)
+    assert keys_of(operation._op_links) == ()
+
+
+class Changing:
+    """A faulty key: it raises, or is not found again."""
+
+    def __init__(self):
+        self.error, self.hash = None, 1
+
+    def __hash__(self):
+        if self.error is not None:
+            raise self.error
+        return self.hash
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_failed_watch_leaves_no_registration(crowded):
+    watchers, bad = Watchers(), Changing()
+    others = [watch(watchers, "a", "b")] if crowded else []
+    keys = unique_keys(["a", "b", bad])
+    bad.error = ZeroDivisionError()
+    with pytest.raises(ZeroDivisionError):
+        watchers.add(Probe(), keys)
+    assert watchers.operations("a") == watchers.operations("b") == others and len(watchers) == len(
+        others
+    )
+    watchers._check()
+
+
+@pytest.mark.parametrize("change", ["hash", "error"])
+def test_lost_key_is_reported_and_kept_until_empty(
+    change,
+):
+    reported = []
+    watchers, bad = Watchers(lambda message, error: reported.append((message, error))), Changing()
+    operation, other = watch(watchers, bad), watch(watchers, "other")
+    setattr(bad, change, ZeroDivisionError() if change == "error" else 2)
+    unwatch(watchers, operation)
+    [(message, error)] = reported
+    assert message.startswith("cannot find a key again that ") and error is bad.error
+    assert (len(watchers), watchers.registrations, watchers.keys) == (1, 1, 1)
+    unwatch(watchers, other)
+    assert len(watchers.by_key) == 1 and len(watchers) == 0
+    watchers.shrink()
+    assert watchers.by_key == {} and watchers.keys == 0
+
+
+@pytest.mark.parametrize("change", ["hash", "error"])
+@pytest.mark.parametrize("others", [0, 1, CHUNK_CAPACITY])
+def test_other_keys_are_left_despite_lost_key(change, others):
+    reported = []
+    watchers, bad = Watchers(lambda message, error: reported.append((message, error))), Changing()
+    staying = [watch(watchers, "a", bad, "b") for _ in range(others)]
+    leaving, good = watch(watchers, "a", bad, "b"), watch(watchers, "b")
+    setattr(bad, change, ZeroDivisionError() if change == "error" else 2)
+    unwatch(watchers, leaving)
+    assert watchers.operations("a") == staying and watchers.operations("b") == [*staying, good]
+    assert (len(watchers), watchers.registrations) == (others + 1, 3 * others + 1)
+    assert not any(leaving in watchers.operations(key) for key in watchers.by_key if key is not bad)
+    # otherwise it has a chunk of its own, which is left without a lookup
+    if others < CHUNK_CAPACITY:
+        [(message, error)] = reported
+        assert message.startswith("cannot find a key again that ") and error is bad.error
+    for operation in (*staying, good):
+        unwatch(watchers, operation)
+    assert len(watchers) == watchers.keys == 0
+    watchers.shrink()
+    assert watchers.by_key == {}
+
+
+# Lists
+
+
+def test_watchers_stay_in_order_when_some_leave():
+    watchers = Watchers()
+    operations = [watch(watchers, "a") for _ in range(5)]
+    unwatch(watchers, operations.pop(2))
+    unwatch(watchers, operations.pop(0))
+    operations.append(watch(watchers, "a"))
+    assert watchers.operations("a") == operations and watchers.operations("b") == []
+    watchers._check()
+
+
+def test_last_watcher_of_key_removes_its_list():
+    watchers = Watchers()
+    first, second = watch(watchers, "a"), watch(watchers, "b", "a")
+    for operation in (first, second):
+        unwatch(watchers, operation)
+        watchers._check()
+    assert watchers.by_key == {} and len(watchers) == watchers.registrations == 0
+
+
+class Counted:
+    """Acts as an operation, and counts how often it is visited."""
+
+    looks = 0
+    _op_state = OperationState.PENDING
+    _op_links = None
+
+    def __hash__(self):
+        Counted.looks += 1
+        return id(self)
+
+    def __eq__(self, other):
+        Counted.looks += 1
+        return self is other
+
+
+@pytest.mark.parametrize("count", [2, 100, 10_000])
+@pytest.mark.parametrize("place", [0.0, 0.5, 1.0], ids=["first", "middle", "last"])
+def test_leaving_hot_key_visits_no_other_operation(count, place):
+    watchers = Watchers()
+    operations = [Counted() for _ in range(count)]
+    for operation in operations:
+        join(watchers, operation, "hot")
+    Counted.looks = 0
+    leaving = operations[round(place * (count - 1))]
+    watchers.pending -= 1
+    watchers.remove(leaving, leaving._op_links)
+    assert 0 < Counted.looks <= 3
+    assert watchers.registrations == len(watchers) == count - 1
+
+
+@settings(derandomize=True, database=None, deadline=None, max_examples=150)
+@given(
+    st.lists(
+        st.tuples(
+            st.booleans(), st.integers(0, 30), st.lists(st.integers(0, 4), min_size=1, max_size=4)
+        ),
+        max_size=80,
+    ),
+    st.sampled_from([2, CHUNK_CAPACITY]),
+)
+def test_lists_match_a_naive_list_of_registrations(steps, longest):
+    watchers = Watchers()
+    model: list[tuple[Probe, list[int]]] = []
+    with patch.object(watch_lists, "CHUNK_CAPACITY", longest):
+        for joins, number, keys in steps:
+            if joins or not model:
+                model.append((watch(watchers, *keys), keys))
+            else:
+                unwatch(watchers, model.pop(number % len(model))[0])
+            watchers._check()
+            assert len(watchers) == len(model)
+            assert watchers.registrations == sum(len(set(keys)) for _, keys in model)
+            for key in range(5):
+                watching = [operation for operation, keys in model if key in keys]
+                assert watchers.operations(key) == watching
+                first = watchers.first_operations(key)
+                assert first == watching[: len(first)] and bool(first) is bool(watching)
+
+
+@pytest.mark.cpython
+def test_dictionary_releases_its_memory_only_when_empty():
+    watchers = Watchers()
+    operations = [watch(watchers, number) for number in range(1000)]
+    for operation in operations[1:]:
+        unwatch(watchers, operation)
+    full = getsizeof(watchers.by_key)
+    watchers.shrink()
+    assert getsizeof(watchers.by_key) == full and len(watchers) == 1
+    unwatch(watchers, operations[0])
+    assert getsizeof(watchers.by_key) == full
+    watchers.shrink()
+    assert getsizeof(watchers.by_key) == getsizeof({})

@@ -1,0 +1,814 @@
+"""The journal: each operation and each check becomes the rows that readers need, the loop never
+waits, losses are counted."""
+
+import asyncio
+import errno
+import gc
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import weakref
+from datetime import UTC, datetime, timedelta
+from math import inf, nan
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from helpers import Probe, raiser
+from loops import on_asyncio, on_virtual_time
+
+from purgatory import Purgatory
+from purgatory.journal import CHECKS, FOLDERS, OPERATIONS, Journal, _journal, _writer
+from purgatory.journal._writer import MAX_PLAIN_ROWS
+
+START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def at_noon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop's time is zero at noon."""
+    now = lambda: START.timestamp() + asyncio.get_running_loop().time()  # noqa: E731
+    monkeypatch.setattr(_journal, "time", SimpleNamespace(time=now))
+
+
+@pytest.fixture
+def never_polls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The journal's thread writes at the end only; until then tests call `_poll`."""
+    monkeypatch.setattr(_writer, "POLL_INTERVAL", 3600)
+    monkeypatch.setattr(_writer, "WAKE_RECORDS", 10**9)
+
+
+def read(directory: Path, folder: str = "operations") -> list[dict[str, Any]]:
+    """The rows of a journal, in the order of their files."""
+    files = sorted((directory / folder).glob("*.parquet"))
+    tables = [pq.ParquetFile(file).read() for file in files]
+    assert all(table.schema.equals(FOLDERS[folder]) for table in tables)
+    return [row for table in tables for row in table.to_pylist()]
+
+
+def after(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def summary(row: dict[str, Any]) -> tuple[Any, ...]:
+    return (row["outcome"], row["attempts"], row["ended_by"], row["missed_trigger"])
+
+
+@on_virtual_time
+async def test_each_row_says_what_became_of_an_operation(tmp_path, at_noon):
+    with Journal(tmp_path) as journal:
+        async with Purgatory("letters", observer=journal) as purgatory:
+            first, second = Probe(30.0), Probe(deadline=asyncio.get_running_loop().time() + 20.0)
+            purgatory.try_complete_else_watch(first, ["a", "b"])
+            purgatory.try_complete_else_watch(second, [7])
+            await asyncio.sleep(1.5)
+            purgatory.check_and_complete("a")
+            first.ready = True
+            await asyncio.sleep(1.0)
+            purgatory.check_and_complete("b")
+            await asyncio.sleep(30.0)
+
+    one, two = read(tmp_path)
+    assert one == {
+        "run_id": journal.run_id,
+        "purgatory": "letters",
+        "kind": "Probe",
+        "operation_id": 0,
+        "keys": ["a", "b"],
+        "started_at": START,
+        "ended_at": after(2.5),
+        "timeout_s": 30.0,
+        "outcome": "completed",
+        "attempts": 3,
+        "ended_by": "b",
+        "missed_trigger": False,
+    }
+    assert two == one | {
+        "operation_id": 1,
+        "keys": ["7"],
+        "ended_at": after(20.0),
+        "timeout_s": 20.0,
+        "outcome": "expired",
+        "attempts": 2,
+        "ended_by": None,
+    }
+    names = {"run_id": journal.run_id, "purgatory": "letters"}
+    assert sorted(read(tmp_path, "checks"), key=lambda row: row["key"]) == [
+        names
+        | {"key": "a", "second": after(1), "checks": 1, "tried": 1, "completed": 0, "part": 1},
+        names
+        | {"key": "b", "second": after(2), "checks": 1, "tried": 1, "completed": 1, "part": 1},
+    ]
+
+
+WAYS_TO_END = {
+    "at once": ("completed", 1, None, False),
+    "expired at once": ("expired", 1, None, False),
+    "its first try raises": ("cancelled", 1, None, False),
+    "check": ("completed", 2, "key", False),
+    "check among others": ("completed", 2, "key", False),
+    "the third check": ("completed", 4, "key", False),
+    "a check whose try raises": ("cancelled", 2, None, False),
+    "from outside": ("completed", 1, None, False),
+    "cancel": ("cancelled", 1, None, False),
+    "deadline": ("expired", 2, None, False),
+    "missed": ("completed", 2, None, True),
+    "its last try raises": ("cancelled", 2, None, False),
+    "close": ("cancelled", 1, None, False),
+}
+
+
+CASES = [
+    *((way, ["key"], {"timeout": 5.0}) for way in WAYS_TO_END),
+    *((way, ["other", "key"], {"deadline": 5.0}) for way in WAYS_TO_END),
+    *((way, ["key"], {}) for way in ("at once", "check", "cancel")),
+]
+
+
+@on_virtual_time
+@pytest.mark.parametrize(
+    ("way", "keys", "timeout"),
+    CASES,
+    ids=[" ".join([way, *keys, *timeout]) for way, keys, timeout in CASES],
+)
+async def test_however_an_operation_ends_its_row_says_so(
+    reports, tmp_path, at_noon, way, keys, timeout
+):
+    times_out = way in ("deadline", "missed", "its last try raises")
+    if way == "expired at once":
+        timeout = {"timeout": -1.0}
+
+    with Journal(tmp_path) as journal:
+        async with Purgatory(observer=journal) as purgatory:
+            operation = Probe(**timeout)
+            others = [Probe() for _ in range(3)] if way == "check among others" else []
+            for other in others[:2]:
+                purgatory.try_complete_else_watch(other, ["key"])
+            operation.ready = way == "at once"
+            operation.trying = raiser(ValueError()) if way == "its first try raises" else None
+            purgatory.try_complete_else_watch(operation, keys)
+            for other in others[2:]:
+                purgatory.try_complete_else_watch(other, ["key"])
+            await asyncio.sleep(0 if operation.is_completed else 1.0)
+            if way == "the third check":
+                purgatory.check_and_complete("key")
+                purgatory.check_and_complete(keys[0])
+            operation.ready = way != "deadline"
+            if "try raises" in way:
+                operation.trying = raiser(ValueError())
+            if "check" in way:
+                purgatory.check_and_complete("key")
+            elif way == "from outside":
+                operation.force_complete()
+            elif way == "cancel":
+                operation.cancel()
+            elif times_out:
+                await asyncio.sleep(10.0)
+
+    [row] = [
+        row
+        for row in read(tmp_path)
+        if row["keys"] == keys and row["outcome"] == WAYS_TO_END[way][0]
+    ][:1]
+    assert summary(row) == WAYS_TO_END[way]
+    waited = 0.0 if "at once" in way or "first" in way else 5.0 if times_out else 1.0
+    assert (row["started_at"], row["ended_at"]) == (START, after(waited))
+    if way == "expired at once":
+        assert row["timeout_s"] == 0.0
+    elif row["ended_at"] == START and "deadline" in timeout:
+        assert row["timeout_s"] == 5.0
+    else:
+        assert row["timeout_s"] == (None if not timeout else 5.0)
+
+
+@on_virtual_time
+@pytest.mark.parametrize("timeout", [float("inf"), 1e300, 2e6, None])
+@pytest.mark.parametrize("start", [1e9])
+async def test_start_is_known_with_a_huge_timeout(tmp_path, at_noon, timeout, start):
+    with Journal(tmp_path) as journal:
+        async with Purgatory(observer=journal) as purgatory:
+            await asyncio.sleep(0.25)
+            purgatory.try_complete_else_watch(Probe(timeout), ["key"])
+            await asyncio.sleep(0.5)
+            purgatory.cancel_for_key("key")
+
+    [row] = read(tmp_path)
+    assert row["ended_at"] - row["started_at"] == timedelta(seconds=0.5)
+    assert row["timeout_s"] == (None if timeout in (None, float("inf")) else timeout)
+
+
+@on_virtual_time
+async def test_checks_are_summed_by_key_and_second(tmp_path, at_noon):
+    with Journal(tmp_path) as journal:
+        async with Purgatory(observer=journal) as purgatory:
+            for second in range(2):
+                alone, *crowd = (Probe() for _ in range(4))
+                purgatory.try_complete_else_watch(alone, ["alone"])
+                for operation in crowd:
+                    purgatory.try_complete_else_watch(operation, ["crowd"])
+                purgatory.check_and_complete("nobody")
+                purgatory.check_and_complete("alone")
+                purgatory.check_and_complete("crowd")
+                await asyncio.sleep(0.5)
+                alone.ready = crowd[0].ready = True
+                purgatory.check_and_complete("alone")
+                purgatory.check_and_complete("crowd")
+                for operation in crowd:
+                    operation.cancel()
+                await asyncio.sleep(0.5 + second)
+
+    rows = sorted(
+        (row["key"], row["second"], row["checks"], row["tried"], row["completed"])
+        for row in read(tmp_path, "checks")
+    )
+    assert rows == [
+        (key, after(second), 2, tried, 1)
+        for key, tried in (("alone", 2), ("crowd", 6))
+        for second in range(2)
+    ]
+
+
+@on_virtual_time
+async def test_nested_check_is_counted(tmp_path):
+    with Journal(tmp_path) as journal:
+        async with Purgatory(observer=journal) as purgatory:
+            last = Probe(ready=False)
+            first = Probe(
+                completing=lambda _: (
+                    setattr(last, "ready", True),
+                    purgatory.check_and_complete("last"),
+                )
+            )
+            purgatory.try_complete_else_watch(first, ["first"])
+            purgatory.try_complete_else_watch(last, ["last"])
+            first.ready = True
+            purgatory.check_and_complete("first")
+
+    assert sorted(row["ended_by"] for row in read(tmp_path)) == ["first", "last"]
+    assert sorted(
+        (row["key"], row["tried"], row["completed"]) for row in read(tmp_path, "checks")
+    ) == [
+        ("first", 1, 1),
+        ("last", 1, 1),
+    ]
+
+
+def hashed(key: object) -> str:
+    return hashlib.sha256(str(key).encode()).hexdigest()[:8]
+
+
+@on_virtual_time
+async def test_hashed_keys_are_nowhere_in_the_files(tmp_path):
+    with Journal(tmp_path, key_of=hashed) as journal:
+        async with Purgatory(observer=journal) as purgatory:
+            operation = Probe()
+            purgatory.try_complete_else_watch(operation, ["alice@example.org"])
+            operation.ready = True
+            purgatory.check_and_complete("alice@example.org")
+
+    [row], [check] = read(tmp_path), read(tmp_path, "checks")
+    assert row["keys"] == [row["ended_by"]] == [check["key"]] == [hashed("alice@example.org")]
+    assert not any(b"alice" in file.read_bytes() for file in tmp_path.glob("*/*"))
+
+
+@on_virtual_time
+async def test_failing_key_of_hides_the_key(tmp_path, caplog):
+    with Journal(tmp_path, key_of=lambda key: 1 // 0) as journal:
+        async with Purgatory(observer=journal) as purgatory:
+            purgatory.try_complete_else_watch(Probe(), ["alice"])
+
+    assert [row["keys"] for row in read(tmp_path)] == [["<str>"]]
+    assert "key_of failed" in caplog.text and "alice" not in caplog.text
+
+
+@on_virtual_time
+async def test_a_journal_does_not_keep_operations_alive(tmp_path):
+    with Journal(tmp_path) as journal:
+        async with Purgatory(observer=journal) as purgatory:
+            operation = Probe()
+            purgatory.try_complete_else_watch(operation, ["key"])
+            purgatory.check_and_complete("key")
+            operation.cancel()
+            gone = weakref.ref(operation)
+            del operation
+            gc.collect()
+            assert gone() is None
+
+
+@on_virtual_time
+async def test_a_journal_serves_one_purgatory(reports, tmp_path):
+    with Journal(tmp_path) as journal:
+        async with (
+            Purgatory("one", observer=journal) as one,
+            Purgatory("two", observer=journal) as two,
+        ):
+            one.try_complete_else_watch(Probe(ready=True), ["key"])
+            two.try_complete_else_watch(Probe(ready=True), ["key"])
+
+    assert [row["purgatory"] for row in read(tmp_path)] == ["one"]
+    assert "this journal belongs to another purgatory, 'one'" in str(reports[0]["exception"])
+
+
+@on_virtual_time
+async def test_checks_before_the_first_operation_are_kept(tmp_path, never_polls):
+    with Journal(tmp_path) as journal:
+        async with Purgatory("letters", observer=journal) as purgatory:
+            purgatory.try_complete_else_watch(Probe(), ["key"])
+            purgatory.check_and_complete("key")
+            await asyncio.to_thread(journal._writer._poll, False)
+
+    assert [(row["purgatory"], row["tried"]) for row in read(tmp_path, "checks")] == [
+        ("letters", 1)
+    ]
+
+
+async def operations(purgatory, count):
+    for _ in range(count):
+        purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
+
+
+async def test_files_are_finished_by_size(tmp_path):
+    async with (
+        Journal(tmp_path, file_bytes=200_000) as journal,
+        Purgatory(observer=journal) as purgatory,
+    ):
+        await operations(purgatory, 6_000)
+    statistics = journal.statistics()
+
+    assert [row["operation_id"] for row in read(tmp_path)] == list(range(6_000))
+    assert (
+        statistics.written == 6_000
+        and statistics.dropped == statistics.lost == statistics.waiting == 0
+    )
+    files = list((tmp_path / "operations").iterdir())
+    assert len(files) == statistics.files > 2
+    assert statistics.bytes == sum(file.stat().st_size for file in files)
+
+
+@pytest.mark.parametrize(
+    ("count", "is_plain"), [(1, True), (MAX_PLAIN_ROWS, True), (MAX_PLAIN_ROWS + 1, False)]
+)
+def test_small_files_have_no_dictionaries_and_statistics(count, is_plain, tmp_path):
+    check = {
+        "run_id": "run",
+        "purgatory": "letters",
+        "second": datetime(2026, 1, 1, tzinfo=UTC),
+        "key": "key",
+    }
+    rows = pa.Table.from_pylist(
+        [check | {"checks": 1, "tried": 1, "completed": 1, "part": 0}] * count, CHECKS
+    )
+
+    _writer.write_parquet(rows, tmp_path / "rows.parquet")
+
+    file = pq.ParquetFile(tmp_path / "rows.parquet", page_checksum_verification=True)
+    keys = file.metadata.row_group(0).column(CHECKS.names.index("key"))
+    assert (not keys.has_dictionary_page, keys.statistics is None) == (is_plain, is_plain)
+    assert file.read().equals(rows)
+
+
+@on_asyncio
+async def test_files_are_finished_by_age(tmp_path):
+    async with (
+        Journal(tmp_path, file_seconds=0.01) as journal,
+        Purgatory(observer=journal) as purgatory,
+    ):
+        await operations(purgatory, 1)
+        while not read(tmp_path):  # the test's own timeout is the bound
+            await asyncio.sleep(0.01)
+        assert journal.statistics().written == 1
+
+
+async def test_dropped_operations_leave_a_gap_in_ids(tmp_path, never_polls):
+    async with (
+        Journal(tmp_path, max_rows=8_000) as journal,
+        Purgatory(observer=journal) as purgatory,
+    ):
+        await operations(purgatory, 2_500)
+        assert (journal.statistics().waiting, journal.statistics().dropped) == (2_000, 500)
+        await asyncio.to_thread(journal._writer._poll, False)
+        assert run_counts(tmp_path) == [2_500]  # left behind by a crash
+        await operations(purgatory, 1)
+    statistics = journal.statistics()
+
+    assert (statistics.written, statistics.dropped) == (2_001, 500)
+    ids = [row["operation_id"] for row in read(tmp_path)]
+    assert len(ids) == 2_001 and max(ids) + 1 - len(ids) == 500
+    assert run_counts(tmp_path) == []
+
+
+@on_asyncio
+async def test_rows_are_written_after_a_full_disk(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(_writer, "RETRY_DELAY", 0.0)
+    write_table, full = pq.write_table, [True]
+
+    def write(table, file, **options):
+        if full:
+            file.write(b"half a file")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_table(table, file, **options)
+
+    monkeypatch.setattr(_writer.pq, "write_table", write)
+
+    async with (
+        Journal(tmp_path, file_seconds=0.01) as journal,
+        Purgatory(observer=journal) as purgatory,
+    ):
+        await operations(purgatory, 10)
+        while journal.statistics().failure is None:
+            await asyncio.sleep(0.01)
+        assert list((tmp_path / "operations").iterdir()) == []
+        full.clear()
+        while not journal.statistics().written:
+            await asyncio.sleep(0.01)
+    statistics = journal.statistics()
+
+    assert (statistics.written, statistics.lost, statistics.failure) == (10, 0, None)
+    assert len(read(tmp_path)) == 10
+    assert "No space left" in caplog.text
+
+
+@on_asyncio
+async def test_unwritten_rows_are_counted_at_close(tmp_path, monkeypatch, caplog):
+    async with Journal(tmp_path) as journal, Purgatory(observer=journal) as purgatory:
+        await operations(purgatory, 10)
+        monkeypatch.setattr(_writer.pq, "write_table", no_space)
+    statistics = journal.statistics()
+
+    assert (statistics.written, statistics.lost, statistics.waiting) == (0, 10, 0)
+    assert "closed without its last 10 operations" in caplog.text and "No space left" in caplog.text
+    assert [*tmp_path.glob("*s/*.parquet")] == []
+    assert run_counts(tmp_path) == [10]
+
+
+def no_space(table, file, **options):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@on_virtual_time
+async def test_operations_after_close_are_dropped_and_counted(tmp_path):
+    journal = Journal(tmp_path)
+    async with Purgatory(observer=journal) as purgatory:
+        await operations(purgatory, 1)
+        assert journal.close() == journal.close()
+        await operations(purgatory, 2)
+    statistics = journal.statistics()
+
+    assert (statistics.written, statistics.dropped) == (1, 2)
+
+
+def run_counts(directory: Path) -> list[int]:
+    """How many operations have ended in the runs that are not written completely."""
+    return [int(file.read_text()) for file in (directory / "runs").iterdir()]
+
+
+PROGRAM = """
+import asyncio, sys
+from purgatory import DelayedOperation, Purgatory
+from purgatory.journal import Journal
+
+class Done(DelayedOperation):
+    def try_complete(self): return self.force_complete()
+
+async def main():
+    journal = Journal(sys.argv[1], file_seconds=0.05)
+    purgatory = Purgatory(observer=journal)
+    for _ in range(int(sys.argv[2])):
+        purgatory.try_complete_else_watch(Done(), ["key"])
+        if int(sys.argv[2]) > 100:
+            print(journal.statistics().written, flush=True)
+            await asyncio.sleep(0.001)
+
+asyncio.run(main())
+"""
+
+
+def test_unclosed_journal_is_written_at_exit(tmp_path, program):
+    program("-c", PROGRAM, tmp_path, 10)
+
+    assert len(read(tmp_path)) == 10
+    assert run_counts(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_files_of_a_killed_process_are_complete(tmp_path):
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path), "1000000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        for line in process.stdout:
+            if int(line) > 50:
+                break
+        process.send_signal(signal.SIGKILL)
+
+    rows = read(tmp_path)
+    assert [row["operation_id"] for row in rows] == list(range(len(rows)))
+    assert len(rows) >= int(line)
+    [ended] = run_counts(tmp_path)
+    assert ended >= len(rows)
+
+
+@on_virtual_time
+async def test_files_age_while_the_queue_is_full(tmp_path, monkeypatch):
+    monkeypatch.setattr(_writer, "MAX_BATCH", 1)
+    with Journal(tmp_path, file_seconds=1e-9) as journal:
+        async with Purgatory(observer=journal) as purgatory:
+            await operations(purgatory, 20)
+    statistics = journal.statistics()
+
+    assert statistics.files >= statistics.written == 20
+    assert [row["operation_id"] for row in read(tmp_path)] == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("limit", "complaint"),
+    [
+        ({"file_seconds": 0}, "file_seconds must be positive"),
+        ({"file_seconds": nan}, "file_seconds must be positive, got nan"),
+        ({"file_bytes": 0}, "at least 1"),
+        ({"file_bytes": nan}, "file_bytes must be at least 1, got nan"),
+        ({"max_rows": 1}, "max_rows"),
+        ({"max_rows": nan}, "max_rows must be at least 8000 and finite, got nan"),
+        ({"max_rows": inf}, "max_rows must be at least 8000 and finite, got inf"),
+        ({"max_bytes": 0}, "max_bytes must be at least 1, got 0"),
+        ({"max_bytes": nan}, "max_bytes must be at least 1, got nan"),
+        ({"key_of": "orders"}, "key_of must be a function of a key, got 'orders'"),
+    ],
+)
+def test_bad_limit_is_refused_before_anything_is_made(tmp_path, limit, complaint):
+    with pytest.raises((ValueError, TypeError), match=complaint):
+        Journal(tmp_path / "new", **limit)
+
+    assert not (tmp_path / "new").exists()
+
+
+def test_import_without_pyarrow_names_the_extra(program):
+    done = program(
+        "-c", "import sys; sys.modules['pyarrow'] = None; import purgatory.journal", status=1
+    )
+
+    assert "pip install '.[journal]' in a clone" in done.stderr
+
+
+def test_the_schemas_are_those_of_the_two_folders():
+    assert FOLDERS == {"operations": OPERATIONS, "checks": CHECKS}
+
+
+FORKING = """
+import asyncio, os, sys
+from purgatory import Purgatory
+from purgatory.journal import Journal
+
+async def end(count):
+    async with Purgatory("p", observer=journal) as purgatory:
+        for number in range(count):
+            await purgatory.wait_for(lambda: True, [number])
+
+async def work(count):
+    if count:
+        await end(count)
+
+def child(count, close):
+    pid = os.fork()
+    if not pid:
+        asyncio.run(work(count))
+        if close:
+            print(count, journal.run_id, journal.close().written, flush=True)
+            asyncio.run(work(count))
+        sys.exit()
+    assert os.waitpid(pid, 0)[1] == 0
+
+journal = Journal(sys.argv[1])
+asyncio.run(end(20))
+child(10, close=True)
+child(11, close=False)
+child(0, close=False)
+print(20, journal.run_id, journal.close().written, flush=True)  # or the next child would print it, too
+child(12, close=False)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+def test_forked_children_have_runs_of_their_own(tmp_path, program):
+    done = program("-c", FORKING, tmp_path)
+
+    printed = [line.split() for line in done.stdout.splitlines()]
+    assert [(count, written) for count, _, written in printed] == [("10", "10"), ("20", "20")]
+    rows = read(tmp_path)
+    by_run = {
+        run_id: sum(row["run_id"] == run_id for row in rows)
+        for run_id in {row["run_id"] for row in rows}
+    }
+    assert sorted(by_run.values()) == [10, 11, 20]
+    assert {run_id: int(count) for count, run_id, _ in printed}.items() <= by_run.items()
+    assert list((tmp_path / "runs").iterdir()) == []
+    assert "rror" not in done.stderr
+
+
+@on_virtual_time
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_reentered_journal_begins_a_new_run(tmp_path, at_noon, caplog, is_async):
+    journal = Journal(tmp_path)
+    runs = []
+    for _ in range(3):
+        purgatory = Purgatory("letters", observer=journal)
+        if is_async:
+            async with journal, purgatory:
+                purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
+        else:
+            with journal:
+                async with purgatory:
+                    purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
+        statistics = journal.statistics()
+        assert (statistics.written, statistics.dropped, statistics.lost) == (1, 0, 0)
+        runs.append(statistics.run_id)
+    assert len(set(runs)) == 3
+    assert sorted(row["run_id"] for row in read(tmp_path)) == sorted(runs)
+    assert not caplog.records
+
+
+def test_module_level_journal_records_several_loops(run, tmp_path):
+    journal = Journal(tmp_path)
+    purgatory: Purgatory[Any] = Purgatory("letters", observer=journal)
+
+    async def lifespan() -> None:
+        async with journal, purgatory:
+            purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
+            purgatory.check_and_complete("key")
+
+    for _ in range(2):
+        run(lifespan)
+    assert len({row["run_id"] for row in read(tmp_path)}) == len(read(tmp_path)) == 2
+
+
+@on_virtual_time
+async def test_drops_after_close_are_logged_once(tmp_path, caplog):
+    journal = Journal(tmp_path)
+    for number in range(1, 3):
+        with journal:
+            pass
+        async with Purgatory("letters", observer=journal) as purgatory:
+            for _ in range(3):
+                purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
+        assert journal.statistics().dropped == 3
+        assert [record.message for record in caplog.records] == [
+            f"the journal {tmp_path} is closed, and drops all operations until it is entered again"
+        ] * number
+
+
+@on_virtual_time
+async def test_drops_of_a_full_queue_are_logged(tmp_path, never_polls, caplog):
+    with Journal(tmp_path, max_rows=8_000) as journal:
+        async with Purgatory("letters", observer=journal) as purgatory:
+            for _ in range(2):
+                for _ in range(2_500):
+                    purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
+                journal._writer._warn_of_drops()
+    assert journal.statistics().dropped == 3_000
+    [record] = caplog.records
+    assert (
+        record.message
+        == f"the journal {tmp_path} drops operations: max_rows (8000) or max_bytes (134217728) is"
+        " reached, since its files do not keep up"
+    )
+
+
+SURROGATE = "a\ud800b"
+ESCAPED = "a\\ud800b"
+
+
+@on_virtual_time
+async def test_lone_surrogates_are_escaped_everywhere(tmp_path, caplog):
+    with Journal(tmp_path) as journal:
+        async with Purgatory(SURROGATE, observer=journal) as purgatory:
+            purgatory.try_complete_else_watch(Probe(ready=True), ["before"])
+            waiting = Probe()
+            purgatory.try_complete_else_watch(waiting, ["x", SURROGATE])
+            waiting.ready = True
+            purgatory.check_and_complete(SURROGATE)
+            purgatory.try_complete_else_watch(Probe(ready=True), ["after"])
+
+    rows = read(tmp_path)
+    assert [row["keys"] for row in rows] == [["before"], ["x", ESCAPED], ["after"]]
+    assert rows[1]["ended_by"] == ESCAPED
+    assert {row["purgatory"] for row in rows} == {ESCAPED}
+    assert [row["key"] for row in read(tmp_path, "checks")] == [ESCAPED]
+    assert (journal.statistics().lost, journal.statistics().lost_checks) == (0, 0)
+    assert caplog.text == ""
+
+
+@on_virtual_time
+async def test_bad_row_costs_itself_alone_and_is_counted(tmp_path, never_polls, caplog):
+    with Journal(tmp_path) as journal:
+        async with Purgatory("letters", observer=journal) as purgatory:
+            purgatory.try_complete_else_watch(Probe(ready=True), ["first"])
+            template = list(journal._writer.ended)
+            bad = [*template]
+            bad[_journal.ENDED_FIELDS.index("failed_tries")] = 2**70
+            for number in range(1500):  # two batches
+                journal._writer.ended.extend(bad if number in (3, 700, 1200) else template)
+                journal._writer.checked.extend(["key", 2**70 if number == 5 else 1, 0, 0.0])
+    statistics = journal.statistics()
+
+    assert (statistics.written, statistics.lost, statistics.lost_checks) == (1498, 3, 1)
+    ids = [row["operation_id"] for row in read(tmp_path)]
+    assert ids == [number for number in range(1501) if number not in (4, 701, 1201)]
+    assert sum(row["checks"] for row in read(tmp_path, "checks")) == 1499
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "loses a record, which cannot be converted" in caplog.text
+    assert run_counts(tmp_path) == [1501]
+
+
+@on_virtual_time
+async def test_checks_of_a_nameless_purgatory_are_written(tmp_path):
+    with Journal(tmp_path) as journal:
+        async with Purgatory("", observer=journal) as purgatory:
+            purgatory.try_complete_else_watch(Probe(), ["key"])
+            purgatory.check_and_complete("key")
+
+    assert [row["purgatory"] for row in read(tmp_path, "checks")] == [""]
+
+
+@on_asyncio
+async def test_memory_is_bounded_by_bytes_while_writing_fails(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(_writer.pq, "write_table", no_space)
+    limit = 8 * 1024 * 1024
+    async with (
+        Journal(tmp_path, max_bytes=limit, file_bytes=1024 * 1024) as journal,
+        Purgatory("letters", observer=journal) as purgatory,
+    ):
+        most = 0
+        for number in range(8_000):  # 64 MB
+            purgatory.try_complete_else_watch(Probe(ready=True), [f"{number:08192}"])
+            if number % 100 == 0:
+                await asyncio.to_thread(journal._writer._bytes_of_rows)
+                most = max(most, journal._writer._bytes_of_rows())
+        while journal._writer.ended:
+            await asyncio.sleep(0.01)
+        monkeypatch.undo()
+    statistics = journal.statistics()
+
+    assert most < limit + 2 * _writer.MAX_BATCH_BYTES
+    assert statistics.written + statistics.dropped == 8_000
+    assert 500 < statistics.written < 2_500 and statistics.lost == 0
+    assert "max_bytes (8388608) is reached" in caplog.text
+    ids = [row["operation_id"] for row in read(tmp_path)]
+    assert len(ids) == len(set(ids)) == statistics.written and max(ids) < 8_000
+
+
+@on_virtual_time
+async def test_early_checks_are_bounded_by_bytes(tmp_path, never_polls):
+    with Journal(tmp_path, max_bytes=100_000) as journal:
+        async with Purgatory("letters", observer=journal) as purgatory:
+            operations_ = [Probe() for _ in range(10)]
+            for number, operation in enumerate(operations_):
+                key = f"{number:010000}"
+                purgatory.try_complete_else_watch(operation, [key])
+                purgatory.check_and_complete(key)
+            assert journal.statistics().dropped_checks == 8
+
+
+@pytest.mark.parametrize(
+    ("keys", "taken"),
+    [
+        (["k"] * 3000, 1000),
+        (["k" * 1024 * 1024] * 10, 4),
+        ([("a", b"k" * 1024 * 1024)] * 10, 4),
+        (["k" * 9 * 1024 * 1024] * 3, 1),
+        ([], 0),
+    ],
+)
+def test_batches_are_bounded_by_bytes(keys, taken):
+    queue = [value for key in keys for value in (key, 1, 0, 0.0)]
+
+    records = _writer._take(queue, _writer.CHECK_FIELDS, "key")
+
+    assert records[::4] == keys[:taken] and queue[::4] == keys[taken:]
+
+
+@on_asyncio
+async def test_thread_is_woken_by_a_thousand_records(tmp_path, monkeypatch):
+    monkeypatch.setattr(_writer, "POLL_INTERVAL", 3600)
+    async with Journal(tmp_path) as journal, Purgatory(observer=journal) as purgatory:
+        await operations(purgatory, 1_001)
+        while journal._writer.ended:  # for an hour, if it is not woken
+            await asyncio.sleep(0.01)
+
+
+@on_virtual_time
+async def test_link_at_the_next_file_is_not_followed(tmp_path, never_polls):
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    with Journal(tmp_path / "journal") as journal:
+        async with Purgatory(observer=journal) as purgatory:
+            purgatory.try_complete_else_watch(Probe(ready=True), ["key"])
+            name = f".{journal.run_id}-000000.parquet.partial"
+            (tmp_path / "journal" / "operations" / name).symlink_to(precious)
+            await asyncio.to_thread(journal._writer._write)
+            await asyncio.to_thread(journal._writer._poll, True)
+
+    assert precious.read_text() == "mine"

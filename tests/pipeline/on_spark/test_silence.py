@@ -1,0 +1,143 @@
+"""Event time continues while an input is silent, and never passes rows still to be read.
+
+The tests use the real clock: they assert the outcomes, however late."""
+
+import os
+import signal
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from check_stream import by_thresholds
+from orders import traffic, write
+from pyspark.sql import SparkSession
+from streams import decided, known, line_with, put, running, started, until
+
+from purgatory.pipeline.streaming import (
+    OPERATIONS,
+    SIGNALS,
+    keep_time,
+    outcomes,
+    pending,
+    read_ticks,
+    reconcile,
+)
+from purgatory.pipeline.streaming._checkpoint import overdue
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
+JSON = ("--format", "json", "--delay", "1", "--idle", "2")
+
+
+def instant(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).isoformat()
+
+
+def wait(name: str, key: str, seconds: float) -> dict[str, Any]:
+    """An operation from now on."""
+    return {
+        "operation_id": name,
+        "requirements": [{"key": key, "threshold": 1}],
+        "mode": "all",
+        "registered_at": instant(time.time()),
+        "deadline": instant(time.time() + seconds),
+    }
+
+
+def happening(key: str) -> dict[str, Any]:
+    return {"key": key, "value": 1, "at": instant(time.time())}
+
+
+def test_silence_passes_deadlines_and_restart_waits_for_backlog(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "signals").mkdir()
+    put(tmp_path, "operations", wait("unpaid", "x", 1), wait("patient", "y", 3600))
+    with running(spark, tmp_path, *JSON) as job:
+        until(lambda: not job.is_alive() or known(tmp_path) == {"unpaid": "expired"})
+        put(tmp_path, "signals", happening("y"))
+        until(lambda: not job.is_alive() or "patient" in known(tmp_path))
+        put(tmp_path, "operations", wait("both silent", "x", 1), wait("paused", "z", 60))
+        until(lambda: not job.is_alive() or "both silent" in known(tmp_path))
+    put(tmp_path, "signals", happening("z"))  # while no job reads it
+    time.sleep(3)  # longer than `--idle`
+
+    with running(spark, tmp_path, *JSON) as job:
+        until(lambda: not job.is_alive() or "paused" in known(tmp_path))
+
+    assert known(tmp_path) == {
+        "unpaid": "expired",
+        "patient": "completed",
+        "both silent": "expired",
+        "paused": "completed",
+    }
+
+
+def test_backlog_of_last_year_uses_its_own_time(spark: SparkSession, tmp_path: Path) -> None:
+    made = traffic(200, 600, seconds=600, keys=20)
+    write(made, tmp_path, files=5)
+    more = ("--delay", "6", "--idle", "0.5", "--files-per-batch", "1")
+    with running(spark, tmp_path, *more) as job:
+        until(lambda: not job.is_alive() or len(known(tmp_path)) == 200)
+
+    assert decided(spark, tmp_path) == by_thresholds(made)
+    account = reconcile(str(tmp_path / "checkpoint"), spark)
+    assert (account.missing, account.late, account.late_signals) == (0, 0, 0)
+
+
+def test_kill_between_tick_and_decision_changes_no_outcome(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    (tmp_path / "signals").mkdir()
+    put(tmp_path, "operations", wait("unpaid", "x", 1), wait("patient", "y", 3600))
+    with started(tmp_path, *JSON) as job:
+        line_with(job, "batch")
+        ticks = tmp_path / "checkpoint" / "ticks"
+        empty = {*ticks.glob("*.parquet")}
+        until(lambda: job.poll() is not None or {*ticks.glob("*.parquet")} - empty)
+        os.killpg(job.pid, signal.SIGKILL)
+
+    with running(spark, tmp_path, *JSON) as again:
+        until(lambda: not again.is_alive() or known(tmp_path))
+
+    (unpaid,) = decided(spark, tmp_path)
+    assert unpaid[:2] == ("unpaid", "expired")
+    account = reconcile(str(tmp_path / "checkpoint"), spark)
+    assert (account.missing, account.pending, account.late) == (0, 1, 0)
+    later = [datetime.now(UTC) + timedelta(hours=hours) for hours in (0, 2)]
+    (patient,) = pending(str(tmp_path / "checkpoint"), spark).collect()
+    assert patient[:3] == ("patient", [("y", 1)], "all") and patient.satisfied_keys == []
+    assert abs(patient.deadline.timestamp() - time.time()) < 3600
+    counts = [overdue(spark, str(tmp_path / "checkpoint"), each) for each in later]
+    assert counts == [0, 1]
+
+
+def test_own_dataframes_keep_time(spark: SparkSession, tmp_path: Path) -> None:
+    (tmp_path / "signals").mkdir()
+    put(tmp_path, "operations", wait("unpaid", "x", 1))
+    checkpoint = str(tmp_path / "checkpoint")
+    decided = outcomes(
+        spark.readStream.schema(OPERATIONS).json(str(tmp_path / "operations")),
+        spark.readStream.schema(SIGNALS).json(str(tmp_path / "signals")),
+        shards=2,
+        delay=1,
+        ticks=read_ticks(spark, checkpoint),
+    )
+    writer = decided.writeStream.option("checkpointLocation", checkpoint).partitionBy("outcome")
+    query = writer.format("parquet").start(str(tmp_path / "out"))
+    waiting = threading.Thread(
+        target=keep_time, args=(query, checkpoint), kwargs={"idle": 2, "delay": 1, "spark": spark}
+    )
+    waiting.start()
+    try:
+        until(lambda: not waiting.is_alive() or known(tmp_path))
+    finally:
+        query.stop()
+        waiting.join()
+
+    assert known(tmp_path) == {"unpaid": "expired"}
+    with pytest.raises(ValueError, match="positive number of seconds, got 0"):
+        keep_time(query, checkpoint, idle=0)

@@ -1,0 +1,246 @@
+"""A worker that is killed with SIGKILL between its commit and its bump: the lost change, and that
+each way on the relay's page loses nothing. The blocks of that page are the code that runs."""
+
+import asyncio
+import contextlib
+import os
+import sqlite3
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from loops import Runner
+from relay_waits import knows, until
+from servers import SERVERS, TIMEOUT, place
+from test_versions import Worker
+
+from purgatory import OperationTimeout, RelayUnavailable
+from purgatory.relay import Relay
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from asgi_modules import load
+from readme_blocks import ROOT, blocks
+
+PROGRAM = Path(__file__).parent / "crash_worker.py"
+PAGE = ROOT / "purgatory" / "relay" / "README.md"
+FILES = ("in_one_transaction", "own_versions", "outbox")
+SCHEMA = "CREATE TABLE orders (id INTEGER PRIMARY KEY, state TEXT, version INTEGER)"
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    """A folder with the blocks of the page."""
+    for block in blocks(PAGE, "python"):
+        name = block.text.partition("\n")[0].removeprefix("# ").removesuffix(".py")
+        if name in FILES:
+            (tmp_path / f"{name}.py").write_text(block.text, encoding="utf-8")
+    return tmp_path
+
+
+@pytest.fixture
+def orders(tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(sqlite3.connect(tmp_path / "orders.sqlite")) as orders:
+        orders.execute(SCHEMA)
+        orders.execute("INSERT INTO orders VALUES (7, 'new', 1)")
+        orders.commit()
+        yield orders
+
+
+def state(orders: sqlite3.Connection) -> str:
+    [text] = orders.execute("SELECT state FROM orders WHERE id = 7").fetchone()
+    return str(text)
+
+
+async def kill_worker(way: str, place: str, url: str, database: str, code: Path) -> None:
+    """Runs a worker to its place, and kills it there."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(PROGRAM),
+        way,
+        place,
+        url,
+        database,
+        stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(code), *sys.path])},
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"here\n"
+    process.kill()
+    await process.wait()
+
+
+@contextlib.asynccontextmanager
+async def waiting(relay: Relay, seen: int) -> AsyncIterator[asyncio.Task[int]]:
+    task = asyncio.create_task(relay.wait("orders/7", seen, TIMEOUT))
+    await knows(relay, "orders/7")
+    yield task
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def test_change_without_bump_is_not_announced(
+    run: Runner, url: str, code: Path, orders: sqlite3.Connection
+) -> None:
+    async def main() -> None:
+        async with Relay(url, timeout=TIMEOUT, resync=0.2) as relay:
+            seen = await relay.bump("orders/7")
+            async with waiting(relay, seen) as task:
+                await kill_worker("plain", "before", url, str(code / "orders.sqlite"), code)
+                assert state(orders) == "paid"
+                tag = f'"{relay.epoch}-{seen}"'
+                for _ in range(2):  # although a resync has read the store meanwhile
+                    request = await Worker(relay, key="orders/7").ask(tag, b"wait=0.3").done()
+                    assert (request.status, request.headers["etag"]) == (304, tag)
+                assert not task.done()
+                assert await relay.bump("orders/7") == await task
+
+    run(main)
+
+
+def test_row_version_is_read_despite_lost_bump(
+    run: Runner, url: str, code: Path, orders: sqlite3.Connection
+) -> None:
+    async def main() -> None:
+        block = load(code / "own_versions.py")
+        async with Relay(url, timeout=TIMEOUT) as relay:
+            relay.attach(block.changes)
+
+            async def poll() -> tuple[str, int]:
+                while True:
+                    with contextlib.suppress(OperationTimeout):
+                        found: tuple[str, int] = await block.changed(orders, 7, 1, 0.5)
+                        return found
+
+            polling = asyncio.create_task(poll())
+            await kill_worker("own_versions", "before", url, str(code / "orders.sqlite"), code)
+            assert await polling == ("paid", 2)  # the wait that was open, at its deadline
+            assert await block.changed(orders, 7, 1, TIMEOUT) == ("paid", 2)
+            with pytest.raises(OperationTimeout):
+                await block.changed(orders, 7, 2, 0.0)
+            later = asyncio.create_task(block.changed(orders, 7, 2, TIMEOUT))
+            await until(lambda: block.changes.pending == 1)
+            await block.pay(orders, relay, 7)
+            assert await later == ("paid", 3)
+
+    run(main)
+
+
+@pytest.mark.parametrize("place", ["committed", "before", "after"])
+def test_outbox_announces_after_crash(
+    run: Runner, url: str, code: Path, orders: sqlite3.Connection, place: str
+) -> None:
+    async def main() -> None:
+        block = load(code / "outbox.py")
+        orders.execute(block.TABLE)
+        orders.commit()
+        noted = "SELECT count(*) FROM outbox"
+        async with Relay(url, timeout=TIMEOUT) as relay:
+            seen = await relay.version("orders/7")
+            async with waiting(relay, seen) as task:
+                await kill_worker("outbox", place, url, str(code / "orders.sqlite"), code)
+                assert (state(orders), orders.execute(noted).fetchone()) == ("paid", (1,))
+                announcing = asyncio.create_task(block.keep_announcing(orders, relay))
+                assert await task > seen
+                await until(lambda: orders.execute(noted).fetchone() == (0,))
+                repeated = place == "after"
+                assert await relay.version("orders/7") == seen + 1 + repeated
+                announcing.cancel()
+
+    run(main)
+
+
+def test_outbox_keeps_what_is_noted_while_announcing(
+    run: Runner, tmp_path: Path, code: Path, orders: sqlite3.Connection
+) -> None:
+    async def main() -> None:
+        block = load(code / "outbox.py")
+        orders.execute(block.TABLE)
+        block.pay(orders, 7)
+
+        class Slow:
+            async def bump(self, key: str) -> None:
+                other.execute("DELETE FROM outbox")  # as another worker that announced it, too
+                other.commit()
+                block.pay(other, 7)
+
+        class Away:
+            async def bump(self, key: str) -> None:
+                raise RelayUnavailable("away")
+
+        with contextlib.closing(sqlite3.connect(tmp_path / "orders.sqlite")) as other:
+            slow: Any = Slow()
+            await block.announce(orders, slow)
+        away: Any = Away()
+        announcing = asyncio.create_task(block.keep_announcing(orders, away))
+        await asyncio.sleep(0.1)
+        assert not announcing.done()
+        announcing.cancel()
+        assert orders.execute("SELECT count(*) FROM outbox").fetchone() == (1,)
+
+    run(main)
+
+
+@pytest.fixture(scope="module", params=[SERVERS["postgresql"], SERVERS["pgbouncer"]])
+def postgres(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[str]:
+    with place(request.param, tmp_path_factory.mktemp("postgres")) as url:
+        yield url
+
+
+@contextlib.asynccontextmanager
+async def table(postgres: str) -> AsyncIterator[Any]:
+    import asyncpg
+
+    connection: Any = await asyncpg.connect(postgres)
+    try:
+        await connection.execute("DROP TABLE IF EXISTS orders")
+        await connection.execute(SCHEMA)
+        await connection.execute("INSERT INTO orders VALUES (7, 'new', 1)")
+        yield connection
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize("place", ["before", "after", "committed"])
+def test_transaction_announces_exactly_what_it_commits(
+    run: Runner, postgres: str, code: Path, place: str
+) -> None:
+    async def main() -> None:
+        block: ModuleType = load(code / "in_one_transaction.py")
+        async with Relay(postgres, timeout=TIMEOUT) as relay, table(postgres) as connection:
+            seen = await relay.version("orders/7")
+            async with waiting(relay, seen) as task:
+                await kill_worker("in_one_transaction", place, postgres, postgres, code)
+                found = await connection.fetchval("SELECT state FROM orders WHERE id = 7")
+                if place == "committed":
+                    assert found == "paid"
+                else:
+                    assert found == "new" and not task.done()
+                    assert await relay.version("orders/7") == seen
+                    await block.pay(connection, relay, 7)  # the repeated request holds no lock
+                assert await task == seen + 1
+
+    run(main)
+
+
+@pytest.mark.parametrize("place", ["before", "after", "committed"])
+def test_transaction_delivers_exactly_what_it_commits(
+    run: Runner, postgres: str, code: Path, place: str
+) -> None:
+    async def main() -> None:
+        async with Relay(postgres, timeout=TIMEOUT) as relay, table(postgres) as connection:
+            await connection.execute("DELETE FROM purgatory_settled")
+            task = asyncio.create_task(relay.receive("payments/7", TIMEOUT))
+            await kill_worker("reply", place, postgres, postgres, code)
+            found = await connection.fetchval("SELECT state FROM orders WHERE id = 7")
+            if place == "committed":
+                assert (found, await task) == ("paid", b"paid")
+                assert not await relay.deliver("payments/7", b"second", ttl=60)
+            else:
+                assert found == "new" and not task.done()
+                assert await relay.deliver("payments/7", b"second", ttl=60)
+                assert await task == b"second"
+
+    run(main)

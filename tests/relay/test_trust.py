@@ -1,0 +1,614 @@
+"""Attacks by other roles of a server and by senders of forged messages, and their limits."""
+
+import asyncio
+import json
+import logging
+import multiprocessing
+import re
+import sys
+import time
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from loops import Runner
+from relay_waits import knows, until
+from servers import (
+    TIMEOUT,
+    PostgresServer,
+    nats_server,
+    postgres_server,
+    redis_server,
+)
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from purgatory import Purgatory, RelayUnavailable
+from purgatory._core.logs import RateLimit
+from purgatory.relay import (
+    Announcement,
+    ChangeMessage,
+    ReadResult,
+    Relay,
+    _membership,
+    blocking,
+    decode,
+    encode,
+)
+from purgatory.relay import _postgresql as postgresql
+from purgatory.relay import _store_sync as store_sync
+from purgatory.relay._messages import (
+    MAX_DEPTH,
+    MAX_KEY_BYTES,
+    MAX_MESSAGE_BYTES,
+    MAX_NUMBER,
+    NAME,
+    Hint,
+    Settled,
+    check_result,
+)
+from purgatory.relay._store import Refused, open_store
+
+# Decoders
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=True)
+    | st.text(max_size=10)
+    | st.sampled_from(["e", "id", "calls", "about", "settled", "a" * 513, "\ud800"]),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.dictionaries(
+            st.sampled_from(["id", "calls", "about", "k", "settled"]) | st.text(), inner
+        )
+    ),
+    max_leaves=20,
+)
+NUMBERS = st.sampled_from([-2, -1, 0, 1, 7, 2**53, 2**53 + 1, 2**63, 2**64, 10**400])
+MESSAGES = st.tuples(
+    st.sampled_from(["e", "", "a\nb", '"', "x" * 65]) | JSON,
+    NUMBERS | JSON,
+    NUMBERS | JSON,
+    st.dictionaries(st.sampled_from(["a", "", "x" * 513, "\ud800"]), NUMBERS | JSON, max_size=3),
+)
+ANNOUNCEMENTS = st.fixed_dictionaries(
+    {"id": st.sampled_from(["a1", "", "\x1b[2J", "a" * 65]) | JSON, "calls": JSON, "about": JSON}
+)
+
+
+def check_memory(payload: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with suppress(ValueError):
+            decode(payload)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # An empty object takes 72 bytes, and 3 of JSON.
+    assert peak < 100_000 + 100 * min(len(payload), MAX_MESSAGE_BYTES)
+
+
+def check_decoded(payload: bytes | str) -> None:
+    try:
+        message = decode(payload)
+    except ValueError:
+        return
+    if isinstance(message, ChangeMessage):
+        assert NAME.fullmatch(message.epoch)
+        assert -1 <= message.after <= message.position <= MAX_NUMBER
+        assert all(0 <= version <= MAX_NUMBER for version in message.versions.values())
+        assert all(len(key.encode()) <= MAX_KEY_BYTES for key in message.versions)
+        assert decode(encode(message)) == message
+    elif isinstance(message, Hint | Settled):
+        assert all(len(key.encode()) <= MAX_KEY_BYTES for key in message.keys)
+    elif isinstance(message, Announcement):
+        assert NAME.fullmatch(message.id) and type(message.calls) is bool
+    else:
+        assert isinstance(message, str)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.binary(max_size=200) | st.text(max_size=200))
+def test_any_bytes_are_decoded_or_refused(payload: bytes | str) -> None:
+    check_decoded(payload)
+
+
+@settings(max_examples=500, deadline=None)
+@given(MESSAGES | ANNOUNCEMENTS | JSON, st.integers(0, 200), st.integers(0, 255))
+def test_damaged_messages_are_decoded_within_bounds(message: Any, at: int, byte: int) -> None:
+    payload = bytearray(json.dumps(message).encode())
+    check_decoded(bytes(payload))
+    if at < len(payload):
+        payload[at] = byte
+        check_decoded(bytes(payload))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES + 10])
+@pytest.mark.parametrize(
+    ("head", "part", "tail"),
+    [
+        (b"[", b"{},", b"0]"),
+        (b"[", b'{"a":0},', b"0]"),
+        (b"[", b"", b"]"),
+        (b'["e",1,2,{', b'"a":1,', b'"b":1}]'),
+        (b'{"settled":[', b'"a",', b'"b"]}'),
+        (b'{"id":"a","calls":true,"about":', b"[", b""),
+        (b'"', b"\\ud800", b'"'),
+        (b"", b"9", b""),
+        (b"[", b"1e9,", b"0]"),
+    ],
+)
+def test_hostile_messages_take_bounded_memory(
+    head: bytes, part: bytes, tail: bytes, size: int
+) -> None:
+    check_memory(head + part * ((size - len(head + tail)) // max(len(part), 1)) + tail)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, deadline=None)
+@given(MESSAGES | ANNOUNCEMENTS | JSON, st.integers(0, 200), st.integers(0, 1000))
+def test_damaged_messages_take_bounded_memory(message: Any, at: int, times: int) -> None:
+    payload = json.dumps(message).encode()
+    check_memory(payload[:at] + payload[at : at + 16] * times + payload[at:])
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"[" * 100_000,
+        b'{"id":"a","calls":true,"about":' + b'{"a":' * 2_000 + b"1" + b"}" * 2_001,
+        b"9" * 10_000,
+        b'["e",0,1,{"a":' + b"9" * 4_000 + b"}]",
+        json.dumps(["e", 0, 1, {f"key{number}": 1 for number in range(100_000)}]).encode(),
+        json.dumps({"id": "a", "calls": True, "about": {"a": [[[[[[[[1]]]]]]]]}}).encode(),
+        json.dumps({"settled": ["a" * 513]}).encode(),
+        json.dumps({"settled": ["a", 7]}).encode(),
+        json.dumps({"settled": "a"}).encode(),
+    ],
+    ids=[
+        "nested",
+        "nested about",
+        "digits",
+        "number",
+        "large",
+        f"deeper than {MAX_DEPTH}",
+        "long key",
+        "no key",
+        "no list",
+    ],
+)
+def test_message_beyond_bounds_is_refused(payload: bytes) -> None:
+    with pytest.raises(ValueError, match="not a message of a relay") as caught:
+        decode(payload)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 1_000
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        ReadResult("e", 2**53 + 1, {}),
+        ReadResult("e", 2**64, {}),
+        ReadResult("e", 0, {"a": -1}),
+        ReadResult("e", 0, {"a": 2**64}),
+        ReadResult("e", 0, {"a": "1"}),  # type: ignore[dict-item]
+        ReadResult("e", 0, {"a": 1}, latest=2**64),
+        ReadResult('"\n', 0, {}),
+        ReadResult("e", 0, {"a" * 513: 1}),
+    ],
+)
+def test_answer_of_a_store_beyond_bounds_is_refused(result: ReadResult) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        check_result(result)
+
+
+def test_forged_messages_cost_one_read_at_once(run: Runner, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Relay(f"file://{tmp_path}") as relay:
+            receiving = asyncio.create_task(relay.receive("a"))
+            await until(lambda: relay.statistics().watched == 1)
+            reads, read = [], relay._receiver.read
+
+            async def count_reads(keys: Any) -> Any:
+                reads.append(keys)
+                return await read(keys)
+
+            relay._receiver.read = count_reads  # type: ignore[method-assign]
+            for _ in range(100):
+                await relay._store.send(b'{"settled":["a","b"]}')
+                await relay._store.send(b'{"settled":[]}')
+            await relay._store.send(b'"last"')
+            assert await relay.deliver("a", b"value", ttl=TIMEOUT)
+            assert await receiving == b"value"
+            assert all(keys == ("a",) for keys in reads)
+
+    run(main)
+
+
+def test_flood_of_foreign_messages_is_one_warning(
+    run: Runner, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_sync, "foreign_messages", RateLimit())
+
+    async def main() -> None:
+        async with Relay(f"file://{tmp_path}") as relay:
+            for _ in range(500):
+                await relay._store.send(b"\x1b[2J\nforged")
+            await relay._store.send(b'"last"')
+            await until(lambda: "not a message" in caplog.text)
+            await asyncio.sleep(0.1)
+
+    with caplog.at_level(logging.WARNING):
+        run(main)
+    [record] = [each for each in caplog.records if "not a message" in each.getMessage()]
+    assert record.getMessage().isprintable()
+
+
+# Redis
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rights", ["+@all -publish", "+@all -@write", "resetchannels +@all"])
+def test_redis_user_without_rights_is_told_when_opening(
+    run: Runner, tmp_path: Path, rights: str
+) -> None:
+    async def main() -> None:
+        with redis_server(tmp_path) as server:
+            channels = [] if "resetchannels" in rights else ["allchannels"]
+            words = ("ACL", "SETUSER", "app", "on", ">secret", "allkeys", *channels)
+            assert server.ask(*words, *rights.split()) == b"+OK\r\n"
+            url = server.url.replace("redis://", "redis://app:secret@")
+            begun = time.monotonic()
+            with pytest.raises(
+                RelayUnavailable, match=r"(?i)permission|can't (run|publish)"
+            ) as caught:
+                async with Relay(url, timeout=TIMEOUT):
+                    pass
+            assert time.monotonic() < begun + TIMEOUT / 2
+            assert "secret" not in str(caught.value)
+
+    run(main)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("right", ["-publish", "-hset", "-zadd"])
+def test_redis_bump_that_is_refused_writes_nothing(run: Runner, tmp_path: Path, right: str) -> None:
+    async def main() -> None:
+        with redis_server(tmp_path) as server:
+            server.ask("ACL", "SETUSER", "app", "on", "nopass", "allkeys", "allchannels", "+@all")
+            url = server.url.replace("redis://", "redis://app:x@")
+            async with Relay(server.url) as other, Relay(url, timeout=TIMEOUT) as relay:
+                assert await relay.bump("a") == 1
+                received = other.statistics().received
+                waiting = asyncio.create_task(other.wait("a", 1))
+                await knows(other, "a")
+                server.ask("ACL", "SETUSER", "app", right)
+                begun = time.monotonic()
+                with pytest.raises(RelayUnavailable) as caught:
+                    await relay.bump("a")
+                assert time.monotonic() < begun + TIMEOUT / 2
+                assert "perhaps" not in str(caught.value)
+                assert await other.version("a") == 1
+                assert not waiting.done() and other.statistics().received <= received + 1
+                server.ask("ACL", "SETUSER", "app", "+@all")
+                assert await relay.bump("a") == 2
+                assert await waiting == 2
+
+    run(main)
+
+
+@pytest.mark.slow
+def test_redis_renewal_that_is_refused_keeps_the_epoch(run: Runner, tmp_path: Path) -> None:
+    async def main() -> None:
+        with redis_server(tmp_path) as server:
+            server.ask("ACL", "SETUSER", "app", "on", "nopass", "allkeys", "allchannels", "+@all")
+            store = open_store(server.url.replace("redis://", "redis://app:x@"), "purgatory")
+            await store.open()
+            epoch = (await store.read((), None)).epoch
+            for right in ("-publish", "-hset"):
+                server.ask("ACL", "SETUSER", "app", right)
+                with pytest.raises(Refused):
+                    await store.renew(epoch)
+                server.ask("ACL", "SETUSER", "app", "+@all")
+                assert (await store.read((), None)).epoch == epoch
+            await store.renew(epoch)
+            assert (await store.read((), None)).epoch != epoch
+            await store.close()
+
+    run(main)
+
+
+# NATS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Nats-Last-Sequence": "0", "Nats-Sequence": str(2**64)},
+        {"Nats-Last-Sequence": "0", "Nats-Sequence": str(2**53)},
+        {"Nats-Last-Sequence": "0"},
+        {"Nats-Last-Sequence": "x", "Nats-Sequence": '1,{"a":5}],['},
+    ],
+)
+def test_forged_message_on_nats_makes_no_relay_deaf(
+    run: Runner, tmp_path: Path, headers: dict[str, str]
+) -> None:
+    import nats
+
+    async def main() -> None:
+        with nats_server(tmp_path) as server:
+            async with Relay(server.url, resync=0.3) as here, Relay(server.url) as there:
+                assert await there.bump("a") == 1
+                waiting = asyncio.create_task(here.wait("a", 1))
+                await knows(here, "a")
+                client = await nats.connect(server.url)
+                forged = {"Purgatory-Epoch": here.epoch, **headers}
+                await client.publish("purgatory_news", b'{"b":7}', headers=forged)
+                await client.publish("purgatory_versions.key.=%%%", b"no version")
+                await client.publish("purgatory_versions.key.=YWJj", b"9" * 30)
+                await client.flush()
+                await client.close()
+                assert await there.bump("a") == 2
+                assert await waiting in (1, 2)  # 1, if the epoch had to end
+                assert await here.wait("a", 1) == 2
+                assert await here.version("a") == 2
+                assert await here.version("abc") == 0
+
+    run(main)
+
+
+# PostgreSQL
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        server.run("CREATE ROLE app LOGIN; CREATE ROLE mallory LOGIN; CREATE ROLE owner LOGIN")
+        yield server
+
+
+@pytest.fixture
+def server(postgres: PostgresServer) -> PostgresServer:
+    """A server in whose schema every role may create tables, as in PostgreSQL before 15."""
+    postgres.run("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+    postgres.run("GRANT ALL ON SCHEMA public TO PUBLIC")
+    return postgres
+
+
+SHAPE = "(key bytea PRIMARY KEY, version bigint NOT NULL, changed xid8 NOT NULL, epoch text)"
+TABLE = f"CREATE UNLOGGED TABLE purgatory_versions {SHAPE}"
+CODE = "CREATE FUNCTION evil() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'"
+
+
+def app(server: PostgresServer) -> str:
+    return server.url.replace("tester", "app")
+
+
+async def refused(url: str, match: str) -> None:
+    begun = time.monotonic()
+    with pytest.raises((ValueError, RelayUnavailable), match=match):
+        async with Relay(url, timeout=TIMEOUT):
+            pass
+    assert time.monotonic() < begun + TIMEOUT / 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grant", ["ALL", "SELECT"])
+def test_table_of_another_role_is_refused(run: Runner, server: PostgresServer, grant: str) -> None:
+    server.run(f"{TABLE}; GRANT {grant} ON purgatory_versions TO PUBLIC", "mallory")
+    run(lambda: refused(app(server), "belongs to mallory: expected this role"))
+    assert server.run("SELECT count(*) FROM purgatory_versions") == "0\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "trap",
+    [
+        "CREATE TRIGGER t BEFORE INSERT ON purgatory_versions FOR EACH ROW EXECUTE FUNCTION evil()",
+        "CREATE RULE r AS ON INSERT TO purgatory_versions DO ALSO SELECT 1",
+        "CREATE POLICY p ON purgatory_versions",
+        "ALTER TABLE purgatory_versions ENABLE ROW LEVEL SECURITY",
+        "ALTER TABLE purgatory_versions ALTER epoch SET DEFAULT random()::text",
+        "ALTER TABLE purgatory_versions ADD CHECK (version <> random())",
+        "CREATE INDEX ON purgatory_versions (length(epoch))",
+    ],
+)
+def test_table_with_code_attached_is_refused(
+    run: Runner, server: PostgresServer, trap: str
+) -> None:
+    server.run(f"{CODE}; {TABLE}; {trap}", "app")
+    run(lambda: refused(app(server), "is not a plain table"))
+    assert server.run("SELECT count(*) FROM purgatory_versions") == "0\n"
+
+
+@pytest.mark.slow
+def test_view_and_type_of_another_name_are_refused(run: Runner, server: PostgresServer) -> None:
+    columns = "''::bytea AS key, 0::bigint AS version, '0'::xid8 AS changed, ''::text AS epoch"
+    server.run(f"CREATE VIEW purgatory_versions AS SELECT {columns}", "app")
+    run(lambda: refused(app(server), "is not a plain table"))
+    server.run("DROP VIEW purgatory_versions; CREATE DOMAIN int8 AS bigint CHECK (VALUE > 7)")
+    server.run(TABLE.replace("bigint", "public.int8"), "app")
+    run(lambda: refused(app(server), "is something else"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("owner", ["tester", "app", "owner"])
+def test_table_of_a_trusted_role_is_used(run: Runner, server: PostgresServer, owner: str) -> None:
+    server.run("GRANT owner TO app")
+    server.run(f"{TABLE}; GRANT ALL ON purgatory_versions TO app", owner)
+
+    async def main() -> None:
+        async with Relay(app(server)) as relay:
+            assert await relay.bump("a") == 1
+
+    run(main)
+
+
+@pytest.mark.slow
+def test_advisory_locks_of_others_keep_nobody_from_opening(
+    run: Runner, server: PostgresServer
+) -> None:
+    import asyncpg
+
+    async def main() -> None:
+        mallory = await asyncpg.connect(server.url.replace("tester", "mallory"))
+        await mallory.execute("""SELECT pg_advisory_lock(hashtext('"purgatory_versions"'))""")
+        async with Relay(app(server)) as relay:
+            assert await relay.bump("a") == 1
+        await mallory.close()
+
+    run(main)
+
+
+@pytest.mark.slow
+def test_connecting_role_neither_lists_nor_adds_workers(
+    run: Runner, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import asyncpg
+
+    monkeypatch.setattr(_membership, "ANNOUNCE_INTERVAL", 0.2)
+
+    async def main() -> None:
+        here = Relay(app(server))
+        reads, begun, read = [0], time.monotonic(), here._store.announcements  # type: ignore[attr-defined]
+
+        async def counted() -> list[bytes]:
+            reads[0] += 1
+            found: list[bytes] = await read()
+            return found
+
+        here._store.announcements = counted  # type: ignore[attr-defined]
+        async with here, Relay(app(server)) as there:
+            mallory = await asyncpg.connect(server.url.replace("tester", "mallory"))
+            oid = await mallory.fetchval("SELECT oid FROM pg_namespace WHERE nspname = 'public'")
+            heard: list[str] = []
+            for name in (f"purgatory_news_{oid}", f"purgatory_quiet_{oid}"):
+                await mallory.add_listener(name, lambda *words: heard.append(words[-1]))
+            here.introduce(lambda: {"host": "secret", "pid": 1})
+            there.introduce(lambda: {"host": "secret", "pid": 2})
+            await until(lambda: [worker.about["pid"] for worker in here.workers()] == [2])
+            await until(lambda: [worker.about["pid"] for worker in there.workers()] == [1])
+            for space in ("", " ", "\n"):
+                for number in range(256):
+                    forged = {"id": f"m{number}", "calls": True, "about": {"pid": -1}}
+                    forgery = space + json.dumps(forged)
+                    for channel in ("news", "quiet"):
+                        query = "SELECT pg_notify($1, $2)"
+                        await mallory.execute(query, f"purgatory_{channel}_{oid}", forgery)
+            assert await there.bump("a") == 1  # sent after them
+            assert await here.wait("a", 0) == 1
+            await asyncio.sleep(1.0)
+            assert [worker.about["pid"] for worker in here.workers()] == [2]
+            assert 1 <= reads[0] <= (time.monotonic() - begun) / store_sync.ANNOUNCEMENT_DELAY + 1
+            assert any('"id"' in each for each in heard)  # mallory did listen
+            assert not [each for each in heard if "secret" in each or '"pid": 2' in each]
+            for query in ("SELECT * FROM purgatory_versions", "TABLE purgatory_versions"):
+                with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                    await mallory.fetch(query)
+            await mallory.close()
+
+    run(main)
+
+
+@pytest.mark.slow
+def test_announcements_are_no_changes_and_leave_the_table(
+    run: Runner, server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_membership, "ANNOUNCE_INTERVAL", 0.1)
+    monkeypatch.setattr(postgresql, "MAX_ANNOUNCEMENT_AGE", 500)
+    rows = "SELECT count(*) FROM purgatory_versions WHERE key >= '\\xf8' AND key < '\\xfe'"
+
+    async def main() -> None:
+        async with Relay(app(server), resync=0.2) as here:
+            attached = Purgatory[Any]()
+            here.attach(attached)
+            async with Relay(app(server)) as there:
+                here.introduce(lambda: {"pid": 1})
+                there.introduce(lambda: {"pid": 2})
+                await until(lambda: [worker.about["pid"] for worker in here.workers()] == [2])
+                assert server.run(rows) == "2\n"
+            await here._store._forget([], 2**62)  # type: ignore[attr-defined]
+            resyncs = here.statistics().resyncs
+            await until(lambda: here.statistics().resyncs > resyncs + 2)
+            assert await here.bump("a") == 1  # the floor was not raised by their times
+            assert here.statistics().received <= 1
+            await until(lambda: bool(here.workers()) and server.run(rows) == "1\n")
+            assert here.statistics().epochs == 1
+
+    run(main)
+
+
+@pytest.mark.slow
+def test_dropped_table_is_made_again_and_waits_end(run: Runner, server: PostgresServer) -> None:
+    async def main() -> None:
+        async with Relay(app(server), resync=0.3) as here, Relay(app(server)) as there:
+            assert await here.advance("a", 40) == 40
+            waiting = asyncio.create_task(here.wait("a", 40))
+            await knows(here, "a")
+            server.run("DROP TABLE purgatory_versions")
+            assert await waiting == 0
+            assert await there.bump("a") == 1
+            assert await here.wait("a", 0) == 1
+
+    run(main)
+
+
+@pytest.mark.slow
+def test_table_is_schema_qualified_on_callers_connection(
+    run: Runner, server: PostgresServer
+) -> None:
+    import asyncpg
+
+    async def main() -> None:
+        connection = await asyncpg.connect(server.url, server_settings={"search_path": "nowhere"})
+        async with Relay(app(server)) as here:
+            async with connection.transaction():
+                assert await here.bump("a", connection=connection) == 1
+            assert await here.version("a") == 1
+        await connection.close()
+
+    run(main)
+
+
+# blocking
+
+
+def in_child(relay: blocking.Relay, results: Any) -> None:
+    try:
+        relay.bump("a")
+    except RuntimeError as error:
+        relay.close()
+        results.put(str(error))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_blocking_relay_entered_before_a_fork_is_refused(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    with blocking.Relay(f"file://{tmp_path}") as relay:
+        assert relay.bump("a") == 1
+        child = context.Process(target=in_child, args=(relay, results))
+        child.start()
+        message = results.get(timeout=TIMEOUT)
+        child.join(TIMEOUT)
+        assert child.exitcode == 0
+        assert re.search(
+            r"was entered in process \d+, and this is \d+; enter one after the fork", message
+        )
+        assert relay.bump("a") == 2
+
+
+@pytest.mark.parametrize(
+    "url", ["redis:/x", "redis:x", "rediss:/h:1", "nats:/x", "postgresql:/db", "unix:/s"]
+)
+def test_address_without_slashes_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match=r"expected \w+://"):
+        Relay(url)

@@ -1,0 +1,59 @@
+"""A server as a process on a port of its own, which a test may end and start again."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.request import ProxyHandler, build_opener
+
+from ports import free_port
+
+TIMEOUT = 60.0  # seconds; no test passes or fails by how much of it a busy machine takes
+
+
+class ServerProcess:
+    """The server of a Python program.
+
+    Args:
+        arguments: of Python; `{port}` stands for the port.
+        ready: a path that is answered with 200 when the server is ready.
+        environment: of the process.
+        folder: the current folder of the process.
+    """
+
+    def __init__(
+        self,
+        *arguments: str,
+        ready: str,
+        environment: Mapping[str, str],
+        folder: Path | None = None,
+    ) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._command = [sys.executable, *(each.format(port=self.port) for each in arguments)]
+        self._ready, self._environment, self._folder = ready, environment, folder
+
+    def start(self) -> str:
+        """Starts it, waits until it is ready, and returns the first answer."""
+        self.process = subprocess.Popen(self._command, cwd=self._folder, env={**self._environment})
+        deadline = time.monotonic() + TIMEOUT
+        while time.monotonic() < deadline:
+            try:
+                return self.get(self._ready)
+            except OSError:
+                time.sleep(0.05)
+        raise AssertionError("the server does not answer")
+
+    def get(self, path: str) -> str:
+        """The answer to a request of a path; an `OSError` unless its status is 200."""
+        with build_opener(ProxyHandler({})).open(f"{self.url}/{path}", timeout=TIMEOUT) as answer:
+            return str(answer.read().decode())
+
+    def end(self, number: int) -> None:
+        """Ends it by a signal; without effect if it has not been started again."""
+        if self.process is not None:
+            self.process.send_signal(number)
+            self.process.wait(TIMEOUT)
+            self.process = None

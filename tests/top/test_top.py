@@ -1,0 +1,512 @@
+"""What `python -m purgatory.top` shows of a state; the tests of the page cover how it follows a
+server."""
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
+from urllib.error import HTTPError
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from purgatory import top
+from purgatory.top import _source
+from purgatory.top._drawing import Scrolled, cut, shorten
+from purgatory.top._shape import check_state
+
+BOUNDS = [0.001, 1.0, 8.0, None]
+
+
+def histogram(*counts):
+    return {"bounds": BOUNDS, "counts": list(counts), "sum": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("counted", "share", "words"),
+    [
+        ([(1, 0, 0, 0)], 0.5, "≤ 1 ms"),
+        ([(1, 1, 0, 0)], 0.5, "≤ 1 ms"),
+        ([(1, 1, 1, 0)], 0.5, "≤ 1 s"),
+        ([(99, 0, 1, 0)], 0.99, "≤ 1 ms"),
+        ([(98, 0, 2, 0)], 0.99, "≤ 8 s"),
+        ([(0, 0, 0, 1)], 0.5, "> 8 s"),
+        ([(1, 0, 0, 0), (0, 0, 2, 0)], 0.5, "≤ 8 s"),
+        ([(0, 0, 0, 0)], 0.5, "–"),
+    ],
+)
+def test_quantile_is_shown_as_its_upper_bound(counted, share, words):
+    assert top.quantile([histogram(*counts) for counts in counted], share) == words
+
+
+def test_waits_of_all_kinds_are_summed():
+    kinds = [
+        {
+            "waits": {"completed": histogram(1, 0, 0, 0), "expired": histogram(0, 0, 1, 0)},
+            "lateness": histogram(1, 0, 0, 0),
+        },
+        {"waits": {"completed": histogram(0, 2, 0, 0)}, "lateness": histogram(0, 0, 0, 0)},
+    ]
+    assert top.distributions(kinds).plain == (
+        "waited, completed: half ≤ 1 s, 99 % ≤ 1 s; expired: half ≤ 8 s, 99 % ≤ 8 s; late after "
+        "the deadline: 99 % ≤ 1 ms"
+    )
+    assert (
+        top.distributions([{"waits": {}, "lateness": histogram(0, 0, 0, 0)}]).plain
+        == "none has waited yet"
+    )
+
+
+def state(**more):
+    return {
+        "worker": {"id": "a", "pid": 7},
+        "history": [],
+        "purgatories": [],
+        "polls": None,
+        "relay": None,
+        **more,
+    }
+
+
+def shown(state):
+    console = Console(file=io.StringIO(), width=120)
+    console.print(top.screen(state, "", 40))
+    return console.file.getvalue()
+
+
+def test_other_workers_are_listed_in_printable_text():
+    known = {
+        "pid": 12345,
+        "host": "db-1",
+        "began": 1.0,
+        "pending": 1234,
+        "polls": 5,
+        "address": "http://db-1:8000/purgatory/",
+        "ago": 1.0,
+    }
+    rude = {
+        "pid": None,
+        "host": "\x1b[2J\nworker",
+        "began": None,
+        "pending": None,
+        "polls": None,
+        "address": None,
+        "ago": 1.0,
+    }
+    lines = shown(state(others=[known, rude])).splitlines()
+    assert [line.rstrip() for line in lines if line.startswith("worker")] == [
+        "worker 12345 on db-1: 1234 pending, 5 polls: http://db-1:8000/purgatory/",
+        r"worker ? on \x1b[2J\nworker: ? pending",
+    ]
+    assert (
+        len(
+            [
+                line
+                for line in shown(state(others=[known] * 100)).splitlines()
+                if line.startswith("worker")
+            ]
+        )
+        == 16
+    )
+    for none in (state(), state(others=None), state(others=[])):
+        assert "worker" not in shown(none).partition("\n")[2]
+
+
+def test_control_characters_of_a_foreign_server_are_escaped():
+    rude = "\x1b]0;title\x07"
+    other = dict.fromkeys(("pid", "host", "began", "pending", "polls", "address"), rude)
+    lines = shown(state(worker={"id": "a", "pid": rude}, others=[other]))
+    assert "\x1b" not in lines and lines.count("title") == 6
+    assert (
+        top.keys_of({"keys": [rude], "moreKeys": rude})
+        == r"\x1b]0;title\x07 and \x1b]0;title\x07 more"
+    )
+
+
+@contextmanager
+def served(*answers):
+    """The URL of a server that gives these answers, each a status and a body, and a list of the
+    tags that it was sent."""
+    left, tags = list(answers), []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            tags.append(self.headers["If-None-Match"])
+            status, body = left.pop(0)
+            self.send_response(status)
+            self.send_header("ETag", f'"{len(tags)}"')
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_): ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/purgatory/", tags
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def body(**more):
+    return json.dumps(state(**more)).encode()
+
+
+def test_versions_follow_tags_and_history_adds_up():
+    other = body(worker={"id": "b", "pid": 8}, history=[[9]])
+    answers = [
+        (200, body(history=[[1], [2]])),
+        (200, body(history=[[3]])),
+        (304, b""),
+        (200, other),
+    ]
+    with served(*answers) as (url, tags):
+        source = top.Source(url, {})
+        versions = [source.next() for _ in answers]
+    assert [version and version["history"] for version in versions] == [
+        [[1], [2]],
+        [[1], [2], [3]],
+        None,
+        [[9]],
+    ]
+    assert tags == [None, '"1"', '"2"', '"2"']
+
+
+def test_query_of_the_address_is_sent_to_state():
+    with served((200, body()), (200, body())) as (url, _):
+        for given in (url, url.rstrip("/")):
+            source = top.Source(f"{given}?token=secret", {})
+            assert source.url == f"{url}state?token=secret" and source.next() is not None
+
+
+def test_once_shows_a_state_or_an_error(capsys):
+    with served((200, body()), (403, b"only\x1b here"), (200, b"[]"), (200, b"{")) as (url, _):
+        assert [top.main([url, "--once"]) for _ in range(4)] == [0, 1, 1, 1]
+    shown, complaints = capsys.readouterr()
+    assert "worker 7" in shown
+    assert (
+        r"403: only\x1b here" in complaints
+        and "is not of a page" in complaints
+        and "Expecting property" in complaints
+    )
+    assert top.main([url, "--once"]) == 1 and "refused" in capsys.readouterr().err
+    for wrong in (["purgatory"], [url, "--header", "nonsense"]):
+        with pytest.raises(SystemExit, match="2"):
+            top.main(wrong)
+
+
+@pytest.mark.parametrize("width", [80, 99, 100, 140, 200])
+def test_numbers_fit_any_terminal_width(width):
+    purgatory = {
+        "name": "a purgatory with quite a long name",
+        "pending": 1_234_567,
+        "keys": 7_654_321,
+        "missed": 12_345,
+    }
+    points = [[second, 0.0, [[second, 1000 * second, 0, 0, 0]]] for second in range(300)]
+    console = Console(file=io.StringIO(), width=width)
+    console.print(top.screen(state(purgatories=[purgatory], history=points), "", 40, width))
+    [line] = [
+        line for line in console.file.getvalue().splitlines() if line.startswith("a purgatory")
+    ]
+    assert line.startswith("a purgatory wit")
+    assert [
+        number for number in ("1,234,567", "1,000.0", "12,345", "7,654,321") if number not in line
+    ] == []
+    assert max(map(len, console.file.getvalue().splitlines())) <= width
+
+
+UUIDS = [f"'replies/4c743ed6-0c04-497b-bc22-{number:012x}'" for number in range(8)]
+
+
+def purgatory(**more):
+    oldest = [
+        {"keys": [key], "moreKeys": 0, "kind": "Job", "waited": 137.2, "left": 463.1}
+        for key in UUIDS
+    ]
+    hottest = [{"key": key, "waiting": 1, "isAtLeast": False} for key in UUIDS]
+    missed = [{"keys": [UUIDS[0]], "moreKeys": 0, "kind": "Job", "ago": 3.0}]
+    return {
+        "name": "replies", "pending": 8, "keys": 8, "missed": 1, "oldest": oldest, "hottest": hottest,
+        "missedLast": missed, "levels": [{"waiting": 8, "sector": 4.4}], "withoutDeadline": 0,
+        "kinds": [{"waits": {"completed": histogram(1, 0, 2, 0)}, "lateness": histogram(1, 0, 0, 0)}],
+        **more,
+    }  # fmt: skip
+
+
+def lines_of(state, width):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(top.screen(state, "", 40, width))
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+def test_uuids_keep_what_differs_and_every_column(width):
+    lines = lines_of(state(purgatories=[purgatory()]), width)
+    for number in range(8):
+        [line] = [line for line in lines if f"{number:012x}'" in line and "missed" not in line]
+        assert "Job" in line and "2.29 min" in line and "7.72 min" in line
+    [missed] = [line for line in lines if "missed trigger" in line]
+    assert missed.rstrip(" │").endswith("(Job), 3 s ago")
+    assert max(map(len, lines)) <= width
+
+
+def test_long_keys_are_cut_in_the_middle():
+    assert cut("replies/4c743ed6-0c04-497b", 13) == "replie…4-497b"
+    assert cut("short", 5) == "short"
+    assert shorten(["session:eu:1", "session:eu:2"]) == ["…1", "…2"]
+    assert shorten(["abc", "abd"]) == ["abc", "abd"]
+
+
+def test_keys_with_one_waiter_each_are_not_hot():
+    assert not any("hottest" in line for line in lines_of(state(purgatories=[purgatory()]), 80))
+    hot = purgatory(hottest=[{"key": "'tea'", "waiting": 2, "isAtLeast": True}])
+    for width in (80, 140):
+        lines = lines_of(state(purgatories=[hot]), width)
+        assert any("hottest keys" in line for line in lines)
+        assert any("'tea'" in line and "2+" in line for line in lines)
+
+
+def test_the_sum_over_all_workers_is_first():
+    others = [
+        {"pid": pid, "host": "vm", "pending": pid, "polls": 1, "address": None} for pid in (10, 20)
+    ]
+    known = state(purgatories=[purgatory()], others=others, polls={"open": 3, "endings": {}})
+    assert lines_of(known, 80)[1].rstrip() == "38 pending in 3 workers, 5 polls open"
+
+
+@contextmanager
+def responding(respond):
+    """The URL of a server that answers with what `respond(handler)` returns: status, headers and
+    body."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            status, headers, body = respond(self)
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_): ...
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/purgatory/"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("code", [304, 421, 403])
+def test_error_responses_are_closed(code, monkeypatch):
+    content = json.dumps({"pid": 8, "host": "vm", "pending": 50, "polls": None}).encode()
+    raised, closed = [], []
+
+    class Refusal(HTTPError):
+        def close(self):
+            closed.append(self)
+            super().close()
+
+    def refuse(*_, **__):
+        raised.append(Refusal("http://x", code, "no", {}, io.BytesIO(content)))
+        raise raised[-1]
+
+    source = _source.Source("http://127.0.0.1:1/", {})
+    source.wanted = "7@vm"
+    source._opener.open = refuse
+    if code == 403:
+        monkeypatch.setattr(top, "Source", lambda *_: source)
+        assert top.main(["--once", "http://127.0.0.1:1/"]) == 1
+    else:
+        source.next()
+    assert raised and {*map(id, raised)} <= {*map(id, closed)}
+
+
+@pytest.mark.parametrize("drips", [False, True])
+def test_once_ends_though_probes_get_no_answer(drips, monkeypatch, capsys):
+    monkeypatch.setattr(_source, "PROBE_TIMEOUT", 0.2)
+    is_over, probes = threading.Event(), []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            if self.path.endswith("/worker"):
+                probes.append(threading.active_count())
+                while not is_over.wait(0.05):
+                    if drips:
+                        with suppress(OSError):
+                            self.wfile.write(b"X")
+                return
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body(others=None))
+
+        def log_message(self, *_): ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/purgatory/"
+        try:
+            assert top.main(["--once", url]) == 0
+            assert len(probes) <= _source.PROBES
+            source = _source.Source(url, {})
+            for _ in range(3):
+                assert source.probe() == 0
+            if drips:  # connections that have not ended count
+                assert len(probes) <= 2 * _source.PROBES
+        finally:
+            is_over.set()
+            server.shutdown()
+    assert "worker 7" in capsys.readouterr().out
+
+
+def test_headers_are_not_sent_to_another_server(capsys):
+    received = []
+
+    def steal(handler):
+        received.append(handler.headers["X-Token"])
+        return 200, {}, body()
+
+    with responding(steal) as thief, responding(lambda _: (302, {"Location": thief}, b"")) as url:
+        assert top.main([url, "--once", "--header", "X-Token: secret"]) == 1
+    assert received == []
+    assert f"it redirects to {thief.removesuffix('/purgatory/')}" in capsys.readouterr().err
+
+
+def test_a_redirect_within_the_server_is_followed():
+    def respond(handler):
+        if handler.path == "/purgatory/state":
+            return 307, {"Location": "/moved/state"}, b""
+        return 200, {}, body(worker={"id": "a", "pid": 7, "host": handler.headers["X-Token"]})
+
+    with responding(respond) as url:
+        assert top.Source(url, {"X-Token": "secret"}).next()["worker"]["host"] == "secret"
+
+
+def leaves(value, path=()):
+    """The path of each part of a state."""
+    yield path
+    for key, each in (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    ):
+        yield from leaves(each, (*path, key))
+
+
+WHOLE = state(
+    history=[[1.0, 0.1, [[8, 1, 2, 3, 4]]], [2.0, 0.1, [[8, 1, 2, 3, 4]]]],
+    purgatories=[purgatory(oldest=purgatory()["oldest"][:1], hottest=[])],
+    polls={"open": 1, "endings": {"gone": 1}},
+    relay={"isConnected": True, "for": 1.0},
+    others=[{"pid": 1, "host": "vm", "pending": 1, "polls": 1, "address": None}],
+)
+FOREIGN = [None, True, "text", -1, 1e999, 10**400, [], {}, [1], {"a": 1}, [[]], "\x1b[2J"]
+
+
+@pytest.mark.parametrize("path", list(leaves(WHOLE)), ids=str)
+def test_foreign_json_is_refused_or_drawn_without_traceback(path):
+    for foreign in FOREIGN:
+        changed = json.loads(json.dumps(WHOLE))
+        place = changed
+        for key in path[:-1]:
+            place = place[key]
+        if path:
+            place[path[-1]] = foreign
+        else:
+            changed = foreign
+        try:
+            check_state(changed)
+        except ValueError:
+            continue
+        assert "\x1b" not in "".join(lines_of(changed, 80))
+
+
+def test_json_that_is_nested_too_deep_is_refused(capsys):
+    with served((200, b"[" * 100_000)) as (url, _):
+        assert top.main([url, "--once"]) == 1
+    assert "nested too deep" in capsys.readouterr().err
+
+
+def test_wanted_worker_is_requested_by_name():
+    asked = []
+
+    def respond(handler):
+        other = {"pid": 8, "host": "vm", "pending": 50, "polls": None}
+        if handler.path.endswith("/worker"):
+            return 200, {"Connection": "close"}, json.dumps(other).encode()
+        asked.append(handler.headers["Purgatory-Worker"])
+        if len(asked) in (2, 3):
+            return 421, {"Connection": "close"}, json.dumps(other).encode()
+        return 200, {}, body(worker={"id": "a", "pid": 7, "host": "v m"}, others=None)
+
+    with responding(respond) as url:
+        source = top.Source(url, {})
+        assert source.next()["others"] is None
+        [other] = source.next()["others"]
+    assert asked == [None, "7%40v%20m", "7%40v%20m", "7%40v%20m"]
+    assert (other["pid"], other["pending"]) == (8, 50)
+
+
+def test_the_address_is_named_when_nothing_answers():
+    with served() as (url, _):
+        pass
+    process = subprocess.Popen(
+        [sys.executable, "-m", "purgatory.top", f"{url}?token=secret"],
+        stdout=subprocess.PIPE, text=True, env={**os.environ, "COLUMNS": "200"},
+    )  # fmt: skip
+    try:
+        line = process.stdout.readline()
+    finally:
+        process.kill()
+        process.communicate()
+    assert line.startswith(f"reconnecting to {url}: ") and "secret" not in line
+
+
+def test_q_ends_it_in_a_terminal():
+    with responding(lambda _: (200, {}, body(history=[]))) as url:
+        pid, terminal = pty.fork()
+        if not pid:
+            os.execv(sys.executable, [sys.executable, "-m", "purgatory.top", url])
+        shown = b""
+        while b"q quit" not in shown:
+            shown += os.read(terminal, 65536)
+        os.write(terminal, b"q")
+        with suppress(OSError):  # Linux raises it at the end
+            while os.read(terminal, 65536):
+                pass
+        os.close(terminal)
+        _, status = os.waitpid(pid, 0)
+    assert status == 0 and b"worker 7" in shown
+
+
+def test_a_screen_longer_than_the_terminal_scrolls():
+    console = Console(file=io.StringIO(), width=80, height=10)
+    scrolled = Scrolled(Text("\n".join(f"line {number}" for number in range(100))), 3)
+    console.print(scrolled)
+    lines = console.file.getvalue().splitlines()
+    assert [line.rstrip() for line in lines[:9]] == [f"line {number}" for number in range(3, 12)]
+    assert lines[9].endswith("88 more lines")
+    scrolled = Scrolled(Text("one line"), 50)
+    console.print(scrolled)
+    assert scrolled.top == 0
+
+
+def test_top_ends_when_the_server_refuses(capsys):
+    with served((200, body()), (403, b"only here: the peer is another machine")) as (url, _):
+        assert top.main([url]) == 1
+    assert "403: only here: the peer is another machine" in capsys.readouterr().err
