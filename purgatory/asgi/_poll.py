@@ -5,6 +5,7 @@
     outcome = await poll.wait_for(purgatory, predicate, keys)        until predicate() is true
     value = await poll.result(purgatory, predicate, keys)            the same, or an exception that frameworks answer
     outcome = await poll.reach(thresholds, "orders", 42)             until the offset has reached 42
+    outcome = await poll.receive(relay, "payments/7")                until a reply is delivered, by any process
     outcome = await poll.run(database.fetch("..."))                  no purgatory at all
 
 Each ends with its result, at its deadline, when the client disconnects, or when the server stops:
@@ -14,7 +15,7 @@ see `_wait`. All waits of a poll share its `timeout`.
 from asyncio import get_running_loop
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Iterator
 from inspect import isawaitable
-from typing import Any, Generic, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, final, overload
 
 from purgatory import (
     DelayedOperation,
@@ -24,6 +25,7 @@ from purgatory import (
     Purgatory,
     PurgatoryClosed,
     PurgatoryFull,
+    RelayUnavailable,
     ThresholdPurgatory,
     timeout,
 )
@@ -31,6 +33,9 @@ from purgatory._core.arguments import describe
 from purgatory.asgi._frameworks import framework_of
 from purgatory.asgi._outcome import Ending, Outcome
 from purgatory.asgi._wait import PollWait
+
+if TYPE_CHECKING:
+    from purgatory.relay import Relay
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -167,6 +172,24 @@ class Poll(PollWait):
                 `ThresholdPurgatory.wait`; the exception of the server's `receive`.
         """
         return self._until(_Threshold(thresholds, key, threshold))
+
+    async def receive(self, relay: "Relay", key: str) -> Outcome[bytes]:
+        """Waits for at most `timeout` for the value delivered to `key`, as `Relay.receive`; the
+        outcome has the value. With a timeout of zero the store is asked once, which takes at most
+        the `timeout` of the relay.
+
+        Returns:
+            `SATISFIED` with the value; `REFUSED` if the relay is unavailable; or another ending.
+
+        Raises:
+            RuntimeError: this poll waits already.
+            TypeError, ValueError, WrongLoop: as `Relay.receive`.
+            BaseException: the exception of the server's `receive`.
+        """
+        try:
+            return await self._until(_Delivery(relay, key))
+        except RelayUnavailable:  # its text names the store's address, which is not for clients
+            return self.refuse(f"cannot receive {describe(key)}: the store is unavailable")
 
     async def run(self, awaitable: Awaitable[T]) -> Outcome[T]:
         """Waits for at most `timeout` for any awaitable, for instance a query or a model; the
@@ -342,6 +365,25 @@ class _Threshold(_PurgatoryTarget, Generic[V]):
     def value(self) -> tuple[V] | None:
         now = self.thresholds.value(self.key)
         return (now,) if now is not None and self.threshold <= now else None
+
+
+class _Delivery(_PurgatoryTarget):
+    """A value that is delivered to a key of a relay."""
+
+    __slots__ = ("key", "relay")
+
+    def __init__(self, relay: "Relay", key: str) -> None:
+        self.relay = relay
+        self.key = key
+
+    def wait(self, timeout: float) -> Coroutine[Any, Any, bytes]:
+        return self.relay.receive(self.key, timeout)
+
+    def ending(self, error: Exception | None) -> Ending | None:
+        return Ending.DEADLINE if isinstance(error, OperationTimeout) else super().ending(error)
+
+    def value(self) -> None:
+        """Always None here: the store keeps the value for the next request."""
 
 
 class _Limited(Generic[T]):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asgi_requests import Request
 from loops import Runner
 from relay_waits import until
 from servers import TIMEOUT, on_both_loops, postgres_server, redis_server
@@ -21,6 +22,7 @@ from purgatory import (
     RelayUnavailable,
     WrongLoop,
 )
+from purgatory.asgi import Ending, LongPolls, Outcome
 from purgatory.relay import ChangeMessage, ReadResult, Relay, blocking
 from purgatory.relay._store import NotWritten, Refused, open_store
 
@@ -105,6 +107,36 @@ def test_receive_without_reply_times_out(run: Runner, relay: Callable[..., Relay
                 with pytest.raises(OperationTimeout):
                     await here.receive("a", timeout)
             assert not here._receiver.waiters and not here._replies.watched
+
+    run(main)
+
+
+def test_poll_receives_a_reply_from_the_relay(
+    run: Runner, file_relay: Callable[..., Relay]
+) -> None:
+    async def main() -> None:
+        polls, relay = LongPolls(signals=(), max_wait=TIMEOUT), file_relay()
+
+        async def poll(wait: float) -> Outcome[bytes]:
+            outcomes: list[Outcome[bytes]] = []
+
+            async def handler(scope: Any, receive: Any, send: Any) -> None:
+                outcomes.append(await polls.poll(scope).receive(relay, "a"))
+                await outcomes[0].send(send)
+
+            await Request(polls.middleware(handler), f"wait={wait}".encode()).done()
+            return outcomes[0]
+
+        assert (await poll(1)).ending is Ending.REFUSED  # it is not open
+        async with relay:
+            assert (await poll(0)).ending is Ending.DEADLINE
+            waiting = asyncio.create_task(poll(TIMEOUT))
+            await waits(relay)
+            await relay.deliver("a", b"paid", ttl=FOREVER)
+            for outcome in (await waiting, await poll(0), await poll(TIMEOUT)):
+                assert (outcome.ending, outcome.value) == (Ending.SATISFIED, b"paid")
+        refused = await poll(1)
+        assert (refused.ending, refused.status) == (Ending.STOPPING, 503)
 
     run(main)
 
