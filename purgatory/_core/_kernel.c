@@ -1,11 +1,11 @@
 /* The hot path of a purgatory in C: see kernel.py.
 
-   Each function in the table TWINS is the twin of the Python function that is named there, its definition. A twin does
-   the common case. For anything else it returns PASS before it has changed anything, and the definition is called with
-   the same arguments. Objects are those of the Python classes: a twin reads and writes their `__slots__`, whose offsets
-   are in Python's own descriptors; four classes have a base in C for some of them, see BASES. A slot may be empty (NULL) or hold anything, so a twin checks the type of what it
-   finds there, or passes. Over each call into Python it holds references to what it uses afterwards, and it reads again
-   what may have changed. */
+   Each function in the table TWINS is the twin of a Python function, its definition, which the table names. A twin
+   handles the common case. Otherwise it returns PASS before any change, and the definition is called with the same
+   arguments. Twins use the objects of the Python classes: they read and write the `__slots__`, at the offsets in Python's
+   own descriptors. Four classes keep some slots in a base in C, see BASES. A slot may be empty (NULL) or hold any object,
+   so a twin checks the type of each value, or passes. During a call into Python it owns references to all objects that it
+   uses afterwards; after the call it reads again all slots that may have changed. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
@@ -16,9 +16,9 @@
 #define SOURCE 0
 #endif
 
-/* ---- what Python tells: classes and their slots, constants; and the names of what is called in Python */
+/* ---- classes, slots and constants that Python passes in, and the names of called Python methods */
 
-#define CLASSES(X) /* name here, module and name there */ \
+#define CLASSES(X) /* name in C, module and name in Python */ \
     X(Entry, "buckets.TimerEntry") X(Chunk, "buckets.Chunk") X(Bucket, "buckets.Bucket") X(Drain, "buckets.Drain") \
     X(Wheel, "wheel.TimingWheel") X(Binding, "loop.LoopBinding") X(LoopWheel, "loop_wheel.LoopTimingWheel") \
     X(Task, "wheel_timer.TimerTask") X(Timer, "wheel_timer.WheelTimer") X(Timeout, "timeouts.Timeout") \
@@ -46,7 +46,7 @@
     X(Purgatory, _engine) \
     X(KeyCheck, _home) X(KeyCheck, _remaining) X(KeyCheck, _tries) X(KeyCheck, completed) X(KeyCheck, key)
 
-#define CONSTANTS(X) /* of any module */ \
+#define CONSTANTS(X) /* names of constants, from any module */ \
     X(running_loop) X(partial) X(CALLED) X(CREATED) \
     X(PENDING) X(COMPLETED) X(EXPIRED) X(CANCELLED) X(NO_RESULT) X(UNWATCHED) X(NO_KEY) \
     X(_set_exception) X(try_failed) X(not_completed) X(keys_of) X(steps_to_leave) X(unique_keys)
@@ -59,7 +59,7 @@
     X(_op_is_known) X(may_wait) X(undo_watch) X(finish_newcomer) X(check_later) X(hint_similar_key) X(check) \
     X(_count_missed_trigger) X(finish_batch)
 
-#define TWINS(X) /* name here, positional arguments from and to (`self` included), module and name there */ \
+#define TWINS(X) /* name in C, least and most positional arguments (with `self`), name in Python */ \
     X(wheel_add, 4, 4, "wheel.TimingWheel.add") \
     X(wheel_remove, 2, 2, "wheel.TimingWheel.remove") \
     X(wheel_next_due, 2, 2, "wheel.TimingWheel.next_due") \
@@ -104,7 +104,7 @@ typedef struct {
 #define DECLARE_TWIN(name, ...) Twin *name;
     TWINS(DECLARE_TWIN)
     PyTypeObject *Twin_Type, *EntryBase, *ChunkBase, *EngineBase, *WatchersBase, *IteratorType;
-    PyObject *hook_loop; /* while C calls a `try_complete`: the loop that runs in that thread; borrowed, to compare */
+    PyObject *hook_loop; /* loop of the thread in which C calls a `try_complete`; borrowed, only compared */
     unsigned long hook_thread;
 } State;
 
@@ -126,7 +126,7 @@ static void PyErr_SetRaisedException(PyObject *error) {
 #define IS(operation, state) (AT(operation, Operation, _op_state) == st->state)
 #define AT(object, cls, field) (*(PyObject **)((char *)(object) + st->cls##_##field))
 
-/* ---- twins: callables that behave as the function they stand for */
+/* ---- twins: callables that replace a Python function, and behave like it */
 
 typedef PyObject *(*Function)(Twin *self, PyObject *const *args, Py_ssize_t count);
 struct Twin {
@@ -156,7 +156,7 @@ static PyObject *twin_bind(PyObject *self, PyObject *object, PyObject *Py_UNUSED
     return object == NULL ? Py_NewRef(self) : PyMethod_New(self, object);
 }
 
-static PyObject *twin_getattr(PyObject *self, PyObject *name) { /* what a function has, this has */
+static PyObject *twin_getattr(PyObject *self, PyObject *name) { /* attributes of the Python function */
     PyObject *value = PyObject_GenericGetAttr(self, name);
     if (value != NULL || !PyErr_ExceptionMatches(PyExc_AttributeError)) return value;
     PyErr_Clear();
@@ -175,7 +175,7 @@ static PyObject *twin_wrapped(PyObject *self, void *Py_UNUSED(closure)) {
     return Py_NewRef(((Twin *)self)->python);
 }
 
-static PyObject *twin_reduce(PyObject *self, PyObject *Py_UNUSED(none)) { /* by its name, as a function */
+static PyObject *twin_reduce(PyObject *self, PyObject *Py_UNUSED(none)) { /* by qualified name, as for functions */
     return PyObject_GetAttrString(((Twin *)self)->python, "__qualname__");
 }
 
@@ -188,7 +188,7 @@ static int twin_traverse(PyObject *self, visitproc visit, void *arg) {
     return 0;
 }
 
-static void twin_dealloc(PyObject *self) { /* no tp_clear: the function in its cycle has one */
+static void twin_dealloc(PyObject *self) { /* no tp_clear: the function's tp_clear breaks the cycle */
     PyTypeObject *type = Py_TYPE(self);
     PyObject_GC_UnTrack(self);
     Py_XDECREF(((Twin *)self)->python);
@@ -214,7 +214,7 @@ static PyType_Spec twin_spec = {
 
 /* ---- helpers */
 
-static inline int is_a(PyObject *object, PyTypeObject *type) { /* of this very class */
+static inline int is_a(PyObject *object, PyTypeObject *type) { /* no subclass */
     return object != NULL && type != NULL && Py_IS_TYPE(object, type);
 }
 static inline int is_kind_of(PyObject *object, PyTypeObject *type) {
@@ -228,15 +228,15 @@ static inline int is_number(PyObject *object, long long number) {
     return is_int(object) && PyLong_AsLongLongAndOverflow(object, &overflow) == number && !overflow;
 }
 
-static inline PyObject *get(PyObject *value) { /* with a reference of its own; None for what was deleted */
+static inline PyObject *get(PyObject *value) { /* a new reference; None for a deleted slot */
     return Py_NewRef(value != NULL ? value : Py_None);
 }
-static inline void put(PyObject **slot, PyObject *value) { /* with a reference of its own */
+static inline void put(PyObject **slot, PyObject *value) { /* stores a new reference */
     PyObject *old = *slot;
     *slot = Py_NewRef(value);
     Py_XDECREF(old);
 }
-static inline int done(PyObject *result) { /* of a call whose result does not matter */
+static inline int done(PyObject *result) { /* drops a result that is not needed; -1 is an exception */
     if (result == NULL) return -1;
     Py_DECREF(result);
     return 0;
@@ -252,15 +252,15 @@ static int is_running(State *st, PyObject *loop) { /* in this thread; -1 is an e
     return running == loop;
 }
 
-/* The same, quickly in a `try_complete` that was called from here. Another thread may have overwritten the two fields,
-   or reset them: then the loop is asked for. */
+/* The same, but fast inside a `try_complete` called from C. Another thread may have overwritten or reset the two fields;
+   then this asks asyncio for the running loop. */
 static int is_running_in_hook(State *st, PyObject *loop) {
     if (loop != NULL && st->hook_loop == loop && st->hook_thread == PyThread_get_thread_ident()) return 1;
     return is_running(st, loop);
 }
 
-/* Whether the stack has room for what ends an operation, and for a few frames of hooks; else there is an exception, before
-   anything has changed. */
+/* Whether the stack has room to end an operation, with a few frames for hooks. Otherwise sets an exception, before any
+   change. */
 static int has_stack(void) {
 #if PY_VERSION_HEX >= 0x030C0000
     int left = PyThreadState_Get()->py_recursion_remaining;
@@ -272,7 +272,7 @@ static int has_stack(void) {
     return 0;
 }
 
-static int add_to(PyObject **slot, long long steps) { /* a count */
+static int add_to(PyObject **slot, long long steps) { /* a slot with a count */
     long long value = *slot != NULL ? PyLong_AsLongLong(*slot) : -1;
     if (*slot == NULL) PyErr_SetString(PyExc_AttributeError, "a count");
     if (value == -1 && PyErr_Occurred()) return -1;
@@ -282,7 +282,7 @@ static int add_to(PyObject **slot, long long steps) { /* a count */
     return 0;
 }
 
-static int has_room(Twin *self, Py_ssize_t size) { /* in a chunk: below a global, which tests make smaller */
+static int has_room(Twin *self, Py_ssize_t size) { /* of a chunk; tests lower the global */
     if (size < 2) return 1;
     State *st = self->st;
     PyObject *globals = PyFunction_GET_GLOBALS(self->python);
@@ -290,11 +290,11 @@ static int has_room(Twin *self, Py_ssize_t size) { /* in a chunk: below a global
     return capacity != NULL && PyLong_CheckExact(capacity) && size < PyLong_AsSsize_t(capacity);
 }
 
-/* ---- BASES of buckets.TimerEntry and buckets.Chunk: a chunk is a list that is linked through its entries
+/* ---- BASES of buckets.TimerEntry and buckets.Chunk: a chunk is a list, linked through its entries
 
-   It is a dictionary in Python, and looks like one here: `chunk[entry] = None`, `del chunk[entry]`. A chunk owns its
-   entries. An entry borrows its chunk, which removes all its entries before it is freed. To assign `_timer_chunk` does
-   nothing but to remove the entry from another chunk: it is in the one that it was put into. */
+   The chunk in Python is a dictionary, so this one has the same interface: `chunk[entry] = None`, `del chunk[entry]`. A
+   chunk owns its entries. An entry borrows its chunk, which removes all its entries before it is freed. An assignment to
+   `_timer_chunk` only removes the entry from another chunk; adding the entry to a chunk has set the field already. */
 
 typedef struct Entry Entry;
 typedef struct {
@@ -312,7 +312,7 @@ struct Entry {
 #define CHUNK(entry) (((Entry *)(entry))->chunk)
 #define DEADLINE(entry) (((Entry *)(entry))->deadline)
 
-static void link_entry(Chunk *chunk, Entry *entry) { /* one that is in no chunk */
+static void link_entry(Chunk *chunk, Entry *entry) { /* the entry must be in no chunk */
     entry->chunk = chunk;
     entry->before = chunk->last;
     if (chunk->last != NULL) chunk->last->after = entry;
@@ -398,7 +398,7 @@ static int chunk_contains(PyObject *self, PyObject *entry) {
     State *st = PyModule_GetState(module);
     return PyObject_TypeCheck(entry, st->EntryBase) && CHUNK(entry) == (Chunk *)self;
 }
-static int chunk_assign(PyObject *self, PyObject *entry, PyObject *value) { /* NULL: to delete */
+static int chunk_assign(PyObject *self, PyObject *entry, PyObject *value) { /* deletes if `value` is NULL */
     PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &module_def);
     if (module == NULL) return -1;
     State *st = PyModule_GetState(module);
@@ -445,7 +445,7 @@ static PyType_Spec iterator_spec = {
     "purgatory._core._kernel.ChunkIterator", sizeof(ChunkIterator), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, iterator_slots};
 
-static PyObject *chunk_iter(PyObject *self) { /* like a dictionary's: it fails if the next entry has left */
+static PyObject *chunk_iter(PyObject *self) { /* fails if the next entry has left, like a dictionary's */
     PyObject *module = PyType_GetModuleByDef(Py_TYPE(self), &module_def);
     if (module == NULL) return NULL;
     ChunkIterator *iterator = PyObject_New(ChunkIterator, ((State *)PyModule_GetState(module))->IteratorType);
@@ -458,14 +458,14 @@ static PyObject *chunk_remove_all(PyObject *self, PyObject *Py_UNUSED(none)) {
     while (((Chunk *)self)->first != NULL) unlink_entry(((Chunk *)self)->first);
     Py_RETURN_NONE;
 }
-static PyObject *chunk_sizeof(PyObject *self, PyObject *Py_UNUSED(none)) { /* with the links of its entries */
+static PyObject *chunk_sizeof(PyObject *self, PyObject *Py_UNUSED(none)) { /* includes the links in the entries */
     return PyLong_FromSsize_t((Py_ssize_t)sizeof(Chunk) + ((Chunk *)self)->size * 3 * (Py_ssize_t)sizeof(void *));
 }
 static PyMethodDef chunk_methods[] = {
     {"clear", chunk_remove_all, METH_NOARGS, NULL}, {"__sizeof__", chunk_sizeof, METH_NOARGS, NULL}, {0}};
 static PyMemberDef chunk_members[] = {
     {"wheel", T_OBJECT_EX, offsetof(Chunk, wheel), 0, NULL},
-    {"_first", T_OBJECT_EX, offsetof(Chunk, first), READONLY, NULL}, /* which refuses to be copied */
+    {"_first", T_OBJECT_EX, offsetof(Chunk, first), READONLY, NULL}, /* read-only, so copying a chunk fails */
     {0}};
 static PyType_Slot chunk_slots[] = {
     {Py_tp_members, chunk_members}, {Py_tp_methods, chunk_methods}, {Py_mp_length, chunk_length}, {Py_mp_ass_subscript, chunk_assign},
@@ -475,7 +475,7 @@ static PyType_Spec chunk_spec = {
     "purgatory._core._kernel.Chunk", sizeof(Chunk), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC, chunk_slots};
 
-/* ---- BASES of engine.Engine and watch_lists.Watchers: counts, which need no integer object for each change */
+/* ---- BASES of engine.Engine and watch_lists.Watchers: counts without an integer object for each change */
 
 typedef struct {
     PyObject_HEAD
@@ -539,7 +539,7 @@ static PyObject *wheel_add(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(
         put(&DEADLINE(entry), when);
         result = Py_NewRef(Py_None);
     }
-    Py_XDECREF(before); /* here, because it may run a finalizer */
+    Py_XDECREF(before); /* last, because it may run a finalizer */
     return result;
 }
 
@@ -562,7 +562,7 @@ static PyObject *wheel_remove(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUS
     return failed ? NULL : Py_NewRef(Py_True);
 }
 
-/* From C: by the twin, or by the method of that name where the twin passes. */
+/* Calls the twin, or, if it passes, the Python method of that name. */
 static PyObject *call_method(Twin *twin, PyObject *name, PyObject *const *args, Py_ssize_t count) {
     PyObject *result = twin ? twin->function(twin, args, count) : PASS;
     return result == PASS ? PyObject_VectorcallMethod(name, args, (size_t)count, NULL) : result;
@@ -575,8 +575,8 @@ static int call(Twin *twin, PyObject *name, PyObject *const *args, Py_ssize_t co
     return done(call_method(twin, name, args, count));
 }
 
-/* The next entry of a drain in its current chunk, as in buckets.Drain.next_entry(self): borrowed; NULL if there is none,
-   perhaps with an exception. It stays the first one until it leaves its chunk. */
+/* The next entry of a drain in its current chunk, as in buckets.Drain.next_entry(self); borrowed. NULL at the end or with
+   an exception. The entry stays the first one until it leaves its chunk. */
 static PyObject *next_entry(State *st, PyObject *drain) {
     PyObject *chunk = AT(drain, Drain, _chunk), *entries = AT(drain, Drain, _entries), *entry = AT(drain, Drain, _first);
     if (!is_a(chunk, st->Chunk)) return NULL;
@@ -616,7 +616,7 @@ static PyObject *wheel_next_due(Twin *self, PyObject *const *a, Py_ssize_t Py_UN
 
 /* ---- timers */
 
-static int timer_is_plain(State *st, PyObject *timer) { /* and on its loop; -1 is an exception */
+static int timer_is_plain(State *st, PyObject *timer) { /* without options, and on its loop; -1 is an exception */
     if (!is_a(timer, st->Timer) || AT(timer, Timer, _starts) != Py_None || AT(timer, Timer, _max_pending) != Py_None
         || AT(timer, Timer, _wheel) == NULL || AT(timer, Timer, _time) == NULL) return 0;
     return is_running(st, AT(timer, Timer, _loop));
@@ -697,7 +697,7 @@ static PyObject *task_reschedule(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     return Py_NewRef(Py_None);
 }
 
-/* timeouts.timeout(delay), on a loop that has a wheel of timeouts */
+/* timeouts.timeout(delay), on a loop with a wheel of timeouts */
 static PyObject *timeout(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     if (!is_float(a[0]) || st->running_loop == NULL || st->Timeout == NULL || st->CREATED == NULL) return PASS;
@@ -729,7 +729,7 @@ static PyObject *timeout(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(co
     return result;
 }
 
-/* timeouts.Timeout._unschedule(self), of one in the wheel */
+/* timeouts.Timeout._unschedule(self), of a timeout in the wheel */
 static PyObject *timeout_unschedule(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(count)) {
     State *st = self->st;
     PyObject *wheel = is_a(a[0], st->Timeout) && CHUNK(a[0]) != NULL ? CHUNK(a[0])->wheel : NULL;
@@ -742,13 +742,13 @@ static PyObject *timeout_unschedule(Twin *self, PyObject *const *a, Py_ssize_t P
 
 /* ---- watch lists */
 
-/* NULL if it is not there; -1 is an exception */
+/* `found` is NULL for a missing key; -1 is an exception */
 static int pop(State *st, PyObject *dict, PyObject *key, PyObject **found) {
 #if PY_VERSION_HEX >= 0x030D0000
     (void)st;
     return PyDict_Pop(dict, key, found) < 0 ? -1 : 0;
 #else
-    if (!PyUnicode_CheckExact(key) && !PyLong_CheckExact(key)) { /* a key's own methods are called once */
+    if (!PyUnicode_CheckExact(key) && !PyLong_CheckExact(key)) { /* call a key's own methods only once */
         *found = CALL(dict, pop, key, Py_None);
         if (*found == Py_None) Py_CLEAR(*found);
         return PyErr_Occurred() ? -1 : 0;
@@ -852,7 +852,7 @@ static PyObject *watchers_add(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUS
         PyObject *link = call_method(st->watchers_join, st->s_join, args, 4);
         Py_DECREF(waiting);
         if (link == NULL) break;
-        if (is_a(link, st->WatchChunk) && AT(link, WatchChunk, first) != Py_None) { /* not found by its key */
+        if (is_a(link, st->WatchChunk) && AT(link, WatchChunk, first) != Py_None) { /* the key does not lead to this chunk */
             if (links == NULL) links = PySequence_List(keys);
             if (links == NULL) Py_DECREF(link);
             if (links == NULL || PyList_SetItem(links, at, link)) break;
@@ -887,10 +887,10 @@ static PyObject *watchers_add(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUS
 
 static int is_observed(State *st, PyObject *operation) { return AT(operation, Operation, _op_record) != Py_None; }
 
-/* calls it as `except` does, with what was raised */
+/* Calls `function` with the raised exception, which is also the handled one, as in an `except` block. */
 static int handle(PyObject *function, PyObject *operation, int is_kept) {
     PyFrameObject *frame = PyEval_GetFrame();
-    /* As the frame that catches, which `Failure.of_hook` takes off. */
+    /* Add the catching frame, because `Failure.of_hook` removes one frame. */
     if (is_kept && frame != NULL) PyTraceBack_Here(frame);
     PyObject *error = PyErr_GetRaisedException(), *before = PyErr_GetHandledException();
     PyErr_SetHandledException(error);
@@ -935,7 +935,7 @@ static PyObject *engine_claim(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUS
     return failed ? NULL : Py_NewRef(Py_True);
 }
 
-static int claim(State *st, PyObject *operation, PyObject *state) { /* 1 if this call was first; -1 is an exception */
+static int claim(State *st, PyObject *operation, PyObject *state) { /* 1 if this call set the state; -1 is an exception */
     if (!IS(operation, PENDING)) return 0;
     PyObject *home = AT(operation, Operation, _op_home);
     if (home == NULL || home == Py_None) {
@@ -950,7 +950,7 @@ static int claim(State *st, PyObject *operation, PyObject *state) { /* 1 if this
     return truth;
 }
 
-/* whether the `__init__` of an operation was called, and no slot is empty */
+/* Whether the `__init__` of an operation was called, and no slot is empty. */
 static int is_filled(State *st, PyObject *operation) {
     PyObject *state = AT(operation, Operation, _op_state);
     return state != NULL
@@ -1028,7 +1028,7 @@ static PyObject *op_finish(Twin *self, PyObject *const *a, Py_ssize_t Py_UNUSED(
     return call_function(st->op_run_hooks, a, 1);
 }
 
-/* operation.try_complete(operation), which is the current one of the dispatcher of `loop`, which runs here */
+/* operation.try_complete(operation). It is the `current` operation of the dispatcher; `loop` runs in this thread. */
 static int try_complete(State *st, PyObject *operation, PyObject *loop) {
     st->hook_loop = loop;
     st->hook_thread = PyThread_get_thread_ident();
@@ -1045,7 +1045,7 @@ static int try_complete(State *st, PyObject *operation, PyObject *loop) {
     return handle(st->try_failed, operation, IS(operation, PENDING));
 }
 
-/* operation.try_once(home, operation, key, is_last=False); `operation` is one */
+/* operation.try_once(home, operation, key, is_last=False); `operation` has the right type */
 static int try_once(State *st, PyObject *home, PyObject *operation, PyObject *key, int is_last) {
     PyObject *owner = AT(operation, Operation, _op_owner), *left = NULL;
     int is_plain = is_filled(st, operation) && !is_observed(st, operation);
@@ -1064,7 +1064,7 @@ static int try_once(State *st, PyObject *home, PyObject *operation, PyObject *ke
     }
     return IS(operation, PENDING) ? 0 : run_hooks(st, operation);
 }
-static int can_try(State *st) { /* whether all is there that trying takes */
+static int can_try(State *st) { /* whether Python has passed in all objects that a try uses */
     return st->try_failed != NULL && st->not_completed != NULL && st->_set_exception != NULL
         && st->op_run_hooks != NULL && st->op_wake_waiters != NULL && st->op_try_once != NULL;
 }
@@ -1100,7 +1100,7 @@ static int is_being_tried(State *st, PyObject *dispatcher, PyObject *operation) 
     return 0;
 }
 
-/* that of an engine whose loop is running here; or NULL, perhaps with an exception */
+/* The dispatcher of an engine whose loop runs in this thread; or NULL, perhaps with an exception. */
 static PyObject *dispatcher_of(State *st, PyObject *home, int (*is_here)(State *, PyObject *)) {
     if (!is_a(home, st->Engine) || is_here(st, AT(home, Engine, loop)) != 1) return NULL;
     PyObject *dispatcher = AT(home, Engine, dispatcher);
@@ -1287,7 +1287,7 @@ static PyObject *purgatory_watch(Twin *self, PyObject *const *a, Py_ssize_t Py_U
     if (!has_stack()) return NULL;
     State *st = self->st;
     PyObject *operation = a[1], *result = NULL, *watched = NULL, *now = NULL, *when = NULL, *interrupted = NULL;
-    /* The definition may have to read the keys again, which an iterator allows once. */
+    /* The definition may have to read the keys again, and an iterator can be read only once. */
     if (!PyTuple_CheckExact(a[2]) && !PyList_CheckExact(a[2])) return PASS;
     if (!is_made(st, operation)) return PASS;
     PyObject *is_known = PyObject_GetAttr(operation, st->s__op_is_known);
@@ -1486,7 +1486,8 @@ static const struct { const char *name; Function function; Py_ssize_t least, mos
     TWINS(TWIN_ROW)
 };
 static const struct { const char *name; size_t type; PyType_Spec *spec; const char *slots; } bases[] = {
-    /* `copyreg` copies attributes of these names; it counts them, too: without "-" an object would be too large. */
+    /* `copyreg` copies the attributes of these names, and refuses objects with more fields than names. The names with "-"
+       represent the fields that are not copied. */
     {"buckets.TimerEntry", offsetof(State, EntryBase), &entry_spec, "_timer_chunk _timer_deadline -before -after"},
     {"buckets.Chunk", offsetof(State, ChunkBase), &chunk_spec, "wheel _first -last -size"},
     {"engine.Engine", offsetof(State, EngineBase), &engine_spec, "completed expired cancelled"},
@@ -1495,7 +1496,7 @@ static const struct { const char *name; size_t type; PyType_Spec *spec; const ch
 #define LENGTH(table) (sizeof(table) / sizeof((table)[0]))
 #define SLOT(at) ((PyObject **)((char *)st + (at)))
 
-/* base(name): the base in C of a class that has one, or None */
+/* base(name): the base in C of a class, or None */
 static PyObject *module_base(PyObject *module, PyObject *name) {
     State *st = PyModule_GetState(module);
     for (size_t i = 0; PyUnicode_Check(name) && i < LENGTH(bases); i++)
@@ -1503,7 +1504,7 @@ static PyObject *module_base(PyObject *module, PyObject *name) {
     Py_RETURN_NONE;
 }
 
-/* fields(cls, name): where the slots of a class are. One that lacks a slot is not used: the twins pass. */
+/* fields(cls, name): records the offsets of the slots of a class. If it lacks a slot, the twins pass. */
 static PyObject *module_fields(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     State *st = PyModule_GetState(module);
     if (count != 2 || !PyType_Check(args[0]) || !PyUnicode_Check(args[1]))
@@ -1527,8 +1528,8 @@ static PyObject *module_fields(PyObject *module, PyObject *const *args, Py_ssize
     Py_RETURN_NONE;
 }
 
-/* missing(): the names of what Python has not given, so that twins pass: none,
-    unless this was built from other sources */
+/* missing(): the names that Python has not passed in, so that twins pass. Empty, unless this was built from other
+   sources. */
 static PyObject *module_missing(PyObject *module, PyObject *Py_UNUSED(none)) {
     State *st = PyModule_GetState(module);
     PyObject *names = PyList_New(0);
@@ -1542,7 +1543,7 @@ static PyObject *module_missing(PyObject *module, PyObject *Py_UNUSED(none)) {
     return names;
 }
 
-/* constants(values): a dictionary of what twins compare with or call */
+/* constants(values): takes a dictionary of objects that twins compare with or call */
 static PyObject *module_constants(PyObject *module, PyObject *values) {
     State *st = PyModule_GetState(module);
     for (size_t i = 0; PyDict_Check(values) && i < LENGTH(constants); i++) {
@@ -1555,7 +1556,7 @@ static PyObject *module_constants(PyObject *module, PyObject *values) {
     Py_RETURN_NONE;
 }
 
-/* twin(function, name): what stands for `function` */
+/* twin(function, name): the replacement of `function` */
 static PyObject *module_twin(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     State *st = PyModule_GetState(module);
     if (count != 2 || !PyFunction_Check(args[0]) || !PyUnicode_Check(args[1]))
