@@ -7,7 +7,7 @@ made.
         await relay.deliver("payments/7", b"paid", ttl=600) # a reply, in one worker
         await relay.receive("payments/7", timeout=20)       # in another: b"paid"
 
-The README beside this file tells how it works, what it promises, and how to write a store.
+The README in this folder explains the protocol, the promises, and how to write a store.
 """
 
 from purgatory.relay._membership import Worker

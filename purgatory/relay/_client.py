@@ -148,8 +148,8 @@ class StoreClient:
         except TimeoutError:
             written = ", and it was perhaps written" if batcher.is_in_flight(key) else ""
             if batcher.is_locked(key):
-                locked = f"cannot {action} {key!r}: others hold it locked at {self.store.address}{written}"
-                raise RelayUnavailable(locked) from None
+                locked = f"another transaction holds it locked at {self.store.address}{written}"
+                raise RelayUnavailable(f"cannot {action} {key!r}: {locked}") from None
             error = self.unavailable(action, key, batcher.last_error)
             raise RelayUnavailable(f"{error}{written}") from batcher.last_error
         except RelayUnavailable as error:
@@ -252,5 +252,6 @@ class StoreClient:
         """The error for a failed action, with the cause if it is known."""
         reason = "" if error is None else f": {error}"
         return RelayUnavailable(
-            f"cannot {action} {key!r}: {self.store.address} gave no answer within {self.timeout} s{reason}"
+            f"cannot {action} {key!r}: {self.store.address} gave no answer "
+            f"within {self.timeout} s{reason}"
         )

@@ -120,11 +120,13 @@ class FileStore:
             or parts.fragment
         ):
             raise ValueError(
-                f"a store in a folder is file:///folder, with three slashes, not {without_password(url)!r}"
+                "store must be an address like file:///folder, with three slashes, "
+                f"got {without_password(url)!r}"
             )
         if sys.platform == "win32":
             raise ValueError(
-                f"cannot open {without_password(url)!r}: Windows lacks Unix datagram sockets; use redis:// or postgresql://"
+                f"cannot open {without_password(url)!r}: Windows lacks Unix datagram sockets; "
+                "use redis:// or postgresql://"
             )
         self.address = without_password(url)
         self._folder = Path(unquote(parts.path))
@@ -190,7 +192,7 @@ class FileStore:
                 schema = 1
             elif application != APPLICATION_ID or schema not in (1, 2):
                 raise ValueError(
-                    f"cannot use {self._path}: it is the database of something else, and was left alone"
+                    f"cannot use {self._path}: it is not a relay's database, and was left alone"
                 )
             if schema == 1:
                 for statement in ADD_FORGETTING.split(";"):

@@ -126,8 +126,8 @@ class SocketFolder:
 
 
 def datagram_socket() -> socket:
-    """A non-blocking socket. On Linux its mode is set before it is bound, so users outside its group
-    never have access; a later `chmod` would follow a link."""
+    """A non-blocking socket. On Linux its mode is set before it is bound, so users outside its
+    group never have access; a later `chmod` would follow a link."""
     new = socket(AF_UNIX, SOCK_DGRAM)
     new.setblocking(False)
     if sys.platform == "linux":

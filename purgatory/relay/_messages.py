@@ -1,19 +1,22 @@
-"""What a relay and its store exchange: keys and versions, changes, the results of reads, and
-messages on a channel.
+"""The data that a relay and its store exchange: keys and versions, changes, the results of reads,
+and messages on a channel.
 
-A *position* counts the writes of a store, over all keys. Each write has the next one, and each
+A *position* counts the writes of a store, over all keys. Each write has the next position, and each
 result of a read and each change message names one. So a gap between the positions of two messages
-shows that something is missing, and "what has changed since position 41" costs what has changed.
-The messages of a store without such a count come after `NO_POSITION`.
+shows a missing message, and a read of the changes since position 41 costs in proportion to these
+changes. In a store without such a count, `NO_POSITION` is the position before each change.
 
-On the wire a message is JSON. An array is a change message: `["8f3a21c0", 41, 43, {"orders/7": 5,
-"orders/9": 1}]` says that in this epoch, after position 41 and up to 43, these keys have these
-versions. A string is a probe, which a relay sends to itself. An object is an announcement, in which
-a process describes itself: `{"id": "5c02d1", "calls": true, "about": {"pid": 7}}`. An array of
-keys, `["orders/7", "orders/9"]`, is a hint: these have perhaps changed, and if it is empty,
-anything has. A store sends it through a channel that others may write to, and it has the keys read.
-`{"settled": ["payments/7"]}` says that replies to these keys were delivered, or, without keys, that
-any may have been. It never has the replies: whoever waits for one reads it from the store.
+On the wire a message is JSON:
+
+- A change message is an array. `["8f3a21c0", 41, 43, {"orders/7": 5, "orders/9": 1}]` means: in
+  epoch 8f3a21c0, the writes after position 41 and up to 43 gave these keys these versions.
+- A probe is a string, which a relay sends to itself.
+- An announcement is an object, in which a process describes itself: `{"id": "5c02d1", "calls":
+  true, "about": {"pid": 7}}`.
+- A hint is an array of keys, `["orders/7", "orders/9"]`, which may have changed; an empty array
+  means any key. Stores send hints through channels open to strangers. A hint only causes a read.
+- `{"settled": ["payments/7"]}` names keys to which replies were delivered; without keys, any key
+  may have a reply. The reply itself is not in the message: waiters read it from the store.
 """
 
 import re
@@ -27,28 +30,28 @@ from typing import Any, Final, NamedTuple, SupportsFloat, SupportsIndex, final
 from purgatory._core.arguments import describe
 
 NO_POSITION: Final = -1
-"""The position before a change in a store that does not count its writes."""
+"""Position before each change, in a store that does not count its writes."""
 
 MAX_KEY_BYTES: Final = 512
-"""As UTF-8."""
+"""Size limit of a key in UTF-8, in bytes."""
 
 MAX_ANNOUNCEMENT_BYTES: Final = 4_000
-"""All channels take 7,000."""
+"""Size limit of an announcement, in bytes; all channels allow 7,000."""
 
 MAX_MESSAGE_BYTES: Final = 1 << 20
-"""100 keys of 512 bytes take 310,000."""
+"""Size limit of a message, in bytes; a message with 100 keys of 512 bytes takes 310,000."""
 
 MAX_VALUE_BYTES: Final = 1 << 20
-"""Of a delivered value, unless a relay sets another limit."""
+"""Default size limit of a delivered value, in bytes."""
 
 MAX_TTL: Final = 2.0**31
-"""Seconds; 68 years, which every store can add to its clock."""
+"""Limit of a time to live, in seconds: 68 years, which every store can add to its clock."""
 
 MAX_NUMBER: Final = 2**53
-"""Highest version and position: the largest that all stores and JSON keep exactly."""
+"""Limit of versions and positions: the largest integer that all stores and JSON keep exactly."""
 
 MAX_DEPTH: Final = 8
-"""Of nested lists and objects in an announcement."""
+"""Limit of nested lists and objects in an announcement."""
 
 NAME: Final = re.compile(r"[0-9A-Za-z_.:-]{1,64}")
 """The form of epochs and ids."""
@@ -56,7 +59,7 @@ NAME: Final = re.compile(r"[0-9A-Za-z_.:-]{1,64}")
 
 @final
 class Change(NamedTuple):
-    """What a write does to a key: it raises the version to `floor`, and then by `increment`."""
+    """A change of one key: the version rises to at least `floor`, and then by `increment`."""
 
     key: str
     floor: int
@@ -65,85 +68,85 @@ class Change(NamedTuple):
 
 @final
 class Delivery(NamedTuple):
-    """A value that settles a key, unless another one has."""
+    """A value that settles a key, unless the key is settled already."""
 
     key: str
     value: bytes
     ttl: float
-    """Seconds, from when the store takes it."""
+    """Time to live in seconds, counted from the store's write."""
     token: bytes
-    """16 bytes that tell it from other deliveries, so that it may be sent again."""
+    """16 random bytes that identify this delivery, so that it can be sent again safely."""
 
 
 @final
 class ChangeMessage(NamedTuple):
-    """These keys have these versions now: what a write sends to everyone, and what it returns."""
+    """New versions of keys: published by a write to all listeners, and also its result."""
 
     epoch: str
     after: int
-    """The position before the first of these writes, or `NO_POSITION`."""
+    """Position before the first of these writes, or `NO_POSITION`."""
     position: int
-    """That of the last of them; later than any that the store had given out when the write
-    began."""
+    """Position of the last of these writes; later than all positions that the store had used when
+    the write began."""
     versions: Mapping[str, int]
 
 
 @final
 class Hint(NamedTuple):
-    """These keys have perhaps changed, and are to be read; without keys anything has."""
+    """Keys that may have changed and need a read; without keys, any key."""
 
     keys: tuple[str, ...]
 
 
 @final
 class Settled(NamedTuple):
-    """Values were delivered to these keys; without keys, perhaps to any."""
+    """Keys to which values were delivered; without keys, perhaps any key."""
 
     keys: tuple[str, ...]
 
 
 @final
 class ReadResult(NamedTuple):
-    """What a read has found."""
+    """The result of a read."""
 
     epoch: str
     position: int
-    """Everything up to here is in it: of the requested keys, and, if requested, of all that have
-    changed since a position."""
+    """The result includes all writes up to this position: of the requested keys and, if requested,
+    of all keys changed since a position."""
     versions: Mapping[str, int]
     has_more: bool = False
-    """Whether more has changed than is in it."""
+    """Whether there are further changes."""
     latest: int = NO_POSITION
-    """The latest position that the store has given out, where that is not `position`. It falls only
-    if the store has lost something."""
+    """Latest position of the store, if it differs from `position`. It falls only if the store has
+    lost data."""
     is_incomplete: bool = False
-    """Whether a key that has changed since the requested position was forgotten, and so is not in
-    it."""
+    """Whether the result lacks a key that changed since the requested position and was then
+    forgotten."""
 
 
 @final
 class Announcement(NamedTuple):
-    """What a process tells the others about itself."""
+    """A process's description of itself for the other processes."""
 
     id: str
     calls: bool
-    """Whether the others are to announce themselves, too."""
+    """Whether it asks the other processes for their announcements."""
     about: Mapping[str, Any] | None
-    """None if the process does not want to be listed."""
+    """Published details; None if the process does not want to be listed."""
 
 
 def encode(message: ChangeMessage) -> bytes:
-    """A change message, as it is sent."""
+    """Encodes a change message for the channel."""
     return dumps(message, separators=(",", ":")).encode()
 
 
 def encode_hint(hint: Hint) -> bytes:
-    """A hint, as it is sent."""
+    """Encodes a hint for the channel."""
     return dumps(hint.keys, separators=(",", ":")).encode()
 
 
 def encode_settled(keys: Iterable[str], max_bytes: int) -> list[bytes]:
-    """The messages that name these keys, none of them larger than `max_bytes`."""
+    """Encodes messages that name these settled keys, each at most `max_bytes` long."""
     names = dumps({"settled": list(keys)}, separators=(",", ":")).encode()
     if len(names) <= max_bytes:
         return [names]
@@ -156,26 +159,27 @@ def encode_settled(keys: Iterable[str], max_bytes: int) -> list[bytes]:
 
 
 def encode_announcement(announcement: Announcement) -> bytes:
-    """An announcement, as it is sent.
+    """Encodes an announcement for the channel.
 
     Raises:
-        ValueError: it is larger than a message may be.
-        TypeError: something in it cannot be sent as JSON.
+        ValueError: it is larger than `MAX_ANNOUNCEMENT_BYTES`.
+        TypeError: a part of it cannot be encoded as JSON.
     """
     payload = dumps(announcement._asdict(), separators=(",", ":")).encode()
     if len(payload) > MAX_ANNOUNCEMENT_BYTES:
         raise ValueError(
-            f"an announcement takes at most {MAX_ANNOUNCEMENT_BYTES} bytes as JSON, not {len(payload)}"
+            f"an announcement must be at most {MAX_ANNOUNCEMENT_BYTES} bytes as JSON, "
+            f"got {len(payload)}"
         )
     return payload
 
 
 def decode(payload: bytes | str) -> ChangeMessage | Hint | Settled | Announcement | str:
-    """A received message: a change, a hint, an announcement, a probe, or settled keys. Anyone may
-    have sent it: types, bounds and names are checked here, for all stores.
+    """Decodes a received message: a change, a hint, an announcement, a probe, or settled keys. The
+    sender may be a stranger, so types, bounds and names are checked here, for all stores.
 
     Raises:
-        ValueError: it is none of these.
+        ValueError: `payload` is not a message of a relay.
     """
     if len(payload) <= MAX_MESSAGE_BYTES:
         with suppress(ValueError, RecursionError, TypeError, KeyError):
@@ -186,7 +190,7 @@ def decode(payload: bytes | str) -> ChangeMessage | Hint | Settled | Announcemen
 
 
 def _decoded(message: Any, size: int) -> ChangeMessage | Hint | Settled | Announcement | str | None:
-    """The message in decoded JSON, or None. May raise what `decode` suppresses."""
+    """The message in decoded JSON, or None. May raise the exceptions that `decode` suppresses."""
     if type(message) is str:
         return message if size <= MAX_ANNOUNCEMENT_BYTES else None
     if type(message) is dict:
@@ -194,7 +198,7 @@ def _decoded(message: Any, size: int) -> ChangeMessage | Hint | Settled | Announ
             keys = message["settled"]
             return Settled(tuple(map(check_key, keys))) if type(keys) is list else None
         id_, calls, about = message["id"], message["calls"], message["about"]
-        is_small = size <= MAX_ANNOUNCEMENT_BYTES  # it is stored for a while
+        is_small = size <= MAX_ANNOUNCEMENT_BYTES  # announcements are stored for a while
         is_described = about is None or (type(about) is dict and _depth(about) <= MAX_DEPTH)
         if is_small and _is_name(id_) and type(calls) is bool and is_described:
             return Announcement(id_, calls, about)
@@ -211,21 +215,21 @@ def _decoded(message: Any, size: int) -> ChangeMessage | Hint | Settled | Announ
 
 
 def _depth(value: Any) -> int:
-    """How deep lists and objects are nested in JSON."""
+    """Nesting depth of lists and objects in JSON."""
     parts = value.values() if type(value) is dict else value if type(value) is list else ()
     return 1 + max(map(_depth, parts)) if parts else 0
 
 
 def _is_name(value: object) -> bool:
-    """Whether it can be an epoch or an id, which go into headers and pages."""
+    """Whether `value` has the form of an epoch or id; these appear in headers and pages."""
     return isinstance(value, str) and NAME.fullmatch(value) is not None
 
 
 def check_message(message: ChangeMessage) -> ChangeMessage:
-    """A change message, from a store or a channel.
+    """Checks a change message from a store or a channel, and returns it.
 
     Raises:
-        ValueError, TypeError: a part of it is out of bounds or has another type.
+        ValueError, TypeError: a part of it is out of bounds or has a wrong type.
     """
     epoch, after, position, versions = message
     _check_numbers(epoch, position, versions)
@@ -235,10 +239,10 @@ def check_message(message: ChangeMessage) -> ChangeMessage:
 
 
 def check_result(result: ReadResult) -> ReadResult:
-    """The result of a read of a store.
+    """Checks the result of a store's read, and returns it.
 
     Raises:
-        ValueError, TypeError: a part of it is out of bounds or has another type.
+        ValueError, TypeError: a part of it is out of bounds or has a wrong type.
     """
     _check_numbers(result.epoch, result.position, result.versions)
     if not NO_POSITION <= index(result.latest) <= MAX_NUMBER:
@@ -249,7 +253,7 @@ def check_result(result: ReadResult) -> ReadResult:
 def _check_numbers(epoch: str, position: int, versions: Mapping[str, int]) -> None:
     if not _is_name(epoch):
         raise ValueError(f"expected an epoch like {NAME.pattern}, got {epoch!r}")
-    # A store whose first writer has not committed yet may be one before 0.
+    # -1 before the first writer of a store has committed.
     if not NO_POSITION <= index(position) <= MAX_NUMBER:
         raise ValueError(f"expected a position from -1 to 2**53, got {position}")
     for key, version in versions.items():
@@ -259,15 +263,15 @@ def _check_numbers(epoch: str, position: int, versions: Mapping[str, int]) -> No
 
 
 def check_key(key: object) -> str:
-    """The key.
+    """Checks a key, and returns it.
 
     Raises:
-        TypeError: it is no `str`.
-        ValueError: it is longer than 512 bytes, or cannot be encoded.
+        TypeError: the key is not a `str`.
+        ValueError: the key is longer than 512 bytes, or cannot be encoded.
     """
     if not isinstance(key, str):
         raise TypeError(f"expected a key of type str, got {describe(key)}")
-    # The fast path: short enough at any encoding, and ASCII can always be encoded.
+    # Fast path: short enough in any encoding, and ASCII can always be encoded.
     if len(key) <= MAX_KEY_BYTES // 4 and key.isascii():
         return key
     try:
@@ -282,10 +286,10 @@ def check_key(key: object) -> str:
 
 
 def check_delivery(key: object, value: object, ttl: float, max_value: int) -> Delivery:
-    """A new delivery.
+    """Checks the arguments of a delivery, and creates it.
 
     Raises:
-        TypeError: `value` is no `bytes`, or `ttl` no number.
+        TypeError: `value` is not `bytes`, or `ttl` is not a number.
         ValueError: `value` is larger than `max_value` bytes, or `ttl` is not positive or beyond
             `MAX_TTL`.
     """
@@ -298,7 +302,7 @@ def check_delivery(key: object, value: object, ttl: float, max_value: int) -> De
         )
     if isinstance(ttl, bool) or not isinstance(ttl, SupportsFloat):
         raise TypeError(f"ttl must be a number of seconds, got {describe(ttl)}")
-    if not 0.0 < float(ttl) <= MAX_TTL:  # which NaN is not either
+    if not 0.0 < float(ttl) <= MAX_TTL:  # false for NaN, too
         raise ValueError(
             f"ttl must be a positive number of seconds, at most {MAX_TTL:.0f}, got {describe(ttl)}"
         )
@@ -306,11 +310,11 @@ def check_delivery(key: object, value: object, ttl: float, max_value: int) -> De
 
 
 def check_version(version: object, name: str, power: int) -> int:
-    """The version.
+    """Checks a version, and returns it as an `int`.
 
     Raises:
-        TypeError: it is no integer.
-        ValueError: it is negative or above two to this power.
+        TypeError: the version is not an integer.
+        ValueError: the version is negative or above two to this power.
     """
     if isinstance(version, bool) or not isinstance(version, SupportsIndex):
         raise TypeError(f"{name} must be an integer, got {describe(version)}")

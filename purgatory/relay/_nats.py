@@ -1,30 +1,29 @@
 """A store in NATS 2.12 or later, with JetStream: two streams in memory, and two channels.
 
-    purgatory_versions.meta        epoch, floor, and the last position that was forgotten
-    purgatory_versions.key.=b3Jk   of each key, whose name is in base64, its version
-    purgatory_versions.news        what the last write has changed
-    purgatory_settled.=cGF5        of each key to which a value was delivered, that value; made when it is first needed
-    purgatory_news                 the channel of changes, to which the server publishes `news` again
-    purgatory_news.>               to which it publishes the headers of delivered values
-    purgatory_common               the channel of all else, to which each process listens
+    purgatory_versions.meta        epoch, floor, and the latest position among the forgotten keys
+    purgatory_versions.key.=b3Jk   version of a key; one subject per key, with its name in base64
+    purgatory_versions.news        changes of the last write
+    purgatory_settled.=cGF5        value delivered to a key; this stream is created at first use
+    purgatory_news                 channel of changes: the server republishes `news` here
+    purgatory_news.>               channels to which the server republishes headers of values
+    purgatory_common               channel of all other messages; each process listens here
 
-The stream keeps the last message of each subject. Its sequence numbers are the positions, so what
-has changed is read by them. A write reads the versions, and publishes the next ones and the news in
-one batch, which the server stores as a whole, and only if none of the keys has a later message by
-now, and neither has `meta`: otherwise it begins anew.
+The stream keeps the last message of each subject. Its sequence numbers are the positions, so
+changes are read by sequence number. A write reads the versions, and publishes the new versions and
+the news in one batch. The server stores the batch as a whole, and only if neither a key nor `meta`
+has a later message; otherwise the write starts over.
 
-What is forgotten raises the floor in `meta` first. Then it is deleted by its sequence number, which
-is another one if somebody has written the key meanwhile; and a write that knows the old floor is
-refused.
+Forgetting first raises the floor in `meta`, and then deletes keys by sequence number. A key written
+meanwhile has another number, so it is kept; a write with the old floor is refused.
 
 A delivered value is stored if its key has none. The server removes it after whole seconds, and
-publishes its headers, without the value, to those who have an interest in changes. Its own time to live is in a
-header, and is over by the server's clock.
+republishes its headers, without the value, to processes with interest in changes. The exact time to
+live is in a header, and is compared with the server's clock.
 
-A stream in memory is lost as a whole, when its server is restarted or when it is deleted. The epoch
-is lost with it, and the next process that comes makes both anew. Its first sequence number is the
-time: it has none that the last one had, so a write that was begun there is refused. The stream has
-no replicas, since these might answer reads with what is no longer so.
+A stream in memory is lost as a whole, when its server restarts or when it is deleted. The epoch is
+lost with it, and the next process creates both again. The new stream's first sequence number is the
+current time, higher than all numbers of the old stream, so a write begun on the old one is refused.
+The stream has no replicas, since a replica may answer reads with outdated data.
 """
 
 import time
@@ -55,7 +54,7 @@ from purgatory.relay._nats_link import SEQUENCE, Error, Msg, NatsLink
 from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, refuse_connection
 
 MAX_ROWS_PER_READ: Final = 500
-"""How many changes one read returns."""
+"""Limit of changes per read."""
 
 EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
 EPOCH: Final = "Purgatory-Epoch"
@@ -63,29 +62,29 @@ TTL: Final = "Purgatory-TTL"
 DELIVERED_BY: Final = "Purgatory-Delivered-By"
 
 MAX_HEADER_BYTES: Final = 1_000
-"""What the headers of a delivered value may take of a message."""
+"""Size reserved in a message for the headers of a delivered value, in bytes."""
 
 FOUND: Final = "204"
 NOT_FOUND: Final = "404"
-NOBODY: Final = "503"
-"""What the last message of an answer says; nobody answers if there is no stream."""
+NO_RESPONDERS: Final = "503"
+"""Status of the last message of an answer. Without the stream there are no responders."""
 
 NO_STREAM: Final = 10059
 EXISTS: Final = 10058
 OVERLAPS: Final = 10065
 WRONG_LAST_SEQUENCE: Final = (10071, 10164)
-"""Codes of the server's errors."""
+"""Error codes of the server."""
 
 
 class Meta(NamedTuple):
-    """What the store keeps besides versions."""
+    """State of the store apart from the versions."""
 
     epoch: str
     floor: int
     forgotten: int
-    """The highest sequence number of a message that was forgotten."""
+    """Highest sequence number among the forgotten messages."""
     sequence: int = 0
-    """Its own, which is kept by the server."""
+    """Sequence number of this message itself, assigned by the server."""
 
     @property
     def payload(self) -> bytes:
@@ -93,16 +92,17 @@ class Meta(NamedTuple):
 
 
 class State(NamedTuple):
-    """What the last messages of some subjects say."""
+    """Content of the last messages of some subjects."""
 
     meta: Meta
     position: int
     versions: dict[str, tuple[int, int]]
-    """Those keys that are there -> version and sequence number."""
+    """Keys that the store has -> version and sequence number."""
 
 
 class Publication(NamedTuple):
-    """A message to be stored, if this is the sequence number of the last one of its subject."""
+    """A message, stored only if the last message of its subject has the sequence number
+    `expected`."""
 
     subject: str
     payload: bytes
@@ -150,12 +150,12 @@ class NatsStore:
             },
         }
         self.max_value = MAX_NUMBER
-        """The largest value that the server takes, once it was asked."""
+        """Size limit of a value, in bytes; the server's limit after the first connection."""
         self._link: NatsLink | None = None
         self._lock = Lock()
         self._is_interested = True
         self._listening: tuple[NatsLink, Callable[[Msg], Any]] | None = None
-        """The connection that listens, and what it calls."""
+        """The listening connection, and its callback."""
         self._joining = Lock()
         self._closing: set[Task[None]] = set()
 
@@ -173,7 +173,7 @@ class NatsStore:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[NatsLink]:
-        """A connection. Translates its errors."""
+        """An open connection. Translates its errors."""
         kind: type[RelayUnavailable] = NotWritten
         link = None
         try:
@@ -187,7 +187,7 @@ class NatsStore:
             kind = RelayUnavailable
             yield link
         except CancelledError:
-            self._drop(link)  # perhaps its time is over because the connection is dead
+            self._drop(link)  # a dead connection may be the reason for the timeout
             raise
         except (Error, OSError) as error:
             if isinstance(error, RelayUnavailable):
@@ -200,7 +200,7 @@ class NatsStore:
         return kind(f"cannot use {self.address}: {str(error) or type(error).__name__}")
 
     def _drop(self, link: NatsLink | None) -> None:
-        """Closes a connection as soon as nobody uses it."""
+        """Closes a connection in the background; the next call opens a new one."""
         if link is not None and link is self._link:
             self._link = None
             task = create_task(link.close())
@@ -211,14 +211,17 @@ class NatsStore:
         """The server's answer to a request."""
         [message] = await link.ask(f"$JS.API.{verb}", dumps(words).encode())
         if message.headers:
-            raise NotWritten(f"cannot use {self.address}: JetStream is not enabled, or not ready")
+            raise NotWritten(f"cannot use {self.address}: JetStream is not enabled or not ready")
         return loads(message.data)
 
     async def _get(
         self, link: NatsLink, config: dict[str, Any] | None = None, **words: Any
     ) -> tuple[list[Msg], bool]:
-        """Stored messages in their order, and whether there are more; by default from the stream of
-        versions. Makes the stream, if there is none."""
+        """Reads stored messages, by default from the stream of versions. Creates a missing stream.
+
+        Returns:
+            The messages, in order, and whether there are more.
+        """
         config = config or self._config
         while True:
             *messages, end = await link.ask(
@@ -227,33 +230,34 @@ class NatsStore:
             status = (end.headers or {}).get("Status")
             if status in (FOUND, NOT_FOUND):
                 return messages, status == FOUND and end.headers["Nats-Num-Pending"] != "0"  # type: ignore[index]
-            if status != NOBODY:
-                raise NotWritten(f"cannot use {self.address}: it has answered {status}")
+            if status != NO_RESPONDERS:
+                raise NotWritten(f"cannot use {self.address}: unexpected status {status}")
             await self._make_stream(link, config)
 
     async def _make_stream(self, link: NatsLink, wanted: dict[str, Any]) -> None:
-        """Makes a stream, unless there is one."""
+        """Creates a stream, unless it exists."""
         stream = wanted["name"]
         answer = await self._ask(link, f"STREAM.INFO.{stream}")
         if answer.get("error", {}).get("err_code") == NO_STREAM:
             first = time.time_ns() // 1_000
             answer = await self._ask(link, f"STREAM.CREATE.{stream}", **wanted, first_seq=first)
         code = answer.get("error", {}).get("err_code")
-        if code == EXISTS:  # others are quicker
+        if code == EXISTS:  # another process was faster
             return
         if "error" in answer and code != OVERLAPS:
             raise NotWritten(f"cannot use {self.address}: {answer['error']['description']}")
         config = answer.get("config", {})
         is_old = wanted is self._config and not config.get("allow_atomic")
         if is_old and config.get("republish") == wanted["republish"]:
-            raise ValueError(f"cannot use {self.address}: its NATS is older than 2.12")
+            raise ValueError(f"cannot use {self.address}: the server must be NATS 2.12 or later")
         if any(config.get(name) != value for name, value in wanted.items()):
             raise ValueError(
-                f"cannot use the stream {stream} at {self.address}: it is something else, and was left alone"
+                f"cannot use the stream {stream} at {self.address}: "
+                "it is not a relay's, and was left alone"
             )
 
     async def _state(self, link: NatsLink, keys: Iterable[str]) -> State:
-        """The last messages of these keys, in one snapshot. Begins an epoch, if there is none."""
+        """The last messages of these keys, in one snapshot. Begins an epoch if there is none."""
         while True:
             messages, _ = await self._get(
                 link, multi_last=[self._meta, self._news, *map(self._subject, keys)]
@@ -284,11 +288,11 @@ class NatsStore:
         return f"{self._keys}{encode_key(key)}"
 
     def _key(self, message: Msg, keys: str = "") -> str | None:
-        """The key of a stored message; None if its subject is not one that this store gives.
+        """The key of a stored message; None if a relay does not create such a subject.
 
         Args:
-            message: with the headers that the server gives it.
-            keys: how subjects begin; by default those of versions.
+            message: a message with the server's headers.
+            keys: prefix of the subjects; by default the prefix of versions.
         """
         subject: str = message.headers["Nats-Subject"]  # type: ignore[index]
         keys = keys or self._keys
@@ -306,15 +310,18 @@ class NatsStore:
         epoch: str,
         versions: dict[str, int],
     ) -> int | None:
-        """Stores these messages and the news of them; the position after that, or None if it was
-        refused, as others have written.
+        """Stores messages and their news in one batch.
 
         Args:
-            link: the connection.
+            link: an open connection.
             publications: the messages.
-            meta: what has to stand; None if it is one of the messages.
-            epoch: of the news.
-            versions: that are news.
+            meta: the expected state of `meta`; None if `meta` is one of the messages.
+            epoch: the epoch to announce.
+            versions: the changed versions to announce.
+
+        Returns:
+            The new position; None if the server refused the batch, because another process has
+            written meanwhile.
         """
         id_ = token_hex(8)
         for number, (subject, payload, expected) in enumerate(publications, 1):
@@ -424,7 +431,7 @@ class NatsStore:
             await gather(*deletions)
 
     async def forget_unwritten(self, seconds: float) -> bool:
-        """See `Store.forget_unwritten`. Each message has the time at which it was stored."""
+        """See `Store.forget_unwritten`. The server records the time of each message."""
         async with self._connected() as link:
             info = await self._ask(link, f"STREAM.INFO.{self._stream}")
             if "ts" not in info:
@@ -440,7 +447,7 @@ class NatsStore:
             if await self._raise_floor(
                 link, meta, [(version_of(message) or 0, sequence_of(message)) for message in old]
             ):
-                # What was written again since has a later number.
+                # A key written meanwhile has a later number.
                 filter_ = {"filter": f"{self._keys}>", "seq": sequence_of(old[-1]) + 1}
                 await self._ask(link, f"STREAM.PURGE.{self._stream}", **filter_)
             return len(old) == MAX_FORGOTTEN
@@ -448,8 +455,8 @@ class NatsStore:
     async def _raise_floor(
         self, link: NatsLink, meta: Meta, forgotten: Iterable[tuple[int, int]]
     ) -> bool:
-        """Has the floor be above these versions and sequence numbers; whether no one else has
-        changed it meanwhile."""
+        """Raises the floor to the highest of these versions and sequence numbers. Returns False if
+        another process has changed the floor meanwhile."""
         versions, sequences = zip(*forgotten, strict=True)
         later = Meta(meta.epoch, max(meta.floor, *versions), max(meta.forgotten, *sequences))
         stored = await self._publish(
@@ -467,7 +474,7 @@ class NatsStore:
                 later = meta._replace(epoch=token_hex(4))
                 changed = Publication(self._meta, later.payload, meta.sequence)
                 position = await self._publish(link, [changed], None, later.epoch, {})
-                if position is not None:  # who has no interest in changes is to know of it as well
+                if position is not None:  # also for processes without interest in changes
                     await link.send(
                         self._common, encode(ChangeMessage(later.epoch, position, position, {}))
                     )
@@ -499,7 +506,7 @@ class NatsStore:
                 DELIVERED_BY: token.hex(),
             }
             [answer] = await link.ask(subject, value, headers)
-            if not answer.data:  # no stream takes it
+            if not answer.data:  # the stream is missing
                 await self._make_stream(link, self._settled_config)
                 continue
             error = loads(answer.data).get("error")
@@ -532,7 +539,7 @@ class NatsStore:
         }
 
     async def _server_time(self, link: NatsLink) -> datetime | None:
-        """The server's time; None if the stream is gone, and with it all that it had."""
+        """The server's time; None if the stream is gone, with all its values."""
         info = await self._ask(link, f"STREAM.INFO.{self._settled}")
         return datetime.fromisoformat(info["ts"]) if "ts" in info else None
 
@@ -545,7 +552,7 @@ class NatsStore:
 
         async def receive(message: Msg) -> None:
             headers = message.headers or {}
-            if EPOCH in headers:  # anyone may have sent it, so `decode` has to check it
+            if EPOCH in headers:  # any client may have sent it, so `decode` checks it
                 numbers = [headers.get(name, "") for name in ("Nats-Last-Sequence", SEQUENCE)]
                 epoch, data = dumps(headers[EPOCH]), message.data.decode(errors="replace")
                 on_message(f"[{epoch},{','.join(numbers)},{data}]")
@@ -595,18 +602,18 @@ class NatsStore:
 
 
 def sequence_of(message: Msg) -> int:
-    """The sequence number of a stored message."""
+    """Sequence number of a stored message."""
     return int(message.headers[SEQUENCE])  # type: ignore[index]
 
 
 def encode_key(key: str) -> str:
-    """The last part of the subject of a key."""
+    """Last part of the subject of a key."""
     return f"={urlsafe_b64encode(key.encode()).decode().rstrip('=')}"
 
 
 def is_over(message: Msg, now: datetime | None) -> bool:
-    """Whether the time to live of a delivered value is over. It is of a value without one, which
-    was not delivered by a relay."""
+    """Whether the time to live of a delivered value is over. True without a time to live: no relay
+    has delivered such a value."""
     with suppress(ValueError, OverflowError):
         ttl = float((message.headers or {}).get(TTL, ""))
         return now is None or now >= time_of(message) + timedelta(seconds=ttl)
@@ -614,11 +621,11 @@ def is_over(message: Msg, now: datetime | None) -> bool:
 
 
 def version_of(message: Msg) -> int | None:
-    """The version in a stored message; None if it is something else."""
+    """The version in a stored message; None if it is not a version."""
     data = message.data
     return int(data) if len(data) <= 16 and data.isdigit() and int(data) <= MAX_NUMBER else None
 
 
 def time_of(message: Msg) -> datetime:
-    """When a message was stored."""
+    """Time at which a message was stored."""
     return datetime.fromisoformat(message.headers["Nats-Time-Stamp"])  # type: ignore[index]

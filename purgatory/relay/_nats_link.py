@@ -1,4 +1,4 @@
-"""A connection to NATS, of which `_nats.NatsStore` makes another one when it has ended."""
+"""A connection to NATS. `_nats.NatsStore` opens a new one after it has ended."""
 
 from asyncio import Future, Task, create_task, get_running_loop, wait
 from collections.abc import Callable
@@ -18,16 +18,16 @@ except ImportError as error:
 __all__ = ["SEQUENCE", "Error", "Msg", "NatsLink"]
 
 SEQUENCE: Final = "Nats-Sequence"
-"""Header of a stored message: its sequence number in the stream."""
+"""Header with the sequence number of a stored message in its stream."""
 
 
 @final
 class NatsLink:
-    """A connection, which is not made anew by itself.
+    """A connection without automatic reconnects.
 
-    nats-py has callbacks for the end of a connection. They are not called if it is lost while
-    something is being sent, and its `flush` then waits for ever. So it has ended when one of its
-    tasks has, and a message to oneself confirms a subscription.
+    nats-py has callbacks for the end of a connection, but does not call them if the connection is
+    lost during a send, and its `flush` then blocks forever. So a link counts as ended once one of
+    the client's tasks has ended, and a message to itself confirms a subscription.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class NatsLink:
         self._inbox = self._client.new_inbox()
         self._numbers = count()
         self._calls: dict[str, tuple[list[Msg], Future[list[Msg]]]] = {}
-        """Requests under way, by the last part of the subject for their answers."""
+        """Requests in flight, by the last part of their reply subject."""
         self._subscriptions: dict[str, Subscription] = {}
         self.ended: Future[None] = get_running_loop().create_future()
         self._error: Exception | None = None
@@ -45,7 +45,7 @@ class NatsLink:
         """Connects.
 
         Raises:
-            Error, OSError: it could not.
+            Error, OSError: the connection failed.
         """
         link = cls()
         options: dict[str, Any] = {
@@ -53,7 +53,7 @@ class NatsLink:
             "reconnect_time_wait": 0,
             "connect_timeout": 3_600,
         }
-        # In a task of its own: it uses `wait_for`, which on Python 3.11 may swallow a cancellation.
+        # In its own task: `connect` uses `wait_for`, which may swallow a cancellation on Python 3.11.
         connecting = create_task(
             link._client.connect(url, allow_reconnect=False, error_cb=link._on_error, **options)
         )
@@ -69,7 +69,7 @@ class NatsLink:
             await wait([connecting])
             await link.close()
             if isinstance(error, Error) and link._error is not None:
-                raise link._error from error  # which says why
+                raise link._error from error  # the cause
             raise
         return link
 
@@ -89,15 +89,15 @@ class NatsLink:
 
     @property
     def max_payload(self) -> int:
-        """The largest message that the server takes, in bytes."""
+        """The server's size limit of a message, in bytes."""
         return self._client.max_payload
 
     async def close(self) -> None:
-        """Closes it, and ends the requests under way."""
+        """Closes the connection, and ends the requests in flight."""
         try:
             await self._client.close()
         except (Error, OSError):
-            pass  # it is closed at the other end
+            pass  # the server closed it first
         finally:
             self._on_end(None)
             for subscription in self._subscriptions.values():
@@ -105,13 +105,13 @@ class NatsLink:
                     subscription._wait_for_msgs_task.cancel()
 
     async def subscribe(self, subject: str, on_message: Callable[[Msg], Any]) -> None:
-        """Subscribes, unless that was done before, and returns when it is confirmed."""
+        """Subscribes, unless it is subscribed already, and returns after the confirmation."""
         if subject not in self._subscriptions:
             self._subscriptions[subject] = await self._client.subscribe(subject, cb=on_message)
         await self.ask(None, b"")
 
     async def unsubscribe(self, subject: str) -> None:
-        """Ends a subscription, if there is one."""
+        """Ends a subscription, if it exists."""
         subscription = self._subscriptions.pop(subject, None)
         if subscription is not None:
             await subscription.unsubscribe()
@@ -125,12 +125,13 @@ class NatsLink:
     async def ask(
         self, subject: str | None, payload: bytes, headers: dict[str, str] | None = None
     ) -> list[Msg]:
-        """The messages that answer a request: stored ones, if these were requested, and one more.
+        """Sends a request, and returns the messages of its answer: any stored messages requested,
+        and one final message.
 
         Args:
-            subject: of the request; None to be answered by oneself.
-            payload: of the request.
-            headers: of the request.
+            subject: subject of the request; None for a message to itself.
+            payload: payload of the request.
+            headers: headers of the request.
         """
         number = str(next(self._numbers))
         answered: Future[list[Msg]] = get_running_loop().create_future()

@@ -1,40 +1,41 @@
 """A store in PostgreSQL 13 or later: two tables, and two channels.
 
-    purgatory_versions     the table: key, version, changed (by which transaction), epoch (in the row of 0xff, which is no key)
-                           rows of 0xf8 and what follows are announcements of processes
-    purgatory_settled      delivered values: key, token, expires, value; made when it is first needed
-    purgatory_news_2200    the channel; 2200 is the schema of the tables
-    purgatory_quiet_2200   what is sent to all, but no changes; processes in which nobody waits listen here and not there
+    purgatory_versions     table of versions: key, version, changed (the last transaction), epoch.
+                           The row with key 0xff has the epoch, the row 0xfe the state of
+                           forgetting; rows from 0xf8 on are announcements of processes
+    purgatory_settled      table of delivered values: key, token, expires, value; created at first
+                           use
+    purgatory_news_2200    channel of all messages; 2200 is the schema of the tables
+    purgatory_quiet_2200   channel of all messages except changes, for processes without waits
 
-A version is raised by an UPDATE, if wanted in the caller's transaction. The row is locked until
-that ends, NOTIFY publishes the key if and only if it is committed, and no other transaction gets
-the same number. So keep such transactions short. Others wait for a locked row for a moment only:
-then the server ends the statement, it is made again in halves, without the locked keys, and these
-are left out.
+A version is raised by an UPDATE, optionally in the caller's transaction. The row is locked until
+that transaction ends, NOTIFY publishes the key if and only if it commits, and no other transaction
+gets the same number. So keep such transactions short. Other writers wait for a locked row only
+briefly: then the server ends their statement, and it is repeated in halves, which leaves out the
+locked keys.
 
-The table is UNLOGGED: after a crash, and on a replica that is promoted, it is empty, without the
-row of the epoch; and no commit waits for the disk. A dump that is restored has this row, which
-names the transaction that has made it; but another transaction has inserted it there, so it does
-not count. Its `version` is the floor.
+The table is UNLOGGED, so commits do not wait for the disk. After a crash, and on a promoted
+replica, it is empty and lacks the row of the epoch. A restored dump has this row. The row names the
+transaction that wrote it, but in the restored table another transaction inserted it, so it is
+invalid. The `version` of this row is the floor.
 
-Writes are not counted: that would make all of them wait for each other. A position is what a
-snapshot has seen: `730:745:733,740` has seen all transactions below 745 but two that were running.
-The next read asks for rows of these two and of those from 745 on, so it reads each change once,
-however long a transaction takes. It does so in portions, each of which goes on after the last row
-of the one before.
+Writes are not counted, since a counter would serialize them. A position describes a snapshot:
+`730:745:733,740` has seen all transactions below 745 except 733 and 740, which were running. The
+next read asks for the rows of these two and of all transactions from 745 on, so it reads each
+change once, even while an older transaction stays open. It reads in portions; each portion starts
+after the last row of the portion before.
 
-Anyone who may connect may listen to a channel and send to it. So a message is a hint to read these
-keys, or, if their names are too long for one, all that has changed; only the table says what has.
-Announcements are in the table, too, and the message of one only says that it is there.
+Every role that can connect to the database can listen to a channel and send to it. So a message is
+only a hint to read its keys, or, if their names do not fit into a message, all changes; versions
+come from the table alone. Announcements are in the table, too; their message is empty.
 
-What is forgotten is deleted while nobody else writes: an INSERT waits for the lock of the table
-before it takes its snapshot, so whoever writes a key anew sees the floor that the old one has left.
+Keys are forgotten under a table lock. An INSERT waits for this lock before it takes its snapshot,
+so it sees the floor that includes the forgotten version of its key.
 
-One channel for all keys, because NOTIFY makes commits wait for each other; so all writes of one
-iteration of the loop are one message. A listener is gone with its connection, and `listen` ends
-with it. A process has two connections: one listens and reads, the other writes. asyncpg calls back
-as it reads from the connection; psycopg has to be polled, and holds the connection's lock
-meanwhile.
+All keys share one channel, because NOTIFY serializes commits; all writes of one loop iteration are
+one message. A listener ends with its connection, and so does `listen`. Each process has two
+connections: one listens and reads, the other writes. asyncpg calls back when it reads from the
+connection; psycopg must be polled, and holds the connection's lock meanwhile.
 """
 
 from asyncio import Future, Lock, gather, get_running_loop
@@ -98,33 +99,33 @@ from purgatory.relay._postgresql_queries import (
 from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Refused
 
 MAX_HINT_BYTES: Final = 7_000
-"""NOTIFY takes 8,000."""
+"""Size limit of a hint, in bytes; NOTIFY allows 8,000."""
 
 MAX_ROWS_PER_READ: Final = 2_000
-"""How many changes one read returns."""
+"""Limit of changes per read."""
 
 LOCK_TIMEOUT: Final = 50
 SHORT_LOCK_TIMEOUT: Final = 5
-"""Milliseconds that a statement waits for a row: longer than processes that write the same keys
-hold each other up; and once it is known that others hold some row locked."""
+"""Milliseconds for which a statement waits for a locked row. The first value is longer than relays
+that write the same keys delay each other; the second applies once some row is known to be
+locked."""
 
 MAX_ANNOUNCEMENT_AGE: Final = 5_000
-"""Milliseconds, by the server's clock, after which an announcement is no longer read."""
+"""Age, in milliseconds by the server's clock, above which announcements are ignored."""
 
 ANNOUNCED: Final = encode_announcement(Announcement("-", False, None)).decode()
-"""The message that says that an announcement is in the table."""
+"""Message about a new announcement in the table."""
 
 
 @final
 class Position(int):
-    """The last transaction before all that were running at the time of a snapshot; and what is
-    still to be read after it.
+    """A snapshot as a position: as an integer, the last transaction before all that were running.
 
     Attributes:
-        seen: the snapshot, all of whose changes were read.
-        target: a later one, all of whose changes have been read when those from `last` on have;
-            empty if there is none.
-        last: the transaction and the key of the last row that was read on the way there.
+        seen: the snapshot whose changes were all read.
+        target: the later snapshot of an unfinished read in portions, or empty. It is reached when
+            all of its changes after `last` have been read.
+        last: transaction and key of the last row read toward `target`.
     """
 
     def __new__(cls, seen: str, target: str = "", last: tuple[int, bytes] = (0, b"")) -> "Position":
@@ -138,17 +139,17 @@ class Position(int):
 
     @classmethod
     def of(cls, number: int) -> "Position":
-        """The position with this number, after which everything is still to be read."""
+        """The position with this number, with all later changes unread."""
         return number if isinstance(number, Position) else cls(f"{number + 1}:{number + 1}:")
 
     @property
     def running(self) -> list[str]:
-        """The transactions below `limit` whose changes were not seen."""
+        """The transactions below `limit` that were running, whose changes were not seen."""
         return [number for number in self.seen.split(":")[2].split(",") if number]
 
     @property
     def limit(self) -> int:
-        """The first of the transactions that had not begun."""
+        """The first transaction that had not begun."""
         return int(self.seen.split(":")[1])
 
 
@@ -161,11 +162,11 @@ class PostgresStore:
     def __init__(self, url: str, prefix: str) -> None:
         self.address = without_password(check_address(url))
         self._table = f'"{prefix}_versions"'
-        """With its schema, once it was found or created: the caller's connection may have another
-        `search_path`."""
+        """Name of the table; with its schema once the table was found or created, because the
+        caller's connection may have another `search_path`."""
         self._is_checked = False
         self._settled_table = ""
-        """With its schema; empty until it was found or created."""
+        """Name of the table with its schema; empty until it was found or created."""
         self._prefix = prefix
         self._reader = PooledConnection(url)
         self._writer = PooledConnection(url)
@@ -173,7 +174,7 @@ class PostgresStore:
         self._listener: Listener | None = None
         self._announcement_key = b""
         self._heard: dict[bytes, int] = {}
-        """The last announcements that were read: their keys and times."""
+        """Keys of the last announcements read -> their times."""
 
     def _query(self, text: str) -> str:
         channel, quiet = (
@@ -197,13 +198,13 @@ class PostgresStore:
             pass
 
     async def _check_versions(self, connection: Any) -> None:
-        """Checks the table of versions, and begins an epoch in it. Creates the other one as well,
-        if this role may: a role with fewer rights cannot do so later."""
+        """Checks the table of versions, and begins an epoch in it. Also creates the table of
+        values if this role has the right: a role with fewer rights cannot do so later."""
         name = f'"{self._prefix}_versions"'
         self._table = await self._check_table(connection, name, COLUMNS, CREATE)
         self._is_checked = True
         await self._begin_epoch(connection)
-        with suppress(asyncpg.InsufficientPrivilegeError, ValueError):  # told where it is needed
+        with suppress(asyncpg.InsufficientPrivilegeError, ValueError):  # raised at first use
             await self._check_settled(connection)
 
     async def _check_settled(self, connection: Any) -> None:
@@ -216,8 +217,8 @@ class PostgresStore:
     async def _check_table(
         self, connection: Any, name: str, columns: list[str], create: str
     ) -> str:
-        """Creates a table unless it exists, and checks that no other role's code runs when it is
-        used. Without a lock, which any role could hold. Returns its name with its schema."""
+        """Creates a table unless it exists, and checks that using it runs no other role's code.
+        Takes no lock, since any role could hold it. Returns the name with its schema."""
         row = await connection.fetchrow(SHAPE, name)
         if row is None:
             with suppress(
@@ -225,12 +226,12 @@ class PostgresStore:
                 asyncpg.DuplicateObjectError,
                 asyncpg.UniqueViolationError,
             ):
-                await connection.execute(create.format(table=name))  # others may do so just now
+                await connection.execute(create.format(table=name))  # races with other processes
             row = await connection.fetchrow(SHAPE, name)
         if row is None:
             raise NotWritten(f"cannot use {self.address}: its table {name} was dropped again")
         if row["columns"] != columns:
-            problem = "is something else, and was left alone"
+            problem = "is not a relay's, and was left alone"
         elif not row["is_trusted"]:
             problem = (
                 f"belongs to {row['owner']}: expected this role, a superuser, or the owner of the "
@@ -246,14 +247,14 @@ class PostgresStore:
         raise ValueError(f"cannot use the table {name} at {self.address}: it {problem}")
 
     async def _begin_epoch(self, connection: Any) -> None:
-        """Begins an epoch, unless the table has one that was begun in it."""
+        """Begins an epoch, unless the table has a valid one."""
         await connection.execute(self._query(BEGIN_EPOCH), token_hex(4))
         await connection.execute(self._query(ADOPT))
 
     async def close(self) -> None:
         """See `Store.close`."""
-        # Together: on a server that is paused neither ends before the time limit, which terminates
-        #     both.
+        # Concurrently: on a paused server neither ends before the caller's time limit, which then
+        # terminates both.
         await gather(self._reader.close(), self._writer.close(), return_exceptions=True)
 
     @asynccontextmanager
@@ -291,9 +292,9 @@ class PostgresStore:
             has_answered = isinstance(error, asyncpg.PostgresError) and not str(
                 getattr(error, "sqlstate", "")
             ).startswith(("08", "57"))
-            if isinstance(error, asyncpg.UndefinedTableError):  # it is created again
+            if isinstance(error, asyncpg.UndefinedTableError):  # the next call creates it
                 self._is_checked, self._settled_table = False, ""
-            # The statement has failed, or was not begun.
+            # The statement failed, or did not begin.
             if has_answered or "cannot switch to state" in str(error):
                 is_refused = isinstance(error, asyncpg.InsufficientPrivilegeError)
                 kind = Refused if is_refused else NotWritten
@@ -333,7 +334,7 @@ class PostgresStore:
         position, has_more = (
             Position(snapshot),
             changes >= MAX_ROWS_PER_READ - 1,
-        )  # one may have been that of the epoch
+        )  # one row may have been the epoch's
         latest = position.limit - 1
         if before is not None:
             target = before.target or snapshot
@@ -359,11 +360,11 @@ class PostgresStore:
     def _check_connection(self, connection: Any) -> None:
         if not hasattr(connection, "fetchrow"):
             raise TypeError(
-                f"{self.address} writes on a connection of asyncpg, not on {connection!r}"
+                f"connection must be an asyncpg connection to {self.address}, got {connection!r}"
             )
 
     async def _write_unlocked(self, connection: Any, changes: Sequence[Change]) -> ChangeMessage:
-        """Writes those of several keys that others do not hold locked."""
+        """Writes the changes, except for keys that other transactions hold locked."""
         message = await self._write(connection, ())
         versions: dict[str, int] = {}
         parts = halves(changes)
@@ -410,8 +411,8 @@ class PostgresStore:
         return last >= 0 and await self._forget([], last) == MAX_FORGOTTEN
 
     async def _forget(self, names: list[bytes], last: int) -> int:
-        """Forgets these keys, and some of those that no transaction after `last` has changed; how
-        many."""
+        """Forgets these keys, and some keys that no transaction after `last` has changed. Returns
+        the number of forgotten keys."""
         async with self._connection(self._writer) as connection:
             try:
                 async with connection.transaction():
@@ -422,7 +423,7 @@ class PostgresStore:
                     return count
             except asyncpg.LockNotAvailableError as error:
                 locked = NotWritten(
-                    f"cannot forget anything at {self.address}: a transaction that has written there is open"
+                    f"cannot forget keys at {self.address}: another transaction with writes is open"
                 )
                 locked.__cause__ = error
         raise locked
@@ -436,7 +437,7 @@ class PostgresStore:
 
     @asynccontextmanager
     async def _settled_connection(self, pooled: "PooledConnection") -> AsyncIterator[Any]:
-        """As `_connection`, when the table of delivered values was checked, too."""
+        """Like `_connection`, after checking the table of delivered values, too."""
         async with self._connection(pooled) as connection:
             if not self._settled_table:
                 with self._translate_errors(NotWritten):
@@ -478,7 +479,7 @@ class PostgresStore:
         )
         settled = {row["key"] for row in rows}
         others = [key for key in tokens if key not in settled]
-        if others:  # another statement: its snapshot has what an earlier attempt has written
+        if others:  # the snapshot of another statement includes an earlier attempt's write
             rows = await connection.fetch(self._query(TOKENS), others)
             settled |= {row["key"] for row in rows if row["token"] == tokens[row["key"]]}
         return {key.decode(): key in settled for key in tokens}
@@ -536,7 +537,8 @@ class PostgresStore:
 
     async def send(self, payload: bytes) -> None:
         """See `Store.send`."""
-        async with self._connection(self._writer) as connection:  # which shows that it is alive
+        # On the writer's connection: so a probe shows that it is alive, too.
+        async with self._connection(self._writer) as connection:
             query = "SELECT pg_notify({channel}, $1), pg_notify({quiet}, $1)"
             await connection.execute(self._query(query), payload.decode())
 
@@ -559,14 +561,14 @@ class PostgresStore:
 
 
 class Listener(NamedTuple):
-    """What listens on a connection to one of two channels, with changes or without."""
+    """Listens, on a connection, to one of two channels: with changes or without."""
 
     connection: Any
     channels: Sequence[str]
     callback: Callable[..., None]
 
     async def listen(self, is_interested: bool) -> None:
-        """Listens to the one, and then no longer to the other."""
+        """Listens to the wanted channel, and then leaves the other."""
         wanted, other = self.channels if is_interested else reversed(self.channels)
         await self.connection.add_listener(wanted, self.callback)
         await self.connection.remove_listener(other, self.callback)
@@ -574,8 +576,8 @@ class Listener(NamedTuple):
 
 @final
 class PooledConnection:
-    """One connection, used by one task at a time. After an error or a cancellation it is
-    terminated, and made anew."""
+    """One connection, used by one task at a time. An error or a cancellation terminates it;
+    `connect` then opens a new one."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -598,7 +600,7 @@ class PooledConnection:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[Any]:
-        """The connection, for as long as the block lasts."""
+        """The connection, for exclusive use in the block."""
         async with self._lock:
             connection = self._connection
             if connection is None or connection.is_closed():
@@ -619,14 +621,14 @@ class PooledConnection:
 
 @asynccontextmanager
 async def short_lock_timeout(connection: Any) -> AsyncIterator[None]:
-    """Lets statements wait for locked rows only briefly, as some are known to be locked. An error
-    ends the connection, and so the setting."""
+    """Shortens the time for which statements wait for locked rows, since some are known to be
+    locked. After an error nothing is reset, because the error ends the connection."""
     await connection.execute(f"SET lock_timeout = {SHORT_LOCK_TIMEOUT}")
     yield
     await connection.execute(f"SET lock_timeout = {LOCK_TIMEOUT}")
 
 
 def halves(changes: Sequence[Change]) -> list[Sequence[Change]]:
-    """Two parts of the changes, or none if there is only one."""
+    """The two halves of several changes; empty for a single change."""
     middle = len(changes) // 2
     return [changes[:middle], changes[middle:]] if middle else []

@@ -1,17 +1,17 @@
-"""What a store in PostgreSQL asks its server. {table} is the table of versions; {channel} and
-{quiet} are names of channels; {settled} is the table of delivered values."""
+"""The queries of a store in PostgreSQL. {table} is the table of versions; {channel} and {quiet} are
+names of channels; {settled} is the table of delivered values."""
 
 from typing import Final
 
 EPOCH_KEY: Final = b"\xff"
 
 FORGOTTEN_KEY: Final = b"\xfe"
-"""Of the row that has in `changed` the last transaction whose change was forgotten, and in `epoch`
-the samples as JSON."""
+"""Key of the row that keeps the state of forgetting: in `changed` the last transaction whose change
+was forgotten, in `epoch` the samples as JSON."""
 
 ANNOUNCEMENT_KEY: Final = b"\xf8"
-"""Of the announcement of a process, with its id after it. The time, in ms, is in `version`, the
-announcement in `epoch`. No UTF-8 begins with this byte or a higher one."""
+"""First byte of the key of an announcement; the process's id follows. The time, in ms, is in
+`version`, and the announcement in `epoch`. No UTF-8 text begins with this byte or a higher one."""
 
 COLUMNS: Final = ["key bytea", "version int8", "changed xid8", "epoch text"]
 
@@ -34,8 +34,9 @@ SHAPE: Final = """
     FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace JOIN pg_database ON datname = current_database()
     WHERE pg_class.oid = to_regclass($1)
 """
-"""What a table is. Code that another role has attached to it (triggers, rules, policies, defaults, constraints, expressions of
-indexes) would run with the rights of whoever writes to it. `typname` is that of `pg_catalog` whatever `search_path` is."""
+"""Columns, owner and attached code of a table. Code that another role has attached (triggers,
+rules, policies, defaults, constraints, expressions of indexes) would run with the writer's rights.
+`typname` is always `pg_catalog`'s, whatever the `search_path`."""
 
 CREATE: Final = """
     CREATE UNLOGGED TABLE {table} (key bytea PRIMARY KEY, version bigint NOT NULL, changed xid8 NOT NULL, epoch text);
@@ -99,7 +100,7 @@ BEGIN_EPOCH: Final = """
 ADOPT: Final = """
     UPDATE {table} SET changed = pg_current_xact_id() WHERE changed > pg_current_xact_id() AND key <> '\\xff'
 """
-"""For a table that was restored from another server, whose transactions had other numbers."""
+"""For a table restored from another server, whose transactions had other numbers."""
 
 LOCK: Final = "LOCK TABLE {table} IN SHARE ROW EXCLUSIVE MODE"
 
@@ -154,7 +155,7 @@ SETTLE: Final = """
     )
     SELECT key FROM settled, message
 """
-"""The keys that were settled. Names that are too long for a message are left out of it."""
+"""Settles keys, and returns the newly settled ones. The message omits names that do not fit."""
 
 TOKENS: Final = "SELECT key, token FROM {settled} WHERE key = ANY ($1::bytea[])"
 
@@ -197,4 +198,4 @@ ANNOUNCEMENTS: Final = """
         AND (key, version) NOT IN (SELECT * FROM unnest($1::bytea[], $2::bigint[]))
     ORDER BY version LIMIT 256
 """
-"""Those that are recent, but for these."""
+"""Recent announcements, except the given ones."""

@@ -1,27 +1,26 @@
 """A store in Redis, or Valkey: two keys, one more for each delivered value, and two channels.
 
-    {purgatory}:versions        a hash: epoch, server, position, and v:orders/7 -> its version
-    {purgatory}:order           a sorted set: v:orders/7 -> the position of its last write
-    {purgatory}:settled:pay/7   a token of 16 bytes and the value that was delivered; it has a time to live
-    {purgatory}:news:0          the channel of database 0; channels know nothing of databases
-    {purgatory}:news:0:quiet    what is sent to all, but no changes; for processes in which nobody waits
+    {purgatory}:versions        hash: epoch, server, position, floor, and v:orders/7 -> its version
+    {purgatory}:order           sorted set: v:orders/7 -> position of its last write
+    {purgatory}:settled:pay/7   a token of 16 bytes and the delivered value, with a time to live
+    {purgatory}:news:0          channel of database 0, since channels ignore databases
+    {purgatory}:news:0:quiet    channel of all messages except changes, for processes without waits
 
 Each operation is one script, so a version is raised and published in one step. FLUSHALL or eviction
-removes the epoch together with the versions, and the next script begins a new one. It also does so
-on another server than the one on which the epoch was begun: one that was restarted, and perhaps has
-read an older dump, or a replica that was promoted before it had everything. Asking the server for
-its run_id takes 6 µs of its time.
+removes the epoch together with the versions, and the next script begins a new epoch. It also does
+so on another server than the epoch's first: a restarted server may have loaded an older dump, and a
+promoted replica may lack the last writes. Reading the server's run_id takes 6 µs of its time.
 
-One channel for all keys. Each process in which somebody waits receives each write, which costs it
-40 µs if nobody there waits for the key. A channel for each key would cost a subscription, its
-confirmation and a read for each key that somebody begins to wait for, and all of that at once after
-a lost connection; and on one channel the positions show when something is missing.
+All keys share one channel. Each process with waits receives each write, which costs it 40 µs if it
+has no waits for the key. A channel for each key would cost a subscription, its confirmation and a
+read for the first wait of each key, and all of these at once after a lost connection. On one
+channel the positions show missing messages.
 
-A process is subscribed to one of the two channels. It goes over to the other one by subscribing to
-that too, and when this is confirmed it leaves the first. The client subscribes again by itself when
-its connection was cut; the only trace of that is another confirmation, the first of its connection,
-which `listen` reports. On a cluster the braces put everything into one slot, and messages go
-through sharded channels; so a relay talks to one node only.
+A process is subscribed to one of the two channels. To switch, it subscribes to the other, too, and
+leaves the first after the confirmation. The client resubscribes by itself after a lost connection;
+the only trace is another confirmation, the first one on its connection, which `listen` reports. On
+a cluster the braces put all keys into one slot, and messages go through sharded channels; so a
+relay uses only one node.
 """
 
 import re
@@ -51,14 +50,14 @@ from purgatory.relay._messages import Change, ChangeMessage, Delivery, ReadResul
 from purgatory.relay._store import MAX_SETTLED_BYTES, NotWritten, Refused, refuse_connection
 
 REFUSAL: Final = re.compile("permission|ACL failure|executing the script can't", re.IGNORECASE)
-"""What servers of all versions say if a user lacks a right, also in a script."""
+"""Matches the errors for missing rights, of all versions of the servers, also from scripts."""
 
 MAX_ROWS_PER_READ: Final = 5_000
-"""How many changes one read returns."""
+"""Limit of changes per read."""
 
-# KEYS: versions, order. ARGV: channel, command to publish, an epoch in case a new one begins, then
-# what the operation needs. Versions and positions are below 2^53, and so exact as Lua's numbers;
-# but its tostring rounds them to 14 digits.
+# KEYS: versions, order. ARGV: channel, command to publish, name of a possible new epoch, then the
+# arguments of the operation. Versions and positions are below 2^53, so they are exact as Lua's
+# numbers; but its tostring rounds them to 14 digits.
 BEGIN: Final = """
 local versions, order = redis.call('TYPE', KEYS[1]).ok, redis.call('TYPE', KEYS[2]).ok
 local epoch, position, began_on, floor = false, false, false, false
@@ -91,8 +90,8 @@ end
 local function publish_epoch()
     for _, channel in ipairs({ARGV[1], ARGV[1] .. ':quiet'}) do publish(channel, position, {}) end
 end
--- A script is not undone when a command is refused. So what may be refused comes before what changes anything: writes
--- of what is there already, then the publication, then the writes.
+-- Redis does not undo a script after a refused command. So commands that may be refused come
+-- first: rewrites of existing values, then the publication, and only then the writes.
 local function check_writes()
     redis.call('HSET', KEYS[1], 'position', position)
     redis.call('ZADD', KEYS[2], -1, 'epoch')
@@ -101,7 +100,7 @@ if epoch == ARGV[3] then publish_epoch() end
 """
 
 READ: Final = """
--- then: since or '', how many changes at most, names
+-- further ARGV: since or '', limit of changes, names
 local changed = {}
 if ARGV[4] ~= '' and tonumber(ARGV[4]) < tonumber(position) then
     changed = redis.call('ZRANGEBYSCORE', KEYS[2], '(' .. ARGV[4], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[5])
@@ -120,7 +119,7 @@ return {epoch, position, changed, numbers, redis.call('HGET', KEYS[1], 'forgotte
 """
 
 WRITE: Final = """
--- then, for each key: its name, its name in JSON, floor, increment; without keys it finds out whether anything can be written
+-- further ARGV, for each key: name, name in JSON, floor, increment; without keys, checks the rights
 local after, numbers, changes, scores, fields = position, {}, {}, {}, {}
 for i = 4, #ARGV, 4 do
     local before = tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or floor)
@@ -152,7 +151,8 @@ return {epoch, time[1] + time[2] / 1e6 .. '', position, redis.call('HGET', KEYS[
 """
 
 FORGET: Final = """
--- then: samples or '', the last position to forget or '', how many keys at most, the epoch of these; or, after '', names
+-- further ARGV: samples or '', last position to forget or '', limit of keys, their epoch or '',
+-- names
 if ARGV[7] ~= '' and ARGV[7] ~= epoch then return 0 end
 if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'samples', ARGV[4]) end
 local names = {unpack(ARGV, 8)}
@@ -175,9 +175,9 @@ return count
 """
 
 RENEW: Final = """
--- then: the epoch to be ended
+-- further ARGV: the epoch to end
 if epoch == ARGV[4] then
-    redis.call('HSET', KEYS[1], 'epoch', epoch)  -- refused here, if at all: nothing has changed yet
+    redis.call('HSET', KEYS[1], 'epoch', epoch)  -- a refusal comes here, before any change
     epoch = ARGV[3]
     publish_epoch()
     redis.call('HSET', KEYS[1], 'epoch', epoch)
@@ -186,8 +186,9 @@ return {epoch}
 """
 
 SETTLE: Final = """
--- KEYS: of the values. ARGV: channel, command to publish; then, for each key: its name in JSON, its token with the value,
--- milliseconds. What may be refused comes first: SET with XX changes nothing where there is nothing.
+-- KEYS: names of the values. ARGV: channel, command to publish; then, for each key: its name in
+-- JSON, its token with the value, its time to live in ms. Commands that may be refused come first:
+-- SET with XX changes nothing on a missing key.
 local settled, new, names = {}, {}, {}
 for i = 1, #KEYS do
     local value = ARGV[3 * i + 1]
@@ -207,7 +208,7 @@ return settled
 """
 
 SETTLED: Final = """
--- KEYS: of the values. ARGV: how many bytes are enough
+-- KEYS: names of the values. ARGV: size at which the read ends, in bytes
 local values, size = {}, 0
 for i = 1, #KEYS do
     local value = size <= tonumber(ARGV[1]) and redis.call('GET', KEYS[i])
@@ -226,7 +227,7 @@ class RedisStore:
     def __init__(self, url: str, prefix: str) -> None:
         self.address = without_password(check_address(url))
         self._url = url
-        # All servers speak version 2 of the protocol. Time limits and retries are the caller's.
+        # All servers support version 2 of the protocol. Callers set time limits and retry.
         self._options: dict[str, Any] = {
             "protocol": 2,
             "socket_timeout": None,
@@ -234,7 +235,7 @@ class RedisStore:
         }
         self._seed = Redis.from_url(url, **self._options)
         self._client: Redis | None = None
-        """Of the server that has the keys; None until the first use."""
+        """Client of the server that has the keys; None until the first use."""
         self._is_cluster = False
         self._names = [f"{{{prefix}}}:versions", f"{{{prefix}}}:order"]
         self._channel = (
@@ -243,9 +244,9 @@ class RedisStore:
         self._quiet_channel = f"{self._channel}:quiet"
         self._is_interested = True
         self._pubsub: Any = None
-        """While it listens."""
+        """The subscriptions, while it listens."""
         self._confirmed: Future[None] | None = None
-        """Of the latest `set_interest`."""
+        """Future of the latest `set_interest`, done at its confirmation."""
         self._scripts = {
             text: self._seed.register_script(BEGIN + text)
             for text in (READ, WRITE, AGE, FORGET, RENEW)
@@ -268,7 +269,7 @@ class RedisStore:
 
     @asynccontextmanager
     async def _connected(self) -> AsyncIterator[Redis]:
-        """A client of the server that has the keys, which is connected. Translates its errors."""
+        """A connected client of the server that has the keys. Translates its errors."""
         kind: type[RelayUnavailable] = NotWritten
         try:
             if self._client is None:
@@ -283,11 +284,11 @@ class RedisStore:
             ):
                 names = " or ".join([*self._names, self._value_name("*")])
                 raise ValueError(
-                    f"cannot use {names} at {self.address}: it is something else, and was left alone"
+                    f"cannot use {names} at {self.address}: it is not a relay's, and was left alone"
                 ) from error
             if isinstance(error, ResponseError) and self._client is not self._seed:
-                self._client = None  # on a cluster it may have moved
-            if isinstance(error, (ResponseError, BusyLoadingError)):  # the server has refused it
+                self._client = None  # on a cluster the keys may have moved
+            if isinstance(error, (ResponseError, BusyLoadingError)):  # refused by the server
                 kind = Refused if REFUSAL.search(str(error)) else NotWritten
             raise kind(f"cannot use {self.address}: {error}") from error
 
@@ -301,9 +302,8 @@ class RedisStore:
         for first, last, [host, port, *_], *_ in await ask("CLUSTER SLOTS"):
             if first <= slot <= last:
                 parts = urlsplit(self._url)
-                known = (
-                    host.decode() if host else parts.hostname
-                )  # a node that does not know its own name says so
+                # The host is empty if a node does not know its own name.
+                known = host.decode() if host else parts.hostname
                 netloc = f"{parts.netloc.rpartition('@')[0]}@{known}:{port}"
                 return Redis.from_url(
                     urlunsplit(parts._replace(netloc=netloc.removeprefix("@"))), **self._options
@@ -331,7 +331,7 @@ class RedisStore:
         versions = dict(zip(keys, map(int, numbers[len(changed) // 2 :]), strict=True))
         latest, has_more = position, len(changed) == 2 * MAX_ROWS_PER_READ
         if has_more:
-            position = int(changed[-1]) - 1  # there may be more at the last one
+            position = int(changed[-1]) - 1  # the last position may have more changes
         for name, at, number in zip(changed[::2], changed[1::2], numbers, strict=False):
             if int(at) <= position:
                 versions[name[2:].decode()] = int(number)
@@ -360,8 +360,8 @@ class RedisStore:
         await self._run_script(FORGET, "", "", 0, "", *(f"v:{key}" for key in keys))
 
     async def forget_unwritten(self, seconds: float) -> bool:
-        """See `Store.forget_unwritten`. Several processes may overwrite each other's samples, all
-        of which are true."""
+        """See `Store.forget_unwritten`. Several processes may overwrite each other's samples, which
+        are all valid."""
         epoch, now, position, before = await self._run_script(AGE)
         samples, last = horizon(loads(before), float(now), int(position), seconds)
         count: int = await self._run_script(FORGET, dumps(samples), last, MAX_FORGOTTEN, epoch)
@@ -422,7 +422,7 @@ class RedisStore:
                     if kind in ("message", "smessage"):
                         on_message(message["data"])
                     elif kind in ("subscribe", "ssubscribe"):
-                        is_new = is_new or message["data"] == 1  # the first of its connection
+                        is_new = is_new or message["data"] == 1  # first one on its connection
                         if await self._on_confirmed(pubsub, message["channel"].decode()) and is_new:
                             is_new = False
                             on_subscribed()
@@ -438,8 +438,8 @@ class RedisStore:
             return
         confirmed = self._confirmed = get_running_loop().create_future()
         try:
-            # Not `pubsub.subscribe`: it reconnects if the connection is lost, while the task that
-            # listens does the same with the same socket. That task subscribes after a reconnection.
+            # Not `pubsub.subscribe`: after a lost connection it reconnects, concurrently with the
+            # listening task, on the same socket. The listening task resubscribes by itself.
             if pubsub.connection.is_connected:
                 verb = "SSUBSCRIBE" if self._is_cluster else "SUBSCRIBE"
                 await pubsub.connection.send_command(verb, self._wanted_channel, check_health=False)
@@ -459,14 +459,14 @@ class RedisStore:
         await (pubsub.ssubscribe if self._is_cluster else pubsub.subscribe)(channel)
 
     async def _on_confirmed(self, pubsub: Any, channel: str) -> bool:
-        """A subscription was confirmed; whether it is the one that is wanted. Leaves the other one
-        then."""
+        """Handles the confirmation of a subscription. Returns whether it is the wanted one, and
+        then leaves the other."""
         wanted = self._wanted_channel
         subscribed = {
             name.decode()
             for name in (pubsub.shard_channels if self._is_cluster else pubsub.channels)
         }
-        if wanted not in subscribed:  # the client does not know of it, and so would not renew it
+        if wanted not in subscribed:  # the client does not track it, and would not renew it
             await self._subscribe(pubsub, wanted)
         if channel != wanted:
             return False

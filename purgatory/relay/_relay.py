@@ -1,5 +1,5 @@
-"""`Relay`, which users call. It begins and ends waits; a `StoreSync` keeps the versions up to
-date, and a `Receiver` reads what was delivered."""
+"""`Relay`, the class that users call. It starts and ends waits; a `StoreSync` keeps the versions up
+to date, and a `Receiver` reads delivered values."""
 
 from asyncio import AbstractEventLoop, Task, get_running_loop
 from collections.abc import Sequence
@@ -40,34 +40,39 @@ from purgatory.relay._store_sync import StoreSync
 @final
 @dataclass(frozen=True, slots=True)
 class RelayStatistics:
-    """What a relay has done so far, and its current state."""
+    """Counters and current state of a relay."""
 
     is_connected: bool
-    """Whether it is subscribed, everything that was written before is known, and its last write did
-    not fail. After one that did, it tries every `resync` seconds whether the store takes writes
+    """Whether it is subscribed, knows all writes before the subscription, and its last write did
+    not fail. After a failed write it checks every `resync` seconds whether the store accepts writes
     again."""
     since: float
-    """The loop's time when that has last changed."""
+    """Loop time at which `is_connected` last changed."""
     received: int
-    """Versions that came in messages, including its own and those of keys that nobody here waits
-    for. None come while nobody waits for anything, from some seconds after the last wait on, unless
-    a purgatory is attached."""
+    """Number of versions received in messages, including its own and those of keys without a waiter
+    in this process. Without any waiter, messages stop some seconds after the last wait, unless a
+    purgatory is attached."""
     sent: int
-    """Changes that were written; several to one key in one write count once."""
+    """Number of changes written; several changes of one key in one write count once."""
     resyncs: int
-    """How often it was read what had changed, or whether the store still is what it was, while
-    nobody here waits."""
+    """Number of reads of the changes. In a process without waiters, these reads only compare the
+    store's epoch and position."""
     healed: int
-    """Versions that were found in this way, and whose messages were lost."""
+    """Number of versions found by a resync whose messages were lost."""
     epochs: int
-    """How many epochs of the store it has seen; 1 while nothing was lost there."""
+    """Number of the store's epochs seen; 1 while the store has lost no data."""
     watched: int
-    """Keys that somebody waits for, and keys that somebody receives."""
+    """Number of keys with waiters, for a version or for a value."""
 
 
 class EpochChanged(Exception):
-    """Ends waits that have seen a version of another epoch than `epoch`, the store's. None if a
-    read has shown that for each of them."""
+    """Ends waits whose `seen` is from another epoch than the store's.
+
+    Args:
+        epoch: the store's epoch; None if a read has shown for each of these waits that its `seen`
+            is from another epoch.
+        version: the current version of the key.
+    """
 
     def __init__(self, epoch: str | None, version: int) -> None:
         super().__init__(epoch, version)
@@ -84,27 +89,27 @@ class Relay:
             await relay.wait("orders/7", seen=41, timeout=20)   # in another: 42
 
     A key is a `str` of at most 512 bytes. Its version is 0 until it is written, and rises within an
-    epoch; of keys that are not there, it is the highest one that was ever forgotten. One relay per
-    process and store is enough, for any number of keys and waits. Bound to the event loop that it
-    is entered on; when it was closed it may be entered again, also on another.
+    epoch; a missing key has the highest version ever forgotten. One relay per process and store is
+    enough, for any number of keys and waits. Bound to the event loop that it is entered on; a
+    closed relay may be entered again, on the same loop or another.
 
     Args:
         store: an address, `file:///folder` (the workers of one machine, no server),
             `redis://host:port/db`, `rediss://`, `unix:///socket`, `postgresql://user@host/database`
             or `nats://host:port`; or an object that has the methods of `purgatory.relay.Store`.
-        resync: seconds between two reads of what has changed, each of which finds whatever was
-            lost.
-        timeout: seconds after which the store is taken to be away.
-        prefix: of the names that the store uses; relays of one prefix share versions. Letters,
-            digits and underscores.
-        forget_after: seconds after which a key that nobody has written is forgotten, as by
-            `forget`, at the earliest, and an eighth of them later at most; None for never. It holds
-            for all keys of the store, and the smallest one of its relays counts. Not for keys of
-            `advance` whose numbers come from elsewhere: the floor may be above these.
-        max_value: the largest value that `deliver` takes, in bytes.
-        observer: is notified of each wait that has ended, as of an operation of the kind "wait" in
-            the purgatory "relay"; or a sequence of observers. A wait that begins anew, in another
-            epoch, is reported as one that failed.
+        resync: seconds between two reads of the changes. Each read finds all versions whose
+            messages were lost.
+        timeout: seconds without an answer after which the store counts as unavailable.
+        prefix: prefix of all names in the store; relays with the same prefix share versions. At
+            most 32 letters, digits and underscores.
+        forget_after: seconds without a write after which a key is forgotten, as by `forget`; never
+            earlier, and at most an eighth of this time later. None for never. It applies to all
+            keys of the store; of several relays, the smallest value counts. Do not use it for keys
+            of `advance` whose numbers come from elsewhere: the floor may be above these numbers.
+        max_value: size limit of a value given to `deliver`, in bytes.
+        observer: an observer or a sequence of observers, notified of each ended wait as an
+            operation of kind "wait" in the purgatory "relay". A wait that restarts in another epoch
+            is reported as failed.
 
     Raises:
         ValueError, TypeError: an argument is out of bounds or of a wrong type.
@@ -128,27 +133,27 @@ class Relay:
         for name, duration in durations.items():
             if not (isfinite(duration) and duration > 0.0):
                 raise ValueError(
-                    f"{name} must be a positive, finite number of seconds, not {duration!r}"
+                    f"{name} must be a positive, finite number of seconds, got {duration!r}"
                 )
         if not (prefix.isascii() and prefix.replace("_", "a").isalnum() and len(prefix) <= 32):
             raise ValueError(
-                f"prefix must consist of at most 32 letters, digits and underscores, not {prefix!r}"
+                f"prefix must consist of at most 32 letters, digits and underscores, got {prefix!r}"
             )
         self._resync, self._timeout, self._forget_after = resync, timeout, forget_after
         self._max_value = max_value
         self._is_open = self._is_closed = self._is_closing = False
         self._attached: list[Purgatory[Any]] = []
         self._membership = Membership()
-        self._make = (
+        self._factories = (
             partial(open_store, store, prefix),
             partial(ThresholdPurgatory[str, int], "relay", observer=observer),
             partial(Purgatory[Any], "relay", observer=observer),
         )
-        self._renew()
+        self._reset()
 
-    def _renew(self) -> None:
-        """Makes everything that belongs to one time in which the relay is open."""
-        make_store, make_thresholds, make_replies = self._make
+    def _reset(self) -> None:
+        """Creates the objects that serve from one opening of the relay to its closing."""
+        make_store, make_thresholds, make_replies = self._factories
         self._loop: AbstractEventLoop | None = None
         self._sync: StoreSync | None = None
         self._client = StoreClient(make_store(), self._timeout, self._write, self._max_value)
@@ -162,20 +167,19 @@ class Relay:
         self._follower.reports_all_keys = bool(self._attached)
 
     async def __aenter__(self) -> "Relay":
-        """Opens the store, and returns when it is subscribed. While the store is away it tries
-        again, for `timeout`: a process that is started again meanwhile need not fail. A relay that
-        was closed is opened anew, on any loop, with its attached purgatories; its statistics begin
-        at 0.
+        """Opens the store, and returns once it is subscribed. Retries for `timeout` while the store
+        is unavailable, so a process restarted during an outage need not fail. A closed relay can be
+        reopened, on any loop; it keeps its attached purgatories, and its statistics restart at 0.
 
         Raises:
-            RelayUnavailable: it could not be reached within `timeout`.
-            ValueError: what is there is not a relay's.
-            RuntimeError: it is open, or being closed.
+            RelayUnavailable: the store could not be reached within `timeout`.
+            ValueError: the store's address holds data that is not a relay's.
+            RuntimeError: the relay is open, or being closed.
         """
         if self._is_closing:
             raise RuntimeError(f"the relay at {self._store.address} is being closed")
         if self._is_closed:
-            self._renew()
+            self._reset()
             self._is_closed = False
         if self._loop is not None:
             raise RuntimeError(f"the relay at {self._store.address} is open already")
@@ -218,13 +222,12 @@ class Relay:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Ends all waits, reads and writes with `OperationCancelled`, and all connections. What is
-        being written may be lost. If its own task is cancelled, it does so before it raises.
-        Idempotent.
+        """Ends all waits, reads and writes with `OperationCancelled`, and closes all connections.
+        Writes in flight may be lost. If its task is cancelled, it still closes everything before it
+        raises. Idempotent.
 
         Raises:
-            WrongLoop: called from another loop than the one that the relay was entered on; nothing
-                has changed.
+            WrongLoop: called on another loop than the relay's; the relay is unchanged.
         """
         if self._is_closed:
             return
@@ -234,7 +237,8 @@ class Relay:
             and not self._loop.is_closed()
         ):
             raise WrongLoop(
-                f"cannot close the relay at {self._store.address}: it was entered on another event loop"
+                f"cannot close the relay at {self._store.address}: "
+                "it was entered on another event loop"
             )
         self._is_closed, self._is_open, self._is_closing = True, False, True
         self._client.stop()
@@ -257,48 +261,46 @@ class Relay:
         self, key: str, seen: int, timeout: float | None = None, *, epoch: str | None = None
     ) -> int:
         """Waits until the version of `key` is above `seen`, and keeps waiting while the store is
-        away.
+        unavailable.
 
-        If the store begins another epoch meanwhile, or if `seen` is above the store's version, and
-        therefore from another epoch, it returns the current version. In any case the caller must
-        read its data again.
+        Returns the current version if the store begins another epoch meanwhile, or if `seen` is
+        above the store's version and therefore from another epoch. In any case the caller must read
+        its data again.
 
         Args:
-            key: need not have been written.
+            key: a key, written or not.
             seen: the version that the caller has seen, 0 for none.
-            timeout: in seconds; `None` and `inf` for no limit. With zero and less the store is
-                asked once, for at most the `timeout` of the relay.
-            epoch: the epoch of `seen`; if the store has another one, the current version is
-                returned at once. For numbers that come from elsewhere, as in a request. By default
-                the epoch that this process knows.
+            timeout: in seconds; `None` and `inf` for no limit. At zero or below, the store is read
+                once, within the relay's own `timeout`.
+            epoch: the epoch of `seen`, for versions from outside this process, such as from a
+                request. If the store has another epoch, the current version is returned at once.
+                Default: the epoch that this process knows.
 
         Returns:
-            The first version above `seen` that this process receives; at once, if there is one
-            already.
+            The first version above `seen` that this process receives; at once if it exists already.
 
-        Cost: a read if the key has no waiter here yet, if `seen` is above its known version, if
-        this process knows another epoch than `epoch`, or if `timeout` is zero; many at once are one
-        read.
+        Cost: a read if the key has no waiter in this process yet, if `seen` is above its known
+        version, if this process knows another epoch than `epoch`, or if `timeout` is zero. Many
+        such calls at once share one read.
 
         Raises:
-            OperationTimeout: a `TimeoutError`; nothing came in time.
+            OperationTimeout: a `TimeoutError`; no such version was received in time.
             OperationCancelled: `aclose` ended the wait.
             PurgatoryClosed: `aclose` was called before.
             RelayUnavailable: the relay is not open yet.
             ValueError, TypeError: an argument is out of bounds or of a wrong type.
-            WrongLoop: called from another loop than the one that the relay was entered on.
+            WrongLoop: called on another loop than the relay's.
         """
         sync = self._require_open("wait for", key)
         seen = check_version(seen, "seen", 53)
         follower = self._follower
         if not isinstance(epoch, str | None):
-            raise TypeError(f"epoch is a str, not {epoch!r}")
+            raise TypeError(f"epoch must be a str, got {epoch!r}")
         if timeout is not None and seconds("timeout", timeout) <= 0.0:
             return await self._look(sync, key, seen, epoch)
         when = None if timeout is None else self._time() + timeout
-        if (
-            epoch is not None and epoch != follower.epoch
-        ):  # perhaps this process does not know of it yet
+        # This process may not know the newer epoch yet, so the store is read.
+        if epoch is not None and epoch != follower.epoch:
             with suppress(TimeoutError):
                 async with timeout_at(when):
                     version = await sync.read(key)
@@ -308,7 +310,7 @@ class Relay:
         while True:
             epoch = follower.epoch
             follower.add_waiter(key, seen)
-            sync.poke()
+            sync.wake()
             try:
                 return await self._thresholds.wait(key, seen + 1, timeout)
             except EpochChanged as change:
@@ -316,14 +318,13 @@ class Relay:
                     return change.version
             finally:
                 if follower.remove_waiter(key):
-                    with suppress(
-                        WrongLoop
-                    ):  # the loop is gone, and a suspended coroutine is being closed
+                    # WrongLoop: the loop is gone, and a suspended coroutine is being closed.
+                    with suppress(WrongLoop):
                         self._thresholds.forget(key)
             timeout = None if when is None else when - self._time()
 
     async def _look(self, sync: StoreSync, key: str, seen: int, epoch: str | None) -> int:
-        """`wait` with a timeout of zero."""
+        """Implements `wait` with a timeout of zero or less."""
         try:
             async with timeout(self._timeout):
                 version = await sync.read(key)
@@ -332,7 +333,7 @@ class Relay:
             raise OperationTimeout(f"cannot wait for {key!r} beyond {seen}: {error}") from error
         if version < seen or epoch not in (None, self._follower.epoch):
             return version
-        is_followed = key in self._follower.followed  # if so, the read has advanced it
+        is_followed = key in self._follower.followed  # then the read has advanced it
         try:
             if not is_followed:
                 self._thresholds.advance(key, version)
@@ -355,11 +356,11 @@ class Relay:
     # -- reading and writing
 
     async def version(self, key: str) -> int:
-        """The version of `key` in the store, read after this call; 0 if it was never written, or
-        the floor that forgetting has left.
+        """Reads the version of `key` from the store. A missing key has 0, or the floor if keys were
+        forgotten.
 
         Raises:
-            RelayUnavailable: the store is away, or the relay not open.
+            RelayUnavailable: the store is unavailable, or the relay is not open.
             OperationCancelled, PurgatoryClosed, ValueError, TypeError, WrongLoop: as with `wait`.
         """
         sync = self._require_open("read", key)
@@ -370,36 +371,36 @@ class Relay:
             raise self._client.unavailable("read", key, sync.last_error) from sync.last_error
 
     async def bump(self, key: str, *, connection: Any = None) -> int:
-        """Raises the version of `key` by one, for all processes. Several calls in one iteration of
-        the loop are one write.
+        """Raises the version of `key` by one, for all processes. All calls in one loop iteration
+        are one write.
 
-        A write that was surely not made is retried until `timeout`; one that was perhaps made is
-        not. If the call is cancelled, a write in flight may still be made.
+        A write that was certainly not made is retried until `timeout`; a write that may have been
+        made is not. If the call is cancelled, a write in flight may still be made.
 
         Args:
-            key: need not have been written.
-            connection: for PostgreSQL: the caller's asyncpg connection. The version is then raised
-                in its transaction, and published if and only if that is committed; until then other
-                writes to the key wait for it.
+            key: a key, written or not.
+            connection: only for PostgreSQL: the caller's asyncpg connection. The version is raised
+                in its transaction, and published if and only if that transaction commits; until
+                then other writes to the key wait.
 
         Returns:
-            The version that the store allotted to this call, and to no other.
+            The version allotted by the store, different for each call.
 
         Raises:
-            RelayUnavailable: the store is away, others hold the key locked, or the relay is not
-                open. If the message says so, the version was perhaps raised.
-            TypeError: the store takes no `connection`, or none of this type.
+            RelayUnavailable: the store is unavailable, another transaction holds the key locked, or
+                the relay is not open. If the message says so, the version may have been raised.
+            TypeError: the store does not support `connection`, or not of this type.
             OperationCancelled, PurgatoryClosed, ValueError, WrongLoop: as with `wait`.
         """
         self._require_open("bump", key)
         return await self._client.change("bump", Change(key, 0, 1), connection)
 
     async def advance(self, key: str, version: int, *, connection: Any = None) -> int:
-        """Raises the version of `key` to at least `version`, for all processes. For numbers that
-        come from elsewhere.
+        """Raises the version of `key` to at least `version`, for all processes. For numbers from
+        outside the relay, such as offsets or database ids.
 
         Returns:
-            The version of `key` after that.
+            The version of `key` after the write.
 
         Raises:
             RelayUnavailable, OperationCancelled, PurgatoryClosed, ValueError, TypeError, WrongLoop:
@@ -416,8 +417,8 @@ class Relay:
         next write completes them.
 
         Raises:
-            RelayUnavailable: the store is away, the relay is not open, or, on PostgreSQL, some
-                transaction that has written is open all the time. It was perhaps forgotten.
+            RelayUnavailable: the store is unavailable, the relay is not open, or, on PostgreSQL, a
+                transaction that has written stays open. The key may have been forgotten.
             OperationCancelled, PurgatoryClosed, ValueError, TypeError, WrongLoop: as with `wait`.
         """
         self._require_open("forget", key)
@@ -426,30 +427,29 @@ class Relay:
     # -- replies
 
     async def deliver(self, key: str, value: bytes, *, ttl: float, connection: Any = None) -> bool:
-        """Delivers `value` to everyone who receives under `key`, in any process, until `ttl` is
-        over. The first call settles the key; all others change nothing.
+        """Delivers `value` to every `receive` of `key`, in any process, until `ttl` is over. The
+        first call settles the key; all others change nothing.
 
-        A delivery without an answer is retried until `timeout`; the store recognises it by a
-        token. Several calls in one iteration of the loop are one write.
+        A delivery without an answer is retried until `timeout`; the store recognizes it by a token.
+        All calls in one loop iteration are one write.
 
         Args:
-            key: apart from the keys of versions.
+            key: a key; keys of values and keys of versions are separate.
             value: at most `max_value` bytes.
-            ttl: seconds for which the store keeps the value, more than 0. Then the key is free, and
-                may be settled anew.
-            connection: for PostgreSQL: the caller's asyncpg connection. The value is then delivered
-                in its transaction, if and only if that is committed; until then other deliveries to
-                the key wait for it.
+            ttl: seconds for which the store keeps the value, more than 0. Afterwards the key can be
+                settled again.
+            connection: only for PostgreSQL: the caller's asyncpg connection. The value is delivered
+                if and only if its transaction commits; until then other deliveries to the key wait.
 
         Returns:
-            Whether this call has settled the key: True for one caller, False for all others.
+            Whether this call settled the key: True for one caller, False for all others.
 
         Raises:
-            RelayUnavailable: the store is away, another transaction holds the key locked, or the
-                relay is not open. If the message says so, the value was perhaps delivered.
-            TypeError: `value` is no `bytes`; or the store takes no deliveries, no `connection`, or
-                none of this type.
-            ValueError: `value` is larger than `max_value` or than the server takes, or `ttl` is not
+            RelayUnavailable: the store is unavailable, another transaction holds the key locked, or
+                the relay is not open. If the message says so, the value may have been delivered.
+            TypeError: `value` is not `bytes`; or the store does not support deliveries, or
+                `connection`, or not of this type.
+            ValueError: `value` is larger than `max_value` or the server's limit, or `ttl` is not
                 positive.
             OperationCancelled, PurgatoryClosed, WrongLoop: as with `wait`.
         """
@@ -457,21 +457,21 @@ class Relay:
         return await self._client.deliver(key, value, ttl, connection)
 
     async def receive(self, key: str, timeout: float | None = None) -> bytes:
-        """Returns the value delivered to `key`, at once if it is there. Keeps waiting while the
-        store is away. Every call before the end of its `ttl` returns it.
+        """Returns the value delivered to `key`, at once if the store has it. Keeps waiting while
+        the store is unavailable. Every call before the end of the `ttl` returns the value.
 
         Args:
-            key: apart from the keys of versions.
-            timeout: in seconds; `None` and `inf` for no limit. With zero and less the store is
-                asked once, for at most the `timeout` of the relay.
+            key: a key; keys of values and keys of versions are separate.
+            timeout: in seconds; `None` and `inf` for no limit. At zero or below, the store is read
+                once, within the relay's own `timeout`.
 
-        Cost: a read; many at once are one read.
+        Cost: a read; many calls at once share one read.
 
         Raises:
-            OperationTimeout: a `TimeoutError`; nothing was delivered in time.
+            OperationTimeout: a `TimeoutError`; no value was delivered in time.
             OperationCancelled: `aclose` ended the wait.
             RelayUnavailable: the store refuses the read, or the relay is not open yet.
-            TypeError: the store takes no deliveries.
+            TypeError: the store does not support deliveries.
             PurgatoryClosed, ValueError, TypeError, WrongLoop: as with `wait`.
         """
         sync = self._require_open("receive", key)
@@ -480,7 +480,7 @@ class Relay:
             return await self._look_for_value(key)
         self._receiver.add_waiter(key)
         try:
-            sync.poke()
+            sync.wake()
             value = await self._replies.receive(key, timeout)
         finally:
             self._receiver.remove_waiter(key)
@@ -491,7 +491,7 @@ class Relay:
         return cast(bytes, value)
 
     async def _look_for_value(self, key: str) -> bytes:
-        """`receive` with a timeout of zero."""
+        """Implements `receive` with a timeout of zero or less."""
         try:
             values = await self._receiver.read([key])
         except RelayUnavailable as error:
@@ -510,15 +510,14 @@ class Relay:
             raise
         sync.on_write(None)
         self._follower.on_written(message, latest)
-        sync.poke()
+        sync.wake()
         return message
 
-    # -- around it
+    # -- state, attached purgatories, other processes
 
     @property
     def epoch(self) -> str:
-        """The epoch of the store, as far as this process knows. Versions rise within one epoch
-        only.
+        """The store's epoch, as known in this process. Versions rise only within one epoch.
 
         Raises:
             RelayUnavailable: the relay was never open.
@@ -531,35 +530,32 @@ class Relay:
 
     def attach(self, purgatory: Purgatory[Any]) -> None:
         """Calls `purgatory.check_and_complete(key)` for each change from now on, for operations
-        with conditions of their own. Each write counts at least once; after a change of epoch so
-        does each key that the store has then.
+        with conditions of their own. Each write causes at least one call; a new epoch causes one
+        for each key in the store.
 
         Raises:
-            TypeError: the purgatory watches a key now that is no `str`, and so would never be
-                checked.
+            TypeError: the purgatory currently watches a key that is not a `str`; no change would
+                check it.
         """
-        for key in purgatory.keys():  # noqa: SIM118  # it is no dictionary
+        for key in purgatory.keys():  # noqa: SIM118  # not a dictionary
             if not isinstance(key, str):
                 raise TypeError(
-                    f"cannot attach the purgatory {purgatory.name!r} to the relay at {self._store.address}: "
-                    f"it watches {key!r}, and a key of a relay is a str"
+                    f"cannot attach the purgatory {purgatory.name!r} to the relay at "
+                    f"{self._store.address}: its keys must be str, got {key!r}"
                 )
         if purgatory not in self._attached:
             self._attached.append(purgatory)
         self._follower.report_all_keys()
         if self._sync is not None:
-            self._sync.poke()
+            self._sync.wake()
 
     def _on_change(self, key: str) -> None:
         for purgatory in self._attached:
             try:
                 purgatory.check_and_complete(key)
             except Exception as error:
-                loop, message = (
-                    get_running_loop(),
-                    f"a purgatory that is attached to a relay cannot check {key!r}",
-                )
-                loop.call_exception_handler(
+                message = f"a purgatory attached to a relay cannot check {key!r}"
+                get_running_loop().call_exception_handler(
                     {"message": message, "exception": error, "purgatory": purgatory}
                 )
 
@@ -567,9 +563,9 @@ class Relay:
         """Lists this process among the `workers` of the others; `purgatory.asgi.console` does so.
 
         Args:
-            about: called when any process wants the list: every 3 s, or somewhat more often when
-                several begin at once. What it returns has to be JSON of at most 4,000 bytes, and
-                whoever may use the store can read it. It replaces what was given before.
+            about: returns this process's details: JSON of at most 4,000 bytes, which all users of
+                the store can read. Called when any process requests the list: every 3 s, or
+                slightly more often if several start at once. Replaces an earlier `about`.
         """
         self._membership.about = about
 
@@ -577,13 +573,12 @@ class Relay:
         """The other processes that have announced themselves in the last 10 s, in the order of
         their first announcements.
 
-        Asks all to announce themselves, unless that was done in the last 3 s; those that do are in
-        the next list, so call it again. On PostgreSQL the table keeps their last announcements
-        until the next ones. On another loop than its own, and while the relay is not open, the list
-        is empty.
+        Unless this was done in the last 3 s, it also asks all processes to announce themselves;
+        their answers are in the next list, so call it again. On PostgreSQL the table keeps the last
+        announcement of each process. The list is empty on another loop than the relay's, and while
+        the relay is not open.
 
-        Cost: a message to everyone, and one from each that is listed, which all processes of the
-            relay receive.
+        Cost: a message to all processes, and one from each listed process to all.
 
         Raises:
             RuntimeError: no loop is running.
@@ -598,12 +593,12 @@ class Relay:
 
     @property
     def thresholds(self) -> ThresholdPurgatory[str, int]:
-        """The waits of this process, for `purgatory.inspect`; a new object each time the relay is
-        opened. Advancing it does not reach other processes: write with `bump`."""
+        """The waits of this process, for `purgatory.inspect`; a new object after each opening of
+        the relay. Advancing it does not reach other processes: write with `bump`."""
         return self._thresholds
 
     def statistics(self) -> RelayStatistics:
-        """A snapshot. Cost: O(1)."""
+        """A snapshot of the counters. Cost: O(1)."""
         follower, sync = self._follower, self._sync
         return RelayStatistics(
             is_connected=self._sync is not None and self._sync.is_current.is_set(),
@@ -640,11 +635,13 @@ class Relay:
                     f"cannot {action} {key!r}: the relay at {self._store.address} is closed"
                 )
             raise RelayUnavailable(
-                f"cannot {action} {key!r}: the relay at {self._store.address} is not open yet, see `async with`"
+                f"cannot {action} {key!r}: the relay at {self._store.address} is not open yet, "
+                "see `async with`"
             )
         if get_running_loop() is not self._loop:
             raise WrongLoop(
-                f"cannot {action} {key!r}: the relay at {self._store.address} was entered on another event loop"
+                f"cannot {action} {key!r}: the relay at {self._store.address} was entered on "
+                "another event loop"
             )
         check_key(key)
         return self._sync

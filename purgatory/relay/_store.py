@@ -1,4 +1,4 @@
-"""What a relay needs of a store, and the stores by their addresses."""
+"""The interface of a store, and the stores by the schemes of their addresses."""
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
@@ -17,56 +17,57 @@ STORES: Final = {
     "postgres": ("_postgresql", "PostgresStore"),
     "nats": ("_nats", "NatsStore"),
 }
-"""The scheme of an address -> the module, which may need an extra, and the class in it."""
+"""Scheme of an address -> module, which may need an extra, and class."""
 
 
 MAX_SETTLED_BYTES: Final = 4 << 20
-"""A read of delivered values ends with the one that exceeds this."""
+"""A read of delivered values ends with the value that exceeds this size in total, in bytes."""
 
 
 class NotWritten(RelayUnavailable):
-    """A write that was certainly not made, so it is safe to retry."""
+    """The write was certainly not made, so it is safe to retry."""
 
 
 class Refused(NotWritten):
-    """The store refuses the call, for lack of rights for instance, and would refuse it again."""
+    """The store refuses the call, such as for missing rights, and would refuse it again."""
 
 
 class Store(Protocol):
     """Versions of keys that processes share, an epoch, and a channel for messages. One object
     serves one relay.
 
-    Reads and writes may be called while others are under way, and any of them may be cancelled. A
-    method that cannot reach the store raises `RelayUnavailable`, and is called again later; it need
-    not wait, try again or keep a time limit by itself. If it finds something that is not its own,
-    it raises `ValueError` and leaves that alone. It does not hold the loop for long.
+    Reads and writes may be called concurrently, and any call may be cancelled. A method that cannot
+    reach the store raises `RelayUnavailable`, and is called again later; it need not wait, retry or
+    keep a time limit. A method that finds foreign data raises `ValueError` and leaves the data
+    unchanged. No method blocks the loop for long.
 
     `purgatory.testing.store_checks` tests whether a store keeps these promises:
 
-    - Versions never fall within an epoch. When a store has lost data, it begins another epoch.
-    - A write is published if and only if it was made, to everyone whose subscription was confirmed before, unless the channel
-      loses the message.
-    - `read(keys, since)` returns every change to any key that was made after a result or message with that position.
+    - Versions never fall within an epoch. After a loss of data the store begins another epoch.
+    - A write is published if and only if it was made, to every listener whose subscription was
+      confirmed before, unless the channel loses the message.
+    - `read(keys, since)` returns every change to any key that was made after a result or message
+      with that position.
     """
 
     address: str
-    """For errors and logs; without any password."""
+    """Address for errors and logs, without a password."""
 
     # is_channel_trusted: bool = True
-    # If it is false, others may send to the channel. So a change message counts as a hint to read
-    # its keys, and an announcement as a hint to read `announcements`: see `StoreWithAnnouncements`.
-    # Without its methods such a store lists no workers.
+    # If false, strangers can send to the channel. Then a change message only counts as a hint to
+    # read its keys, and an announcement as a hint to read `announcements`: see
+    # `StoreWithAnnouncements`. Without these methods such a store lists no workers.
 
-    # Methods that it may have: see `StoreWithInterest` (without it `listen` receives all changes,
-    # always) and `StoreWithDeliveries` (without it a relay can neither deliver nor receive).
+    # Optional methods: see `StoreWithInterest` (without it `listen` always receives all changes)
+    # and `StoreWithDeliveries` (without it a relay can neither deliver nor receive).
 
     async def open(self) -> None:
-        """Creates what it needs, unless it exists. Called before all else, and again if it
-        failed."""
+        """Creates its tables, streams or keys unless they exist. Called before all other methods,
+        and again if it failed."""
         ...
 
     async def close(self) -> None:
-        """Closes all connections. Nothing is called after that, unless it is opened again."""
+        """Closes all connections. Only `open` may be called afterwards."""
         ...
 
     async def listen(
@@ -76,167 +77,168 @@ class Store(Protocol):
         raises.
 
         Args:
-            on_subscribed: to be called as soon as the subscription is confirmed, and again whenever
-                it was made anew.
-            on_message: to be called with each message, in the order in which they were sent.
+            on_subscribed: called as soon as the subscription is confirmed, and again after each
+                renewal.
+            on_message: called with each message, in the order of sending.
         """
         ...
 
     async def read(self, keys: Sequence[str], since: int | None) -> ReadResult:
-        """The versions of `keys`; with `since`, also of all that have changed after that position.
-        A key that is not there has the floor: the highest version of all that were forgotten, 0 at
+        """The versions of `keys`; with `since`, also the versions of all keys changed after that
+        position. A missing key has the floor: the highest version of all forgotten keys, 0 at
         first.
 
-        The result is a consistent snapshot, taken after the call. If more has changed than is good
-        for one result, it may end at an earlier position, with `has_more`.
+        The result is a consistent snapshot, taken after the call. With too many changes for one
+        result, it may end at an earlier position and set `has_more`.
         """
         ...
 
     async def write(self, changes: Sequence[Change], connection: Any = None) -> ChangeMessage:
-        """Makes these changes, one for each key, in one step, and publishes them; returns them as a
-        message. A key that is not there begins at the floor.
+        """Makes these changes, at most one for each key, atomically, publishes them, and returns
+        them as a message. A missing key starts at the floor.
 
-        It may leave out keys that others hold locked: a change to a key that is not in the message
-            was not made.
+        A write may leave out keys that other transactions hold locked: a change of a key that is
+        missing from the message was not made.
 
         Args:
-            changes: at most 100. With none of them it finds out whether the store takes writes.
-            connection: a connection of the caller's, to write in its transaction, if the store has
-                such.
+            changes: at most 100 changes. Without any, checks whether the store accepts writes.
+            connection: the caller's connection, to write in its transaction, if the store supports
+                that.
 
         Raises:
             TypeError: the store cannot write on such a connection.
-            NotWritten: a `RelayUnavailable`; nothing was written. After any other the write was
-                perhaps made, and a bump is not tried again.
+            NotWritten: a `RelayUnavailable`; nothing was written. After any other
+                `RelayUnavailable` the write may have been made, and a bump is not retried.
         """
         ...
 
     async def forget(self, keys: Sequence[str]) -> None:
-        """Forgets the versions of these keys, at most 100. The floor rises to the highest of them
-        in the same step."""
+        """Forgets the versions of these keys, at most 100. In the same step, the floor rises to the
+        highest forgotten version."""
         ...
 
     async def forget_unwritten(self, seconds: float) -> bool:
-        """Forgets some of the keys that nobody has written for so long; whether there are more.
-        Called several times in that time, by any process; see `_forgetting` for how a store
-        knows."""
+        """Forgets some of the keys that were not written for `seconds`. Returns whether there are
+        more. Any process calls this several times within `seconds`; see `_forgetting` for how a
+        store finds these keys."""
         ...
 
     async def renew(self, epoch: str) -> None:
-        """Ends `epoch`, if it is still the one of the store, and publishes the next one in a
-        message without keys."""
+        """Ends `epoch`, if it is still the store's epoch, and publishes the next epoch in a message
+        without keys."""
         ...
 
     async def send(self, payload: bytes) -> None:
-        """Sends a message of at most 4,000 bytes through the channel, to everyone who listens,
-        including this relay's own `listen`: a probe or an announcement."""
+        """Sends a probe or an announcement, at most 4,000 bytes, through the channel to all
+        listeners, including this relay's own `listen`."""
         ...
 
 
 class StoreWithInterest(Store, Protocol):
-    """A store that does not send changes to processes in which nobody waits."""
+    """A store that sends no changes to processes without waits."""
 
     async def set_interest(self, is_wanted: bool) -> None:
-        """Whether `listen` is to receive what `write` publishes, in the subscription that there is
-        and in later ones. After `open` it is. What `renew` and `send` publish it receives in any
-        case.
+        """Sets whether `listen` receives the messages of `write`, in the current subscription and
+        in later ones. After `open` it does. It always receives the messages of `renew` and `send`.
 
-        When this has returned, that is confirmed: `listen` receives each change that is made from
-        then on. It may receive some that are made after it was set to false, and what `send`
-        publishes twice. Without a subscription it returns at once.
+        Returns after the confirmation: with `is_wanted`, `listen` receives each change made from
+        then on. Without it, `listen` may still receive some changes, and it may receive messages of
+        `send` twice. Without a subscription this returns at once.
         """
         ...
 
 
 class StoreWithDeliveries(Store, Protocol):
-    """A store that also keeps delivered values, each for a limited time, under keys of their own.
+    """A store that also keeps delivered values, each for a limited time. Their keys are separate
+    from the keys of versions.
 
-    As long as a key is settled, it has one value, and `settled` returns that to everyone. When the
-    time to live is over, by the clock of the store, the key is free; nothing of it stays in the
-    store for good.
+    A settled key has one value, which `settled` returns to all callers. When the time to live is
+    over by the store's clock, the key can be settled again, and the store eventually removes all its
+    data.
     """
 
-    # max_value: int = 1_000_000 The largest value that it takes, in bytes, known after `open`; only
-    # where there is such a limit.
+    # max_value: int = 1_000_000
+    # Optional size limit of a value, in bytes, known after `open`.
 
     async def settle(
         self, deliveries: Sequence[Delivery], connection: Any = None
     ) -> Mapping[str, bool]:
-        """Settles these keys with these values, unless they are settled, in one step for each key.
-        Publishes the keys that it has settled, as by `encode_settled`, to the listeners that
-        receive changes, unless the channel loses the message.
+        """Settles keys that are not settled yet, each in one atomic step. Publishes the newly
+        settled keys with `encode_settled`, to the listeners that receive changes, unless the
+        channel loses the message.
 
         Args:
-            deliveries: of at most 100 different keys. If a key is settled by the token of its
-                delivery, that was made before and counts as made now.
+            deliveries: at most 100, with different keys. A key already settled with the token of
+                its delivery counts as settled by this call: an earlier attempt succeeded.
             connection: as in `write`.
 
         Returns:
-            For each key whether it has the value of this delivery. Keys that others hold locked are
-            left out: they were not settled.
+            For each key, whether it has the value of this delivery. Keys that other transactions
+            hold locked are left out, and were not settled.
 
         Raises:
-            TypeError, NotWritten: as `write`. After any other `RelayUnavailable` it was perhaps
-                settled.
+            TypeError, NotWritten: as in `write`. After any other `RelayUnavailable` the keys may
+                have been settled.
         """
         ...
 
     async def settled(self, keys: Sequence[str]) -> Mapping[str, bytes]:
-        """The values of those of at most 100 keys that are settled. If they exceed
-        `MAX_SETTLED_BYTES` together, the rest may be missing, and is requested again."""
+        """The values of the settled keys among `keys`, at most 100. If the values exceed
+        `MAX_SETTLED_BYTES` in total, further ones may be missing; they are requested again."""
         ...
 
 
 class SweptStore(StoreWithDeliveries, Protocol):
-    """A store that does not remove values by itself when their time is over."""
+    """A store that does not remove expired values by itself."""
 
     async def sweep(self, limit: int) -> int:
-        """Removes at most so many values whose time is over; how many. Called now and then by every
-        process, until it returns 0. If there are none, it may do other work that they have left,
-        and return how much."""
+        """Removes at most `limit` expired values. Returns the number of removed values. Every
+        process calls this now and then, until it returns 0. Without expired values it may do other
+        cleanup, and return its amount."""
         ...
 
 
 def refuse_connection(store: Store, connection: Any) -> None:
-    """Raises TypeError for a connection of the caller's, in a store that has no transactions."""
+    """Raises TypeError for a caller's connection, in a store without such transactions."""
     if connection is not None:
         raise TypeError(
-            f"{store.address} writes in no other transaction than its own, so it takes no connection"
+            f"the store at {store.address} takes no connection: "
+            "it cannot write in the caller's transaction"
         )
 
 
 class StoreWithAnnouncements(Store, Protocol):
-    """A store to whose channel anyone may send and listen, so that announcements are in the store
-    itself."""
+    """A store that keeps announcements in the store itself, because strangers can send and listen
+    to its channel."""
 
     async def announce(self, payload: bytes) -> None:
-        """Stores the announcement of this process, at most 4,000 bytes, in the place of its last
-        one, and publishes some announcement that says nothing to everyone who listens."""
+        """Stores the announcement of this process, at most 4,000 bytes, in place of its last one,
+        and publishes an announcement without content to all listeners."""
         ...
 
     async def announcements(self) -> list[bytes]:
-        """The announcements of the last seconds, each one once."""
+        """The announcements of the last seconds, each returned once."""
         ...
 
 
 def open_store(url: str | Store, prefix: str) -> Store:
-    """The store at an address, unless it is one already.
+    """The store at an address; a store itself is returned unchanged.
 
     Raises:
-        TypeError, ValueError: it is no address of a store.
-        ImportError: its client is not installed; the message says how to get it.
+        TypeError, ValueError: `url` is not the address of a store.
+        ImportError: the store's client is not installed; the message names the extra to install.
     """
     if not isinstance(url, str) and hasattr(url, "listen"):
         return url
     if not isinstance(url, str):
         raise TypeError(
-            f"a store is an address or has the methods of purgatory.relay.Store, not {url!r}"
+            f"store must be an address or have the methods of purgatory.relay.Store, got {url!r}"
         )
     module, name = STORES.get(url.partition(":")[0].lower(), ("", ""))
     if module:
         store: Store = getattr(import_module(f"purgatory.relay.{module}"), name)(url, prefix)
         return store
     raise ValueError(
-        f"cannot open a store at {without_password(url)!r}: "
-        "it is none of file://, redis://, rediss://, unix://, postgresql://, nats://"
+        f"cannot open a store at {without_password(url)!r}: the address must begin with "
+        "file://, redis://, rediss://, unix://, postgresql:// or nats://"
     )

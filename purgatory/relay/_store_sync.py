@@ -1,15 +1,15 @@
 """Keeps a follower in sync with its store, over connections that come and go.
 
-Two tasks. One listens to the channel, and subscribes again when a subscription has ended. The other
-does the follower's reads, one at a time; what is requested meanwhile goes into the next one. A
-third task sends an announcement now and then.
+One task listens to the channel, and subscribes again after a subscription has ended. Another task
+does the follower's reads, one at a time; requests made during a read go into the next one. A
+short-lived task sends an announcement now and then.
 
-While nobody here waits, and no purgatory is attached, the store need not send changes to this
-process. A task tells the store when that begins and ends.
+While this process has no waiters and no attached purgatory, the store need not send changes to it.
+Another task notifies the store when this state begins and ends.
 
-A timer covers what no message shows: every `resync` seconds it reads what has changed, and sends a
-probe through the channel. If the probe does not come back in time, the connection is dead, though
-it reports no error, and is made anew.
+A timer finds losses that no message shows: every `resync` seconds it reads the changes, and sends a
+probe through the channel. If the probe does not return in time, the connection is dead, even if it
+reports no error, and is replaced.
 """
 
 import logging
@@ -51,25 +51,25 @@ from purgatory.relay._receiver import Receiver
 from purgatory.relay._store import Refused, Store
 
 REORDER_DELAY: Final = 0.02
-"""How long, in seconds, a message may arrive after later ones before it is taken for lost."""
+"""Seconds for which a message may be late after later messages. Then it counts as lost."""
 
 ANNOUNCEMENT_DELAY: Final = 0.05
-"""Seconds for which announcements gather before they are read from the store."""
+"""Seconds for which announcements gather before one read fetches them all."""
 
 LEAVE_DELAY: Final = 5.0
-"""Seconds without any wait before the changes are left, so that waits that come and go do not join
-and leave all the time."""
+"""Seconds without a wait before the process leaves the changes, so that short waits do not cause
+constant joining and leaving."""
 
 MAX_SWEEP_INTERVAL: Final = 60.0
-"""Seconds between two looks for keys to forget."""
+"""Maximum seconds between two searches for keys to forget."""
 
 SWEEP_PAUSE: Final = 0.005
-"""Seconds between two parts of what is forgotten, which leave writes their turn."""
+"""Seconds between two portions of forgotten keys, so that writes can run in between."""
 
 log = logging.getLogger("purgatory.relay")
 
 foreign_messages: Final = RateLimit()
-"""Anyone who may use a channel could fill the log."""
+"""Limits warnings about foreign messages: any user of the channel could fill the log with them."""
 
 
 @final
@@ -77,13 +77,13 @@ class StoreSync:
     """Keeps a follower up to date.
 
     Args:
-        store: an open one.
-        follower: a new one.
-        receiver: a new one.
-        membership: of this process.
-        resync: seconds between two reads of what has changed, and so between two probes.
-        timeout: seconds after which an answer is taken for lost.
-        forget_after: seconds after which keys that nobody has written are forgotten, or None.
+        store: an open store.
+        follower: a new follower.
+        receiver: a new receiver.
+        membership: the other processes, as known here.
+        resync: seconds between two reads of the changes, and between two probes.
+        timeout: seconds after which an answer counts as lost.
+        forget_after: seconds without a write after which keys are forgotten, or None for never.
     """
 
     def __init__(
@@ -107,37 +107,37 @@ class StoreSync:
         self._loop: AbstractEventLoop = get_running_loop()
         self._has_work = Event()
         self._requested: dict[str, list[Future[int]]] = {}
-        """Keys that callers of `read` wait for."""
+        """Keys requested by callers of `read` -> the futures of these callers."""
         self._resync_timer: TimerHandle | None = None
         self._gap_timer: TimerHandle | None = None
         self._listen_timeout: Timeout | None = None
-        """Runs until a subscription is confirmed, and while a probe is under way."""
+        """Timeout of the subscription; runs until its confirmation, and while a probe is in flight."""
         self._id = token_hex(8)
-        """Tells its own probes from those of other processes."""
+        """Id that distinguishes its own probes from other processes' probes."""
         self._announcing: Task[None] | None = None
         self._announcements: Callable[[], Awaitable[list[bytes]]] | None = getattr(
             store, "announcements", None
         )
-        """Where announcements are read, if the channel is not trusted."""
+        """Reads announcements from the store, if the channel is not trusted."""
         self._was_announced = Event()
-        """Set when there is perhaps an announcement to be read."""
+        """Set when the store may have a new announcement."""
         self._is_closing = False
         self._is_probe_due = True
-        """Whether to send a probe when what has changed was read: after a resync or a subscription,
-        and not after each hint."""
+        """Whether to send a probe after the next read of the changes: after a resync or a
+        subscription, but not after each hint."""
         self._takes_writes = True
-        """Whether the last write was made."""
+        """Whether the last write succeeded."""
         self._has_interest = Event()
-        """Set when somebody has an interest in changes that the store does not send."""
+        """Set when this process needs changes that the store does not send yet."""
         self.is_current = Event()
-        """Set while `follower.is_current`, and the store takes writes."""
+        """Set while `follower.is_current` holds and the store accepts writes."""
         self.opened: Future[None] = self._loop.create_future()
-        """Done when it is current for the first time, or when the store has refused the
+        """Done when it is current for the first time, or when the store refuses the
         subscription."""
         self.since = self._loop.time()
-        """The loop's time when `is_current` has last changed."""
+        """Loop time at which `is_current` last changed."""
         self.last_error: Exception | None = None
-        """Why the store could not be reached, the last time."""
+        """Last connection error; None once connected again."""
         self._tasks: list[Task[None]] = [
             self._loop.create_task(self._keep_listening(), name="purgatory.relay: listening"),
             self._loop.create_task(self._keep_reading(), name="purgatory.relay: reading"),
@@ -163,7 +163,7 @@ class StoreSync:
         self._schedule_resync()
 
     async def close(self) -> None:
-        """Ends all tasks, and cancels the futures that `read` has returned."""
+        """Ends all tasks, and cancels the futures returned by `read`."""
         self._is_closing = True
         self.opened.cancel()
         self._cancel_reads(self._requested)
@@ -175,8 +175,9 @@ class StoreSync:
             task.cancel()
         await gather(*tasks, self._receiver.close(), return_exceptions=True)
 
-    def poke(self) -> None:
-        """Starts what the follower needs; to be called when that may have changed."""
+    def wake(self) -> None:
+        """Starts the reads and timers that the follower needs. Call it after each event that may
+        have changed these needs."""
         follower = self._follower
         if not follower.is_joined and self._is_interested:
             self._has_interest.set()
@@ -187,11 +188,11 @@ class StoreSync:
 
     @property
     def _is_interested(self) -> bool:
-        """Whether changes or deliveries matter to anybody here."""
+        """Whether this process needs changes or deliveries."""
         return self._follower.has_interest or bool(self._receiver.waiters)
 
     def read(self, key: str) -> Future[int]:
-        """The version of `key` in the store, read after this call."""
+        """Reads the version of `key` from the store. The read starts after this call."""
         future: Future[int] = self._loop.create_future()
         self._requested.setdefault(key, []).append(future)
         self._has_work.set()
@@ -211,7 +212,7 @@ class StoreSync:
                     await self._store.listen(self._on_subscribed, self._on_message)
             except TimeoutError:
                 error = RelayUnavailable(
-                    f"nothing was heard from {self._store.address} within {self._timeout} s"
+                    f"no message from {self._store.address} within {self._timeout} s"
                 )
             except Exception as other:
                 error = other
@@ -232,7 +233,7 @@ class StoreSync:
         self._follower.on_subscribed()
         self._receiver.recheck()
         self._update_connected()
-        self.poke()
+        self.wake()
 
     def _on_message(self, payload: bytes | str) -> None:
         try:
@@ -249,9 +250,8 @@ class StoreSync:
                 self._was_announced.set()
         elif isinstance(message, str):
             id_, _, number = message.partition(":")
-            is_own = (
-                id_ == self._id and number.isdecimal() and len(number) < 20
-            )  # anyone may write to a store
+            # The number is checked, because any user of the store can send a message.
+            is_own = id_ == self._id and number.isdecimal() and len(number) < 20
             if is_own and self._follower.on_probe(int(number)) and self._listen_timeout is not None:
                 self._listen_timeout.reschedule(None)
         elif isinstance(message, Settled):
@@ -263,15 +263,15 @@ class StoreSync:
                 )
             else:
                 self._follower.on_message(message)
-            self.poke()
+            self.wake()
 
     def _on_announcement(self, announcement: Announcement) -> None:
         if self._membership.on_announcement(announcement, self._loop.time()):
             self.announce(calls=False)
 
     async def _keep_reading_announcements(self, read: Callable[[], Awaitable[list[bytes]]]) -> None:
-        """Reads announcements when the channel says so: several at once, and a flood of such
-        messages is no flood of reads."""
+        """Reads announcements after a message about them. One read fetches several, so a flood of
+        messages causes no flood of reads."""
         while True:
             await self._was_announced.wait()
             await sleep(ANNOUNCEMENT_DELAY)
@@ -290,13 +290,13 @@ class StoreSync:
 
     def announce(self, calls: bool) -> None:
         """Sends the announcement of this process, and asks the others for theirs if `calls`. Does
-        nothing while the last one is being sent: the next occasion is not far."""
+        nothing while the last one is being sent: the next call follows soon."""
         if self._announcing is not None and not self._announcing.done():
             return
         try:
             payload = encode_announcement(self._membership.announcement(calls))
         except Exception as error:
-            message = f"{self._store.address}: this process cannot be introduced to the others"
+            message = f"{self._store.address}: cannot announce this process to the others"
             self._loop.call_exception_handler({"message": message, "exception": error})
         else:
             send = getattr(self._store, "announce", self._store.send)
@@ -306,15 +306,15 @@ class StoreSync:
             )
 
     def on_write(self, error: Exception | None) -> None:
-        """A write was made, or failed, as on a full disk or a read-only replica."""
+        """Handles the outcome of a write, which may fail on a full disk or a read-only replica."""
         self._takes_writes = error is None
         if error is not None:
             self._log_error(error)
         self._update_connected()
 
     async def _probe(self) -> None:
-        """Sends a probe through the channel, and ends the subscription if it does not come back in
-        time. If the last write has failed, finds out whether the store takes writes again."""
+        """Sends a probe through the channel, and ends the subscription if it does not return in
+        time. If the last write failed, also checks whether the store accepts writes again."""
         if not self._takes_writes:
             with suppress(RelayUnavailable, TimeoutError):
                 async with timeout(self._timeout / 2.0):
@@ -327,7 +327,7 @@ class StoreSync:
             await self._send(self._store.send, probe, "a probe")
 
     def _expect_probe(self) -> None:
-        """Ends the subscription, unless a probe comes back in time."""
+        """Ends the subscription, unless a probe returns in time."""
         running = self._listen_timeout
         if running is not None and running.when() is None:
             running.reschedule(self._loop.time() + self._timeout)
@@ -335,7 +335,7 @@ class StoreSync:
     async def _send(
         self, send: Callable[[bytes], Awaitable[None]], payload: bytes, what: str
     ) -> None:
-        """Sends a message; if it cannot, that is noticed when nothing comes back."""
+        """Sends a message. Ignores errors: a dead connection shows by the missing probe."""
         try:
             async with timeout(self._timeout / 2.0):
                 await send(payload)
@@ -383,12 +383,10 @@ class StoreSync:
     async def _read(self, request: ReadRequest, requested: dict[str, list[Future[int]]]) -> None:
         follower, store = self._follower, self._store
         epochs = follower.epochs
-        # Half the time leaves some for a second attempt.
+        # Half the timeout leaves time for a second attempt.
         async with answer_within(store, self._timeout / 2.0):
             if follower.epoch_to_end is not None:
-                log.warning(
-                    "%s has gone back behind what it had answered: its epoch ends", store.address
-                )
+                log.warning("%s went back behind an earlier answer: its epoch ends", store.address)
                 await store.renew(follower.epoch_to_end)
                 follower.epoch_to_end = None
             keys = tuple(dict.fromkeys((*request.keys, *requested)))
@@ -409,7 +407,7 @@ class StoreSync:
             )
 
     def _retry_or_fail(self, key: str, futures: list[Future[int]], error: Exception) -> None:
-        """Requests `key` again after `error`, if that may help; else sets it as the exception of
+        """Requests `key` again if `error` may be temporary; otherwise sets it as the exception of
         the futures."""
         if not isinstance(error, RelayUnavailable):
             for future in futures:
@@ -443,8 +441,8 @@ class StoreSync:
     # -- joining and leaving the changes
 
     async def _keep_interest(self) -> None:
-        """Leaves the changes when nobody has waited for a while, and joins them when somebody
-        does."""
+        """Leaves the changes after `LEAVE_DELAY` without a wait, and joins them at the next
+        wait."""
         follower, receiver = self._follower, self._receiver
         while True:
             waits = follower.waits + receiver.waits
@@ -453,7 +451,7 @@ class StoreSync:
                 continue
             follower.leave()
             self._has_interest.clear()
-            await self._try_set_interest(False)  # if it fails, changes come that nobody needs
+            await self._try_set_interest(False)  # a failure only means unneeded messages
             await self._has_interest.wait()
             for failures in count():
                 if await self._try_set_interest(True):
@@ -461,7 +459,7 @@ class StoreSync:
                 await sleep(backoff(failures))
             follower.on_joined()
             receiver.recheck()
-            self.poke()
+            self.wake()
 
     async def _try_set_interest(self, is_wanted: bool) -> bool:
         assert self._set_interest is not None
@@ -481,8 +479,8 @@ class StoreSync:
     # -- forgetting
 
     async def _keep_forgetting(self, seconds: float) -> None:
-        """Forgets what nobody has written for so long. All processes do; those that find nothing do
-        little."""
+        """Forgets keys that were not written for `seconds`. Every process runs this; a search that
+        finds none is cheap."""
         while True:
             await sleep(min(seconds / SAMPLES, MAX_SWEEP_INTERVAL) * uniform(0.5, 1.0))
             has_more = True
@@ -514,7 +512,7 @@ class StoreSync:
                 log.warning("%s: not connected", self._store.address)
 
     def _log_error(self, error: Exception) -> None:
-        """Logs why the store could not be reached, unless it is the same as the last time."""
+        """Logs an error of the connection, unless it equals the last one."""
         if self.last_error is None or str(error) != str(self.last_error):
             log.warning(
                 "%s",

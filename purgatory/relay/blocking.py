@@ -3,11 +3,11 @@
     from purgatory.relay.blocking import Relay
 
     with Relay("redis://localhost:6379/0") as relay:
-        relay.bump("orders/7")      # whoever waits in an asynchronous process is answered
+        relay.bump("orders/7")      # completes waits in asynchronous processes
         relay.deliver("payments/7", b"paid", ttl=600)
 
-It writes and reads, and does not wait. A thread and a loop of its own do the work, so all threads
-may share one relay. Enter it after a fork, as in Celery's `worker_process_init` or gunicorn's
+It writes and reads, and has no waits. An own thread with a loop does the work, so all threads may
+share one relay. Enter it after a fork, as in Celery's `worker_process_init` or gunicorn's
 `post_fork`.
 """
 
@@ -41,10 +41,10 @@ class Relay:
     """Versions of keys in a store, for code without an event loop.
 
     Args:
-        store: as of `purgatory.relay.Relay`.
+        store: as in `purgatory.relay.Relay`.
         timeout: seconds after which a call fails.
-        prefix: as of `purgatory.relay.Relay`.
-        max_value: as of `purgatory.relay.Relay`.
+        prefix: as in `purgatory.relay.Relay`.
+        max_value: as in `purgatory.relay.Relay`.
 
     Raises:
         ValueError, TypeError: an argument is out of bounds or of a wrong type.
@@ -61,7 +61,7 @@ class Relay:
     ) -> None:
         if not (isfinite(timeout) and timeout > 0.0):
             raise ValueError(
-                f"timeout must be a positive, finite number of seconds, not {timeout!r}"
+                f"timeout must be a positive, finite number of seconds, got {timeout!r}"
             )
         self._make_client: Callable[[], StoreClient] = lambda: StoreClient(
             open_store(store, prefix), timeout, max_value=max_value
@@ -70,17 +70,17 @@ class Relay:
         self._sweeping: Task[None] | None = None
         self._portal: BlockingPortal | None = None
         self._process = 0
-        """Id of the process that has entered it; its thread is not copied by a fork."""
+        """Id of the process that entered the relay; a fork does not copy the relay's thread."""
         self._stack = ExitStack()
 
     def __enter__(self) -> "Relay":
-        """Opens the store; while it is away it tries again, for `timeout`. A relay that was closed
-        may be entered again.
+        """Opens the store; retries for `timeout` while the store is unavailable. A closed relay may
+        be entered again.
 
         Raises:
-            RelayUnavailable: it could not be reached within `timeout`.
-            ValueError: what is there is not a relay's.
-            RuntimeError: it is open already.
+            RelayUnavailable: the store could not be reached within `timeout`.
+            ValueError: the store's address holds data that is not a relay's.
+            RuntimeError: the relay is open already.
         """
         if self._portal is not None:
             raise RuntimeError(f"the relay at {self._client.store.address} is open already")
@@ -117,7 +117,7 @@ class Relay:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection; calls that are under way end with `OperationCancelled`.
+        """Closes the connection; calls in flight end with `OperationCancelled`.
         Idempotent."""
         portal, self._portal = self._portal, None
         if portal is not None and self._process == os.getpid():
@@ -132,16 +132,16 @@ class Relay:
         await self._client.close()
 
     def bump(self, key: str) -> int:
-        """Raises the version of `key` by one, for all processes; as `purgatory.relay.Relay.bump`.
+        """Raises the version of `key` by one, for all processes; see `purgatory.relay.Relay.bump`.
 
         Raises:
-            RelayUnavailable, OperationCancelled, ValueError, TypeError: as there.
-            PurgatoryClosed: it is not open.
+            RelayUnavailable, OperationCancelled, ValueError, TypeError: as in that method.
+            PurgatoryClosed: the relay is not open.
         """
         return self._change("bump", key, 0, 1)
 
     def advance(self, key: str, version: int) -> int:
-        """Raises the version of `key` to at least `version`; as `purgatory.relay.Relay.advance`.
+        """Raises the version of `key` to at least `version`; see `purgatory.relay.Relay.advance`.
 
         Raises:
             RelayUnavailable, OperationCancelled, ValueError, TypeError, PurgatoryClosed: as with
@@ -150,7 +150,7 @@ class Relay:
         return self._change("advance", key, check_version(version, "version", 52), 0)
 
     def version(self, key: str) -> int:
-        """The version of `key` in the store; as `purgatory.relay.Relay.version`.
+        """Reads the version of `key` from the store; see `purgatory.relay.Relay.version`.
 
         Raises:
             RelayUnavailable, OperationCancelled, ValueError, TypeError, PurgatoryClosed: as with
@@ -166,7 +166,7 @@ class Relay:
         return version
 
     def forget(self, key: str) -> None:
-        """Removes `key` from the store; as `purgatory.relay.Relay.forget`.
+        """Removes `key` from the store; see `purgatory.relay.Relay.forget`.
 
         Raises:
             RelayUnavailable, OperationCancelled, ValueError, TypeError, PurgatoryClosed: as with
@@ -176,11 +176,12 @@ class Relay:
         self._call("forget", key, partial(self._client.retry, "forget", key, call))
 
     def deliver(self, key: str, value: bytes, *, ttl: float) -> bool:
-        """Delivers `value` to everyone who receives under `key`, in any process; whether this call
-        has settled the key. As `purgatory.relay.Relay.deliver`.
+        """Delivers `value` to every `receive` of `key`, in any process. Returns whether this call
+        settled the key; see `purgatory.relay.Relay.deliver`.
 
         Raises:
-            RelayUnavailable, OperationCancelled, ValueError, TypeError, PurgatoryClosed: as there.
+            RelayUnavailable, OperationCancelled, ValueError, TypeError, PurgatoryClosed: as in that
+                method or in `bump`.
         """
         call = partial(self._client.deliver, check_key(key), value, ttl)
         settled: bool = self._call("deliver to", key, call)

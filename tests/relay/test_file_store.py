@@ -233,7 +233,7 @@ def test_deleted_log_starts_new_epoch_for_all_processes(run: Runner, tmp_path: P
                 assert await there.bump("b") == 2
                 here._sync.announce(calls=False)  # type: ignore[union-attr]
                 here._follower.resync()
-                here._sync.poke()  # type: ignore[union-attr]
+                here._sync.wake()  # type: ignore[union-attr]
                 assert await waiting == 0
                 await until(lambda: here.epoch == there.epoch == new.epoch != epoch)
                 waiting = asyncio.create_task(new.wait("a", 0))
@@ -269,7 +269,7 @@ def test_large_batches_yield_to_the_loop(run: Runner, tmp_path: Path) -> None:
             await knows(here, *keys)
             await here._store.renew(here.epoch)
             here._follower.resync()
-            here._sync.poke()  # type: ignore[union-attr]
+            here._sync.wake()  # type: ignore[union-attr]
             assert await asyncio.gather(*waits) == [1] * len(keys)
             assert transactions.total() > 50
             assert max(transactions.values()) <= 2  # one reads, one writes

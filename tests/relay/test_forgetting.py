@@ -110,7 +110,7 @@ def test_forgotten_key_with_lost_message_resyncs(run: Runner, relay: Callable[..
             await there.forget("a")
             assert not waiting.done()
             here._follower.resync()
-            here._sync.poke()  # type: ignore[union-attr]
+            here._sync.wake()  # type: ignore[union-attr]
             assert await waiting == 1
 
     run(main)

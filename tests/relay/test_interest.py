@@ -72,7 +72,7 @@ def test_process_without_waits_receives_all_but_changes(
             old = here.epoch
             await there._store.renew(old)
             there._follower.resync()
-            there._sync.poke()  # type: ignore[union-attr]
+            there._sync.wake()  # type: ignore[union-attr]
             await until(lambda: here.epoch == there.epoch != old)
             assert await here.wait("key7", 0) == await here.version("key7") == 1
 

@@ -101,7 +101,7 @@ def test_an_announcement_is_decoded_as_it_was_encoded(about: dict[str, Any] | No
 
 
 def test_an_announcement_that_is_too_large_is_refused() -> None:
-    with pytest.raises(ValueError, match="at most 4000 bytes as JSON, not 5"):
+    with pytest.raises(ValueError, match="at most 4000 bytes as JSON, got 5"):
         encode_announcement(Announcement("a1", False, {"text": "x" * 5_000}))
 
 
@@ -230,7 +230,7 @@ def test_failed_announcement_is_reported_and_harmless(
             assert good.workers() == []
             await listing(bad, 1)
             assert {report["message"] for report in reports} == {
-                f"file://{tmp_path}: this process cannot be introduced to the others"
+                f"file://{tmp_path}: cannot announce this process to the others"
             }
 
     run(main)

@@ -586,7 +586,7 @@ def test_version_is_published_only_if_transaction_commits(
                 assert await there.version("orders") == 0
             assert await waiting == 1
             assert await there.wait("stock", 6) == 7
-            with pytest.raises(TypeError, match="on a connection of asyncpg, not on 'x'"):
+            with pytest.raises(TypeError, match=r"must be an asyncpg connection to .*, got 'x'"):
                 await here.bump("orders", connection="x")
             assert await connection.fetchval("SELECT count(*) FROM orders") == 1
         await connection.close()

@@ -116,7 +116,7 @@ def test_locked_row_blocks_no_other_key(
                 assert [type(answer) for answer in answers[1:-1]] == [int] * 99
                 assert isinstance(answers[0], RelayUnavailable)
                 assert str(answers[0]).startswith(
-                    "cannot bump 'locked': others hold it locked at postgresql://"
+                    "cannot bump 'locked': another transaction holds it locked at postgresql://"
                 )
                 assert isinstance(answers[-1], RelayUnavailable)
                 assert here.statistics().is_connected

@@ -156,7 +156,7 @@ def test_purgatory_watching_nonstring_key_is_not_attached(
             await until(lambda: purgatory.watched == 1)
             with pytest.raises(
                 TypeError,
-                match=r"cannot attach the purgatory 'jobs' .*: it watches 7, and a key of a relay is a str",
+                match=r"cannot attach the purgatory 'jobs' .*: its keys must be str, got 7",
             ):
                 here.attach(purgatory)
             assert here._attached == []
@@ -210,7 +210,7 @@ def test_foreign_epoch_returns_current_version_at_once(
             await knows(here, "a")
             assert await there.bump("a") == 8
             assert await waiting == 8
-            with pytest.raises(TypeError, match="epoch is a str, not 7"):
+            with pytest.raises(TypeError, match="epoch must be a str, got 7"):
                 await here.wait("a", 7, epoch=7)  # type: ignore[arg-type]
 
     run(main)
@@ -225,7 +225,7 @@ def test_wait_for_unknown_epoch_continues(run: Runner, relay: Callable[..., Rela
             old = here.epoch
             await there._store.renew(old)
             there._follower.resync()
-            there._sync.poke()  # type: ignore[union-attr]
+            there._sync.wake()  # type: ignore[union-attr]
             await until(lambda: there.epoch != old)
             assert here.epoch == old
             waiting = asyncio.create_task(here.wait("a", 1, epoch=there.epoch))
@@ -446,20 +446,30 @@ def test_bad_input_is_refused_and_changes_nothing(
 @pytest.mark.parametrize(
     ("store", "options", "error", "message"),
     [
-        ("mysql://user:secret@host/db", {}, ValueError, "'mysql://host/db': it is none of file://"),
-        ("nonsense", {}, ValueError, "none of file://"),
-        ("user:secret@host:6379/0", {}, ValueError, "'host:6379/0': it is none of file://"),
+        (
+            "mysql://user:secret@host/db",
+            {},
+            ValueError,
+            "'mysql://host/db': the address must begin with file://",
+        ),
+        ("nonsense", {}, ValueError, "must begin with file://"),
+        (
+            "user:secret@host:6379/0",
+            {},
+            ValueError,
+            "'host:6379/0': the address must begin with file://",
+        ),
         (
             "redis://user:of/secret@host/0",
             {},
             ValueError,
-            "cannot use 'redis://host/0': its port is no number, or",
+            "cannot use 'redis://host/0': the port must be a number, and",
         ),
         (
             "redis://user:12/secret@host/0",
             {},
             ValueError,
-            "a character of its user or password is not written as %2F for /",
+            "user and password must be written with %2F for /",
         ),
         (
             "postgresql://user:of?secret@host/db",
@@ -473,7 +483,7 @@ def test_bad_input_is_refused_and_changes_nothing(
             ValueError,
             "cannot use 'postgresql://host/db'",
         ),
-        ("postgresql://host:secret/db", {}, ValueError, "its port is no number"),
+        ("postgresql://host:secret/db", {}, ValueError, "the port must be a number"),
         ("file://user:secret@/app", {}, ValueError, "file:///folder, with three slashes"),
         ("file://app", {}, ValueError, "file:///folder, with three slashes"),
         ("file:///", {}, ValueError, "file:///folder"),
@@ -481,7 +491,7 @@ def test_bad_input_is_refused_and_changes_nothing(
             7,
             {},
             TypeError,
-            "a store is an address or has the methods of purgatory.relay.Store, not 7",
+            "store must be an address or have the methods of purgatory.relay.Store, got 7",
         ),
         ("file:///tmp", {"resync": 0}, ValueError, "resync must be a positive"),
         ("file:///tmp", {"timeout": float("inf")}, ValueError, "timeout must be a positive"),
@@ -561,7 +571,7 @@ def test_foreign_files_in_a_folder_are_refused(run: Runner, tmp_path: Path) -> N
     theirs.execute("CREATE TABLE accounts (name TEXT)")
 
     async def main() -> None:
-        with pytest.raises(ValueError, match=r"database of something else, and was left alone"):
+        with pytest.raises(ValueError, match=r"not a relay's database, and was left alone"):
             async with Relay(f"file://{tmp_path}"):
                 pass
         assert theirs.execute("SELECT name FROM sqlite_schema").fetchall() == [("accounts",)]
@@ -588,7 +598,7 @@ def test_foreign_keys_in_redis_are_refused(run: Runner, tmp_path: Path) -> None:
                 server.ask("FLUSHALL")
                 server.ask(*command)
                 before = server.ask("DUMP", command[1])
-                with pytest.raises(ValueError, match=r"it is something else, and was left alone"):
+                with pytest.raises(ValueError, match=r"it is not a relay's, and was left alone"):
                     async with Relay(server.url):
                         pass
                 assert server.ask("DUMP", command[1]) == before
@@ -606,7 +616,7 @@ def test_foreign_tables_in_postgresql_are_refused(run: Runner) -> None:
             connection = await asyncpg.connect(server.url)
             await connection.execute("CREATE TABLE purgatory_versions (key text, version text)")
             with pytest.raises(
-                ValueError, match=r'"purgatory_versions" .* is something else, and was left alone'
+                ValueError, match=r'"purgatory_versions" .* is not a relay\'s, and was left alone'
             ):
                 async with Relay(server.url):
                     pass
